@@ -5,11 +5,31 @@ this package, and looks for each of them on every version that is supported.
 """
 
 import dataclasses
+import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
+
+
+def is_of_jax(primitive: Primitive) -> bool:
+    """Whether a primitive is one of JAX's own: a user's may have any name.
+
+    JAX makes them at import, and each is a global of one of its modules; there is no list of all.
+    """
+    return primitive in _primitives_of_jax(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _primitives_of_jax(_modules: int) -> frozenset[Primitive]:
+    """Those of the modules that are loaded; other modules may come."""
+    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "jax"]
+    values = [
+        value for module in modules for value in list(getattr(module, "__dict__", {}).values())
+    ]
+    return frozenset(value for value in values if isinstance(value, Primitive))
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:
@@ -17,9 +37,9 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 
     Under `check_vma=False` the type says nothing, and this is empty. There is no default: "differs
     nowhere" would let a wrong sum through (it did: `aval.vma` was gone, and the result 42 times too
-    large). `manual_axis_type`: seen in 0.10.2 and 0.12.0.1.
+    large). `manual_axis_type`: seen in 0.10.2 and 0.12.0.1; `vma`: in 0.7.2.
     """
-    return aval.manual_axis_type.varying
+    return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
 
 
 def is_unreduced(aval: Any) -> bool:
@@ -29,6 +49,9 @@ def is_unreduced(aval: Any) -> bool:
 
 def to_varying(value: jax.Array, axes: Sequence[Any]) -> jax.Array:
     """The value, typed as if it could differ along `axes`. `pcast` is public since 0.9."""
+    pvary: Any = getattr(jax.lax, "pvary", None)
+    if not hasattr(jax.lax, "pcast"):
+        return pvary(value, tuple(axes))
     return jax.lax.pcast(value, tuple(axes), to="varying")
 
 
@@ -80,3 +103,25 @@ def has_side_effects(eqn: JaxprEqn) -> bool:
     `jax._src.core`; seen in 0.10.2 and 0.12.0.1. Known by name: another one counts as an effect.
     """
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """What an equation computes that has no body, but can be expanded to one; else None.
+
+    From 0.10 on, `call_hi_primitive` holds an object that traces it: `_prim.expand`, of operands in
+    the form `_prim.in_tree`. Outside of the axes around the equation, so that what names one is not
+    expanded. Seen in 0.10.2 and 0.12.0.1.
+    """
+    held: Any = eqn.params.get("_prim")
+    if eqn.primitive.name != "call_hi_primitive" or not hasattr(held, "expand"):
+        return None
+
+    def expand(*values: Any) -> Any:
+        return held.expand(*jax.tree.unflatten(held.in_tree, values))
+
+    avals: list[Any] = [atom.aval for atom in eqn.invars]
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    try:
+        return jax.make_jaxpr(expand)(*types)
+    except Exception:  # noqa: BLE001  it runs the user's functions
+        return None

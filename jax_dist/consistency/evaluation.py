@@ -28,7 +28,9 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import CALLS, EXACT, Values
+from jax_dist.passes.interpreter import Values
+from jax_dist.passes.primitive_facts import record_of
+from jax_dist.primitives import Primitive
 
 Path: TypeAlias = tuple[int, ...]  # the place of an equation, and of those around it
 # An equation and which of its results; ((), n): an input. Below 0: what a scan carries over.
@@ -36,7 +38,6 @@ _Origin: TypeAlias = tuple[Path, int]
 Origins: TypeAlias = frozenset[_Origin]
 
 _LONGEST_SCAN = 64  # rounds; the values of a longer one are not followed
-_DRAWS = (*interpreter.DRAWS, "rng_uniform")  # which has no key
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +72,10 @@ class Node:
     @property
     def name(self) -> str:
         return self.eqn.primitive.name
+
+    @property
+    def record(self) -> Primitive:
+        return record_of(self.eqn)
 
     @property
     def rounds(self) -> int:
@@ -168,33 +173,19 @@ class Graph:
 
 def _is_entered(eqn: JaxprEqn) -> bool:
     """Whether the equations inside are followed, rather than the equation itself."""
-    name = eqn.primitive.name
-    if name == "scan":
+    if eqn.primitive.name == "scan":
         return eqn.params["length"] <= _LONGEST_SCAN
-    return name == "shard_map" or (name in CALLS and bool(interpreter.bodies(eqn)))
+    return record_of(eqn).kind in ("call", "region") and bool(interpreter.bodies(eqn))
 
 
 def _is_draw(eqn: JaxprEqn) -> bool:
     """Whether random numbers come out, also of a loop that draws."""
-    return interpreter.holds(eqn, lambda each: each.primitive.name in _DRAWS)
+    return interpreter.holds(eqn, lambda each: record_of(each).draws)
 
 
-_SUMS = (
-    # Their rounding goes with the terms, not with what is left of them.
-    "conv_general_dilated", "cumsum", "dot_general", "reduce_sum", "reduce_window_sum",
-    "scatter-add", "scatter_add",
-)  # fmt: skip
-_UNTOUCHED = {
-    *EXACT, "all_gather", "all_gather_invariant", "all_to_all", "axis_index", "gather", "iota",
-    "neg", "pmax", "pmin", "ppermute", "random_bits", "scatter", "dynamic_update_slice",
-    "bitcast_convert_type", "reduce_window_max", "cond", "while", "scan",
-    "psum", "psum_invariant", "reduce_scatter",  # of one device, nothing is added
-}  # fmt: skip
 # The results of equations, `[devices, *rounds, *shape]`.
 Records: TypeAlias = dict[Path, list[Any]]
 Draws: TypeAlias = Mapping[Path, Sequence[Any]]  # in the same form
-
-_IDENTITIES = ("pvary", "pcast", "pbroadcast", "sharding_constraint", "mesh_cast", "reshard")
 
 
 class Noise(NamedTuple):
@@ -217,14 +208,14 @@ class Noise(NamedTuple):
 
 def _moved_where_rounded(eqn: JaxprEqn, values: Values, outs: Values, noise: Noise) -> Values:
     """The results of an equation, moved if it rounds."""
-    name, sizes = eqn.primitive.name, outs
-    if name == "convert_element_type":  # only to a type with fewer digits
+    record, sizes = record_of(eqn), outs
+    if eqn.primitive.name == "convert_element_type":  # only to a type with fewer digits
         before, after = (jnp.result_type(var.aval) for var in (*eqn.invars, *eqn.outvars))
         if not 0 < epsilon(before) < epsilon(after):
             return outs
-    elif name in _UNTOUCHED:
-        return outs
-    elif name in _SUMS:  # the same sum over the sizes of its terms
+    elif record.exact or record.draws or record.kind in ("branch", "loop", "collective"):
+        return outs  # of one device, a collective adds nothing
+    elif record.sums:  # the rounding goes with the terms: the same sum over their sizes
         terms = values
         if all(map(_is_float, values[:1])):
             terms = [jnp.abs(value) if _is_float(value) else value for value in values]
@@ -305,7 +296,7 @@ class _Evaluation:
 
     def _results(self, eqn: JaxprEqn, values: Values, drawn: Sequence[Any] | None) -> Values:
         name, params = eqn.primitive.name, eqn.params
-        if name in _IDENTITIES:
+        if record_of(eqn).identity:
             return list(values)
         if name == "psum_invariant":  # as vma types know it; a vmap has none
             outs = [lax.psum(value, params["axes"]) for value in values]

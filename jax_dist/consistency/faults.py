@@ -16,17 +16,7 @@ from jax_dist.consistency.runs import CheckedProgram, Reference, Several, on_one
 
 _How: TypeAlias = Literal["unreduced", "lost", "unknown"]
 
-_EXTREMES = (
-    "axis_index",
-    "cummax",
-    "cummin",
-    "reduce_and",
-    "reduce_max",
-    "reduce_min",
-    "reduce_or",
-)
 _MOST = 20_000_000  # numbers that are kept at once
-_ADDITIONS = ("add", "sub", "add_any")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,8 +150,10 @@ class _Search:
         if values is None or expected is None:
             return [None] * len(node.eqn.outvars)
         sources = [self.relation(origins) for origins in node.sources]
-        extremes = node.name in _EXTREMES or any(
-            each is not None and each.part in ("max", "min") for each in sources
+        extremes = (
+            node.record.extreme
+            or node.record.over == "index"
+            or any(each is not None and each.part in ("max", "min") for each in sources)
         )
         return [
             _relation(value, each, node, extremes=extremes)
@@ -192,7 +184,7 @@ class _Search:
         parts = [each for origins in node.sources if (each := self._parts(origins))]
         born = [maker for origins in parts for maker in self._born(origins)]
         for update in (each for origins in parts for each in self._parts_before(origins)):
-            if update.name in _ADDITIONS and self._meets_whole(update, state=True):
+            if update.record.adds and self._meets_whole(update, state=True):
                 # A state that went wrong before it is used.
                 made = next(iter(self._known[update.path]), None)
                 return self._origin("unreduced", update, made and made.early, born)
@@ -212,7 +204,7 @@ class _Search:
         if relation is None or relation.kind not in ("parts", "rows"):
             return None
         parts = self._parts_before(results)
-        meetings = [node for node in parts if node.name in _ADDITIONS and self._meets_whole(node)]
+        meetings = [node for node in parts if node.record.adds and self._meets_whole(node)]
         born = self._born(results)
         node = (meetings or born or [None])[-1]
         return None if node is None else self._origin("unreduced", node, relation, born)
@@ -272,16 +264,6 @@ def _relation(values: np.ndarray, expected: Expected, node: Node, *, extremes: b
 
 _Words: TypeAlias = tuple[str, str, str]  # what, why, what to do
 
-_SUMS = ("psum", "psum_invariant")
-_GATHERS = ("all_gather", "all_gather_invariant", "all_to_all", "ppermute", "reduce_scatter")
-_WINDOWS = (
-    # What looks at several rows at once, or at one of them by its number.
-    "argmax", "argmin", "argsort", "concatenate", "conv_general_dilated", "cumlogsumexp", "cummax",
-    "cummin", "cumprod", "cumsum", "dynamic_slice", "dynamic_update_slice", "fft", "gather", "pad",
-    "reduce_prod", "reduce_window", "reduce_window_max", "reduce_window_sum", "rev", "scatter",
-    "scatter-add", "scatter_add", "slice", "sort", "split", "top_k",
-)  # fmt: skip
-
 
 def _explain(fault: _Fault) -> Explanation:
     repeated = _repeated(fault)
@@ -337,7 +319,7 @@ def _unreduced(fault: _Fault) -> _Words | None:
 
 
 def _sum_of_equals(fault: _Fault) -> _Words | None:
-    if fault.node.name not in _SUMS or fault.factor != fault.devices:
+    if fault.node.record.over != "sum" or fault.factor != fault.devices:
         return None
     if any(each and each.kind == "parts" and each.part == "mean" for each in fault.operands):
         return (
@@ -399,8 +381,8 @@ def _takes_part_for_whole(fault: _Fault) -> _Words | None:
 
 def _of_primitive(fault: _Fault) -> _Words | None:
     """What the name of the equation tells."""
-    name = fault.node.name
-    if name in _GATHERS:
+    name, record = fault.node.name, fault.node.record
+    if record.over in ("gather", "exchange", "permute", "scatter"):
         return (
             f"{name} over {fault.axis} puts the parts together in another order than that of the "
             "rows",
@@ -409,7 +391,7 @@ def _of_primitive(fault: _Fault) -> _Words | None:
             "check its axis, tiled=, split and concat dimensions, and its permutation, against the "
             "dimension that in_axes splits",
         )
-    if name in _WINDOWS:
+    if record.ordered:
         return (
             f"{name} looks along a dimension of which each device has only its share",
             "the rows before and after lie on other devices, and the first and last row of a "
@@ -422,7 +404,7 @@ def _of_primitive(fault: _Fault) -> _Words | None:
             "as numbers of rows they are right on the first device only",
             f"add lax.axis_index({fault.axis}) times the number of rows of a device",
         )
-    if name.startswith(("reduce_", "dot_general", "arg")):
+    if record.reduces or record.sums:
         return (
             f"{name} reduces over what one device has, and no collective makes it whole",
             "rows of other devices count as well",

@@ -31,7 +31,8 @@ from jax_dist import _compat
 from jax_dist.global_views.islands import BodyPlan, Island, Step
 from jax_dist.global_views.uniformity import bodies_of_while
 from jax_dist.passes import interpreter, rebind
-from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Atom, Handler, Values
+from jax_dist.passes.interpreter import Atom, Handler, Values
+from jax_dist.passes.primitive_facts import record_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +45,6 @@ class _Shard:
 
 _Shards: TypeAlias = Mapping[Var, _Shard]
 _Handlers: TypeAlias = dict[int, Handler]  # by the identity of the equation
-
-_CHECKPOINTS = ("checkpoint", "remat2")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,11 +117,14 @@ class Emitter:
 
     def _needs_whole(self, eqn: JaxprEqn) -> bool:
         """Whether an equation would give other bits on cut operands."""
-        name = eqn.primitive.name
-        if name in ELEMENTWISE or name in _MOVES or (self.reorders and name in _SUMS):
+        record = record_of(eqn)
+        # A maximum of cut values loses a NaN in one of the parts, in XLA on CPU.
+        if record.elementwise or record.moves:
+            return False
+        if self.reorders and record.sums and not record.ordered:
             return False
         bodies = interpreter.bodies(eqn)
-        if bodies and name in _CONTAINERS:
+        if bodies and record.call in ("inline", "custom rule"):
             inside = [inner for body in bodies for inner in interpreter.open_jaxpr(body).eqns]
             return any(map(self._needs_whole, inside))
         return True
@@ -208,7 +210,7 @@ class Emitter:
         run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, parts))
         if eqn.primitive.name != "scan":
             # Evaluated in its place, a checkpoint keeps what it is for: a computation of its own.
-            is_checkpoint = eqn.primitive.name in _CHECKPOINTS
+            is_checkpoint = record_of(eqn).call == "checkpoint"
             return run(lax.optimization_barrier(whole) if is_checkpoint else whole)
         layout = _compat.scan_layout(eqn.params, len(whole), len(eqn.outvars))
         first, carried = len(layout.constants), len(layout.carries_in)
@@ -275,26 +277,13 @@ def _scanned(turn: Callable, eqn: JaxprEqn, start: Values, walked: Values) -> Va
     return [*carry, *ys]
 
 
-# On cut values these give the bits that they give on whole ones; a maximum does not, for XLA on CPU
-# loses a NaN in one of the parts.
-_MOVES = frozenset(
-    (
-        *("broadcast_in_dim", "concatenate", "copy_p", "dynamic_slice", "dynamic_update_slice"),
-        *("expand_dims", "iota", "pad", "pvary", "reshape", "rev", "slice", "split", "squeeze"),
-        *("stack", "tile", "transpose"),
-    )
-)
-_SUMS = frozenset(("reduce_sum", "dot_general", "cumsum"))  # in another order, when cut
-_CONTAINERS = frozenset((*INLINED, "custom_jvp_call", "custom_vjp_call"))
-
-
 def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard]:
     """The operands that the body of an equation takes in parts.
 
     Those of a call; and of a scan what it walks over, unless along the dimension that is cut. What
     all its turns read is gathered once, before it.
     """
-    if eqn.primitive.name in (*INLINED, *_CHECKPOINTS):
+    if record_of(eqn).call in ("inline", "checkpoint"):
         found = dict(read)
     elif eqn.primitive.name == "scan":
         layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))

@@ -27,7 +27,8 @@ from jax_dist.global_views.uniformity import (
     wanted_in_bodies,
 )
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import INLINED, Atom, Values
+from jax_dist.passes.interpreter import Atom, Values
+from jax_dist.passes.primitive_facts import record_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +127,7 @@ def _written_out(axis: SharedAxis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jax
         # Of a call in another that is written out, nothing is known yet; so it is, too.
         outs = {facts.get(var) for var in eqn.outvars}
         is_split = None in outs or len(outs) > 1 or axis.is_used_by(eqn)
-        return eqn.primitive.name in INLINED and is_split
+        return record_of(eqn).call == "inline" and is_split
 
     def write(inner: Jaxpr, known: dict[Var, Atom]) -> list[Atom]:
         """Each body gets variables of its own; gives those of its results."""
@@ -193,7 +194,10 @@ class _Planner:
                 self.islands[stage].append(eqn)
                 continue
             is_literal_or_cheap = lambda atom: isinstance(atom, Literal) or atom in self.cheap
-            if eqn.primitive.name in _CHEAP and all(map(is_literal_or_cheap, eqn.invars)):
+            record = record_of(eqn)
+            # Zeros, numbers in a row, a mask of them: easier made than sent.
+            is_easy = record.exact and (record.moves or record.elementwise)
+            if is_easy and all(map(is_literal_or_cheap, eqn.invars)):
                 self.cheap.update((var, eqn) for var in eqn.outvars)
             inner = tuple(self._plans_of(eqn)) if entered else ()
             self.outside[stage].append(Step(eqn, inner))
@@ -210,19 +214,16 @@ class _Planner:
             not all(map(self._is_shared, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self.axis.is_used_by(eqn)
-            or (
-                self.tied
-                and interpreter.holds(eqn, lambda each: each.primitive.name in _NOT_BOUND_AGAIN)
-            )
+            or (self.tied and interpreter.holds(eqn, lambda each: record_of(each).tied))
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
-        name = eqn.primitive.name
-        if name not in ("scan", "while", "cond") or not self.axis.is_made_alike_by(eqn):
+        name, kind = eqn.primitive.name, record_of(eqn).kind
+        if kind not in ("loop", "branch") or not self.axis.is_made_alike_by(eqn):
             return False
         if not any(map(self._is_shared, eqn.outvars)):
             return False
-        if name == "cond":
+        if kind == "branch":
             return self._is_shared(eqn.invars[0])
         if name == "while":
             condition = interpreter.open_jaxpr(eqn.params["cond_jaxpr"])
@@ -312,11 +313,6 @@ class _Planner:
             if part == self.axis.name and aval.shape[dim] % self.axis.size == 0:
                 return dim
         return None
-
-
-_NOT_BOUND_AGAIN = ("custom_linear_solve", "pallas_call")
-# Easier made than sent: zeros, numbers in a row.
-_CHEAP = ("broadcast_in_dim", "convert_element_type", "iota", "reshape", "squeeze")
 
 
 def _operands(*eqns: JaxprEqn) -> list[Var]:

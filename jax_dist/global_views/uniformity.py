@@ -21,8 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import CALLS, ELEMENTWISE, Atom
-from jax_dist.passes.uniformity import MADE_ALIKE, NOWHERE, AxisScope, Invariance, Same, axes_of
+from jax_dist.passes.interpreter import Atom
+from jax_dist.passes.primitive_facts import record_of
+from jax_dist.passes.uniformity import NOWHERE, Invariance, Same
 
 
 class SharedAxis:
@@ -31,8 +32,7 @@ class SharedAxis:
     def __init__(self, name: Any, size: int):
         self.name = name
         self.size = size
-        # Types say nothing here: the body is traced without a mesh, or under check_vma=False.
-        self._scope = AxisScope(frozenset({name}), NOWHERE)
+        self._scope: Same = frozenset({name})
         self._invariance = Invariance()
 
     def _same(self, shared: Sequence[bool]) -> list[Same]:
@@ -80,17 +80,15 @@ class SharedAxis:
         return interpreter.holds(
             eqn,
             lambda inner: (
-                inner.primitive.name in MADE_ALIKE
+                record_of(inner).makes_alike
                 and self._is_named_by(inner)
                 and inner.params.get("axis_index_groups") is None
             ),
         )
 
     def _is_named_by(self, eqn: JaxprEqn) -> bool:
-        return not eqn.params.keys().isdisjoint(_AXES) and self.name in axes_of(eqn)
-
-
-_AXES = ("axes", "axis_name")  # parameters
+        named = [eqn.params[key] for key in ("axes", "axis_name") if key in eqn.params]
+        return any(self.name in (n if isinstance(n, (tuple, list)) else (n,)) for n in named)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ def wanted_cuts(body: Jaxpr, results: Sequence[Any], shared: Mapping[Var, bool])
         if any(spec is not None for spec in wanted):
             _want(cuts, eqn.invars, _operands(eqn, wanted), shared)
     for eqn in body.eqns:
-        if eqn.primitive.name in _OF_PARTS:
+        if len(eqn.outvars) == 1:
             _want(cuts, eqn.outvars, [_result(eqn, cuts)], shared)
     return cuts
 
@@ -198,14 +196,14 @@ def _want(
 
 def _operands(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     """How the operands of an equation are wanted, if its results are wanted so."""
-    params, unknown = eqn.params, [None] * len(eqn.invars)
+    params, unknown, record = eqn.params, [None] * len(eqn.invars), record_of(eqn)
     match eqn.primitive.name:
-        case name if name in ELEMENTWISE:
+        case _ if record.elementwise:
             shape = _shape(eqn.outvars[0])
             return [wanted[0] if _shape(atom) == shape else None for atom in eqn.invars]
         case "squeeze" | "transpose" | "broadcast_in_dim":
             return [_before_move(eqn, wanted[0]), *unknown[1:]]
-        case name if name in CALLS:
+        case _ if record.kind == "call":
             return _inputs(interpreter.bodies(eqn)[0], wanted)
         case "cond":
             return [None, *_inputs(interpreter.bodies(eqn)[0], wanted)]
@@ -253,9 +251,9 @@ def _result(eqn: JaxprEqn, cuts: Cuts) -> P | None:
     own = [
         (cuts[atom], _shape(atom)) for atom in eqn.invars if isinstance(atom, Var) and atom in cuts
     ]
-    if name in ELEMENTWISE:
+    if record_of(eqn).elementwise:
         return next((spec for spec, of_operand in own if of_operand == shape), None)
-    if not own:
+    if len(own) != 1 or len(eqn.invars) != 1:
         return None
     ((spec, before),) = own
     named = [*spec, *[None] * (len(before) - len(spec))]
@@ -263,11 +261,10 @@ def _result(eqn: JaxprEqn, cuts: Cuts) -> P | None:
         return P(*[named[dim] for dim in eqn.params["permutation"]])
     if name == "squeeze":
         return P(*[part for dim, part in enumerate(named) if dim not in eqn.params["dimensions"]])
+    if name != "slice":
+        return None
     cut = [dim for dim, part in enumerate(named) if part is not None]
     return spec if all(before[dim] == shape[dim] for dim in cut) else None
-
-
-_OF_PARTS = (*ELEMENTWISE, "slice", "squeeze", "transpose")
 
 
 def _shape(atom: Atom) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from jax_dist.errors import AxesError, UnsupportedError, refusal
 from jax_dist.passes import interpreter
 from jax_dist.passes.gather_reductions import extreme, has_extremes
 from jax_dist.passes.interpreter import Handler, Values, equations
+from jax_dist.passes.primitive_facts import record_of
 
 MeshAxis: TypeAlias = str | tuple[str, ...]  # several count as one, the first the outermost
 
@@ -280,10 +281,10 @@ def _runs_alone(eqn: JaxprEqn) -> bool:
     """Whether a vmap over an equation is something else than the equation for each slice."""
     if any(_named_axes(each) for body in interpreter.bodies(eqn) for each in equations(body)):
         return False
-    name = eqn.primitive.name
-    if name in ("pure_callback", "io_callback", "debug_callback", "debug_print"):
+    name, record = eqn.primitive.name, record_of(eqn)
+    if record.kind == "callback":
         return True
-    if name == "cond":  # a vmap runs all branches
+    if record.kind == "branch":  # a vmap runs all branches
         return bool(eqn.effects)
     avals: list[Any] = [atom.aval for atom in eqn.invars]
     keys = [x.dtype for x in avals if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]

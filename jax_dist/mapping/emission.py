@@ -26,8 +26,7 @@ from jax_dist.mapping.body import Body, Call, Options, type_of
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.meshes import PROCESS_AXIS, InnerAxis, Layout
 from jax_dist.passes import pipeline
-from jax_dist.passes.gathers import plan_gathers
-from jax_dist.passes.interpreter import GATHERS
+from jax_dist.passes.gathers import GATHERS, plan_gathers
 from jax_dist.passes.pipeline import Pass
 
 

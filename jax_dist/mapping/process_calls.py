@@ -31,9 +31,9 @@ from jax_dist.mapping.placement import is_key, with_data
 from jax_dist.multihost import agreement
 from jax_dist.multihost.agreement import Fingerprint, containers, describe
 from jax_dist.passes.interpreter import equations
+from jax_dist.passes.primitive_facts import record_of
 from jax_dist.passes.programs import Program
 
-_LOCAL = ("axis_index", "pcast", "pvary")  # they name a mesh axis, and move nothing
 _DO = (
     "Call the same mapped functions in all processes, in the same order, with arguments of the "
     "same shapes. What one process computes alone belongs on jax.local_devices()."
@@ -432,11 +432,13 @@ def collectives(jaxpr: ClosedJaxpr) -> list[str]:
     """
     moves = []
     for eqn in equations(jaxpr):
-        name = eqn.primitive.name
+        name, record = eqn.primitive.name, record_of(eqn)
+        # These name a mesh axis, and move nothing.
+        is_local = record.identity or record.over == "index"
         named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
         named = named if isinstance(named, tuple | list) else (named,)
         over = [axis for axis in named if not isinstance(axis, int) and axis is not None]
-        if name == "sharding_constraint" or (over and name not in _LOCAL):
+        if name == "sharding_constraint" or (over and not is_local):
             types = ", ".join(describe(var.aval) for var in eqn.invars)
             where = f" over {', '.join(map(str, over))}" if over else ""
             moves.append(f"{name}{where}: {types}")

@@ -20,15 +20,8 @@ from jax.extend import core
 from jax.extend.core import JaxprEqn, Var
 
 from jax_dist.passes.gather_states import Spread, aval_of, shape_of
-from jax_dist.passes.interpreter import (
-    CALLS,
-    ELEMENTWISE,
-    Atom,
-    Values,
-    as_typed,
-    bodies,
-    open_jaxpr,
-)
+from jax_dist.passes.interpreter import Atom, Values, as_typed, bodies, open_jaxpr
+from jax_dist.passes.primitive_facts import record_of
 
 _Kind: TypeAlias = Literal["max", "min"]
 _Names: TypeAlias = tuple[Any, ...]
@@ -143,18 +136,24 @@ class Constancy:
         return int(eqn.params["scatter_dimension"]) in self.along(eqn.invars[0])
 
     def _results(self, eqn: JaxprEqn) -> Sequence[_Dimensions]:
-        name, params = eqn.primitive.name, eqn.params
-        if name in ELEMENTWISE:  # constant where all operands are; one of rank 0 is so throughout
+        name, params, record = eqn.primitive.name, eqn.params, record_of(eqn)
+        if record.elementwise:  # constant where all operands are; one of rank 0 is so throughout
             rank = len(shape_of(eqn.outvars[0]))
             operands = [self.along(atom) for atom in eqn.invars if shape_of(atom)]
             return [frozenset(range(rank)).intersection(*operands)] * len(eqn.outvars)
-        if name in CALLS:
+        if record.kind == "call":
             body = bodies(eqn)[0]
             inside = Constancy(body, [self.along(atom) for atom in eqn.invars])
             return [inside.along(atom) for atom in open_jaxpr(body).outvars]
+        if record.identity or record.over in ("sum", "max", "min"):
+            pairs = list(zip(eqn.invars, eqn.outvars, strict=True))
+            if all(shape_of(atom) == shape_of(var) for atom, var in pairs):  # each by itself
+                return [self.along(atom) for atom, _ in pairs]
+        if record.reduces or name == "squeeze":
+            gone = [int(d) for d in params["axes" if record.reduces else "dimensions"]]
+            kept = [d for d in self.along(eqn.invars[0]) if d not in gone]
+            return [frozenset(d - sum(other < d for other in gone) for d in kept)]
         match name:
-            case "pvary" | "psum" | "psum_invariant" | "pmax" | "pmin":
-                return [self.along(atom) for atom in eqn.invars]
             case "broadcast_in_dim":
                 to = [int(d) for d in params["broadcast_dimensions"]]
                 new = frozenset(range(len(params["shape"]))) - frozenset(to)
@@ -162,10 +161,6 @@ class Constancy:
             case "transpose":
                 permutation = [int(d) for d in params["permutation"]]
                 return [frozenset(permutation.index(d) for d in self.along(eqn.invars[0]))]
-            case "squeeze" | "reduce_sum" | "reduce_max" | "reduce_min" | "reduce_prod":
-                gone = [int(d) for d in params["dimensions" if name == "squeeze" else "axes"]]
-                kept = [d for d in self.along(eqn.invars[0]) if d not in gone]
-                return [frozenset(d - sum(other < d for other in gone) for d in kept)]
         return [frozenset()] * len(eqn.outvars)
 
 

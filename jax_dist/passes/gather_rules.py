@@ -27,7 +27,8 @@ from jax_dist.passes.gather_states import (
     sites_of,
     spelled,
 )
-from jax_dist.passes.interpreter import ELEMENTWISE, Handler, Values, as_typed, replay
+from jax_dist.passes.interpreter import Handler, Values, as_typed, replay
+from jax_dist.passes.primitive_facts import record_of
 from jax_dist.passes.uniformity import axes_of
 
 _Rule: TypeAlias = Callable[[JaxprEqn, Sequence[State]], GatherStep]
@@ -41,7 +42,10 @@ def step_of(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     Raises:
       Refuse: it needs the whole value.
     """
-    if eqn.primitive.name not in _RULES:
+    record = record_of(eqn)
+    if record.elementwise:
+        return _elementwise(eqn, states)
+    if record.kind == "opaque" or eqn.primitive.name not in _RULES:
         raise Refuse(f"{eqn.primitive.name} needs the whole gathered value")
     return _RULES[eqn.primitive.name](eqn, states)
 
@@ -57,7 +61,6 @@ def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
 # --- rules for what leaves the value gathered
 
 
-@_rule(*ELEMENTWISE)
 def _elementwise(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """On the blocks. Operands of rank 0, or of size 1 where the others are longer, broadcast."""
     _demand_no_sharding(eqn)

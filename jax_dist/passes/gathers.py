@@ -35,9 +35,6 @@ from jax_dist.passes.gather_states import (
     why_not_worth,
 )
 from jax_dist.passes.interpreter import (
-    EXACT,
-    GATHERS,
-    INLINED,
     Atom,
     Handler,
     bodies,
@@ -48,19 +45,24 @@ from jax_dist.passes.interpreter import (
     source_line,
 )
 from jax_dist.passes.pipeline import PassFinding, PassPlan
+from jax_dist.passes.primitive_facts import record_of
 from jax_dist.passes.uniformity import (
     NOWHERE,
-    OUTSIDE,
-    AxisScope,
     Facts,
     Invariance,
     Same,
     axes_of,
     same_of,
 )
+from jax_dist.primitives import RECORDS
 
 _CODE = _codes.ALL_GATHER_THEN_REDUCE
 Gathers: TypeAlias = Literal["reduce", "exact", "keep"]
+
+# The primitives that the pass has something to do with.
+GATHERS = frozenset(
+    name for name, record in RECORDS.items() if record.over in ("gather", "scatter")
+)
 
 _Handlers: TypeAlias = dict[int, Handler]
 _Origin: TypeAlias = tuple[Site, Var]  # a body may be called twice: its variables are told by place
@@ -126,7 +128,7 @@ def _decide(eqn: JaxprEqn, *, exact: bool) -> tuple[_Handlers, tuple[PassFinding
     pins: dict[Site, _Pin] = {}
     while True:
         walk = _GatherWalk(pins, invariance, exact=exact)
-        handlers = walk.shard_map(eqn, [NOWHERE] * len(eqn.invars), OUTSIDE, ())
+        handlers = walk.shard_map(eqn, [NOWHERE] * len(eqn.invars), NOWHERE, ())
         if len(walk.pins) == len(pins):
             for group in walk.groups.all():
                 gathers = [walk.gathers[site] for site in group.sites]
@@ -179,7 +181,7 @@ def _named(eqn: JaxprEqn) -> str:
 class _GatherFrame:
     """What a walk knows of the variables of one body."""
 
-    scope: AxisScope
+    scope: Same
     facts: Facts
     constant: Constancy | None  # None: nothing is scattered
     gathered: dict[Var, Gathered]
@@ -219,17 +221,17 @@ class _GatherWalk:
         self._equal: dict[Any, Site] = {}  # the first of equal gathers
         self._origins: dict[Var, _Origin] = {}  # of the inputs of bodies that are inlined
 
-    def shard_map(
-        self, eqn: JaxprEqn, same: Sequence[Same], scope: AxisScope, at: Site
-    ) -> _Handlers:
+    def shard_map(self, eqn: JaxprEqn, same: Sequence[Same], scope: Same, at: Site) -> _Handlers:
         """What becomes of the equations in the body of a shard_map, by their place."""
         (inputs,) = self._invariance.of_body_inputs(eqn, same, scope)
-        return self._apart(eqn, eqn.params["jaxpr"], inputs, scope.inside(eqn), at)
+        return self._apart(
+            eqn, eqn.params["jaxpr"], inputs, self._invariance.inside(eqn, scope), at
+        )
 
     # ---- bodies
 
     def _apart(
-        self, eqn: JaxprEqn, jaxpr: Any, same: Sequence[Same], scope: AxisScope, at: Site
+        self, eqn: JaxprEqn, jaxpr: Any, same: Sequence[Same], scope: Same, at: Site
     ) -> _Handlers:
         """A body that stays a body: nothing gathered enters or leaves it."""
         whole, varied = [None] * len(same), [frozenset()] * len(same)
@@ -244,7 +246,7 @@ class _GatherWalk:
     def _body(
         self,
         body: Any,
-        scope: AxisScope,
+        scope: Same,
         same: Sequence[Same],
         gathered: Sequence[Gathered | None],
         constant: Sequence[frozenset[int]],
@@ -280,7 +282,7 @@ class _GatherWalk:
         name = eqn.primitive.name
         if name == "all_gather":
             return self._gather(eqn, at, frame)
-        if name in INLINED:
+        if record_of(eqn).call == "inline":
             return self._inlined(eqn, at, frame)
         if bodies(eqn):
             if frame.has_gathered(eqn):
@@ -426,7 +428,7 @@ _SINGLE = 4  # bytes
 
 def _may_round(eqn: JaxprEqn) -> bool:
     """Whether the last bits of a result may depend on the order or grouping of operations."""
-    if eqn.primitive.name in EXACT:
+    if record_of(eqn).exact:
         return False
     return any(jnp.issubdtype(aval_of(var).dtype, jnp.inexact) for var in eqn.outvars)
 
@@ -440,18 +442,18 @@ def _is_of_interest(eqn: JaxprEqn) -> bool:
 
 def _why_outside(eqn: JaxprEqn) -> str:
     """Why an equation with bodies takes no gathered value."""
-    name = eqn.primitive.name
-    if name in ("scan", "while"):
+    record = record_of(eqn)
+    if record.kind == "loop":
         return (
             f"the gather is outside the {_plain_name(eqn)} and its use inside: a reduction over "
             "devices would run in every iteration"
         )
-    if name == "cond":
+    if record.kind == "branch":
         return (
             "the gather is outside the cond and its use inside: a reduction over devices would "
             "stand in a branch that some of them may not take"
         )
-    if name in ("custom_jvp_call", "custom_vjp_call"):
+    if record.call == "custom rule":
         return (
             f"{_plain_name(eqn)} has its own rule of differentiation, which is for the whole "
             "value: apply it to the block, before the gather"
@@ -461,10 +463,10 @@ def _why_outside(eqn: JaxprEqn) -> str:
 
 def _plain_name(eqn: JaxprEqn) -> str:
     """In the user's words: "relu" of a custom_jvp_call."""
-    plain = {"remat2": "checkpoint", "while": "while loop"}.get(eqn.primitive.name)
-    if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
-        return _traced_function(bodies(eqn)[0])[0] or eqn.primitive.name
-    return plain or eqn.primitive.name
+    name, call = eqn.primitive.name, record_of(eqn).call
+    if call == "custom rule":
+        return _traced_function(bodies(eqn)[0])[0] or name
+    return "checkpoint" if call == "checkpoint" else "while loop" if name == "while" else name
 
 
 def _traced_function(jaxpr: Any) -> tuple[str, str]:

@@ -15,11 +15,9 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist import _codes, _compat
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import CALLS, DRAWS, ELEMENTWISE
 from jax_dist.passes.pipeline import PassFinding
-from jax_dist.passes.uniformity import OUTSIDE, AxisScope, Invariance, Same, cut_along, same_of
-
-_SHAPED_ALIKE = {*ELEMENTWISE, "bitcast_convert_type", "pcast", "pvary"}
+from jax_dist.passes.primitive_facts import record_of
+from jax_dist.passes.uniformity import NOWHERE, Invariance, Same, cut_along, same_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def _noise(jaxpr: Any) -> tuple[PassFinding, ...]:
     """What the draws of a program say about its devices."""
     walk = _Walk()
     body = interpreter.open_jaxpr(jaxpr)
-    walk.body(body, [OUTSIDE.axes] * len(body.invars), [_NOTHING] * len(body.invars), OUTSIDE, "")
+    walk.body(body, [NOWHERE] * len(body.invars), [_NOTHING] * len(body.invars), NOWHERE, "")
     return tuple(dict.fromkeys(walk.findings))
 
 
@@ -64,7 +62,7 @@ class _Walk:
         self._invariance = Invariance()
 
     def body(
-        self, body: Any, ins: Sequence[Same], known: Sequence[_Known], scope: AxisScope, around: str
+        self, body: Any, ins: Sequence[Same], known: Sequence[_Known], scope: Same, around: str
     ) -> list[_Known]:
         """What is known of the results of a body.
 
@@ -86,19 +84,19 @@ class _Walk:
         return [_of(atom, values) for atom in body.outvars]
 
     def _results(
-        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: AxisScope, line: str
+        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: Same, line: str
     ) -> list[_Known]:
-        name = eqn.primitive.name
+        record = record_of(eqn)
         drawn = next((each.drawn for each in given if each.drawn), "")
         every = frozenset(range(len(_shape(eqn.outvars[0])))) if eqn.outvars else frozenset()
-        if name in DRAWS:
-            alike = scope.axes.intersection(*same)
+        if record.draws and record.kind == "plain":
+            alike = scope.intersection(*same)
             noise = _Noise(line, alike, every) if alike and every else None
-            own = line if alike != scope.axes else drawn
+            own = line if alike != scope else drawn
             return [_Known(noise, drawn=own)] * len(eqn.outvars)
         if interpreter.bodies(eqn):
             return self._inside(eqn, same, given, scope, line)
-        if name in _SHAPED_ALIKE:
+        if record.elementwise or record.identity:
             # A number beside an array counts for all of its elements.
             given = [
                 each if _shape(atom) else dataclasses.replace(each, flat=every)
@@ -109,21 +107,21 @@ class _Walk:
         return [_Known(noise, flat, drawn)] * len(eqn.outvars)
 
     def _inside(
-        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: AxisScope, line: str
+        self, eqn: JaxprEqn, same: list[Same], given: list[_Known], scope: Same, line: str
     ) -> list[_Known]:
-        name, bodies = eqn.primitive.name, interpreter.bodies(eqn)
+        kind, bodies = record_of(eqn).kind, interpreter.bodies(eqn)
         inputs = self._invariance.of_body_inputs(eqn, same, scope)
-        inner = scope.inside(eqn) if name == "shard_map" else scope
-        followed = name in CALLS or name == "shard_map"
+        inner = self._invariance.inside(eqn, scope) if kind == "region" else scope
+        followed = kind in ("call", "region")
         drawn = next((each.drawn for each in given if each.drawn), "")
         for body, ins in zip(bodies, inputs, strict=True):
             opened = interpreter.open_jaxpr(body)
             known = given if followed else [_Known(drawn=drawn)] * len(ins)
             outs = self.body(opened, ins, known, inner, line)
-            if name == "shard_map":
+            if kind == "region":
                 self._leave(eqn, opened, ins, outs, inner)
             if followed and len(outs) == len(eqn.outvars):
-                return outs if name in CALLS else [_NOTHING] * len(outs)
+                return outs if kind == "call" else [_NOTHING] * len(outs)
             drawn = drawn or next((each.drawn for each in outs if each.drawn), "")
         return [_Known(drawn=drawn)] * len(eqn.outvars)
 
@@ -149,7 +147,7 @@ class _Walk:
                     self.findings.append(finding)
 
     def _leave(
-        self, eqn: JaxprEqn, body: Any, ins: Sequence[Same], outs: list[_Known], scope: AxisScope
+        self, eqn: JaxprEqn, body: Any, ins: Sequence[Same], outs: list[_Known], scope: Same
     ) -> None:
         """Notes noise of the device's own in results that are said to be the same everywhere."""
         facts = self._invariance.facts(body, ins, scope)
@@ -179,8 +177,8 @@ def _followed(
     eqn: JaxprEqn, same: list[Same], given: list[_Known]
 ) -> tuple[_Noise | None, frozenset[int]]:
     """The noise that a result still is, and the dimensions along which it is constant."""
-    name = eqn.primitive.name
-    if name in _SHAPED_ALIKE:
+    name, record = eqn.primitive.name, record_of(eqn)
+    if record.elementwise or record.identity:
         flat = frozenset.intersection(*[each.flat for each in given]) if given else frozenset()
         return _scaled(same, given), flat
     if name == "broadcast_in_dim" and len(given) == 1:
@@ -193,7 +191,7 @@ def _followed(
     if name == "transpose":
         places = {old: new for new, old in enumerate(eqn.params["permutation"])}
         return _moved(given[0].noise, places, set()), frozenset(places[o] for o in given[0].flat)
-    if name in ("reshape", "squeeze", "expand_dims") and given[0].noise is not None:
+    if name in ("reshape", "squeeze") and given[0].noise is not None:
         noise, before = given[0].noise, _shape(eqn.invars[0])
         if all(dim in noise.dims for dim, size in enumerate(before) if size > 1):
             dims = frozenset(range(len(_shape(eqn.outvars[0]))))
@@ -235,16 +233,7 @@ def _named(axes: Same) -> str:
 # a pmean leaves the sum as it is: N times what the same body gives under pmap.
 
 
-_SUMS = ("psum", "psum_invariant")
-_REMATS = ("checkpoint", "remat2")
-_TRANSPOSED_SUMS = ("pvary", "pcast")  # what a psum of the user's becomes in transposing
 _IsTransposed = Callable[[JaxprEqn], bool]  # whether JAX made the equation in transposing
-# What may stand between the two sums and leaves the value a gradient.
-_PASSES_ON = {
-    "pvary", "pcast", "pbroadcast", "mul", "div", "neg", "add", "sub", "add_any", "reshape",
-    "convert_element_type", "squeeze", "broadcast_in_dim", "transpose", "select_n", "copy",
-    "max", "min", "clamp",
-}  # fmt: skip
 
 
 class _Summed(NamedTuple):
@@ -269,7 +258,7 @@ def _doubled_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
     found = [
         finding
         for eqn in interpreter.equations(jaxpr)
-        if eqn.primitive.name == "shard_map" and eqn.params["check_vma"]
+        if record_of(eqn).kind == "region" and eqn.params["check_vma"]
         for finding in _sums_in_body(
             eqn.params["jaxpr"], {}, interpreter.source_line(eqn), _by_name
         )
@@ -281,13 +270,13 @@ def _sums_in_body(
     body: Any, known: _Sums, around: str, is_transposed: _IsTransposed
 ) -> Iterator[PassFinding]:
     for eqn in interpreter.open_jaxpr(body).eqns:
-        name, by_jax = eqn.primitive.name, is_transposed(eqn)
+        record, by_jax = record_of(eqn), is_transposed(eqn)
         axes, of_sum = _joined(known, eqn.invars)
         where = interpreter.source_line(eqn) or around
-        if name in _SUMS and by_jax:
+        if record.over == "sum" and by_jax:
             summed = frozenset() if of_sum else frozenset(eqn.params["axes"])
             known.update(dict.fromkeys(eqn.outvars, _Summed(summed, of_sum)))
-        elif name in _SUMS and (twice := axes & set(eqn.params["axes"])):
+        elif record.over == "sum" and (twice := axes & set(eqn.params["axes"])):
             over = ", ".join(f"'{axis}'" for axis in sorted(map(str, twice)))
             yield PassFinding(
                 _codes.GRAD_PSUM_WITH_VMA,
@@ -298,8 +287,9 @@ def _sums_in_body(
                 where,
             )
         else:
-            of_sum |= by_jax and name in _TRANSPOSED_SUMS and isinstance(eqn.invars[0], Var)
-            made = _Summed(axes if name in _PASSES_ON else frozenset(), of_sum)
+            # In transposing, a psum of the user's becomes a pvary.
+            of_sum |= by_jax and eqn.primitive.name == "pvary" and isinstance(eqn.invars[0], Var)
+            made = _Summed(axes if record.linear else frozenset(), of_sum)
             known.update(dict.fromkeys(eqn.outvars, made))
         for inner in interpreter.bodies(eqn):
             inside = _in_transposed(eqn, inner) if by_jax else _by_name
@@ -313,7 +303,7 @@ def _by_name(eqn: JaxprEqn) -> bool:
 
 def _in_transposed(eqn: JaxprEqn, body: Any) -> _IsTransposed:
     """What is in the body of a call or loop was transposed with it; the name stacks are new."""
-    if eqn.primitive.name not in _REMATS:
+    if record_of(eqn).call != "checkpoint":
         return lambda _: True
     # A remat computes forward once more; what it transposes comes from the cotangents, its last
     # operands.
@@ -334,7 +324,7 @@ def _sums_through(
 ) -> Iterator[PassFinding]:
     """The same in a body; what goes in and comes out of a jit, remat or scan is followed."""
     opened = interpreter.open_jaxpr(inner)
-    outer = eqn.invars[1:] if eqn.primitive.name == "cond" else eqn.invars
+    outer = eqn.invars[1:] if record_of(eqn).kind == "branch" else eqn.invars
     inside: _Sums = {}
     followed = len(opened.invars) == len(outer)
     if followed:

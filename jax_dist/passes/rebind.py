@@ -17,7 +17,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import NamedSharding
 
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import INLINED, Atom, Handler, Values
+from jax_dist.passes.interpreter import Atom, Handler, Values
+from jax_dist.passes.primitive_facts import record_of
 
 _Evaluate = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values, under the new mesh
 _AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
@@ -191,7 +192,7 @@ def _bind(
         return interpreter.in_form_of(body, jax.make_jaxpr(lambda *args: again(body, args))(*types))
 
     name, params = eqn.primitive.name, eqn.params
-    if name in INLINED:
+    if record_of(eqn).call == "inline":
         inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
         call = lambda *args: again(inner, args)
         call.__name__ = call.__qualname__ = params.get("name", name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Mesh
 
 from jax_dist._usage import counted
@@ -18,6 +18,7 @@ from jax_dist.mapping.body import type_of
 from jax_dist.mapping.region import mapped_dimension
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.pipeline import human_bytes
+from jax_dist.passes.primitive_facts import record_of
 from jax_dist.rewriting import rendering
 from jax_dist.rewriting.cost import ProgramCost
 from jax_dist.rewriting.pmap_sites import PmapSite, pmap_sites
@@ -222,14 +223,18 @@ class _Step:
             if isinstance(atom, Literal):
                 found.add(place)
                 continue
-            while (eqn := made.get(atom)) and eqn.primitive.name in _UNIT_DIMENSIONS:
+            while (eqn := made.get(atom)) and _is_unit_dimension(eqn):
                 atom = eqn.invars[0]
             if atom in made:
                 found.add(place)
         return found
 
 
-_UNIT_DIMENSIONS = ("squeeze", "broadcast_in_dim", "reshape")  # come and go
+def _is_unit_dimension(eqn: JaxprEqn) -> bool:
+    """Whether a dimension of length 1 comes or goes, and nothing else."""
+    ends: list[Any] = [eqn.invars[0].aval, eqn.outvars[0].aval]
+    before, after = ([size for size in aval.shape if size != 1] for aval in ends)
+    return record_of(eqn).moves and eqn.primitive.name != "transpose" and before == after
 
 
 def _mapped_step(traced: jax.stages.Traced) -> _Step | None:

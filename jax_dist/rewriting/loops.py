@@ -23,7 +23,8 @@ from jax_dist import _compat
 from jax_dist.mapping import meshes
 from jax_dist.mapping.region import mapped_dimension
 from jax_dist.passes import interpreter, rebind
-from jax_dist.passes.interpreter import ELEMENTWISE, INLINED, Values
+from jax_dist.passes.interpreter import Values
+from jax_dist.passes.primitive_facts import record_of
 from jax_dist.rewriting.pmap_sites import PmapSite
 
 _WHOLE: Final = None
@@ -119,10 +120,10 @@ class _LoopWalk:
         site = PmapSite.of(eqn)
         if site is not None:
             return self._pmap(eqn, states, site)
-        name = eqn.primitive.name
-        if name in INLINED:
+        name, record = eqn.primitive.name, record_of(eqn)
+        if record.call == "inline":
             return self._call(eqn, states)
-        if name in ("scan", "while", "cond"):
+        if record.kind in ("loop", "branch"):
             rule = {"scan": _scan, "while": _while, "cond": _cond}[name]
             return rule(self, eqn, states)
         if eqn.effects:
@@ -130,7 +131,7 @@ class _LoopWalk:
         again: _Emit = lambda values: rebind.bind_again(eqn, values)
         if all(state is None for state in states):
             return _LoopStep((_WHOLE,) * len(eqn.outvars), again, states)
-        if name in ELEMENTWISE:
+        if record.elementwise:
             dim = _one(states)
             avals: list[Any] = [atom.aval for atom in eqn.invars]
             taken = tuple(  # a whole operand is cut too, unless a size of 1 is stretched

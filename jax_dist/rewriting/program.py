@@ -32,8 +32,7 @@ from jax_dist.passes.captures import (
     lift,
 )
 from jax_dist.passes.constants import lies_on_many, put_copy
-from jax_dist.passes.gathers import Gathers, plan_gathers
-from jax_dist.passes.interpreter import GATHERS
+from jax_dist.passes.gathers import GATHERS, Gathers, plan_gathers
 from jax_dist.passes.partition import plan_partitioning
 from jax_dist.passes.pipeline import Pass, PassFinding
 from jax_dist.passes.programs import Memo, Program, Programs

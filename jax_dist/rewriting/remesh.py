@@ -23,6 +23,7 @@ from jax_dist.mapping import meshes
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.passes.pipeline import Outcome, PassFinding, PassPlan
+from jax_dist.passes.primitive_facts import record_of
 from jax_dist.rewriting import loops
 from jax_dist.rewriting.pmap_sites import PmapSite, pmap_sites
 
@@ -110,7 +111,7 @@ def _take_axis(free: dict[str, int], name: str, size: int) -> str | None:
 def _check_rebindable(site: PmapSite) -> None:
     """Refuses a body with an equation, at any depth, that is tied to the mesh of its trace."""
     for eqn in interpreter.equations(site.body):
-        if eqn.primitive.name in ("sharding_constraint", "mesh_cast", "reshard"):
+        if record_of(eqn).constrains:
             where = interpreter.source_line(eqn)
             raise _RemeshRefused(f"the mapped function constrains a sharding itself, at {where}")
 
@@ -164,7 +165,7 @@ def _loops_inside(
         sites = [site for body in interpreter.bodies(eqn) for site in pmap_sites(body)]
         if not sites or PmapSite.of(eqn) is not None or name == "shard_map":
             continue
-        if name in ("scan", "while"):
+        if record_of(eqn).kind == "loop":
             try:
                 found[id(eqn)] = _loop_inside(eqn, sites, moves)
             except (_RemeshRefused, loops.LoopRefused) as refused:

@@ -226,13 +226,14 @@ def _steps(state: jax.Array, batch: jax.Array, *, joined: bool) -> jax.Array:
         (lambda s, b: s + lax.ppermute(lax.psum(b.sum(), "i"), "i", [(0, 1)]), False),
         (lambda s, b: s + lax.axis_index("i"), False),
         (lambda s, b: s + jax.random.normal(jax.random.key(0), s.shape), True),
-        (lambda s, b: jax.checkpoint(lambda x: x + lax.pmin(b.sum(), "i"))(s), False),
+        (lambda s, b: jax.checkpoint(lambda x: x + lax.pmin(b.sum(), "i"))(s), True),
+        (lambda s, b: s + lax.rng_uniform(0.0, 1.0, s.shape), False),
         (lambda s, b: jax.jit(lambda x: x + lax.pmin(b.sum(), "i"))(s), True),
     ],
     ids=[
         *("scan", "scan of own rows", "later turns", "cond", "cond by device", "while"),
         *("steps of each device", "gather", "groups", "permuted", "index", "random"),
-        *("of what nothing is known", "jit"),
+        *("checkpoint", "without a key", "jit"),
     ],
 )
 def test_one_copy_is_kept_only_of_what_is_equal_on_all_devices(body, equal):

@@ -2,17 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from gather_checks import blocks, mesh_of
 from jax import lax
+from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
+import jax_dist
 from jax_dist.passes.interpreter import equations
-from jax_dist.passes.uniformity import (
-    NOWHERE,
-    OUTSIDE,
-    Invariance,
-)
+from jax_dist.passes.uniformity import NOWHERE, Invariance
 
 pytestmark = pytest.mark.rewriting
 
@@ -31,8 +30,8 @@ def same(body, *, check_vma=False, cut_along="i"):
     )
     (eqn,) = shard_maps(function)
     invariance = Invariance()
-    (inputs,) = invariance.of_body_inputs(eqn, [NOWHERE], OUTSIDE)
-    (output,) = invariance.outputs(eqn.params["jaxpr"], inputs, OUTSIDE.inside(eqn))
+    (inputs,) = invariance.of_body_inputs(eqn, [NOWHERE], NOWHERE)
+    (output,) = invariance.outputs(eqn.params["jaxpr"], inputs, invariance.inside(eqn, NOWHERE))
     return set(output)
 
 
@@ -141,38 +140,102 @@ def test_devices_that_take_the_same_branch():
 # ---- types
 
 
-def test_types_tell_more_where_they_are_checked():
+_HERE = {  # that JAX types as the same everywhere, under check_vma=True
+    "cond": lambda: lax.cond(lax.axis_index("i") == 0, lambda: 1.0, lambda: 2.0),
+    "switch": lambda: lax.switch(lax.axis_index("i") % 2, [lambda: 1.0, lambda: 3.0]),
+    "while": lambda: lax.while_loop(
+        lambda c: c[0] < lax.axis_index("i"), lambda c: (c[0] + 1, c[1] * 2.0), (0, 1.0)
+    )[1],
+    "rng_bit_generator": lambda: (
+        lax.rng_bit_generator((lax.axis_index("i") + jnp.arange(4)).astype("uint32"), ())[1] % 7
+    ).astype(jnp.float32),
+    "pure_callback": lambda: jax.pure_callback(
+        lambda index: np.float32(index), jax.ShapeDtypeStruct((), "float32"), lax.axis_index("i")
+    ),
+}
+_AROUND = {
+    "": lambda make: make(),
+    "jit": lambda make: jax.jit(make)(),
+    "scan": lambda make: lax.scan(lambda c, _: (c + make(), None), 0.0, None, length=2)[0],
+    "remat": lambda make: jax.checkpoint(lambda x: x * make())(2.0),
+    "custom_jvp": lambda make: _with_rule(lambda x: x * make())(2.0),
+    "composite": lambda make: lax.composite(lambda x: x * make(), "a.b")(jnp.float32(2)),
+}
+
+
+def _with_rule(function):
+    ruled = jax.custom_jvp(function)
+    ruled.defjvps(lambda tangent, out, x: tangent * out / x)
+    return ruled
+
+
+@pytest.mark.parametrize(
+    ("around", "check_vma"),
+    [("", False), *((around, True) for around in _AROUND)],
+    ids=lambda value: str(value),
+)
+@pytest.mark.parametrize("made_by", _HERE)
+def test_a_factor_of_each_device_stays_in_the_gather(made_by, around, check_vma):
     def body(x):
-        del x
-        return _unknown(jnp.ones((2, 3)))
-
-    assert same(body, check_vma=True) == BOTH
-    assert same(body, check_vma=False) == NONE
-
-
-def _unknown(x):
-    """A primitive that is not in the tables: nothing is known of it but its type."""
-    return lax.linalg.symmetric_product(x, jnp.zeros((2, 2)))
-
-
-def test_types_of_an_unchecked_shard_map_inside_a_checked_one_say_nothing():
-    def inner(x):
-        return x * lax.axis_index("i")
-
-    def outer(x):
-        nested = jax.shard_map(
-            inner, in_specs=P("j"), out_specs=P("j"), axis_names={"j"}, check_vma=False
-        )
-        return nested(x)
+        return (lax.all_gather(x, "i") * _AROUND[around](_HERE[made_by])).sum(0)
 
     function = jax.shard_map(
-        outer, mesh=mesh_of(i=2, j=3), in_specs=P("i"), out_specs=P("i"), axis_names={"i"}
+        body, mesh=mesh_of(i=4), in_specs=P("i"), out_specs=P("i"), check_vma=check_vma
     )
-    outside, inside = shard_maps(function)
-    scope = OUTSIDE.inside(outside)
+    x = blocks(8, 3)
 
-    assert (set(scope.axes), set(scope.typed)) == ({"i"}, {"i"})
-    assert (set(scope.inside(inside).axes), set(scope.inside(inside).typed)) == (BOTH, NONE)
+    np.testing.assert_allclose(jax_dist.rewrite(function)(x), function(x), rtol=1e-6)
+
+
+def test_a_pallas_call_may_give_each_device_something_else():
+    pallas = pytest.importorskip("jax.experimental.pallas")
+
+    def double(x_ref, out_ref):
+        out_ref[...] = 2 * x_ref[...]
+
+    def body(x):
+        called = pallas.pallas_call(
+            double, out_shape=jax.ShapeDtypeStruct((2, 3), jnp.float32), interpret=True
+        )
+        return called(jnp.ones((2, 3)))
+
+    assert same(body) == NONE
+
+
+def test_of_a_primitive_of_a_user_nothing_is_known_whatever_its_name():
+    named_as_jax_has_it = Primitive("sin")
+    named_as_jax_has_it.def_abstract_eval(lambda x: x)
+
+    assert same(lambda x: named_as_jax_has_it.bind(jnp.ones((2, 3)))) == NONE
+    assert same(lambda x: jnp.sin(jnp.ones((2, 3)))) == BOTH
+
+
+# ---- functions of operands and bodies
+
+
+@pytest.mark.parametrize(
+    ("body", "axes"),
+    [
+        (lambda x: lax.composite(jnp.sin, "a.b")(lax.psum(x, "i")), BOTH),
+        (
+            lambda x: lax.composite(lambda x: x * lax.axis_index("i"), "a.b")(lax.psum(x, "i")),
+            ONLY_J,
+        ),
+        (lambda x: jnp.linalg.solve(jnp.eye(3), lax.psum(x, "i")[:1].repeat(3, 0)), BOTH),
+        (lambda x: jnp.searchsorted(jnp.arange(5.0), lax.psum(x, "i")), BOTH),
+        (lambda x: jnp.searchsorted(jnp.arange(5.0), x), ONLY_J),
+        (
+            lambda x: lax.reduce_window(
+                lax.psum(x, "i"), 1.0, lambda a, b: a * b + 1, (1, 2), (1, 1), "VALID"
+            ),
+            BOTH,
+        ),
+        (lambda x: jnp.ones((2, 3)).at[0].apply(lambda v: v * lax.axis_index("i")), ONLY_J),
+    ],
+    ids=["composite", "composite by device", "solve", "search", "search of own", "window", "apply"],
+)
+def test_bodies_count(body, axes):
+    assert same(body) == axes
 
 
 def test_what_leaves_a_shard_map_may_be_cut_by_the_next():
@@ -200,8 +263,9 @@ def test_what_leaves_a_shard_map_may_be_cut_by_the_next():
         check_vma=False,
     )
     outside, _, second = shard_maps(function)
-    invariance, scope = Invariance(), OUTSIDE.inside(outside)
-    (inputs,) = invariance.of_body_inputs(outside, [NOWHERE], OUTSIDE)
+    invariance = Invariance()
+    scope = invariance.inside(outside, NOWHERE)
+    (inputs,) = invariance.of_body_inputs(outside, [NOWHERE], NOWHERE)
     facts = invariance.facts(outside.params["jaxpr"], inputs, scope)
     (entering,) = invariance.of_body_inputs(second, [facts[second.invars[0]]], scope)
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jax_dist import primitives
+
 RULES = {
     "R1": "a sum over an all_gather is a psum, up to the order of summation",
     "R2": "a sum over no dimension changes nothing",
@@ -23,10 +25,7 @@ RULES = {
     "R8": "one of equal rows is the array that they are copies of",
     "R9": "copies of an array, one on each device, are that array on all devices",
 }
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
 _AXIS_PARAMETERS = ("axes", "axis_name", "spmd_axis_name", "newly_manual_axes", "manual_axes")
-_REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
-_MOVING = ("slice", "transpose", "concatenate", "stack", "broadcast_in_dim", "rev", "copy")
 _ONES = (
     "literal(float32[] 0000803f)",
     "literal(float64[] 000000000000f03f)",
@@ -218,7 +217,8 @@ class Equations:
         left = " ".join(f"{each}:{kind}" for each, kind in zip(results, kinds, strict=True))
         right = " ".join(f"{name}:{kind}" for name, kind in given)
         operands = [name for name, _ in given]
-        moves = head.partition("[")[0] in _MOVING
+        record = primitives.record(head.partition("[")[0])
+        moves = record.moves or record.name == "copy"
         self.lines.append(_Line(results, operands, f"{left} = {head} {right}", self.group, moves))
 
     def alive(self, results: Sequence[str], *, grouped: bool = False) -> list[str]:
@@ -311,7 +311,7 @@ class Equations:
         """The value that takes the place of an equation."""
         if primitive == "div" and given[1][0] in _ONES and given[0][1] == kinds[0]:
             return self._used("R3", given[0][0])
-        if primitive not in _REDUCTIONS:
+        if not primitives.record(primitive).reduces:
             return None
         axes, sizes = parameters["axes"], shape(given[0][1])
         if not axes:
@@ -388,7 +388,7 @@ def _numbered(text: str) -> str:
 
 def called(primitive: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The program that a call has inside; None where the equation is no call."""
-    if primitive not in _CALLS:
+    if primitives.record(primitive).call not in ("inline", "custom rule"):
         return None
     keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
     return next(parameters[key]["jaxpr"] for key in keys if key in parameters)

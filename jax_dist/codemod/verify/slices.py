@@ -17,12 +17,15 @@ copies, one on each device; the new form puts `x` on each of them.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jax_dist import primitives
 from jax_dist.codemod.verify import equivalence
 from jax_dist.codemod.verify.equivalence import Equations, NotProvedError
+from jax_dist.primitives import Primitive
+from jax_dist.uniformity import NOWHERE, Same, Uniformity, cut_along
 
 # By the relation of an argument, and of a result; what stays as it is needs none.
 _OF_ARGUMENTS = {"as is": "", "one of equal copies": "R5", "device axis merged": "R7"}
@@ -32,11 +35,6 @@ _OPTIONS = (  # of a jit
     *("compiler_options_kvs", "in_layouts", "out_layouts"),
     *("in_shardings", "out_shardings"),
 )
-_MADE_EQUAL = {  # on all devices; by the parameter that names the axes
-    **dict.fromkeys(("psum", "psum2", "psum_invariant", "pmax", "pmin"), "axes"),
-    **dict.fromkeys(("all_gather", "all_gather_invariant"), "axis_name"),
-}
-_MADE_DIFFERENT = ("axis_index", "ppermute", "all_to_all", "reduce_scatter", "rng_uniform")
 
 
 @dataclass(frozen=True)
@@ -259,70 +257,82 @@ def _renamed(source: Any, sources: Mapping[int, int]) -> Any:
 # --- which results are equal on all devices
 
 
+class _TextUniformity(Uniformity):
+    """The analysis of what is the same on all devices, of the texts of programs."""
+
+    def record(self, eqn: "_TextEquation") -> Primitive:
+        return primitives.record(eqn.primitive)
+
+    def opened(self, body: "_TextProgram") -> "_TextProgram":
+        return body
+
+    def bodies(self, eqn: "_TextEquation") -> list[Any]:
+        values = eqn.params.values()
+        parts = (value if isinstance(value, list) else [value] for value in values)
+        return [part for several in parts for part in several if isinstance(part, _TextProgram)]
+
+    def hidden_body(self, eqn: "_TextEquation") -> None:
+        return None
+
+    def is_literal(self, atom: Any) -> bool:
+        return isinstance(atom, str)
+
+    def carries(self, eqn: "_TextEquation") -> list[tuple[int, int]]:
+        first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+        return [(first + number, number) for number in range(count)]
+
+    def inside(self, eqn: "_TextEquation", scope: Same) -> Same:
+        return scope | {name for name, _ in eqn.params["mesh"]["mesh"]}
+
+    def cut(self, eqn: "_TextEquation") -> list[Same]:
+        return [cut_along(spec["spec"]) for spec in eqn.params["in_specs"]]
+
+
+@dataclass(frozen=True)
+class _TextEquation:
+    primitive: str
+    params: Mapping[str, Any]
+    invars: Sequence[Any]  # numbers of variables, and the texts of literals
+    outvars: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class _TextProgram:
+    invars: Sequence[int]
+    constvars: Sequence[int]
+    eqns: Sequence[_TextEquation]
+    outvars: Sequence[Any]
+
+    @classmethod
+    def of(cls, text: Mapping[str, Any]) -> "_TextProgram":
+        return cls(
+            [number for number, _ in text["in"]],
+            [number for number, *_ in text["consts"]],
+            [
+                _TextEquation(
+                    primitive,
+                    {name: _with_programs(value) for name, value in parameters.items()},
+                    operands,
+                    [number for number, _ in results],
+                )
+                for primitive, parameters, operands, results in text["eqns"]
+            ],
+            text["out"],
+        )
+
+
+def _with_programs(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _TextProgram.of(value["jaxpr"]) if "jaxpr" in value else value
+    return [_with_programs(each) for each in value] if isinstance(value, list) else value
+
+
 def _equal(text: Mapping[str, Any], given: Sequence[bool], axis: str) -> list[bool]:
     """Which results of a program are the same on all devices, by which arguments are."""
-    known = {number: each for (number, _), each in zip(text["in"], given, strict=True)}
-    known |= {number: True for number, *_ in text["consts"]}
-    for primitive, parameters, operands, results in text["eqns"]:
-        inputs = [known[each] if isinstance(each, int) else True for each in operands]
-        found = _equal_of(primitive, parameters, inputs, len(results), axis)
-        known |= {number: each for (number, _), each in zip(results, found, strict=True)}
-    return [known[each] if isinstance(each, int) else True for each in text["out"]]
-
-
-def _equal_of(
-    primitive: str, parameters: Mapping[str, Any], given: list[bool], results: int, axis: str
-) -> list[bool]:
-    if primitive in _MADE_EQUAL:
-        names = parameters[_MADE_EQUAL[primitive]]
-        names = names if isinstance(names, list) else [names]
-        whole = names == [axis] and parameters.get("axis_index_groups") is None
-        return [True] * results if whole else [False] * results
-    if primitive in _MADE_DIFFERENT:
-        return [False] * results
-    if (body := equivalence.called(primitive, parameters)) is not None:
-        return _equal(body, given, axis)
-    if primitive == "scan":  # carries are equal while each step leaves them so
-        body, consts, carries = (parameters[key] for key in ("jaxpr", "num_consts", "num_carry"))
-        return _settled(
-            given[consts : consts + carries],
-            lambda carry: _equal(
-                body["jaxpr"], [*given[:consts], *carry, *given[consts + carries :]], axis
-            ),
-        )
-    if primitive == "while":  # as many steps on all devices only where the condition is equal
-        test, body = (parameters[key]["jaxpr"] for key in ("cond_jaxpr", "body_jaxpr"))
-        first = parameters["cond_nconsts"]
-        last = first + parameters["body_nconsts"]
-
-        def step(carry: list[bool]) -> list[bool]:
-            found = _equal(body, [*given[first:last], *carry], axis)
-            [same] = _equal(test, [*given[:first], *carry], axis)
-            return [same and each for each in found]
-
-        return _settled(given[last:], step)
-    if primitive == "cond":
-        branches = [_equal(each["jaxpr"], given[1:], axis) for each in parameters["branches"]]
-        return [given[0] and all(each) for each in zip(*branches, strict=True)]
-    if _holds_a_program(parameters):  # of which nothing is known
-        return [False] * results
-    return [all(given)] * results
-
-
-def _settled(carry: list[bool], step: Callable[[list[bool]], list[bool]]) -> list[bool]:
-    """Which carries, and which results of the last step beside them, stay equal."""
-    while True:
-        found = step(carry)
-        settled = [a and b for a, b in zip(carry, found, strict=False)]
-        if settled == carry:
-            return [*carry, *found[len(carry) :]]
-        carry = settled
-
-
-def _holds_a_program(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return "jaxpr" in value or any(map(_holds_a_program, value.values()))
-    return isinstance(value, list) and any(map(_holds_a_program, value))
+    scope = frozenset({axis})
+    ins = [scope if each else NOWHERE for each in given]
+    found = _TextUniformity().outputs(_TextProgram.of(text), ins, scope)
+    return [axis in same for same in found]
 
 
 # --- programs of the host

@@ -32,7 +32,6 @@ _DROPPED = frozenset(
     + ("jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk")
 )
 _ONLY_IN_CALLS = frozenset(("num_consts",))  # elsewhere it says which inputs are constants
-_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 _PLAIN = frozenset(
     ("GatherDimensionNumbers", "ScatterDimensionNumbers", "ConvDimensionNumbers")
     + ("DotDimensionNumbers", "RaggedDotDimensionNumbers", "FTTuple", "FTPyTree")
@@ -72,7 +71,8 @@ class _Writer:
 
     def _equation(self, equation: Any) -> list[Any]:
         primitive = equation.primitive.name
-        dropped = _DROPPED if primitive in _CALLS else _DROPPED - _ONLY_IN_CALLS
+        has_rule = primitive.startswith(("custom_jvp_call", "custom_vjp_call"))
+        dropped = _DROPPED if has_rule else _DROPPED - _ONLY_IN_CALLS
         given = dict(equation.params)
         if "ft_in" in given:  # jax 0.12 has a scan's numbers of constants and carries as trees
             consts, carries, _ = (len(each) for each in given.pop("ft_in").unpack())

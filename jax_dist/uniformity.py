@@ -1,0 +1,202 @@
+"""Along which axes of the mesh is a value the same on all devices: the analysis, without jax.
+
+It fails closed: of a primitive without a record, nothing is known. Constants are the same
+everywhere, an input along the axes that its spec does not cut; a collective adds its axes or takes
+them away; all else is the same where all of its operands are. The types that JAX gives under
+`check_vma=True` are not asked: they call results of branches, loops and callbacks the same
+everywhere though they differ.
+
+Programs are jaxprs, in `passes.uniformity`, or the texts of jaxprs, in `codemod.verify.slices`.
+"""
+
+import abc
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from jax_dist.primitives import Primitive
+
+AxisName: TypeAlias = Any  # hashable; nearly always a string
+Same: TypeAlias = frozenset[AxisName]  # the axes along which all devices hold the same
+Facts: TypeAlias = Mapping[Any, Same]  # by variable
+
+NOWHERE: Same = frozenset()
+
+
+class Uniformity(abc.ABC):
+    """Finds the facts of bodies, and keeps them: loops ask for the same ones again.
+
+    A `scope` holds the axes of the shard_maps around a body: all that its collectives may name.
+    Bodies have `invars`, `constvars`, `eqns` and `outvars`; equations `params`, `invars` and
+    `outvars`.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, dict[Any, Same]] = {}
+
+    # ---- how programs are read
+
+    @abc.abstractmethod
+    def record(self, eqn: Any) -> Primitive: ...
+    @abc.abstractmethod
+    def opened(self, body: Any) -> Any: ...
+    @abc.abstractmethod
+    def bodies(self, eqn: Any) -> list[Any]: ...
+    @abc.abstractmethod
+    def hidden_body(self, eqn: Any) -> Any:
+        """What an equation computes that shows no body; None where that cannot be seen."""
+
+    @abc.abstractmethod
+    def is_literal(self, atom: Any) -> bool: ...
+    @abc.abstractmethod
+    def carries(self, eqn: Any) -> list[tuple[int, int]]:
+        """Of a scan, the places of each carry: among its operands, and among its results."""
+
+    @abc.abstractmethod
+    def inside(self, eqn: Any, scope: Same) -> Same:
+        """The scope of the body of a shard_map."""
+
+    @abc.abstractmethod
+    def cut(self, eqn: Any) -> list[Same]:
+        """Of each operand of a shard_map, the axes along which it is cut."""
+
+    # ---- facts
+
+    def facts(self, body: Any, ins: Sequence[Same], scope: Same) -> Facts:
+        """Of every variable of a body.
+
+        Args:
+          body: open or closed.
+          ins: one for each input variable.
+          scope: the axes around the body.
+        """
+        body = self.opened(body)
+        key = (body, tuple(ins), scope)
+        if key in self._known:
+            return self._known[key]
+        facts: dict[Any, Same] = dict.fromkeys(body.constvars, scope)
+        facts.update(zip(body.invars, ins, strict=True))
+        for eqn in body.eqns:
+            operands = [self.same_of(atom, facts, scope) for atom in eqn.invars]
+            facts.update(zip(eqn.outvars, self._results(eqn, operands, scope), strict=True))
+        self._known[key] = facts
+        return facts
+
+    def same_of(self, atom: Any, facts: Facts, scope: Same) -> Same:
+        return scope if self.is_literal(atom) else facts[atom]
+
+    def outputs(self, body: Any, ins: Sequence[Same], scope: Same) -> list[Same]:
+        facts = self.facts(body, ins, scope)
+        return [self.same_of(atom, facts, scope) for atom in self.opened(body).outvars]
+
+    def of_body_inputs(self, eqn: Any, ins: Sequence[Same], scope: Same) -> list[list[Same]]:
+        """For each body of an equation, what is known of its inputs.
+
+        `ins` is known of the operands, and `scope` is that of the equation.
+        """
+        ins, inner = list(ins), self.bodies(eqn)
+        record = self.record(eqn)
+        match record.kind:
+            case "branch":
+                return [ins[1:] for _ in inner]
+            case "loop":
+                return self._loop_inputs(eqn, ins, scope)
+            case "region":
+                # Along a new axis, a block is the same if its spec cuts nothing along it.
+                new = self.inside(eqn, scope) - scope
+                pairs = zip(ins, self.cut(eqn), strict=True)
+                return [[same | (new - cut) for same, cut in pairs]]
+            case "call":
+                return [ins for _ in inner]
+        return [[NOWHERE] * len(self.opened(body).invars) for body in inner]
+
+    # ---- equations
+
+    def _results(self, eqn: Any, operands: list[Same], scope: Same) -> Sequence[Same]:
+        record, count = self.record(eqn), len(eqn.outvars)
+        match record.kind:
+            case "plain":
+                return [self._through_bodies(eqn, scope.intersection(*operands), scope)] * count
+            case "call":
+                return self.outputs(self.bodies(eqn)[0], operands, scope)
+            case "branch":  # devices that take other branches get other results
+                branches = [self.outputs(body, operands[1:], scope) for body in self.bodies(eqn)]
+                return [operands[0].intersection(*each) for each in zip(*branches, strict=True)]
+            case "loop":
+                return self._loop_results(eqn, operands, scope)
+            case "region":
+                (inputs,) = self.of_body_inputs(eqn, operands, scope)
+                outs = self.outputs(self.bodies(eqn)[0], inputs, self.inside(eqn, scope))
+                return [same & scope for same in outs]
+            case "collective" if record.over != "unknown":
+                # Within groups, devices of other groups get other results. Even of equal operands,
+                # a scatter gives other parts, and a permutation gives zeros to some.
+                same, over = scope.intersection(*operands), frozenset(axes_of(eqn, record))
+                alike = record.makes_alike and eqn.params.get("axis_index_groups") is None
+                return [same | (over & scope) if alike else same - over] * count
+        if (body := self.hidden_body(eqn)) is not None:
+            return self.outputs(body, operands, scope)
+        return [NOWHERE] * count
+
+    def _through_bodies(self, eqn: Any, same: Same, scope: Same) -> Same:
+        """What is left of equal operands when bodies have computed with them, in any order."""
+        while True:
+            left = same
+            for body in self.bodies(eqn):
+                inputs = [same] * len(self.opened(body).invars)
+                left = left.intersection(*self.outputs(body, inputs, scope))
+            if left == same:
+                return same
+            same = left
+
+    def _loop_inputs(self, eqn: Any, ins: list[Same], scope: Same) -> list[list[Same]]:
+        if "cond_jaxpr" in eqn.params:
+            return self._while_inputs(eqn, ins, scope)
+        return [self._scan_inputs(eqn, ins, scope)]
+
+    def _loop_results(self, eqn: Any, operands: list[Same], scope: Same) -> Sequence[Same]:
+        if "cond_jaxpr" in eqn.params:
+            inputs = self._while_inputs(eqn, operands, scope)
+            return inputs[0][-len(eqn.outvars) :] if eqn.outvars else []
+        settled = self._scan_inputs(eqn, operands, scope)
+        outs = self.outputs(eqn.params["jaxpr"], settled, scope)
+        for into, out in self.carries(eqn):
+            outs[out] = settled[into]  # of no iterations, the result is what came in
+        return outs
+
+    def _scan_inputs(self, eqn: Any, ins: list[Same], scope: Same) -> list[Same]:
+        while True:
+            outs = self.outputs(eqn.params["jaxpr"], ins, scope)
+            carried = list(ins)
+            for into, out in self.carries(eqn):
+                carried[into] = ins[into] & outs[out]
+            if carried == ins:
+                return ins
+            ins = carried
+
+    def _while_inputs(self, eqn: Any, ins: list[Same], scope: Same) -> list[list[Same]]:
+        """Of the condition and of the body. Devices may leave the loop at different times."""
+        params = eqn.params
+        for_cond = ins[: params["cond_nconsts"]]
+        for_body = ins[len(for_cond) : len(for_cond) + params["body_nconsts"]]
+        carries = ins[len(for_cond) + len(for_body) :]
+        while True:
+            parts = {"cond_jaxpr": [*for_cond, *carries], "body_jaxpr": [*for_body, *carries]}
+            (again,) = self.outputs(params["cond_jaxpr"], parts["cond_jaxpr"], scope)
+            outs = self.outputs(params["body_jaxpr"], parts["body_jaxpr"], scope)
+            carried = [before & out & again for before, out in zip(carries, outs, strict=True)]
+            if carried == carries:
+                return [parts[name] for name in params if name in parts]  # as `bodies` gives them
+            carries = carried
+
+
+def axes_of(eqn: Any, record: Primitive) -> tuple[AxisName, ...]:
+    """The mesh axes that an equation names, outermost first; none if it is no collective."""
+    named = eqn.params[record.axes] if record.axes else ()
+    named = named if isinstance(named, (tuple, list)) else (named,)
+    return tuple(name for name in named if not isinstance(name, int))  # of a vmap, a dimension
+
+
+def cut_along(spec: Any) -> Same:
+    """The axes that a PartitionSpec cuts along."""
+    parts = [part if isinstance(part, (tuple, list)) else (part,) for part in spec]
+    return frozenset(name for part in parts for name in part if name is not None)
