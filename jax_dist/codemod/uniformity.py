@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from jax_dist.checker.model import functions, pmaps, scopes, stacking
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
+from jax_dist.primitives import functions_of
 
 
 class Same(enum.IntEnum):
@@ -441,11 +442,8 @@ def _root_of(node: ast.AST | None) -> str | None:
                 return None
 
 
-_TOGETHER = frozenset(f"jax.lax.{name}" for name in ("pmean", "psum", "pmax", "pmin", "all_gather"))
-_APART = frozenset(
-    f"jax.lax.{name}"
-    for name in ("axis_index", "ppermute", "pshuffle", "all_to_all", "psum_scatter")
-)
+_TOGETHER = functions_of("sum", "max", "min", "gather")
+_APART = functions_of("index", "permute", "exchange", "scatter")
 # Their functions use no collectives by themselves.
 _KNOWN = ("jax.", "numpy.", "optax.", "contextlib.")
 # These do not change what they are given either.

@@ -27,7 +27,7 @@ from jax_dist.passes.gather_states import (
     sites_of,
     spelled,
 )
-from jax_dist.passes.interpreter import Handler, Values, as_typed, replay
+from jax_dist.passes.interpreter import Handler, Values, as_typed, holds, replay
 from jax_dist.passes.primitive_facts import record_of
 from jax_dist.passes.uniformity import axes_of
 
@@ -163,6 +163,33 @@ def _pad(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 def _stack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered = _agreeing(eqn, states)
     return _together(eqn, states, gathered, gathered.inserted(int(eqn.params["axis"])))
+
+
+@_rule("unstack")
+def _unstack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
+    gathered, axis = _only(states), int(eqn.params["axis"])
+    _demand_other(eqn, gathered, axis)
+    return _with(eqn, gathered.without([axis]))
+
+
+@_rule("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum")
+def _window(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
+    """Over a dimension in which each window is one element, every device keeps to its block."""
+    gathered, *starts = states
+    if not isinstance(gathered, Gathered) or not all(isinstance(each, Whole) for each in starts):
+        raise _no_collective(eqn)
+    if holds(eqn, lambda inner: record_of(inner).kind not in ("plain", "call")):
+        raise Refuse(f"{eqn.primitive.name} has a function of which nothing is known")
+    for start in starts:
+        if isinstance(start, Whole):
+            _demand_same(eqn, gathered, start)
+    params = eqn.params
+    sizes = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    for dimension in gathered.dimensions:
+        whole = tuple(params["padding"][dimension]) == (0, 0)
+        if not whole or any(params[name][dimension] != 1 for name in sizes):
+            raise _no_collective(eqn)
+    return _with(eqn, gathered)
 
 
 @_rule("rev", "split", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")

@@ -284,12 +284,14 @@ class _GatherWalk:
             return self._gather(eqn, at, frame)
         if record_of(eqn).call == "inline":
             return self._inlined(eqn, at, frame)
-        if bodies(eqn):
+        if bodies(eqn) and record_of(eqn).kind != "plain":
             if frame.has_gathered(eqn):
                 self._refuse(eqn, frame, _why_outside(eqn))
             return self._with_bodies(eqn, at, frame)
         if frame.has_gathered(eqn):
             return self._by_rule(eqn, frame)
+        if bodies(eqn):
+            return self._with_bodies(eqn, at, frame)
         if name != "reduce_scatter" or (self._exact and _may_round(eqn)):
             return None
         if frame.constant is None or not frame.constant.has_equal_parts(eqn):

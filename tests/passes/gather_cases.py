@@ -305,6 +305,78 @@ def running_sum(x):
     return jnp.cumsum(gather(x), 0)[-1]  # forces
 
 
+# ---- windows, and parts of other dimensions
+
+
+@rewritten(reductions=1)
+def pooled_rows(x):
+    window = (1, 1, 2)
+    return lax.reduce_window(gather(x), -jnp.inf, lax.max, window, (1, 1, 1), "VALID").sum(0)
+
+
+@rewritten(reductions=1, differentiable=False)
+def folded_rows(x):
+    fold = lambda a, b: a * b + 1.0
+    return lax.reduce_window(gather(x), 2.0, fold, (1, 1, 2), (1, 1, 1), "VALID").sum(0)
+
+
+@kept("reduce_window_max of the gathered dimension has no matching collective")
+def pooled_over_devices(x):
+    window = (2, 1, 1)
+    return lax.reduce_window(gather(x), -jnp.inf, lax.max, window, (1, 1, 1), "VALID")  # forces
+
+
+@kept("reduce_window_sum of the gathered dimension has no matching collective")
+def padded_over_devices(x):
+    pads = [(1, 0), (0, 0), (0, 0)]
+    return lax.reduce_window(gather(x), 0.0, lax.add, (1, 1, 1), (1, 1, 1), pads).sum(0)  # forces
+
+
+@rewritten(reductions=1)
+def unstacked(x):
+    first, _, last = jnp.unstack(gather(x), axis=2)
+    return (first * last).sum(0)
+
+
+@kept("unstack of the gathered dimension has no matching collective")
+def unstacked_over_devices(x):
+    return jnp.unstack(gather(x))[0]  # forces
+
+
+# ---- what is made of values that all devices share
+
+_WITH_SUM = Count(gathers=1, reductions=1)
+
+
+@rewritten(reductions=2, before=_WITH_SUM)
+def times_a_solution(x):
+    total = lax.psum(x, "i")
+    return (gather(x) @ jnp.linalg.solve(jnp.eye(3) * 9 + total.T @ total, jnp.eye(3))).sum(0)
+
+
+@rewritten(reductions=2, before=_WITH_SUM)
+def times_functions(x):
+    total = lax.psum(x, "i")
+    return (gather(x) * jax.nn.softplus(total) * jnp.log2(jnp.square(total) + 1)).sum(0)
+
+
+@rewritten(reductions=1, differentiable=False)
+def times_random_integers(x):
+    numbers = jax.random.randint(jax.random.key(3), x.shape, 1, 9)
+    return (gather(x) * (numbers + jax.random.poisson(jax.random.key(4), 3.0, x.shape))).sum(0)
+
+
+@rewritten(reductions=1)
+def through_functions(x):
+    return jnp.log2(1 + jnp.square(jax.nn.gelu(jnp.tanh(gather(x))))).sum(0)
+
+
+@rewritten(reductions=2)  # one is of the loss, which nobody reads
+def gradient_through_functions(x):
+    loss = lambda x: jax.nn.gelu(jnp.tanh(x)).sum()
+    return jax.grad(loss)(gather(x)).mean(0)
+
+
 # ---- weights and products
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from jax_dist.checker.model import pmaps, scopes
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
+from jax_dist.primitives import functions_of
 
 
 def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
@@ -159,8 +160,7 @@ _KEEP_RESULTS = ("jax.remat", "jax.named_call", "functools.wraps", "functools.lr
 _KEEP_RESULTS += ("staticmethod", "chex.assert_max_traces")
 # What starts with one of these returns one array.
 _ARRAYS = ("jax.numpy.", "jax.lax.", "jax.nn.", "numpy.")
-_KEEP_TREES = ("jax.lax.pmean", "jax.lax.psum", "jax.lax.pmax", "jax.lax.pmin")
-_KEEP_TREES += ("jax.lax.all_gather", "jax.lax.stop_gradient")
+_KEEP_TREES = (*functions_of("sum", "max", "min", "gather"), "jax.lax.stop_gradient")
 # But for these, which give tuples too, or the tree that they are given.
 _OTHER_TREES = """
 array_split atleast_1d atleast_2d atleast_3d average broadcast_arrays divmod dsplit eig eigh frexp

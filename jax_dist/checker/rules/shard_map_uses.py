@@ -10,6 +10,7 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import TREE_MAPS
 from jax_dist.checker.model.traced import Application
 from jax_dist.checker.rules import Found, Page, rule
+from jax_dist.primitives import functions_of
 
 _GRADIENT = Page(
     code="JXD303",
@@ -31,7 +32,7 @@ _GRADIENT = Page(
 )
 
 _GRADIENTS = ("jax.grad", "jax.value_and_grad")
-_SUMS = ("jax.lax.psum", "jax.lax.pmean")
+_SUMS = functions_of("sum")
 
 
 @rule(_GRADIENT, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*grad*",))
