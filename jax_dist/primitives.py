@@ -48,6 +48,8 @@ class Primitive:
     """Says where a value lies, by a mesh."""
     linear: bool = False
     """What it makes of a gradient is one: a multiple, a sum, or a part."""
+    scales: bool = False
+    """Multiplies or divides its first operand."""
     adds: bool = False
     """Of two operands, the sum or the difference."""
     sums: bool = False
@@ -123,7 +125,7 @@ _record(
     elementwise=True,
 )
 _record("add add_any sub", "plain", elementwise=True, linear=True, adds=True)
-_record("div mul", "plain", elementwise=True, linear=True)
+_record("div mul", "plain", elementwise=True, linear=True, scales=True)
 _record(
     """
     abs and ceil conj eq eq_to floor ge gt imag is_finite le le_to lt lt_to ne not or real
@@ -173,7 +175,7 @@ _record(
     linear=True,
 )
 _record("device_put optimization_barrier", "plain", exact=True)
-_record("name", "plain", exact=True)
+_record("name", "plain", elementwise=True, exact=True, linear=True)
 
 # --- several elements become one, or each depends on several
 

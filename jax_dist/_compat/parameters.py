@@ -19,12 +19,16 @@ def is_of_jax(primitive: Primitive) -> bool:
 
     JAX makes them at import, and each is a global of one of its modules; there is no list of all.
     """
-    return primitive in _primitives_of_jax(len(sys.modules))
+    return primitive in primitives_of_jax()
+
+
+def primitives_of_jax() -> frozenset[Primitive]:
+    """Those of the modules that are loaded; other modules may come."""
+    return _found_in_modules(len(sys.modules))
 
 
 @functools.lru_cache(maxsize=1)
-def _primitives_of_jax(_modules: int) -> frozenset[Primitive]:
-    """Those of the modules that are loaded; other modules may come."""
+def _found_in_modules(_count: int) -> frozenset[Primitive]:
     modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "jax"]
     values = [
         value for module in modules for value in list(getattr(module, "__dict__", {}).values())

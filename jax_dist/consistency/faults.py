@@ -337,7 +337,7 @@ def _sum_of_equals(fault: _Fault) -> _Words | None:
 
 def _wrong_scale(fault: _Fault) -> _Words | None:
     node, other = fault.node, fault.other
-    if node.name not in ("div", "mul") or fault.part is not None:
+    if not node.record.scales or fault.part is not None:
         return None
     for number in range(len(node.sources)):
         pair: list[Any] = [each and each.constant(number) for each in (node, other)]

@@ -28,7 +28,7 @@ _answers: dict[Hashable, bool] = {}
 
 def record_of(eqn: JaxprEqn) -> primitives.Primitive:
     """What is known of an equation's primitive."""
-    record = _own_record(eqn.primitive)
+    record = own_record(eqn.primitive)
     if record is None:
         return _asked(eqn) if eqn.primitive in _listed() else primitives.record("")
     if record.elementwise and not _keeps_rank(eqn):  # a bitcast to a type of another size
@@ -37,7 +37,7 @@ def record_of(eqn: JaxprEqn) -> primitives.Primitive:
 
 
 @functools.cache
-def _own_record(primitive: Primitive) -> primitives.Primitive | None:
+def own_record(primitive: Primitive) -> primitives.Primitive | None:
     """The record of a primitive, if it is the one of JAX that has this name."""
     if not _compat.is_of_jax(primitive):
         return None
@@ -63,11 +63,12 @@ def _keeps_rank(eqn: JaxprEqn) -> bool:
 def _asked(eqn: JaxprEqn) -> primitives.Primitive:
     unknown = primitives.record("")
     avals: list[Any] = [var.aval for var in (*eqn.invars, *eqn.outvars)]
-    names_axes = {"axes", "axis_name"} & eqn.params.keys()
+    named = [eqn.params[key] for key in ("axes", "axis_name") if key in eqn.params]
+    axes = [each for part in named for each in (part if isinstance(part, tuple) else (part,))]
     if (
         not eqn.invars
         or eqn.effects
-        or names_axes
+        or not all(isinstance(axis, int) for axis in axes)
         or interpreter.bodies(eqn)
         or not all(hasattr(aval, "shape") for aval in avals)
         or not _answer("plain", eqn, is_plain)

@@ -71,7 +71,7 @@ class _Writer:
 
     def _equation(self, equation: Any) -> list[Any]:
         primitive = equation.primitive.name
-        has_rule = primitive.startswith(("custom_jvp_call", "custom_vjp_call"))
+        has_rule = primitive.startswith("custom_") and primitive.endswith("_call")
         dropped = _DROPPED if has_rule else _DROPPED - _ONLY_IN_CALLS
         given = dict(equation.params)
         if "ft_in" in given:  # jax 0.12 has a scan's numbers of constants and carries as trees

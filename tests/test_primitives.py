@@ -1,0 +1,363 @@
+"""The records of primitives, beside what the installed JAX says: names, batching and typing.
+
+A new release of JAX fails here, with the names to add to `jax_dist/primitives.py`.
+"""
+
+import ast
+import functools
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.experimental.custom_partitioning
+import jax.experimental.pallas
+import jax.extend.core.primitives
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import JaxprEqn, Primitive
+
+import jax_dist
+from jax_dist import _compat, primitives
+from jax_dist.passes import primitive_facts
+from jax_dist.passes.interpreter import equations
+from jax_dist.primitives import RECORDS
+
+pytestmark = [pytest.mark.mapping, pytest.mark.runtime]
+
+_PACKAGE = pathlib.Path(jax_dist.__file__).parent
+_VERSION = jax.__version_info__[:2]
+
+
+def listed() -> dict[str, Primitive]:
+    """The primitives that JAX lists in public modules."""
+    modules: list[Any] = [jax.extend.core.primitives, lax, lax.linalg]
+    values = [value for module in modules for value in vars(module).values()]
+    return {value.name: value for value in values if isinstance(value, Primitive)}
+
+
+def is_here(record: primitives.Primitive) -> bool:
+    """Whether this jax has it, as far as its record says."""
+    number = lambda text: tuple(map(int, text.split(".")))
+    return (not record.since or number(record.since) <= _VERSION) and (
+        not record.until or number(record.until) >= _VERSION
+    )
+
+
+def missing_records() -> list[str]:
+    """Names of primitives that have none."""
+    return sorted(listed().keys() - RECORDS.keys())
+
+
+def unfounded_records() -> list[str]:
+    """Names of records that are wrong about whether this jax has such a primitive."""
+    there = {each.name for each in _compat.primitives_of_jax()}
+    return sorted(name for name, record in RECORDS.items() if is_here(record) != (name in there))
+
+
+def test_all_that_jax_lists_has_a_record():
+    assert missing_records() == []
+
+
+def test_each_record_has_a_primitive():
+    assert unfounded_records() == []
+
+
+def test_a_record_that_is_taken_out_is_missed(monkeypatch):
+    monkeypatch.delitem(RECORDS, "tanh")
+
+    assert missing_records() == ["tanh"]
+
+
+def test_a_record_with_a_made_up_name_is_found(monkeypatch):
+    made_up = primitives.Primitive(name="tanhh", kind="plain")
+    monkeypatch.setitem(RECORDS, "tanhh", made_up)
+
+    assert unfounded_records() == ["tanhh"]
+
+
+def test_jax_defines_all_that_it_lists():
+    assert [name for name, each in listed().items() if not _compat.is_of_jax(each)] == []
+    assert not _compat.is_of_jax(Primitive("tanh"))
+
+
+# --- what JAX's own rules say
+
+
+_X = jnp.linspace(0.1, 0.9, 24, dtype=jnp.float32).reshape(2, 3, 4)
+_KEY = jax.random.key(0)
+_SQUARE = jnp.eye(3) * 2 + 0.1
+_WINDOW = ((1, 1, 2), (1, 1, 1), "VALID")
+_OPERANDS = [
+    _X,
+    jnp.ones((2, 3), jnp.int32),
+    jnp.ones((2, 3), bool),
+    jnp.ones((2, 3), jnp.complex64),
+]
+_OPERANDS += [jnp.ones((2, 3), jnp.uint32)]
+_linalg: Any = lax.linalg
+
+
+def _image(x: jax.Array) -> jax.Array:
+    kernel = jnp.ones((3, 3, 2))
+    return lax.conv_general_dilated(
+        x, kernel, (1,), "SAME", dimension_numbers=("NCH", "OIH", "NCH")
+    )
+
+
+def _pooled(x: jax.Array) -> jax.Array:
+    return lax.reduce_window(x, -jnp.inf, lax.max, *_WINDOW)
+
+
+# What no function of `lax` of its name makes of one to three operands.
+_PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (lambda x: lax.clamp(0.0, x, 1.0), (_X,)),
+    (lambda x: lax.select(x > 0, x, -x), (_X,)),
+    (lambda x: x.astype(jnp.int32), (_X,)),
+    (lambda x: lax.reduce_precision(x, 5, 10), (_X,)),
+    (lambda x: lax.betainc(x, x, x), (_X,)),
+    (lambda x: x**3, (_X,)),
+    (lambda x: jnp.array(x, copy=True), (_X,)),
+    (lambda x: lax.bitcast_convert_type(x, jnp.int32), (_X,)),
+    (jax.grad(lambda x: (jnp.sin(x) * x).sum()), (_X,)),
+    (lambda x: x.at[0].set(1.0), (_X,)),
+    (lambda x: x.at[0].add(1.0), (_X,)),
+    (lambda x: x.at[0].subtract(1.0), (_X,)),
+    (lambda x: x.at[0].multiply(2.0), (_X,)),
+    (lambda x: x.at[0].max(2.0), (_X,)),
+    (lambda x: x.at[0].min(2.0), (_X,)),
+    (lambda x: x[jnp.array([1, 0])], (_X,)),
+    (lambda x: jnp.broadcast_to(x[0, :, None], (3, 2, 4)), (_X,)),
+    (lambda x: x.reshape(4, 6).T, (_X,)),
+    (lambda x: jnp.concatenate([x, x]), (_X,)),
+    (lambda x: lax.dynamic_slice_in_dim(x, 1, 1), (_X,)),
+    (lambda x: lax.dynamic_update_slice_in_dim(x, x[:1], 1, 0), (_X,)),
+    (lambda x: jnp.pad(x, 1)[::-1], (_X,)),
+    (lambda x: jnp.split(x, 2, 2), (_X,)),
+    (lambda x: jnp.tile(jnp.stack([x, x]), 2), (_X,)),
+    (lambda x: jnp.unstack(x), (_X,)),
+    (lambda x: lax.broadcasted_iota(jnp.int32, (2, 3), 0), (_X,)),
+    (lambda x: lax.sort(x), (_X,)),
+    (lambda x: lax.top_k(x, 2), (_X,)),
+    (lambda x: lax.approx_max_k(x, 2), (_X,)),
+    (lambda x: (x.sum(0), x.max(0), x.min(0), x.prod(0), x.argmax(0), x.argmin(0)), (_X,)),
+    (lambda x: ((x > 0).all(0), (x > 0).any(0)), (_X,)),
+    (lambda x: lax.reduce(x, 0, lax.bitwise_xor, (0,)), (jnp.ones((2, 3), jnp.int32),)),
+    (lambda x: lax.reduce(x, 1.0, lambda a, b: a * b + 1, (0,)), (_X,)),
+    (lambda x: lax.cumsum(x) + lax.cumprod(x) + lax.cummax(x) + lax.cummin(x), (_X,)),
+    (lambda x: lax.cumlogsumexp(x), (_X,)),
+    (lambda x: lax.reduce_window(x, 0.0, lax.add, *_WINDOW), (_X,)),
+    (lambda x: lax.reduce_window(x, jnp.inf, lax.min, *_WINDOW), (_X,)),
+    (lambda x: lax.reduce_window(x, 1.0, lambda a, b: a * b + 1, *_WINDOW), (_X,)),
+    (jax.grad(lambda x: _pooled(x).sum()), (_X,)),
+    (lambda x: jax.jvp(_pooled, (x,), (x,)), (_X,)),
+    (lambda x: x @ x.mT, (_X,)),
+    (lambda x: lax.ragged_dot(x[0], x, jnp.array([1, 2])), (jnp.ones((2, 4, 4)),)),
+    (_image, (_X,)),
+    (lambda x: jnp.fft.fft(x), (_X,)),
+    (lambda x: (_linalg.cholesky(x), _linalg.eigh(x), _linalg.svd(x), _linalg.qr(x)), (_SQUARE,)),
+    (lambda x: (_linalg.lu(x), _linalg.schur(x), _linalg.hessenberg(x)), (_SQUARE,)),
+    (lambda x: (_linalg.eig(x), _linalg.tridiagonal(x)), (_SQUARE,)),
+    (lambda x: _linalg.cholesky_update(x, x[0]), (_SQUARE,)),
+    (lambda x: _linalg.symmetric_product(x, x), (_SQUARE,)),
+    (lambda x: _linalg.triangular_solve(x, x), (_SQUARE,)),
+    (lambda x: _linalg.tridiagonal_solve(x[0], x[0], x[0], x), (_SQUARE,)),
+    (lambda x: _linalg.householder_product(x, x[0]), (_SQUARE,)),
+    (lambda x: jax.scipy.linalg.qr_multiply(x, x) if _VERSION >= (0, 10) else x, (_SQUARE,)),
+    (lambda x: jax.scipy.linalg.qr(x, pivoting=True), (_SQUARE,)),
+    (lambda x: jnp.linalg.solve(x, x), (_SQUARE,)),
+    (lambda x: jax.device_put(lax.optimization_barrier(x)), (_X,)),
+    (lambda x: checkpoint_name(x, "x"), (_X,)),
+    (lambda key: jax.random.bits(jax.random.fold_in(jax.random.split(key)[0], 1)), (_KEY,)),
+    (lambda key: jax.random.gamma(jax.random.clone(key), 1.0, (3,)), (_KEY,)),
+    (lambda key: jax.random.wrap_key_data(jax.random.key_data(key)), (_KEY,)),
+    (lambda seed: jax.random.key(seed), (jnp.uint32(1),)),
+    (lambda x: lax.rng_bit_generator(x, (3,)), (jnp.zeros(4, jnp.uint32),)),
+    (lambda x: jax.extend.random.threefry_2x32(x, x), (jnp.zeros(2, jnp.uint32),)),
+    (lambda x: lax.composite(jnp.sin, "a.b")(x), (_X,)),
+    (lambda x: jnp.linalg.slogdet(x), (_SQUARE,)),
+    (jax.grad(lambda x: jnp.tanh(x).sum()), (_X,)),
+]
+if hasattr(lax, "polynomial"):
+    _PROGRAMS.append((lambda x: lax.polynomial(x, [1.0, 2.0, 3.0]), (_X,)))
+_UNTRACED = {  # no public function makes an equation of them by itself
+    *("lu_pivots_to_permutation", "select_and_scatter", "custom_vmap_call", "linear_call"),
+    *("eval_jaxpr", "scaled_dot", "philox2x32", "philox4x32", "threefry4x32"),
+    *("pvary", "reshard", "sharding_constraint", "geqp3", "geqrf"),
+}
+
+
+@functools.cache
+def samples() -> dict[str, list[JaxprEqn]]:
+    """Equations of primitives, by name."""
+    found: dict[str, list[JaxprEqn]] = {}
+    programs = [*_PROGRAMS, *_of_operands()]
+    for function, operands in programs:
+        for eqn in equations(jax.make_jaxpr(function)(*operands)):
+            found.setdefault(eqn.primitive.name, []).append(eqn)
+    return found
+
+
+def _of_operands() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """The functions of `lax` that are named as an elementwise primitive, on what they take."""
+    for name, record in RECORDS.items():
+        if not record.elementwise or not is_here(record) or name == "polynomial":
+            continue
+        makers = [getattr(lax, f"{part}{name}", None) for part in ("", "bitwise_")]
+        makers += [each.bind for each in listed().values() if each.name == name]
+        for maker in filter(None, makers):
+            for operands in ((each,) * count for each in _OPERANDS for count in (1, 2, 3)):
+                try:
+                    (eqn,) = jax.make_jaxpr(maker)(*operands).eqns
+                except Exception:  # noqa: BLE001, S112  # of another type or number of operands
+                    continue
+                if eqn.primitive.name == name:
+                    yield maker, operands
+
+
+def test_nearly_all_records_are_compared_with_rules():
+    plain = {name for name, each in RECORDS.items() if each.kind == "plain" and is_here(each)}
+
+    assert sorted(plain - samples().keys() - _UNTRACED) == []
+
+
+# Of these, JAX's rule of batching says something else.
+_BATCHED_OTHERWISE = {
+    *("device_put", "optimization_barrier"),  # may take several values, of any shapes
+    *(["stop_gradient"] if _VERSION < (0, 10) else []),
+}
+# JAX types results of these as the same on all devices, though the operands differ.
+_TYPED_AS_EQUAL = {"composite", "rng_bit_generator", "threefry2x32"}
+
+
+def test_elementwise_is_what_is_its_own_vmap():
+    wrong = {
+        name
+        for name, eqns in samples().items()
+        for eqn in eqns
+        if primitive_facts.record_of(eqn).elementwise != primitive_facts.is_elementwise(eqn)
+        and all(getattr(var.aval, "shape", ()) for var in eqn.outvars)
+        and eqn.params.get("axes") != ()  # a sum over no dimension
+    }
+
+    assert wrong == _BATCHED_OTHERWISE
+
+
+def test_plain_is_what_jax_types_as_its_operands():
+    wrong = {
+        name
+        for name, eqns in samples().items()
+        for eqn in eqns[:3]
+        if RECORDS[name].kind == "plain" and eqn.invars and not primitive_facts.is_plain(eqn)
+    }
+
+    assert wrong == _TYPED_AS_EQUAL
+
+
+# --- a JAX that is newer than the records
+
+
+@pytest.fixture
+def without_records(monkeypatch):
+    """Takes records out, as of primitives that came later."""
+
+    def take(*names: str) -> None:
+        for name in names:
+            monkeypatch.delitem(RECORDS, name)
+        primitive_facts.own_record.cache_clear()
+
+    yield take
+    monkeypatch.undo()
+    primitive_facts.own_record.cache_clear()
+
+
+def _asked(function: Callable[..., Any], *operands: Any) -> primitives.Primitive:
+    eqn = jax.make_jaxpr(function)(*operands).eqns[-1]
+    return primitive_facts.record_of(eqn)
+
+
+def test_jax_is_asked_what_a_new_primitive_does(without_records):
+    without_records("tanh", "atan2", "clamp", "sort", "reduce_max", "rng_bit_generator")
+    facts = lambda record: (record.kind, record.elementwise)
+
+    assert facts(_asked(jnp.tanh, _X)) == ("plain", True)
+    assert facts(_asked(lax.atan2, _X, _X)) == ("plain", True)
+    assert facts(_asked(lambda x: lax.clamp(0.0, x, 1.0), _X)) == ("plain", True)
+    assert facts(_asked(lax.sort, _X)) == ("plain", False)
+    assert facts(_asked(lambda x: lax.reduce_max(x, (0,)), _X)) == ("plain", False)
+    assert facts(_asked(lambda x: lax.rng_bit_generator(x, (3,)), jnp.zeros(4, jnp.uint32))) == (
+        "opaque",
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("psum", lambda x: lax.psum(x, "i")),
+        ("axis_index", lambda x: lax.axis_index("i")),
+        ("pure_callback", lambda x: jax.pure_callback(lambda x: x, x, x)),
+        ("jit", jax.jit(jnp.sin)),
+        ("composite", lax.composite(jnp.sin, "a.b")),
+        ("rng_uniform", lambda x: lax.rng_uniform(0.0, 1.0, (2,))),
+    ],
+)
+def test_of_a_new_primitive_that_does_more_nothing_is_known(name, function, without_records):
+    eqn = jax.make_jaxpr(function, axis_env=[("i", 2)])(_X).eqns[-1]
+    assert eqn.primitive.name == name
+    without_records(name)
+
+    expected = "plain" if name == "rng_uniform" else "opaque"
+    assert primitive_facts.record_of(eqn).kind == expected
+
+
+def test_the_answer_does_not_depend_on_the_mesh_of_the_caller(without_records):
+    without_records("tanh")
+    mesh = jax.make_mesh((2,), ("i",))
+
+    with jax.set_mesh(mesh) if hasattr(jax, "set_mesh") else mesh:
+        record = _asked(jnp.tanh, _X + 1)
+
+    assert (record.kind, record.elementwise) == ("plain", True)
+
+
+# --- one registry
+
+
+_ELSEWHERE = {"_compat/parameters.py", "primitives.py"}
+
+
+def _tables(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
+    """The literals of a file that list several primitives, and the number of their line."""
+    names = {name for name in RECORDS if name not in _WORDS}
+    for node in ast.walk(tree):
+        found: list[Any] = []
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            found = [each.value for each in node.elts if isinstance(each, ast.Constant)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = node.value.split()
+        listed_here = [each for each in found if each in names]
+        if len(listed_here) > 1 and len(listed_here) > len(found) / 2:
+            yield node.lineno, listed_here
+
+
+# Names of primitives that are words of other things, too.
+_WORDS = {
+    *("abs", "and", "call", "ceil", "concatenate", "copy", "cond", "floor", "gather", "get"),
+    *("iota", "jit", "max", "min", "name", "not", "or", "pad", "real", "reduce", "reshape"),
+    *("round", "scan", "scatter", "shard_map", "sign", "slice", "sort", "split", "stack"),
+    *("stage", "sub", "swap", "tile", "transpose", "while"),
+}
+
+
+def test_no_other_file_lists_primitives():
+    found = [
+        f"{path.relative_to(_PACKAGE)}:{line}: {' '.join(names)}"
+        for path in sorted(_PACKAGE.rglob("*.py"))
+        if str(path.relative_to(_PACKAGE)) not in _ELSEWHERE
+        for line, names in _tables(ast.parse(path.read_text()))
+    ]
+
+    assert found == []
