@@ -358,7 +358,7 @@ class _TracedStep:
                         what="a leaf of the state cannot be cut, for each device has another one",
                         which=[f"{path}, to be cut as {spec}: {_begins(why, through)}"],
                         why="only what is the same on all devices can be kept in parts",
-                        do="Average it over devices (jax.lax.pmean) before that line, or let "
+                        do=f"Average it over devices (jax.lax.pmean) {_when(why)}, or let "
                         "shardings give PartitionSpec() for it: it then stays as it was under "
                         "pmap, one for each device.",
                     )
@@ -418,8 +418,13 @@ class _TracedStep:
                 "and varies",
                 which=[f"the result{named[place]}: {_begins(why, self._paths_of(why))}"],
                 why="of values that differ, one cannot stand for all",
-                do="Average it over devices (jax.lax.pmean), or give out_axes=0 for it.",
+                do=f"Average it over devices (jax.lax.pmean) {_when(why)}, or give out_axes=0 for "
+                "it.",
             )
+
+
+def _when(why: VaryingOrigin) -> str:
+    return "after that line" if why.is_unknown else "before that line"
 
 
 def _begins(why: VaryingOrigin, inputs: Sequence[str]) -> str:

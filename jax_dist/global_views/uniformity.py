@@ -98,9 +98,11 @@ class VaryingOrigin:
     line: str  # "train.py:12", or ""
     primitive: str
     inputs: tuple[int, ...]  # of the body, that vary and reach it; none: the axis itself does
+    is_unknown: bool = False  # whether it only counts as varying: nothing is known of the primitive
 
     def __str__(self) -> str:
-        return f"{self.line or 'an unknown line'} ({self.primitive})"
+        unknown = ", of which nothing is known" if self.is_unknown else ""
+        return f"{self.line or 'an unknown line'} ({self.primitive}{unknown})"
 
     @classmethod
     def of(cls, body: Jaxpr, shared: Mapping[Var, bool], result: Atom, own: Var) -> "VaryingOrigin":
@@ -130,6 +132,9 @@ class VaryingOrigin:
             if eqn is None:
                 roots.add(atom)
                 continue
+            if (unknown := _unknown_in(eqn, shared)) is not None:
+                line = interpreter.source_line(unknown) or interpreter.source_line(eqn)
+                return cls(line, unknown.primitive.name, (), is_unknown=True)
             last = eqn
             meets = [v for v in eqn.invars if isinstance(v, Var) and shared.get(v, True)]
             if met is None and not depends.isdisjoint(meets):
@@ -140,6 +145,15 @@ class VaryingOrigin:
         if found is None:
             return cls("", "it comes in so", inputs)
         return cls(interpreter.source_line(found), found.primitive.name, inputs)
+
+
+def _unknown_in(eqn: JaxprEqn, shared: Mapping[Var, bool]) -> JaxprEqn | None:
+    """The equation, here or in a body, that may make varying values of shared ones."""
+    if not all(isinstance(atom, Literal) or shared.get(atom, True) for atom in eqn.invars):
+        return None
+    inner = (each for body in interpreter.bodies(eqn) for each in interpreter.equations(body))
+    kinds = ("opaque", "callback")
+    return next((each for each in (eqn, *inner) if record_of(each).kind in kinds), None)
 
 
 # ---- how shared values are wanted to lie

@@ -16,6 +16,7 @@ from jax_dist.errors import GlobalViewError, PlacementError
 pytestmark = pytest.mark.rewriting
 
 _X = np.random.default_rng(0).normal(size=(8, 4, 16)).astype(np.float32)
+_KEY = jax.random.key(1)
 _W = np.random.default_rng(1).normal(size=(16, 128)).astype(np.float32)
 
 
@@ -188,3 +189,54 @@ def test_what_is_no_leaf_of_the_state_cannot_be_read():
         view.first(placed["w"][:3])
     with pytest.raises(PlacementError, match=r"\['other'\] has shape \(5,\)"):
         view.stacked({**placed, "other": jnp.ones(5)})
+
+
+# ---- what is known of functions
+
+
+_FUNCTIONS = {
+    "tanh": jnp.tanh,
+    "gelu": jax.nn.gelu,
+    "softplus": jax.nn.softplus,
+    "log2": lambda w: jnp.log2(1 + w * w),
+    "randint": lambda w: w + jax.random.randint(_KEY, w.shape, 0, 9),
+    "categorical": lambda w: w + jax.random.categorical(_KEY, w)[:, None],
+    "poisson": lambda w: w + jax.random.poisson(_KEY, 3.0, w.shape),
+    "pooling": lambda w: lax.reduce_window(w, -jnp.inf, lax.max, (1, 2), (1, 1), "SAME"),
+    "scatter-sub": lambda w: w.at[0].subtract(1.0),
+    "solve": lambda w: jnp.linalg.solve(jnp.eye(16) * 4 + w @ w.T, w),
+    "expm": lambda w: jax.scipy.linalg.expm(0.01 * w @ w.T) @ w,
+    "unstack": lambda w: jnp.stack(jnp.unstack(w)),
+    "interp": lambda w: jnp.interp(w, jnp.linspace(-2, 2, 5), jnp.arange(5.0)),
+    "composite": lambda w: lax.composite(jnp.sin, "a.b")(w),
+    "custom_root": lambda w: lax.custom_root(
+        lambda y: y**3 - w, jnp.ones_like(w), lambda f, y: y - f(y) / 9, lambda g, y: y / 3
+    ),
+}
+
+
+def test_states_behind_functions_are_shared():
+    def step(state, x):
+        loss = lambda w: jnp.tanh(jax.nn.gelu(x @ w)).sum()
+        new = lambda w, f: 0.9 * w + 0.01 * f(w) - 0.01 * lax.pmean(jax.grad(loss)(w), "i")
+        return {name: new(w, _FUNCTIONS[name]) for name, w in state.items()}
+
+    state = dict.fromkeys(_FUNCTIONS, _W)
+    view, _ = compare(step, state, _X, times=2, shardings="fsdp", gradients="reduce")
+
+    assert [leaf.path for leaf in view.report().leaves if not leaf.shared] == []
+
+
+def test_what_nothing_is_known_of_is_named_with_its_line():
+    def step(w, x):
+        noise = lax.rng_uniform(0.0, 1.0, w.shape)
+        return w - lax.pmean(x.mean(), "i") + noise
+
+    view = global_view(step, "i", shardings=lambda path, leaf: P("i"))
+
+    with pytest.raises(GlobalViewError) as raised:
+        view(_W, _X)
+
+    message = str(raised.value)
+    assert _line(step, "rng_uniform") + "rng_uniform, of which nothing is known)" in message
+    assert "after that line" in message

@@ -46,6 +46,28 @@ def program_of(seed: int, dtype: Any = jnp.float32) -> Program:
     return Program(function, x, differentiable=seed % 5 == 0)
 
 
+def _steps_by_device(index: Array) -> Array:
+    body = lambda carry: (carry[0] + 1, carry[1] * 1.5)
+    return lax.while_loop(lambda carry: carry[0] < index, body, (0, 1.0))[1]
+
+
+def _drawn_by_device(index: Array) -> Array:
+    key = (index + jnp.arange(4)).astype(jnp.uint32)
+    return (lax.rng_bit_generator(key, ())[1] % 7).astype(jnp.float32)
+
+
+# From the number of a device, a number of its own. JAX types most of them as the same everywhere.
+_OF_A_DEVICE: tuple[Callable[[Array], Array], ...] = (
+    lambda index: index.astype(jnp.float32),
+    lambda index: lax.cond(index == 0, lambda: 1.0, lambda: 2.0),
+    lambda index: lax.switch(index % 3, [lambda: 1.0, lambda: 3.0, lambda: -2.0]),
+    _steps_by_device,
+    _drawn_by_device,
+    lambda index: jax.pure_callback(np.float32, jax.ShapeDtypeStruct((), jnp.float32), index),
+    lambda index: lax.scan(lambda c, _: (c + 1.0 * (index > 0), c), 0.0, None, length=2)[0],
+)
+
+
 class _Maker:
     """Makes one program. `rng` is used while tracing, so every trace has to start anew."""
 
@@ -107,8 +129,8 @@ class _Maker:
         same = jnp.asarray(self.rng.uniform(0.5, 1.5, shape), self.dtype)
         if self._chance(0.75):
             return same
-        factor = 1 + 0.1 * lax.axis_index(self._pick(self.axes))
-        return same * factor.astype(self.dtype)
+        index = lax.axis_index(self._pick(self.axes))
+        return same * (1 + 0.1 * self._pick(_OF_A_DEVICE)(index)).astype(self.dtype)
 
     def _moved(self, x: Array) -> Array:
         choices = [
