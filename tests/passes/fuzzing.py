@@ -64,7 +64,7 @@ _OF_A_DEVICE: tuple[Callable[[Array], Array], ...] = (
     _steps_by_device,
     _drawn_by_device,
     lambda index: jax.pure_callback(np.float32, jax.ShapeDtypeStruct((), jnp.float32), index),
-    lambda index: lax.scan(lambda c, _: (c + 1.0 * (index > 0), c), 0.0, None, length=2)[0],
+    lambda index: lax.scan(lambda c, _: (c + (index > 0), c), index * 0.0, None, length=2)[0],
 )
 
 
