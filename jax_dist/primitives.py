@@ -7,7 +7,9 @@ that it lists, and with what its own rules of batching and typing say.
 """
 
 import dataclasses
-from typing import Final, Literal, TypeAlias
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
     "plain",  # equal operands give equal results on every device, as far as its bodies do
@@ -19,7 +21,7 @@ Kind: TypeAlias = Literal[
     "callback",  # to Python, which may give each device something else
     "opaque",  # what it computes stands in none of its parameters, or in a state
 ]
-_Call: TypeAlias = Literal["inline", "checkpoint", "custom rule"]
+_Call: TypeAlias = Literal["inline", "checkpoint", "ruled"]
 # fmt: off
 _Over: TypeAlias = Literal[
     "sum", "max", "min", "gather", "broadcast", "scatter", "exchange", "permute", "index", "unknown"
@@ -65,13 +67,11 @@ class Primitive:
     tied: bool = False
     """Cannot be bound again under another mesh than that of its trace."""
     call: _Call | None = None
-    """Of a call: one that means nothing by being one, or what it is for."""
+    """Of a call: one that means nothing by being one; a checkpoint; one with its own derivative."""
     over: _Over | None = None
     """Of a collective: what it does over devices."""
     axes: str = ""
     """Of a collective: the parameter that names the mesh axes, as one name or several."""
-    functions: tuple[str, ...] = ()
-    """Of a collective: the functions of `jax.lax` that bind it."""
     since: str = ""
     """The first version of jax among 0.7.2, 0.10.2 and 0.12.0 that has it; "": all."""
     until: str = ""
@@ -96,196 +96,132 @@ def functions_of(*over: _Over) -> tuple[str, ...]:
     """The collectives of `jax.lax` that do one of these things over devices.
 
     >>> functions_of("sum", "max")
-    ('jax.lax.psum', 'jax.lax.pmean', 'jax.lax.pmax')
+    ('jax.lax.psum', 'jax.lax.pmax', 'jax.lax.pmean')
     """
-    records = [record for record in RECORDS.values() if record.over in over]
-    return tuple(f"jax.lax.{name}" for record in records for name in record.functions)
+    found = (name for name, made in _FUNCTIONS.items() if RECORDS[made].over in over)
+    return tuple(f"jax.lax.{name}" for name in found)
 
 
-RECORDS: Final[dict[str, Primitive]] = {}
+# The collectives of `jax.lax`, and the primitives that they bind.
+_FUNCTIONS = {
+    **{name: name for name in ("psum", "pmax", "pmin", "all_gather", "pbroadcast", "all_to_all")},
+    **{name: name for name in ("ragged_all_to_all", "ppermute", "axis_index")},
+    **{"pmean": "psum", "psum_scatter": "reduce_scatter"},
+    **{"pswapaxes": "all_to_all", "pshuffle": "ppermute"},
+}
+
+# Facts, and the names that they hold for. "from 0.10" and "to 0.10" are versions of jax.
+TABLE = """
+# element by element
+plain elementwise: acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clz complex cos
+plain elementwise: cosh digamma erf erf_inv erfc exp exp2 expm1 igamma igamma_grad_a igammac
+plain elementwise: integer_pow lgamma log log1p logistic nextafter polygamma population_count pow
+plain elementwise: regularized_incomplete_beta rem rsqrt shift_left shift_right_arithmetic
+plain elementwise: shift_right_logical sin sinh sqrt square tan tanh zeta
+plain elementwise from 0.10: mulhi
+plain elementwise from 0.12: log2 one_minus_square polynomial
+plain elementwise linear adds: add add_any sub
+plain elementwise linear scales: div mul
+plain elementwise exact: abs and ceil conj eq eq_to floor ge gt imag is_finite le le_to lt lt_to ne
+plain elementwise exact: not or real reduce_precision round sign stop_gradient xor
+plain elementwise exact: bitcast_convert_type # where both types have one size
+plain elementwise exact linear: clamp convert_element_type copy max min name neg select_n
+
+# elements in other places
+plain moves exact linear: broadcast_in_dim reshape squeeze transpose
+plain moves exact: iota
+plain moves exact from 0.10: stack tile
+plain moves exact ordered: concatenate dynamic_slice dynamic_update_slice pad rev slice split
+plain moves exact ordered from 0.10: unstack
+plain moves exact identity linear: pvary
+plain exact identity constrains linear: reshard sharding_constraint
+plain exact: device_put optimization_barrier
+plain exact ordered: gather scatter sort top_k
+
+# several elements become one, or each depends on several
+plain exact reduces extreme: reduce_and reduce_max reduce_min reduce_or
+plain exact reduces: reduce_xor
+plain exact ordered extreme: cummax cummin
+plain exact ordered: argmax argmin reduce_window_max reduce_window_min
+plain reduces sums: reduce_sum
+plain reduces: reduce_prod
+plain sums: dot_general ragged_dot_general
+plain sums from 0.10: scaled_dot
+plain sums ordered: conv_general_dilated cumsum reduce_window_sum scatter-add scatter-sub
+plain ordered: approx_top_k cumlogsumexp cumprod fft reduce_window scatter-max scatter-min
+plain ordered: scatter-mul select_and_gather_add select_and_scatter select_and_scatter_add
+plain: cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu
+plain: lu_pivots_to_permutation qr reduce schur svd symmetric_product triangular_solve tridiagonal
+plain: tridiagonal_solve
+plain from 0.10: ormqr
+plain tied: custom_linear_solve
+
+# random numbers; rng_uniform has no key: each device has a state of its own
+plain draws: random_bits random_gamma rng_bit_generator
+plain: random_clone random_fold_in random_seed random_split random_unwrap random_wrap threefry2x32
+plain from 0.10: philox2x32 philox4x32 threefry4x32
+opaque draws: rng_uniform
+
+# functions of operands and bodies; on which platform it runs, all devices of a program agree
+plain: composite custom_vmap_call eval_jaxpr linear_call platform_index
+
+# calls, branches, loops
+call inline: jit
+call inline to 0.10: call closed_call
+call checkpoint: remat2
+call ruled: custom_jvp_call custom_vjp_call
+branch: cond
+loop: scan while
+region: shard_map
+
+# collectives, with the parameter that names their axes
+collective sum axes: psum psum_invariant
+collective max axes: pmax
+collective min axes: pmin
+collective gather axis_name: all_gather all_gather_invariant
+collective broadcast axis_name: pbroadcast
+collective scatter axis_name: reduce_scatter
+collective exchange axis_name: all_to_all ragged_all_to_all
+collective permute axis_name: ppermute precv psend
+collective index axis_name: axis_index
+collective unknown axes from 0.10: unreduced_psum # a sum that is still to come
+collective unknown axis_name from 0.10: all_gather_reduced unreduced_reduce_scatter
+
+# what no parameter shows
+callback: debug_callback debug_print io_callback pure_callback
+opaque: after_all create_token custom_lin custom_partitioning dce_sink empty2 ffi_call get swap
+opaque tied: pallas_call
+opaque from 0.10: call_hi_primitive stage # the first one, unless it can be expanded
+opaque to 0.7: xla_pmap
+"""
 
 
-def _record(names: str, kind: Kind, **facts: object) -> None:
-    for name in names.split():
-        if name in RECORDS:
-            raise AssertionError(f"two records of {name}")
-        RECORDS[name] = Primitive(name=name, kind=kind, **facts)  # pyright: ignore[reportArgumentType]
+def _records() -> Iterator[Primitive]:
+    for line in TABLE.splitlines():
+        facts, _, names = line.partition("#")[0].partition(":")
+        for name in names.split():
+            yield _record(name, facts.split())
 
 
-# --- element by element
+def _record(name: str, words: list[str]) -> Primitive:
+    facts: dict[str, Any] = {"kind": words[0]}
+    for before, word in itertools.pairwise(words):
+        match before, word:
+            case ("from", _):
+                facts["since"] = word
+            case ("to", _):
+                facts["until"] = word
+            case (_, "from" | "to"):
+                pass
+            case (_, "axes" | "axis_name"):
+                facts["axes"] = word
+            case ("call", _):
+                facts["call"] = word
+            case ("collective", _):
+                facts["over"] = word
+            case _:
+                facts[word] = True
+    return Primitive(name=name, **facts)
 
-_record(
-    """
-    acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clz complex cos cosh digamma
-    erf erf_inv erfc exp exp2 expm1 igamma igamma_grad_a igammac integer_pow lgamma log log1p
-    logistic nextafter polygamma population_count pow regularized_incomplete_beta rem rsqrt
-    shift_left shift_right_arithmetic shift_right_logical sin sinh sqrt square tan tanh zeta
-    """,
-    "plain",
-    elementwise=True,
-)
-_record("add add_any sub", "plain", elementwise=True, linear=True, adds=True)
-_record("div mul", "plain", elementwise=True, linear=True, scales=True)
-_record(
-    """
-    abs and ceil conj eq eq_to floor ge gt imag is_finite le le_to lt lt_to ne not or real
-    reduce_precision round sign stop_gradient xor
-    """,
-    "plain",
-    elementwise=True,
-    exact=True,
-)
-_record(
-    "bitcast_convert_type",  # element by element where both types have the same size
-    "plain",
-    elementwise=True,
-    exact=True,
-)
-_record(
-    "clamp convert_element_type copy max min neg select_n",
-    "plain",
-    elementwise=True,
-    exact=True,
-    linear=True,
-)
-_record("mulhi", "plain", elementwise=True, since="0.10")
-_record("log2 one_minus_square polynomial", "plain", elementwise=True, since="0.12")
 
-# --- elements in other places
-
-_record("broadcast_in_dim reshape squeeze transpose", "plain", moves=True, exact=True, linear=True)
-_record(
-    "concatenate dynamic_slice dynamic_update_slice pad rev slice split",
-    "plain",
-    moves=True,
-    exact=True,
-    ordered=True,
-)
-_record("iota", "plain", moves=True, exact=True)
-_record("stack tile", "plain", moves=True, exact=True, since="0.10")
-_record("unstack", "plain", moves=True, exact=True, ordered=True, since="0.10")
-_record("gather scatter sort top_k", "plain", exact=True, ordered=True)
-_record("pvary", "plain", moves=True, exact=True, identity=True, linear=True)
-_record(
-    "reshard sharding_constraint",
-    "plain",
-    exact=True,
-    identity=True,
-    constrains=True,
-    linear=True,
-)
-_record("device_put optimization_barrier", "plain", exact=True)
-_record("name", "plain", elementwise=True, exact=True, linear=True)
-
-# --- several elements become one, or each depends on several
-
-_record(
-    "reduce_and reduce_max reduce_min reduce_or", "plain", exact=True, reduces=True, extreme=True
-)
-_record("argmax argmin", "plain", exact=True, ordered=True)
-_record("cummax cummin", "plain", exact=True, extreme=True, ordered=True)
-_record("reduce_window_max reduce_window_min", "plain", exact=True, ordered=True)
-_record("reduce_xor", "plain", exact=True, reduces=True)
-_record("reduce_sum", "plain", reduces=True, sums=True)
-_record("reduce_prod", "plain", reduces=True)
-_record("dot_general ragged_dot_general", "plain", sums=True)
-_record(
-    "conv_general_dilated cumsum reduce_window_sum scatter-add scatter-sub",
-    "plain",
-    sums=True,
-    ordered=True,
-)
-_record("scaled_dot", "plain", sums=True, since="0.10")
-_record("reduce", "plain")
-_record(
-    """
-    approx_top_k cumlogsumexp cumprod fft reduce_window scatter-max scatter-min scatter-mul
-    select_and_gather_add select_and_scatter select_and_scatter_add
-    """,
-    "plain",
-    ordered=True,
-)
-_record(
-    """
-    cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu
-    lu_pivots_to_permutation qr schur svd symmetric_product triangular_solve tridiagonal
-    tridiagonal_solve
-    """,
-    "plain",
-)
-_record("ormqr", "plain", since="0.10")
-_record("custom_linear_solve", "plain", tied=True)
-
-# --- random numbers
-
-_record("random_bits random_gamma rng_bit_generator", "plain", draws=True)
-_record("random_clone random_fold_in random_seed random_split", "plain")
-_record("random_unwrap random_wrap threefry2x32", "plain")
-_record("philox2x32 philox4x32 threefry4x32", "plain", since="0.10")
-_record("rng_uniform", "opaque", draws=True)  # has no key: each device has a state of its own
-
-# --- functions of operands and bodies; which platform it is, all devices of a program agree on
-
-_record("composite custom_vmap_call eval_jaxpr linear_call platform_index", "plain")
-
-# --- calls, branches, loops
-
-_record("jit", "call", call="inline")
-_record("call closed_call", "call", call="inline", until="0.10")
-_record("remat2", "call", call="checkpoint")
-_record("custom_jvp_call custom_vjp_call", "call", call="custom rule")
-_record("cond", "branch")
-_record("scan while", "loop")
-_record("shard_map", "region")
-
-# --- collectives
-
-_record("psum", "collective", over="sum", axes="axes", functions=("psum", "pmean"))
-_record("psum_invariant", "collective", over="sum", axes="axes")
-_record("pmax", "collective", over="max", axes="axes", functions=("pmax",))
-_record("pmin", "collective", over="min", axes="axes", functions=("pmin",))
-_record("all_gather", "collective", over="gather", axes="axis_name", functions=("all_gather",))
-_record("all_gather_invariant", "collective", over="gather", axes="axis_name")
-_record("pbroadcast", "collective", over="broadcast", axes="axis_name", functions=("pbroadcast",))
-_record(
-    "reduce_scatter", "collective", over="scatter", axes="axis_name", functions=("psum_scatter",)
-)
-_record(
-    "all_to_all",
-    "collective",
-    over="exchange",
-    axes="axis_name",
-    functions=("all_to_all", "pswapaxes"),
-)
-_record(
-    "ragged_all_to_all",
-    "collective",
-    over="exchange",
-    axes="axis_name",
-    functions=("ragged_all_to_all",),
-)
-_record(
-    "ppermute", "collective", over="permute", axes="axis_name", functions=("ppermute", "pshuffle")
-)
-_record("precv psend", "collective", over="permute", axes="axis_name")
-_record("axis_index", "collective", over="index", axes="axis_name", functions=("axis_index",))
-# Of values that are typed as sums still to come.
-_record("unreduced_psum", "collective", over="unknown", axes="axes", since="0.10")
-_record(
-    "all_gather_reduced unreduced_reduce_scatter",
-    "collective",
-    over="unknown",
-    axes="axis_name",
-    since="0.10",
-)
-
-# --- what no parameter shows
-
-_record("debug_callback debug_print io_callback pure_callback", "callback")
-_record("custom_partitioning ffi_call", "opaque")
-_record("pallas_call", "opaque", tied=True)
-_record("after_all create_token custom_lin dce_sink", "opaque")
-_record("empty2 get swap", "opaque")
-_record("stage", "opaque", since="0.10")
-_record("call_hi_primitive", "opaque", since="0.10")  # unless it can be expanded
-_record("xla_pmap", "opaque", until="0.7")
+RECORDS: Final[dict[str, Primitive]] = {each.name: each for each in _records()}

@@ -65,6 +65,13 @@ def test_each_record_has_a_primitive():
     assert unfounded_records() == []
 
 
+def test_no_name_stands_in_the_table_twice():
+    parts = [line.partition("#")[0].partition(":")[2] for line in primitives.TABLE.splitlines()]
+    names = [name for part in parts for name in part.split()]
+
+    assert sorted(names) == sorted(RECORDS)
+
+
 def test_a_record_that_is_taken_out_is_missed(monkeypatch):
     monkeypatch.delitem(RECORDS, "tanh")
 

@@ -124,7 +124,7 @@ class Emitter:
         if self.reorders and record.sums and not record.ordered:
             return False
         bodies = interpreter.bodies(eqn)
-        if bodies and record.call in ("inline", "custom rule"):
+        if bodies and record.call in ("inline", "ruled"):
             inside = [inner for body in bodies for inner in interpreter.open_jaxpr(body).eqns]
             return any(map(self._needs_whole, inside))
         return True

@@ -455,7 +455,7 @@ def _why_outside(eqn: JaxprEqn) -> str:
             "the gather is outside the cond and its use inside: a reduction over devices would "
             "stand in a branch that some of them may not take"
         )
-    if record.call == "custom rule":
+    if record.call == "ruled":
         return (
             f"{_plain_name(eqn)} has its own rule of differentiation, which is for the whole "
             "value: apply it to the block, before the gather"
@@ -466,7 +466,7 @@ def _why_outside(eqn: JaxprEqn) -> str:
 def _plain_name(eqn: JaxprEqn) -> str:
     """In the user's words: "relu" of a custom_jvp_call."""
     name, call = eqn.primitive.name, record_of(eqn).call
-    if call == "custom rule":
+    if call == "ruled":
         return _traced_function(bodies(eqn)[0])[0] or name
     return "checkpoint" if call == "checkpoint" else "while loop" if name == "while" else name
 

@@ -388,7 +388,7 @@ def _numbered(text: str) -> str:
 
 def called(primitive: str, parameters: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The program that a call has inside; None where the equation is no call."""
-    if primitives.record(primitive).call not in ("inline", "custom rule"):
+    if primitives.record(primitive).call not in ("inline", "ruled"):
         return None
     keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
     return next(parameters[key]["jaxpr"] for key in keys if key in parameters)
