@@ -67,7 +67,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/passes/gather_rules.py": _PASSES,
     "jax_dist/passes/gather_states.py": _PASSES,
     "jax_dist/global_views/islands.py": _VIEWS,
-    "jax_dist/multihost/job.py": ("tests/multihost/test_*.py",),
+    "jax_dist/multihost/job.py": ("tests/multihost/test_job.py",),
     **{f"jax_dist/codemod/verify/{name}.py": _VERIFY for name in _PROOF},
 }
 
