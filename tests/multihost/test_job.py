@@ -212,12 +212,15 @@ def test_the_others_end_when_rank_0_is_gone(process):
 
 
 def test_who_did_not_answer_is_blamed_for_who_went_first(process):
-    zero = process()
-    zero.sees(30.0, (2, jobs._Pong()), 5.5)
-    ((end,),) = zero.sees((2, Closed())).values()
+    zero = process(processes=4)
+    zero.sees(30.0, (2, jobs._Pong()), (3, jobs._Pong()), 5.5)
+    (end,) = zero.sees((2, Closed()))[1]
     assert end.culprit == 1
     assert end.text.startswith("rank 1 has not answered for 36 s")
     assert "rank 2 was the first to go" in end.text
+    alone = process(processes=2)
+    alone.sees(40.0, (1, Closed()))
+    assert alone.said[0][0].startswith("rank 0: stopping because rank 1 is gone")
 
 
 def test_a_network_that_is_lost_counts_as_finished(process):
@@ -227,6 +230,9 @@ def test_a_network_that_is_lost_counts_as_finished(process):
     two = process(2)
     assert two.sees((0, Lost("no route"))) == {}
     assert two.job.finish()
+    ending = process()
+    ending.sees((1, _BROKEN), 0.3)
+    assert ending.sees((2, Lost("no route"))) == {}
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -324,6 +330,7 @@ def test_rank_0_is_stopped(process):
     two.stopped = {0}
     assert two.sees(2.0, 35.0) == {}
     assert two.sees(2.0)[0].startswith("rank 2: stopping because rank 0 has been stopped for 37 s")
+    assert two.channels[0].sent == []
     done = process(2)
     done.stopped = {0}
     assert done.sees((0, jobs._Leave()), 2.0, 40.0, 2.0) == {}
