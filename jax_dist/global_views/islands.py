@@ -172,7 +172,7 @@ class _Planner:
     islands: list[list[JaxprEqn]] = dataclasses.field(default_factory=list)
 
     def stages(self) -> tuple[_Stage, ...]:
-        last_effect = (0, False)  # the stage of the last one, and whether it was outside
+        last_effect = (0, True)  # the stage of the last one, and whether it was outside
         for eqn in self.body.eqns:
             entered = self._is_entered(eqn)
             inside = not entered and self._runs_inside(eqn)
