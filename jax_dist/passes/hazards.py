@@ -181,9 +181,9 @@ def _followed(
     """The noise that a result still is, and the dimensions along which it is constant."""
     name = eqn.primitive.name
     if name in _SHAPED_ALIKE:
-        flat = frozenset.intersection(*[each.flat for each in given]) if given else frozenset()
+        flat = frozenset.intersection(*[each.flat for each in given])
         return _scaled(same, given), flat
-    if name == "broadcast_in_dim" and len(given) == 1:
+    if name == "broadcast_in_dim":
         kept = eqn.params["broadcast_dimensions"]
         shape, before = _shape(eqn.outvars[0]), _shape(eqn.invars[0])
         stretched = {new for old, new in enumerate(kept) if before[old] != shape[new]}
@@ -216,7 +216,7 @@ def _scaled(same: list[Same], given: list[_Known]) -> _Noise | None:
 def _moved(noise: _Noise | None, places: dict[int, int], gone: set[int]) -> _Noise | None:
     if noise is None:
         return None
-    dims = frozenset(places[dim] for dim in noise.dims if dim in places) - gone
+    dims = frozenset(places[dim] for dim in noise.dims) - gone
     return dataclasses.replace(noise, dims=dims) if dims else None
 
 

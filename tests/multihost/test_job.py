@@ -157,6 +157,7 @@ def test_rank_0_leaves_as_soon_as_the_others_have(process):
     zero = process()
     zero.sees((1, _BROKEN), 0.3)
     assert zero.sees((1, Closed()), 0.1) == {}
+    assert not zero.job._may_leave.is_set()
     assert zero.sees((2, Closed()), 0.1) == ("", 3, False)
 
 

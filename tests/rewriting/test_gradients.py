@@ -116,6 +116,36 @@ _DOUBLED = {
 }
 
 
+_WAYS = {
+    "neg": lambda s: -s,
+    "add": lambda s: s + 1,
+    "sub": lambda s: s - 1,
+    "mul": lambda s: s * 2,
+    "div": lambda s: s / 2,
+    "reshape": lambda s: lax.reshape(lax.broadcast_in_dim(s, (2, 1), ()), (2,)),
+    "squeeze": lambda s: lax.squeeze(lax.broadcast_in_dim(s, (2, 1), ()), (1,)),
+    "transpose": lambda s: lax.transpose(lax.broadcast_in_dim(s, (2, 1), ()), (1, 0)),
+    "select": lambda s: jnp.where(s > 0, s, 0.0),
+    "copy": jnp.copy,
+    "max": lambda s: lax.max(s, 0.0),
+    "min": lambda s: lax.min(s, 9.0),
+    "clamp": lambda s: lax.clamp(0.0, s, 9.0),
+    "cast": lambda s: s.astype(jnp.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", _WAYS)
+def test_a_gradient_is_followed_through(name):
+    assert _told(_sharded(lambda w, x: lax.pmean(_WAYS[name](jax.grad(_loss)(w, x)), "i"))) == {
+        _FOUND
+    }
+
+
+def test_what_is_made_of_a_gradient_is_none():
+    """Whether the mean of a root was meant, nobody knows."""
+    assert _told(_sharded(lambda w, x: lax.pmean(lax.sqrt(jax.grad(_loss)(w, x)), "i"))) == set()
+
+
 @pytest.mark.parametrize("name", _DOUBLED)
 def test_a_doubled_gradient_is_found(name):
     fun = _sharded(_DOUBLED[name])
