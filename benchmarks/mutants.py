@@ -4,6 +4,7 @@
     python benchmarks/mutants.py --only jax_dist/passes/hazards.py         one file; minutes
     python benchmarks/mutants.py --only jax_dist/passes/hazards.py:90-130  some lines of it
     python benchmarks/mutants.py --sample 12 --seconds 60 --seed x   12 of one file that x draws
+    python benchmarks/mutants.py --again run.json     what survived in a run with --json run.json
     python benchmarks/mutants.py --list --only jax_dist/multihost/job.py   what would be tried
 
 A mutant is a file with one mistake: another comparison or operator, `and` for `or`, a condition or
@@ -338,6 +339,10 @@ def _chosen(options: argparse.Namespace) -> list[Mutant]:
     if not files:
         raise SystemExit(f"{options.only} is none of the targets: {', '.join(all_targets())}")
     found = [each for file in files for each in _mutants_of(file) if each.line in lines]
+    if options.again:
+        before = json.loads(options.again.read_text())
+        survivors = {(each["file"], each["mutant"]) for each in before if not each["by"]}
+        found = [each for each in found if (each.file, each.name) in survivors]
     if options.sample:
         chance = random.Random(options.seed)
         file = chance.choice(found).file  # of one, for its tests are run once to know what they run
@@ -357,6 +362,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (default: 2)")
     parser.add_argument("--list", action="store_true", help="print them, and run nothing")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="what became of each")
+    parser.add_argument("--again", type=pathlib.Path, metavar="FILE", help="what survived in it")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
