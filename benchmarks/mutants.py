@@ -84,7 +84,10 @@ def _serve() -> None:
         with tempfile.TemporaryDirectory() as folder:
             child = os.fork()
             if not child:
-                _run_tests(json.loads(line), pathlib.Path(folder))
+                try:
+                    _run_tests(json.loads(line), pathlib.Path(folder))
+                finally:
+                    os._exit(70)
             _, status = os.waitpid(child, 0)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)  # what the tests have started
@@ -343,7 +346,7 @@ def _chosen(options: argparse.Namespace) -> list[Mutant]:
         before = json.loads(options.again.read_text())
         survivors = {(each["file"], each["mutant"]) for each in before if not each["by"]}
         found = [each for each in found if (each.file, each.name) in survivors]
-    if options.sample:
+    if options.sample and found:
         chance = random.Random(options.seed)
         file = chance.choice(found).file  # of one, for its tests are run once to know what they run
         within = [each for each in found if each.file == file]
