@@ -24,6 +24,7 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -299,6 +300,15 @@ class Trial:
         self._coverage, self._until = coverage, until
         self._caught: collections.Counter[str] = collections.Counter()  # by test and by its file
 
+    def check(self, job: Job, mutant: Mutant) -> None:
+        """Raises where tests fail without the mistake, too: nothing would be caught then."""
+        seconds = self._coverage.of(dataclasses.replace(mutant, statement=None))
+        quickest = sorted(seconds, key=lambda test: seconds[test])[:5]
+        files = sorted({test.partition("::")[0] for test in quickest})
+        answer = job.run({mutant.file: mutant.before}, files, {each: 9.0 for each in quickest})
+        if quickest and answer["code"]:
+            raise RuntimeError(f"{quickest} fail without a mutant:\n{answer['said']}")
+
     def of(self, job: Job, mutant: Mutant) -> tuple[Mutant, str]:
         """A mutant, and what became of it: "" where it survived."""
         if time.monotonic() > self._until:
@@ -385,6 +395,8 @@ def main() -> int:
         jobs = Jobs(options.jobs, folder)
         coverage = Coverage(jobs, {each.file for each in tried})
         trial = Trial(coverage, time.monotonic() + (options.seconds or 1e9))
+        for _ in jobs.map(trial.check, {each.file: each for each in tried}.values()):
+            pass
         for number, (each, by) in enumerate(jobs.map(trial.of, tried), 1):
             kind = {"": "survived", "not tried": "not tried"}.get(by, "caught")
             table[each.file][kind] += 1

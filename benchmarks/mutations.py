@@ -38,6 +38,12 @@ class Mutant:
     _source: tuple[ast.AST, ast.AST, str, int | None, ast.AST]  # tree, parent, field, place, new
 
     @property
+    def before(self) -> str:
+        """The whole file without the mistake."""
+        with _LOCK:
+            return ast.unparse(self._source[0])
+
+    @property
     def text(self) -> str:
         """The whole file."""
         tree, parent, field, place, new = self._source

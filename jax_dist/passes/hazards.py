@@ -93,9 +93,8 @@ class _Walk:
         every = frozenset(range(len(_shape(eqn.outvars[0])))) if eqn.outvars else frozenset()
         if name in DRAWS:
             alike = scope.axes.intersection(*same)
-            noise = _Noise(line, alike, every) if alike and every else None
             own = line if alike != scope.axes else drawn
-            return [_Known(noise, drawn=own)] * len(eqn.outvars)
+            return [_Known(_Noise(line, alike, every), drawn=own)] * len(eqn.outvars)
         if interpreter.bodies(eqn):
             return self._inside(eqn, same, given, scope, line)
         if name in _SHAPED_ALIKE:
