@@ -173,6 +173,10 @@ _PLANS = {
         _first_effect_in_a_loop,
         "scan[{debug_callback psum: 1, 1} | sub] {debug_callback: 1, 0}",
     ),
+    "effects in a row": (
+        lambda w, x: [jax.debug.callback(lambda _: None, each) for each in (x, x)],
+        "{debug_callback debug_callback: 1, 0}",
+    ),
     "an effect of what is shared runs on the devices": (
         lambda w, x: jax.debug.callback(lambda _: None, w),
         "{debug_callback: 1, 0}",
