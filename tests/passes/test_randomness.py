@@ -254,7 +254,7 @@ def test_what_goes_into_and_comes_out_of_a_shard_map():
 def _in_a_loop(key, w):
     """Beside a value that has no noise, and comes first."""
     own = random.fold_in(key, lax.axis_index("i"))
-    turn = lambda c, _: ((c[0], c[1] + random.normal(own, w.shape)), None)
+    turn = lambda c, _: ((c[0] + 1, c[1] + random.normal(own, w.shape)), None)
     return lax.scan(turn, (w, w), None, length=2)[0][1]
 
 
@@ -270,7 +270,7 @@ def _in_one_branch(key, w):
 
 def _in_the_other_branch(key, w):
     own = random.fold_in(key, lax.axis_index("i"))
-    return lax.cond(w[0] > 0, lambda: w, lambda: w + random.normal(own, w.shape))
+    return lax.cond(w[0] > 0, lambda: jnp.zeros(3), lambda: w + random.normal(own, w.shape))
 
 
 @pytest.mark.parametrize("body", [_in_a_loop, _into_a_loop, _in_one_branch, _in_the_other_branch])

@@ -101,6 +101,15 @@ def _clipped_and_scaled(w, x):
     return lax.pmean(jnp.clip(slope * 2, -100, 100).astype(jnp.float32) / 2, "i")
 
 
+def _not_linear(w, x):
+    return lax.pmean(jax.grad(lambda w: _loss(w, x) + 0 * jnp.mean((w * x) ** 2))(w), "i")
+
+
+def _after_a_loop(w, x):
+    w = lax.while_loop(lambda v: v > w + 1, lambda v: v - 1, w)
+    return lax.pmean(jax.grad(_loss)(w, x), "i")
+
+
 _DOUBLED = {
     "pmean": _pmean_after,
     "psum": _psum_after,
@@ -113,6 +122,8 @@ _DOUBLED = {
     "a tree": _of_a_tree,
     "with the loss": _with_the_loss,
     "scaled on the way": _clipped_and_scaled,
+    "not linear": _not_linear,
+    "after a loop": _after_a_loop,
 }
 
 
