@@ -192,7 +192,7 @@ def _followed(
     if name == "transpose":
         places = {old: new for new, old in enumerate(eqn.params["permutation"])}
         return _moved(given[0].noise, places, set()), frozenset(places[o] for o in given[0].flat)
-    if name in ("reshape", "squeeze", "expand_dims") and given[0].noise is not None:
+    if name in ("reshape", "squeeze") and given[0].noise is not None:
         noise, before = given[0].noise, _shape(eqn.invars[0])
         if all(dim in noise.dims for dim, size in enumerate(before) if size > 1):
             dims = frozenset(range(len(_shape(eqn.outvars[0]))))
