@@ -22,7 +22,6 @@ from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.global_views.uniformity import (
     Cuts,
     SharedAxis,
-    bodies_of_while,
     wanted_cuts,
     wanted_in_bodies,
 )
@@ -217,21 +216,14 @@ class _Planner:
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
+        """Whether it makes something shared; then a condition of its own is shared, too."""
         name = eqn.primitive.name
         if name not in ("scan", "while", "cond") or not self.axis.is_made_alike_by(eqn):
             return False
-        if not any(map(self._is_shared, eqn.outvars)):
+        # Under vmap a condition has many elements, and lax.while_loop takes one.
+        if name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape != ():
             return False
-        if name == "cond":
-            return self._is_shared(eqn.invars[0])
-        if name == "while":
-            condition = interpreter.open_jaxpr(eqn.params["cond_jaxpr"])
-            of_condition = self._ins_of_bodies(eqn)[bodies_of_while(eqn).index("cond_jaxpr")]
-            (again,) = self.axis.shared_out(condition, of_condition)
-            # Under vmap a condition has many elements, and lax.while_loop takes one.
-            kind: Any = condition.out_avals[0]
-            return again and kind.shape == ()
-        return True
+        return any(map(self._is_shared, eqn.outvars))
 
     def _ins_of_bodies(self, eqn: JaxprEqn) -> list[list[bool]]:
         return self.axis.shared_in_bodies(eqn, [self._is_shared(atom) for atom in eqn.invars])

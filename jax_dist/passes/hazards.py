@@ -215,8 +215,7 @@ def _scaled(same: list[Same], given: list[_Known]) -> _Noise | None:
 def _moved(noise: _Noise | None, places: dict[int, int], gone: set[int]) -> _Noise | None:
     if noise is None:
         return None
-    dims = frozenset(places[dim] for dim in noise.dims) - gone
-    return dataclasses.replace(noise, dims=dims) if dims else None
+    return dataclasses.replace(noise, dims=frozenset(places[dim] for dim in noise.dims) - gone)
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

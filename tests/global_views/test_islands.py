@@ -134,6 +134,10 @@ _PLANS = {
         lambda w, x: lax.scan(lambda c, _: (c - lax.sin(w), None), w, None, length=2)[0],
         "scan",
     ),
+    "a scan that makes something shared": (
+        lambda w, x: lax.scan(lambda c, _: ((c[0] - psum(x), c[1] * 2), None), (w, x), length=2)[0],
+        "scan[{psum mul: 2, 2} | sub]",
+    ),
     "a scan that makes nothing shared": (
         lambda w, x: lax.scan(lambda c, _: (c - psum(x) * x, None), w, None, length=2)[0],
         "{scan: 2, 1}",
