@@ -242,7 +242,7 @@ class _Planner:
             return _Stage(outside, None)
         # In program order: a set of variables has another order in each process.
         own = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
-        eqns = [*self._helping([var for var in _operands(*eqns) if var not in own]), *eqns]
+        eqns = [*self._helping(_operands(*eqns)), *eqns]
         inner = {var for eqn in eqns for var in eqn.outvars}
         reads = tuple(dict.fromkeys(var for var in _operands(*eqns) if var not in inner))
         others = [each for n, island in enumerate(self.islands) if n != number for each in island]
@@ -268,7 +268,7 @@ class _Planner:
         return _Stage(outside, Island(tuple(eqns), reads, makes, scatters, parts))
 
     def _helping(self, reads: list[Var]) -> list[JaxprEqn]:
-        """The cheap equations that make some variables, in program order."""
+        """The cheap equations that make some of these variables, in program order."""
         needed: dict[int, JaxprEqn] = {}
         queue = [var for var in reads if var in self.cheap]
         while queue:
