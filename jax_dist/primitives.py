@@ -8,7 +8,7 @@ that it lists, and with what its own rules of batching and typing say.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal[
@@ -203,7 +203,7 @@ def _records() -> Iterator[Primitive]:
             yield _record(name, facts.split())
 
 
-def _record(name: str, words: list[str]) -> Primitive:
+def _record(name: str, words: Sequence[str]) -> Primitive:
     facts: dict[str, Any] = {"kind": words[0]}
     for before, word in itertools.pairwise(words):
         match before, word:

@@ -22,7 +22,6 @@ from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.global_views.uniformity import (
     Cuts,
     SharedAxis,
-    bodies_of_while,
     wanted_cuts,
     wanted_in_bodies,
 )
@@ -173,7 +172,7 @@ class _Planner:
     islands: list[list[JaxprEqn]] = dataclasses.field(default_factory=list)
 
     def stages(self) -> tuple[_Stage, ...]:
-        last_effect = (0, False)  # the stage of the last one, and whether it was outside
+        last_effect = (0, True)  # the stage of the last one, and whether it was outside
         for eqn in self.body.eqns:
             entered = self._is_entered(eqn)
             inside = not entered and self._runs_inside(eqn)
@@ -218,21 +217,13 @@ class _Planner:
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
-        name, kind = eqn.primitive.name, record_of(eqn).kind
-        if kind not in ("loop", "branch") or not self.axis.is_made_alike_by(eqn):
+        """Whether it makes something shared; then a condition of its own is shared, too."""
+        if record_of(eqn).kind not in ("loop", "branch") or not self.axis.is_made_alike_by(eqn):
             return False
-        if not any(map(self._is_shared, eqn.outvars)):
+        # Under vmap a condition has many elements, and lax.while_loop takes one.
+        if eqn.primitive.name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape != ():
             return False
-        if kind == "branch":
-            return self._is_shared(eqn.invars[0])
-        if name == "while":
-            condition = interpreter.open_jaxpr(eqn.params["cond_jaxpr"])
-            of_condition = self._ins_of_bodies(eqn)[bodies_of_while(eqn).index("cond_jaxpr")]
-            (again,) = self.axis.shared_out(condition, of_condition)
-            # Under vmap a condition has many elements, and lax.while_loop takes one.
-            kind: Any = condition.out_avals[0]
-            return again and kind.shape == ()
-        return True
+        return any(map(self._is_shared, eqn.outvars))
 
     def _ins_of_bodies(self, eqn: JaxprEqn) -> list[list[bool]]:
         return self.axis.shared_in_bodies(eqn, [self._is_shared(atom) for atom in eqn.invars])
@@ -251,7 +242,7 @@ class _Planner:
             return _Stage(outside, None)
         # In program order: a set of variables has another order in each process.
         own = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
-        eqns = [*self._helping([var for var in _operands(*eqns) if var not in own]), *eqns]
+        eqns = [*self._helping(_operands(*eqns)), *eqns]
         inner = {var for eqn in eqns for var in eqn.outvars}
         reads = tuple(dict.fromkeys(var for var in _operands(*eqns) if var not in inner))
         others = [each for n, island in enumerate(self.islands) if n != number for each in island]
@@ -277,7 +268,7 @@ class _Planner:
         return _Stage(outside, Island(tuple(eqns), reads, makes, scatters, parts))
 
     def _helping(self, reads: list[Var]) -> list[JaxprEqn]:
-        """The cheap equations that make some variables, in program order."""
+        """The cheap equations that make some of these variables, in program order."""
         needed: dict[int, JaxprEqn] = {}
         queue = [var for var in reads if var in self.cheap]
         while queue:

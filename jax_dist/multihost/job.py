@@ -299,7 +299,7 @@ class Job:
             elif self._progress.blocked_for() > self._early_exit_timeout():  # it waits for them
                 self._progress = None
                 self.tell(0, _Stuck(stack_of_main()))
-        if self._finished and self._ending is None and not self._may_leave.is_set():
+        if self._finished and not self._may_leave.is_set():
             waited = now - min(self._finished.values())
             if waited > self._shutdown_timeout:
                 finished = sorted(self._finished)

@@ -209,9 +209,7 @@ class _GatherFrame:
 class _GatherWalk:
     """One walk. `pins` grows; the walk counts only if it did not."""
 
-    def __init__(
-        self, pins: Mapping[Site, _Pin], invariance: Invariance, *, exact: bool = False
-    ) -> None:
+    def __init__(self, pins: Mapping[Site, _Pin], invariance: Invariance, *, exact: bool) -> None:
         self.pins: dict[Site, _Pin] = dict(pins)
         self._exact = exact
         self.gathers: dict[Site, Gather] = {}

@@ -91,9 +91,8 @@ class _Walk:
         every = frozenset(range(len(_shape(eqn.outvars[0])))) if eqn.outvars else frozenset()
         if record.draws and record.kind == "plain":
             alike = scope.intersection(*same)
-            noise = _Noise(line, alike, every) if alike and every else None
             own = line if alike != scope else drawn
-            return [_Known(noise, drawn=own)] * len(eqn.outvars)
+            return [_Known(_Noise(line, alike, every), drawn=own)] * len(eqn.outvars)
         if interpreter.bodies(eqn):
             return self._inside(eqn, same, given, scope, line)
         if record.elementwise or record.identity:
@@ -179,9 +178,9 @@ def _followed(
     """The noise that a result still is, and the dimensions along which it is constant."""
     name, record = eqn.primitive.name, record_of(eqn)
     if record.elementwise or record.identity:
-        flat = frozenset.intersection(*[each.flat for each in given]) if given else frozenset()
+        flat = frozenset.intersection(*[each.flat for each in given])
         return _scaled(same, given), flat
-    if name == "broadcast_in_dim" and len(given) == 1:
+    if name == "broadcast_in_dim":
         kept = eqn.params["broadcast_dimensions"]
         shape, before = _shape(eqn.outvars[0]), _shape(eqn.invars[0])
         stretched = {new for old, new in enumerate(kept) if before[old] != shape[new]}
@@ -214,8 +213,7 @@ def _scaled(same: list[Same], given: list[_Known]) -> _Noise | None:
 def _moved(noise: _Noise | None, places: dict[int, int], gone: set[int]) -> _Noise | None:
     if noise is None:
         return None
-    dims = frozenset(places[dim] for dim in noise.dims if dim in places) - gone
-    return dataclasses.replace(noise, dims=dims) if dims else None
+    return dataclasses.replace(noise, dims=frozenset(places[dim] for dim in noise.dims) - gone)
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

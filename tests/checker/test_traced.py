@@ -17,6 +17,8 @@ from jax_dist.checker.model.semantic_model import Module
         ("def g(x): pass\nh = jax.vmap(g)\nf = jax.pmap(h)", [("pmap", "def")]),
         ("f = jax.shard_map(lambda x: x, mesh=m)", [("shard_map", "lambda x: x")]),
         ("f = functools.partial(jax.shard_map, mesh=m)(lambda x: x)", [("shard_map", "lambda")]),
+        ("f = functools.partial(jax.shard_map, lambda x: x, mesh=m)()", [("shard_map", "lambda")]),
+        ("f = functools.partial(jax.jit, make(), lambda x: x)", []),
         ("f = jax.jit(jax.shard_map(lambda x: x))", [("shard_map", "lambda x: x")]),
         ("f = jax.jit(make())", []),
         ("f = make(jax.jit, lambda x: x)", []),

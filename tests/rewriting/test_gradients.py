@@ -101,6 +101,15 @@ def _clipped_and_scaled(w, x):
     return lax.pmean(jnp.clip(slope * 2, -100, 100).astype(jnp.float32) / 2, "i")
 
 
+def _not_linear(w, x):
+    return lax.pmean(jax.grad(lambda w: _loss(w, x) + 0 * jnp.mean((w * x) ** 2))(w), "i")
+
+
+def _after_a_loop(w, x):
+    w = lax.while_loop(lambda v: v > w + 1, lambda v: v - 1, w)
+    return lax.pmean(jax.grad(_loss)(w, x), "i")
+
+
 _DOUBLED = {
     "pmean": _pmean_after,
     "psum": _psum_after,
@@ -113,7 +122,39 @@ _DOUBLED = {
     "a tree": _of_a_tree,
     "with the loss": _with_the_loss,
     "scaled on the way": _clipped_and_scaled,
+    "not linear": _not_linear,
+    "after a loop": _after_a_loop,
 }
+
+
+_WAYS = {
+    "neg": lambda s: -s,
+    "add": lambda s: s + 1,
+    "sub": lambda s: s - 1,
+    "mul": lambda s: s * 2,
+    "div": lambda s: s / 2,
+    "reshape": lambda s: lax.reshape(lax.broadcast_in_dim(s, (2, 1), ()), (2,)),
+    "squeeze": lambda s: lax.squeeze(lax.broadcast_in_dim(s, (2, 1), ()), (1,)),
+    "transpose": lambda s: lax.transpose(lax.broadcast_in_dim(s, (2, 1), ()), (1, 0)),
+    "select": lambda s: jnp.where(s > 0, s, 0.0),
+    "copy": jnp.copy,
+    "max": lambda s: lax.max(s, 0.0),
+    "min": lambda s: lax.min(s, 9.0),
+    "clamp": lambda s: lax.clamp(0.0, s, 9.0),
+    "cast": lambda s: s.astype(jnp.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", _WAYS)
+def test_a_gradient_is_followed_through(name):
+    assert _told(_sharded(lambda w, x: lax.pmean(_WAYS[name](jax.grad(_loss)(w, x)), "i"))) == {
+        _FOUND
+    }
+
+
+def test_what_is_made_of_a_gradient_is_none():
+    """Whether the mean of a root was meant, nobody knows."""
+    assert _told(_sharded(lambda w, x: lax.pmean(lax.sqrt(jax.grad(_loss)(w, x)), "i"))) == set()
 
 
 @pytest.mark.parametrize("name", _DOUBLED)

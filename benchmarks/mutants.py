@@ -1,0 +1,435 @@
+"""Mutants: of the lines that soundness rests on, which may be wrong without a test that fails?
+
+    python benchmarks/mutants.py                                  all of them; hours
+    python benchmarks/mutants.py --only jax_dist/passes/hazards.py         one file; minutes
+    python benchmarks/mutants.py --only jax_dist/passes/hazards.py:90-130  some lines of it
+    python benchmarks/mutants.py --sample 12 --seconds 60 --seed x   12 of one file that x draws
+    python benchmarks/mutants.py --again run.json     what survived in a run with --json run.json
+    python benchmarks/mutants.py --list --only jax_dist/multihost/job.py   what would be tried
+
+A mutant is a file with one mistake: another comparison or operator, `and` for `or`, a condition or
+an element less, a branch that is never taken, a constant one more, a statement less, arguments
+swapped. It is caught if one of the tests that run its statement fails, does not end, or dies; the
+quickest are tried first. Annotations, docstrings and the texts of errors are left alone.
+
+The tree is never changed: each job has a copy in a temporary folder, and forks a process that has
+imported jax, but nothing of jax_dist. Which test runs which statement is found once for each file
+of tests, and is kept in build/mutants.
+
+`mutants.toml` lists the mutants that change nothing, with the reason. Prints every survivor that it
+does not list, and a table. Exit code 1: there is one, or a listed mutant is no more.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import queue
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import mutations
+from mutations import Mutant
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_WITHOUT_EFFECT = pathlib.Path(__file__).with_suffix(".toml")
+_KEPT = _ROOT / "build" / "mutants"
+_SEEN = "JAX_DIST_SEEN"  # the variable that names the file where statements are written down
+_IMPORTED = ("numpy", "jax", "jax.numpy", "jax.experimental.multihost_utils", "pytest")
+_MOST_SECONDS = 60.0  # of tests, for one mutant
+
+_PASSES = ("tests/passes/test_[!p]*.py", "tests/rewriting/test_gradients.py")
+_VIEWS = ("tests/global_views/test_*.py",)
+
+
+def _codemod(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/codemod/test_{name}.py" for name in names)
+
+
+# What is mutated, and the tests that look at it. Files that are not there are passed over.
+TARGETS: dict[str, Sequence[str]] = {
+    "jax_dist/primitives.py": ("tests/test_primitives.py", *_PASSES, *_VIEWS),
+    "jax_dist/passes/uniformity.py": (*_PASSES, *_VIEWS),
+    "jax_dist/passes/hazards.py": ("tests/passes/test_randomness.py", *_PASSES[1:]),
+    "jax_dist/passes/gathers.py": _PASSES,
+    "jax_dist/passes/gather_rules.py": _PASSES,
+    "jax_dist/passes/gather_states.py": _PASSES,
+    "jax_dist/global_views/islands.py": _VIEWS,
+    "jax_dist/multihost/job.py": ("tests/multihost/test_job.py",),
+    "jax_dist/codemod/verify/slices.py": _codemod("slices", "certificate"),
+    "jax_dist/codemod/verify/equivalence.py": _codemod("slices", "certificate"),
+    "jax_dist/codemod/verify/certificate.py": _codemod("certificate"),
+    "jax_dist/codemod/verify/comparison.py": _codemod("comparison", "judging", "slices"),
+    "jax_dist/codemod/verify/evidence.py": _codemod("comparison", "judging", "verifying"),
+    "jax_dist/codemod/verify/ledger.py": _codemod("comparison", "judging", "verifying"),
+    "jax_dist/codemod/verify/program_text.py": _codemod("slices", "certificate", "verifying"),
+    "jax_dist/codemod/verify/trial.py": _codemod("verifying"),
+    "jax_dist/codemod/verify/recording/*.py": _codemod(
+        "recording", "slices", "certificate", "verifying"
+    ),
+}
+
+
+# ---- the process that runs tests: imports jax once, and forks for each request
+
+
+def _serve() -> None:
+    sys.path.remove(str(pathlib.Path(__file__).parent))  # tests have modules of the same names
+    for name in _IMPORTED:
+        __import__(name)
+    for line in sys.stdin:
+        with tempfile.TemporaryDirectory() as folder:
+            child = os.fork()
+            if not child:
+                try:
+                    _run_tests(json.loads(line), pathlib.Path(folder))
+                finally:
+                    os._exit(70)
+            _, status = os.waitpid(child, 0)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # what the tests have started
+            answer = {"code": os.waitstatus_to_exitcode(status), "tests": {}}
+            notes = pathlib.Path(folder, "notes")
+            for note in notes.read_text().splitlines() if notes.exists() else []:
+                test, number, seconds, outcome = json.loads(note)
+                seen = pathlib.Path(folder, f"seen{number}")
+                statements = seen.read_text().splitlines() if seen.exists() else []
+                answer["tests"][test] = [seconds, outcome, statements]
+        print(json.dumps(answer), flush=True)
+
+
+def _run_tests(request: Any, folder: pathlib.Path) -> None:
+    import pytest
+
+    os.setsid()
+    output = os.open(folder / "output", os.O_RDWR | os.O_CREAT)
+    for number in (0, 1, 2):
+        os.dup2(output, number)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    options = ["-q", "-x", "-p", "no:cacheprovider"][: 4 if request["wanted"] else 1]
+    files = request["files"]
+    os._exit(int(pytest.main([*options, "-n0", *files], plugins=[_Chosen(request, folder)])))
+
+
+class _Chosen:
+    """Runs the tests that are wanted, in that order, and notes how each ends."""
+
+    def __init__(self, request: Any, folder: pathlib.Path) -> None:
+        self._wanted: dict[str, float] = request["wanted"]  # to seconds; empty: all
+        self._folder, self._number, self._failed = folder, 0, False
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        for item in items:  # no test is tried again
+            item.own_markers[:] = [each for each in item.own_markers if each.name != "flaky"]
+        if self._wanted:
+            order = {name: place for place, name in enumerate(self._wanted)}
+            items[:] = [item for item in items if item.nodeid in order]
+            items.sort(key=lambda item: order[item.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._number, self._failed, self._start = self._number + 1, False, time.monotonic()
+        os.environ[_SEEN] = str(self._folder / f"seen{self._number}")
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, 10 + 5 * self._wanted.get(nodeid, 60))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self._failed |= report.failed
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        seconds = round(time.monotonic() - self._start, 3)
+        note = json.dumps([nodeid, self._number, seconds, not self._failed])
+        with open(self._folder / "notes", "a") as notes:
+            notes.write(note + "\n")
+
+
+class Job:
+    """A copy of the tree, and the process that runs tests in it."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=_ROOT, capture_output=True, check=True, text=True).stdout
+        self.folder, self._changes = folder, 0
+        for name in filter(None, names.split("\0")):
+            if (_ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(_ROOT / name, folder / name)
+        known = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folder)}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--serve"],
+            **{"cwd": folder, "env": os.environ | known, "text": True},
+            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+        )
+
+    def run(self, texts: dict[str, str], files: Sequence[str], wanted: dict[str, float]) -> Any:
+        """How tests end with other texts of some files: an exit code, and a note for each test."""
+        before = {file: self.text(file) for file in texts}
+        for file, text in texts.items():
+            self._write(file, text)
+        print(json.dumps({"files": files, "wanted": wanted}), file=self._process.stdin, flush=True)
+        answer = json.loads(self._process.stdout.readline())
+        for file, text in before.items():
+            self._write(file, text)
+        return answer
+
+    def text(self, file: str) -> str:
+        return (self.folder / file).read_text(encoding="utf-8")
+
+    def _write(self, file: str, text: str) -> None:
+        """With a time that no text had before, by which Python tells that bytecode is old."""
+        self._changes += 1
+        (self.folder / file).write_text(text, encoding="utf-8")
+        os.utime(self.folder / file, (self._changes, self._changes))
+
+    def end(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+# ---- which test runs which statement
+
+
+class Coverage:
+    """For each file of tests and each target: the statements that its tests run, and how long."""
+
+    def __init__(self, jobs: "Jobs", targets: Iterable[str]) -> None:
+        self._files = sorted(targets)
+        self._tests = {file: self._test_files(file) for file in self._files}
+        self._by_test_file: dict[str, Any] = {}
+        wanted = sorted({test for file in self._files for test in self._tests[file]})
+        for number, (test, known) in enumerate(jobs.map(self._known, wanted), 1):
+            _progress(f"coverage: {number} of {len(wanted)} files of tests, {test}")
+            self._by_test_file[test] = known
+
+    @staticmethod
+    def _test_files(file: str) -> list[str]:
+        patterns = next(TARGETS[each] for each in TARGETS if file in _matching(each))
+        return list(dict.fromkeys(test for each in patterns for test in _matching(each)))
+
+    def _known(self, job: Job, test: str) -> tuple[str, Any]:
+        targets = {file: _digest(job.text(file)) for file in all_targets()}
+        beside = sorted((job.folder / test).parent.glob("*.py"))
+        helpers = [each.read_text() for each in beside if not each.name.startswith("test_")]
+        kept = _KEPT / f"{test.replace('/', '.')}.json"
+        key = _digest(job.text(test), job.text("conftest.py"), *helpers)
+        known = json.loads(kept.read_text()) if kept.exists() else {}
+        wanted = {file: targets[file] for file in self._files if test in self._tests[file]}
+        if known.get("key") == key and wanted.items() <= known["targets"].items():
+            return test, known["tests"]
+        probed = {file: mutations.with_probes(file, job.text(file), _SEEN) for file in targets}
+        answer = job.run(probed, [test], {})
+        if answer["code"] not in (0, 1):
+            raise RuntimeError(f"{test} cannot be run as it is:\n{answer['said']}")
+        tests = {name: value for name, value in answer["tests"].items() if value[1]}
+        for name in answer["tests"].keys() - tests.keys():
+            print(f"\n{name} fails without any mutant, and is left out", file=sys.stderr)
+        _KEPT.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({"key": key, "targets": targets, "tests": tests}))
+        return test, tests
+
+    def of(self, mutant: Mutant) -> dict[str, float]:
+        """The tests that run the statement of a mutant, and their seconds."""
+        found = {}
+        for file in self._tests[mutant.file]:
+            for test, (seconds, _, statements) in self._by_test_file[file].items():
+                if mutant.statement is None:
+                    is_run = any(each.startswith(mutant.file + " ") for each in statements)
+                else:
+                    is_run = f"{mutant.file} {mutant.statement}" in statements
+                if is_run:
+                    found[test] = seconds
+        return found
+
+
+def _matching(pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(_ROOT)) for path in _ROOT.glob(pattern))
+
+
+def all_targets() -> list[str]:
+    """All files that are mutated."""
+    return [file for pattern in TARGETS for file in _matching(pattern)]
+
+
+def _mutants_of(file: str) -> list[Mutant]:
+    return mutations.mutants_of(file, (_ROOT / file).read_text(encoding="utf-8"))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join([sys.version, *texts]).encode()).hexdigest()
+
+
+# ---- all of it
+
+
+class Jobs:
+    """Several jobs, each with its copy, side by side."""
+
+    def __init__(self, number: int, folder: str) -> None:
+        folders = [pathlib.Path(folder, str(each)) for each in range(number)]
+        self._jobs = [Job(each) for each in folders]
+        self._free: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        for job in self._jobs:
+            self._free.put(job)
+
+    def map(self, function: Any, values: Iterable[Any]) -> Iterator[Any]:
+        """What a function of a job and a value gives, as each ends."""
+
+        def call(value: Any) -> Any:
+            job = self._free.get()
+            try:
+                return function(job, value)
+            finally:
+                self._free.put(job)
+
+        with concurrent.futures.ThreadPoolExecutor(len(self._jobs)) as pool:
+            for future in concurrent.futures.as_completed(pool.submit(call, v) for v in values):
+                yield future.result()
+
+    def end(self) -> None:
+        for job in self._jobs:
+            job.end()
+
+
+class Trial:
+    """Runs the tests of mutants, those first that have caught others."""
+
+    def __init__(self, coverage: Coverage, until: float) -> None:
+        self._coverage, self._until = coverage, until
+        self._caught: collections.Counter[str] = collections.Counter()  # by test and by its file
+
+    def check(self, job: Job, mutant: Mutant) -> None:
+        """Raises where tests fail without the mistake, too: nothing would be caught then."""
+        seconds = self._coverage.of(dataclasses.replace(mutant, statement=None))
+        quickest = sorted(seconds, key=lambda test: seconds[test])[:5]
+        files = sorted({test.partition("::")[0] for test in quickest})
+        answer = job.run({mutant.file: mutant.before}, files, {each: 9.0 for each in quickest})
+        if quickest and answer["code"]:
+            raise RuntimeError(f"{quickest} fail without a mutant:\n{answer['said']}")
+
+    def of(self, job: Job, mutant: Mutant) -> tuple[Mutant, str]:
+        """A mutant, and what became of it: "" where it survived."""
+        if time.monotonic() > self._until:
+            return mutant, "not tried"
+        seconds = self._coverage.of(mutant)
+        files: dict[str, dict[str, float]] = collections.defaultdict(dict)
+        for test in sorted(seconds, key=lambda test: (-self._caught[test], seconds[test])):
+            files[test.partition("::")[0]][test] = seconds[test]
+        order = sorted(files, key=lambda file: (-self._caught[file], sum(files[file].values())))
+        spent, text = 0.0, mutant.text
+        for batch in (order[:1], order[1:3], order[3:]):
+            wanted = {}
+            for test in (test for file in batch for test in files[file]):
+                if spent < _MOST_SECONDS:
+                    spent += seconds[test]
+                    wanted[test] = seconds[test]
+            if not wanted:
+                continue
+            answer = job.run({mutant.file: text}, batch, wanted)
+            if answer["code"] not in (0, 5):  # 5: its tests are gone
+                failed = [test for test, note in answer["tests"].items() if not note[1]]
+                for each in failed:
+                    self._caught.update((each, each.partition("::")[0]))
+                return mutant, failed[-1] if failed else f"ended with {answer['code']}"
+        return mutant, ""
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text[:110]}", end="", file=sys.stderr, flush=True)
+
+
+def _chosen(options: argparse.Namespace) -> list[Mutant]:
+    files, lines = all_targets(), range(1, sys.maxsize)
+    if options.only:
+        name, _, numbers = options.only.partition(":")
+        files = [file for file in files if file.startswith(name)]
+        if numbers:
+            first, _, last = numbers.partition("-")
+            lines = range(int(first), int(last or first) + 1)
+    if not files:
+        raise SystemExit(f"{options.only} is none of the targets: {', '.join(all_targets())}")
+    found = [each for file in files for each in _mutants_of(file) if each.line in lines]
+    if options.again:
+        before = json.loads(options.again.read_text())
+        survivors = {(each["file"], each["mutant"]) for each in before if not each["by"]}
+        found = [each for each in found if (each.file, each.name) in survivors]
+    if options.sample and found:
+        chance = random.Random(options.seed)
+        file = chance.choice(found).file  # of one, for its tests are run once to know what they run
+        within = [each for each in found if each.file == file]
+        found = chance.sample(within, min(options.sample, len(within)))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="FILE[:LINES]", help="mutants of it, or of a folder")
+    parser.add_argument("--sample", type=int, metavar="N", help="of one file, N mutants by chance")
+    parser.add_argument("--seed", default="0", help="by which they are drawn; any text")
+    parser.add_argument("--seconds", type=float, metavar="S", help="none is tried after that")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (default: 2)")
+    parser.add_argument("--list", action="store_true", help="print them, and run nothing")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="what became of each")
+    parser.add_argument("--again", type=pathlib.Path, metavar="FILE", help="what survived in it")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        _serve()
+        return 0
+    mutants = _chosen(options)
+    if options.list:
+        for each in mutants:
+            print(f"{each.file}:{each.line} {each.name}")
+        return 0
+    start = time.monotonic()
+    reasons = tomllib.loads(_WITHOUT_EFFECT.read_text()) if _WITHOUT_EFFECT.exists() else {}
+    tried = [each for each in mutants if each.name not in reasons.get(each.file, {})]
+    table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    became: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = Jobs(options.jobs, folder)
+        coverage = Coverage(jobs, {each.file for each in tried})
+        trial = Trial(coverage, time.monotonic() + (options.seconds or 1e9))
+        for _ in jobs.map(trial.check, {each.file: each for each in tried}.values()):
+            pass
+        for number, (each, by) in enumerate(jobs.map(trial.of, tried), 1):
+            kind = {"": "survived", "not tried": "not tried"}.get(by, "caught")
+            table[each.file][kind] += 1
+            became.append({"file": each.file, "line": each.line, "mutant": each.name, "by": by})
+            if not by:
+                tests = len(coverage.of(each)) or "no test runs it:"
+                print(f"{each.file}:{each.line} {each.name}  [{tests}]", flush=True)
+            _progress(f"{number} of {len(tried)}, {time.monotonic() - start:.0f} s")
+        jobs.end()
+    for each in mutants:
+        table[each.file]["no effect"] += each.name in reasons.get(each.file, {})
+    if options.json:
+        options.json.write_text(json.dumps(became, indent=1) + "\n")
+    kinds = ("caught", "survived", "no effect", "not tried")
+    print(f"\n| file | {' | '.join(kinds)} | caught |\n|---|---|---|---|---|---|")
+    for file, counts in table.items():
+        share = 100 * counts["caught"] / ((counts["caught"] + counts["survived"]) or 1)
+        print(f"| {file} | {' | '.join(str(counts[each]) for each in kinds)} | {share:.0f} % |")
+    known = {(file, each.name) for file in reasons for each in _mutants_of(file)}
+    gone = [(file, name) for file in reasons for name in reasons[file] if (file, name) not in known]
+    for file, name in gone:
+        print(f"mutants.toml lists what is no more, {file}: {name}")
+    return int(bool(gone) or any(counts["survived"] for counts in table.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
