@@ -62,7 +62,9 @@ def _codemod(*names: str) -> tuple[str, ...]:
 # What is mutated, and the tests that look at it. Files that are not there are passed over.
 TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/primitives.py": ("tests/test_primitives.py", *_PASSES, *_VIEWS),
-    "jax_dist/passes/uniformity.py": (*_PASSES, *_VIEWS),
+    "jax_dist/uniformity.py": (*_PASSES, *_codemod("slices")),
+    "jax_dist/passes/primitive_facts.py": ("tests/test_primitives.py",),
+    "jax_dist/passes/uniformity.py": _PASSES,
     "jax_dist/passes/hazards.py": ("tests/passes/test_randomness.py", *_PASSES[1:]),
     "jax_dist/passes/gathers.py": _PASSES,
     "jax_dist/passes/gather_rules.py": _PASSES,
