@@ -1,6 +1,5 @@
 """Checkpoints: what is saved comes back as it was, whatever happened to the newest one."""
 
-import itertools
 import os
 import pathlib
 import shutil
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import warnings
 
 import checkpoint_jobs
 import jax
@@ -21,7 +19,6 @@ from jax.sharding import PartitionSpec as P
 from saving import killed_again_and_again, lost
 
 from jax_dist.multihost import CheckpointError, Checkpoints, CheckpointWarning
-from jax_dist.multihost.step_folders import StepFolders
 from jax_dist.testing import run_processes
 
 
@@ -64,9 +61,13 @@ def values(tree) -> list:
     return [np.asarray(leaf).tolist() for leaf in plain]
 
 
+def names_in(folder: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != ".jax_dist.lock")
+
+
 def damage(folder: pathlib.Path, how: str) -> None:
-    if how == "no manifest":
-        (folder / "jax_dist.json").unlink()
+    if how == "an empty manifest":
+        (folder / "jax_dist.json").write_bytes(b"")
         return
     files = [path for path in (folder / "default").rglob("d/*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
@@ -95,10 +96,10 @@ def test_everything_comes_back_as_it_was_and_where_it_was(tmp_path):
         describe(leaf) for leaf in jax.tree.leaves(make_state(6))
     ]
     assert values(state) == values(make_state(6))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "6"]
+    assert names_in(tmp_path) == ["4", "6"]
 
 
-@pytest.mark.parametrize("how", ["no manifest", "a flipped bit", "cut short", "lost"])
+@pytest.mark.parametrize("how", ["an empty manifest", "a flipped bit", "cut short", "lost"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, how):
     state = {"w": placed(jnp.arange(800.0), P("i"))}
     with Checkpoints(tmp_path, every=1) as checkpoints:
@@ -118,18 +119,19 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, how):
     assert len(warned) == 1
     text = str(warned[0].message)
     assert text.startswith(f"the checkpoint {tmp_path / '2'} is damaged:\n  * ")
+    assert f"{tmp_path / '1'} is restored instead." in text
     assert warned[0].filename == __file__
     assert newest == 2
     assert again["w"][799] == 3 * 799
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "2.damaged"]
+    assert names_in(tmp_path) == ["1", "2", "2.damaged"]
 
 
 def test_with_nothing_whole_the_state_is_the_one_given(tmp_path):
     with Checkpoints(tmp_path, every=1) as checkpoints:
         checkpoints.save(1, {"w": np.ones(3)})
-    damage(tmp_path / "1", "no manifest")
+    damage(tmp_path / "1", "an empty manifest")
 
-    with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning):
+    with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning, match="No other"):
         state, step = checkpoints.restore({"w": np.zeros(3)})
     assert step == 0
     assert state["w"].tolist() == [0, 0, 0]
@@ -159,17 +161,59 @@ def test_a_state_that_does_not_fit_is_named_leaf_by_leaf(tmp_path):
         Give `restore` a state like the one that was saved, or use another folder.""")
 
 
-def test_what_cannot_be_stored_is_named(tmp_path):
+class _Pair:
+    """Two leaves with one path."""
+
+    def __init__(self, first, second):
+        self.both = first, second
+
+
+jax.tree_util.register_pytree_with_keys(
+    _Pair,
+    lambda pair: ([(jax.tree_util.GetAttrKey("v"), each) for each in pair.both], None),
+    lambda _, children: _Pair(*children),
+)
+
+
+class _Subclass(int):
+    pass
+
+
+def test_what_would_not_come_back_as_it_is_is_named(tmp_path):
+    wrong = {
+        "big": 2**63,
+        "endian": np.zeros(2, ">i8"),
+        "int": _Subclass(3),
+        "long": np.zeros(2, np.longdouble),
+        "mask": np.ma.masked_array([1.0, 2.0], [0, 1]),
+        "name": "run 7",
+        "pair": _Pair(np.ones(2), np.zeros(2)),
+        "raw": np.zeros(2, "V4"),
+        "time": np.array(["2020"], "M8[s]"),
+        "view": np.zeros(3).view(np.recarray),
+        "w": np.ones(3),
+    }
     with Checkpoints(tmp_path, every=1) as checkpoints:
         with pytest.raises(CheckpointError) as raised:
-            checkpoints.save(1, {"name": "run 7", "w": np.ones(3), "big": 2**63})
+            checkpoints.save(1, wrong)
+        with pytest.raises(CheckpointError, match=r"\['pair'\].v is the path of 2 leaves"):
+            checkpoints.restore(wrong)
         assert checkpoints.save(1, {"w": np.ones(3)})
 
-    assert str(raised.value) == textwrap.dedent("""\
+    assert str(raised.value) == textwrap.dedent(f"""\
         a checkpoint cannot hold all of the state:
           * ['big'] is a int
+          * ['endian'] is a ndarray of >i8
+          * ['int'] is a _Subclass
+          * ['long'] is a ndarray of {np.dtype(np.longdouble)}
+          * ['mask'] is a MaskedArray of float64
           * ['name'] is a str
-        Because only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written.
+          * ['raw'] is a ndarray of |V4
+          * ['time'] is a ndarray of datetime64[s]
+          * ['view'] is a recarray of float64
+          * ['pair'].v is the path of 2 leaves
+        Because only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written, \
+each under a path of its own.
         Leave these out of the state, and make them again when the program starts.""")
 
 
@@ -182,11 +226,12 @@ def test_newer_checkpoints_are_not_overwritten_in_passing(tmp_path):
         checkpoints.save(1, {"n": 1})
 
     assert str(raised.value) == textwrap.dedent(f"""\
-        step 1 is not saved: {tmp_path} holds newer checkpoints:
+        step 1 is not saved: {tmp_path} holds what was not restored:
           * step 5
           * step 10
-        Because only the newest are kept, so this one would be removed immediately.
-        Call `restore` first, or use another folder.""")
+        Because what is newer by number would be taken for the newest, and what another program \
+made is never overwritten.
+        Call `restore` first, move away what is not a checkpoint, or use another folder.""")
 
 
 def test_force_saves_the_last_step(tmp_path):
@@ -228,7 +273,7 @@ def test_without_orbax_the_remedy_is_told(tmp_path):
         Checkpoints needs a package that is not installed:
           * orbax-checkpoint
         Because Orbax writes the checkpoints.
-        Run: pip install "orbax-checkpoint>=0.11"
+        Run: pip install "orbax-checkpoint>=0.11.26"
         """)
 
 
@@ -268,62 +313,52 @@ def test_a_manifest_that_cannot_be_read_is_none(tmp_path, how):
     assert "it has no jax_dist.json that can be read" in str(warned[0].message)
 
 
-class _Killed(BaseException):
-    """Ends a save in the middle, as a kill does: nothing is cleaned up."""
-
-
 def _state(step: int) -> dict:
     return {"w": np.full(3, float(step)), "n": step}
 
 
+_CHANGES = ("os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
+
+
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_wherever_a_save_ends_the_newest_whole_step_is_restored(tmp_path, monkeypatch, keep):
-    """At each change that it makes to the disk after Orbax has written, one after the other."""
-    left, seen = [], []
+def test_whenever_a_process_dies_the_newest_whole_step_is_restored(tmp_path, keep):
+    """What would be left is copied at each change that a save makes to the disk, in any thread."""
+    folder, left, copying = tmp_path / "saved", tmp_path / "left", threading.RLock()
+    seen: list[str] = []
+    watching: list[bool] = []
 
     def watch(event: str, args: tuple) -> None:
-        if left and threading.current_thread() is threading.main_thread():
-            writes = event == "open" and isinstance(args[2], int) and args[2] & os.O_CREAT
-            if writes or event in ("os.rename", "os.mkdir", "os.rmdir", "shutil.rmtree"):
-                left[0] -= 1
-                if left[0] < 0:
-                    left.clear()
-                    seen.append(event)
-                    raise _Killed
+        writes = event == "open" and isinstance(args[2], int) and args[2] & os.O_CREAT
+        if not watching or not (writes or event in _CHANGES) or str(folder) not in str(args[0]):
+            return
+        with copying:
+            watching.clear()  # what is done to copy is no change
+            shutil.copytree(folder, left / str(len(seen)))
+            seen.append(event)
+            watching.append(True)
 
-    sys.addaudithook(watch)  # for good; it only looks while `left` holds something
-    write = StepFolders.write_manifest
-    with Checkpoints(tmp_path / "before", every=1, keep=keep) as checkpoints:
+    sys.addaudithook(watch)  # for good; it only looks while `watching` holds something
+    with Checkpoints(folder, every=1, keep=keep) as checkpoints:
         for step in range(1, 5):
             checkpoints.save(step, _state(step))
-    for moment in itertools.count():
-        folder = shutil.copytree(tmp_path / "before", tmp_path / str(moment))
-        with Checkpoints(folder, every=1, keep=keep) as checkpoints:
-            checkpoints.restore(_state(0))
-            monkeypatch.setattr(
-                StepFolders,
-                "write_manifest",
-                lambda *args, at=moment: (left.append(at), write(*args)),
-            )
-            try:
-                checkpoints.save(5, _state(5))
-                killed = False
-            except _Killed:
-                killed = True
-            left.clear()
-            monkeypatch.undo()
-        with Checkpoints(folder, keep=keep) as checkpoints, warnings.catch_warnings():
-            warnings.simplefilter("error")
+        watching.append(True)
+        checkpoints.save(5, _state(5))
+        watching.clear()
+
+    restored = []
+    for number in range(len(seen)):
+        with Checkpoints(left / str(number), every=1, keep=keep) as checkpoints:
             state, step = checkpoints.restore(_state(0))
+            whole = [path.name for path in (left / str(number)).iterdir() if path.name.isdecimal()]
         assert state["n"] == step
         assert state["w"].tolist() == [step] * 3
-        assert step in (4, 5)
-        assert len([path for path in folder.iterdir() if path.name.isdecimal()]) >= keep
-        if not killed:
-            break
-
-    assert step == 5
-    assert seen.count("os.rename") == 2  # of the new one, and of the oldest
+        assert len(whole) >= keep
+        assert not list((left / str(number)).glob("*tmp*"))  # whoever saves next has cleaned up
+        assert not (left / str(number) / ".unfinished").exists()
+        restored.append(step)
+    assert restored == sorted(restored)
+    assert set(restored) == {4, 5}
+    assert seen.count("os.rename") >= 2  # of the new one, and of the oldest
 
 
 def test_a_process_killed_while_it_saves_loses_no_step(tmp_path):
