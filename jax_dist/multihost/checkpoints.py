@@ -10,7 +10,7 @@ import json
 import pathlib
 import pickle
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -81,6 +81,7 @@ class Checkpoints:
         self._every, self._keep = every, keep
         self._last = 0  # the step that was restored or saved last
         self._damaged: tuple[int, ...] = ()  # steps
+        self._has_changed = False  # the folder, behind the back of Orbax's manager
         self._orbax = imported(
             "orbax.checkpoint",
             "orbax-checkpoint>=0.11.26",
@@ -132,30 +133,8 @@ class Checkpoints:
           CheckpointWarning: a newer checkpoint is damaged.
         """
         choices, leaves = choices_of(differing), leaves_of(state)
-        unreadable: dict[int, str] = {}
-        told: Mapping[int, bytes] = {0: b"nothing is read"}
-        while any(told.values()):
-            # Rank 0 looks, and tells the others: they must not restore different ones.
-            answer = json.dumps(self._look(unreadable)) if jax.process_index() == 0 else ""
-            step, saved, damages = json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT))
-            folder = self._folder / str(step)
-            copies = like_copies(leaves, saved) if from_pmap else {}
-            if step:
-                _check_fits(folder, saved, leaves, copies)
-            if step in unreadable:
-                raise refusal(
-                    CheckpointError,
-                    what=f"the checkpoint {folder} cannot be read",
-                    which=[unreadable[step]],
-                    why="nothing is wrong with its files, so no older one is taken instead",
-                    do="Mend what the error names, as too little memory, and start again.",
-                )
-            stored, trouble = self._read(folder, leaves, copies) if step else ({}, "")
-            same = Fingerprint("", {})
-            told = agree_on("restore", same, timeout=_TIMEOUT, give=trouble.encode())
-            unreadable[step] = next(filter(None, told.values()), b"").decode(errors="replace")
-        self._damaged, self._last = tuple(map(int, damages)), step
-        ranks.progress.say(restored=step, reached=step)
+        step, stored, copies, damages = self._newest(leaves, from_pmap=from_pmap)
+        folder = self._folder / str(step)
         for damaged, found in damages.items():
             text = message(
                 what=f"the checkpoint {self._folder / damaged} is damaged",
@@ -165,7 +144,7 @@ class Checkpoints:
                 + "The next save renames it, if it is one of ours, and deletes nothing of it.",
             )
             warnings.warn(CheckpointWarning(text), stacklevel=2)
-        if copies and step:
+        if copies:
             held = {path: np.asarray(stored[path]) for path in copies if path in stored}
             check_named(choices, held)
             option = 'differing=, as in differing={"batch_stats": "mean"}'
@@ -174,6 +153,9 @@ class Checkpoints:
             leaf.restored(stored[leaf.path]) if leaf.path in stored else leaf.given
             for leaf in leaves
         ]
+        self._damaged, self._last = tuple(map(int, damages)), step
+        self._has_changed |= bool(damages)
+        ranks.progress.say(restored=step, reached=step)
         return jax.tree.unflatten(jax.tree.structure(state), restored), step
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
@@ -205,13 +187,14 @@ class Checkpoints:
         try:
             writer = self._open()
             self._in_rank_0(lambda: writer.begin(step, self._last, self._damaged))
-            writer.save(step, leaves)
+            writer.save(step, leaves, reload=self._has_changed)
             self._in_rank_0(lambda: writer.end(step))
         except (CheckpointError, DisagreementError):
             raise
         except Exception as error:  # of Orbax, TensorStore or the disk, whatever it is
+            self._has_changed = True
             if self._writer is not None and jax.process_index() == 0:
-                self._writer.abandon(step)
+                self._writer.abandon()
             raise refusal(
                 CheckpointError,
                 what=f"step {step} is not saved",
@@ -220,7 +203,7 @@ class Checkpoints:
                 do="Make room there, or let it be written to. The checkpoints that are there are "
                 "as they were.",
             ) from error
-        self._last = step
+        self._last, self._damaged, self._has_changed = step, (), False
         return True
 
     def preempted(self, step: int) -> bool:
@@ -237,14 +220,42 @@ class Checkpoints:
         """
         return main_thread.preempted(step)
 
-    def _look(self, unreadable: Mapping[int, str]) -> tuple[int, dict[str, str], dict[int, Any]]:
+    def _newest(
+        self, leaves: Sequence[TypedLeaf], *, from_pmap: bool
+    ) -> tuple[int, dict[str, Any], dict[str, np.ndarray], dict[str, list[str]]]:
+        """The newest whole step, or 0; its arrays; those that are copies; what is damaged."""
+        unreadable: dict[int, str] = {}
+        while True:
+            # Rank 0 looks, and tells the others: they must not restore different ones.
+            answer = json.dumps(self._look(unreadable)) if jax.process_index() == 0 else ""
+            step, saved, damages = json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT))
+            if step == 0:
+                return 0, {}, {}, damages
+            copies = like_copies(leaves, saved) if from_pmap else {}
+            _check_fits(self._folder / str(step), saved, leaves, copies)
+            if step in unreadable:
+                raise refusal(
+                    CheckpointError,
+                    what=f"the checkpoint {self._folder / str(step)} cannot be read",
+                    which=[unreadable[step]],
+                    why="nothing is wrong with its files, so no older one is taken instead",
+                    do="Mend what the error names, as too little memory, and start again.",
+                )
+            stored, trouble = self._read(step, leaves, copies)
+            same = Fingerprint("", {})
+            told = agree_on("restore", same, timeout=_TIMEOUT, give=trouble.encode()).values()
+            if not any(told):
+                return step, stored, copies, damages
+            unreadable[step] = next(filter(None, told)).decode(errors="replace")
+
+    def _look(self, unreadable: Collection[int]) -> tuple[int, dict[str, str], dict[int, Any]]:
         """The newest whole step, or 0, its leaves; and what is wrong with those after it."""
         damages = {}
         for step in reversed(steps_in(self._folder)):
             folder = self._folder / str(step)
             leaves, found = examine(folder)
-            if not found and step in unreadable and (lost := missing(folder / ITEM, self._orbax)):
-                found = [lost]
+            if not found and step in unreadable:
+                found = missing(folder / ITEM)
             if not found:
                 return step, leaves, damages
             if not folder.is_dir():  # removed since, by the job that saves: a newer one is there
@@ -253,18 +264,18 @@ class Checkpoints:
         return 0, {}, damages
 
     def _read(
-        self, folder: pathlib.Path, leaves: Sequence[TypedLeaf], copies: Mapping[str, Any]
+        self, step: int, leaves: Sequence[TypedLeaf], copies: Mapping[str, Any]
     ) -> tuple[dict[str, Any], str]:
         """The arrays of a step, or what went wrong in this process."""
         stored = [leaf for leaf in leaves if np.size(leaf.given)]
-        like = {leaf.path: copies.get(leaf.path, leaf.like()) for leaf in stored}
-        if not like:
+        if not stored:
             return {}, ""
+        like = {leaf.path: copies.get(leaf.path, leaf.like()) for leaf in stored}
         how = self._orbax.args.StandardRestore(like)
         # Not the manager: where one process fails, it would let the others wait.
         with contextlib.closing(self._orbax.StandardCheckpointHandler()) as handler:
             try:
-                return dict(handler.restore(folder / ITEM, args=how)), ""
+                return dict(handler.restore(self._folder / str(step) / ITEM, args=how)), ""
             except Exception as error:  # noqa: BLE001  # of Orbax or TensorStore, whatever it is
                 return {}, f"{type(error).__name__}: {error}".partition("\n")[0]
 

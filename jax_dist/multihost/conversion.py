@@ -26,7 +26,7 @@ _CHOICES = ("mean", "first")
 _COPIES = re.compile(r"(.+)\[(\d+),?([\d,]*)\]")  # as in "float32[8,3]"
 _KINDS = {bool: "b", int: "iu", float: "f", complex: "c"}  # of numbers that pmap made into arrays
 MANIFEST = "jax_dist.json"  # in each checkpoint of ours
-_ORBAX_MARK = "_METADATA"  # the file that makes a folder a tree of Orbax's
+ORBAX_MARK = "_METADATA"  # the file that makes a folder a tree of Orbax's
 
 
 class _Converted(NamedTuple):
@@ -202,9 +202,9 @@ def _convert_file(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> _C
 
 
 def _convert_folder(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> _Converted:
-    trees = sorted(path.parent for path in source.rglob(_ORBAX_MARK) if path.is_file())
+    trees = sorted(path.parent for path in source.rglob(ORBAX_MARK) if path.is_file())
     if not trees:
-        raise _unknown(source, f"no folder in it has Orbax's file {_ORBAX_MARK}")
+        raise _unknown(source, f"no folder in it has Orbax's file {ORBAX_MARK}")
     if any(source.rglob(MANIFEST)):
         raise refusal(
             CheckpointError,

@@ -9,6 +9,7 @@ ends. So whoever has it knows that nobody will finish what the one before has be
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import hashlib
 import json
@@ -18,6 +19,7 @@ import re
 import shutil
 import socket
 import time
+import warnings
 import zlib
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -25,14 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_dist import _notes
-from jax_dist.errors import CheckpointError, CheckpointInUseError, refusal
-from jax_dist.multihost.conversion import MANIFEST, sync, sync_tree
+from jax_dist.errors import CheckpointError, CheckpointInUseError, CheckpointWarning, refusal
+from jax_dist.multihost.conversion import MANIFEST, ORBAX_MARK, sync, sync_tree
 from jax_dist.multihost.state_leaves import TypedLeaf
 
 ITEM = "default"  # the folder of a step in which Orbax's own manager would look
 _LOCK = ".jax_dist.lock"
 _GOING = ".unfinished"  # what is being removed; an earlier version of ours also wrote there
 _LONGEST = 1 << 26  # bytes of a manifest
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _PIECE = 1 << 20  # bytes read at a time
 
 _held: set[int] = set()  # files that are locked: a child must not keep the lock of its parent
@@ -76,19 +79,20 @@ def examine(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
     return manifest.leaves, found
 
 
-def missing(item: pathlib.Path, orbax: Any) -> str:
-    """What TensorStore has written there, by its own account, and is there no more; or nothing."""
+def missing(item: pathlib.Path) -> list[str]:
+    """What Orbax and TensorStore have written there, by their own account, and is there no more."""
     import tensorstore  # comes with Orbax
 
-    with contextlib.closing(orbax.StandardCheckpointHandler()) as handler:
-        try:
-            handler.metadata(item)
-            base = {"driver": "file", "path": f"{item}/"}
-            store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
-            lost = [key for key in store.list().result() if not store.read(key).result().value]
-            return f"{lost[0].decode()} is not there" if lost else ""
-        except Exception as error:  # noqa: BLE001  # of Orbax or TensorStore, whatever it is
-            return f"{type(error).__name__}: {error}".partition("\n")[0]
+    base = {"driver": "file", "path": f"{item}/"}
+    try:
+        store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+        keys = store.list().result()
+        lost = [key.decode() for key in keys if not store.read(key).result().value]
+    except Exception as error:  # noqa: BLE001  # of TensorStore, whatever it is
+        return [f"{type(error).__name__}: {error}".partition("\n")[0]]
+    lost += [] if keys else ["manifest.ocdbt"]
+    lost += [] if (item / ORBAX_MARK).is_file() else [ORBAX_MARK]
+    return [f"{name} is not there" for name in lost]
 
 
 class StepWriter:
@@ -97,6 +101,7 @@ class StepWriter:
     def __init__(self, orbax: Any, folder: pathlib.Path, keep: int):
         self._orbax, self._folder, self._keep = orbax, folder, keep
         self._lock = -1  # a file of rank 0
+        self._begun = 0  # the step that is being written
         self._since = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
         self._leaves: Sequence[TypedLeaf] = ()
         self._trouble = ""
@@ -130,13 +135,21 @@ class StepWriter:
             raise refusal(
                 CheckpointInUseError,
                 what=f"another job saves its checkpoints in {self._folder}",
-                which=[self._holder() or "it has not said yet which one it is"],
+                which=[self._holder().partition(", writes ")[0] or "it has not said yet which one"],
                 why="each of the two would remove the checkpoints of the other",
                 do="Stop that job, or leave its `with` block, or use another folder. A program "
                 "that only restores needs no `every`, and may read at any time.",
             ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            text = (
+                f"{self._folder} cannot be locked ({error.strerror}): only one job may save there."
+            )
+            warnings.warn(CheckpointWarning(text), stacklevel=2)
         begun = re.search(r", writes (\d+)$", self._holder())
-        self.abandon(int(begun[1]) if begun else 0)
+        self._begun = int(begun[1]) if begun else 0
+        self.abandon()
 
     def begin(self, step: int, last: int, damaged: Collection[int]) -> None:
         """Makes room for a step after `last`, in rank 0: damaged ones are renamed, and stay."""
@@ -158,15 +171,18 @@ class StepWriter:
                 do="Call `restore` first, move away what is not a checkpoint, or use another "
                 "folder.",
             )
-        self._note(step)
+        self.abandon()  # what was interrupted
+        self._begun = step
+        self._note()
 
-    def save(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
+    def save(self, step: int, leaves: Sequence[TypedLeaf], *, reload: bool) -> None:
         """Raises whatever Orbax, TensorStore or the disk raises."""
         self._leaves = leaves
         stored = {leaf.path: leaf.value() for leaf in leaves if np.size(leaf.given)}
         # Orbax saves neither arrays without elements nor an empty tree.
         how = self._orbax.args.StandardSave(stored or {"nothing": np.zeros(1)})
-        self._manager.reload()  # what was set aside
+        if reload:
+            self._manager.reload()
         self._manager.save(step, args=how, force=True)
 
     def end(self, step: int) -> None:
@@ -175,16 +191,18 @@ class StepWriter:
             (self._folder / _GOING).mkdir(exist_ok=True)
             (self._folder / str(step)).rename(self._folder / _GOING / str(step))
         sync(self._folder)
-        self.abandon(step)
+        self.abandon()
         if self._trouble:
             raise OSError(self._trouble)
 
-    def abandon(self, step: int) -> None:
-        """Removes what is unfinished of a step, in rank 0: it takes room that may be needed."""
-        for path in (*self._folder.glob(f"{step}.orbax-checkpoint-tmp*"), self._folder / _GOING):
+    def abandon(self) -> None:
+        """Removes what is unfinished or on its way out, in rank 0: it may need the room."""
+        unnamed = self._folder.glob(f"{self._begun}.orbax-checkpoint-tmp*")
+        for path in (*unnamed, self._folder / _GOING):
             shutil.rmtree(path, ignore_errors=True)
+        self._begun = 0
         with contextlib.suppress(OSError):
-            self._note(0)
+            self._note()
 
     def close(self) -> None:
         self._manager.close()
@@ -192,10 +210,10 @@ class StepWriter:
             _held.discard(self._lock)
             os.close(self._lock)
 
-    def _note(self, step: int) -> None:
+    def _note(self) -> None:
         """For whoever wants the lock meanwhile, or has it after this process has died."""
         text = f"process {os.getpid()} on {socket.gethostname()}, since {self._since}"
-        os.pwrite(self._lock, f"{text}, writes {step}".ljust(200).encode(), 0)
+        os.pwrite(self._lock, f"{text}, writes {self._begun}".ljust(200).encode(), 0)
 
     def _holder(self) -> str:
         return os.pread(self._lock, 200, 0).decode(errors="replace").strip()
@@ -211,7 +229,7 @@ class StepWriter:
                 paths = sorted(path for path in item.rglob("*") if path.is_file())
                 files = {f"{ITEM}/{path.relative_to(item)}": _checksum(path) for path in paths}
                 types = {leaf.path: leaf.type for leaf in self._leaves}
-                self._trouble = missing(item, self._orbax)
+                self._trouble = "".join(missing(item)[:1])
                 if not self._trouble:
                     json.dump(_Manifest.of(types, files)._asdict(), manifest, indent=1)
             sync_tree(item.parent)

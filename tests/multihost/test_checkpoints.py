@@ -480,6 +480,18 @@ def test_what_differs_between_processes_is_refused(starts):
     assert saved_then
 
 
+def test_what_goes_wrong_in_one_rank_is_told_in_all(starts):
+    found, other = (each["troubles"] for each in starts[0])
+
+    assert found == other
+    assert found["in use"].startswith("CheckpointInUseError: another job saves its checkpoints in")
+    lost = "CheckpointError: step 2 is not saved:\n  * ['cut']/0 is not there\n"
+    assert found["lost"].startswith(lost)
+    assert found["names"] == [".jax_dist.lock", "1"]
+    assert "/1 cannot be read:\n  * MemoryError: no room\n" in found["unreadable"]
+    assert found["then"] == (True, 2, [2.0, 2.0, 2.0])
+
+
 def test_a_preempted_job_saves_and_is_taken_up_again(starts):
     first, second = ([each["trained"] for each in start] for start in starts)
 
