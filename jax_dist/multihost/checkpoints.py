@@ -25,7 +25,7 @@ from jax_dist.errors import (
 )
 from jax_dist.multihost import main_thread, ranks
 from jax_dist.multihost.agreement import Fingerprint, agree_on
-from jax_dist.multihost.collectives import broadcast_one_to_all
+from jax_dist.multihost.collectives import broadcast_one_to_all, is_whole
 from jax_dist.multihost.conversion import (
     check_named,
     choices_of,
@@ -332,7 +332,7 @@ def _check_same(leaves: Sequence[TypedLeaf]) -> None:
     """Whatever each process has for itself: only that of rank 0 is written."""
     held = {
         leaf.path: leaf.type
-        if leaf.is_whole
+        if is_whole(leaf.given)
         else Fingerprint.of(leaf.given, values=True).leaves[""]
         for leaf in leaves
     }

@@ -263,12 +263,8 @@ def _written(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def sync_tree(path: pathlib.Path) -> None:
     """Waits until a file, or a folder with all that is in it, is on the disk."""
-    for folder, _, files in os.walk(path):
-        for name in files:
-            sync(os.path.join(folder, name))
-        sync(folder)
-    if path.is_file():
-        sync(path)
+    for each in (*path.rglob("*"), path):
+        sync(each)
 
 
 def sync(path: str | pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_dist.errors import CheckpointError, refusal
+from jax_dist.multihost.collectives import as_key_of, is_key, is_whole
 
 NUMBERS = (bool, int, float, complex)
 
@@ -28,7 +29,7 @@ class TypedLeaf(NamedTuple):
         """What must be the same in a checkpoint and in the state that it is read into."""
         if isinstance(self.given, NUMBERS):
             return type(self.given).__name__
-        kind = f"key<{jax.random.key_impl(self.given)}>" if self._is_key else self.given.dtype
+        kind = f"key<{jax.random.key_impl(self.given)}>" if is_key(self.given) else self.given.dtype
         return f"{kind}[{','.join(map(str, self.given.shape))}]"
 
     @property
@@ -44,21 +45,16 @@ class TypedLeaf(NamedTuple):
             return not is_long and (type(given) in NUMBERS or isinstance(given, enum.Enum))
         return isinstance(given, jax.Array)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is an array of all processes; each of them writes its own part."""
-        return isinstance(self.given, jax.Array) and not self.given.is_fully_addressable
-
     def value(self) -> Any:
         """What Orbax is to write."""
         is_alone = isinstance(self.given, jax.Array) and jax.process_count() == 1
-        return self.data if is_alone or self.is_whole else np.asarray(self.data)
+        return self.data if is_alone or is_whole(self.given) else np.asarray(self.data)
 
     def like(self) -> Any:
         """What tells Orbax how to read it: onto its devices if it is bound to some."""
         data = self.data
         is_bound = isinstance(data, jax.Array) and jax.process_count() == 1 and data.committed
-        if is_bound or self.is_whole:
+        if is_bound or is_whole(data):
             return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=data.sharding)
         return np.empty(np.shape(data), np.asarray(data).dtype)
 
@@ -74,19 +70,12 @@ class TypedLeaf(NamedTuple):
             if like.committed:
                 part = value.__getitem__
                 stored = jax.make_array_from_callback(value.shape, like.sharding, part)
-        if self._is_key:
-            return jax.random.wrap_key_data(stored, impl=jax.random.key_impl(self.given))
-        return stored
+        return as_key_of(stored, self.given) if is_key(self.given) else stored
 
     @property
     def data(self) -> Any:
         """What of it is numbers."""
-        return jax.random.key_data(self.given) if self._is_key else self.given
-
-    @property
-    def _is_key(self) -> bool:
-        dtype = self.given.dtype if isinstance(self.given, jax.Array) else np.dtype(bool)
-        return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        return jax.random.key_data(self.given) if is_key(self.given) else self.given
 
 
 def leaves_of(state: Any) -> list[TypedLeaf]:

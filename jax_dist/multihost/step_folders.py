@@ -4,7 +4,7 @@ A folder is ours if it has a manifest: the leaves, and the checksums of the file
 when all is written, and before Orbax gives the folder its name. What has none is never touched.
 
 One job at a time has the lock of a folder, which the system lets go of when rank 0 ends, however it
-ends. So whoever has it knows that nobody will finish what the one before has begun.
+ends. So the job that has it knows that nobody will finish what the one before has begun.
 """
 
 import contextlib
@@ -71,11 +71,14 @@ def examine(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
     found = []
     for name, (size, checksum) in sorted(manifest.files.items()):
         try:
-            if (has := _checksum(folder / name)) != (size, checksum):
-                has_bytes = f"{has[0]} bytes instead of {size}" if has[0] != size else "other bytes"
-                found.append(f"{name} has {has_bytes}")
+            has, having = _checksum(folder / name)
         except OSError as error:
             found.append(f"{name} cannot be read: {error.strerror}")
+        else:
+            if has != size:
+                found.append(f"{name} has {has} bytes instead of {size}")
+            elif having != checksum:
+                found.append(f"{name} has other bytes than were written")
     return manifest.leaves, found
 
 
@@ -143,9 +146,7 @@ class StepWriter:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            text = (
-                f"{self._folder} cannot be locked ({error.strerror}): only one job may save there."
-            )
+            text = f"{self._folder} cannot be locked ({error.strerror}): let one job save there."
             warnings.warn(CheckpointWarning(text), stacklevel=2)
         begun = re.search(r", writes (\d+)$", self._holder())
         self._begun = int(begun[1]) if begun else 0
@@ -197,8 +198,8 @@ class StepWriter:
 
     def abandon(self) -> None:
         """Removes what is unfinished or on its way out, in rank 0: it may need the room."""
-        unnamed = self._folder.glob(f"{self._begun}.orbax-checkpoint-tmp*")
-        for path in (*unnamed, self._folder / _GOING):
+        unnamed = f"{self._begun}.orbax-checkpoint-tmp*" if self._begun else _GOING
+        for path in (*self._folder.glob(unnamed), self._folder / _GOING):
             shutil.rmtree(path, ignore_errors=True)
         self._begun = 0
         with contextlib.suppress(OSError):
@@ -211,7 +212,7 @@ class StepWriter:
             os.close(self._lock)
 
     def _note(self) -> None:
-        """For whoever wants the lock meanwhile, or has it after this process has died."""
+        """For the job that wants the lock meanwhile, or has it after this process has died."""
         text = f"process {os.getpid()} on {socket.gethostname()}, since {self._since}"
         os.pwrite(self._lock, f"{text}, writes {self._begun}".ljust(200).encode(), 0)
 
