@@ -297,8 +297,10 @@ class Checkpoints:
         if jax.process_index() == 0:
             try:
                 action()
-            except (OSError, CheckpointError) as error:
+            except CheckpointError as error:
                 trouble = error
+            except Exception as error:  # noqa: BLE001  # of the disk, whatever it is
+                trouble = OSError(str(error))
         trouble = pickle.loads(broadcast_one_to_all(pickle.dumps(trouble), timeout=_TIMEOUT))
         if trouble is not None:
             raise trouble

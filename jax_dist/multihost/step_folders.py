@@ -130,7 +130,8 @@ class StepWriter:
     def lock(self) -> None:
         """In rank 0, before all else."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        self._lock = os.open(self._folder / _LOCK, flags, 0o666)
         _held.add(self._lock)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,8 +208,8 @@ class StepWriter:
 
     def close(self) -> None:
         self._manager.close()
-        if self._lock >= 0:
-            _held.discard(self._lock)
+        if self._lock in _held:
+            _held.remove(self._lock)
             os.close(self._lock)
 
     def _note(self) -> None:
