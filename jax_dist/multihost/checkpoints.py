@@ -24,7 +24,7 @@ from jax_dist.errors import (
     refusal,
 )
 from jax_dist.multihost import main_thread, ranks
-from jax_dist.multihost.agreement import Fingerprint, agree_on
+from jax_dist.multihost.agreement import Fingerprint, agree_on, describe
 from jax_dist.multihost.collectives import broadcast_one_to_all, is_whole
 from jax_dist.multihost.conversion import (
     check_named,
@@ -232,7 +232,7 @@ class Checkpoints:
             if step == 0:
                 return 0, {}, {}, damages
             copies = like_copies(leaves, saved) if from_pmap else {}
-            _check_fits(self._folder / str(step), saved, leaves, copies)
+            self._check_fits(step, saved, leaves, copies)
             if step in unreadable:
                 raise refusal(
                     CheckpointError,
@@ -247,6 +247,31 @@ class Checkpoints:
             if not any(told):
                 return step, stored, copies, damages
             unreadable[step] = next(filter(None, told)).decode(errors="replace")
+
+    def _check_fits(
+        self,
+        step: int,
+        saved: Mapping[str, str],
+        leaves: Sequence[TypedLeaf],
+        copies: Mapping[str, np.ndarray],
+    ) -> None:
+        wanted = {leaf.path: leaf.type for leaf in leaves}
+        none = "not there"
+        which = [
+            f"{path} is {saved.get(path, none)}, in the state {wanted.get(path, none)}"
+            for path in {**saved, **wanted}
+            if saved.get(path) != wanted.get(path) and path not in copies
+        ]
+        if len({len(each) for each in copies.values()}) > 1:
+            which = [f"{path} has {len(each)} copies" for path, each in copies.items()]
+        if which:
+            raise refusal(
+                CheckpointError,
+                what=f"the checkpoint {self._folder / str(step)} does not fit the state",
+                which=which,
+                why="another program wrote it, or this one was changed since",
+                do="Give `restore` a state like the one that was saved, or use another folder.",
+            )
 
     def _look(self, unreadable: Collection[int]) -> tuple[int, dict[str, str], dict[int, Any]]:
         """The newest whole step, or 0, its leaves; and what is wrong with those after it."""
@@ -306,36 +331,10 @@ class Checkpoints:
             raise trouble
 
 
-def _check_fits(
-    folder: pathlib.Path,
-    saved: Mapping[str, str],
-    leaves: Sequence[TypedLeaf],
-    copies: Mapping[str, np.ndarray],
-) -> None:
-    wanted = {leaf.path: leaf.type for leaf in leaves}
-    which = [
-        f"{path} is {saved.get(path, 'not there')}, in the state {wanted.get(path, 'not there')}"
-        for path in {**saved, **wanted}
-        if saved.get(path) != wanted.get(path) and path not in copies
-    ]
-    if len({len(each) for each in copies.values()}) > 1:
-        which = [f"{path} has {len(each)} copies" for path, each in copies.items()]
-    if which:
-        raise refusal(
-            CheckpointError,
-            what=f"the checkpoint {folder} does not fit the state",
-            which=which,
-            why="another program wrote it, or this one was changed since",
-            do="Give `restore` a state like the one that was saved, or use another folder.",
-        )
-
-
 def _check_same(leaves: Sequence[TypedLeaf]) -> None:
     """Whatever each process has for itself: only that of rank 0 is written."""
     held = {
-        leaf.path: leaf.type
-        if is_whole(leaf.given)
-        else Fingerprint.of(leaf.given, values=True).leaves[""]
+        leaf.path: leaf.type if is_whole(leaf.given) else describe(leaf.given, values=True)
         for leaf in leaves
     }
     agree_on(

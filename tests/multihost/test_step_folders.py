@@ -155,6 +155,19 @@ class TestReading:
         with Checkpoints(tmp_path) as checkpoints:
             assert checkpoints.restore(state_of(0))[1] == 2
 
+    def test_nor_is_one_that_goes_while_it_is_looked_at(self, tmp_path, monkeypatch):
+        saved(tmp_path, 1)
+        checksum = step_folders._checksum
+
+        def save_first(path):
+            monkeypatch.undo()
+            saved(tmp_path, 2, keep=1)
+            return checksum(path)
+
+        monkeypatch.setattr(step_folders, "_checksum", save_first)
+        with Checkpoints(tmp_path) as checkpoints:
+            assert checkpoints.restore(state_of(0))[1] == 2
+
     def test_numbers_come_back_in_their_types(self, tmp_path):
         class Colour(enum.IntEnum):
             RED = 1
