@@ -6,12 +6,14 @@ states with a device axis are read without it. Who restores changes nothing in t
 """
 
 import contextlib
+import functools
 import json
 import pathlib
 import pickle
+import typing
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
@@ -34,8 +36,9 @@ from jax_dist.multihost.conversion import (
     one_of_each,
 )
 from jax_dist.multihost.state_leaves import TypedLeaf, leaves_of
-from jax_dist.multihost.step_folders import ITEM, StepWriter, examine, missing, steps_in
+from jax_dist.multihost.step_folders import ITEM, StepWriter, examine, locked, missing, steps_in
 
+_T = TypeVar("_T")
 _TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
 
 
@@ -186,14 +189,14 @@ class Checkpoints:
         _check_same(leaves)
         try:
             writer = self._open()
-            self._in_rank_0(lambda: writer.begin(step, self._last, self._damaged))
+            self._in_all(lambda: writer.begin(step, self._last, self._damaged))
             writer.save(step, leaves, reload=self._has_changed)
-            self._in_rank_0(lambda: writer.end(step))
+            self._in_all(lambda: writer.end(step))
         except (CheckpointError, DisagreementError):
             raise
         except Exception as error:  # of Orbax, TensorStore or the disk, whatever it is
             self._has_changed = True
-            if self._writer is not None and jax.process_index() == 0:
+            if self._writer is not None:
                 self._writer.abandon()
             raise refusal(
                 CheckpointError,
@@ -241,12 +244,11 @@ class Checkpoints:
                     why="nothing is wrong with its files, so no older one is taken instead",
                     do="Mend what the error names, as too little memory, and start again.",
                 )
-            stored, trouble = self._read(step, leaves, copies)
-            same = Fingerprint("", {})
-            told = agree_on("restore", same, timeout=_TIMEOUT, give=trouble.encode()).values()
-            if not any(told):
-                return step, stored, copies, damages
-            unreadable[step] = next(filter(None, told)).decode(errors="replace")
+            try:
+                read = functools.partial(self._read, step, leaves, copies)
+                return step, self._in_all(read), copies, damages
+            except OSError as error:
+                unreadable[step] = str(error)
 
     def _check_fits(
         self,
@@ -290,45 +292,38 @@ class Checkpoints:
 
     def _read(
         self, step: int, leaves: Sequence[TypedLeaf], copies: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], str]:
-        """The arrays of a step, or what went wrong in this process."""
+    ) -> dict[str, Any]:
         stored = [leaf for leaf in leaves if np.size(leaf.given)]
         if not stored:
-            return {}, ""
+            return {}
         like = {leaf.path: copies.get(leaf.path, leaf.like()) for leaf in stored}
         how = self._orbax.args.StandardRestore(like)
         # Not the manager: where one process fails, it would let the others wait.
         with contextlib.closing(self._orbax.StandardCheckpointHandler()) as handler:
-            try:
-                return dict(handler.restore(self._folder / str(step) / ITEM, args=how)), ""
-            except Exception as error:  # noqa: BLE001  # of Orbax or TensorStore, whatever it is
-                return {}, f"{type(error).__name__}: {error}".partition("\n")[0]
+            return dict(handler.restore(self._folder / str(step) / ITEM, args=how))
 
     def _open(self) -> StepWriter:
         """Makes sure that no other job saves there."""
         if self._writer is None:
-            writer = StepWriter(self._orbax, self._folder, self._keep)
-            try:
-                self._in_rank_0(writer.lock)
-            except BaseException:
-                writer.close()
-                raise
-            self._writer = writer
+            lock = self._in_all(lambda: locked(self._folder) if jax.process_index() == 0 else None)
+            self._writer = StepWriter(self._orbax, self._folder, self._keep, lock)
         return self._writer
 
-    def _in_rank_0(self, action: Callable[[], None]) -> None:
-        """Rank 0 does it, and all hear how it went."""
-        trouble = None
-        if jax.process_index() == 0:
-            try:
-                action()
-            except CheckpointError as error:
-                trouble = error
-            except Exception as error:  # noqa: BLE001  # of the disk, whatever it is
-                trouble = OSError(str(error))
-        trouble = pickle.loads(broadcast_one_to_all(pickle.dumps(trouble), timeout=_TIMEOUT))
-        if trouble is not None:
-            raise trouble
+    def _in_all(self, action: Callable[[], _T]) -> _T:
+        """Where it fails in one process, all raise that CheckpointError, or an OSError."""
+        result, trouble = None, None
+        try:
+            result = action()
+        except Exception as error:  # noqa: BLE001  # of Orbax, TensorStore or the disk
+            is_plain = isinstance(error, CheckpointError | OSError)
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            trouble = error if is_plain else OSError(text)
+        given = pickle.dumps(trouble)
+        told = agree_on("Checkpoints", Fingerprint("", {}), timeout=_TIMEOUT, give=given)
+        for each in map(pickle.loads, told.values()):
+            if each is not None:
+                raise each
+        return typing.cast("_T", result)
 
 
 def _check_same(leaves: Sequence[TypedLeaf]) -> None:

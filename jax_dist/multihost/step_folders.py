@@ -36,6 +36,7 @@ _LOCK = ".jax_dist.lock"
 _GOING = ".unfinished"  # what is being removed; an earlier version of ours also wrote there
 _LONGEST = 1 << 26  # bytes of a manifest
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+_SAID = 400  # bytes in the lock: who has it
 _PIECE = 1 << 20  # bytes read at a time
 
 _held: set[int] = set()  # files that are locked: a child must not keep the lock of its parent
@@ -94,14 +95,42 @@ def missing(item: pathlib.Path) -> list[str]:
     return [f"{name} is not there" for name in lost]
 
 
-class StepWriter:
-    """Writes steps by Orbax's manager; made in every process, and each of them calls `save`."""
+def locked(folder: pathlib.Path) -> int:
+    """The lock of a folder, which is made if it is not there: a file to be closed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            text = f"{folder} cannot be locked ({error.strerror}): let one job save there."
+            warnings.warn(CheckpointWarning(text), stacklevel=2)
+        else:
+            holder = _said_in(file).partition(", writes ")[0]
+            os.close(file)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise refusal(
+                CheckpointInUseError,
+                what=f"another job saves its checkpoints in {folder}",
+                which=[holder or "it has not said yet which one"],
+                why="each of the two would remove the checkpoints of the other",
+                do="Stop that job, or leave its `with` block, or use another folder. A program "
+                "that only restores needs no `every`, and may read at any time.",
+            ) from None
+    _held.add(file)
+    return file
 
-    def __init__(self, orbax: Any, folder: pathlib.Path, keep: int):
-        self._orbax, self._folder, self._keep = orbax, folder, keep
-        self._lock = -1  # a file of rank 0
-        self._begun = 0  # the step that is being written
+
+class StepWriter:
+    """Writes steps by Orbax's manager, in every process; what else is done, rank 0 does."""
+
+    def __init__(self, orbax: Any, folder: pathlib.Path, keep: int, lock: int | None):
+        self._orbax, self._folder, self._keep, self._lock = orbax, folder, keep, lock
         self._since = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        begun = re.search(r", writes (\d+)$", _said_in(lock)) if lock is not None else None
+        self._begun = int(begun[1]) if begun else 0  # the step that is being written
+        self.abandon()
         self._leaves: Sequence[TypedLeaf] = ()
         self._trouble = ""
         handler = orbax.StandardCheckpointHandler()
@@ -123,34 +152,10 @@ class StepWriter:
         old = [] if self._trouble else steps_in(self._folder, ours=True)[: -self._keep]
         return [checkpoint.step not in old for checkpoint in checkpoints]
 
-    def lock(self) -> None:
-        """In rank 0, before all else."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._lock = os.open(self._folder / _LOCK, flags, 0o666)
-        _held.add(self._lock)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise refusal(
-                CheckpointInUseError,
-                what=f"another job saves its checkpoints in {self._folder}",
-                which=[self._holder().partition(", writes ")[0] or "it has not said yet which one"],
-                why="each of the two would remove the checkpoints of the other",
-                do="Stop that job, or leave its `with` block, or use another folder. A program "
-                "that only restores needs no `every`, and may read at any time.",
-            ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            text = f"{self._folder} cannot be locked ({error.strerror}): let one job save there."
-            warnings.warn(CheckpointWarning(text), stacklevel=2)
-        begun = re.search(r", writes (\d+)$", self._holder())
-        self._begun = int(begun[1]) if begun else 0
-        self.abandon()
-
     def begin(self, step: int, last: int, damaged: Collection[int]) -> None:
-        """Makes room for a step after `last`, in rank 0: damaged ones are renamed, and stay."""
+        """Makes room for a step after `last`; damaged ones are renamed, and stay."""
+        if self._lock is None:
+            return
         ours = steps_in(self._folder, ours=True)
         for each in set(damaged) & set(ours):
             aside = self._folder / f"{each}.damaged"
@@ -171,7 +176,7 @@ class StepWriter:
             )
         self.abandon()  # what was interrupted
         self._begun = step
-        self._note()
+        self._note(self._lock)
 
     def save(self, step: int, leaves: Sequence[TypedLeaf], *, reload: bool) -> None:
         """Raises whatever Orbax, TensorStore or the disk raises."""
@@ -184,7 +189,9 @@ class StepWriter:
         self._manager.save(step, args=how, force=True)
 
     def end(self, step: int) -> None:
-        """After that, in rank 0: the step is there also after the machine has lost its power."""
+        """After that, the step is there also when the machine has lost its power."""
+        if self._lock is None:
+            return
         if self._trouble:  # Orbax has named it all the same: the other processes wait for that
             (self._folder / _GOING).mkdir(exist_ok=True)
             (self._folder / str(step)).rename(self._folder / _GOING / str(step))
@@ -194,27 +201,26 @@ class StepWriter:
             raise OSError(self._trouble)
 
     def abandon(self) -> None:
-        """Removes what is unfinished or on its way out, in rank 0: it may need the room."""
+        """Removes what is unfinished or on its way out: the room may be needed."""
+        if self._lock is None:
+            return
         unnamed = f"{self._begun}.orbax-checkpoint-tmp*" if self._begun else _GOING
         for path in (*self._folder.glob(unnamed), self._folder / _GOING):
             shutil.rmtree(path, ignore_errors=True)
         self._begun = 0
         with contextlib.suppress(OSError):
-            self._note()
+            self._note(self._lock)
 
     def close(self) -> None:
         self._manager.close()
-        if self._lock in _held:
+        if self._lock is not None and self._lock in _held:
             _held.remove(self._lock)
             os.close(self._lock)
 
-    def _note(self) -> None:
+    def _note(self, lock: int) -> None:
         """For the job that wants the lock meanwhile, or has it after this process has died."""
         text = f"process {os.getpid()} on {socket.gethostname()}, since {self._since}"
-        os.pwrite(self._lock, f"{text}, writes {self._begun}".ljust(200).encode(), 0)
-
-    def _holder(self) -> str:
-        return os.pread(self._lock, 200, 0).decode(errors="replace").strip()
+        os.pwrite(lock, f"{text}, writes {self._begun}".ljust(_SAID).encode(), 0)
 
     def _write_manifest(self, item: pathlib.Path) -> None:
         """Notes what there is, and then whether something of what was written is missing.
@@ -231,8 +237,12 @@ class StepWriter:
                 if not self._trouble:
                     json.dump(_Manifest.of(types, files)._asdict(), manifest, indent=1)
             sync_tree(item.parent)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  # of the disk, whatever it is
             self._trouble = str(error)
+
+
+def _said_in(lock: int) -> str:
+    return os.pread(lock, _SAID, 0).decode(errors="replace").strip()
 
 
 def _checksum(path: pathlib.Path) -> tuple[int, int]:
