@@ -81,12 +81,12 @@ def like_copies(leaves: Sequence[TypedLeaf], saved: Mapping[str, str]) -> dict[s
         if found is None or found[0] == leaf.type:
             continue
         kind, number, rest = found.groups()
-        is_counter = isinstance(leaf.given, NUMBERS)  # which `replicate` made into an array
-        dtype = jnp.dtype(kind) if is_counter and "<" not in kind else leaf.data.dtype
-        if is_counter:
-            fits = rest == "" and dtype.kind in _KINDS.get(type(leaf.given), "")
-        else:
-            fits = f"{kind}[{rest}]" == leaf.type
+        if not isinstance(leaf.given, NUMBERS):
+            fits, dtype = f"{kind}[{rest}]" == leaf.type, leaf.data.dtype
+        else:  # a step counter that `replicate` made into an array
+            dtype = jnp.dtype(bool if "<" in kind else kind)  # no key is a number
+            fits = f"{dtype}[]" == f"{kind}[{rest}]"
+            fits = fits and dtype.kind in _KINDS.get(type(leaf.given), "")
         if fits:
             copies[leaf.path] = np.empty((int(number), *np.shape(leaf.data)), dtype)
     return copies
