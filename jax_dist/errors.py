@@ -20,6 +20,7 @@ __all__ = (
     "CapturedArrayError",
     "CapturedArrayWarning",
     "CheckpointError",
+    "CheckpointInUseError",
     "CheckpointWarning",
     "ConsistencyError",
     "DeviceCountError",
@@ -160,6 +161,10 @@ class OpenPortWarning(UserWarning):
 
 class CheckpointError(ValueError):
     """A checkpoint does not fit the state that it is to be read into, or cannot be written."""
+
+
+class CheckpointInUseError(CheckpointError):
+    """Another job saves its checkpoints in the same folder."""
 
 
 class CheckpointWarning(UserWarning):

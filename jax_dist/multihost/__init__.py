@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.errors import (
         CheckpointError,
+        CheckpointInUseError,
         CheckpointWarning,
         DisagreementError,
         JoinError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
 
 _HOMES = {  # what Python sees: imported on first use, so that the launcher never loads jax
     "CheckpointError": "jax_dist.errors",
+    "CheckpointInUseError": "jax_dist.errors",
     "CheckpointWarning": "jax_dist.errors",
     "Checkpoints": "jax_dist.multihost.checkpoints",
     "DisagreementError": "jax_dist.errors",
@@ -62,6 +64,7 @@ _HOMES = {  # what Python sees: imported on first use, so that the launcher neve
 }
 __all__ = (
     "CheckpointError",
+    "CheckpointInUseError",
     "CheckpointWarning",
     "Checkpoints",
     "DisagreementError",

@@ -1,15 +1,19 @@
 """The state of a program, saved with Orbax now and then and when the job must leave, and read back.
 
-A checkpoint is a folder that Orbax writes, with one file of ours in it, `jax_dist.json`: what the
-leaves are, and the checksums of the other files. It gets its name when all of this is on the disk,
-and only then the oldest one goes. What is damaged later is not read, and never deleted.
+Orbax's manager writes the steps, names them, and removes the oldest. Ours is what it lacks: one job
+at a time saves, ranks agree on what they save, what is damaged gives way to the step before, and
+states with a device axis are read without it. Who restores changes nothing in the folder.
 """
 
+import contextlib
+import functools
 import json
 import pathlib
+import pickle
+import typing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
@@ -17,24 +21,25 @@ import numpy as np
 from jax_dist.errors import (
     CheckpointError,
     CheckpointWarning,
-    MissingPackageError,
+    DisagreementError,
     message,
     refusal,
 )
 from jax_dist.multihost import main_thread, ranks
-from jax_dist.multihost.agreement import Fingerprint, agree_on
-from jax_dist.multihost.collectives import broadcast_one_to_all
-from jax_dist.multihost.step_folders import (
-    StepFolders,
-    TypedLeaf,
+from jax_dist.multihost.agreement import Fingerprint, agree_on, describe
+from jax_dist.multihost.collectives import broadcast_one_to_all, is_whole
+from jax_dist.multihost.conversion import (
     check_named,
     choices_of,
-    leaves_of,
+    imported,
+    like_copies,
     one_of_each,
 )
+from jax_dist.multihost.state_leaves import TypedLeaf, leaves_of
+from jax_dist.multihost.step_folders import ITEM, StepWriter, examine, locked, missing, steps_in
 
+_T = TypeVar("_T")
 _TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
-_ITEM = "default"  # the folder of a step in which Orbax's own manager would look
 
 
 class Checkpoints:
@@ -63,10 +68,12 @@ class Checkpoints:
         """
         Args:
           folder: where the checkpoints lie, one folder each; made if it is not there.
-          every: save each so many steps; None: only when the job must leave.
+          every: save each so many steps, and be the only job that saves there; None: only when the
+            job must leave, or not at all.
           keep: how many checkpoints to keep, the newest ones.
 
         Raises:
+          CheckpointInUseError: another job saves there.
           MissingPackageError: Orbax is not installed.
           ValueError: `every` or `keep` is less than 1.
         """
@@ -77,18 +84,26 @@ class Checkpoints:
         self._every, self._keep = every, keep
         self._last = 0  # the step that was restored or saved last
         self._damaged: tuple[int, ...] = ()  # steps
-        self._orbax = _import_orbax()
-        self._checkpointer = self._orbax.Checkpointer(self._orbax.StandardCheckpointHandler())
-        self._steps = StepFolders(self._folder)
-        if jax.process_index() == 0:
-            self._steps.clean()
+        self._has_changed = False  # the folder, behind the back of Orbax's manager
+        self._orbax = imported(
+            "orbax.checkpoint",
+            "orbax-checkpoint>=0.11.26",
+            "Orbax writes the checkpoints",
+            "Checkpoints",
+        )
+        self._writer: StepWriter | None = None
         main_thread.watch()
+        if every is not None:
+            with contextlib.suppress(OSError):  # it may still be read; `save` raises it
+                self._open()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._checkpointer.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     def restore(
         self,
@@ -97,7 +112,7 @@ class Checkpoints:
         from_pmap: bool = False,
         differing: str | Mapping[str, str] | None = None,
     ) -> tuple[Any, int]:
-        """The newest checkpoint that is whole.
+        """The newest checkpoint that is whole; the folder stays as it is.
 
         Args:
           state: a tree like the one that was saved. What is read gets the same types, and lies on
@@ -113,40 +128,37 @@ class Checkpoints:
 
         Raises:
           CheckpointError: the checkpoint has other leaves, or leaves of other shapes or dtypes;
-            or the copies of a leaf differ, and `differing` does not say what to take.
+            the copies of a leaf differ, and `differing` does not say what to take; or a process
+            cannot read it, though nothing is damaged.
           ValueError: `differing` has another choice, or names no leaf with a device axis.
 
         Warns:
           CheckpointWarning: a newer checkpoint is damaged.
         """
-        choices = choices_of(differing)
-        # Rank 0 looks, and tells the others: they must not restore different ones.
-        answer = json.dumps(self._look()) if jax.process_index() == 0 else ""
-        step, saved, damages = json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT))
-        for damage in damages.values():
-            warnings.warn(CheckpointWarning(damage), stacklevel=2)
-        self._damaged, self._last = tuple(map(int, damages)), step
-        ranks.progress.say(restored=step, reached=step)
-        if step == 0:
-            return state, 0
-        leaves = leaves_of(state)
-        folder = self._steps.path(step)
-        copies = _copies(folder, saved, leaves, from_pmap=from_pmap)
-        like = {
-            leaf.path: copies[leaf.path] if leaf.path in copies else leaf.like()
-            for leaf in leaves
-            if leaf.is_stored
-        }
-        stored = {}
-        if like:
-            how = self._orbax.args.StandardRestore(like)
-            stored = dict(self._checkpointer.restore(folder / _ITEM, args=how))
+        choices, leaves = choices_of(differing), leaves_of(state)
+        step, stored, copies, damages = self._newest(leaves, from_pmap=from_pmap)
+        folder = self._folder / str(step)
+        for damaged, found in damages.items():
+            text = message(
+                what=f"the checkpoint {self._folder / damaged} is damaged",
+                which=found,
+                why="its files are not as they were written, or another program made it",
+                do=(f"{folder} is restored instead. " if step else "No other one is whole. ")
+                + "The next save renames it, if it is one of ours, and deletes nothing of it.",
+            )
+            warnings.warn(CheckpointWarning(text), stacklevel=2)
         if copies:
             held = {path: np.asarray(stored[path]) for path in copies if path in stored}
             check_named(choices, held)
             option = 'differing=, as in differing={"batch_stats": "mean"}'
             stored |= one_of_each(held, choices, where=str(folder), option=option)
-        restored = [leaf.restored(stored.get(leaf.path)) for leaf in leaves]
+        restored = [
+            leaf.restored(stored[leaf.path]) if leaf.path in stored else leaf.given
+            for leaf in leaves
+        ]
+        self._damaged, self._last = tuple(map(int, damages)), step
+        self._has_changed |= bool(damages)
+        ranks.progress.say(restored=step, reached=step)
         return jax.tree.unflatten(jax.tree.structure(state), restored), step
 
     def save(self, step: int, state: Any, *, force: bool = False) -> bool:
@@ -166,6 +178,7 @@ class Checkpoints:
         Raises:
           CheckpointError: a leaf cannot be saved, the disk is full or read-only, or the folder has
             newer checkpoints, which were not restored. The older checkpoints are as they were.
+          CheckpointInUseError: another job saves there.
           DisagreementError: the state is not the same in all processes.
           RuntimeError: as `preempted` does.
         """
@@ -174,18 +187,26 @@ class Checkpoints:
             return False
         leaves = leaves_of(state)
         _check_same(leaves)
-        newer = [each for each in self._steps.steps() if each > self._last]
-        unknown = [f"step {each}" for each in newer if each not in self._damaged]
-        if unknown:  # what is newer by number would be taken for the newest
+        try:
+            writer = self._open()
+            self._in_all(lambda: writer.begin(step, self._last, self._damaged))
+            writer.save(step, leaves, reload=self._has_changed)
+            self._in_all(lambda: writer.end(step))
+        except (CheckpointError, DisagreementError):
+            raise
+        except Exception as error:  # of Orbax, TensorStore or the disk, whatever it is
+            self._has_changed = True
+            if self._writer is not None:
+                self._writer.abandon()
             raise refusal(
                 CheckpointError,
-                what=f"step {step} is not saved: {self._folder} holds newer checkpoints",
-                which=unknown,
-                why="only the newest are kept, so this one would be removed immediately",
-                do="Call `restore` first, or use another folder.",
-            )
-        self._write(step, leaves)
-        self._last = step
+                what=f"step {step} is not saved",
+                which=[str(error).partition("\n")[0]],
+                why=f"it could not be written to {self._folder}",
+                do="Make room there, or let it be written to. The checkpoints that are there are "
+                "as they were.",
+            ) from error
+        self._last, self._damaged, self._has_changed = step, (), False
         return True
 
     def preempted(self, step: int) -> bool:
@@ -202,115 +223,113 @@ class Checkpoints:
         """
         return main_thread.preempted(step)
 
-    def _look(self) -> tuple[int, dict[str, str], dict[int, str]]:
+    def _newest(
+        self, leaves: Sequence[TypedLeaf], *, from_pmap: bool
+    ) -> tuple[int, dict[str, Any], dict[str, np.ndarray], dict[str, list[str]]]:
+        """The newest whole step, or 0; its arrays; those that are copies; what is damaged."""
+        unreadable: dict[int, str] = {}
+        while True:
+            # Rank 0 looks, and tells the others: they must not restore different ones.
+            answer = json.dumps(self._look(unreadable)) if jax.process_index() == 0 else ""
+            step, saved, damages = json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT))
+            if step == 0:
+                return 0, {}, {}, damages
+            copies = like_copies(leaves, saved) if from_pmap else {}
+            self._check_fits(step, saved, leaves, copies)
+            if step in unreadable:
+                raise refusal(
+                    CheckpointError,
+                    what=f"the checkpoint {self._folder / str(step)} cannot be read",
+                    which=[unreadable[step]],
+                    why="nothing is wrong with its files, so no older one is taken instead",
+                    do="Mend what the error names, as too little memory, and start again.",
+                )
+            try:
+                read = functools.partial(self._read, step, leaves, copies)
+                return step, self._in_all(read), copies, damages
+            except OSError as error:
+                unreadable[step] = str(error)
+
+    def _check_fits(
+        self,
+        step: int,
+        saved: Mapping[str, str],
+        leaves: Sequence[TypedLeaf],
+        copies: Mapping[str, np.ndarray],
+    ) -> None:
+        wanted = {leaf.path: leaf.type for leaf in leaves}
+        none = "not there"
+        which = [
+            f"{path} is {saved.get(path, none)}, in the state {wanted.get(path, none)}"
+            for path in {**saved, **wanted}
+            if saved.get(path) != wanted.get(path) and path not in copies
+        ]
+        if len({len(each) for each in copies.values()}) > 1:
+            which = [f"{path} has {len(each)} copies" for path, each in copies.items()]
+        if which:
+            raise refusal(
+                CheckpointError,
+                what=f"the checkpoint {self._folder / str(step)} does not fit the state",
+                which=which,
+                why="another program wrote it, or this one was changed since",
+                do="Give `restore` a state like the one that was saved, or use another folder.",
+            )
+
+    def _look(self, unreadable: Collection[int]) -> tuple[int, dict[str, str], dict[int, Any]]:
         """The newest whole step, or 0, its leaves; and what is wrong with those after it."""
-        damages: dict[int, str] = {}
-        for step in reversed(self._steps.steps()):
-            folder = self._steps.path(step)
-            leaves, found = self._steps.examine(step)
+        damages = {}
+        for step in reversed(steps_in(self._folder)):
+            folder = self._folder / str(step)
+            leaves, found = examine(folder)
+            if not found and step in unreadable:
+                found = missing(folder / ITEM)
             if not found:
                 return step, leaves, damages
-            damages[step] = message(
-                what=f"the checkpoint {folder} is damaged",
-                which=found,
-                why="its files are not as they were written: the disk is failing, or somebody "
-                "changed them",
-                do="An older one is restored if there is one. The next save sets this one aside, "
-                f"as {folder.name}.damaged; delete it when it is of no use.",
-            )
+            if not folder.is_dir():  # removed since, by the job that saves: a newer one is there
+                return self._look(unreadable)
+            damages[step] = found
         return 0, {}, damages
 
-    def _write(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
-        unfinished = self._steps.unfinished(step)
-        stored = {leaf.path: leaf.value() for leaf in leaves if leaf.is_stored}
-        self._in_rank_0(step, lambda: self._steps.begin(step))
-        if stored:
-            how = self._orbax.args.StandardSave(stored)
-            try:
-                self._checkpointer.save(unfinished / _ITEM, args=how, force=True)
-            except Exception as error:  # of Orbax, TensorStore or the disk, whatever it is
-                self._steps.abandon(step)  # it takes room that may be needed
-                raise _not_saved(self._folder, step, str(error)) from error
-        self._in_rank_0(step, lambda: self._finish(step, leaves))
+    def _read(
+        self, step: int, leaves: Sequence[TypedLeaf], copies: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        stored = [leaf for leaf in leaves if np.size(leaf.given)]
+        if not stored:
+            return {}
+        like = {leaf.path: copies.get(leaf.path, leaf.like()) for leaf in stored}
+        how = self._orbax.args.StandardRestore(like)
+        # Not the manager: where one process fails, it would let the others wait.
+        with contextlib.closing(self._orbax.StandardCheckpointHandler()) as handler:
+            return dict(handler.restore(self._folder / str(step) / ITEM, args=how))
 
-    def _in_rank_0(self, step: int, action: Callable[[], None]) -> None:
-        """Rank 0 does it, and all hear how it went."""
-        trouble = ""
-        if jax.process_index() == 0:
-            try:
-                action()
-            except OSError as error:
-                trouble = str(error)
-                self._steps.abandon(step)
-        trouble = broadcast_one_to_all(trouble, timeout=_TIMEOUT)
-        if trouble:
-            raise _not_saved(self._folder, step, trouble)
+    def _open(self) -> StepWriter:
+        """Makes sure that no other job saves there."""
+        if self._writer is None:
+            lock = self._in_all(lambda: locked(self._folder) if jax.process_index() == 0 else None)
+            self._writer = StepWriter(self._orbax, self._folder, self._keep, lock)
+        return self._writer
 
-    def _finish(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
-        self._steps.write_manifest(step, leaves)
-        for damaged in self._damaged:
-            if damaged in self._steps.steps():
-                self._steps.set_aside(damaged)
-        self._steps.commit(step)
-        self._steps.keep(self._keep)
-
-
-def _import_orbax() -> Any:
-    try:
-        import orbax.checkpoint as orbax
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "orbax":
-            raise
-        raise MissingPackageError(
-            message(
-                what="Checkpoints needs a package that is not installed",
-                which=["orbax-checkpoint"],
-                why="Orbax writes the checkpoints",
-                do='Run: pip install "orbax-checkpoint>=0.11"',
-            ),
-            name="orbax",
-        ) from None
-    return orbax
-
-
-def _copies(
-    folder: pathlib.Path,
-    saved: Mapping[str, str],
-    leaves: Sequence[TypedLeaf],
-    *,
-    from_pmap: bool,
-) -> dict[str, np.ndarray]:
-    """What reads the leaves that were saved as copies, the same number of each; the others fit."""
-    found: list[tuple[TypedLeaf, int]] = []
-    if from_pmap:
-        numbers = [(leaf, leaf.copies_in(saved.get(leaf.path, ""))) for leaf in leaves]
-        found = [(leaf, number) for leaf, number in numbers if number]
-    copies = {leaf.path: leaf.like_copies(number, saved[leaf.path]) for leaf, number in found}
-    wanted = {leaf.path: leaf.type for leaf in leaves}
-    which = [
-        f"{path} is {saved.get(path, 'not there')}, in the state {wanted.get(path, 'not there')}"
-        for path in {**saved, **wanted}
-        if saved.get(path) != wanted.get(path) and path not in copies
-    ]
-    if len({number for _, number in found}) > 1:
-        which = [f"{leaf.path} has {number} copies" for leaf, number in found]
-    if which:
-        raise refusal(
-            CheckpointError,
-            what=f"the checkpoint {folder} does not fit the state",
-            which=which,
-            why="another program wrote it, or this one was changed since",
-            do="Give `restore` a state like the one that was saved, or use another folder.",
-        )
-    return copies
+    def _in_all(self, action: Callable[[], _T]) -> _T:
+        """Where it fails in one process, all raise that CheckpointError, or an OSError."""
+        result, trouble = None, None
+        try:
+            result = action()
+        except Exception as error:  # noqa: BLE001  # of Orbax, TensorStore or the disk
+            is_plain = isinstance(error, CheckpointError | OSError)
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            trouble = error if is_plain else OSError(text)
+        given = pickle.dumps(trouble)
+        told = agree_on("Checkpoints", Fingerprint("", {}), timeout=_TIMEOUT, give=given)
+        for each in map(pickle.loads, told.values()):
+            if each is not None:
+                raise each
+        return typing.cast("_T", result)
 
 
 def _check_same(leaves: Sequence[TypedLeaf]) -> None:
     """Whatever each process has for itself: only that of rank 0 is written."""
     held = {
-        leaf.path: leaf.type
-        if leaf.is_whole
-        else Fingerprint.of(leaf.given, values=True).leaves[""]
+        leaf.path: leaf.type if is_whole(leaf.given) else describe(leaf.given, values=True)
         for leaf in leaves
     }
     agree_on(
@@ -320,15 +339,4 @@ def _check_same(leaves: Sequence[TypedLeaf]) -> None:
         do="Compute it in the same way everywhere, or make it part of an array over all processes: "
         'by jax_dist.pmap(..., arrays="global") or '
         "jax_dist.multihost.host_local_array_to_global_array.",
-    )
-
-
-def _not_saved(folder: pathlib.Path, step: int, trouble: str) -> CheckpointError:
-    return refusal(
-        CheckpointError,
-        what=f"step {step} is not saved",
-        which=[trouble.partition("\n")[0]],
-        why=f"it could not be written to {folder}",
-        do="Make room there, or let it be written to. The checkpoints that are there are as "
-        "they were.",
     )

@@ -9,19 +9,24 @@ import functools
 import importlib
 import os
 import pathlib
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_dist.errors import CheckpointError, MissingPackageError, message, refusal
-from jax_dist.multihost import step_folders
-from jax_dist.multihost.step_folders import check_named, one_of_each, sync, sync_tree
+from jax_dist.multihost.state_leaves import NUMBERS, TypedLeaf
 
-_ORBAX_MARK = "_METADATA"  # the file that makes a folder a tree of Orbax's
+_CHOICES = ("mean", "first")
+_COPIES = re.compile(r"(.+)\[(\d+),?([\d,]*)\]")  # as in "float32[8,3]"
+_KINDS = {bool: "b", int: "iu", float: "f", complex: "c"}  # of numbers that pmap made into arrays
+MANIFEST = "jax_dist.json"  # in each checkpoint of ours
+ORBAX_MARK = "_METADATA"  # the file that makes a folder a tree of Orbax's
 
 
 class _Converted(NamedTuple):
@@ -68,6 +73,92 @@ def convert(
     return converted
 
 
+def like_copies(leaves: Sequence[TypedLeaf], saved: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """What tells Orbax how to read the leaves that were saved as copies; path to type is saved."""
+    copies = {}
+    for leaf in leaves:
+        found = _COPIES.fullmatch(saved.get(leaf.path, ""))
+        if found is None or found[0] == leaf.type:
+            continue
+        kind, number, rest = found.groups()
+        if not isinstance(leaf.given, NUMBERS):
+            fits, dtype = f"{kind}[{rest}]" == leaf.type, leaf.data.dtype
+        else:  # a step counter that `replicate` made into an array
+            dtype = jnp.dtype(bool if "<" in kind else kind)  # no key is a number
+            fits = f"{dtype}[]" == f"{kind}[{rest}]"
+            fits = fits and dtype.kind in _KINDS.get(type(leaf.given), "")
+        if fits:
+            copies[leaf.path] = np.empty((int(number), *np.shape(leaf.data)), dtype)
+    return copies
+
+
+def choices_of(given: str | Mapping[str, str] | None) -> dict[str, str]:
+    """What to take of leaves that differ, by a part of their path; the first that fits counts.
+
+    >>> choices_of("mean")
+    {'': 'mean'}
+
+    Raises:
+      ValueError: there is no such choice.
+    """
+    choices = {"": given} if isinstance(given, str) else dict(given or {})
+    for choice in choices.values():
+        if choice not in _CHOICES:
+            known = ", ".join(map(repr, _CHOICES))
+            raise ValueError(f"differing: there is no choice {choice!r}; there are {known}.")
+    return choices
+
+
+def check_named(choices: Iterable[str], paths: Collection[str]) -> None:
+    """Raises ValueError where a choice names no leaf: it may be misspelt."""
+    for part in choices:
+        if not any(part in path for path in paths):
+            raise ValueError(f"no leaf with a device axis has {part!r} in its path.")
+
+
+def one_of_each(
+    copies: Mapping[str, np.ndarray], choices: Mapping[str, str], *, where: str, option: str
+) -> dict[str, np.ndarray]:
+    """`[N, *s] -> [*s]`, for each leaf.
+
+    Args:
+      copies: path to copies.
+      choices: what to take where they differ, from `choices_of`.
+      where: the checkpoint, for the error.
+      option: how the caller gives such a choice, for the error.
+
+    Raises:
+      CheckpointError: the copies of some leaves differ, and nothing was chosen for them, or their
+        mean does not exist. All of them are named.
+    """
+    taken, refused = {}, []
+    for path, array in copies.items():
+        taken[path] = array[0]
+        # By their bits: a NaN is like the same NaN.
+        rows = np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
+        differing = sum(not np.array_equal(row, rows[0]) for row in rows[1:])
+        if not differing:
+            continue
+        choice = next((choice for part, choice in choices.items() if part in path), None)
+        has_mean = jnp.issubdtype(array.dtype, jnp.inexact)
+        if choice is None or (choice == "mean" and not has_mean):
+            refused.append(f"{path}: {differing} of {len(array)} copies are not like the first")
+        elif choice == "mean":
+            wide = np.complex128 if array.dtype.kind == "c" else np.float64
+            taken[path] = np.asarray(array.astype(wide).mean(axis=0).astype(array.dtype))
+    if refused:
+        raise refusal(
+            CheckpointError,
+            what=f"the copies in {where} differ between devices",
+            which=refused,
+            why="the program kept one value for each device, such as batch statistics that were "
+            "never averaged, or a random key; one of them alone is another state",
+            do=f"Choose by {option}: mean is the average of the copies (not for integers and "
+            "keys), first is the copy of the first device.",
+        )
+    return taken
+
+
 def _without_device_axis(
     tree: Any, where: pathlib.Path, *, choices: Mapping[str, str], option: str
 ) -> tuple[Any, _Converted]:
@@ -100,7 +191,7 @@ def _without_device_axis(
 
 
 def _convert_file(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> _Converted:
-    serialization = _imported("flax.serialization", "flax", "Flax wrote the file")
+    serialization = imported("flax.serialization", "flax", "Flax wrote the file")
     try:
         tree = serialization.msgpack_restore(source.read_bytes())
     except Exception as error:  # of msgpack, whatever the bytes lead to
@@ -111,14 +202,14 @@ def _convert_file(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> _C
 
 
 def _convert_folder(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> _Converted:
-    trees = sorted(path.parent for path in source.rglob(_ORBAX_MARK) if path.is_file())
+    trees = sorted(path.parent for path in source.rglob(ORBAX_MARK) if path.is_file())
     if not trees:
-        raise _unknown(source, f"no folder in it has Orbax's file {_ORBAX_MARK}")
-    if any(source.rglob(step_folders.NAME)):
+        raise _unknown(source, f"no folder in it has Orbax's file {ORBAX_MARK}")
+    if any(source.rglob(MANIFEST)):
         raise refusal(
             CheckpointError,
             what=f"{source} is not converted",
-            which=[f"it has the file {step_folders.NAME}: jax_dist.multihost.Checkpoints wrote it"],
+            which=[f"it has the file {MANIFEST}: jax_dist.multihost.Checkpoints wrote it"],
             why="Checkpoints reads such a state without conversion",
             do="Call restore(state, from_pmap=True), with a state that has no device axis.",
         )
@@ -140,7 +231,7 @@ def _convert_folder(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> 
 
 
 def _convert_tree(source: pathlib.Path, target: pathlib.Path, drop: _Drop) -> _Converted:
-    orbax = _imported("orbax.checkpoint", "orbax-checkpoint", "Orbax wrote the folder")
+    orbax = imported("orbax.checkpoint", "orbax-checkpoint", "Orbax wrote the folder")
     handler = orbax.PyTreeCheckpointHandler()
     metadata = handler.metadata(source)
     how = jax.tree.map(
@@ -170,19 +261,39 @@ def _written(target: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _imported(module: str, package: str, why: str) -> Any:
+def sync_tree(path: pathlib.Path) -> None:
+    """Waits until a file, or a folder with all that is in it, is on the disk."""
+    for each in (*path.rglob("*"), path):
+        sync(each)
+
+
+def sync(path: str | pathlib.Path) -> None:
+    """The same for one file, or for the names in one folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def imported(module: str, package: str, why: str, what: str = "converting this checkpoint") -> Any:
+    """The module.
+
+    Raises:
+      MissingPackageError: it is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
             raise
         text = message(
-            what="converting this checkpoint needs a package that is not installed",
-            which=[package],
+            what=f"{what} needs a package that is not installed",
+            which=[re.split("[<>=]", package)[0]],
             why=why,
-            do=f"Run: pip install {package}",
+            do=f'Run: pip install "{package}"',
         )
-        raise MissingPackageError(text, name=error.name) from None
+        raise MissingPackageError(text, name=module.partition(".")[0]) from None
 
 
 def _unknown(path: pathlib.Path, which: str) -> CheckpointError:

@@ -6,11 +6,18 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as orbax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from preemption_jobs import train
 
-from jax_dist.multihost import Checkpoints, CheckpointWarning, DisagreementError
+from jax_dist.multihost import (
+    CheckpointError,
+    Checkpoints,
+    CheckpointWarning,
+    DisagreementError,
+    step_folders,
+)
 
 
 def first_start(folder: str) -> dict[str, object]:
@@ -19,6 +26,7 @@ def first_start(folder: str) -> dict[str, object]:
     return {
         "saved": save_and_restore(str(here / "saved")),
         "differs": save_what_differs(str(here / "differs")),
+        "troubles": troubles_of_one_rank(str(here / "troubles")),
         "trained": train(str(here / "trained"), 40),
     }
 
@@ -82,6 +90,46 @@ def save_what_differs(folder: str) -> tuple[str, bool]:
         except DisagreementError as error:
             text = str(error)
         return text, checkpoints.save(1, {"n": 3})
+
+
+def troubles_of_one_rank(folder: str) -> dict[str, object]:
+    """What all ranks are told of what happened in one, and whether they go on."""
+    rank, missing, restore = (
+        jax.process_index(),
+        step_folders.missing,
+        orbax.StandardCheckpointHandler.restore,
+    )
+
+    def fail(*_, **__):
+        raise MemoryError("no room")
+
+    def told(action) -> str:
+        try:
+            return f"no error: {action()}"
+        except CheckpointError as error:
+            return f"{type(error).__name__}: {error}"
+
+    with Checkpoints(folder, every=1, keep=1) as checkpoints:
+        checkpoints.save(1, state_on_all(1.0))
+        in_use = told(lambda: Checkpoints(folder, every=1))
+        if rank == 0:
+            step_folders.missing = lambda *_: ["['cut']/0 is not there"]
+        lost = told(lambda: checkpoints.save(2, state_on_all(2.0)))
+        step_folders.missing = missing
+        names = sorted(path.name for path in pathlib.Path(folder).iterdir())
+        if rank == 1:
+            orbax.StandardCheckpointHandler.restore = fail
+        unreadable = told(lambda: checkpoints.restore(state_on_all(0.0)))
+        orbax.StandardCheckpointHandler.restore = restore
+        saved = checkpoints.save(2, state_on_all(2.0))
+        found = as_data(checkpoints.restore(state_on_all(0.0))[0])
+    return {
+        "in use": in_use,
+        "lost": lost,
+        "names": names,
+        "unreadable": unreadable,
+        "then": (saved, found["step"], found["same"]),
+    }
 
 
 def restore_from_pmap(folder: str) -> dict[str, object]:

@@ -105,6 +105,8 @@ class TestRestore:
             (np.zeros((8, 3), np.float32), np.zeros(3)),
             (np.zeros((8, 1), np.int32), 0),
             (np.zeros(8), 0),
+            (jax.random.split(jax.random.key(0), 8), 0),
+            (jax.random.split(jax.random.key(0), 8), False),
         ],
     )
     def test_another_shape_or_dtype_does_not_fit(self, tmp_path, wrong, given):
