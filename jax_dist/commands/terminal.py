@@ -38,20 +38,47 @@ def help_only(parser: argparse.ArgumentParser) -> Callable[..., Exit]:
     return run
 
 
-def count(text: str) -> int:
-    """A whole number of something, at least one."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
+MOST_DEVICES = 4096  # that are simulated in one process
+MOST_PROCESSES = 1024  # on one machine
+_LONGEST = 2_000_000.0  # seconds; a system call takes milliseconds, as a number of 31 bits
+
+
+def count(most: int, *, least: int = 1) -> Callable[[str], int]:
+    """Reads a whole number of something, between two limits."""
+
+    def read(text: str) -> int:
+        if text.isdecimal() and len(text) < 20 and least <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from {least} to {most}, not {_short(text)}"
+        )
+
+    return read
 
 
 def seconds(text: str) -> float:
     """A time that passes."""
-    number = float(text)
-    if not number > 0:
+    number = seconds_or_none(text)
+    if number == 0:
         raise argparse.ArgumentTypeError("must be more than 0")
     return number
+
+
+def seconds_or_none(text: str) -> float:
+    """A time that may be none at all."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= _LONGEST:  # neither is nan
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds from 0 to {_LONGEST:.0f} (23 days), not {_short(text)}"
+        )
+    return number
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 30 else f"{text[:30]}...")
 
 
 _WIDEST = 100  # columns; longer lines are hard to read

@@ -332,7 +332,7 @@ class TestMisuse:
             (["--fix", "--add-noqa"], "--fix and --add-noqa do not go together"),
             (["--diff", "--write-baseline=b"], "--diff and --write-baseline do not go together"),
             (["--unsafe-fixes"], "say --fix with --unsafe-fixes to make the fixes, or --diff to "),
-            (["-o", "no/out"], "no/out cannot be written: No such file or directory"),
+            (["-o", "no/out"], "--output-file no/out cannot be written: No such file or directory"),
         ],
     )
     def test_is_explained(self, folder, arguments, message):
