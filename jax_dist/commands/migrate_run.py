@@ -18,13 +18,14 @@ from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
 from jax_dist.codemod.results import FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
-from jax_dist.commands import terminal
+from jax_dist.commands import outputs, terminal
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
     from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 
 _STDIN = "-"
+_CERTIFICATE, _REPORT = "a certificate", "a report of jax-dist migrate"
 _ONLY_WITH = {"one_process": ("jax", "global"), "all_devices": ("jax",), "helpers": ("jax",)}
 
 
@@ -70,8 +71,13 @@ def _check(options: argparse.Namespace) -> None:
             )
         if _suffix(options.certificate) != ".json":
             raise MisuseError(f"--certificate {options.certificate}: the name must end with .json")
-    if options.report not in (None, _STDIN) and _suffix(options.report) not in report.FORMS:
-        raise MisuseError(f"--report {options.report}: the name must end with .md, .json or .sarif")
+        outputs.check("--certificate", options.certificate, _CERTIFICATE)
+    if options.report not in (None, _STDIN):
+        if _suffix(options.report) not in report.FORMS:
+            raise MisuseError(
+                f"--report {options.report}: the name must end with .md, .json or .sarif"
+            )
+        outputs.check("--report", options.report, _REPORT)
 
 
 class _Migrate:
@@ -202,7 +208,8 @@ class _Migrate:
             files=((file.path, file.before, file.after) for file in files if file.changed),
             folder=folder,
         )
-        _save("--certificate", path, json.dumps(found, separators=(",", ":")) + "\n")
+        text = json.dumps(found, separators=(",", ":")) + "\n"
+        outputs.save("--certificate", path, text, _CERTIFICATE)
 
     # --- showing
 
@@ -277,7 +284,7 @@ class _Migrate:
         if where == _STDIN:
             self._out.write(report.FORMS[".md"](made))
         elif where is not None:
-            _save("--report", where, report.FORMS[_suffix(where)](made))
+            outputs.save("--report", where, report.FORMS[_suffix(where)](made), _REPORT)
         return made
 
     def _summarize(self, found: MigrationReport, looked_at: int) -> None:
@@ -312,14 +319,6 @@ class _Migrate:
         from jax_dist.codemod.verify.ledger import REQUIREMENTS
 
         return REQUIREMENTS[self._options.require]
-
-
-def _save(option: str, path: str, text: str) -> None:
-    try:
-        replacement.write(path, text.encode())
-    except OSError as error:
-        reason = error.strerror or error
-        raise MisuseError(f"{option} {path} cannot be written: {reason}") from error
 
 
 def _texts(files: Sequence[FileMigration]) -> dict[str, bytes]:
