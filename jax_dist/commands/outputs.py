@@ -74,8 +74,8 @@ def check(option: str, path: str, kind: str) -> None:
     if data.strip() and not _KINDS[kind](data, found):
         there = next((name for name, is_one in _KINDS.items() if is_one(data, found)), None)
         raise MisuseError(
-            f"{option} {path}: the file is {there or _described(path, data, found)}, not {kind}, and is "
-            "left as it is. Give another name, or remove it first."
+            f"{option} {path}: the file is {there or _described(path, data, found)}, not {kind}, "
+            "and is left as it is. Give another name, or remove it first."
         )
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -102,6 +103,38 @@ class TestFindings:
             "1  JXD306  [*] psum-of-one\n"
             "Found 3 findings in 2 files (1 fixable with --fix).\n",
         )
+
+    @pytest.mark.parametrize(
+        ("name", "data", "said"),
+        [
+            ("wide.py", "x = 1\n".encode("utf-16"), "JXD901 the file is UTF-16, which "),
+            ("wide.py", "x = 1\n".encode("utf-16-le"), "JXD901 Python 3"),
+            ("garbage.py", b"\xff\xfe\xd8\x00\xdc", "JXD901 the file is UTF-16, which "),
+            ("latin.py", "x = 'é'\n".encode("latin-1"), "JXD901 "),
+            ("garbage.ipynb", b"\x80\x81", "JXD901 the file is no notebook: "),
+            ("notes.txt", b"What to do: buy milk\n", "JXD901 Python 3"),
+        ],
+    )
+    def test_a_file_that_cannot_be_read_is_a_finding_whatever_it_speaks_of(self, name, data, said):
+        pathlib.Path(name).write_bytes(data)
+
+        code, out, _ = _lint(name)
+        assert code == 1
+        assert re.match(rf"{name}:1:\d+: {re.escape(said)}", out)
+        assert out.endswith("Found 1 finding in 1 file.\n")
+        if name != "notes.txt":  # of a folder, only files that are called so are read
+            assert _lint() == (1, out, "")
+
+    @pytest.mark.parametrize("name", ["tool", "notes.txt"])
+    def test_a_file_of_any_name_is_read_as_python(self, name):
+        _write("x = 1\n", name)
+
+        assert _lint(name) == (0, "No findings.\n", "")
+
+    def test_bytes_in_the_encoding_that_the_file_names_can_be_read(self):
+        pathlib.Path("a.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
+
+        assert _lint() == (0, "No findings.\n", "")
 
     def test_a_syntax_error_is_a_finding(self):
         _write("import jax\ndef pmap(:\n")

@@ -69,15 +69,15 @@ class Examiner:
         return self.codes.difference(*off)
 
     @staticmethod
-    def passes_over(data: bytes) -> bool:
+    def passes_over(path: str, data: bytes) -> bool:
         """Whether a glance shows that a file has no findings, whatever the rules."""
-        words = b"jax", b"pmap"  # as in _likely
-        return not any(sources.holds(word, data) for word in words) and b"JXD" not in data
+        words = b"jax", b"pmap", b"JXD"  # as in _likely
+        return sources.looks_like_python(path, data) and not any(word in data for word in words)
 
     def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
         """The codes that may have findings in a file, by its bytes; None: it can have none."""
-        if b"jax" not in data and sources.holds(b"jax", data):
-            return self.codes_for(path)  # UTF-16, which Python does not read
+        if not sources.looks_like_python(path, data):
+            return self.codes_for(path)  # what cannot be read has no words, and is a finding
         ours = _speaks_to_us(data)
         if not ours and is_internal(data):
             return None
