@@ -71,7 +71,7 @@ class Examiner:
     @staticmethod
     def passes_over(path: str, data: bytes) -> bool:
         """Whether a glance shows that a file has no findings, whatever the rules."""
-        words = b"jax", b"pmap", b"JXD"  # as in _likely
+        words = *_LIBRARIES, b"JXD"
         return sources.looks_like_python(path, data) and not any(word in data for word in words)
 
     def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
@@ -225,10 +225,13 @@ def wanted(data: bytes, codes: frozenset[Code]) -> bool:
     return bool(_likely(data, codes)) and not is_internal(data)
 
 
+# Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
+_LIBRARIES = (b"jax", b"pmap", b"flax")
+
+
 def _likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
     """Those rules that may have findings in a file, by the words that it holds."""
-    # Every import that matters says jax, but for that of equinox.filter_pmap and flax.nnx.pmap.
-    if b"jax" not in data and b"pmap" not in data:
+    if not any(word in data for word in _LIBRARIES):
         return frozenset()
     rules, phrases = _rules_and_phrases(codes)
     held = phrases.held_by(data)
