@@ -17,8 +17,8 @@ _CAPTURED = Page(
     what="Finds arrays that a function given to pmap, shard_map or jit, or a function of the file "
     "that it calls, captures instead of taking them as arguments: names of the module or of an "
     "enclosing function, and `self.` attributes, that are assigned from calls of jax.numpy, NumPy, "
-    "jax.random or device_put. Arrays that clearly have fewer than 1024 numbers are ignored. jit is "
-    "checked only in files that also mention pmap or shard_map.",
+    "jax.random or device_put. Arrays that clearly have fewer than 1024 numbers are ignored. jit "
+    "is checked only in files that also mention pmap or shard_map.",
     why="The values become part of the program: it is as large as the array, compiles slowly, and "
     "has another key in the persistent cache whenever a value differs (measured in a second "
     "process, jax 0.10.2: the same values hit the cache, others missed it).",
