@@ -232,14 +232,13 @@ class _Completion(argparse.Action):
 
 
 def _say_fault(command: str, error: Exception, err: TextIO) -> None:
-    import traceback  # only here: these are rarely needed
-
+    from jax_dist._exceptions import told  # only here: these are rarely needed
     from jax_dist._usage import MisuseError
 
     if isinstance(error, MisuseError):
         print(f"jax-dist {command}: {error}", file=err)
         return
-    traceback.print_exception(error, file=err)
+    err.write(told(error).traceback)
     print(
         f"jax-dist {command}: this is a fault of jax-dist, not of your code. "
         "Please report it with the lines above.",

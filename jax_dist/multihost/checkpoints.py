@@ -14,6 +14,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from jax_dist._exceptions import text_of
 from jax_dist.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -230,7 +231,7 @@ class Checkpoints:
                 self._checkpointer.save(unfinished / _ITEM, args=how, force=True)
             except Exception as error:  # of Orbax, TensorStore or the disk, whatever it is
                 self._steps.abandon(step)  # it takes room that may be needed
-                raise _not_saved(self._folder, step, str(error)) from error
+                raise _not_saved(self._folder, step, text_of(error)) from error
         self._in_rank_0(step, lambda: self._finish(step, leaves))
 
     def _in_rank_0(self, step: int, action: Callable[[], None]) -> None:
