@@ -1,6 +1,7 @@
 """What all subcommands share: exit codes, help, arguments, output, and how far a long run is."""
 
 import argparse
+import contextlib
 import enum
 import os
 import time
@@ -101,6 +102,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 _PATIENCE = 1.0  # seconds before anything is said
 _PAUSE = 0.1  # seconds between two lines
+_TICK = 0.5  # seconds between two looks at the clock
 
 
 def wants_colour(when: str, stream: TextIO) -> bool:
@@ -134,31 +136,65 @@ def write_bytes(out: TextIO, data: bytes) -> None:
 
 
 class ProgressLine:
-    """One line on a terminal that says how far a run is, once it takes long; else silence.
+    """One line on a terminal: how far a run is, and since when, once it takes long; else silence.
 
     Args:
       stream: where it is written.
       what: of what there are so many: "files checked".
     """
 
-    def __init__(self, stream: TextIO, what: str) -> None:
+    def __init__(self, stream: TextIO, what: str = "") -> None:
         self._stream = stream
         self._what = what
-        self._watched = stream.isatty()
-        self._next = time.monotonic() + _PATIENCE
+        self._start = time.monotonic()
+        self._next = self._start + _PATIENCE
+        self._far = ""
         self._written = False
+        self._end: Callable[[], object] | None = None
+        self._lock: Any = contextlib.nullcontext()
+        if stream.isatty():
+            import threading  # only here: most runs have no terminal to write to
+
+            self._lock, closed = threading.Lock(), threading.Event()
+            clock = threading.Thread(target=self._tick, args=(closed.wait,), daemon=True)
+            clock.start()
+            self._end = lambda: (closed.set(), clock.join())
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not self._watched or now < self._next:
-            return
-        self._next = now + _PAUSE
-        self._written = True
-        self._stream.write(f"\r{done}/{total} {self._what}\x1b[K")
-        self._stream.flush()
+        self._far = f"{done}/{total} {self._what}, "
+        if time.monotonic() >= self._next:
+            self._write()
+
+    def print(self, text: str) -> None:
+        """A line that stays, above this one."""
+        with self._lock:
+            self._clear()
+            self._stream.write(f"{text}\n")
 
     def close(self) -> None:
         """Takes the line away."""
+        if self._end is not None:
+            self._end()
+        with self._lock:
+            self._clear()
+
+    def _tick(self, wait: Callable[[float], bool]) -> None:
+        while not wait(_TICK):  # what takes a minute says nothing meanwhile
+            if time.monotonic() >= self._next:
+                self._write()
+
+    def _write(self) -> None:
+        if self._end is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._next = now + _PAUSE
+            self._written = True
+            self._stream.write(f"\r{self._far}{now - self._start:.0f} s\x1b[K")
+            self._stream.flush()
+
+    def _clear(self) -> None:
         if self._written:
+            self._written = False
             self._stream.write("\r\x1b[K")
             self._stream.flush()
