@@ -141,57 +141,62 @@ class ProgressLine:
     Args:
       stream: where it is written.
       what: of what there are so many: "files checked".
+      ticks: whether a thread looks at the clock; else somebody calls `tick`.
     """
 
-    def __init__(self, stream: TextIO, what: str = "") -> None:
+    def __init__(self, stream: TextIO, what: str = "", *, ticks: bool = True) -> None:
         self._stream = stream
         self._what = what
         self._start = time.monotonic()
         self._next = self._start + _PATIENCE
-        self._far = ""
+        self._said = f"{what}, " if what else ""
         self._written = False
-        self._end: Callable[[], object] | None = None
+        self._watched = stream.isatty()
+        self._end: Callable[[], object] = lambda: None
         self._lock: Any = contextlib.nullcontext()
-        if stream.isatty():
+        if self._watched and ticks:
             import threading  # only here: most runs have no terminal to write to
 
             self._lock, closed = threading.Lock(), threading.Event()
-            clock = threading.Thread(target=self._tick, args=(closed.wait,), daemon=True)
+            clock = threading.Thread(target=self._run, args=(closed.wait,), daemon=True)
             clock.start()
             self._end = lambda: (closed.set(), clock.join())
 
     def __call__(self, done: int, total: int) -> None:
-        self._far = f"{done}/{total} {self._what}, "
-        if time.monotonic() >= self._next:
-            self._write()
+        self._said = f"{done}/{total} {self._what}, "
+        self.tick()
 
     def print(self, text: str) -> None:
         """A line that stays, above this one."""
+        self.hide()
+        self._stream.write(f"{text}\n")
+
+    def hide(self) -> None:
+        """Takes the line away until nothing else is written for a while."""
         with self._lock:
+            self._next = time.monotonic() + _PATIENCE
             self._clear()
-            self._stream.write(f"{text}\n")
 
     def close(self) -> None:
         """Takes the line away."""
-        if self._end is not None:
-            self._end()
+        self._end()
         with self._lock:
             self._clear()
 
-    def _tick(self, wait: Callable[[float], bool]) -> None:
-        while not wait(_TICK):  # what takes a minute says nothing meanwhile
-            if time.monotonic() >= self._next:
-                self._write()
-
-    def _write(self) -> None:
-        if self._end is None:
-            return
+    def tick(self) -> None:
+        """Writes the line, where it is time."""
         with self._lock:
             now = time.monotonic()
+            if not self._watched or now < self._next:
+                return
             self._next = now + _PAUSE
             self._written = True
-            self._stream.write(f"\r{self._far}{now - self._start:.0f} s\x1b[K")
+            self._stream.write(f"\r{self._said}{now - self._start:.0f} s\x1b[K")
             self._stream.flush()
+
+    def _run(self, wait: Callable[[float], bool]) -> None:
+        while not wait(_TICK):  # what takes a minute says nothing meanwhile
+            self.tick()
 
     def _clear(self) -> None:
         if self._written:

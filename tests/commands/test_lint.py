@@ -521,7 +521,7 @@ class TestRunning:
         while "\r0 s\x1b[K" not in stream.getvalue():
             time.sleep(0.001)
         progress.print("running the command")
-        while not stream.getvalue().endswith("running the command\n\r0 s\x1b[K"):
+        while not stream.getvalue().endswith("\n\r0 s\x1b[K"):
             time.sleep(0.001)
         progress.close()
 
