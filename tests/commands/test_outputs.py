@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from jax_dist._usage import MisuseError
+from jax_dist.commands import outputs
 from jax_dist.commands.cli import main
 
 _PMAP = "import jax\n\nf = jax.pmap(lambda x: x)\n"
@@ -92,6 +94,22 @@ def test_a_certificate_is_refused_before_anything_runs(folder: pathlib.Path):
     assert (folder / "proof.json").read_text() == '{"loss": 1.5}'
     assert (folder / "train.py").read_text() == _PMAP
     assert not (folder / "ran").exists()
+
+
+def test_it_is_refused_before_any_file_is_mended(folder: pathlib.Path):
+    before = "import jax\nn = jax.tree_leaves(x)\n"
+    (folder / "old.py").write_text(before)
+
+    assert _run("lint", "--fix", "-o", "clean.py", "old.py")[0] == 2
+    assert (folder / "old.py").read_text() == before
+
+
+def test_what_was_put_there_meanwhile_is_left(folder: pathlib.Path):
+    (folder / "known.json").write_text("mine")
+
+    with pytest.raises(MisuseError, match="the file is other text, not a baseline"):
+        outputs.save("--write-baseline", "known.json", "{}", "a baseline")
+    assert (folder / "known.json").read_text() == "mine"
 
 
 @pytest.mark.parametrize("form", _FORMS)
