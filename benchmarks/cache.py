@@ -199,7 +199,7 @@ def hook_seconds(calls: int = 10_000) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("es", "layers", "stats"))
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -234,7 +234,9 @@ _FIXIT = Goal("fixit with one rule beside lint", "fixit, one rule", "lint", leas
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--folder", action="append", default=[], help="may be given several times")
     parser.add_argument("--rounds", type=int, default=3)

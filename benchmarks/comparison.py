@@ -206,7 +206,9 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--markdown", action="store_true", help="print the table of the page")
     options = parser.parse_args()

@@ -194,7 +194,9 @@ def _rank_of(case: str, way: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     every = [*_CASES, *_JOINING]
     parser.add_argument("cases", nargs="*", choices=[[], *every], metavar="CASE")

@@ -347,7 +347,7 @@ def _trained(program: pathlib.Path, folder: pathlib.Path, generations: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, help="5 by default; 3 of the migration")
     parser.add_argument("--without-evosax", action="store_true")

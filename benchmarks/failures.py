@@ -22,7 +22,7 @@ _PATIENCE = 40.0  # seconds, for plain JAX
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("troubles", nargs="*", default=_TROUBLES, metavar="TROUBLE")
     options = parser.parse_args()
     print(f"jax {jax.__version__}; seconds from the trouble to the end of the other process")

@@ -243,7 +243,9 @@ def _attack(trials: Trials, seconds: float) -> Tried:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("attacks", nargs="*", choices=[[], *_ATTACKS], metavar="ATTACK")
     parser.add_argument("--minutes", type=float, default=30.0)

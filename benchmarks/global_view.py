@@ -75,7 +75,7 @@ HEAD = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--only", default=",".join(WORKLOADS), help="names, with commas between")
     parser.add_argument("--processes", type=int, default=1)
     asked = parser.parse_args()

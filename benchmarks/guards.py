@@ -116,7 +116,7 @@ def print_entering(rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args()
     simulated_devices(8)

@@ -118,7 +118,9 @@ def ratios(calls: Calls, rounds: int) -> dict[str, tuple[float, float, float, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=200, help="calls of each kind")
     rounds = parser.parse_args().rounds

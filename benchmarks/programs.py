@@ -315,7 +315,9 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     pair = lambda text: tuple(text.split("=", 1))
     parser.add_argument("--only", nargs="*", choices=[program.name for program in PROGRAMS])

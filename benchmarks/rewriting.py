@@ -195,7 +195,9 @@ def _always(call: Callable, args: tuple) -> Make:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", choices=["trace", "bytes", "compile", "call"])
     parser.add_argument("--rounds", type=int, default=10, help="of each variant (10)")

@@ -204,6 +204,7 @@ WAYS: dict[str, Callable[[Size, int, int], Run]] = {"pmap": under_pmap, "global 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description="Train a transformer under pmap, and with its state sharded.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

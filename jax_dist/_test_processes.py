@@ -24,12 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax_dist._exceptions import text_of, told
 from jax_dist.errors import refusal
 from jax_dist.launch.outcome import ending
 from jax_dist.launch.ranks import cpu_environment
@@ -120,8 +120,8 @@ class _Report:
             pickled = pickle.dumps(error)
         except Exception:  # noqa: BLE001  # pickle raises what the error's class raises
             pickled = None
-        summary = "".join(traceback.format_exception_only(error)).strip()
-        return cls(None, pickled, summary, "".join(traceback.format_exception(error)))
+        said = told(error)
+        return cls(None, pickled, said.what, said.traceback)
 
     def revive(self, rank: int) -> Exception:
         """The exception itself, where it can be, with the traceback as a note."""
@@ -457,7 +457,7 @@ def _attempt(task: _Task, folder: pathlib.Path, rank: int) -> _Report:
         unpicklable = refusal(
             TypeError,
             what=f"rank {rank} returned a value that does not pickle",
-            which=[f"it is a {type(value).__name__}: {error}"],
+            which=[f"it is a {type(value).__name__}: {text_of(error)}"],
             why="results travel between processes",
             do="Return plain data, such as lists of numbers.",
         )

@@ -1,6 +1,9 @@
 """Words for users, in both halves: a request that cannot be followed, hints, counted things."""
 
+import os
 from collections.abc import Iterable
+
+_UNLIKE = 0.4  # of the letters of a word; with more edits it is another one
 
 
 class MisuseError(ValueError):
@@ -13,10 +16,34 @@ def hint(word: str, known: Iterable[str], otherwise: str) -> str:
     >>> hint("selct", ["select", "ignore"], "The settings are: ignore, select.")
     'Did you mean select?'
     """
-    import difflib  # only here: it is slow to load, and rarely needed
+    near = nearest(word, known)
+    return f"Did you mean {near}?" if near else otherwise
 
-    near = difflib.get_close_matches(word, sorted(known), n=1)
-    return f"Did you mean {near[0]}?" if near else otherwise
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that takes the fewest edits, of several the one that begins alike.
+
+    >>> nearest("JXD01", ["JXD101", "JXD901", "JXD001"])
+    'JXD001'
+    >>> nearest("JXD01", ["psum-of-one"]) is None
+    True
+    """
+    by_edits = [
+        (edits, -len(os.path.commonprefix([word, each])), each)
+        for each in known
+        if (edits := _edits(word, each)) <= _UNLIKE * max(len(word), len(each))
+    ]
+    return min(by_edits)[-1] if by_edits else None
+
+
+def _edits(one: str, other: str) -> int:
+    """How many letters to put in, take out or replace."""
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        before, row[0] = row[0], i
+        for j, wanted in enumerate(other, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (letter != wanted))
+    return row[-1]
 
 
 def counted(number: int, noun: str) -> str:

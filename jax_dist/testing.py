@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dist
+from jax_dist._exceptions import text_of
 from jax_dist._test_processes import Outcome, run_processes
 from jax_dist.errors import refusal
 
@@ -156,7 +157,7 @@ def assert_same_on(
 
 
 def _summary(error: Exception | None) -> str:
-    text = str(error).partition("\n")[0]
+    text = "" if error is None else text_of(error).partition("\n")[0]
     return f"{type(error).__name__}({text!r})"
 
 

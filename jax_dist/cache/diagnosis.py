@@ -146,7 +146,7 @@ def _safety(folder: pathlib.Path, *, used: bool) -> Iterator[CacheFinding]:
             "unsafe",
             str(folder),
             f"{why[0].upper()}{why[1:]}, and what lies here is run as code.",
-            f"chmod 700 {folder}",
+            store.remedy(folder),
             cure=functools.partial(_take_back, folder) if used and ours else None,
         )
     # By trying: the mode says nothing of a read-only disk, and binds no root.

@@ -98,6 +98,7 @@ _START = 256  # bytes of a file, enough for the first four of what they hold
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {unit + "ib": 1024**power for power, unit in enumerate(("k", "m", "g", "t"), start=1)}
 _UNITS |= {unit + "b": _UNITS[unit] for unit in "kmgt"}
+_LARGEST = 2**62  # bytes or seconds
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -252,7 +253,7 @@ def bytes_of(text: str | int) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text).lower())
     if found is None or found[2] not in _UNITS:
         raise ValueError(f"{text!r} is no size; write it as 500MB or 2GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return _limited(text, float(found[1]) * _UNITS[found[2]])
 
 
 def seconds_of(text: str) -> int:
@@ -267,7 +268,13 @@ def seconds_of(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+)\s*([smhdw])\s*", text.lower())
     if found is None:
         raise ValueError(f"{text!r} is no duration; write it as 36h, 30d or 2w")
-    return int(found[1]) * _AGES[found[2]]
+    return _limited(text, float(found[1]) * _AGES[found[2]])
+
+
+def _limited(text: object, number: float) -> int:
+    if number > _LARGEST:
+        raise ValueError(f"{str(text)[:30]!r} is more than there can be")
+    return int(number)
 
 
 def in_words(size: int) -> str:

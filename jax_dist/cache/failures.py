@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_dist import _notes
+from jax_dist._exceptions import text_of
 from jax_dist.cache import entries, store
 from jax_dist.cache.store import replace
 from jax_dist.errors import FailedBeforeError, message
@@ -91,7 +92,7 @@ def note(
       seconds: how long that took.
       error: what XLA raised.
     """
-    reason = str(error)[:_LONGEST]
+    reason = text_of(error)[:_LONGEST]
     if under is None or _OF_THE_MOMENT.search(reason):
         return False
     if reason.startswith(_NOT_FOUND):

@@ -258,7 +258,7 @@ def refuse_if_open(folder: pathlib.Path) -> None:
     """Checks a folder that is there.
 
     Raises:
-      CacheDirectoryError: others than its owner and its group could put code into it.
+      CacheDirectoryError: others than this user and a group of this user could put code into it.
     """
     why = danger(folder)
     if why is None:
@@ -272,7 +272,7 @@ def refuse_if_open(folder: pathlib.Path) -> None:
                 f"{status.st_uid}"
             ],
             why=f"{why}, and JAX runs the machine code that it finds in its cache",
-            do=f"Name a folder of your own, or make this one yours alone: chmod 700 {folder}",
+            do=f"Name a folder of your own, or make this one yours alone: {remedy(folder)}",
         )
     )
 
@@ -288,4 +288,18 @@ def danger(folder: pathlib.Path) -> str | None:
         return "every user of this machine may put another folder in its place"
     if above.st_mode & stat.S_IWOTH and status.st_uid not in (0, os.getuid()):
         return "another user made it, in a folder where everybody may"
+    if _is_only_open_to_root(status):
+        return "it is another user's, and root can read it only because permissions do not bind it"
     return None
+
+
+def remedy(folder: pathlib.Path) -> str:
+    """The command that lets a folder be trusted which `danger` speaks of."""
+    change = "chown -R root" if _is_only_open_to_root(folder.stat()) else "chmod 700"
+    return f"{change} {folder}"
+
+
+def _is_only_open_to_root(status: os.stat_result) -> bool:
+    """Whether root looks at the folder of somebody who does not share it with a group of root."""
+    groups = {os.getegid(), *os.getgroups()}
+    return os.geteuid() == 0 != status.st_uid and status.st_gid not in groups

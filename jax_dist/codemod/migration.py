@@ -86,8 +86,9 @@ def migrate(
             problem = f"it cannot be read: {error.strerror or error}"
             found[path] = FileMigration(path, b"", b"", problem=problem)
         else:
-            is_named = any(sources.holds(word, data) for word in _WORDS)
-            if is_named or linter.wanted(data, pmap_renames.CODES):
+            is_read = sources.looks_like_python(path, data)  # else it has no words, and a problem
+            is_named = any(word in data for word in _WORDS)
+            if not is_read or is_named or linter.wanted(data, pmap_renames.CODES):
                 held[path] = data
     done = len(paths) - len(held)
     # Files outside of a package may import the module that those within it have asked for.

@@ -107,7 +107,11 @@ def _add_verify(subcommands: Any) -> None:
         usage=_VERIFY_USAGE,
     )
     parser.add_argument(
-        "--runs", type=_runs, default=3, metavar="N", help="number of runs (3; at least 2)"
+        "--runs",
+        type=terminal.count(1000, least=2),
+        default=3,
+        metavar="N",
+        help="number of runs (3; at least 2: one to fill the cache, one to hit it)",
     )
     parser.add_argument(
         "--timeout", type=terminal.seconds, metavar="SECONDS", help="time limit of each run"
@@ -115,13 +119,6 @@ def _add_verify(subcommands: Any) -> None:
     parser.add_argument("--keep", metavar="FOLDER", help="keep cache, records and output there")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     terminal.add_color(parser)
-
-
-def _runs(text: str) -> int:
-    number = int(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError("must be 2 or more: one to fill the cache, one to hit it")
-    return number
 
 
 def _add_ls(subcommands: Any) -> None:
@@ -258,10 +255,15 @@ def _add_warm(subcommands: Any) -> None:
     parser = _add(subcommands, "warm", "compile ahead of time, from shapes", _WARM, _WARM_EPILOG)
     parser.add_argument("programs", metavar="PROGRAMS", help="as in programs.py:programs")
     parser.add_argument("--cache", metavar="FOLDER", help="(default: that of enable())")
-    parser.add_argument("--devices", type=int, metavar="N", help="simulated CPU devices")
+    parser.add_argument(
+        "--devices",
+        type=terminal.count(terminal.MOST_DEVICES),
+        metavar="N",
+        help="simulated CPU devices",
+    )
     parser.add_argument(
         "--processes",
-        type=int,
+        type=terminal.count(terminal.MOST_PROCESSES),
         default=1,
         metavar="N",
         help="number of processes, joined, on this machine",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from jax_dist._exceptions import text_of
 from jax_dist._usage import MisuseError
 from jax_dist.cache import comparison, entries, failures, store
 from jax_dist.cache.comparison import (
@@ -323,7 +324,7 @@ def _programs(name: str) -> Iterable[tuple[Any, ...]]:
             module = importlib.import_module(place)
         programs = getattr(module, function)
     except (ModuleNotFoundError, FileNotFoundError, AttributeError) as error:
-        raise MisuseError(f"{name} cannot be found: {error}") from error
+        raise MisuseError(f"{name} cannot be found: {text_of(error)}") from error
     return programs()
 
 

@@ -5,7 +5,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
@@ -103,7 +103,7 @@ def program() -> int:
     return code
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> "_Parser":
     parser = _Parser(
         prog="jax-dist",
         description=jax_dist.__doc__,
@@ -126,19 +126,91 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
+_FEW = 2  # commands; an option that more of them have says nothing
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the nearest choice where a word is none; its subcommands do the same."""
+    """Takes options as they are spelled, and says what was meant; its subcommands do the same.
+
+    The start of a name is no option: `lint --write` would be `lint --write-baseline`.
+    """
+
+    def __init__(self, *args: Any, meant: Mapping[str, str] | None = None, **others: Any) -> None:
+        """`meant`: what to say of options that only other programs have."""
+        super().__init__(*args, **{**others, "allow_abbrev": False})
+        self._meant = meant or {}
+        self._words: Sequence[str] = ()
+
+    def parse_known_args(self, *words: Any, **others: Any) -> Any:
+        self._words = [*words[0]]
+        options, unknown = super().parse_known_args(*words, **others)
+        if unknown:  # here, and not in the parser above, for the usage is that of this one
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
 
     def error(self, message: str) -> NoReturn:
+        from jax_dist import _usage  # only here: it is rarely needed
+
+        near, unknown = "", self._unknown()
         found = _CHOICE.search(message)
         if found:
-            from jax_dist import _usage  # only here: it is rarely needed
-
             near = _usage.hint(found[1], re.findall(r"[\w.-]+", found[2]), "")
-            message = f"{message}. {near}" if near else message
-        super().error(message)
+        elif unknown and message.startswith(
+            ("the following arguments are", "one of the arguments")
+        ):
+            message = f"unrecognized arguments: {unknown}"  # what was asked for, and not what lacks
+        if unknown and not near and (found or message.startswith("unrecognized")):
+            near = self._advice(unknown)
+        super().error(f"{message}. {near}" if near else message)
+
+    def options(self) -> list[str]:
+        """All that begin with two dashes."""
+        return [each for each in self._option_string_actions if each.startswith("--")]
+
+    def subparsers(self) -> "Iterator[tuple[str, _Parser]]":
+        """Each subcommand, also of subcommands, by the words that ask for it."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers: dict[str, _Parser] = action.choices
+                for parser in parsers.values():
+                    yield parser.prog, parser
+                    yield from parser.subparsers()
+
+    def _unknown(self) -> str | None:
+        """The first option that this parser does not have."""
+        runs = any(each.nargs == argparse.REMAINDER for each in self._actions)
+        before = ""
+        for word in self._words:
+            if runs and not word.startswith("-") and not before.startswith("-"):
+                return None  # here the command begins, whose options are its own
+            name = word.partition("=")[0]
+            if re.match(r"--\w", name) and name not in self.options():
+                return name
+            before = word
+        return None
+
+    def _advice(self, option: str) -> str:
+        from jax_dist import _usage
+
+        if option in self._meant:
+            return self._meant[option]
+        own = {each.strip("-"): f"`{each}`" for each in self.options()}
+        others = [
+            (each.strip("-"), f"`{name} {each}`")
+            for name, parser in _parser([]).subparsers()
+            for each in parser.options()
+            if name != self.prog
+        ]
+        word = option.strip("-")
+        same = [said for name, said in others if name == word]
+        found = _usage.nearest(word, [*own, *dict(others)])
+        near = same if len(same) <= _FEW else []
+        if found in own:
+            near.append(own[found])
+        elif not near and found:
+            near.append(dict(others)[found])
+        near += [said for name, said in own.items() if word in name.split("-") and said not in near]
+        return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 class _Completion(argparse.Action):
@@ -160,14 +232,13 @@ class _Completion(argparse.Action):
 
 
 def _say_fault(command: str, error: Exception, err: TextIO) -> None:
-    import traceback  # only here: these are rarely needed
-
+    from jax_dist._exceptions import told  # only here: these are rarely needed
     from jax_dist._usage import MisuseError
 
     if isinstance(error, MisuseError):
         print(f"jax-dist {command}: {error}", file=err)
         return
-    traceback.print_exception(error, file=err)
+    err.write(told(error).traceback)
     print(
         f"jax-dist {command}: this is a fault of jax-dist, not of your code. "
         "Please report it with the lines above.",

@@ -16,7 +16,6 @@ jax_dist.cache.enable, so that the next start is quick.
 import argparse
 import contextlib
 import io
-import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,6 +50,7 @@ examples:
 On several machines, the cluster starts the processes: docs/launch.md shows the same program on
 SLURM, Kubernetes, Kubeflow Trainer, Ray, TPU pods, MPI and torchrun.
 """
+_RANKS = "Did you mean `-n` or `--processes`?"
 
 
 def add_parser(commands: Any) -> None:
@@ -61,38 +61,49 @@ def add_parser(commands: Any) -> None:
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=Help,
+        meant=dict.fromkeys(("--np", "--nproc", "--nproc-per-node", "--num-processes"), _RANKS),
     )
     parser.add_argument(
-        "-n", "--processes", type=_count, required=True, metavar="N", help="number of processes"
+        "-n",
+        "--processes",
+        type=terminal.count(terminal.MOST_PROCESSES),
+        required=True,
+        metavar="N",
+        help="number of processes",
     )
     devices = parser.add_mutually_exclusive_group()
     devices.add_argument(
         "--cpu-devices",
-        type=_count,
+        type=terminal.count(terminal.MOST_DEVICES),
         metavar="N",
         help="simulate N CPU devices in each process, and use no other devices",
     )
-    devices.add_argument("--gpus", type=_count, metavar="N", help="GPUs for each process (1)")
+    devices.add_argument(
+        "--gpus",
+        type=terminal.count(terminal.MOST_DEVICES),
+        metavar="N",
+        help="GPUs for each process (1)",
+    )
     parser.add_argument(
-        "--timeout", type=_positive, metavar="SECONDS", help="stop the job after this time"
+        "--timeout", type=terminal.seconds, metavar="SECONDS", help="stop the job after this time"
     )
     parser.add_argument(
         "--grace",
-        type=_seconds,
+        type=terminal.seconds_or_none,
         default=5.0,
         metavar="SECONDS",
         help="time for the others to end after a failure (5)",
     )
     parser.add_argument(
         "--restarts",
-        type=_whole,
+        type=terminal.count(1_000_000, least=0),
         default=0,
         metavar="N",
         help="after a failure, start the job again, up to N times from the same checkpoint (0)",
     )
     parser.add_argument(
         "--min-interval",
-        type=_seconds,
+        type=terminal.seconds_or_none,
         default=1.0,
         metavar="SECONDS",
         help="between two starts, at least (1)",
@@ -112,38 +123,9 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=_run)
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number, 1 or more")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError("must be a whole number")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError("must be a number, 0 or more")
-    return seconds
-
-
-def _positive(text: str) -> float:
-    seconds = _seconds(text)
-    if seconds == 0:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return seconds
-
-
 def _ranks(text: str) -> list[int]:
     words = text.split(",")
-    if not all(word.isdecimal() for word in words):
+    if not all(word.isdecimal() and len(word) < 20 for word in words):
         raise argparse.ArgumentTypeError("must be ranks, such as 0 or 0,2")
     return [int(word) for word in words]
 
@@ -203,7 +185,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
-    from jax_dist._usage import MisuseError
+    from jax_dist._usage import MisuseError, counted
     from jax_dist.launch.outcome import Printer, log_files
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
@@ -217,6 +199,8 @@ def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator
                 logs = stack.enter_context(log_files(options.log_dir, options.processes))
             except OSError as error:
                 raise MisuseError(f"--log-dir {error.filename}: {error.strerror}") from error
+        progress = terminal.ProgressLine(err, counted(options.processes, "rank"), ticks=False)
+        stack.callback(progress.close)
         yield Printer(
             out,
             err,
@@ -229,4 +213,6 @@ def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator
                 if terminal.wants_colour(options.color, stream)
             ],
             logs=logs,
+            before=progress.hide,
+            idle=progress.tick,
         )

@@ -38,6 +38,10 @@ examples:
   jax-dist lint --baseline known.json .         ... and report only new ones
   jax-dist lint - --stdin-filename a.py < a.py  what an editor does
 """
+_MEANT = {
+    "--format": "Did you mean `--output-format`?",
+    "--json": "Did you mean `--output-format json`?",
+}
 
 
 def add_parser(commands: Any) -> None:
@@ -47,6 +51,7 @@ def add_parser(commands: Any) -> None:
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=Help,
+        meant=_MEANT,
     )
     parser.add_argument(
         "paths",
@@ -112,7 +117,7 @@ def _add_running(group: Any) -> None:
     group.add_argument(
         "-j",
         "--jobs",
-        type=terminal.count,
+        type=terminal.count(terminal.MOST_PROCESSES),
         metavar="N",
         help="number of processes (default: chosen by the size of the input)",
     )

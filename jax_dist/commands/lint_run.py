@@ -15,10 +15,11 @@ from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import FoundFiles, Source, UnreadableError
 from jax_dist.checker.output.report import FORMATS, RenderContext, statistics, summary
-from jax_dist.commands import terminal
+from jax_dist.commands import outputs, terminal
 from jax_dist.commands.terminal import Exit
 
 _STDIN = "-"
+_BASELINE, _REPORT = "a baseline", "a report of jax-dist lint"
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -33,6 +34,10 @@ def _check(options: argparse.Namespace) -> None:
         raise MisuseError(f"{' and '.join(asked)} do not go together")
     if options.add_noqa and _STDIN in options.paths:
         raise MisuseError("--add-noqa needs files, not the standard input")
+    if options.write_baseline is not None:
+        outputs.check("--write-baseline", options.write_baseline, _BASELINE)
+    if options.output_file is not None:
+        outputs.check("--output-file", options.output_file, _REPORT)
     if options.output_format not in FORMATS:  # argparse does not look at the environment
         remedy = hint(options.output_format, FORMATS, f"Say {', '.join(FORMATS)}.")
         raise MisuseError(f"$JAX_DIST_OUTPUT_FORMAT is {options.output_format!r}. {remedy}")
@@ -162,7 +167,7 @@ class _Lint:
         from jax_dist.checker.engine import suppressions
 
         findings, file = self.findings(), self._options.write_baseline
-        self._put(file, suppressions.baseline_of(findings, file))
+        outputs.save("--write-baseline", file, suppressions.baseline_of(findings, file), _BASELINE)
         self._say(f"Listed {counted(len(findings), 'finding')} in {file}.")
         return Exit.OK
 
@@ -253,7 +258,7 @@ class _Lint:
         if file is None:
             out.write(text)
         else:
-            self._put(file, text)
+            outputs.save("--output-file", file, text, _REPORT)
 
     def _source(self, path: str) -> Source | None:
         """A file as it was when its findings were made."""
@@ -278,14 +283,6 @@ class _Lint:
             print(f"{path} is left as it is: {error.strerror or error}", file=self._err)
             return False
         return True
-
-    def _put(self, file: str, text: str) -> None:
-        from jax_dist.checker.engine import replacement
-
-        try:
-            replacement.write(file, text.encode())
-        except OSError as error:
-            raise MisuseError(f"{file} cannot be written: {error.strerror}") from error
 
     def _say(self, text: str) -> None:
         if not self._options.quiet:

@@ -35,6 +35,7 @@ examples:
                                                 and new, and keep the places that are the same
   jax-dist migrate - < a.py                     what an editor does
 """
+_DIFF = "Leave it out: a diff is printed unless --write or --check is there."
 
 
 def add_parser(commands: Any) -> None:
@@ -45,6 +46,8 @@ def add_parser(commands: Any) -> None:
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        meant=dict.fromkeys(("--diff", "--dry-run"), _DIFF)
+        | dict.fromkeys(("--fix", "--in-place", "--apply"), "Did you mean `--write`?"),
     )
     parser.add_argument(
         "paths",
@@ -134,7 +137,7 @@ def _add_proof(group: Any) -> None:
     )
     group.add_argument(
         "--devices",
-        type=terminal.count,
+        type=terminal.count(terminal.MOST_DEVICES),
         default=8,
         metavar="N",
         help="CPU devices to simulate (8)",

@@ -18,13 +18,14 @@ from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
 from jax_dist.codemod.results import FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
-from jax_dist.commands import terminal
+from jax_dist.commands import outputs, terminal
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
     from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 
 _STDIN = "-"
+_CERTIFICATE, _REPORT = "a certificate", "a report of jax-dist migrate"
 _ONLY_WITH = {"one_process": ("jax", "global"), "all_devices": ("jax",), "helpers": ("jax",)}
 
 
@@ -70,8 +71,13 @@ def _check(options: argparse.Namespace) -> None:
             )
         if _suffix(options.certificate) != ".json":
             raise MisuseError(f"--certificate {options.certificate}: the name must end with .json")
-    if options.report not in (None, _STDIN) and _suffix(options.report) not in report.FORMS:
-        raise MisuseError(f"--report {options.report}: the name must end with .md, .json or .sarif")
+        outputs.check("--certificate", options.certificate, _CERTIFICATE)
+    if options.report not in (None, _STDIN):
+        if _suffix(options.report) not in report.FORMS:
+            raise MisuseError(
+                f"--report {options.report}: the name must end with .md, .json or .sarif"
+            )
+        outputs.check("--report", options.report, _REPORT)
 
 
 class _Migrate:
@@ -82,6 +88,7 @@ class _Migrate:
         self._stdin, self._out, self._err = stdin, out, err
         self._name = options.stdin_filename or "stdin.py"
         self._failed = False  # a file could not be written
+        self._paths: tuple[str, ...] = ()
         target = options.target_jax
         self._aim = MigrationOptions(
             to=options.to,
@@ -121,7 +128,7 @@ class _Migrate:
         seen = sources.find_files(self._options.paths, patterns)
         for folder in seen.unreadable:
             self._complain(f"the folder {folder} cannot be read")
-        paths = seen.files
+        self._paths = paths = seen.files
         progress = terminal.ProgressLine(self._err, "files migrated")
         try:
             found, context = migration.migrate(paths, self._aim, helpers=helpers, progress=progress)
@@ -179,14 +186,18 @@ class _Migrate:
 
         # One program can hold both texts where values have the same form before and after.
         merge = not self._aim.idiomatic and self._aim.to != "global"
-        return trial.verified(
-            tuple(self._options.program),
-            files,
-            devices=self._options.devices,
-            merge=merge,
-            timeout=self._options.timeout,
-            progress=self._say,
-        )
+        progress = terminal.ProgressLine(self._err)
+        try:
+            return trial.verified(
+                tuple(self._options.program),
+                files,
+                devices=self._options.devices,
+                merge=merge,
+                timeout=self._options.timeout,
+                progress=(lambda line: None) if self._options.quiet else progress.print,
+            )
+        finally:
+            progress.close()
 
     def _certify(self, files: Sequence[FileMigration], proof: "Ledger | None") -> None:
         """Writes the certificate of what is on the disk now."""
@@ -202,7 +213,8 @@ class _Migrate:
             files=((file.path, file.before, file.after) for file in files if file.changed),
             folder=folder,
         )
-        _save("--certificate", path, json.dumps(found, separators=(",", ":")) + "\n")
+        text = json.dumps(found, separators=(",", ":")) + "\n"
+        outputs.save("--certificate", path, text, _CERTIFICATE)
 
     # --- showing
 
@@ -277,7 +289,7 @@ class _Migrate:
         if where == _STDIN:
             self._out.write(report.FORMS[".md"](made))
         elif where is not None:
-            _save("--report", where, report.FORMS[_suffix(where)](made))
+            outputs.save("--report", where, report.FORMS[_suffix(where)](made), _REPORT)
         return made
 
     def _summarize(self, found: MigrationReport, looked_at: int) -> None:
@@ -297,8 +309,26 @@ class _Migrate:
             first, more = places[0], len(places) - 1
             others = f" and {counted(more, 'other place')}" if more else ""
             self._say(f"  left: {first.where}{others}: {first.why}")
-        if found.left and self._options.report is None:
-            self._say("--report FILE.md lists every place, and what to do by hand.")
+        if found.left and not self._options.quiet:
+            if (further := self._further(len(found.left))) is not None:
+                self._say(further)
+            if self._options.report is None:
+                self._say("--report FILE.md lists every place, and what to do by hand.")
+
+    def _further(self, left: int) -> str | None:
+        """The option that leaves fewer places, by trying it; None where none does."""
+        if self._options.to == "jax_dist" or self._options.paths == [_STDIN]:
+            return None
+        promises = dataclasses.replace(self._aim.promises, one_process=True)
+        alone = dataclasses.replace(self._aim, promises=promises)
+        ours = dataclasses.replace(self._aim, to="jax_dist", promises=Promises(), idiomatic=False)
+        for option, aim in (("--one-process", alone), ("--to jax_dist", ours)):
+            files, _ = migration.migrate(self._paths, aim, helpers=self._options.helpers or "")
+            fewer = left - sum(place.status == "left" for file in files for place in file.outcomes)
+            if fewer > 0:
+                promise = " It is a promise about the program." if aim is alone else ""
+                return f"{option} would leave {fewer} fewer.{promise}"
+        return None
 
     def _say(self, text: str) -> None:
         if not self._options.quiet:
@@ -312,14 +342,6 @@ class _Migrate:
         from jax_dist.codemod.verify.ledger import REQUIREMENTS
 
         return REQUIREMENTS[self._options.require]
-
-
-def _save(option: str, path: str, text: str) -> None:
-    try:
-        replacement.write(path, text.encode())
-    except OSError as error:
-        reason = error.strerror or error
-        raise MisuseError(f"{option} {path} cannot be written: {reason}") from error
 
 
 def _texts(files: Sequence[FileMigration]) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 """What all subcommands share: exit codes, help, arguments, output, and how far a long run is."""
 
 import argparse
+import contextlib
 import enum
 import os
 import time
@@ -38,20 +39,47 @@ def help_only(parser: argparse.ArgumentParser) -> Callable[..., Exit]:
     return run
 
 
-def count(text: str) -> int:
-    """A whole number of something, at least one."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
+MOST_DEVICES = 4096  # that are simulated in one process
+MOST_PROCESSES = 1024  # on one machine
+_LONGEST = 2_000_000.0  # seconds; a system call takes milliseconds, as a number of 31 bits
+
+
+def count(most: int, *, least: int = 1) -> Callable[[str], int]:
+    """Reads a whole number of something, between two limits."""
+
+    def read(text: str) -> int:
+        if text.isdecimal() and len(text) < 20 and least <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from {least} to {most}, not {_short(text)}"
+        )
+
+    return read
 
 
 def seconds(text: str) -> float:
     """A time that passes."""
-    number = float(text)
-    if not number > 0:
+    number = seconds_or_none(text)
+    if number == 0:
         raise argparse.ArgumentTypeError("must be more than 0")
     return number
+
+
+def seconds_or_none(text: str) -> float:
+    """A time that may be none at all."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= _LONGEST:  # neither is nan
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds from 0 to {_LONGEST:.0f} (23 days), not {_short(text)}"
+        )
+    return number
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 30 else f"{text[:30]}...")
 
 
 _WIDEST = 100  # columns; longer lines are hard to read
@@ -74,6 +102,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 _PATIENCE = 1.0  # seconds before anything is said
 _PAUSE = 0.1  # seconds between two lines
+_TICK = 0.5  # seconds between two looks at the clock
 
 
 def wants_colour(when: str, stream: TextIO) -> bool:
@@ -107,31 +136,70 @@ def write_bytes(out: TextIO, data: bytes) -> None:
 
 
 class ProgressLine:
-    """One line on a terminal that says how far a run is, once it takes long; else silence.
+    """One line on a terminal: how far a run is, and since when, once it takes long; else silence.
 
     Args:
       stream: where it is written.
       what: of what there are so many: "files checked".
+      ticks: whether a thread looks at the clock; else somebody calls `tick`.
     """
 
-    def __init__(self, stream: TextIO, what: str) -> None:
+    def __init__(self, stream: TextIO, what: str = "", *, ticks: bool = True) -> None:
         self._stream = stream
         self._what = what
-        self._watched = stream.isatty()
-        self._next = time.monotonic() + _PATIENCE
+        self._start = time.monotonic()
+        self._next = self._start + _PATIENCE
+        self._said = f"{what}, " if what else ""
         self._written = False
+        self._watched = stream.isatty()
+        self._end: Callable[[], object] = lambda: None
+        self._lock: Any = contextlib.nullcontext()
+        if self._watched and ticks:
+            import threading  # only here: most runs have no terminal to write to
+
+            self._lock, closed = threading.Lock(), threading.Event()
+            clock = threading.Thread(target=self._run, args=(closed.wait,), daemon=True)
+            clock.start()
+            self._end = lambda: (closed.set(), clock.join())
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not self._watched or now < self._next:
-            return
-        self._next = now + _PAUSE
-        self._written = True
-        self._stream.write(f"\r{done}/{total} {self._what}\x1b[K")
-        self._stream.flush()
+        self._said = f"{done}/{total} {self._what}, "
+        self.tick()
+
+    def print(self, text: str) -> None:
+        """A line that stays, above this one."""
+        self.hide()
+        self._stream.write(f"{text}\n")
+
+    def hide(self) -> None:
+        """Takes the line away until nothing else is written for a while."""
+        with self._lock:
+            self._next = time.monotonic() + _PATIENCE
+            self._clear()
 
     def close(self) -> None:
         """Takes the line away."""
+        self._end()
+        with self._lock:
+            self._clear()
+
+    def tick(self) -> None:
+        """Writes the line, where it is time."""
+        with self._lock:
+            now = time.monotonic()
+            if not self._watched or now < self._next:
+                return
+            self._next = now + _PAUSE
+            self._written = True
+            self._stream.write(f"\r{self._said}{now - self._start:.0f} s\x1b[K")
+            self._stream.flush()
+
+    def _run(self, wait: Callable[[float], bool]) -> None:
+        while not wait(_TICK):  # what takes a minute says nothing meanwhile
+            self.tick()
+
+    def _clear(self) -> None:
         if self._written:
+            self._written = False
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_dist._exceptions import text_of
 from jax_dist.consistency import evaluation
 from jax_dist.consistency.evaluation import Draws, Graph, Path, Records, evaluate, manual_axes
 from jax_dist.consistency.relations import Expected, distance, rows_along
@@ -150,9 +151,10 @@ class Global:
             with jax.set_mesh(mesh):
                 jaxpr = jax.make_jaxpr(flat)(*leaves)
         except ValueError as error:
-            if "context mesh" not in str(error):
+            said = text_of(error)
+            if "context mesh" not in said:
                 raise
-            raise self._own_mesh(str(error).partition("\n")[0], devices) from error
+            raise self._own_mesh(said.partition("\n")[0], devices) from error
         # A function that brings a mesh of its own runs on that one, whatever is asked.
         for eqn in interpreter.equations(jaxpr):
             if eqn.primitive.name == "shard_map":

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_dist import _compat
+from jax_dist import _compat, _exceptions
 from jax_dist.errors import RecompileError, TransferError, refusal, shown
 from jax_dist.guards.descriptions import (
     devices_of,
@@ -281,14 +281,16 @@ def refuse_reading(array: jax.Array) -> None:
 
 def is_refusal(error: BaseException | None) -> bool:
     """Whether the guard of JAX speaks."""
-    known = isinstance(error, jax.errors.JaxRuntimeError)
-    return known and "Disallowed" in str(error) and "transfer" in str(error)
+    if error is None or not isinstance(error, jax.errors.JaxRuntimeError):
+        return False
+    said = _exceptions.text_of(error)
+    return "Disallowed" in said and "transfer" in said
 
 
 def refused_by_jax(error: BaseException) -> TransferError:
     """In our words, for what only JAX has seen."""
     where = line_of(frame_of(error.__traceback__))
-    text = str(error).split("Disallowed ", 1)[-1]
+    text = _exceptions.text_of(error).split("Disallowed ", 1)[-1]
     return refusal(
         TransferError,
         what=f"An array would move without being asked to, at {where}",

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, Sharding
 
 from jax_dist import _compat
+from jax_dist._exceptions import text_of
 from jax_dist.errors import AxesError, UnboundAxisError, refusal
 from jax_dist.mapping import axes, meshes, refusals
 from jax_dist.mapping.axes import Axis, AxisPrefix
@@ -225,15 +226,15 @@ def _jaxpr_of(
         return trace()
     except (AssertionError, RuntimeError) as error:
         signs = ("ManualAxisType", "requires a non-empty mesh in context")
-        is_inside = meshes.Frame.around() is not None
-        if is_inside or not any(sign in str(error) for sign in signs):
+        said = "" if meshes.Frame.around() is not None else text_of(error)
+        if not any(sign in said for sign in signs):
             raise
         mesh = options.choice.lay_out(call.size, whole=True).mesh.abstract_mesh
         manual = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
         with meshes.context_of(manual):
             return trace()
     except NameError as error:
-        if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(str(error))):
+        if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(text_of(error))):
             raise
         axis = found["axis"]
         raise refusal(

@@ -32,6 +32,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist._exceptions import text_of
 from jax_dist.errors import NestingError, PlacementError, StaticArgumentError, message, refusal
 from jax_dist.mapping import axes, emission, meshes, placement, refusals, region
 from jax_dist.mapping.body import Body, Call, Options, any_tracer, tracer, type_of
@@ -217,7 +218,7 @@ class Dispatcher:
             with self._programs.under_way(found):
                 return program.jitted(*args, **kwargs)
         except ValueError as error:
-            if self._processes is None or "incompatible devices" not in str(error):
+            if self._processes is None or "incompatible devices" not in text_of(error):
                 raise
             raise refusal(
                 PlacementError,

@@ -14,8 +14,7 @@ import socket
 import struct
 
 from jax_dist import _notes
-
-_CUT = 1 << 16  # characters of one text; the traceback of a large exception may have millions
+from jax_dist._exceptions import cut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +33,8 @@ def _dump(message: Message) -> bytes:
     """
     fields = dataclasses.asdict(message)
     for name, text in fields.items():
-        if isinstance(text, str) and len(text) > _CUT:
-            left_out = f"[{len(text) - _CUT} characters left out]"
-            fields[name] = f"{text[: _CUT // 2]} ... {left_out} ... {text[-_CUT // 2 :]}"
+        if isinstance(text, str):
+            fields[name] = cut(text)
     return json.dumps([_name(type(message)), fields]).encode("ascii")
 
 

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 import jax
 import numpy as np
 
+from jax_dist._exceptions import text_of
 from jax_dist.errors import (
     CheckpointError,
     CheckpointWarning,
@@ -201,7 +202,7 @@ class Checkpoints:
             raise refusal(
                 CheckpointError,
                 what=f"step {step} is not saved",
-                which=[str(error).partition("\n")[0]],
+                which=[text_of(error).partition("\n")[0]],
                 why=f"it could not be written to {self._folder}",
                 do="Make room there, or let it be written to. The checkpoints that are there are "
                 "as they were.",
@@ -248,7 +249,7 @@ class Checkpoints:
                 read = functools.partial(self._read, step, leaves, copies)
                 return step, self._in_all(read), copies, damages
             except OSError as error:
-                unreadable[step] = str(error)
+                unreadable[step] = text_of(error)
 
     def _check_fits(
         self,
@@ -316,7 +317,7 @@ class Checkpoints:
             result = action()
         except Exception as error:  # noqa: BLE001  # of Orbax, TensorStore or the disk
             is_plain = isinstance(error, CheckpointError | OSError)
-            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            text = f"{type(error).__name__}: {text_of(error)}".partition("\n")[0]
             trouble = error if is_plain else OSError(text)
         given = pickle.dumps(trouble)
         told = agree_on("Checkpoints", Fingerprint("", {}), timeout=_TIMEOUT, give=given)

@@ -2,18 +2,19 @@
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import sys
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from jax_dist import _compat
+from jax_dist._exceptions import told
 from jax_dist.multihost.channel import Message
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.main_thread import (
@@ -271,26 +272,34 @@ def install(job: Job) -> None:
     def hook(
         kind: type[BaseException], error: BaseException, where: types.TracebackType | None
     ) -> None:
-        if not (job.is_here() and job.is_ending):  # else the reason is on the screen already
-            before(kind, error, where)
         at_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)  # there, it is not the end
-        if job.is_here() and not at_prompt:
-            _fail(job, error, in_main=True)
+        is_shown = job.is_here() and job.is_ending  # the reason is on the screen already
+        show = contextlib.nullcontext if is_shown else functools.partial(before, kind, error, where)
+        _fail(job, error if not at_prompt else None, show, in_main=True)
 
     def hook_in_threads(args: threading.ExceptHookArgs) -> None:
-        before_in_threads(args)
-        if job.is_here() and args.exc_value is not None and args.exc_type is not SystemExit:
-            _fail(job, args.exc_value, in_main=False)
+        error = None if args.exc_type is SystemExit else args.exc_value
+        _fail(job, error, functools.partial(before_in_threads, args), in_main=False)
 
     sys.excepthook, threading.excepthook = hook, hook_in_threads
     # Before the functions that were there: that of JAX would wait for processes that have failed.
     atexit.register(_at_exit, job)
 
 
-def _fail(job: Job, error: BaseException, *, in_main: bool) -> None:
-    what = "".join(traceback.format_exception_only(error)).strip()
+def _fail(
+    job: Job, error: BaseException | None, show: Callable[[], object], *, in_main: bool
+) -> None:
+    """Shows an error, and tells the job of it; a text that never comes must hold neither."""
+    if error is None or not job.is_here():
+        show()
+        return
+    said = told(error)
+    if said.is_whole:
+        show()
+    else:
+        say(said.traceback)
     code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
-    job.fail(what, "".join(traceback.format_exception(error)), code, in_main=in_main)
+    job.fail(said.what, said.traceback, code, in_main=in_main)
 
 
 def _at_exit(job: Job) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_dist import _notes
+from jax_dist._exceptions import text_of
 from jax_dist.errors import CheckpointError, CheckpointInUseError, CheckpointWarning, refusal
 from jax_dist.multihost.conversion import MANIFEST, ORBAX_MARK, sync, sync_tree
 from jax_dist.multihost.state_leaves import TypedLeaf
@@ -89,7 +90,7 @@ def missing(item: pathlib.Path) -> list[str]:
         keys = store.list().result()
         lost = [key.decode() for key in keys if not store.read(key).result().value]
     except Exception as error:  # noqa: BLE001  # of TensorStore, whatever it is
-        return [f"{type(error).__name__}: {error}".partition("\n")[0]]
+        return [f"{type(error).__name__}: {text_of(error)}".partition("\n")[0]]
     lost += [] if keys else ["manifest.ocdbt"]
     lost += [] if (item / ORBAX_MARK).is_file() else [ORBAX_MARK]
     return [f"{name} is not there" for name in lost]
@@ -238,7 +239,7 @@ class StepWriter:
                     json.dump(_Manifest.of(types, files)._asdict(), manifest, indent=1)
             sync_tree(item.parent)
         except Exception as error:  # noqa: BLE001  # of the disk, whatever it is
-            self._trouble = str(error)
+            self._trouble = text_of(error)
 
 
 def _said_in(lock: int) -> str:

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, errors
+from jax_dist._exceptions import text_of
 from jax_dist.passes import interpreter, propagation
 from jax_dist.passes.interpreter import Atom, EquationPlace, Path, Values
 from jax_dist.passes.pipeline import Outcome, PassFinding, PassPlan
@@ -384,7 +385,7 @@ def _check_types(made: _Route, eqn: JaxprEqn) -> None:
     try:
         jax.make_jaxpr(region)(*_shapes(eqn.invars, [P()] * len(eqn.invars), made.mesh))
     except ValueError as error:
-        first = str(error).partition("\n")[0].rstrip(":")
+        first = text_of(error).partition("\n")[0].rstrip(":")
         raise _RouteRefused(f"check_vma=True of the shard_map around it: {first}") from error
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Mesh
 
+from jax_dist._exceptions import text_of
 from jax_dist._usage import counted
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.region import mapped_dimension
@@ -287,7 +288,7 @@ def _in_global_view(
         lowered = view.lower(*given, **types[1])
         report = view.report()
     except Exception as error:  # noqa: BLE001
-        return str(error).splitlines()[0] if str(error) else type(error).__name__
+        return (text_of(error).strip() or type(error).__name__).splitlines()[0]
     if report.bytes_per_device == report.bytes_under_pmap:
         return None
     return _Sharded(report, ProgramCost.of(lowered))

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat, errors
+from jax_dist._exceptions import text_of
 from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
 from jax_dist.mapping import axes
 from jax_dist.passes.captures import Captures, Policy, find_captures
@@ -226,7 +227,7 @@ def _report_of(
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         # Some programs only compile when they are rewritten.
         what = "the program as it is does not compile: before, all is unknown"
-        reason = str(error).strip().splitlines()[0]
+        reason = (text_of(error).strip() or type(error).__name__).splitlines()[0]
         failure = (PassFinding(_codes.JIT_OF_PMAP, "noted", what, reason, ""),)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it

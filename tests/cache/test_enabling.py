@@ -162,6 +162,38 @@ def test_a_folder_that_another_user_made_below_tmp_is_refused(tmp_path):
         cache.enable(tmp_path / "cache")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o770])
+def test_root_is_refused_the_folder_of_another_user(tmp_path, mode):
+    folder = pathlib.Path(cache.enable(tmp_path / "cache"))
+    cache.enable(None)
+    for each in (folder, folder.parent):
+        each.chmod(mode)
+        os.chown(each, 12345, 12345)
+
+    with pytest.raises(CacheDirectoryError) as caught:
+        cache.enable(tmp_path / "cache")
+    assert str(caught.value).splitlines()[1:] == [
+        f"  * {tmp_path / 'cache'} has mode {mode:04o} and belongs to user 12345",
+        "Because it is another user's, and root can read it only because permissions do not bind "
+        "it, and JAX runs the machine code that it finds in its cache.",
+        "Name a folder of your own, or make this one yours alone: chown -R root "
+        f"{tmp_path / 'cache'}",
+    ]
+    found = cache.doctor(tmp_path / "cache")
+    assert [each.do for each in found.findings if each.kind == "unsafe"] == [
+        f"chown -R root {each}" for each in (tmp_path / "cache", folder)
+    ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_group_of_root_may_share_a_folder(tmp_path):
+    os.chown(tmp_path, 12345, os.getegid())
+    tmp_path.chmod(0o2770)
+
+    assert cache.enable(tmp_path) is not None
+
+
 def test_a_group_may_share_a_folder(tmp_path):
     tmp_path.chmod(0o2770)
 

@@ -202,7 +202,7 @@ def test_a_program_that_takes_too_long_is_stopped(tmp_path):
     [
         ((), "verify needs a command: jax-dist cache verify -- python train.py"),
         (("--", "/no/such/program"), "/no/such/program cannot be started: No such file or"),
-        (("--runs", "1", "--", "true"), "must be 2 or more: one to fill the cache, one to hit it"),
+        (("--runs", "1", "--", "true"), "must be a whole number from 2 to 1000, not '1'"),
         (("--timeout", "0", "--", "true"), "must be more than 0"),
     ],
 )

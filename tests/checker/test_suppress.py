@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_parsed_has_no_unused_comments():
         ("x  # jax-dist: ignore[olden]", "nothing to switch off here: olden"),
         ("x  # jax-dist: ignore", "nothing to switch off here: every rule"),
         ("# jax-dist: ignore-file[JXD1]", "nothing to switch off here: JXD1"),
-        ("old  # noqa: JXD109", "no rule is called JXD109. Did you mean JXD108?"),
+        ("old  # noqa: JXD109", "no rule is called JXD109. Did you mean JXD101?"),
         (
             "x  # jax-dist: ignore[oldn, nonsense]",
             "no rule is called oldn. Did you mean olden?",

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -102,6 +103,38 @@ class TestFindings:
             "1  JXD306  [*] psum-of-one\n"
             "Found 3 findings in 2 files (1 fixable with --fix).\n",
         )
+
+    @pytest.mark.parametrize(
+        ("name", "data", "said"),
+        [
+            ("wide.py", "x = 1\n".encode("utf-16"), "JXD901 the file is UTF-16, which "),
+            ("wide.py", "x = 1\n".encode("utf-16-le"), "JXD901 Python 3"),
+            ("garbage.py", b"\xff\xfe\xd8\x00\xdc", "JXD901 the file is UTF-16, which "),
+            ("latin.py", "x = 'é'\n".encode("latin-1"), "JXD901 "),
+            ("garbage.ipynb", b"\x80\x81", "JXD901 the file is no notebook: "),
+            ("notes.txt", b"What to do: buy milk\n", "JXD901 Python 3"),
+        ],
+    )
+    def test_a_file_that_cannot_be_read_is_a_finding_whatever_it_speaks_of(self, name, data, said):
+        pathlib.Path(name).write_bytes(data)
+
+        code, out, _ = _lint(name)
+        assert code == 1
+        assert re.match(rf"{name}:1:\d+: {re.escape(said)}", out)
+        assert out.endswith("Found 1 finding in 1 file.\n")
+        if name != "notes.txt":  # of a folder, only files that are called so are read
+            assert _lint() == (1, out, "")
+
+    @pytest.mark.parametrize("name", ["tool", "notes.txt"])
+    def test_a_file_of_any_name_is_read_as_python(self, name):
+        _write("x = 1\n", name)
+
+        assert _lint(name) == (0, "No findings.\n", "")
+
+    def test_bytes_in_the_encoding_that_the_file_names_can_be_read(self):
+        pathlib.Path("a.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
+
+        assert _lint() == (0, "No findings.\n", "")
 
     def test_a_syntax_error_is_a_finding(self):
         _write("import jax\ndef pmap(:\n")
@@ -332,7 +365,7 @@ class TestMisuse:
             (["--fix", "--add-noqa"], "--fix and --add-noqa do not go together"),
             (["--diff", "--write-baseline=b"], "--diff and --write-baseline do not go together"),
             (["--unsafe-fixes"], "say --fix with --unsafe-fixes to make the fixes, or --diff to "),
-            (["-o", "no/out"], "no/out cannot be written: No such file or directory"),
+            (["-o", "no/out"], "--output-file no/out cannot be written: No such file or directory"),
         ],
     )
     def test_is_explained(self, folder, arguments, message):
@@ -468,13 +501,35 @@ class TestRunning:
         stream, now = io.StringIO(), [0.0]
         stream.isatty = lambda: True
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(terminal, "_TICK", 60.0)
         progress = terminal.ProgressLine(stream, "files checked")
         for seconds, done in ((0.5, 1), (1.1, 2), (1.15, 3), (1.3, 4)):
             now[0] = seconds
             progress(done, 9)
         progress.close()
 
-        assert stream.getvalue() == ("\r2/9 files checked\x1b[K\r4/9 files checked\x1b[K\r\x1b[K")
+        assert stream.getvalue() == (
+            "\r2/9 files checked, 1 s\x1b[K\r4/9 files checked, 1 s\x1b[K\r\x1b[K"
+        )
+
+    def test_the_clock_goes_on_while_nothing_is_told(self, monkeypatch):
+        stream = io.StringIO()
+        stream.isatty = lambda: True
+        monkeypatch.setattr(terminal, "_TICK", 0.001)
+        monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
+        progress = terminal.ProgressLine(stream)
+        while "\r0 s\x1b[K" not in stream.getvalue():
+            time.sleep(0.001)
+        progress.print("running the command")
+        while not stream.getvalue().endswith("\n\r0 s\x1b[K"):
+            time.sleep(0.001)
+        progress.close()
+
+        written = stream.getvalue()
+        assert "\r\x1b[Krunning the command\n" in written
+        assert written.endswith("\r\x1b[K")
+        time.sleep(0.01)
+        assert stream.getvalue() == written
 
     def test_progress_is_not_told_in_a_pipe(self):
         stream = io.StringIO()

@@ -258,6 +258,42 @@ def test_what_is_left_is_said_with_the_way_to_learn_more(folder: pathlib.Path):
     )
 
 
+_TRAINER = """\
+import jax
+import numpy as np
+from flax import jax_utils
+
+jax.distributed.initialize()
+step = jax.pmap(lambda params, batch: params - jax.lax.pmean(batch.mean(), "i"), "i")
+
+
+def train(params, batches):
+    params = jax_utils.replicate(params)
+    for batch in batches:
+        params = step(params, batch)
+    return jax_utils.unreplicate(params)
+"""
+
+
+def test_an_option_that_leaves_fewer_places_is_named(folder: pathlib.Path):
+    (folder / "a.py").write_text(_TRAINER)
+
+    _, _, err = _run("--to", "global", "a.py")
+    assert "0 places done, 1 left." in err
+    assert "\n--one-process would leave 1 fewer. It is a promise about the program.\n" in err
+    _, _, promised = _run("--to", "global", "--one-process", "a.py")
+    assert ", 0 left." in promised
+    assert (folder / "a.py").read_text() == _TRAINER
+
+
+def test_another_target_that_leaves_fewer_places_is_named(folder: pathlib.Path):
+    (folder / "a.py").write_text("import jax\n\nf = jax.pmap(lambda x: x * 2)\n")
+
+    _, _, err = _run("--to", "global", "a.py")
+    assert "\n--to jax_dist would leave 1 fewer.\n" in err
+    assert "would leave" not in _run("--to", "jax_dist", "a.py")[2]
+
+
 def test_quiet_says_nothing_but_what_went_wrong(folder: pathlib.Path):
     (folder / "a.py").write_text(_LEFT)
     (folder / "b.py").write_text(_BROKEN)

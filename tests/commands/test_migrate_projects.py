@@ -213,12 +213,13 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(folder: pathlib.Pat
     (folder / "b.py").write_text("import jax\n\nf = jax.pmap(abs)\n")
     (folder / "c.py").write_text("import jax\nf = jax.pmap(abs)\n", encoding="utf-16")
     (folder / "d.py").write_text("# coding: unicode_escape\nimport jax\nf = jax.pmap(abs)\n")
+    (folder / "e.py").write_bytes(b"\xff\xfe\xd8\x00\xdc")
 
     code, said = _migrate("jax_dist", ".")
 
     assert code == 1
     assert "jax_dist.pmap" in (folder / "b.py").read_text()
-    assert all(f"{name}.py" in said for name in "acd")
+    assert all(f"{name}.py" in said for name in "acde")
 
 
 @_TARGETS

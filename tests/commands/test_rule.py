@@ -51,6 +51,7 @@ def test_the_page_of_a_rule(rule):
 @pytest.mark.parametrize(
     ("rule", "remedy"),
     [
+        ("JXD01", "Did you mean JXD001?"),
         ("JXD306x", "Did you mean JXD306?"),
         ("psum-one", "Did you mean psum-of-one?"),
         ("PLR0913", "`jax-dist rule --all` lists the rules."),

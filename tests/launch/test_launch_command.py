@@ -3,11 +3,13 @@
 import io
 import subprocess
 import sys
+import time
 
 import pytest
 from launching import environment, launch, lines
 
-from jax_dist.commands import cli
+from jax_dist.commands import cli, terminal
+from jax_dist.launch.outcome import Printer
 
 
 def _refused(*arguments: str) -> str:
@@ -42,12 +44,12 @@ def test_misuse_says_what_is_wrong(arguments, text):
     ("arguments", "text"),
     [
         ([], "the following arguments are required: -n/--processes"),
-        (["-n", "0", "--", "true"], "argument -n/--processes: must be a whole number, 1 or more"),
-        (["-n", "x", "--", "true"], "argument -n/--processes: must be a whole number, 1 or more"),
+        (["-n", "0", "--", "true"], "argument -n/--processes: must be a whole number from 1 to"),
+        (["-n", "x", "--", "true"], "argument -n/--processes: must be a whole number from 1 to"),
         (["-n", "1", "--cpu-devices", "0"], "argument --cpu-devices: must be a whole number"),
         (["-n", "1", "--timeout", "0"], "argument --timeout: must be more than 0"),
-        (["-n", "1", "--timeout", "nan"], "argument --timeout: must be a number, 0 or more"),
-        (["-n", "1", "--grace", "-1"], "argument --grace: must be a number, 0 or more"),
+        (["-n", "1", "--timeout", "nan"], "argument --timeout: must be a number of seconds from"),
+        (["-n", "1", "--grace", "-1"], "argument --grace: must be a number of seconds from"),
         (["-n", "1", "--gpus", "1", "--cpu-devices", "1"], "not allowed with argument --gpus"),
         (["-n", "1", "--only-rank", "0,"], "argument --only-rank: must be ranks, such as 0 or"),
     ],
@@ -101,3 +103,21 @@ def test_the_launcher_does_not_load_jax():
     )
 
     assert ran.stdout == "[]\n"
+
+
+def test_while_the_ranks_are_silent_a_terminal_shows_the_seconds(monkeypatch):
+    out, err, now = io.StringIO(), io.StringIO(), [0.0]
+    err.isatty = lambda: True
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    progress = terminal.ProgressLine(err, "2 ranks", ticks=False)
+    printer = Printer(out, err, ranks=2, before=progress.hide, idle=progress.tick)
+    for now[0], line in ((0.5, ""), (2.0, ""), (3.0, "step 1"), (3.5, ""), (4.2, "")):
+        printer.idle()
+        if line:
+            printer.lines(0, "stdout", [line])
+    progress.close()
+
+    assert err.getvalue() == (
+        "\r2 ranks, 2 s\x1b[K\r2 ranks, 3 s\x1b[K\r\x1b[K\r2 ranks, 4 s\x1b[K\r\x1b[K"
+    )
+    assert out.getvalue().endswith("step 1\n")

@@ -87,6 +87,17 @@ def test_an_exception_in_rank_0_is_too():
     _check_raised(0, 2)
 
 
+def test_an_exception_whose_text_never_comes_holds_nobody():
+    ended = _run(1, "raises without a text")
+
+    assert [each.code for each in ended] == [1, 1]
+    assert max(each.seconds for each in ended) < _SECONDS
+    for each in ended:
+        assert ", in _have\n" in each.output
+        assert "_MuteError: <its text does not come>" in each.output
+    assert "rank 0: stopping because rank 1 failed with _MuteError" in ended[0].output
+
+
 def test_a_killed_rank_is_named_at_once_and_not_by_a_heartbeat():
     _check_gone(1, "is killed", -9)
 

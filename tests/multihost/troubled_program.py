@@ -66,11 +66,19 @@ def _total():
     return lambda: np.asarray(summed(x).addressable_shards[0].data)
 
 
+class _MuteError(ValueError):
+    def __str__(self) -> str:
+        while True:
+            time.sleep(1.0)
+
+
 def _have(trouble: str) -> None:
     if trouble == "raises":
         raise ValueError("the learning rate is negative")
     if trouble == "raises at length":
         raise ValueError(9_000_000 * "x" + " is too long")
+    if trouble == "raises without a text":
+        raise _MuteError
     if trouble == "is stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
     if trouble == "exits":

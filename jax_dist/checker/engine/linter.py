@@ -69,15 +69,15 @@ class Examiner:
         return self.codes.difference(*off)
 
     @staticmethod
-    def passes_over(data: bytes) -> bool:
+    def passes_over(path: str, data: bytes) -> bool:
         """Whether a glance shows that a file has no findings, whatever the rules."""
-        words = b"jax", b"pmap"  # as in _likely
-        return not any(sources.holds(word, data) for word in words) and b"JXD" not in data
+        words = *_LIBRARIES, b"JXD"
+        return sources.looks_like_python(path, data) and not any(word in data for word in words)
 
     def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
         """The codes that may have findings in a file, by its bytes; None: it can have none."""
-        if b"jax" not in data and sources.holds(b"jax", data):
-            return self.codes_for(path)  # UTF-16, which Python does not read
+        if not sources.looks_like_python(path, data):
+            return self.codes_for(path)  # what cannot be read has no words, and is a finding
         ours = _speaks_to_us(data)
         if not ours and is_internal(data):
             return None
@@ -225,10 +225,13 @@ def wanted(data: bytes, codes: frozenset[Code]) -> bool:
     return bool(_likely(data, codes)) and not is_internal(data)
 
 
+# Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
+_LIBRARIES = (b"jax", b"pmap", b"flax")
+
+
 def _likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
     """Those rules that may have findings in a file, by the words that it holds."""
-    # Every import that matters says jax, but for that of equinox.filter_pmap and flax.nnx.pmap.
-    if b"jax" not in data and b"pmap" not in data:
+    if not any(word in data for word in _LIBRARIES):
         return frozenset()
     rules, phrases = _rules_and_phrases(codes)
     held = phrases.held_by(data)

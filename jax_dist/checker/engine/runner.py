@@ -182,7 +182,7 @@ def run(
             found[path] = [data]
             continue
         found[path] = []
-        if examiner.passes_over(data):
+        if examiner.passes_over(path, data):
             continue
         if memory is not None:
             digests[path] = memory.digest(data, examiner.codes_for(path))

@@ -92,6 +92,8 @@ class Source:
 
 def read(path: str, data: bytes) -> Source:
     """Raises UnreadableError where the bytes are not what they say they are."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UnreadableError("the file is UTF-16, which Python does not read; save it as UTF-8")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     except SyntaxError as error:
@@ -116,9 +118,17 @@ def _check(data: bytes, encoding: str) -> None:
         raise UnreadableError(f"the file says that it is {encoding}, which is for short strings")
 
 
-def holds(word: bytes, data: bytes) -> bool:
-    """Whether a word is in a file, also in one of UTF-16."""
-    return word in data or b"\0".join(word[i : i + 1] for i in range(len(word))) in data
+def looks_like_python(path: str, data: bytes) -> bool:
+    """Whether a file can be judged by the words in its bytes; else it must be read and parsed.
+
+    Not one of UTF-16, with broken bytes, or with another name, which the user must have given.
+    """
+    if b"\0" in data or not (path == "-" or path.endswith(_SUFFIXES)):
+        return False
+    try:
+        return data.isascii() or bool(data.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def parse(code: bytes) -> ast.Module:

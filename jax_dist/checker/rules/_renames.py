@@ -18,7 +18,9 @@ class Rename:
 
     old: str  # "jax.tree_map"; of a module, all in it that has no entry of its own
     new: str  # "jax.tree.map"; "" where no one name takes its place
-    gone: str = ""  # "0.6.0"; "" where that is not known, or it is only deprecated
+    gone: str = (
+        ""  # "0.6.0" of jax, or "flax 0.6.0"; "" where that is not known, or it is only deprecated
+    )
     hint: str = ""  # what to do where `new` is ""
     needs: Version = (0,)  # the first jax with the new name
     imported: str = ""  # what `from ... import` takes in its place, where that is not `new`
@@ -30,7 +32,7 @@ class Rename:
     def state(self) -> str:
         """`"was removed in jax 0.6.0"`."""
         if self.gone:
-            return f"was removed in jax {self.gone}"
+            return f"was removed in {'' if ' ' in self.gone else 'jax '}{self.gone}"
         return f"is deprecated since jax {self.deprecated}" if self.deprecated else "is gone"
 
     @property
@@ -119,7 +121,8 @@ class _Renames:
 
     def in_attributes(self) -> Iterator[Found]:
         module = self._module
-        for name in module.used_names("jax"):
+        roots = sorted({old.partition(".")[0] for old in self._entries})
+        for name in (each for root in roots for each in module.used_names(root)):
             entry = self._entry_for(name)
             if entry is None:
                 continue

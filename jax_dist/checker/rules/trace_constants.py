@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker.model import scopes, semantic_model, traced
+from jax_dist.checker.model import pmaps, scopes, semantic_model, traced
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.scopes import NameScope
 from jax_dist.checker.model.semantic_model import Module
@@ -14,11 +14,11 @@ from jax_dist.checker.rules import Found, Page, rule
 _CAPTURED = Page(
     code="JXD401",
     name="captured-array",
-    what="Finds arrays that a function given to pmap, shard_map or jit captures instead of taking "
-    "them as arguments: names of the module or of an enclosing function, and `self.` "
-    "attributes, that are assigned from calls of jax.numpy, NumPy, jax.random or device_put. "
-    "Arrays that clearly have fewer than 1024 numbers are ignored. jit is checked only in "
-    "files that also mention pmap or shard_map.",
+    what="Finds arrays that a function given to pmap, shard_map or jit, or a function of the file "
+    "that it calls, captures instead of taking them as arguments: names of the module or of an "
+    "enclosing function, and `self.` attributes, that are assigned from calls of jax.numpy, NumPy, "
+    "jax.random or device_put. Arrays that clearly have fewer than 1024 numbers are ignored. jit "
+    "is checked only in files that also mention pmap or shard_map.",
     why="The values become part of the program: it is as large as the array, compiles slowly, and "
     "has another key in the persistent cache whenever a value differs (measured in a second "
     "process, jax 0.10.2: the same values hit the cache, others missed it).",
@@ -53,13 +53,40 @@ def _captured_array(module: Module) -> Iterator[Found]:
     for each in traced.traced(module):
         if each.by == "jax_dist.pmap":  # which makes arguments of them
             continue
-        for read, name, value in _captured(module, each.function):
-            if read in seen or traced.is_inside(module, value, each.function):
-                continue
-            seen.add(read)
-            function = module.text(value.func)
-            message = f"{name}, made by {function}, becomes a constant of the program under "
-            yield Found(read, f"{message}{each.by}")
+        for function in _reached(module, each.function):
+            for read, name, value in _captured(module, function):
+                made_in = (each.function, function)
+                if read in seen or any(traced.is_inside(module, value, one) for one in made_in):
+                    continue
+                seen.add(read)
+                maker = module.text(value.func)
+                message = f"{name}, made by {maker}, becomes a constant of the program under "
+                yield Found(read, f"{message}{each.by}")
+
+
+def _reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
+    """A function, and those of the file that it calls or hands on, and they."""
+    found = [function]
+    for each in found:
+        for scope in _scopes_in(module, each):
+            named = (scope.lookup(name) for name in scope.loads)
+            once = [bound[0] for _, bound in filter(None, named) if len(bound) == 1]
+            helpers = [one.node if one.kind == "def" else one.value for one in once]
+            methods = map(module.parent, scope.loads.get("self", ()))
+            helpers += [pmaps.definition(module, each) for each in methods]
+            found += dict.fromkeys(
+                each for each in helpers if isinstance(each, scopes.Function) and each not in found
+            )
+    return found
+
+
+def _scopes_in(module: Module, function: scopes.Function) -> list[NameScope]:
+    """The function's own scope and those in it, in order."""
+    children = module.once(_children)
+    inside = [module.scopes.of[function]]
+    for scope in inside:
+        inside += children.get(scope, [])
+    return inside
 
 
 def _captured(
@@ -67,10 +94,7 @@ def _captured(
 ) -> Iterator[tuple[ast.expr, str, ast.Call]]:
     """`(read, name, call that made it)`, once a name."""
     named: set[str] = set()
-    children = module.once(_children)
-    inside = [module.scopes.of[function]]  # the function's own scope and those in it, in order
-    for scope in inside:
-        inside += children.get(scope, [])
+    inside = _scopes_in(module, function)
     for scope in inside:
         for name, loads in scope.loads.items():
             _, bindings = scope.lookup(name) or (None, [])
@@ -126,7 +150,9 @@ def _may_be_large(module: Module, node: ast.expr) -> bool:
         name = module.qualified_name(node.func) or ""
         is_numpy = name.startswith(("jax.numpy.", "numpy.", "jax.random."))
         is_same = isinstance(node.func, ast.Attribute) and node.func.attr in _SAME_SIZE
-        return _is_array(module, node) if is_numpy or is_same else True
+        if is_same and isinstance(node.func, ast.Attribute):
+            return _may_be_large(module, node.func.value)
+        return _is_array(module, node) if is_numpy else True
     return not _is_small_literal(node)
 
 

@@ -47,6 +47,64 @@ CASES: tuple[Case, ...] = (
         "a file that only uses jit",
         "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nf = jax.jit(lambda x: x @ w)\n",
     ),
+    Negative(
+        "few numbers, of another type",
+        "import jax\nimport jax.numpy as jnp\nimport numpy as np\n"
+        "w = jnp.asarray(np.arange(8).astype(np.float32))\nf = jax.pmap(lambda x: x * w)\n",
+    ),
+    Negative(
+        "a helper that makes its own, and one that is called elsewhere",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\ndef make(n):\n"
+        "    v = jnp.ones((n, n))\n    return v\ndef show(): print(w)\n"
+        "f = jax.pmap(lambda x: x @ make(4))\nshow()\n",
+    ),
+    Negative(
+        "a helper inside of the function that makes it",
+        "import jax\nimport jax.numpy as jnp\n@jax.pmap\ndef f(x):\n    w = jnp.ones(x.shape)\n"
+        "    def helper(y):\n        return y * w\n    return helper(x)\n",
+    ),
+    Positive(
+        "another type of what is not known",
+        "import jax\nimport jax.numpy as jnp\nimport numpy as np\n"
+        "w = jnp.asarray(read('w').data.astype(np.float32))\nf = jax.pmap(lambda x: x @ w)\n",
+        (5,),
+    ),
+    Positive(
+        "another type of a parameter, through a helper",
+        "import jax\nimport jax.numpy as jnp\nimport numpy as np\n"
+        "def build(x):\n    w = jnp.asarray(x.astype(np.float32))\n"
+        "    def helper(y):\n        return y @ w\n    def step(y):\n"
+        "        return helper(y)\n    return jax.pmap(step)\n",
+        (7,),
+    ),
+    Positive(
+        "through two helpers of the module, which call each other",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\n"
+        "def one(x): return other(x) @ w\ndef other(x): return one(x)\n"
+        "f = jax.pmap(lambda x: other(x))\n",
+        (4,),
+    ),
+    Positive(
+        "through a function that is differentiated",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\n"
+        "def loss(x): return (x * w).sum()\nf = jax.pmap(lambda x: jax.value_and_grad(loss)(x))\n",
+        (4,),
+    ),
+    Positive(
+        "through a lambda with a name",
+        "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nscale = lambda x: x * w\n"
+        "f = jax.pmap(lambda x: scale(x))\n",
+        (4,),
+    ),
+    Positive(
+        "through a method",
+        "import jax\nclass A:\n    def __init__(self, key):\n"
+        "        self.w = jax.random.normal(key, (512, 512))\n"
+        "        self.step = jax.pmap(self._step)\n"
+        "    def _step(self, x):\n        return self._apply(x)\n"
+        "    def _apply(self, x):\n        return x @ self.w\n",
+        (9,),
+    ),
     Positive(
         "a name of the module",
         "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\nf = jax.pmap(lambda x: x @ w)\n",

@@ -20,6 +20,20 @@ CASES: tuple[Case, ...] = (
     Negative("put there by the file", "import jax\njax.tree_map = f\njax.tree_map(g, x)\n"),
     Negative("taken away by the file", "import jax\nif old:\n    del jax.tree_map\n"),
     Negative("jax.core has this still", "import jax\nisinstance(x, jax.core.Tracer)\n"),
+    Negative("NumPy's own", "import jax\nimport numpy as np\nnp.clip(x, a_min=0)\n"),
+    Negative("the names of today", "import jax.numpy as jnp\njnp.clip(x, 0, max=1)\n"),
+    Negative("NumPy's shuffle", "import jax\nimport numpy as np\nnp.random.shuffle(x)\n"),
+    Positive("a module of flax, without jax", "from flax import optim\noptim.Adam(1e-3)\n", (1,)),
+    Positive(
+        "spelled out in flax",
+        "import flax\nfrom flax import linen, optim as o\nflax.optim.Momentum(0.1)\n",
+        (2, 3),
+    ),
+    Positive(
+        "a shuffle that other arguments give",
+        "import jax\nfrom jax.random import shuffle\njax.random.shuffle(key, x)\n",
+        (2, 3),
+    ),
     Positive(
         "a module without a successor", "from jax.experimental import host_callback as hcb\n", (1,)
     ),
@@ -124,5 +138,21 @@ CASES: tuple[Case, ...] = (
         "jax.api was jax",
         "from jax.api import jit\nimport jax\nf = jax.api.vmap(g)\n",
         "from jax import jit\nimport jax\nf = jax.vmap(g)\n",
+    ),
+    Fixed(
+        "the bounds of clip",
+        "import jax.numpy as jnp\ny = jnp.clip(x, a_min=-1, a_max=top[0]), jnp.clip(x, a_max=0)\n",
+        "import jax.numpy as jnp\ny = jnp.clip(x, min=-1, max=top[0]), jnp.clip(x, max=0)\n",
+    ),
+    Fixed(
+        "normalize is standardize",
+        "from jax.nn import normalize\nimport jax\ny = normalize(x, axis=0), jax.nn.normalize(x)\n",
+        "from jax.nn import standardize as normalize\nimport jax\n"
+        "y = normalize(x, axis=0), jax.nn.standardize(x)\n",
+    ),
+    Fixed(
+        "the flags are those of config",
+        "import jax\nwide = jax.config.FLAGS.jax_enable_x64\n",
+        "import jax\nwide = jax.config.jax_enable_x64\n",
     ),
 )

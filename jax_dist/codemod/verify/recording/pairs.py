@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_dist._exceptions import text_of
+
 from . import programs, start
 from .programs import is_traced
 
@@ -229,7 +231,7 @@ def _donated(old: Any, new: Any) -> list[_Difference]:
 
 
 def _raised(error: Exception) -> _Difference:
-    first = str(error).partition("\n")[0]
+    first = text_of(error).partition("\n")[0]
     return "error", f"raised {type(error).__name__} after: {first[:200]}"
 
 

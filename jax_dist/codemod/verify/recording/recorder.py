@@ -26,6 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_dist._exceptions import told
+
 from . import programs
 from .programs import is_traced
 
@@ -276,7 +278,7 @@ class CallRecorder:
 
     def _note(self, site: _Site, problem: Exception) -> None:
         """Something of ours failed; the program goes on."""
-        self._write(event="problem", site=site.number, problem=repr(problem))
+        self._write(event="problem", site=site.number, problem=told(problem).what)
 
     def _write(self, **event: Any) -> None:
         with self._lock, open(os.path.join(self._folder, "calls.jsonl"), "a") as file:
