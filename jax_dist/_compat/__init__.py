@@ -38,6 +38,7 @@ from jax_dist._compat.private import CACHES_HOST_CALLBACKS as CACHES_HOST_CALLBA
 from jax_dist._compat.private import CAN_REWRITE as CAN_REWRITE
 from jax_dist._compat.private import CPU_HANGS_WHEN_FULL as CPU_HANGS_WHEN_FULL
 from jax_dist._compat.private import NESTED_MANUAL_AXIS_INDEX as NESTED_MANUAL_AXIS_INDEX
+from jax_dist._compat.private import PMAP_KNOWS_METHODS as PMAP_KNOWS_METHODS
 from jax_dist._compat.private import PROCESSES_KEEP_WEAK_TYPES as PROCESSES_KEEP_WEAK_TYPES
 from jax_dist._compat.private import auto_mesh as auto_mesh
 from jax_dist._compat.private import config_value as config_value
