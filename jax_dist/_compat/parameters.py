@@ -80,3 +80,11 @@ def has_side_effects(eqn: JaxprEqn) -> bool:
     `jax._src.core`; seen in 0.10.2 and 0.12.0.1. Known by name: another one counts as an effect.
     """
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether it is the type of a reference, as kernels have: `AbstractRef` of `jax._src.state`.
+
+    Known by name; seen in 0.7.2, 0.10.2 and 0.12.0.1.
+    """
+    return type(aval).__name__ == "AbstractRef"
