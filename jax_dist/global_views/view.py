@@ -197,7 +197,7 @@ class GlobalView:
           argument: the position of the one state argument that is given here, of several.
 
         Returns:
-          The state, on the mesh.
+          The state, on the mesh, in memory of its own.
 
         Raises:
           PlacementError: slices differ, or it cannot be told whether the state is stacked.

@@ -18,10 +18,10 @@ from jax.sharding import AxisType, Sharding
 
 from jax_dist import _compat
 from jax_dist.errors import UnboundAxisError, refusal
-from jax_dist.mapping import axes, collectives, meshes, refusals
+from jax_dist.mapping import axes, meshes, refusals
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice, InnerAxis
-from jax_dist.passes import captures, constants, interpreter
+from jax_dist.passes import captures, constants
 from jax_dist.passes.captures import Captures, Lifted, Policy
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.programs import Memo
@@ -173,9 +173,6 @@ class Body:
         trace = functools.partial(jax.make_jaxpr(body, axis_env=environment), *types)
         with policy.tracing():
             jaxpr = _jaxpr_of(trace, options, call, frame)
-        for eqn in interpreter.equations(jaxpr):
-            if eqn.params.get("axes", eqn.params.get("axis_name")) in (name, (name,)):
-                collectives.check_groups(eqn, call.size, call.fun_name)
         names_meshes = any(
             constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()
         )

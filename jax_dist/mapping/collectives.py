@@ -131,14 +131,17 @@ def slice_by_slice(
 
 
 def _without_rule(eqn: JaxprEqn, fun_name: str) -> UnsupportedError:
-    where = interpreter.source_line(eqn) or "an unknown line"
     return refusal(
         UnsupportedError,
         what=f"pmap of '{fun_name}' cannot run a collective on several slices a device",
-        which=[f"{eqn.primitive.name} at {where}"],
+        which=[_located(eqn)],
         why="the slices of one device run as one vmap, for which it has no rule here",
         do="Give it as many devices as slices, or use another collective.",
     )
+
+
+def _located(eqn: JaxprEqn) -> str:
+    return f"{eqn.primitive.name} at {interpreter.source_line(eqn) or 'an unknown line'}"
 
 
 def _named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
@@ -153,35 +156,25 @@ def _dimensions(eqn: JaxprEqn) -> tuple[int, ...]:
     return tuple(dim for dim in eqn.params["axes"] if isinstance(dim, int))
 
 
-def check_groups(eqn: JaxprEqn, size: int, fun_name: str) -> None:
-    """Raises AxesError for groups that XLA would refuse in words of its own.
+def check_groups(eqn: JaxprEqn, sizes: Mapping[Any, int], fun_name: str) -> None:
+    """Raises AxesError for groups that XLA would refuse in words of its own, or take in part.
 
     Args:
-      eqn: a collective, with groups or without.
-      size: of the axes that it goes over.
+      eqn: of a body. What goes over other axes than those of `sizes`, too, is not looked at.
+      sizes: of axes, by name.
       fun_name: for messages.
     """
-    groups = eqn.params.get("axis_index_groups")
-    if groups is None:
+    groups, named = eqn.params.get("axis_index_groups"), _named_axes(eqn)
+    if groups is None or not sizes.keys() >= set(named):
         return
-    where = interpreter.source_line(eqn) or "an unknown line"
-    which = [f"{[list(group) for group in groups]} at {where}"]
+    size = math.prod(sizes[name] for name in named)
     if sorted(index for group in groups for index in group) != list(range(size)):
         raise refusal(
             AxesError,
             what=f"pmap of '{fun_name}' has axis_index_groups that do not hold each index once",
-            which=which,
+            which=[f"{[list(group) for group in groups]} in {_located(eqn)}"],
             why=f"the mapped axis has size {size}, and each of its devices takes part",
             do=f"Put the indices 0 to {size - 1} into groups, each of them once.",
-        )
-    if len(set(map(len, groups))) > 1 and eqn.primitive.name not in ("psum", "pmax", "pmin"):
-        raise refusal(
-            AxesError,
-            what=f"pmap of '{fun_name}' has axis_index_groups of unlike sizes in a collective that "
-            "takes none",
-            which=[f"{eqn.primitive.name}: {which[0]}"],
-            why="its result has a shape that depends on the size of the group",
-            do="Use groups of one size; psum, pmax and pmin take any.",
         )
 
 
@@ -202,10 +195,19 @@ class _Over:
             for name in _named_axes(eqn)
         )
         size = math.prod(place.size for place in named)
-        check_groups(eqn, size, fun_name)
+        check_groups(eqn, {place.name: place.size for place in named}, fun_name)
         said = eqn.params.get("axis_index_groups")
         all_groups = said or [range(size)]
         longest = max(map(len, all_groups))
+        if min(map(len, all_groups)) < longest and eqn.primitive.name not in _OF_ANY_SIZE:
+            raise refusal(
+                AxesError,
+                what=f"pmap of '{fun_name}' has axis_index_groups of unlike sizes in a collective "
+                "that takes none",
+                which=[_located(eqn)],
+                why="the shape of its result depends on the size of the group",
+                do="Use groups of one size; psum, pmax and pmin take any.",
+            )
         groups = np.zeros((size, longest), np.int32)
         own, count = np.zeros((2, size), np.int32)
         for group in all_groups:
@@ -316,6 +318,8 @@ def _ppermute(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
 def _pbroadcast(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     return [over.of_group(x)[eqn.params["source"]] for x in values]
 
+
+_OF_ANY_SIZE = ("psum", "pmax", "pmin")  # the groups may be
 
 _RULES: dict[str, Callable[[_Over, JaxprEqn, Values], Values]] = {  # others are refused
     "axis_index": _axis_index,

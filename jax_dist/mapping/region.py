@@ -52,6 +52,8 @@ def run_body(
     Returns:
       The leaves of the output, whole.
     """
+    for eqn in interpreter.equations(body.jaxpr):
+        collectives.check_groups(eqn, {outer.name: outer.size}, body.name)
     in_dims = [None if a is None else a % jnp.ndim(x) for x, a in zip(leaves, in_axes, strict=True)]
 
     walk = _Walk(body.name, body.regions, inner, {outer.name: outer}, body.names_meshes)

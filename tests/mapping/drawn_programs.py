@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 
 import jax
+import jax.ad_checkpoint
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -57,7 +58,6 @@ def _collective(rng: random.Random) -> _Body:
         lambda x: lax.all_to_all(jnp.stack([x] * SLICES), _AXIS, 0, 0).sum(0),
         lambda x: lax.all_to_all(x.reshape(2, 2), _AXIS, 0, 0, axis_index_groups=_EVEN).reshape(4),
         lambda x: lax.pshuffle(x, _AXIS, list(range(SLICES))[::-1]),
-        lambda x: lax.pbroadcast(x, _AXIS, 3) if hasattr(lax, "pbroadcast") else x,
         lambda x: x * _index(),
         lambda x: x + jax.random.normal(jax.random.fold_in(jax.random.key(0), _index()), (4,)),
         lambda x: x * lax.axis_size(_AXIS),
@@ -70,15 +70,15 @@ def _plain(rng: random.Random) -> _Body:
         jnp.sin,
         lambda x: x * constants[0],
         lambda x: x + constants[1],
-        lambda x: x * jnp.asarray(_TABLE)[rng_index(x)],
+        lambda x: x * jnp.asarray(_TABLE)[(jnp.abs(x) * 7).astype(jnp.int32) % 5],
         lambda x: jnp.linalg.solve(jnp.eye(4) * 2 + jnp.outer(x, x) * 0, x),
         lambda x: jnp.cumsum(x),
         lambda x: jnp.sort(x),
     ])  # fmt: skip
 
 
-def rng_index(x: jax.Array) -> jax.Array:
-    return (jnp.abs(x) * 7).astype(jnp.int32) % 5
+def _halved(_: Callable, x: jax.Array) -> jax.Array:
+    return x / 2
 
 
 def _custom_jvp(body: _Body, rule: _Body) -> _Body:
@@ -153,8 +153,10 @@ def _wrapped(rng: random.Random, body: _Body, other: _Body) -> _Body:
         lambda x: lax.cond(_index() > 2, jnp.sin, jnp.cos, body(x)),
         lambda x: lax.switch(_index() % 3, [jnp.sin, jnp.cos, lambda x: x], body(x)),
         lambda x: lax.associative_scan(jnp.add, jnp.stack([x, body(x)]))[1],
-        lambda x: lax.custom_linear_solve(lambda v: v * 2, body(x), lambda _, b: b / 2, lambda _, b: b / 2),
-        lambda x: lax.custom_root(lambda v: v * 2 - body(x), x, lambda f, v: body(x) / 2, lambda g, y: y / 2),
+        lambda x: lax.custom_linear_solve(lambda v: v * 2, body(x), _halved, _halved),
+        lambda x: lax.custom_root(
+            lambda v: v * 2 - body(x), x, lambda _, v: body(x) / 2, lambda _, y: y / 2
+        ),
         lambda x: lax.composite(body, "my.body")(x),
         lambda x: jax.pure_callback(np.negative, x, body(x), vmap_method="sequential"),
         lambda x: jax.pure_callback(np.sin, x, body(x), vmap_method="expand_dims"),
