@@ -78,7 +78,8 @@ class Call:
         """
         name = options.choice.fun_name
         if options.static and options.static[-1] >= len(args):
-            raise refusals.static_argument_missing(name, options.static, len(args))
+            most = axes.positional_count(fun)
+            raise refusals.static_argument_missing(name, options.static, len(args), most)
         numbers = [number for number in range(len(args)) if number not in options.static]
         mapped_args = tuple(args[number] for number in numbers)
         in_axes = options.in_axes

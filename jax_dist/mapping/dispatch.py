@@ -347,7 +347,8 @@ class Dispatcher:
     def _check_static(self, args: tuple) -> None:
         options, name = self._options, self._options.choice.fun_name
         if options.static and options.static[-1] >= len(args):
-            raise refusals.static_argument_missing(name, options.static, len(args)) from None
+            most = axes.positional_count(self._fun())
+            raise refusals.static_argument_missing(name, options.static, len(args), most) from None
         for number in options.static:
             try:
                 hash(args[number])

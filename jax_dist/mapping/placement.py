@@ -247,7 +247,7 @@ class Twins:
         # makes jit trace and compile again when the result comes back as argument.
         if is_alike and isinstance(own, NamedSharding) and own.mesh == target.mesh:
             return leaf, False
-        if donated or not is_placed or is_alike:
+        if donated or not is_placed or is_alike or leaf.is_deleted():  # which JAX refuses
             return put_as_jit_would(leaf, target), is_placed and not is_alike
         key = (id(leaf), target)
         known = self._moved.get(key)

@@ -100,6 +100,7 @@ def pmap(
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
     arrays: _Arrays = "local",
+    **unknown: Any,
 ) -> Any:
     """Maps a function over devices by `jit(shard_map)`, one slice of each argument on each device.
 
@@ -155,7 +156,9 @@ def pmap(
     See JEP 14273 on shard_map, and jax-ml/jax#2926 on why pmap in jit needed it.
     """
     asked = dict(locals())  # the options, by name
-    del asked["fun"]
+    del asked["fun"], asked["unknown"]
+    if unknown:
+        raise refusals.unknown_option("pmap", next(iter(unknown)), asked)
     if fun is None:
         return functools.partial(pmap, **asked)
     devices = asked["devices"] = _devices(devices)
@@ -173,6 +176,7 @@ def pmap(
                 why="each slice runs on one of them",
                 do="Give at least one device, or leave devices out to use all.",
             )
+        axes.check_name(axis_name)
         axes.check_axes("in_axes", in_axes)
         axes.check_axes("out_axes", out_axes)
         for name, (kind, why) in _CHOICES.items():

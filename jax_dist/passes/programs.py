@@ -107,9 +107,9 @@ class Memo:
     def _jitted(self) -> Any:
         found, trace = self._found, self._trace
 
-        def traced(*_args_of_call: Any, **kwargs: Any) -> "_Result":  # see `Program`
+        def traced(*flat_args: Any, **kwargs: Any) -> "_Result":  # see `Program`
             token = _Token()
-            found[token] = trace(_args_of_call, kwargs)
+            found[token] = trace(flat_args, kwargs)
             return _Result(token)
 
         # No functools.wraps: jit would read the user's signature.
@@ -173,9 +173,9 @@ class Program:
         trace, name, options = programs.trace, programs.name, programs.options
         first = int(takes_captures)
 
-        # By this name jit takes a keyword of the same name, as `args`, for one of the positions.
-        def traced(*_args_of_call: Any, **kwargs: Any) -> Any:
-            return trace(_args_of_call[0] if first else (), _args_of_call[first:], kwargs)
+        # Called as by jax.pmap. jit takes a keyword of the same name, as `args`, for a position.
+        def traced(*flat_args: Any, **kwargs: Any) -> Any:
+            return trace(flat_args[0] if first else (), flat_args[first:], kwargs)
 
         def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
             return programs.miss(self, args[first:], kwargs)

@@ -317,6 +317,18 @@ def test_misplaced_arrays_are_moved_once_and_remembered(where):
     assert mapped(_MISPLACED[where](), _EIGHT)[0] == 28.0
 
 
+def test_a_moved_array_that_was_deleted_is_refused_as_by_jax():
+    mapped = jax_dist.pmap(_double)
+    array = jax.device_put(_EIGHT, jax.devices()[3])
+    mapped(array)
+
+    array.delete()
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Array has been deleted"):
+            mapped(array)
+
+
 def test_the_program_for_a_moved_array_has_no_transfer_in_it():
     mapped = jax_dist.pmap(lambda x: x + 1, "i")
     array = _MISPLACED["on another mesh"]()

@@ -140,8 +140,8 @@ class _Program:
         # Not functools.wraps: by the signature of the function, jit would
         # donate and hold static what is given by keyword; pmap does not. And
         # jit takes a keyword called as the positions are for one of these.
-        def traced(*_args_of_call: Any, **kwargs: Any) -> Any:
-            return self.trace(_args_of_call, kwargs)
+        def traced(*flat_args: Any, **kwargs: Any) -> Any:
+            return self.trace(flat_args, kwargs)
 
         self.fun, self.options, self.has_strays = fun, options, False
         self.name = traced.__name__ = traced.__qualname__ = name
