@@ -31,6 +31,7 @@ from jax_dist._compat.parameters import call_of as call_of
 from jax_dist._compat.parameters import expanded as expanded
 from jax_dist._compat.parameters import has_side_effects as has_side_effects
 from jax_dist._compat.parameters import is_of_jax as is_of_jax
+from jax_dist._compat.parameters import is_ref as is_ref
 from jax_dist._compat.parameters import is_unreduced as is_unreduced
 from jax_dist._compat.parameters import newly_manual_axes as newly_manual_axes
 from jax_dist._compat.parameters import primitives_of_jax as primitives_of_jax
@@ -41,6 +42,7 @@ from jax_dist._compat.private import CACHES_HOST_CALLBACKS as CACHES_HOST_CALLBA
 from jax_dist._compat.private import CAN_REWRITE as CAN_REWRITE
 from jax_dist._compat.private import CPU_HANGS_WHEN_FULL as CPU_HANGS_WHEN_FULL
 from jax_dist._compat.private import NESTED_MANUAL_AXIS_INDEX as NESTED_MANUAL_AXIS_INDEX
+from jax_dist._compat.private import PMAP_KNOWS_METHODS as PMAP_KNOWS_METHODS
 from jax_dist._compat.private import PROCESSES_KEEP_WEAK_TYPES as PROCESSES_KEEP_WEAK_TYPES
 from jax_dist._compat.private import auto_mesh as auto_mesh
 from jax_dist._compat.private import config_value as config_value

@@ -129,3 +129,11 @@ def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
         return jax.make_jaxpr(expand)(*types)
     except Exception:  # noqa: BLE001  it runs the user's functions
         return None
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether it is the type of a reference, as kernels have: `AbstractRef` of `jax._src.state`.
+
+    Known by name; seen in 0.7.2, 0.10.2 and 0.12.0.1.
+    """
+    return type(aval).__name__ == "AbstractRef"

@@ -59,6 +59,13 @@ PROCESSES_KEEP_WEAK_TYPES = jax.__version_info__ < (0, 8)
 They do on 0.7.2, and do not on 0.8.0, 0.10.2 and 0.12.0.1. In one process they always do.
 """
 
+PMAP_KNOWS_METHODS = jax.__version_info__ >= (0, 9, 1)
+"""Whether `jax.pmap` knows a bound method again by its function and its object.
+
+It traces the method again on 0.7.2 and 0.8.0, where the object may have changed, and does not on
+0.10.2 and 0.12.0.1; the source of 0.9.1 is as that of 0.10.2.
+"""
+
 CAN_REWRITE = jax.__version_info__ >= (0, 10)
 """Whether jaxprs are such as the passes know them: jit of shard_map, typed by `manual_axis_type`.
 

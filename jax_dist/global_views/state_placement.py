@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist.errors import GlobalViewError, PlacementError, refusal
 from jax_dist.mapping.body import type_of
-from jax_dist.mapping.placement import is_key, with_data
+from jax_dist.mapping.placement import is_key, own, with_data
 
 _Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
 Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule
@@ -185,15 +185,13 @@ def put_whole(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """
     if is_key(leaf):
         return with_data(leaf, lambda data: put_whole(data, sharding))
+    leaf = own(leaf, sharding)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return _moved(sharding)(leaf)
     if not isinstance(leaf, jax.Array) or not sharding.is_fully_addressable:
         host = np.asarray(leaf, dtype=type_of(leaf).dtype)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-    if sharding.shard_shape(leaf.shape) == leaf.shape:  # one device would share the memory
-        return jax.device_put(jnp.copy(leaf), sharding)
-    placed = jax.device_put(leaf, sharding)
-    return jnp.copy(placed) if placed is leaf else placed
+    return jax.device_put(leaf, sharding)
 
 
 def put_slices(leaf: Any, by_device: NamedSharding) -> jax.Array:
@@ -203,7 +201,7 @@ def put_slices(leaf: Any, by_device: NamedSharding) -> jax.Array:
     is_local = by_device.is_fully_addressable
     if isinstance(leaf, jax.Array) and (is_local or not leaf.is_fully_addressable):
         return put_whole(leaf, by_device)
-    host = np.asarray(leaf)
+    host = own(np.asarray(leaf), by_device)
     if is_local:
         return jax.device_put(host, by_device)
     shape = (_size(by_device), *host.shape[1:])

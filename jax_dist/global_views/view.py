@@ -158,7 +158,7 @@ class GlobalView:
         self._last: StepProgram | None = None
         functools.update_wrapper(self, fun, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the step.
 
         Args:
@@ -197,7 +197,7 @@ class GlobalView:
           argument: the position of the one state argument that is given here, of several.
 
         Returns:
-          The state, on the mesh.
+          The state, on the mesh, in memory of its own.
 
         Raises:
           PlacementError: slices differ, or it cannot be told whether the state is stacked.
@@ -322,7 +322,7 @@ class GlobalView:
         """The types of the state as it is kept, with shardings: what a checkpoint is read into."""
         return self._tree_of_state(lambda leaf: leaf.whole, "types")
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for arguments, or their types, as `jax.jit(...).lower` gives it."""
         call = self._bound(args, kwargs)
         ready = self._ready_for(call)

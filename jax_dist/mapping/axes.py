@@ -23,6 +23,22 @@ Axis: TypeAlias = int | None  # where the mapped axis sits in one array; None: n
 AxisPrefix: TypeAlias = Any  # a tree of Axis, each standing for all leaves below it
 
 
+def check_name(axis_name: Any) -> None:
+    """Raises ArgumentTypeError unless a collective can find an axis by this name."""
+    try:
+        hash(axis_name)
+    except TypeError:
+        holds_one = isinstance(axis_name, list) and len(axis_name) == 1
+        name = axis_name[0] if holds_one else "i"
+        raise refusal(
+            ArgumentTypeError,
+            what="'axis_name' argument to pmap must be hashable",
+            which=[f"axis_name={axis_name!r}, of type {type(axis_name).__name__}"],
+            why="collectives find the axis by its name",
+            do=f"Give one name, as in axis_name={name!r}.",
+        ) from None
+
+
 def check_axes(argument: str, prefix: AxisPrefix) -> None:
     """Raises AxesTypeError unless all leaves of `prefix` are integers or None."""
     for leaf in jax.tree.leaves(prefix):
@@ -208,13 +224,25 @@ def function_name(fun: Callable) -> str:
 
 def argument_name(fun: Callable, number: int) -> str:
     """The name of the positional argument at `number`: "x", or "args[2]" where it has none."""
+    names, _ = _positions(fun)
+    return names[number] if number < len(names) else f"args[{number}]"
+
+
+def positional_count(fun: Callable) -> int | None:
+    """How many positional arguments it takes at most; None if any number, or unknown."""
+    names, is_open = _positions(fun)
+    return None if is_open else len(names)
+
+
+def _positions(fun: Callable) -> tuple[list[str], bool]:
+    """The names of its positional parameters, and whether it may take more."""
     try:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):  # builtins have no signature
-        parameters = ()
+        return [], True
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in kinds]
-    return names[number] if number < len(names) else f"args[{number}]"
+    return names, any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
 
 
 def _leaf_paths(name: str, tree: Any) -> list[str]:

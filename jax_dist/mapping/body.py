@@ -18,11 +18,11 @@ from jax.sharding import AxisType, Sharding
 
 from jax_dist import _compat
 from jax_dist._exceptions import text_of
-from jax_dist.errors import AxesError, UnboundAxisError, refusal
+from jax_dist.errors import UnboundAxisError, refusal
 from jax_dist.mapping import axes, meshes, refusals
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice, InnerAxis
-from jax_dist.passes import captures, constants, interpreter
+from jax_dist.passes import captures, constants
 from jax_dist.passes.captures import Captures, Lifted, Policy
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.programs import Memo
@@ -79,7 +79,8 @@ class Call:
         """
         name = options.choice.fun_name
         if options.static and options.static[-1] >= len(args):
-            raise refusals.static_argument_missing(name, options.static, len(args))
+            most = axes.positional_count(fun)
+            raise refusals.static_argument_missing(name, options.static, len(args), most)
         numbers = [number for number in range(len(args)) if number not in options.static]
         mapped_args = tuple(args[number] for number in numbers)
         in_axes = options.in_axes
@@ -174,7 +175,6 @@ class Body:
         trace = functools.partial(jax.make_jaxpr(body, axis_env=environment), *types)
         with policy.tracing():
             jaxpr = _jaxpr_of(trace, options, call, frame)
-        _check_groups(jaxpr, name, call)
         names_meshes = any(
             constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()
         )
@@ -245,26 +245,6 @@ def _jaxpr_of(
             why="a collective goes over an axis that a pmap or vmap around it has named",
             do=f"Give axis_name={axis!r} to pmap, or use the name that it has.",
         ).with_traceback(error.__traceback__) from None
-
-
-def _check_groups(jaxpr: ClosedJaxpr, name: Any, call: Call) -> None:
-    """XLA would refuse them in words of its own."""
-    for eqn in interpreter.equations(jaxpr):
-        groups = eqn.params.get("axis_index_groups")
-        over = eqn.params.get("axes", eqn.params.get("axis_name"))
-        if groups is None or over not in (name, (name,)):
-            continue
-        if sorted(index for group in groups for index in group) != list(range(call.size)):
-            where = interpreter.source_line(eqn) or "an unknown line"
-            raise refusal(
-                AxesError,
-                what=f"pmap of '{call.fun_name}' has axis_index_groups that do not hold each index "
-                "once",
-                which=[f"{[list(group) for group in groups]} at {where}"],
-                why=f"the mapped axis has size {call.size}, and each of its devices takes part",
-                do=f"Put the indices 0 to {call.size - 1} into groups of one size, each of them "
-                "once.",
-            )
 
 
 _UNBOUND = re.compile(r"unbound axis name: (?P<axis>\S+?)\.?(?: |$)")

@@ -104,19 +104,45 @@ def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) ->
     if any(not places[name].is_plain for name in named):
         rule = _RULES.get(eqn.primitive.name)
         if rule is None:
-            where = interpreter.source_line(eqn) or "an unknown line"
-            raise refusal(
-                UnsupportedError,
-                what=f"pmap of '{fun_name}' cannot run a collective on several slices a device",
-                which=[f"{eqn.primitive.name} at {where}"],
-                why="the slices of one device run as one vmap, for which it has no rule here",
-                do="Give it as many devices as slices, or use another collective.",
-            )
-        return lambda eqn, values: rule(_Over.of(places, eqn), eqn, values)
-    batched = [place.local_name for place in places.values() if place.local > 1]
+            raise _without_rule(eqn, fun_name)
+        return lambda eqn, values: rule(
+            _Over.of(places, eqn, fun_name), eqn, [jnp.asarray(x) for x in values]
+        )
+    batched = _batched(places)
     if batched and _runs_alone(eqn):
         return functools.partial(_slice_by_slice, batched)
+    for body in interpreter.bodies(eqn):
+        if any(_compat.is_ref(aval) for aval in interpreter.open_jaxpr(body).in_avals):
+            for each in equations(body):  # which stay as they are
+                if handler_of(each, places, fun_name) is not None:
+                    raise _without_rule(each, fun_name)
     return None
+
+
+def slice_by_slice(
+    eqn: JaxprEqn, values: Values, places: Mapping[Any, AxisPlace], fun_name: str
+) -> Values:
+    """What an equation gives for each slice, where a vmap has no rule for it.
+
+    Raises UnsupportedError where the slices have to meet in it.
+    """
+    if _collects_inside(eqn):
+        raise _without_rule(eqn, fun_name)
+    return _slice_by_slice(_batched(places), eqn, values)
+
+
+def _without_rule(eqn: JaxprEqn, fun_name: str) -> UnsupportedError:
+    return refusal(
+        UnsupportedError,
+        what=f"pmap of '{fun_name}' cannot run a collective on several slices a device",
+        which=[_located(eqn)],
+        why="the slices of one device run as one vmap, for which it has no rule here",
+        do="Give it as many devices as slices, or use another collective.",
+    )
+
+
+def _located(eqn: JaxprEqn) -> str:
+    return f"{eqn.primitive.name} at {interpreter.source_line(eqn) or 'an unknown line'}"
 
 
 def _named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
@@ -131,29 +157,65 @@ def _dimensions(eqn: JaxprEqn) -> tuple[int, ...]:
     return tuple(dim for dim in eqn.params["axes"] if isinstance(dim, int))
 
 
+def check_groups(eqn: JaxprEqn, sizes: Mapping[Any, int], fun_name: str) -> None:
+    """Raises AxesError for groups that XLA would refuse in words of its own, or take in part.
+
+    Args:
+      eqn: of a body. What goes over other axes than those of `sizes`, too, is not looked at.
+      sizes: of axes, by name.
+      fun_name: for messages.
+    """
+    groups, named = eqn.params.get("axis_index_groups"), _named_axes(eqn)
+    if groups is None or not sizes.keys() >= set(named):
+        return
+    size = math.prod(sizes[name] for name in named)
+    if sorted(index for group in groups for index in group) != list(range(size)):
+        raise refusal(
+            AxesError,
+            what=f"pmap of '{fun_name}' has axis_index_groups that do not hold each index once",
+            which=[f"{[list(group) for group in groups]} in {_located(eqn)}"],
+            why=f"the mapped axis has size {size}, and each of its devices takes part",
+            do=f"Put the indices 0 to {size - 1} into groups, each of them once.",
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Over:
     """What one collective goes over: its axes, and groups of slices along them."""
 
     places: tuple[AxisPlace, ...]  # outermost first
-    groups: np.ndarray  # `[N, G]`: for each slice, the slices of its group in order
+    groups: np.ndarray  # `[N, G]`: for each slice, the slices of its group, then the first again
     own: np.ndarray  # `[N]`: its place among them
+    count: np.ndarray  # `[N]`: how many they are, up to `G`
     whole: bool  # whether there is one group
 
     @staticmethod
-    def of(places: Mapping[Any, AxisPlace], eqn: JaxprEqn) -> "_Over":
+    def of(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, fun_name: str) -> "_Over":
         named = tuple(  # the others are axes of vmaps around the mapped function
             places.get(name) or AxisPlace(name, lax.axis_size(name), name, 1)
             for name in _named_axes(eqn)
         )
         size = math.prod(place.size for place in named)
+        check_groups(eqn, {place.name: place.size for place in named}, fun_name)
         said = eqn.params.get("axis_index_groups")
-        groups = np.zeros((size, len(said[0]) if said else size), np.int32)
-        own = np.zeros(size, np.int32)
-        for group in said or [range(size)]:
+        all_groups = said or [range(size)]
+        longest = max(map(len, all_groups))
+        if min(map(len, all_groups)) < longest and eqn.primitive.name not in _OF_ANY_SIZE:
+            raise refusal(
+                AxesError,
+                what=f"pmap of '{fun_name}' has axis_index_groups of unlike sizes in a collective "
+                "that takes none",
+                which=[_located(eqn)],
+                why="the shape of its result depends on the size of the group",
+                do="Use groups of one size; psum, pmax and pmin take any.",
+            )
+        groups = np.zeros((size, longest), np.int32)
+        own, count = np.zeros((2, size), np.int32)
+        for group in all_groups:
             for place, member in enumerate(group):
-                groups[member], own[member] = group, place
-        return _Over(named, groups, own, said is None)
+                groups[member], own[member], count[member] = group[0], place, len(group)
+                groups[member, : len(group)] = group
+        return _Over(named, groups, own, count, said is None)
 
     def index(self) -> jax.Array:
         """Of this slice, along all axes together."""
@@ -170,9 +232,17 @@ class _Over:
         return x.reshape(shape)
 
     def of_group(self, x: jax.Array) -> jax.Array:
-        """The slices of this one's group: `[*s] -> [G, *s]`."""
+        """The slices of this one's group, then the first again: `[*s] -> [G, *s]`."""
         everyone = self.all(x)
         return everyone if self.whole else everyone[jnp.asarray(self.groups)[self.index()]]
+
+    def sum_of_group(self, x: jax.Array) -> jax.Array:
+        members = self.of_group(x)
+        if len(set(self.count)) > 1:
+            place = lax.broadcasted_iota(np.int32, members.shape, 0)
+            is_own = place < jnp.asarray(self.count)[self.index()]
+            members = jnp.where(is_own, members, jnp.zeros_like(members))
+        return lax.reduce_sum(members, (0,))
 
     def own_place(self) -> jax.Array:
         """Among the slices of its group."""
@@ -189,7 +259,7 @@ def _axis_index(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
 def _psum(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     values = [lax.reduce_sum(x, _dimensions(eqn)) for x in values]
     if not over.whole:
-        return [lax.reduce_sum(over.of_group(x), (0,)) for x in values]
+        return [over.sum_of_group(x) for x in values]
     for name in reversed(over.names()):
         values = [lax.psum(x, name) for x in values]
     return values
@@ -211,7 +281,7 @@ def _all_gather(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
 
 def _reduce_scatter(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     dim = eqn.params["scatter_dimension"]
-    total = lax.reduce_sum(over.of_group(values[0]), (0,))
+    total = over.sum_of_group(values[0])
     part = jnp.moveaxis(split(total, dim, over.groups.shape[1]), dim, 0)[over.own_place()]
     return [part if eqn.params["tiled"] else lax.squeeze(part, [dim])]
 
@@ -250,6 +320,8 @@ def _pbroadcast(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     return [over.of_group(x)[eqn.params["source"]] for x in values]
 
 
+_OF_ANY_SIZE = ("psum", "pmax", "pmin")  # the groups may be
+
 _RULES: dict[str, Callable[[_Over, JaxprEqn, Values], Values]] = {  # others are refused
     "axis_index": _axis_index,
     "psum": _psum,
@@ -279,17 +351,27 @@ def split(x: jax.Array, dim: int, count: int) -> jax.Array:
 
 def _runs_alone(eqn: JaxprEqn) -> bool:
     """Whether a vmap over an equation is something else than the equation for each slice."""
-    if any(_named_axes(each) for body in interpreter.bodies(eqn) for each in equations(body)):
+    if _collects_inside(eqn):
         return False
     name, record = eqn.primitive.name, record_of(eqn)
     if record.kind == "callback":
         return True
     if record.kind == "branch":  # a vmap runs all branches
         return bool(eqn.effects)
+    if name == "while" and eqn.effects:  # and goes on with those that are at an end
+        return True
     avals: list[Any] = [atom.aval for atom in eqn.invars]
     keys = [x.dtype for x in avals if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
     # The bits of other keys than threefry keys depend on how many of them are used together.
     return name == "rng_bit_generator" or any("fry" not in str(kind) for kind in keys)
+
+
+def _collects_inside(eqn: JaxprEqn) -> bool:
+    return any(_named_axes(each) for body in interpreter.bodies(eqn) for each in equations(body))
+
+
+def _batched(places: Mapping[Any, AxisPlace]) -> list[str]:
+    return [place.local_name for place in places.values() if place.local > 1]
 
 
 def _slice_by_slice(names: Sequence[str], eqn: JaxprEqn, values: Values) -> Values:

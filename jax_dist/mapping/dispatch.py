@@ -102,7 +102,7 @@ class Dispatcher:
             call.lower, call.trace = self.lower, self.trace
         return call
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for these arguments; with several processes, that on whole arrays."""
         self._choose()
         if self._processes is not None:
@@ -123,7 +123,7 @@ class Dispatcher:
         _compat.describe_arguments(lowered, described)
         return lowered if placed is None else programs.lowered_without(lowered, placed.values)
 
-    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+    def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it, on the same arguments; captured arrays are in it."""
         self._choose()
         if self._processes is not None and self._options.arrays == "local":
@@ -264,7 +264,7 @@ class Dispatcher:
         found = self._programs.found() or self._find(call, whole=not as_view)
         return emission.emitted(self._options, call, found, captured, as_view=as_view)
 
-    def _run_eagerly(self, *args: Any, **kwargs: Any) -> Any:
+    def _run_eagerly(self, /, *args: Any, **kwargs: Any) -> Any:
         """Under `jax.disable_jit`: the user's function, once, on concrete slices."""
         call, options = self._bind(args, kwargs), self._options
         name = options.choice.axis_name if options.axis_name is None else options.axis_name
@@ -348,7 +348,8 @@ class Dispatcher:
     def _check_static(self, args: tuple) -> None:
         options, name = self._options, self._options.choice.fun_name
         if options.static and options.static[-1] >= len(args):
-            raise refusals.static_argument_missing(name, options.static, len(args)) from None
+            most = axes.positional_count(self._fun())
+            raise refusals.static_argument_missing(name, options.static, len(args), most) from None
         for number in options.static:
             try:
                 hash(args[number])

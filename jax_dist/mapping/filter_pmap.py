@@ -138,7 +138,7 @@ class _Call(NamedTuple):
     @property
     def kind(self) -> Hashable:
         types = tuple((leaf.shape, leaf.dtype) for leaf in self.arrays)
-        return self.tree, self.rest, self.axes, types
+        return self.tree, self.rest, self.axes, types, tuple(map(_of_number, self.rest))
 
 
 class _Filtered:
@@ -365,10 +365,18 @@ class _Compiled(_Stage):
 
 
 def _described(kind: Any) -> str:
-    _, rest, axes, types_ = kind
+    _, rest, axes, types_, _ = kind
     arrays = [f"{dtype}{list(shape)}" for shape, dtype in types_]
     others = [repr(leaf) for leaf in rest if not (leaf is None or leaf is _HOLE or callable(leaf))]
     return f"{', '.join([*arrays, *others]) or 'nothing'}, mapped over {list(axes)}"
+
+
+def _of_number(leaf: Any) -> Hashable:
+    """What tells a number from equal ones: its type, its bits, attributes of a class of its own."""
+    if not isinstance(leaf, int | float | complex):
+        return None
+    is_plain = type(leaf) in (bool, int, float, complex)
+    return type(leaf), repr(leaf) if is_plain else id(leaf)  # which lives on, in what is compiled
 
 
 def _is_array(leaf: Any) -> bool:

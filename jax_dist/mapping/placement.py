@@ -4,6 +4,7 @@ Shapes: `N` devices; `*s` is what one device holds. The buffers of an array of t
 those of the data inside: `[*s]` as `[*s, n]`.
 """
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,11 +20,15 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._compat.private import Device
 from jax_dist.errors import PlacementError, refusal
+from jax_dist.mapping import meshes
+from jax_dist.passes.programs import is_staged
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
 
 
-def replicate(tree: Any, where: Mesh | Sequence[Device] | None = None) -> Any:
+def replicate(
+    tree: Any, where: Mesh | Sequence[Device] | None = None, *, may_alias: bool = False
+) -> Any:
     """Puts a whole copy of every array on each device.
 
     The value keeps its shape: give it to `pmap` with `in_axes=None`. Only the devices hold copies;
@@ -32,6 +37,8 @@ def replicate(tree: Any, where: Mesh | Sequence[Device] | None = None) -> Any:
     Args:
       tree: arrays `[*s]`, NumPy or jax, numbers, or random keys.
       where: a mesh, or devices; by default the devices of this process.
+      may_alias: whether the result may share memory with `tree`. Then a function that donates one
+        deletes the other, and on CPU, NumPy arrays that are written to change the result.
 
     Returns:
       The tree with jax arrays `[*s]`, replicated.
@@ -40,10 +47,11 @@ def replicate(tree: Any, where: Mesh | Sequence[Device] | None = None) -> Any:
     >>> replicate({"w": jnp.ones(3)})["w"].sharding.is_fully_replicated
     True
     """
-    return jax.device_put(tree, NamedSharding(_mesh_of(where), P()))
+    sharding = NamedSharding(_mesh_of(where), P())
+    return jax.device_put(tree if may_alias else own(tree, sharding), sharding)
 
 
-def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
+def shard(tree: Any, mesh: Mesh, spec: P | Any, *, may_alias: bool = False) -> Any:
     """Cuts arrays over a mesh.
 
     Args:
@@ -51,6 +59,7 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
         process, and the result is the whole array of all of them.
       mesh: the mesh.
       spec: how each array is sharded; one for all, or a tree of specs that is a prefix of `tree`.
+      may_alias: as for `replicate`.
 
     Returns:
       The tree with jax arrays on the mesh.
@@ -66,6 +75,7 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
 
     def put(part: P, subtree: Any) -> Any:
         sharding = NamedSharding(mesh, part)
+        subtree = subtree if may_alias else own(subtree, sharding)
         if not foreign:
             return jax.device_put(subtree, sharding)
         return jax.tree.map(lambda x: _from_this_process(x, sharding), subtree)
@@ -104,12 +114,13 @@ def unreplicate(tree: Any) -> Any:
     return jax.tree.unflatten(structure, [rows[i] for i in range(len(leaves))])
 
 
-def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
+def device_put_replicated(tree: Any, devices: Sequence[Device], *, may_alias: bool = False) -> Any:
     """Stacks one copy for each device: what `jax.device_put_replicated` did until jax 0.10.
 
     Args:
       tree: arrays `[*s]`, NumPy or jax, numbers, or random keys.
       devices: the devices of this process, one slice each.
+      may_alias: as for `replicate`.
 
     Returns:
       The tree with arrays `[N, *s]`, slice n on `devices[n]`. The host holds no N-fold copy: each
@@ -125,15 +136,19 @@ def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
     devices = tuple(devices)
     if not devices:
         raise _unlike_counts("device_put_replicated", 1, 0)
+    tree = tree if may_alias else own(tree, _over(devices))
     return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
 
 
-def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
+def device_put_sharded(
+    shards: Sequence[Any], devices: Sequence[Device], *, may_alias: bool = False
+) -> Any:
     """Stacks one shard for each device: what `jax.device_put_sharded` did until jax 0.10.
 
     Args:
       shards: a tree of arrays `[*s]` for each device, all of one structure.
       devices: the devices of this process.
+      may_alias: as for `replicate`.
 
     Returns:
       The tree with arrays `[N, *s]`, slice n on `devices[n]`.
@@ -158,6 +173,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
         kinds = [f"{dtype}{list(jnp.shape(x))}" for dtype, x in zip(dtypes, column, strict=True)]
         if len(set(kinds)) > 1:
             raise _unlike_shards(jax.tree_util.keystr(path), kinds)
+    shards = shards if may_alias else own(shards, _over(devices))
     return jax.tree.map(lambda *column: _stack(column, devices), *shards)
 
 
@@ -231,7 +247,7 @@ class Twins:
         # makes jit trace and compile again when the result comes back as argument.
         if is_alike and isinstance(own, NamedSharding) and own.mesh == target.mesh:
             return leaf, False
-        if donated or not is_placed or is_alike:
+        if donated or not is_placed or is_alike or leaf.is_deleted():  # which JAX refuses
             return put_as_jit_would(leaf, target), is_placed and not is_alike
         key = (id(leaf), target)
         known = self._moved.get(key)
@@ -242,6 +258,40 @@ class Twins:
             forget = weakref.ref(leaf, lambda _: self._moved.pop(key, None))
             self._moved[key] = (forget, moved)
         return moved, True
+
+
+def own(tree: Any, where: Sharding) -> Any:
+    """The tree with copies of arrays of which `device_put` to `where` would share the memory.
+
+    It does so with buffers on the same devices, and on CPU with NumPy; `may_alias=False` does not
+    keep it from that where there are several devices (0.7.2 to 0.12.0.1).
+    """
+    devices = where.device_set
+    on_cpu = any(device.platform == "cpu" for device in devices)
+    copies: dict[int, Any] = {}  # by identity: what stands twice is copied once
+
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return np.array(leaf, subok=True) if on_cpu else leaf
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+            return leaf
+        if leaf.sharding.device_set.isdisjoint(devices):
+            return leaf
+        with _no_mesh():
+            return with_data(leaf, jnp.copy) if is_key(leaf) else jnp.copy(leaf)
+
+    def copy_once(leaf: Any) -> Any:
+        if id(leaf) not in copies:
+            copies[id(leaf)] = copy(leaf)
+        return copies[id(leaf)]
+
+    return tree if is_staged() else jax.tree.map(copy_once, tree)
+
+
+def _no_mesh() -> contextlib.AbstractContextManager[Any]:
+    """Steps out of a mesh that the user has set, on whose devices a program would have to run."""
+    is_free = meshes.mesh_of_user() is None or is_staged()
+    return contextlib.nullcontext() if is_free else meshes.no_mesh()
 
 
 def _mesh_of(where: Mesh | Sequence[Device] | None) -> Mesh:
@@ -259,17 +309,24 @@ def _from_this_process(x: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
 
+def _over(devices: tuple[Device, ...]) -> NamedSharding:
+    return NamedSharding(_mesh_of(devices), P(_DEVICE_AXIS))
+
+
 def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
     """`N` times `[*s] -> [N, *s]`, each on its device."""
     if is_key(slices[0]):
         data = [jax.random.key_data(x) for x in slices]
         return with_data(slices[0], lambda _: _stack(data, devices))
-    sharding = NamedSharding(_mesh_of(devices), P(_DEVICE_AXIS))
-    if all(map(_is_weak, slices)):  # only programs make weak types
-        everywhere = NamedSharding(sharding.mesh, P())
-        return _stacks(sharding)(*jax.device_put(list(slices), everywhere))
-    # One row `[1, *s]` for all copies of the same array, without a copy on the host.
-    row_of = {id(x): (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, 0) for x in slices}
+    sharding = _over(devices)
+    with _no_mesh():
+        if all(map(_is_weak, slices)):  # only programs make weak types
+            everywhere = NamedSharding(sharding.mesh, P())
+            return _stacks(sharding)(*jax.device_put(list(slices), everywhere))
+        # One row `[1, *s]` for all copies of the same array, without a copy on the host.
+        row_of = {
+            id(x): (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, 0) for x in slices
+        }
     rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
     shape = (len(devices), *jnp.shape(slices[0]))
     return jax.make_array_from_single_device_arrays(shape, sharding, rows)

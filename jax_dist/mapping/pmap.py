@@ -1,10 +1,10 @@
 """The decorator that replaces `jax.pmap`, and the object that it returns.
 
 There is one dispatcher for each function and set of options, kept as long as the function lives, so
-`pmap(f)(x)` in a loop traces once. A function is known by identity. A bound method, which is
-another object at each access, is known by its function and its object, as JAX knows it; a partial
-object that holds plain values only, by its function and these. All are held weakly, for a
-dispatcher must not keep its own key alive.
+`pmap(f)(x)` in a loop traces once. A function is known by identity, as to JAX: two that are equal,
+such as two partial objects, may read attributes and globals that have changed in between. A bound
+method, which is another object at each access, is known by its function and its object where it is
+to `jax.pmap`. All are held weakly, for a dispatcher must not keep its own key alive.
 """
 
 import contextlib
@@ -32,6 +32,7 @@ from typing import (
 
 import jax
 
+from jax_dist import _compat
 from jax_dist._compat.private import Device
 from jax_dist.errors import ArgumentTypeError, DeviceCountError, refusal
 from jax_dist.mapping import axes, refusals
@@ -53,7 +54,6 @@ _CHOICES = {  # what each may be, and what it is for
     "gathers": (Gathers, "it says what becomes of an all_gather that is only reduced"),
     "arrays": (_Arrays, "it says whether results show the slices of one process or of all"),
 }
-_PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _known: dict[Hashable, "_Known"] = {}
 
 
@@ -100,6 +100,7 @@ def pmap(
     captures: Captures = "lift",
     gathers: Gathers = "reduce",
     arrays: _Arrays = "local",
+    **unknown: Any,
 ) -> Any:
     """Maps a function over devices by `jit(shard_map)`, one slice of each argument on each device.
 
@@ -155,7 +156,9 @@ def pmap(
     See JEP 14273 on shard_map, and jax-ml/jax#2926 on why pmap in jit needed it.
     """
     asked = dict(locals())  # the options, by name
-    del asked["fun"]
+    del asked["fun"], asked["unknown"]
+    if unknown:
+        raise refusals.unknown_option("pmap", next(iter(unknown)), asked)
     if fun is None:
         return functools.partial(pmap, **asked)
     devices = asked["devices"] = _devices(devices)
@@ -173,6 +176,7 @@ def pmap(
                 why="each slice runs on one of them",
                 do="Give at least one device, or leave devices out to use all.",
             )
+        axes.check_name(axis_name)
         axes.check_axes("in_axes", in_axes)
         axes.check_axes("out_axes", out_axes)
         for name, (kind, why) in _CHOICES.items():
@@ -257,17 +261,9 @@ class _Known(NamedTuple):
         return all(part() is not None for part in self.parts)
 
 
-class _Identity(NamedTuple):
-    """How a callable is told from others, and made again."""
-
-    key: Hashable
-    parts: list[Any]
-    build: Callable[..., Callable]  # from the parts
-
-
 def _dispatcher_of(fun: Callable, asked: tuple[Any, ...]) -> Dispatcher | None:
     """The dispatcher for a function with these options, if there is one."""
-    known = _known.get(_identity(fun).key)
+    known = _known.get(_key(fun))
     if known is None or not known.is_alive():
         return None
     try:
@@ -286,7 +282,7 @@ def _new_dispatcher(
       asked: the options.
       make: makes a dispatcher, which is told how to get the function while that lives.
     """
-    key, parts, build = _identity(fun)
+    key = _key(fun)
     everything = _known  # also when the globals of this module are gone, as Python ends
 
     def forget(part: weakref.ref) -> None:
@@ -297,12 +293,12 @@ def _new_dispatcher(
     known = _known.get(key)
     if known is None or not known.is_alive():
         try:
-            known = _Known([weakref.ref(part, forget) for part in parts], {})
+            known = _Known([weakref.ref(part, forget) for part in _parts(fun)], {})
         except TypeError:
             return make(lambda: fun)
         _known[key] = known
     references = known.parts
-    dispatcher = make(lambda: build(*[reference() for reference in references]))
+    dispatcher = make(lambda: _joined([reference() for reference in references]))
     try:
         known.by_options[asked] = dispatcher
     except TypeError:
@@ -310,22 +306,19 @@ def _new_dispatcher(
     return dispatcher
 
 
-def _identity(fun: Callable) -> _Identity:
-    if isinstance(fun, types.MethodType):
-        owner, function = fun.__self__, fun.__func__
-        return _Identity((id(function), id(owner)), [function, owner], types.MethodType)
-    if isinstance(fun, functools.partial) and type(fun) is functools.partial:
-        values = (*fun.args, *fun.keywords.values())
-        if all(isinstance(value, _PLAIN) for value in values):
-            args, keywords, inner = fun.args, fun.keywords, _identity(fun.func)
-            kinds = tuple(map(type, values))  # for 1, 1.0 and True are equal
-            key = (inner.key, args, tuple(keywords.items()), kinds)
+def _key(fun: Callable) -> Hashable:
+    return tuple(map(id, _parts(fun)))
 
-            def build(*parts: Any) -> Callable:
-                return functools.partial(inner.build(*parts), *args, **keywords)
 
-            return _Identity(key, inner.parts, build)
-    return _Identity(id(fun), [fun], lambda function: function)
+def _parts(fun: Callable) -> list[Any]:
+    """What lives on between two accesses of a function: a bound method does not."""
+    if isinstance(fun, types.MethodType) and _compat.PMAP_KNOWS_METHODS:
+        return [fun.__func__, fun.__self__]
+    return [fun]
+
+
+def _joined(parts: list[Any]) -> Callable:
+    return parts[0] if len(parts) == 1 else types.MethodType(*parts)
 
 
 def _hashable(asked: tuple[Any, ...]) -> tuple:

@@ -234,7 +234,7 @@ class ProcessCalls:
         """Whether this process holds some of the arrays alone."""
         return not all(_is_whole(leaf) for leaf in leaves)
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call on arrays of this process."""
         static = self._options.static
         mapped = [arg for number, arg in enumerate(args) if number not in static]

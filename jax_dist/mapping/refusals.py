@@ -1,6 +1,7 @@
 """Refusals in words that several modules use; the caller raises the error."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 from jax_dist.errors import MappedAxisError, StaticArgumentError, refusal
 
@@ -12,6 +13,19 @@ def not_callable(fun: object) -> TypeError:
         which=[f"fun is a {type(fun).__name__}: {fun!r}"],
         why="it maps a function over devices",
         do="Pass the function first, as in pmap(step, axis_name='i').",
+    )
+
+
+def unknown_option(function: str, name: str, known: Iterable[str]) -> TypeError:
+    first, _, _ = name.partition("_")
+    alike = [each for each in known if each.startswith(first)]
+    alike = alike or difflib.get_close_matches(name, known)
+    return refusal(
+        TypeError,
+        what=f"{function}() got an unexpected keyword argument {name!r}",
+        which=[f"it takes {', '.join(known)}"],
+        why="the arguments of the function itself are given when it is called",
+        do=f"Did you mean {alike[0]}? If not, leave it out." if alike else "Leave it out.",
     )
 
 
@@ -47,15 +61,25 @@ def size_not_as_promised(fun_name: str, axis_size: int, received: int) -> Mapped
 
 
 def static_argument_missing(
-    fun_name: str, static: tuple[int, ...], positional: int
+    fun_name: str, static: tuple[int, ...], positional: int, most: int | None
 ) -> StaticArgumentError:
+    """`positional` arguments were given; the function takes `most`, or any number."""
+    which = [
+        f"static_broadcasted_argnums is {static}",
+        f"the call has {_counted(positional)}",
+    ]
+    do = "Pass them by position."
+    if most is not None and static[-1] >= most:
+        which.append(f"the function takes {_counted(most)}")
+        do = f"Count from 0: the last position is {most - 1}." if most else "Leave it out."
     return refusal(
         StaticArgumentError,
         what=f"pmap of '{fun_name}' was called without one of its static arguments",
-        which=[
-            f"static_broadcasted_argnums is {static}",
-            f"the call has {positional} positional argument{'s' * (positional != 1)}",
-        ],
+        which=which,
         why="static arguments are found by their position",
-        do="Pass them by position.",
+        do=do,
     )
+
+
+def _counted(positional: int) -> str:
+    return f"{positional} positional argument{'s' * (positional != 1)}"

@@ -52,6 +52,8 @@ def run_body(
     Returns:
       The leaves of the output, whole.
     """
+    for eqn in interpreter.equations(body.jaxpr):
+        collectives.check_groups(eqn, {outer.name: outer.size}, body.name)
     in_dims = [None if a is None else a % jnp.ndim(x) for x, a in zip(leaves, in_axes, strict=True)]
 
     walk = _Walk(body.name, body.regions, inner, {outer.name: outer}, body.names_meshes)
@@ -90,13 +92,19 @@ class _Walk:
         if is_plain and not self.regions and not self.names_meshes:
             return interpreter.run(jaxpr, values, {})
         axis_env = [(place.name, place.size) for place in self.places.values()]
-        return rebind.evaluate(jaxpr, values, self._handler_of, axis_env)
+        return rebind.evaluate(jaxpr, values, self._handler_of, axis_env, self._slice_by_slice)
+
+    def _slice_by_slice(self, eqn: JaxprEqn, values: Values) -> Values:
+        return collectives.slice_by_slice(eqn, values, self.places, self.fun_name)
 
     def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
         if eqn.primitive.name == "shard_map":
             mesh = eqn.params["mesh"]
             if isinstance(mesh, AbstractMesh) and _first_axis(mesh) in self.regions:
                 return self._run_inside
+        is_batched = any(place.local > 1 for place in self.places.values())
+        if is_batched and eqn.primitive.name in _MEANT_FOR_VMAP:
+            return lambda eqn, values: self.evaluate(interpreter.bodies(eqn)[0], values)
         return collectives.handler_of(eqn, self.places, self.fun_name)
 
     def _run_inside(self, eqn: JaxprEqn, values: Values) -> Values:
@@ -119,6 +127,10 @@ class _Walk:
             place,
             None,
         )
+
+
+# Calls with a rule for vmap, which on devices of their own nobody asks, or with none.
+_MEANT_FOR_VMAP = ("composite", "custom_vmap_call")
 
 
 def _first_axis(mesh: AbstractMesh) -> str:

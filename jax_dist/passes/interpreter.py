@@ -20,6 +20,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
 
 from jax_dist import _compat
+from jax_dist.errors import UnsupportedError, refusal
 
 # --- walks a jaxpr again, equation by equation, and lets a pass put something else in its place
 #
@@ -166,8 +167,36 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()})
 
 
-def _trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> Any:
-    """A jaxpr of the same inputs and the same form (open or closed), traced from `evaluate`.
+def replay_with(eqn: JaxprEqn, change: Callable[[Any], Any], values: Sequence[Any]) -> Values:
+    """Binds an equation with each of its bodies changed to one of the same types.
+
+    `change` may give an open body constants. It has no place for them, so they become operands.
+    """
+    constants_of_bodies: list[Any] = []
+
+    def changed(body: Any) -> Any:
+        new = change(body)
+        if isinstance(body, core.ClosedJaxpr) or not constants(new):
+            return in_form_of(body, new)
+        if len(bodies(eqn)) > 1 or len(open_jaxpr(body).invars) != len(eqn.invars):
+            raise refusal(
+                UnsupportedError,
+                what=f"the body of {eqn.primitive.name} cannot be traced again",
+                which=[f"{eqn.primitive.name} at {source_line(eqn) or 'an unknown line'}"],
+                why="it computes with constant arrays, and takes none of the operands as they are",
+                do="Pass these arrays to it as arguments.",
+            )
+        constants_of_bodies.extend(new.consts)
+        inner = open_jaxpr(new)
+        invars = [*inner.constvars, *inner.invars]
+        return Jaxpr((), invars, inner.outvars, inner.eqns, inner.effects, unnamed())
+
+    changed_eqn = with_bodies(eqn, changed)
+    return replay(changed_eqn, [*constants_of_bodies, *values])
+
+
+def _trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> core.ClosedJaxpr:
+    """A jaxpr of the same inputs and outputs, traced from `evaluate`.
 
     Called where the body will stand, so inside the shard_map around it, whose axes it may use.
     """
@@ -176,14 +205,14 @@ def _trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> Any:
     for before, after in ((wanted.in_avals, new.in_avals), (wanted.out_avals, new.out_avals)):
         if list(map(_type, before)) != list(map(_type, after)):
             raise AssertionError(f"a rewritten body has other types: {before} became {after}")
-    return in_form_of(jaxpr, new)
+    return new
 
 
-def in_form_of(jaxpr: Any, new: core.ClosedJaxpr) -> Any:
+def in_form_of(jaxpr: Any, new: Any) -> Any:
     """`new`, open or closed as `jaxpr` is."""
     if isinstance(jaxpr, core.ClosedJaxpr):
         return new
-    if new.consts:
+    if constants(new):
         raise AssertionError("a rewritten body has constants, and there is no place for them")
     return open_jaxpr(new)
 
@@ -352,4 +381,4 @@ def run_bodies(
         evaluate = evaluates.get(next(numbers))
         return body if evaluate is None else _trace_again(body, evaluate)
 
-    return replay(with_bodies(eqn, changed), values)
+    return replay_with(eqn, changed, values)

@@ -68,14 +68,14 @@ def _without_first(of_call: tuple[tuple, dict]) -> tuple[tuple, dict]:
 class _Lowered(_hiding(jax.stages.Lowered)):
     __slots__ = ()
 
-    def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
+    def compile(self, /, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         return _Compiled(self._inner.compile(*args, **kwargs), self._values)
 
 
 class _Compiled(_hiding(jax.stages.Compiled)):
     __slots__ = ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._inner(self._values, *args, **kwargs)
 
 
@@ -107,9 +107,9 @@ class Memo:
     def _jitted(self) -> Any:
         found, trace = self._found, self._trace
 
-        def traced(*args: Any, **kwargs: Any) -> "_Result":
+        def traced(*flat_args: Any, **kwargs: Any) -> "_Result":  # see `Program`
             token = _Token()
-            found[token] = trace(args, kwargs)
+            found[token] = trace(flat_args, kwargs)
             return _Result(token)
 
         # No functools.wraps: jit would read the user's signature.
@@ -173,8 +173,9 @@ class Program:
         trace, name, options = programs.trace, programs.name, programs.options
         first = int(takes_captures)
 
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            return trace(args[0] if first else (), args[first:], kwargs)
+        # Called as by jax.pmap. jit takes a keyword of the same name, as `args`, for a position.
+        def traced(*flat_args: Any, **kwargs: Any) -> Any:
+            return trace(flat_args[0] if first else (), flat_args[first:], kwargs)
 
         def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
             return programs.miss(self, args[first:], kwargs)

@@ -16,6 +16,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import NamedSharding
 
+from jax_dist import _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Atom, Handler, Values
 from jax_dist.passes.primitive_facts import record_of
@@ -141,6 +142,7 @@ def evaluate(
     args: Sequence[Any],
     handler_of: _HandlerOf = lambda _: None,
     axis_env: _AxisEnv = (),
+    without_rule: Handler | None = None,
 ) -> Values:
     """The values of a jaxpr, with each equation bound again.
 
@@ -149,15 +151,24 @@ def evaluate(
       args: one for each input variable.
       handler_of: gives what to do with an equation instead; None for the usual.
       axis_env: the axes, with their sizes, that the jaxpr was traced with and that have others now.
+      without_rule: what to do with an equation instead, where a vmap around has no rule for it.
     """
     context = _context_here()
+
+    def again(jaxpr: Any, args: Sequence[Any]) -> Values:
+        return evaluate(jaxpr, args, handler_of, axis_env, without_rule)
 
     def bind(eqn: JaxprEqn, values: Values) -> Values:
         handler = handler_of(eqn)
         values = untied_literals(eqn.invars, values)
         if handler is not None:
             return handler(eqn, values)
-        return _bind(eqn, values, handler_of, axis_env, context)
+        try:
+            return _bind(eqn, values, again, axis_env, context)
+        except NotImplementedError as error:
+            if without_rule is None or "Batching rule" not in str(error):
+                raise
+        return without_rule(eqn, values)
 
     body = interpreter.open_jaxpr(jaxpr)
     handlers = dict.fromkeys(range(len(body.eqns)), bind)
@@ -167,7 +178,7 @@ def evaluate(
 def bind_again(eqn: JaxprEqn, values: Values) -> Values:
     """One equation, bound again."""
     values = untied_literals(eqn.invars, values)
-    return _bind(eqn, values, lambda _: None, (), _context_here())
+    return _bind(eqn, values, evaluate, (), _context_here())
 
 
 def without_mesh(eqn: JaxprEqn, params: Mapping[str, Any] | None = None) -> JaxprEqn:
@@ -182,14 +193,13 @@ def type_of(aval: Any, sizes: Mapping[int, int] | None = None) -> jax.ShapeDtype
 
 
 def _bind(
-    eqn: JaxprEqn, values: Values, handler_of: _HandlerOf, axis_env: _AxisEnv, context: Any
+    eqn: JaxprEqn, values: Values, again: _Evaluate, axis_env: _AxisEnv, context: Any
 ) -> Values:
-    def again(jaxpr: Any, args: Sequence[Any]) -> Values:
-        return evaluate(jaxpr, args, handler_of, axis_env)
-
     def trace_again(body: Any) -> Any:
-        types = [type_of(aval) for aval in interpreter.open_jaxpr(body).in_avals]
-        return interpreter.in_form_of(body, jax.make_jaxpr(lambda *args: again(body, args))(*types))
+        avals = interpreter.open_jaxpr(body).in_avals
+        if any(map(_compat.is_ref, avals)):  # of a kernel, which knows no mesh
+            return body
+        return jax.make_jaxpr(lambda *args: again(body, args))(*map(type_of, avals))
 
     name, params = eqn.primitive.name, eqn.params
     if record_of(eqn).call == "inline":
@@ -205,7 +215,7 @@ def _bind(
     if name == "custom_vjp_call":
         return _custom_vjp_anew(eqn, values, again, axis_env)
     eqn = _untied(eqn.replace(ctx=context))
-    return interpreter.replay(interpreter.with_bodies(eqn, trace_again), values)
+    return interpreter.replay_with(eqn, trace_again, values)
 
 
 def _untied(eqn: JaxprEqn) -> JaxprEqn:

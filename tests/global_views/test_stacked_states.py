@@ -110,3 +110,32 @@ def test_parts_of_the_same_shape_are_told_apart_by_where_they_lie():
     assert view.first(state["row"]).shape == view.stacked(state["own"]).shape == (8,)
     assert view.first(state["own"]).shape == ()
     np.testing.assert_array_equal(view.stacked(state["row"])[3], state["row"])
+
+
+def _aligned(shape):
+    """A NumPy array of ones whose memory CPU devices share: it begins at a multiple of 64."""
+    size = 4 * int(np.prod(shape))
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + size].view(np.float32).reshape(shape)
+    array[:] = 1
+    return array
+
+
+@pytest.mark.parametrize("shardings", ["replicated", "fsdp"])
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_placed_state_shares_no_memory_with_what_was_given(shardings, stacked, on_device):
+    lead = (8,) if stacked else ()
+    view = global_view(_step, "i", shardings=shardings)
+    own = {"w": _aligned((*lead, 64, 32)), "own": _aligned((*lead, 1))}
+    if on_device:
+        own = jax.tree.map(jnp.asarray, own)
+
+    state = view.place(own, _X, stacked=stacked)
+    if not on_device:
+        own["w"][:], own["own"][:] = 7, 7
+        assert max(np.asarray(leaf).max() for leaf in jax.tree.leaves(state)) == 1
+    jax.tree.map(lambda leaf: leaf.delete(), state)
+
+    assert np.asarray(own["w"]).min() == np.asarray(own["own"]).min() == (1 if on_device else 7)

@@ -118,6 +118,17 @@ def test_one_function_per_kind_of_call():
     assert traced == [2, 2, 3, 3]  # for the tree of the results, and for the program
 
 
+def test_equal_numbers_of_other_types_or_bits_are_other_constants():
+    class Tagged(float):
+        pass
+
+    numbers = [1, True, 1.0, 0.0, -0.0, 0.0 + 0.0j, Tagged(0.0), Tagged(0.0)]
+    place = lambda number, x: x * 0 + next(n for n, each in enumerate(numbers) if each is number)
+    call = jax_dist.filter_pmap(place)
+
+    assert [int(call(number, X).max()) for number in numbers] == list(range(8))
+
+
 def test_what_a_captured_state_is_does_not_leak_from_one_module_to_another():
     models = [make(jax.random.PRNGKey(seed)) for seed in range(2)]
     call = jax_dist.filter_pmap(lambda model, x: model(x), in_axes=(None, 0))

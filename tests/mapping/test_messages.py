@@ -191,6 +191,45 @@ def test_a_static_argument_passed_by_keyword():
     )
 
 
+def test_a_static_position_that_the_function_has_not():
+    _fails(
+        errors.StaticArgumentError,
+        """\
+        pmap of '<lambda>' was called without one of its static arguments:
+          * static_broadcasted_argnums is (2,)
+          * the call has 2 positional arguments
+          * the function takes 2 positional arguments
+        Because static arguments are found by their position.
+        Count from 0: the last position is 1.""",
+        jax_dist.pmap(lambda x, n: x, static_broadcasted_argnums=2),
+        _EIGHT,
+        3,
+    )
+
+
+def test_a_name_that_cannot_be_hashed():
+    _fails(
+        errors.ArgumentTypeError,
+        """\
+        'axis_name' argument to pmap must be hashable:
+          * axis_name=['i'], of type list
+        Because collectives find the axis by its name.
+        Give one name, as in axis_name='i'.""",
+        jax_dist.pmap,
+        lambda x: x,
+        ["i"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("axis", "axis_name"), ("static_argnums", "static_broadcasted_argnums"), ("axes", "in_axes")],
+)
+def test_an_option_that_pmap_has_not(said, meant):
+    with pytest.raises(TypeError, match=rf"keyword argument '{said}'[^@]*Did you mean {meant}\?"):
+        jax_dist.pmap(lambda x: x, **{said: 0})
+
+
 @pytest.mark.parametrize("argument", ["donate_argnums", "static_broadcasted_argnums"])
 @pytest.mark.parametrize("value", [-1, (0, -2), "0", 1.5])
 def test_argument_numbers_count_from_the_left(argument, value):

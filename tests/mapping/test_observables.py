@@ -17,6 +17,7 @@ _HEAD = "| what is seen | `jax.pmap` | `jax_dist.pmap` |"
 # jax 0.7.2 has another jax.pmap. In its words, and in these, it differs from ours:
 _IS_OLD = jax.__version_info__ < (0, 8)
 _DIFFERS_ON_OLD = {
+    "a compiled program, called with another type, names it",
     "the name of a result's axis",
     "under `jit` and `scan`",
     "ordered callbacks: what each device says, in order",

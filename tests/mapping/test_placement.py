@@ -224,3 +224,87 @@ def test_what_is_put_here_is_taken_as_it_is():
 
     assert state.shape == (8, 3)
     assert float(state.sum()) == 72.0
+
+
+def _aligned(shape):
+    """A NumPy array of ones whose memory CPU devices share: it begins at a multiple of 64."""
+    size = 4 * int(np.prod(shape))
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + size].view(np.float32).reshape(shape)
+    array[:] = 1
+    return array
+
+
+_SHAPE = (8, 64)
+_OWN = {
+    "NumPy": lambda: _aligned(_SHAPE),
+    "a view": lambda: _aligned((16, 64))[8:],
+    "uncommitted": lambda: jnp.ones(_SHAPE),
+    "on device 3": lambda: jax.device_put(jnp.ones(_SHAPE), jax.devices()[3]),
+    "cut": lambda: jax.device_put(jnp.ones(_SHAPE), NamedSharding(_mesh(), P("i"))),
+    "on a mesh of other names": lambda: jax.device_put(
+        jnp.ones(_SHAPE), NamedSharding(Mesh(np.array(jax.devices()), ("j",)), P("j"))
+    ),
+    "replicated": lambda: jax.device_put(jnp.ones(_SHAPE), NamedSharding(_mesh(), P())),
+}
+_PUT = {
+    "replicate": jax_dist.replicate,
+    "replicate on one": lambda tree, **more: jax_dist.replicate(tree, jax.devices()[:1], **more),
+    "shard": lambda tree, **more: jax_dist.shard(tree, _mesh(), P("i"), **more),
+    "shard, whole": lambda tree, **more: jax_dist.shard(tree, _mesh(), P(), **more),
+    "device_put_replicated": lambda tree, **more: jax_dist.device_put_replicated(
+        tree, jax.devices(), **more
+    ),
+    "device_put_sharded": lambda tree, **more: jax_dist.device_put_sharded(
+        [tree] * 8, jax.devices(), **more
+    ),
+    "device_put_sharded on one": lambda tree, **more: jax_dist.device_put_sharded(
+        [tree], jax.devices()[:1], **more
+    ),
+}
+
+
+@pytest.mark.parametrize("own", _OWN)
+@pytest.mark.parametrize("put", _PUT)
+def test_what_is_put_shares_no_memory_with_what_the_user_has(put, own):
+    given = {"a": _OWN[own]()}
+
+    placed = _PUT[put](given)
+    if isinstance(given["a"], np.ndarray):
+        given["a"][:] = 7
+        assert np.asarray(placed["a"]).max() == 1
+        given["a"][:] = 1
+    step = jax.jit(lambda tree: {"a": tree["a"] + 1}, donate_argnums=0)
+    assert np.asarray(step(placed)["a"]).min() == 2
+
+    assert np.asarray(given["a"]).sum() == 8 * 64
+
+
+def test_what_is_put_shares_no_memory_under_the_mesh_of_others():
+    own = jax.device_put(jnp.ones(_SHAPE), jax.devices()[3])
+
+    with jax.set_mesh(_mesh()):
+        for put in _PUT.values():
+            put({"a": own})["a"].delete()
+
+    assert np.asarray(own).sum() == 8 * 64
+
+
+def test_keys_and_weak_types_are_copied_as_they_are():
+    own = {"key": jax.random.key(0), "weak": jnp.asarray(2.0)}
+
+    placed = jax_dist.replicate(own)
+    jax.tree.map(lambda leaf: leaf.delete(), placed)
+
+    assert placed["weak"].weak_type
+    assert jax.random.uniform(own["key"]) + own["weak"] > 2
+
+
+@pytest.mark.parametrize("put", ["replicate", "shard, whole"])
+def test_memory_is_shared_where_that_is_asked_for(put):
+    own = jnp.ones(_SHAPE)
+
+    _PUT[put](own, may_alias=True).delete()
+
+    assert own.is_deleted()

@@ -231,3 +231,18 @@ def test_only_public_names_of_jax_outside_of_compat():
     found = {path.parent.name for path in modules if private.search(path.read_text())}
 
     assert found == {"_compat"}
+
+
+@pytest.mark.parametrize("name", ["args", "kwargs", "self", "fun", "call", "x"])
+def test_a_keyword_argument_may_have_any_name(name):
+    named = {name: _EIGHT}
+    mapped = jax_dist.pmap(lambda v, **named: v + named[name])
+    if name == "fun" and jax.__version_info__ < (0, 8):  # jit of that takes none of this name
+        pytest.skip("jax.jit takes no such keyword")
+
+    assert mapped(_EIGHT, **named).tolist() == [2.0 * k for k in range(8)]
+    assert jax.jit(mapped)(_EIGHT, **named)[7] == mapped.jitted(_EIGHT, **named)[7] == 14
+    assert mapped.lower(_EIGHT, **named).out_info.shape == (8,)
+    assert mapped.eval_shape(_EIGHT, **named).shape == (8,)
+    with jax.disable_jit():
+        assert mapped(_EIGHT, **named)[7] == 14

@@ -107,11 +107,24 @@ _REFUSED = {
     "static_argument_unhashable": lambda: jax_dist.pmap(
         lambda x, n: x, static_broadcasted_argnums=1
     )(_EIGHT, [1]),
+    "static_argument_missing, out of range": lambda: jax_dist.pmap(
+        _identity, static_broadcasted_argnums=3
+    )(_EIGHT),
+    "name_not_hashable": lambda: jax_dist.pmap(_identity, ["i"]),
+    "unknown_option": lambda: jax_dist.pmap(_identity, axis="i"),
     "bad_argument_numbers": lambda: jax_dist.pmap(_identity, donate_argnums=-1),
     "no_virtual_size": lambda: jax_dist.pmap(_identity, virtual=True, devices=_TWO)(np.ones(7)),
     "under_another_mesh": _under_a_mesh_of_eight,
     "no_permutation": _over(
         lambda x: lax.ppermute(x, "i", ((0, 1), (0, 2))), virtual=True, devices=_TWO
+    ),
+    "groups_not_whole": _over(
+        lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]), virtual=True, devices=_TWO
+    ),
+    "groups_of_unlike_sizes": _over(
+        lambda x: lax.all_gather(x, "i", axis_index_groups=[[0], [*range(1, 8)]]),
+        virtual=True,
+        devices=_TWO,
     ),
     "collective_on_slices": _over(
         lambda x: lax.ragged_all_to_all(

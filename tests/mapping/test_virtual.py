@@ -1,10 +1,13 @@
 """virtual=True: more slices than devices."""
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas
+from jax.interpreters import mlir
 
 import jax_dist
 from jax_dist import errors
@@ -64,6 +67,30 @@ def test_the_numbers_of_real_devices():
 
 _HALVES = [[0, 2, 4, 6], [5, 7, 1, 3]]
 _UNEVEN = [(0, 3), (3, 4), (5, 0)]
+_UNLIKE = [[0, 3, 5], [1], [2, 4, 6, 7]]
+_TABLE = np.arange(8.0, dtype=np.float32)
+
+
+def _scaled(x):
+    return lax.composite(lambda x: lax.psum(x * 2, "i"), "tests.scaled")(x)
+
+
+def _kernel(source, target):
+    target[...] = source[...] * 2
+
+
+def _finished_apart(x):
+    """A while whose callbacks count the turns of each slice."""
+
+    def turn(carry):
+        jax.debug.callback(lambda: _TURNS.append(1))
+        return carry[0] + 1, carry[1] + 1
+
+    end = lax.axis_index("i")
+    return lax.while_loop(lambda carry: carry[0] < end, turn, (0, x))[1]
+
+
+_TURNS: list[int] = []
 _EXACT = {  # all that vmap has no rule for, or a wrong one
     "psum of groups": lambda x: lax.psum(x, "i", axis_index_groups=_HALVES),
     "pmax of groups": lambda x: lax.pmax(x, "i", axis_index_groups=_HALVES),
@@ -77,6 +104,30 @@ _EXACT = {  # all that vmap has no rule for, or a wrong one
     "all_to_all": lambda x: lax.all_to_all(x, "i", 0, 1),
     "all_to_all, tiled": lambda x: lax.all_to_all(x, "i", 1, 0, tiled=True),
     "all_to_all of what all share": lambda x: lax.all_to_all(jnp.ones((8, 3)), "i", 0, 0),
+    "psum of unlike groups": lambda x: lax.psum(x, "i", axis_index_groups=_UNLIKE),
+    "pmax of unlike groups": lambda x: lax.pmax(-x, "i", axis_index_groups=_UNLIKE),
+    "pmin of unlike groups": lambda x: lax.pmin(x, "i", axis_index_groups=_UNLIKE[::-1]),
+    "grad of unlike groups": lambda x: jax.grad(
+        lambda x: jnp.sum(lax.psum(x * x, "i", axis_index_groups=_UNLIKE))
+    )(x),
+    "numbers": lambda x: (
+        x
+        + lax.pmax(2.0, "i")
+        + lax.pmin(3, "i")
+        + lax.all_gather(1.0, "i").sum()
+        + lax.psum(2, "i")
+    ),
+    "numbers to some": lambda x: x + lax.ppermute(2.0, "i", _UNEVEN),
+    "checkpoint with constants": lambda x: jax.grad(
+        lambda x: jnp.sum(jax.checkpoint(lambda x: jnp.square(x) * lax.pmax(_TABLE, "i")[:1])(x))
+    )(x),
+    "composite": _scaled,
+    "pallas": lambda x: pallas.pallas_call(
+        _kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True
+    )(x),
+    "custom_vmap": lambda x: jax.custom_batching.sequential_vmap(
+        lambda x: x * lax.axis_size("i") + lax.psum(x, "i")
+    )(x),
     "ppermute to some": lambda x: lax.ppermute(x, "i", _UNEVEN),
     "all but NaN": lambda x: jnp.isnan(lax.all_gather(jnp.log(x - 9), "i").max()),
     "max with NaN": lambda x: lax.all_gather(jnp.log(x - 9), "i").max(),
@@ -144,6 +195,58 @@ def test_the_same_as_on_as_many_devices(name):
     many, few = _both(_EXACT[name], x)
 
     np.testing.assert_array_equal(few, many)
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda x: lax.all_gather(x, "i", axis_index_groups=_UNLIKE),
+        lambda x: lax.psum_scatter(x[:3], "i", axis_index_groups=_UNLIKE),
+        lambda x: lax.all_to_all(x[:3], "i", 0, 0, axis_index_groups=_UNLIKE),
+    ],
+)
+def test_unlike_groups_are_refused_where_they_make_shapes(collective):
+    mapped = jax_dist.pmap(collective, "i", virtual=True, devices=jax.devices()[:2])
+
+    with pytest.raises(errors.AxesError, match=r"groups of unlike sizes[^@]*test_virtual.py:\d+"):
+        mapped(np.ones((8, 8)))
+
+
+def test_a_callback_in_a_while_runs_for_slices_that_are_not_finished():
+    _TURNS.clear()
+    jax_dist.pmap(_finished_apart, "i", virtual=True, devices=jax.devices()[:2])(np.zeros(8))
+    jax.effects_barrier()
+
+    assert len(_TURNS) == sum(range(8))
+
+
+_unbatched = jax.extend.core.Primitive("tests_unbatched")
+_unbatched.def_abstract_eval(lambda x: x)
+mlir.register_lowering(_unbatched, mlir.lower_fun(lambda x: x * 3, multiple_results=False))
+
+
+def test_what_has_no_rule_for_vmap_runs_slice_by_slice():
+    once, repeated = (
+        jax_dist.pmap(body, "i", virtual=True, devices=jax.devices()[:2])
+        for body in (
+            _unbatched.bind,
+            lambda x: lax.scan(lambda c, _: (_unbatched.bind(c), None), x, None, 2)[0],
+        )
+    )
+
+    assert once(np.arange(8.0)).tolist() == [3.0 * k for k in range(8)]
+    assert repeated(np.arange(8.0)).tolist() == [9.0 * k for k in range(8)]
+
+
+def test_what_has_no_rule_for_vmap_and_meets_others_is_refused():
+    def body(x):
+        turn = lambda c, _: (_unbatched.bind(c) + lax.psum(c, "i"), None)
+        return lax.scan(turn, x, None, 2)[0]
+
+    mapped = jax_dist.pmap(body, "i", virtual=True, devices=jax.devices()[:2])
+
+    with pytest.raises(errors.UnsupportedError, match=r"scan at \S*test_virtual.py:\d+"):
+        mapped(np.arange(8.0))
 
 
 def test_gradients_from_outside_pass_through():

@@ -138,9 +138,10 @@ class _Program:
         self, fun: Callable[[], Any], name: str, options: _Options
     ) -> None:
         # Not functools.wraps: by the signature of the function, jit would
-        # donate and hold static what is given by keyword; pmap does not.
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            return self.trace(args, kwargs)
+        # donate and hold static what is given by keyword; pmap does not. And
+        # jit takes a keyword called as the positions are for one of these.
+        def traced(*flat_args: Any, **kwargs: Any) -> Any:
+            return self.trace(flat_args, kwargs)
 
         self.fun, self.options, self.has_strays = fun, options, False
         self.name = traced.__name__ = traced.__qualname__ = name

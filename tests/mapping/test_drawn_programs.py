@@ -1,0 +1,73 @@
+"""Drawn programs, with several slices on a device and within other maps.
+
+Each gives what `jax.pmap` gives on devices of its own. What that refuses may be right here, or is
+refused, too; no error speaks of our own inside.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from drawn_programs import SLICES, draw
+
+import jax_dist
+
+pytestmark = pytest.mark.mapping
+
+_X = (np.arange(4.0 * SLICES, dtype=np.float32).reshape(SLICES, 4) - 9) / 16
+_TWO = np.stack([_X, _X])
+_FEW = {"virtual": True, "devices": jax.devices()[:2]}
+_WAYS = {
+    "alone": lambda body: jax_dist.pmap(body, "i")(_X),
+    "virtual": lambda body: jax_dist.pmap(body, "i", **_FEW)(_X),
+    "nested": lambda body: jax_dist.pmap(jax_dist.pmap(body, "i"), "o")(_TWO)[1],
+    "nested in virtual": lambda body: jax_dist.pmap(jax_dist.pmap(body, "i"), "o", **_FEW)(_TWO)[1],
+    "virtual in nested": lambda body: jax_dist.pmap(jax_dist.pmap(body, "i", virtual=True), "o")(
+        _TWO
+    )[1],
+    "virtual in vmap": lambda body: jax.vmap(jax_dist.pmap(body, "i", **_FEW))(_TWO)[1],
+}
+_FOR_DEVELOPERS = (AssertionError, AttributeError, KeyError, IndexError)
+
+
+def _attempt(call: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return np.asarray(call()), None
+        except Exception as error:  # noqa: BLE001  # which one is looked at
+            return None, error
+
+
+def _differences(seed: int) -> list[str]:
+    name = list(_WAYS)[seed % len(_WAYS)]
+    body = draw(seed)
+    expected, theirs = _attempt(lambda: jax.pmap(body, "i")(_X))
+    result, error = _attempt(lambda: _WAYS[name](body))
+    said = f"program {seed}, {name}"
+    if error is None:
+        same = theirs is not None or np.allclose(
+            result, expected, rtol=1e-4, atol=1e-4, equal_nan=True
+        )
+        return [] if same else [f"{said}: {result}, with jax.pmap {expected}"]
+    if theirs is None and "groups of unlike sizes" in str(error):  # in what nobody reads
+        return []
+    if theirs is not None and not isinstance(error, _FOR_DEVELOPERS):
+        return []
+    return [f"{said}: {type(error).__name__}: {error}, with jax.pmap {theirs!r}"]
+
+
+@pytest.mark.parametrize("first", range(0, 36, 6))
+def test_a_drawn_program_is_right_or_refused(first: int):
+    assert [each for seed in range(first, first + 6) for each in _differences(seed)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(36, 5036, 50))
+def test_5_000_drawn_programs(first: int):
+    found = [each for seed in range(first, first + 50) for each in _differences(seed)]
+    jax.clear_caches()
+    assert found == []
