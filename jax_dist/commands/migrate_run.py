@@ -185,6 +185,7 @@ class _Migrate:
             devices=self._options.devices,
             merge=merge,
             timeout=self._options.timeout,
+            scratch=self._options.scratch,
             progress=self._say,
         )
 

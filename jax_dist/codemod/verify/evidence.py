@@ -118,6 +118,7 @@ class Run:
     output: str  # standard output and error
     record: RunRecord
     ran: Mapping[int, Evidence] = field(default_factory=dict)  # by the numbers of spots
+    refused: tuple[str, ...] = ()  # the files that it tried to write to, and may not
 
     @property
     def tail(self) -> str:
@@ -132,7 +133,9 @@ def read(exit_code: int | None, output: str, folder: Path) -> Run:
       exit_code, output: as `Run` has them.
       folder: that was given to the recording.
     """
-    return Run(exit_code, output, _read_calls(folder), _read_spots(folder))
+    refused = (each for path in sorted(folder.glob("refused-*.jsonl")) for each in _events(path))
+    files = tuple(dict.fromkeys(map(str, refused)))
+    return Run(exit_code, output, _read_calls(folder), _read_spots(folder), files)
 
 
 def _read_calls(folder: Path) -> RunRecord:
@@ -186,7 +189,7 @@ def _array(event: Mapping[str, Any], archive: Path) -> Array:
     return Array(**{**event, "shape": shape, "rows": rows, "archive": kept})
 
 
-def _events(path: Path) -> Iterator[Mapping[str, Any]]:
+def _events(path: Path) -> Iterator[Any]:
     """Up to the line at which the process may have been killed."""
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 _WIDTH = 32
-_APART = {"overlay": "an overlay of the project", "copy": "a copy of the project"}
+_APART = {
+    "overlay": "an overlay of all files",
+    "locked copy": "a copy of the project; nothing may write elsewhere",
+    "copy": "a copy of the project; Python code may not write elsewhere, native code may",
+}
 
 
 # --- what two runs of a command, before and after a migration, computed
@@ -166,7 +170,7 @@ class Ledger:
 
     command: tuple[str, ...]
     entries: tuple[LedgerEntry, ...]
-    kept_apart: str  # "overlay" or "copy"
+    kept_apart: str  # a key of _APART
     merged: bool  # one run of both forms; else two runs
     exit_code: int | None = 0
     output: str = ""  # its end, where the command failed

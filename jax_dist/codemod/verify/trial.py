@@ -49,6 +49,7 @@ def verified(
     devices: int = 8,
     merge: bool = True,
     timeout: float | None = None,
+    scratch: Iterable[str] = (),
     progress: Callable[[str], None] = lambda line: None,
 ) -> Ledger:
     """Runs a command, and says of each migrated place how sure it is.
@@ -60,6 +61,7 @@ def verified(
       merge: tries one run of both texts; not where values take another form, as without the axis
         over devices.
       timeout: the seconds that each run may take.
+      scratch: folders, empty or new, that it may write to where there is no overlay of all files.
       progress: is told what begins.
 
     Raises:
@@ -70,7 +72,8 @@ def verified(
     for path, data in plan.before.items():
         if path.read_bytes() != data:
             raise MisuseError(f"{path} has changed since it was read; start again")
-    with sandbox.stage(command, plan.after, devices=devices, timeout=timeout) as stage:
+    apart = sandbox.stage(command, plan.after, devices=devices, timeout=timeout, scratch=scratch)
+    with apart as stage:
         return _Trial(stage, plan, progress).ledger()
 
 
@@ -119,6 +122,7 @@ class _Trial:
     def __init__(self, stage: Workspace, plan: _Plan, progress: Callable[[str], None]):
         self._stage, self._plan, self._progress = stage, plan, progress
         self._notes: list[str] = []
+        self._refused: dict[str, None] = {}  # files that the runs may not write to, in order
 
     def ledger(self) -> Ledger:
         plan, runs = self._plan, None
@@ -152,6 +156,7 @@ class _Trial:
             self._notes += [*runs.unproven, *runs.notes]
             if runs.after.exit_code != 0:
                 output = output or runs.after.output
+        self._notes += self._of_writing(failed=code != 0)
         return Ledger(
             command=tuple(self._stage.command),
             entries=tuple(sorted(entries, key=lambda each: (each.path, each.line))),
@@ -164,16 +169,32 @@ class _Trial:
             notes=tuple(self._notes),
         )
 
+    def _of_writing(self, *, failed: bool) -> Iterator[str]:
+        """What the runs were kept from, outside of the project."""
+        first, more = next(iter(self._refused), ""), len(self._refused) - 1
+        if first:
+            others = f" and {more} more" if more else ""
+            yield (
+                f"the command was kept from writing to {first}{others}, outside of the project: "
+                "--scratch FOLDER names a folder, empty or new, that it may write to"
+            )
+        elif failed and self._stage.way == "locked copy":
+            yield "outside of the project, the command may write to what --scratch names alone"
+
+    def _ended(self, run: Run) -> Run:
+        self._refused |= dict.fromkeys(run.refused)
+        return run
+
     # --- one run of both texts
 
     def _merged_run(self) -> tuple[Mapping[int, Evidence], tuple[int | None, str] | None]:
         """What happened, the exit code and the output; no code where the merge itself failed."""
         self._progress("running both texts as one program")
-        ran = self._stage.merged(self._plan.merged_files())
+        ran = self._ended(self._stage.merged(self._plan.merged_files()))
         if ran.exit_code == 0:
             return ran.ran, (0, "")
         self._progress("it failed: running the command without the migration")
-        plain = self._stage.recorded({}, ())
+        plain = self._ended(self._stage.recorded({}, ()))
         if plain.exit_code == ran.exit_code:
             return ran.ran, (ran.exit_code, ran.tail)
         return {}, None
@@ -213,17 +234,19 @@ class _Trial:
         paths = {*plan.after}
         judge = functools.partial(judged, stage.command, files=paths)
         self._progress("running the command before the migration")
-        first = stage.recorded({each.path: each.texts[0] for each in files}, paths)
+        first = self._ended(stage.recorded({each.path: each.texts[0] for each in files}, paths))
         unmarked = {os.path.realpath(each.path): each.before for each in files}
         for site in first.record.sites:
             if site.file in unmarked:
                 site.line = unmarked[site.file].line_before(site.line)
         self._progress("running the command after it")
-        second = stage.recorded(plan.after | {each.path: each.texts[1] for each in files}, paths)
+        second = self._ended(
+            stage.recorded(plan.after | {each.path: each.texts[1] for each in files}, paths)
+        )
         found = judge(first, second)
         if found.differs:
             self._progress("running the command before the migration again, for something differs")
-            third = stage.recorded(plan.before, paths)
+            third = self._ended(stage.recorded(plan.before, paths))
             self._notes.append(_UNSTEADY if judge(first, third).differs else _STEADY)
         hosts = _hosts(files, first, second)
         ran = {
