@@ -163,7 +163,11 @@ class _Migrate:
             known = {(place.path, place.line) for file in files for place in file.outcomes}
             found = ((path, line) for path, line, _ in put_back)
             named = {each if each in known else (each[0], 0) for each in found}
-            for left in (named, {(path, 0) for path in before}):
+            whole = {(path, 0) for path in before}
+            changed = {file.path for file in files if file.changed}
+            # What another file defines goes back there.
+            tries = (named, whole) if all(path in changed for path, _ in named) else (whole,)
+            for left in tries:
                 self._aim = dataclasses.replace(self._aim, without=frozenset(left))
                 files, _, _ = self._migrated()
                 if _texts(files) != before:

@@ -48,6 +48,7 @@ class SiteComparison:
     calls_before: int
     calls_after: int
     compared: int  # calls whose arrays were compared
+    raised: int  # calls that raised in both runs
     devices_before: int  # the fewest that hold a result
     devices_after: int
     absolute: float  # the largest difference between two results
@@ -116,11 +117,12 @@ class Rung(enum.IntEnum):
 
     DIFFERENT = 0
     NEVER_RAN = 1
-    RAN = 2
-    SAME_IN_TWO_RUNS = 3
-    REPLAYED = 4
-    EQUAL_BY_RULES = 5
-    SAME_PROGRAM = 6
+    RAISED = 2
+    RAN = 3
+    SAME_IN_TWO_RUNS = 4
+    REPLAYED = 5
+    EQUAL_BY_RULES = 6
+    SAME_PROGRAM = 7
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -235,9 +237,9 @@ def _counts(entries: Sequence[LedgerEntry], calls_of_runs: int) -> Iterator[str]
         yield f"{len(replayed)} replayed {equal} of {calls} calls"
     if same := groups[Rung.SAME_IN_TWO_RUNS]:
         yield f"{len(same)} the same in two runs of {calls_of_runs} calls"
-    for rung, verb in ((Rung.RAN, "ran"), (Rung.NEVER_RAN, "never ran")):
+    for rung in (Rung.RAN, Rung.RAISED, Rung.NEVER_RAN):
         if groups[rung]:
-            yield f"{len(groups[rung])} {verb}: {_where(groups[rung])}"
+            yield f"{len(groups[rung])} {rung}: {_where(groups[rung])}"
     if different := groups[Rung.DIFFERENT]:
         verb = "differs" if len(different) == 1 else "differ"
         yield f"{len(different)} {verb}: {_where(different)}"

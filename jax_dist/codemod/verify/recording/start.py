@@ -150,6 +150,19 @@ def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
     return pairs.both(place, old, new)
 
 
+def use(place: int, value: Any) -> Any:
+    """What another place has given, from here on with the calls of this one.
+
+    Args:
+      place: its number.
+      value: a function in both forms, or anything.
+    """
+    from . import pairs
+
+    ran(place)
+    return pairs.used(place, value)
+
+
 def host(place: int, function: Callable[[Any], Any], value: Any) -> Any:
     """What a host edit gives, written down.
 
