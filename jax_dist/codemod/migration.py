@@ -27,6 +27,7 @@ from jax_dist.codemod import (
 )
 from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Style, Texts
 from jax_dist.codemod.results import (
+    UNPROVED,
     FileMigration,
     Helpers,
     Left,
@@ -320,8 +321,8 @@ class _File:
         outcome = dataclasses.replace(
             old,
             status="left",
-            reason="--verify did not find that it computes the same",
-            by_hand="Run a command that reaches it, or --keep it and compare by hand.",
+            reason=UNPROVED,
+            by_hand="Read what --verify says of the places beside it.",
         )
         return PlannedPlace(outcome, place.span)
 

@@ -47,6 +47,7 @@ _RULES = {  # kind, and what it means
     "same in two runs": ("pass", "All calls gave the same in two runs, before and after."),
     "ran": ("open", "The new code ran; what it computes was not compared."),
     "never ran": ("open", "The command never reached this place."),
+    "raised": ("open", "Old and new raised an error in all calls, which shows nothing."),
     "different": ("fail", "Old and new differ."),
     "done": ("review", "The code was migrated, and not verified."),
     "left": ("informational", "The code stays as it was."),
@@ -303,8 +304,9 @@ def _of_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     rung = entry["rung"]
     said = [f"{entry['equal']} of {entry['calls']} calls"] if rung == "replayed" else []
     said += [*entry["rules"], *entry["problems"], *entry["notes"]]
+    said += entry["attempts"]
     said += ["put back"] if entry["put_back"] else []
-    text = f"{_first_line(entry['what'])}: {'; '.join([rung, *said])}."
+    text = f"{_first_line(entry['what'])}: {'; '.join([rung, *said])}. {entry['next']}".rstrip()
     more = {name: entry[name] for name in ("calls", "equal", "rules", "put_back")}
     where = [_location(entry["path"], entry["line"])]
     return {**_result(rung, text, where), "properties": more}

@@ -27,6 +27,9 @@ Status: TypeAlias = Literal["done", "left"]
 _Named: TypeAlias = ast.expr | ast.alias
 
 
+UNPROVED = "--verify did not find that it computes the same"  # a reason to leave a place
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlaceResult:
     """One place of one file."""

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist._usage import MisuseError, counted
@@ -16,9 +16,10 @@ from jax_dist.checker.model.sources import Patterns
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
-from jax_dist.codemod.results import FileMigration, ProjectContext
+from jax_dist.codemod.results import UNPROVED, FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.commands import terminal
+from jax_dist.commands.elapsed import Elapsed
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class _Migrate:
         self._stdin, self._out, self._err = stdin, out, err
         self._name = options.stdin_filename or "stdin.py"
         self._failed = False  # a file could not be written
+        self._attempts: list[tuple[str, Ledger]] = []  # at a proof: what each was, what it found
         target = options.target_jax
         self._aim = MigrationOptions(
             to=options.to,
@@ -141,15 +143,19 @@ class _Migrate:
         if not any(file.changed for file in files):
             return files, None
         required = self._required()
-        proof = self._tried(files)
+        first = "without the device axis" if self._aim.idiomatic else "with all places"
+        proof = self._tried(files, first)
         if self._options.keep or not proof.below(required):
             return files, proof
         if self._aim.idiomatic:
             self._say(f"{proof.headline} Trying the plainer form, with the device axis.")
             self._aim = dataclasses.replace(self._aim, idiomatic=False)
             files, _, _ = self._migrated()
-            proof = self._tried(files)
-        return self._kept(files, proof, required)
+            proof = self._tried(files, "with the device axis")
+        files, proof = self._kept(files, proof, required)
+        proof = proof.with_attempts(self._attempts)
+        back = {each.key: each for each in proof.entries if each.put_back}
+        return [_with_reasons(file, back) for file in files], proof
 
     def _kept(
         self, files: Sequence[FileMigration], proof: "Ledger", required: "Rung"
@@ -157,7 +163,7 @@ class _Migrate:
         """The places that are as sure as required, tried again where others were put back."""
         put_back: dict[tuple[str, int, str], LedgerEntry] = {}
         while lacking := proof.below(required):
-            put_back |= {(each.path, each.line, each.what): each for each in lacking}
+            put_back |= {each.key: each for each in lacking}
             before = _texts(files)
             # What no place stands for keeps its whole file.
             known = {(place.path, place.line) for file in files for place in file.outcomes}
@@ -175,23 +181,35 @@ class _Migrate:
             if not any(file.changed for file in files):
                 proof = proof.only(())
                 break
-            proof = self._tried(files)
+            proof = self._tried(files, "with the places that are left")
         return files, proof.with_put_back(put_back.values())
 
-    def _tried(self, files: Sequence[FileMigration]) -> "Ledger":
+    def _tried(self, files: Sequence[FileMigration], how: str) -> "Ledger":
+        """How sure each place is.
+
+        Args:
+          files: before and after.
+          how: what is tried, for the report.
+        """
         from jax_dist.codemod.verify import trial
 
         # One program can hold both texts where values have the same form before and after.
         merge = not self._aim.idiomatic and self._aim.to != "global"
-        return trial.verified(
-            tuple(self._options.program),
-            files,
-            devices=self._options.devices,
-            merge=merge,
-            timeout=self._options.timeout,
-            scratch=self._options.scratch,
-            progress=self._say,
-        )
+        line = Elapsed(self._err)
+        try:
+            proof = trial.verified(
+                tuple(self._options.program),
+                files,
+                devices=self._options.devices,
+                merge=merge,
+                timeout=self._options.timeout,
+                scratch=self._options.scratch,
+                progress=(lambda text: None) if self._options.quiet else line,
+            )
+        finally:
+            line.close()
+        self._attempts.append((how, proof))
+        return proof
 
     def _certify(self, files: Sequence[FileMigration], proof: "Ledger | None") -> None:
         """Writes the certificate of what is on the disk now."""
@@ -317,6 +335,21 @@ class _Migrate:
         from jax_dist.codemod.verify.ledger import REQUIREMENTS
 
         return REQUIREMENTS[self._options.require]
+
+
+def _with_reasons(
+    file: FileMigration, back: "Mapping[tuple[str, int, str], LedgerEntry]"
+) -> FileMigration:
+    """With what was seen of the places that are put back."""
+    outcomes = []
+    for each in file.outcomes:
+        entry = back.get((each.path, each.line, each.what))
+        if entry is not None and each.reason == UNPROVED:
+            detail = next(iter((*entry.problems, *entry.notes)), "")
+            more = {"reason": entry.reason, "by_hand": entry.remedy, "detail": detail}
+            each = dataclasses.replace(each, **more)  # noqa: PLW2901
+        outcomes.append(each)
+    return dataclasses.replace(file, outcomes=tuple(outcomes))
 
 
 def _save(option: str, path: str, text: str) -> None:

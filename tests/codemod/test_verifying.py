@@ -509,5 +509,39 @@ def test_the_headline_says_the_worst():
   place        what      proof
   train.py:3   jax.pmap  same program
   train.py:9   jax.pmap  replayed 40 of 40
-  train.py:88  jax.pmap  never ran          put back"""
+  train.py:88  jax.pmap  never ran          put back
+      next: Run a command that reaches it and calls it."""
     )
+
+
+@pytest.mark.parametrize(
+    ("rung", "reason", "remedy"),
+    [
+        (Rung.DIFFERENT, "something else", "at the call that is named"),
+        (Rung.NEVER_RAN, "never saw it run", "Run a command that reaches it"),
+        (Rung.RAISED, "raise an error in both forms", "with what it accepts"),
+        (Rung.RAN, "could not compare it", "--require ran"),
+        (Rung.REPLAYED, "could not show that the programs are the same", "--require replayed"),
+    ],
+)
+def test_each_level_has_its_own_advice(rung: Rung, reason: str, remedy: str):
+    entry = LedgerEntry("train.py", 3, "jax.pmap", rung)
+    (shown,) = Ledger((), (), "copy", merged=True).with_put_back([entry]).entries
+
+    assert reason in entry.reason
+    assert remedy in entry.remedy
+    assert (entry.to_dict()["next"], shown.to_dict()["next"]) == ("", entry.remedy)
+
+
+def test_each_attempt_is_told_where_they_came_to_different_levels():
+    first, steady = (LedgerEntry("a.py", line, "jax.pmap", Rung.REPLAYED, 4, 4) for line in (3, 9))
+    worse = LedgerEntry("a.py", 3, "jax.pmap", Rung.DIFFERENT, problems=("call 2: 1 before",))
+    attempts = [
+        (how, Ledger((), entries, "copy", merged=True))
+        for how, entries in (("one", (worse, first, steady)), ("other", (first, steady)))
+    ]
+    (found, other) = attempts[1][1].with_attempts(attempts).entries
+
+    assert found.attempts == ("one: different: call 2: 1 before", "other: replayed 4 of 4")
+    assert other.attempts == ()
+    assert "      one: different: call 2: 1 before" in str(attempts[1][1].only([found])).split("\n")

@@ -229,8 +229,9 @@ def _described(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return name
-    *_, (line, _, column, _) = code.co_positions()
-    return f"{name} (line {line or code.co_firstlineno}, column {column})"
+    *_, (_, _, column, _) = code.co_positions()
+    where = f"line {code.co_firstlineno}" + (f", column {column}" if "<lambda>" in name else "")
+    return f"{name} ({where})"
 
 
 def _two(tree: Any) -> tuple[Any, Any]:
