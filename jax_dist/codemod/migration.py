@@ -27,6 +27,7 @@ from jax_dist.codemod import (
 )
 from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Style, Texts
 from jax_dist.codemod.results import (
+    AXIS_STAYS,
     UNPROVED,
     FileMigration,
     Helpers,
@@ -298,7 +299,7 @@ class _File:
             why = kept.get(site.reference)
             if why and place.outcome.status == "done":
                 said = f"{place.outcome.reason}; " if place.outcome.reason else ""
-                said += f"the device axis stays: {why}"
+                said += f"{AXIS_STAYS}: {why}"
                 outcome = dataclasses.replace(place.outcome, reason=said)
                 place = dataclasses.replace(place, outcome=outcome)
             found.append(place)

@@ -16,7 +16,7 @@ from jax_dist.checker.model.sources import Patterns
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
-from jax_dist.codemod.results import UNPROVED, FileMigration, ProjectContext
+from jax_dist.codemod.results import AXIS_STAYS, UNPROVED, FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.commands import terminal
 from jax_dist.commands.elapsed import Elapsed
@@ -320,6 +320,9 @@ class _Migrate:
             first, more = places[0], len(places) - 1
             others = f" and {counted(more, 'other place')}" if more else ""
             self._say(f"  left: {first.where}{others}: {first.why}")
+        for where, more, why in found.with_axis() if self._options.idiomatic else ():
+            others = f" and {counted(more, 'other place')}" if more else ""
+            self._say(f"  {AXIS_STAYS} in {where}{others}: {why}")
         if found.left and self._options.report is None:
             self._say("--report FILE.md lists every place, and what to do by hand.")
 
