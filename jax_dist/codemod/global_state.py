@@ -85,7 +85,8 @@ def _check(site: Site, facts: PmapFacts) -> None:
     if facts.several_processes:
         raise Left(
             "the program may run in several processes, where one cannot read a state that is cut",
-            _BY_HAND,
+            "If it never does, say so by --one-process.",
+            facts.sign,
         )
 
 

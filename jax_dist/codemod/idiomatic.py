@@ -39,8 +39,11 @@ def find(
         if site.form in ("call", "decorator", "partial decorator") and site.fun is not None
         if not site.unknown and site.arguments.keys() <= known
     ]
+    others = {
+        site.reference: why for site in pmaps.sites(module) if (why := _unread(site, sites, facts))
+    }
     if not sites or facts.several_processes:
-        return {}, {}
+        return {}, others
     layouts = Layouts(module, sites)
     write = _Writer(module, layouts, facts, style, namer)
     groups = _groups(layouts, sites)
@@ -48,7 +51,19 @@ def find(
         groups = _groups(layouts, sites)
     reasons = lambda site: dict.fromkeys(part.kept for part in _parts(layouts, site) if part.kept)
     kept = {site.reference: "; ".join(reasons(site)) for site in sites}
-    return freed | write.places(sites, groups), kept
+    return freed | write.places(sites, groups), others | kept
+
+
+def _unread(site: Site, sites: list[Site], facts: PmapFacts) -> str:
+    """Why the data flow of a site is not looked at; "" where it is."""
+    if facts.several_processes:
+        return f"the program may run in several processes, without --one-process: {facts.sign}"
+    if site in sites:
+        return ""
+    if site.unknown:
+        return f"its options come from {site.unknown}"
+    more = sorted(site.arguments.keys() - {"axis_name", "donate_argnums"})
+    return f"it has {', '.join(more)}" if more else "what it maps cannot be seen there"
 
 
 def _groups(layouts: Layouts, sites: list[Site]) -> dict[int, str]:

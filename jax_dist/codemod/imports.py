@@ -17,6 +17,8 @@ from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.scopes import Binding
 from jax_dist.checker.model.semantic_model import Module
 
+_EXAMPLE = re.compile(r"(?m)^\s*((?:>>>|\.\.\.) .*)$")
+
 
 def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes:
     """The code of `after` without the imports that only `before` used, but for those `needed`.
@@ -58,9 +60,20 @@ def _reads(module: Module, name: str) -> bool:
 
 
 def _strings(module: Module) -> list[str]:
-    """Annotations may be strings, and examples in docstrings run: `x: "jax_utils.T"`."""
+    """Those that are code: annotations, `x: "jax_utils.T"`, and examples, which run; no prose."""
     constants = (node for node in module.scopes.parents if isinstance(node, ast.Constant))
-    return [node.value for node in constants if isinstance(node.value, str)]
+    texts = [node.value for node in constants if isinstance(node.value, str)]
+    return [line for text in texts for line in (_EXAMPLE.findall(text) or [text]) if _is_code(line)]
+
+
+def _is_code(text: str) -> bool:
+    if text.startswith((">>>", "...")):
+        return True
+    try:
+        ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 def _removals(
@@ -86,7 +99,11 @@ def _removals(
         if is_under_blank and not module.source.line_text(below).strip():
             below = _next_line(module, below)
         return [Edit(start, below, "")]
-    return [without(module, statement, idle[0])] if len(idle) == 1 else []
+    runs: list[tuple[int, int]] = []  # of names that stand side by side
+    for number in (statement.names.index(each) for each in idle):
+        first = runs.pop()[0] if runs and runs[-1][1] == number - 1 else number
+        runs.append((first, number))
+    return [_without_run(module, statement, *run) for run in runs]
 
 
 def _next_line(module: Module, end: int) -> int:
@@ -96,11 +113,17 @@ def _next_line(module: Module, end: int) -> int:
 
 def without(module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> Edit:
     """Takes an alias out of several, with the comma that belongs to it."""
+    position = statement.names.index(alias)
+    return _without_run(module, statement, position, position)
+
+
+def _without_run(
+    module: Module, statement: ast.Import | ast.ImportFrom, first: int, last: int
+) -> Edit:
     names = statement.names
-    position = names.index(alias)
-    if position + 1 < len(names):
-        return Edit(module.span(alias)[0], module.span(names[position + 1])[0], "")
-    return Edit(module.span(names[position - 1])[1], module.span(alias)[1], "")
+    if last + 1 < len(names):
+        return Edit(module.span(names[first])[0], module.span(names[last + 1])[0], "")
+    return Edit(module.span(names[first - 1])[1], module.span(names[last])[1], "")
 
 
 def read_too_early(tree: ast.Module) -> dict[str, int]:

@@ -27,6 +27,8 @@ from jax_dist.codemod import (
 )
 from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Style, Texts
 from jax_dist.codemod.results import (
+    AXIS_STAYS,
+    UNPROVED,
     FileMigration,
     Helpers,
     Left,
@@ -298,7 +300,7 @@ class _File:
             why = kept.get(site.reference)
             if why and place.outcome.status == "done":
                 said = f"{place.outcome.reason}; " if place.outcome.reason else ""
-                said += f"the device axis stays: {why}"
+                said += f"{AXIS_STAYS}: {why}"
                 outcome = dataclasses.replace(place.outcome, reason=said)
                 place = dataclasses.replace(place, outcome=outcome)
             found.append(place)
@@ -315,17 +317,38 @@ class _File:
     def _without_unproved(self, place: PlannedPlace) -> PlannedPlace:
         """The place, left as it is where it was not proved."""
         old = place.outcome
-        lines = range(old.line, old.line + old.what.count("\n") + 1)
-        is_named = not self._without.isdisjoint(lines) or 0 in self._without
-        if not is_named or old.cell is not None or old.status == "left":
+        named = self._is_unproved(old.line, old.what)
+        if not named or old.cell is not None or old.status == "left":
             return place
         outcome = dataclasses.replace(
             old,
             status="left",
-            reason="--verify did not find that it computes the same",
-            by_hand="Run a command that reaches it, or --keep it and compare by hand.",
+            reason=UNPROVED,
+            by_hand="Read what --verify says of the places beside it.",
         )
         return PlannedPlace(outcome, place.span)
+
+    def _is_unproved(self, line: int, what: str) -> bool:
+        lines = range(line, line + what.count("\n") + 1)
+        return not self._without.isdisjoint(lines) or 0 in self._without
+
+    def _stays(self, module: Module, site: pmaps.Site) -> bool:
+        """Whether a site keeps its meaning, whatever becomes of the name that it goes by."""
+        line = module.source.position(module.span(site.reference)[0]).line
+        unproved = self._is_unproved(line, module.text(site.reference))
+        return unproved or self._identity(module, site) is not None
+
+    def _serves_what_stays(self, module: Module, site: pmaps.Site) -> bool:
+        """Whether a name is defined here by which a site goes that was not proved."""
+        statement = module.statement(site.reference)
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        names = {each.id for each in targets if isinstance(each, ast.Name)}
+        return any(
+            isinstance(each.reference, ast.Name)
+            and each.reference.id in names
+            and self._stays(module, each)
+            for each in (pmaps.sites(module) if self._without and names else ())
+        )
 
     def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
         try:
@@ -335,7 +358,9 @@ class _File:
                 kept = self._identity(module, site)
                 if kept is not None:
                     raise kept
-                stays = lambda other: self._identity(module, other) is not None
+                if self._serves_what_stays(module, site):
+                    raise Left("it defines a name that stays as it was at one of its uses")
+                stays = lambda other: self._stays(module, other)
                 fix = pmap_renames.fix(module, site, self._namer, stays)
                 if fix is None:
                     said = self._by_definition(module, site)

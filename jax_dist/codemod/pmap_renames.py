@@ -310,7 +310,6 @@ REMOVED: dict[str, Code] = {
     "jax.device_put_replicated": _codes.REMOVED_DEVICE_PUT_REPLICATED,
     "jax.device_put_sharded": _codes.REMOVED_DEVICE_PUT_SHARDED,
 }
-_FIRST = ("x", "shards")
 
 
 def _of_puts(
@@ -333,7 +332,8 @@ def _of_put(module: Module, name: str, node: ast.expr, namer: Namer) -> Fix:
     check_not_replaced(module, name)
     call = module.parent(node)
     words = call.keywords if isinstance(call, ast.Call) and call.func is node else ()
-    if any(word.arg in _FIRST or word.arg is None for word in words):
+    has_other_name = name == "jax.device_put_replicated" and isinstance(namer, LibraryNames)
+    if has_other_name and any(word.arg in ("x", None) for word in words):
         raise Left(
             "its first argument is given by name, and has another name in the replacement",
             "Give it by position, then migrate again.",

@@ -22,6 +22,7 @@ where they differ. A place that was not verified is for "review", one that was l
 
 import collections
 import dataclasses
+import importlib.metadata
 import json
 import os
 import re
@@ -37,7 +38,7 @@ from jax_dist.checker.model.findings import Code
 from jax_dist.checker.output import sarif
 from jax_dist.codemod import helper_module
 from jax_dist.codemod.migration import MigrationOptions, Target
-from jax_dist.codemod.results import FileMigration, PlaceResult, ProjectContext
+from jax_dist.codemod.results import AXIS_STAYS, FileMigration, PlaceResult, ProjectContext
 
 _SCHEMA = 3
 _RULES = {  # kind, and what it means
@@ -47,6 +48,7 @@ _RULES = {  # kind, and what it means
     "same in two runs": ("pass", "All calls gave the same in two runs, before and after."),
     "ran": ("open", "The new code ran; what it computes was not compared."),
     "never ran": ("open", "The command never reached this place."),
+    "raised": ("open", "Old and new raised an error in all calls, which shows nothing."),
     "different": ("fail", "Old and new differ."),
     "done": ("review", "The code was migrated, and not verified."),
     "left": ("informational", "The code stays as it was."),
@@ -145,6 +147,15 @@ class MigrationReport:
         for outcome in self.left:
             groups.setdefault(outcome.reason, []).append(outcome)
         return sorted(groups.values(), key=lambda places: -len(places))
+
+    def with_axis(self) -> list[tuple[str, int, str]]:
+        """Why device axes stay, with the first place and the number of others."""
+        groups: dict[str, list[PlaceResult]] = {}
+        for outcome in self.done:
+            _, stays, why = outcome.reason.partition(f"{AXIS_STAYS}: ")
+            if stays:
+                groups.setdefault(why, []).append(outcome)
+        return [(places[0].where, len(places) - 1, why) for why, places in groups.items()]
 
 
 def _as_json(report: MigrationReport) -> str:
@@ -303,8 +314,9 @@ def _of_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     rung = entry["rung"]
     said = [f"{entry['equal']} of {entry['calls']} calls"] if rung == "replayed" else []
     said += [*entry["rules"], *entry["problems"], *entry["notes"]]
+    said += entry["attempts"]
     said += ["put back"] if entry["put_back"] else []
-    text = f"{_first_line(entry['what'])}: {'; '.join([rung, *said])}."
+    text = f"{_first_line(entry['what'])}: {'; '.join([rung, *said])}. {entry['next']}".rstrip()
     more = {name: entry[name] for name in ("calls", "equal", "rules", "put_back")}
     where = [_location(entry["path"], entry["line"])]
     return {**_result(rung, text, where), "properties": more}
@@ -351,6 +363,7 @@ _FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[
 
 _PMAP = _codes.PMAP_CALL
 _NEEDS = (0, 8)
+_FLAX = (0, 12, 7)
 _BUILD_FILES = ("BUILD", "BUILD.bazel")
 
 
@@ -361,15 +374,16 @@ def cautions_of(
     places = [outcome for file in files for outcome in file.outcomes if outcome.status == "done"]
     if options.to == "global" or not any(outcome.code == _PMAP for outcome in places):
         return
-    replicate = context.first(_REPLICATE)
-    if replicate:
+    changed = [file.path for file in files if file.changed and not file.is_new]
+    replicate = context.first(_REPLICATE, changed)
+    if replicate and not _flax_is_new_enough():
         yield (
             f"{replicate} uses flax.jax_utils.replicate, which stays: with jax 0.10 and newer it "
             "needs flax 0.12.7 or newer."
         )
     if options.to != "jax":
         return
-    fake = context.first(_FAKE)
+    fake = context.first(_FAKE, changed)
     if fake:
         yield (
             f"{fake} has jax.pmap replaced while it runs: mapped is not replaced there. In tests, "
@@ -381,11 +395,13 @@ def cautions_of(
             f"{question} knows functions of jax.pmap by their type, PmapFunction: those of mapped "
             "are of another, so what asks there is told that they are not mapped."
         )
-    if context.sign and not options.promises.one_process:
+    sign = next(filter(None, map(context.sign, changed)), "")
+    if sign and not options.promises.one_process:
         yield (
-            f"The program may run in several processes ({context.sign}). There, mapped keeps the "
+            f"The program may run in several processes ({sign}). There, mapped keeps the "
             "view of jax.pmap; inside jit, grad or vmap it raises an error, where jax.pmap "
-            "silently uses the devices of one process only."
+            "silently uses the devices of one process only. If it never does, --one-process "
+            "writes plainer code."
         )
     asked = [each for each in map(config.lower_bound, context.graph.roots) if each is not None]
     if asked and min(asked) < _NEEDS:
@@ -397,6 +413,15 @@ def cautions_of(
             if os.path.isfile(build):
                 yield f"Add {os.path.basename(file.path)} to the sources in {build}."
     yield from _of_scripts(files)
+
+
+def _flax_is_new_enough() -> bool:
+    """Whether the flax that is installed here replicates with any jax."""
+    try:
+        numbers = importlib.metadata.version("flax").split(".")[:3]
+        return tuple(map(int, numbers)) >= _FLAX
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return False
 
 
 def _of_scripts(files: Sequence[FileMigration]) -> Iterator[str]:

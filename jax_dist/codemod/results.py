@@ -1,30 +1,29 @@
-"""What a place is judged with, its project, and what was done there, or why it was left.
-
-One sign that a project runs in several processes is enough for all of it: where a program asks
-which process it is, another file may map the functions. That none is found proves little, for what
-starts the processes may lie elsewhere.
-"""
+"""What a place is judged with, its project, and what was done there, or why it was left."""
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model import pmaps, sources
+from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Code, Fix
 from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
 from jax_dist.codemod.helper_module import Homes
+from jax_dist.codemod.process_signs import ProcessSigns
 
 Status: TypeAlias = Literal["done", "left"]
 _Named: TypeAlias = ast.expr | ast.alias
+
+
+AXIS_STAYS = "the device axis stays"  # begins what is said of a place that is done
+UNPROVED = "--verify did not find that it computes the same"  # a reason to leave a place
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,13 +160,11 @@ class ProjectContext:
         self.graph: ImportGraph = project.graph
         self.among = among
         self.homes: Homes = Homes(project, helpers)
+        self._signs = ProcessSigns(self.graph)
 
-    @functools.cached_property
-    def sign(self) -> str:
-        """What shows that the program runs in several processes, code before scripts; or ""."""
-        in_code = _found(self.graph.files.items(), _CODE)
-        found = itertools.chain(in_code, _found(_scripts(self.graph.roots), _SCRIPTS))
-        return next((f"{word} in {place}" for word, place in found), "")
+    def sign(self, path: str) -> str:
+        """What shows that a program with this file runs in several processes; or ""."""
+        return self._signs.of(os.path.abspath(path))
 
     def comparison(self, module: Module) -> "_PmapValue | None":
         """A place that may meet a function of this file, and asks whether it is jax.pmap.
@@ -210,9 +207,21 @@ class ProjectContext:
         is_near = package and asker.startswith(os.path.join(package, ""))
         return bool(is_near and self.graph.importers(path))
 
-    def first(self, pattern: re.Pattern[bytes]) -> str:
-        """Where the files of the projects have a text first: `a.py:3`; "" where they have not."""
-        return next((place for _, place in _found(self.graph.files.items(), pattern)), "")
+    def first(self, pattern: re.Pattern[bytes], near: Sequence[str] | None = None) -> str:
+        """Where the files of the projects have a text first: `a.py:3`; "" where they have not.
+
+        Args:
+          pattern: of the text.
+          near: files; others count only where imports lead from one to the other.
+        """
+        paths = None if near is None else [*map(os.path.abspath, near)]
+        for path, data in self.graph.files.items():
+            found = [place for _, place in _found([(path, data)], pattern)]
+            if found and (
+                paths is None or any(self.graph.are_connected(path, each) for each in paths)
+            ):
+                return found[0]
+        return ""
 
     @functools.cached_property
     def _meetings(self) -> "list[_PmapValue]":
@@ -256,21 +265,6 @@ _VALUE = re.compile(
 )
 _TYPE = re.compile(rb"\bPmapFunction\b")
 
-_IN_CODE = (
-    r"process_(?:index|count|id|allgather)|num_processes|host_(?:id|count)|num_hosts|num_nodes"
-    r"|distributed\.initialize|multihost_utils|broadcast_one_to_all|coordinator_address"
-    r"|make_array_from_process_local_data|multi-?_?(?:host|process)|mpi4py|mpirun"
-)
-_IN_SCRIPTS = (
-    r"--worker=all|jobset|\bxpk\b|JAX_COORDINATOR\w*|JAX_NUM_PROCESSES|TPU_WORKER_ID|OMPI_\w+|PMI_\w+"
-    r"|SLURM_\w+|\bsrun\b|#SBATCH[^\n]*--n(?:odes|tasks)|torchrun|mpirun|mpiexec"
-)
-_CODE = re.compile(_IN_CODE.encode(), re.IGNORECASE)
-_SCRIPTS = re.compile(f"{_IN_CODE}|{_IN_SCRIPTS}".encode(), re.IGNORECASE)
-_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".toml", ".md", ".rst")
-_NAMES = ("Dockerfile", "README", "Makefile")
-_LARGEST = 2**20  # bytes of a file that is no code
-
 
 def _found(
     files: Iterable[tuple[str, bytes]], pattern: re.Pattern[bytes]
@@ -281,17 +275,3 @@ def _found(
         if match is not None:
             line = data.count(b"\n", 0, match.start()) + 1
             yield match[0].decode("utf-8", "replace"), f"{os.path.relpath(path)}:{line}"
-
-
-def _scripts(roots: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    """The files below some folders that may start a program, as far as they can be read."""
-    for root in roots:
-        for folder, folders, names in os.walk(root):
-            folders[:] = sorted(set(folders) - set(sources.EXCLUDED))
-            for name in sorted(names):
-                if name.endswith(_SUFFIXES) or name.startswith(_NAMES):
-                    path = os.path.join(folder, name)
-                    data = b""
-                    with contextlib.suppress(OSError), open(path, "rb") as file:
-                        data = file.read(_LARGEST)
-                    yield path, data

@@ -48,7 +48,12 @@ class PmapFacts:
     @property
     def several_processes(self) -> bool:
         """Whether there may be several."""
-        return not self._promises.one_process and bool(self._context.sign)
+        return not self._promises.one_process and bool(self.sign)
+
+    @property
+    def sign(self) -> str:
+        """What shows it; or ""."""
+        return self._context.sign(self._module.source.path)
 
     def unknown(self, site: Site) -> str:
         """The first thing that is not known of a place; "" where all is."""
@@ -58,7 +63,7 @@ class PmapFacts:
 
     def _of_text(self, site: Site) -> str:
         if self.several_processes:
-            return f"the program may run in several processes: {self._context.sign}"
+            return f"the program may run in several processes, without --one-process: {self.sign}"
         try:
             if codegen.import_within(self._module, site.reference) is not None:
                 return "jax is imported inside of a function or block"

@@ -146,6 +146,14 @@ def _add_proof(group: Any) -> None:
         "--timeout", type=terminal.seconds, metavar="SECONDS", help="for each run of the command"
     )
     group.add_argument(
+        "--scratch",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="an empty or new folder outside of the project that the command may write to; what "
+        "it leaves there goes",
+    )
+    group.add_argument(
         "--keep", action="store_true", help="with --write: keep every place, however sure it is"
     )
 

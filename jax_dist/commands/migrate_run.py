@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist._usage import MisuseError, counted
@@ -16,7 +16,7 @@ from jax_dist.checker.model.sources import Patterns
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
-from jax_dist.codemod.results import FileMigration, ProjectContext
+from jax_dist.codemod.results import AXIS_STAYS, UNPROVED, FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.commands import outputs, terminal
 from jax_dist.commands.terminal import Exit
@@ -89,6 +89,7 @@ class _Migrate:
         self._name = options.stdin_filename or "stdin.py"
         self._failed = False  # a file could not be written
         self._paths: tuple[str, ...] = ()
+        self._attempts: list[tuple[str, Ledger]] = []  # at a proof: what each was, what it found
         target = options.target_jax
         self._aim = MigrationOptions(
             to=options.to,
@@ -148,15 +149,19 @@ class _Migrate:
         if not any(file.changed for file in files):
             return files, None
         required = self._required()
-        proof = self._tried(files)
+        first = "without the device axis" if self._aim.idiomatic else "with all places"
+        proof = self._tried(files, first)
         if self._options.keep or not proof.below(required):
             return files, proof
         if self._aim.idiomatic:
             self._say(f"{proof.headline} Trying the plainer form, with the device axis.")
             self._aim = dataclasses.replace(self._aim, idiomatic=False)
             files, _, _ = self._migrated()
-            proof = self._tried(files)
-        return self._kept(files, proof, required)
+            proof = self._tried(files, "with the device axis")
+        files, proof = self._kept(files, proof, required)
+        proof = proof.with_attempts(self._attempts)
+        back = {each.key: each for each in proof.entries if each.put_back}
+        return [_with_reasons(file, back) for file in files], proof
 
     def _kept(
         self, files: Sequence[FileMigration], proof: "Ledger", required: "Rung"
@@ -164,13 +169,17 @@ class _Migrate:
         """The places that are as sure as required, tried again where others were put back."""
         put_back: dict[tuple[str, int, str], LedgerEntry] = {}
         while lacking := proof.below(required):
-            put_back |= {(each.path, each.line, each.what): each for each in lacking}
+            put_back |= {each.key: each for each in lacking}
             before = _texts(files)
             # What no place stands for keeps its whole file.
             known = {(place.path, place.line) for file in files for place in file.outcomes}
             found = ((path, line) for path, line, _ in put_back)
             named = {each if each in known else (each[0], 0) for each in found}
-            for left in (named, {(path, 0) for path in before}):
+            whole = {(path, 0) for path in before}
+            changed = {file.path for file in files if file.changed}
+            # What another file defines goes back there.
+            tries = (named, whole) if all(path in changed for path, _ in named) else (whole,)
+            for left in tries:
                 self._aim = dataclasses.replace(self._aim, without=frozenset(left))
                 files, _, _ = self._migrated()
                 if _texts(files) != before:
@@ -178,26 +187,35 @@ class _Migrate:
             if not any(file.changed for file in files):
                 proof = proof.only(())
                 break
-            proof = self._tried(files)
+            proof = self._tried(files, "with the places that are left")
         return files, proof.with_put_back(put_back.values())
 
-    def _tried(self, files: Sequence[FileMigration]) -> "Ledger":
+    def _tried(self, files: Sequence[FileMigration], how: str) -> "Ledger":
+        """How sure each place is.
+
+        Args:
+          files: before and after.
+          how: what is tried, for the report.
+        """
         from jax_dist.codemod.verify import trial
 
         # One program can hold both texts where values have the same form before and after.
         merge = not self._aim.idiomatic and self._aim.to != "global"
         progress = terminal.ProgressLine(self._err)
         try:
-            return trial.verified(
+            proof = trial.verified(
                 tuple(self._options.program),
                 files,
                 devices=self._options.devices,
                 merge=merge,
                 timeout=self._options.timeout,
+                scratch=self._options.scratch,
                 progress=(lambda line: None) if self._options.quiet else progress.print,
             )
         finally:
             progress.close()
+        self._attempts.append((how, proof))
+        return proof
 
     def _certify(self, files: Sequence[FileMigration], proof: "Ledger | None") -> None:
         """Writes the certificate of what is on the disk now."""
@@ -309,6 +327,9 @@ class _Migrate:
             first, more = places[0], len(places) - 1
             others = f" and {counted(more, 'other place')}" if more else ""
             self._say(f"  left: {first.where}{others}: {first.why}")
+        for where, more, why in found.with_axis() if self._options.idiomatic else ():
+            others = f" and {counted(more, 'other place')}" if more else ""
+            self._say(f"  {AXIS_STAYS} in {where}{others}: {why}")
         if found.left and not self._options.quiet:
             if (further := self._further(len(found.left))) is not None:
                 self._say(further)
@@ -342,6 +363,21 @@ class _Migrate:
         from jax_dist.codemod.verify.ledger import REQUIREMENTS
 
         return REQUIREMENTS[self._options.require]
+
+
+def _with_reasons(
+    file: FileMigration, back: "Mapping[tuple[str, int, str], LedgerEntry]"
+) -> FileMigration:
+    """With what was seen of the places that are put back."""
+    outcomes = []
+    for each in file.outcomes:
+        entry = back.get((each.path, each.line, each.what))
+        if entry is not None and each.reason == UNPROVED:
+            detail = next(iter((*entry.problems, *entry.notes)), "")
+            more = {"reason": entry.reason, "by_hand": entry.remedy, "detail": detail}
+            each = dataclasses.replace(each, **more)  # noqa: PLW2901
+        outcomes.append(each)
+    return dataclasses.replace(file, outcomes=tuple(outcomes))
 
 
 def _texts(files: Sequence[FileMigration]) -> dict[str, bytes]:

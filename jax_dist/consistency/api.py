@@ -1,11 +1,13 @@
 """`check`: does a function compute the same on any number of devices? And the report on it."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist import _compat
@@ -167,6 +169,13 @@ def check(
     verdicts = tuple(each for of_count in compared for each in of_count.verdicts)
     axis = axis_name if isinstance(subject, PerDevice) else tuple(subject.mesh.axis_names)
     findings = _findings(compared, one, leaves, axis)
+    shared, shared_axes = _without_copies(args, in_axes)
+    if findings and isinstance(subject, PerDevice) and shared_axes != in_axes:
+        with contextlib.suppress(ConsistencyError):  # what it takes may need all rows
+            rest = {"in_axes": shared_axes, "out_axes": out_axes, "devices": left}
+            if check(fun, *shared, axis_name=axis_name, **rest).ok:
+                results = tuple(each for found in findings for each in found.results)
+                findings = (_of_copies(args, shared, results),)
     notes = ()
     if isinstance(subject, Global) and "shard_map" not in str(one.jaxpr):
         notes = (
@@ -174,6 +183,44 @@ def check(
             "rounding",
         )
     return Consistency(subject.name, tuple(left), skipped, verdicts, findings, notes)
+
+
+def _without_copies(args: tuple, in_axes: AxisPrefix) -> tuple[tuple, AxisPrefix]:
+    """The arguments, one row of those whose rows are all equal, and their axes."""
+    given = in_axes if isinstance(in_axes, tuple | list) else [in_axes] * len(args)
+    is_copied = [axis == 0 and _has_copies(arg) for arg, axis in zip(args, given, strict=False)]
+    if len(given) != len(args) or not any(is_copied):
+        return args, in_axes
+    row = lambda arg: jax.tree.map(lambda leaf: leaf[:1], arg)
+    shared = (row(arg) if copied else arg for arg, copied in zip(args, is_copied, strict=True))
+    left = (None if copied else axis for axis, copied in zip(given, is_copied, strict=True))
+    return tuple(shared), tuple(left)
+
+
+def _has_copies(arg: Any) -> bool:
+    leaves = [np.asarray(each) for each in jax.tree.leaves(arg) if not _is_key(each)]
+    return bool(leaves) and all(
+        each.ndim > 1 and len(each) > 1 and len({row.tobytes() for row in each}) == 1
+        for each in leaves
+    )
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _of_copies(args: tuple, shared: tuple, results: tuple[str, ...]) -> Explanation:
+    numbers = [i for i, (x, y) in enumerate(zip(args, shared, strict=True)) if x is not y]
+    which = ", ".join(f"args[{number}]" for number in numbers)
+    return Explanation(
+        "",
+        f"the rows of {which} are all equal, and each device gets another number of them",
+        "with one row that all devices share, the results are the same on any number of devices",
+        "give one copy of it, with in_axes=None at its position",
+        "the arguments",
+        "",
+        results,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ class Call:
         numbers = [number for number in range(len(args)) if number not in options.static]
         mapped_args = tuple(args[number] for number in numbers)
         in_axes = options.in_axes
-        if options.static and isinstance(in_axes, tuple | list) and len(in_axes) == len(args):
+        is_each = isinstance(in_axes, tuple | list) and len(in_axes) > len(numbers)
+        if options.static and is_each and all(number < len(in_axes) for number in numbers):
             in_axes = tuple(in_axes[number] for number in numbers)
 
         def rebuild(leaves: Sequence[Any]) -> tuple[tuple, dict]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_dist._compat import CAN_REWRITE
@@ -50,6 +51,57 @@ def test_pmap_and_shard_map_are_the_same_program():
     before = programs.text(jax.pmap(_step, axis_name="i"), [X])
 
     assert _proof(before, _text(_step)) == ()
+
+
+def _drawn(x: jax.Array) -> jax.Array:
+    return x + jax.random.bits(jax.random.key(0), (3,)).astype(np.float32)
+
+
+def _around(context: Callable[[], Any], body: Callable) -> Callable:
+    def inside(x: jax.Array) -> jax.Array:
+        with context():
+            return body(x)
+
+    return inside
+
+
+def _other_bits() -> Any:
+    return jax.threefry_partitionable(False)  # noqa: FBT003 - jax has it so
+
+
+_AROUND = {
+    "metadata": (lambda: set_xla_metadata(_scheduling_group="1"), _step),
+    "metadata of a call": (lambda: set_xla_metadata(_scheduling_group="1"), jax.jit(_step)),
+    "random bits": (_other_bits, _drawn),
+    "random bits in a loop": (
+        _other_bits,
+        lambda x: jax.lax.fori_loop(0, 2, lambda _, y: _drawn(y), x),
+    ),
+}
+
+
+@pytest.mark.parametrize(("context", "body"), _AROUND.values(), ids=_AROUND)
+def test_what_is_set_around_a_computation_is_a_part_of_it(context: Callable, body: Callable):
+    plain, inside = _text(body), _text(_around(context, body))
+
+    assert _proof(plain, plain) == _proof(inside, _text(_around(context, body))) == ()
+    for one, other in ((plain, inside), (inside, plain)):
+        with pytest.raises(NotProvedError):
+            _proof(one, other)
+
+
+def test_what_is_set_in_vain_makes_no_difference():
+    assert _proof(_text(_step), _text(_around(_other_bits, _step))) == ()
+
+
+@pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
+def test_what_is_set_around_a_sum_of_a_gather_bars_the_rule():
+    context = lambda: set_xla_metadata(_scheduling_group="1")
+    total = lambda x: jax.lax.all_gather(x, "i").sum(0)
+
+    assert _proof(_text(total), _text(lambda x: jax.lax.psum(x, "i"))) == ("R1",)
+    with pytest.raises(NotProvedError):
+        _proof(_text(_around(context, total)), _text(lambda x: jax.lax.psum(x, "i")))
 
 
 def _step_in_parts(x: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """`migrate --write --verify`, ended in many ways: the tree is as it was, or as announced.
 
 All here run the command as a user would, on a program that maps functions in several files and has
-a child of its own. The flags by which it says how far it is lie outside of the project.
+a child of its own. It sends how far it is, for no file that it writes can be seen here.
 """
 
 import contextlib
@@ -10,10 +10,11 @@ import pathlib
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 _ROOT = str(pathlib.Path(__file__).parents[2])
 _HELPERS = 8
 _PROGRAM = """\
-import os, pathlib, signal, subprocess, sys, time
+import os, pathlib, signal, socket, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 if os.environ["MODE"] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -36,7 +37,8 @@ x = f(np.ones(jax.device_count()))
 for module in ({names}):
     x = module.f(x)
 pathlib.Path("written.txt").write_text("by the program")
-pathlib.Path(os.environ["FLAGS"], str(os.getpid())).touch()
+port = int(os.environ["PORT"])
+socket.socket(type=socket.SOCK_DGRAM).sendto(b"reached", ("127.0.0.1", port))
 time.sleep(float(os.environ["SECONDS"]))
 """
 _EDIT = "# mine\n"
@@ -45,14 +47,11 @@ _EDIT = "# mine\n"
 @dataclass(frozen=True)
 class _Project:
     folder: pathlib.Path
+    heard: socket.socket
 
     @property
     def tree(self) -> pathlib.Path:
         return self.folder / "project"
-
-    @property
-    def flags(self) -> pathlib.Path:
-        return self.folder / "flags"
 
     @property
     def temporary(self) -> pathlib.Path:
@@ -74,7 +73,7 @@ class _Project:
             "JAX_PLATFORMS": "cpu",
             "PYTHONDONTWRITEBYTECODE": "1",
             "TMPDIR": str(self.temporary),
-            "FLAGS": str(self.flags),
+            "PORT": str(self.heard.getsockname()[1]),
             "SECONDS": str(seconds),
             "MODE": mode,
         }
@@ -96,11 +95,14 @@ class _Project:
 
     def is_reached(self) -> bool:
         """Whether the program has run to where it rests."""
-        return bool(os.listdir(self.flags))
+        try:
+            return bool(self.heard.recv(10, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return False
 
     def alive(self) -> list[str]:
         """The command lines of all that was started here, by the process table."""
-        mark = f"FLAGS={self.flags}".encode()
+        mark = f"TMPDIR={self.temporary}".encode()
         found = []
         for each in pathlib.Path("/proc").iterdir():
             try:
@@ -112,9 +114,16 @@ class _Project:
 
 
 @pytest.fixture
-def project(tmp_path: pathlib.Path) -> _Project:
-    made = _Project(tmp_path)
-    for folder in (made.tree, made.flags, made.temporary):
+def heard() -> Iterator[socket.socket]:
+    with socket.socket(type=socket.SOCK_DGRAM) as made:
+        made.bind(("127.0.0.1", 0))
+        yield made
+
+
+@pytest.fixture
+def project(tmp_path: pathlib.Path, heard: socket.socket) -> _Project:
+    made = _Project(tmp_path, heard)
+    for folder in (made.tree, made.temporary):
         folder.mkdir()
     (made.tree / "pyproject.toml").touch()
     names = [f"helper_{number}" for number in range(_HELPERS)]
@@ -129,7 +138,7 @@ def project(tmp_path: pathlib.Path) -> _Project:
 def announced(project: _Project, tmp_path: pathlib.Path) -> dict[str, tuple[bytes, int]]:
     """What the project holds when it is migrated."""
     (tmp_path / "other").mkdir()
-    other = _Project(tmp_path / "other")
+    other = _Project(tmp_path / "other", project.heard)
     shutil.copytree(project.folder, other.folder, dirs_exist_ok=True, ignore=_itself)
     process = other.started("--write", verify=False)
     output, _ = process.communicate(timeout=120)

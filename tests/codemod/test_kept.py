@@ -6,7 +6,7 @@ import pytest
 
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
-from jax_dist.codemod import migration
+from jax_dist.codemod import imports, migration
 from jax_dist.codemod.results import ProjectContext
 
 _TRAPS = {
@@ -214,3 +214,39 @@ def test_an_import_in_a_function_keeps_its_comment_and_its_line(before: str, aft
     text = "def run(x):\n{}  return jax{}.pmap(abs)(jax.numpy.ones(x))\n"
 
     assert _after(text.format(before, ""), "jax_dist") == text.format(after, "_dist")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("pmap, vmap, local_devices", "vmap"),
+        ("vmap, pmap, local_devices", "vmap"),
+        ("pmap, local_devices, vmap", "vmap"),
+        ("local_devices, vmap, pmap, jit", "vmap, jit"),
+    ],
+)
+def test_all_that_is_used_no_more_goes_out_of_an_import(before: str, after: str):
+    text = f"from jax import {before}\n\nused = {{}}\n"
+    found = imports.tidied(*(_module(text.format(each)) for each in (before, after)))
+
+    assert found.decode() == f"from jax import {after}\n\nused = {after}\n"
+
+
+def _module(text: str):
+    return Project().module(sources.read("a.py", text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("string", "stays"),
+    [
+        ("Takes jax as it is.", False),
+        ("    >>> jax.devices()\n", True),
+        ("jax.Array", True),
+        ("list[jax.Array]", True),
+    ],
+)
+def test_prose_needs_no_import(string: str, *, stays: bool):
+    text = f"import jax\n\n\ndef f(x):\n    {string!r}\n    return {{}}\n"
+    found = imports.tidied(_module(text.format("jax.pmap(x)")), _module(text.format("x")))
+
+    assert found.startswith(b"import jax\n") is stays

@@ -293,3 +293,19 @@ def test_what_would_be_read_before_it_is_bound_leaves_the_whole_file():
         "its line 1 would read mapped before that is imported, for jax is imported below: "
         "move the import of jax up, then migrate again"
     )
+
+
+@pytest.mark.parametrize(
+    ("to", "call"),
+    [
+        ("jax_dist", "device_put_sharded(shards=x, devices=to)"),
+        ("jax", "device_put_sharded(devices=to, shards=x)"),
+        ("jax", "device_put_sharded(**x)"),
+        ("jax", "device_put_replicated(x=x, devices=to)"),
+    ],
+)
+def test_names_that_the_replacement_has_too_are_no_reason(to: str, call: str):
+    found = _migrated(f"import jax\n\n\ndef f(x, to):\n    return jax.{call}\n", to)
+
+    assert [each.status for each in found.outcomes] == ["done"]
+    assert call.partition("(")[2] in found.after.decode()

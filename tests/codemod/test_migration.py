@@ -379,8 +379,9 @@ def test_one_module_for_scripts_is_what_the_user_may_ask_for(package: pathlib.Pa
 )
 @pytest.mark.parametrize("options", [MigrationOptions(to="jax"), MigrationOptions(to="jax_dist")])
 def test_it_says_which_flax_can_still_replicate(
-    package: pathlib.Path, text: str, calls: int, options: MigrationOptions
+    package: pathlib.Path, text: str, calls: int, options: MigrationOptions, monkeypatch
 ):
+    monkeypatch.setattr(report.importlib.metadata, "version", lambda name: "0.12.6")
     (package.parent / "a.py").write_text("import jax\n" + text + "f = jax.pmap(abs)\n")
 
     made, context = migration.migrate(["a.py"], options)

@@ -11,6 +11,7 @@ from jax_dist.codemod.report import MigrationReport
 from jax_dist.codemod.results import FileMigration, Helpers, PlaceResult
 from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 
+_NEVER = LedgerEntry("d.py", 4, "g", Rung.NEVER_RAN)
 _DONE = PlaceResult("a.py", 12, None, "JXD001", "done", "a | jax.pmap", "a | b")
 _LOCAL = "pmap takes what each process holds"
 _FILES = (
@@ -225,7 +226,7 @@ def test_sarif():
     assert [_row(each) for each in run["results"]] == [
         ("a.py", 12, "pass", "none", "a | jax.pmap: equal by rules; R1."),
         ("d.py", 3, "pass", "none", "f( ...: replayed; 7 of 7 calls."),
-        ("d.py", 4, "open", "none", "g: never ran; put back."),
+        ("d.py", 4, "open", "none", "g: never ran; put back. " + _NEVER.remedy),
         ("d.py", 5, "fail", "error", "h: different; call 3: 1.0 before, 2.0 after."),
         ("d.py", 6, "open", "none", "i: ran; checked as part of line 9."),
         ("d.py", 7, "pass", "none", "j: same program."),

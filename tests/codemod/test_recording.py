@@ -1,14 +1,18 @@
 """The recording leaves the program as it is, and writes down what happened."""
 
+import collections
+import dataclasses
 import pathlib
+import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from verified_programs import recorded
 
 from jax_dist.codemod.verify.evidence import Run, SiteRecord
-from jax_dist.codemod.verify.recording import pairs
+from jax_dist.codemod.verify.recording import values
 
 # Asserts within itself that mapped functions behave as ever.
 _HABITS = """\
@@ -185,6 +189,46 @@ def test_large_arrays_leave_digests(habits: Run):
 _ONES = np.ones(3, np.float32)
 
 
+class _Liar:
+    """Equal to all, and of one `repr`."""
+
+    def __init__(self, value: object):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return "Liar"
+
+
+class _Closed(_Liar):
+    def __reduce__(self):
+        return _Closed, (0,)
+
+
+class _Number(float):
+    unit: str
+
+
+def _number(unit: str) -> _Number:
+    made = _Number(1)
+    made.unit = unit
+    return made
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class _Static:
+    x: float
+    scale: float = dataclasses.field(metadata={"static": True})
+
+
+_OTHER_NAN = np.uint64(0x7FF8000000000001).view(np.float64)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "kinds"),
     [
@@ -196,7 +240,39 @@ _ONES = np.ones(3, np.float32)
         (jnp.asarray(_ONES), 1.0, ["value"]),
         (abs, max, []),
         (abs, 1.0, ["value"]),
+        (0.0, -0.0, ["value"]),
+        (1, True, ["value"]),
+        (1.0, 1, ["value"]),
+        (complex(0, 0.0), complex(0, -0.0), ["value"]),
+        (np.float64("nan"), _OTHER_NAN, ["value"]),
+        (np.zeros(2), -np.zeros(2), ["value"]),
+        (float("nan"), float("nan"), []),
+        ({"a": (1, 2.0)}, {"a": (1, 2.0)}, []),
+        ({"a": (1, 0.0)}, {"a": (1, -0.0)}, ["value"]),
+        (frozenset([1, 2]), frozenset([2, 1]), []),
+        (frozenset([1]), frozenset([True]), ["value"]),
+        (_Liar(1), _Liar(1), []),
+        (_Liar(1), _Liar(2), ["value"]),
+        (_Liar([_ONES]), _Liar([_ONES + 1]), ["value"]),
+        (_Closed(1), _Closed(1), ["unknown"]),
+        (_number("m"), _number("m"), []),
+        (_number("m"), _number("s"), ["value"]),
+        (collections.OrderedDict(a=[1]), collections.OrderedDict(a=[1]), []),
+        (np.random.default_rng(0), np.random.default_rng(0), []),
+        (np.random.default_rng(0), np.random.default_rng(1), ["value"]),
+        (threading.Lock(), threading.Lock(), ["unknown"]),
+        (jax.P("a"), jax.P("a"), []),
+        (jax.P("a"), jax.P("b"), ["value"]),
+        (_Static(1.0, 0.0), _Static(1.0, 0.0), []),
+        (_Static(1.0, 0.0), _Static(1.0, -0.0), ["value"]),
     ],
 )
 def test_what_differs_between_two_values(old, new, kinds):
-    assert [kind for kind, _ in pairs._differences(old, new)] == kinds
+    assert [kind for kind, _ in values.differences(old, new)] == kinds
+
+
+def test_two_values_that_hold_themselves():
+    old, new = _Liar(0), _Liar(0)
+    old.value, new.value = [old], [new]
+
+    assert [*values.differences(old, new)] == []

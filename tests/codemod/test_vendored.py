@@ -148,6 +148,12 @@ _CASES: dict[str, Callable[[Callable], Any]] = {
     "static in the middle": lambda pmap: pmap(
         lambda x, n, y: x * n + y, static_broadcasted_argnums=1, in_axes=(0, None, 0)
     )(_rows(8), 3, _rows(8)),
+    "axes without those of what is static": lambda pmap: pmap(
+        lambda w, x, n: x + w * n, static_broadcasted_argnums=(2,), in_axes=(None, 0)
+    )(2.0, _rows(8), 3),
+    "axes of some of what is static": lambda pmap: pmap(
+        lambda x, n, f: f(x) * n, static_broadcasted_argnums=(1, 2), in_axes=(0, None)
+    )(_rows(8), 3, jnp.sin),
     "donated": _donating,
     "in a loop": _in_a_loop,
     "devices": lambda pmap: pmap(lambda x: x + 1, devices=jax.devices()[4:])(_rows(4)),

@@ -7,6 +7,7 @@ import fcntl
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -306,26 +307,28 @@ _ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
 
 @pytest.mark.parametrize("ending", _ENDINGS, ids=[each.name for each in _ENDINGS])
 def test_whatever_ends_it_the_tree_is_as_it_was_and_nothing_runs_on(
-    file: pathlib.Path, tmp_path: pathlib.Path, ending: signal.Signals
+    file: pathlib.Path, ending: signal.Signals
 ):
-    after = "import os, pathlib, subprocess, sys, time\n"
+    """No file that the program writes can be seen here, but what it sends can."""
+    after = "import os, pathlib, socket, subprocess, sys, time\n"
     after += "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-    after += (
-        f"pathlib.Path({str(tmp_path)!r}, 'started').write_text(f'{{os.getpid()}} {{child.pid}}')\n"
-    )
-    after += "pathlib.Path('left').touch()\ntime.sleep(600)\n"
-    started = tmp_path / "started"
-    with _started(file, after.encode()) as parent:
-        try:
-            assert _waited_for(lambda: started.exists() and len(started.read_text().split()) == 2)
-            parent.send_signal(ending)
+    after += "pathlib.Path('left').touch()\n"
+    after += "to = socket.socket(type=socket.SOCK_DGRAM)\n"
+    with socket.socket(type=socket.SOCK_DGRAM) as heard:
+        heard.bind(("127.0.0.1", 0))
+        heard.settimeout(60)
+        after += f"to.sendto(f'{{os.getpid()}} {{child.pid}}'.encode(), {heard.getsockname()})\n"
+        with _started(file, f"{after}time.sleep(600)\n".encode()) as parent:
+            try:
+                started = heard.recv(100).decode().split()
+                parent.send_signal(ending)
 
-            assert parent.wait(120) != 0
-        finally:
-            parent.kill()
+                assert parent.wait(120) != 0
+            finally:
+                parent.kill()
     assert file.read_bytes() == _GOOD
     assert os.listdir(file.parent) == ["program.py"]
-    assert _waited_for(lambda: not any(map(_lives, started.read_text().split())))
+    assert _waited_for(lambda: not any(map(_lives, started)))
 
 
 @pytest.mark.slow
@@ -501,10 +504,44 @@ def test_the_headline_says_the_worst():
         == f"""\
 {said}
   command: python train.py
-  how:     one run of both forms, in an overlay of the project
+  how:     one run of both forms, in an overlay of all files
 
   place        what      proof
   train.py:3   jax.pmap  same program
   train.py:9   jax.pmap  replayed 40 of 40
-  train.py:88  jax.pmap  never ran          put back"""
+  train.py:88  jax.pmap  never ran          put back
+      next: Run a command that reaches it and calls it."""
     )
+
+
+@pytest.mark.parametrize(
+    ("rung", "reason", "remedy"),
+    [
+        (Rung.DIFFERENT, "something else", "at the call that is named"),
+        (Rung.NEVER_RAN, "never saw it run", "Run a command that reaches it"),
+        (Rung.RAISED, "raise an error in both forms", "with what it accepts"),
+        (Rung.RAN, "could not compare it", "--require ran"),
+        (Rung.REPLAYED, "could not show that the programs are the same", "--require replayed"),
+    ],
+)
+def test_each_level_has_its_own_advice(rung: Rung, reason: str, remedy: str):
+    entry = LedgerEntry("train.py", 3, "jax.pmap", rung)
+    (shown,) = Ledger((), (), "copy", merged=True).with_put_back([entry]).entries
+
+    assert reason in entry.reason
+    assert remedy in entry.remedy
+    assert (entry.to_dict()["next"], shown.to_dict()["next"]) == ("", entry.remedy)
+
+
+def test_each_attempt_is_told_where_they_came_to_different_levels():
+    first, steady = (LedgerEntry("a.py", line, "jax.pmap", Rung.REPLAYED, 4, 4) for line in (3, 9))
+    worse = LedgerEntry("a.py", 3, "jax.pmap", Rung.DIFFERENT, problems=("call 2: 1 before",))
+    attempts = [
+        (how, Ledger((), entries, "copy", merged=True))
+        for how, entries in (("one", (worse, first, steady)), ("other", (first, steady)))
+    ]
+    (found, other) = attempts[1][1].with_attempts(attempts).entries
+
+    assert found.attempts == ("one: different: call 2: 1 before", "other: replayed 4 of 4")
+    assert other.attempts == ()
+    assert "      one: different: call 2: 1 before" in str(attempts[1][1].only([found])).split("\n")

@@ -641,7 +641,7 @@ def test_verify_hands_its_options_on(folder: pathlib.Path, monkeypatch: pytest.M
     monkeypatch.setattr(trial, "verified", sure)
 
     _run(
-        *("--verify", "--devices", "4", "--timeout", "60", "--keep"),
+        *("--verify", "--devices", "4", "--timeout", "60", "--keep", "--scratch", "/scratch"),
         *("--write", "a.py", "--", "python", "train.py", "--", "--write"),
     )
 
@@ -652,6 +652,7 @@ def test_verify_hands_its_options_on(folder: pathlib.Path, monkeypatch: pytest.M
         "devices": 4,
         "merge": True,
         "timeout": 60.0,
+        "scratch": ["/scratch"],
     }
 
 

@@ -261,3 +261,29 @@ def test_assert_same_on():
         assert_same_on(lambda x: lax.psum(x.sum(), "i"), jnp.arange(6.0), axis_name="i")
     report = assert_same_on(lambda x: x * 2, np.arange(4.0), axis_name="i", devices=(2,))
     assert report.ok
+
+
+def _fitness(theta: jax.Array, noise: jax.Array) -> jax.Array:
+    fitness = jax.vmap(lambda e: -jnp.sum((theta - 0.5 + e) ** 2))(noise)
+    return jax.lax.all_gather(fitness, "i", tiled=True)
+
+
+def test_copies_of_an_argument_are_no_fault_of_the_program():
+    """As jax.pmap takes them, one for each device: with one copy, all is well."""
+    noise = np.random.default_rng(0).normal(size=(16, 5)).astype(np.float32)
+    theta = np.linspace(-1, 1, 5, dtype=np.float32)
+    found = jax_dist.check(_fitness, np.stack([theta] * 8), noise, axis_name="i")
+
+    assert [each.what for each in found.findings] == [
+        "the rows of args[0] are all equal, and each device gets another number of them"
+    ]
+    assert "in_axes=None" in found.findings[0].do
+    assert jax_dist.check(_fitness, theta, noise, axis_name="i", in_axes=(None, 0)).ok
+
+
+def test_equal_rows_hide_no_fault():
+    """A batch of ones is no copy of anything."""
+    wrong = lambda w, x: w - jax.lax.psum(jnp.mean(x), "i")
+    found = jax_dist.check(wrong, np.ones(3), np.ones((8, 3)), axis_name="i", in_axes=(None, 0))
+
+    assert [each.equation for each in found.findings] == ["psum"]

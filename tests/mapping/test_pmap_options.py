@@ -172,3 +172,15 @@ def test_gradients_of_a_reduced_gather():
 def test_an_unknown_choice(argument):
     with pytest.raises(ValueError, match=rf"(?s)^pmap {argument} must be .*{argument}=.other."):
         jax_dist.pmap(lambda x: x, **{argument: "other"})
+
+
+@pytest.mark.parametrize("in_axes", [(0,), (0, 0), (0, None, None), (0, {"a": 1}, 7)])
+def test_axes_of_static_arguments_say_nothing(in_axes: tuple):
+    """They may be there or not, as with jax.pmap, which looks at the others alone."""
+    x = np.arange(8.0)
+    body = lambda x, n, m: x * n + m
+
+    assert [
+        pmap(body, in_axes=in_axes, static_broadcasted_argnums=(1, 2))(x, 3, 4).tolist()
+        for pmap in (jax.pmap, jax_dist.pmap)
+    ] == [(x * 3 + 4).tolist()] * 2

@@ -265,9 +265,14 @@ class _Program:
 
     def find_spread(self, name: str, tree: Any) -> tuple[Any, ...]:
         """in_axes or out_axes: one for each leaf of a tree."""
-        axes = getattr(self.options, name)
-        prefix = (axes, 0) if name == "in_axes" else axes  # 0: for keywords
+        axes, static = getattr(self.options, name), self.options.static
         marks = tree.unflatten([_MARK] * tree.num_leaves)
+        if name == "in_axes" and static and type(axes) is tuple:
+            # Those of static arguments say nothing, and need not be there.
+            numbers = range(len(marks[0]))
+            if all(i in static or i < len(axes) for i in numbers):
+                axes = tuple(0 if i in static else axes[i] for i in numbers)
+        prefix = (axes, 0) if name == "in_axes" else axes  # 0: for keywords
         leaves = []
 
         def take(axis: Any, part: Any) -> None:
@@ -361,8 +366,8 @@ def _from_numpy(
     shape = _shape(x.shape, place, axis)
     if axis is _SHARED:
         return jax.make_array_from_callback(shape, place, x.__getitem__)
-    own = here.addressable_devices_indices_map(x.shape)
-    there = place.addressable_devices_indices_map(shape)
+    own: Any = here.addressable_devices_indices_map(x.shape)
+    there: Any = place.addressable_devices_indices_map(shape)
     slices = {there[each][axis].start: own[each] for each in own}
     return jax.make_array_from_callback(
         shape, place, lambda index: x[slices[index[axis].start]]

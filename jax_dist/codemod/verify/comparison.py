@@ -236,6 +236,7 @@ def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float = 0.0
         calls_before=before.count,
         calls_after=0 if after is None else after.count,
         compared=found.compared,
+        raised=found.raised,
         devices_before=_fewest_devices(before),
         devices_after=0 if after is None else _fewest_devices(after),
         absolute=found.absolute,
@@ -253,7 +254,7 @@ class _Found:
 
     def __init__(self, tolerance: float):
         self.tolerance = tolerance
-        self.compared = 0
+        self.compared = self.raised = 0
         self.absolute = self.relative = 0.0
         self.how: set[How] = set()
         self.problems: dict[str, str] = {}  # by what differs: its first difference says enough
@@ -276,10 +277,9 @@ class _Found:
             raised = (
                 f"raised {before.raised or 'nothing'} before, {after.raised or 'nothing'} after"
             )
-            if before.raised is None or after.raised is None:
+            if before.raised != after.raised:
                 self._different(call, "error", raised)
-            elif before.raised != after.raised:
-                self.notes.append(f"call {call} {raised}")
+            self.raised += 1
             return
         self.compared += 1
         arguments: list[tuple[Array, Array, _Correspondence]] = []
@@ -296,6 +296,9 @@ class _Found:
         else:
             counts = f"{len(before.returned)} arrays before, {len(after.returned)} after"
             self._different(call, "result", counts)
+        if unknown := next((e.dtype for e in before.returned if e.dtype.startswith("unknown")), ""):
+            self.compared -= 1
+            self.notes.append(f"call {call}: its result is of {unknown.split()[1]}")
         try:
             signature = _signature(before, after, arguments, results)
         except _UnlikeError as reason:
@@ -329,6 +332,8 @@ class _Found:
             return None
         if not relative <= self.tolerance:
             size = f"differs by up to {absolute:.3g}, {relative:.2g} times its largest value"
+            if not absolute:
+                size = "differs in the sign of a zero, or in the bits of a NaN"
             self._different(call, what, size + _times(before, after, how))
         return how, absolute, relative
 
@@ -416,9 +421,11 @@ def _views(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[How, np
 
 def _distance(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """The largest difference; and relative to the largest value of `one`."""
-    equal = (one == other) | ((one != one) & (other != other))  # NaN equals NaN
-    if np.all(equal):
+    if one.tobytes() == other.tobytes():
         return 0.0, 0.0
+    equal = (one == other) | ((one != one) & (other != other))
+    if np.all(equal):  # but for the sign of a zero, or what is in a NaN
+        return 0.0, math.inf
     wide = np.complex128 if one.dtype.kind == "c" else np.float64
     with np.errstate(invalid="ignore", over="ignore"):
         each = np.abs(one.astype(wide) - other.astype(wide))

@@ -2,7 +2,9 @@
 
 Merged, the old program has the new form beside each edited expression. `jax.pmap(f)` becomes
 `__jd__.both(3, lambda: (jax.pmap(f)), lambda: mapped(f))`, which evaluates both, compares, and
-gives the old value (`recording/pairs.py`). All else stays, line by line.
+gives the old value (`recording/pairs.py`). A place that another edit migrates, as that of an import
+does with each use of `pmap`, becomes `__jd__.use(4, pmap)`: its calls are its own. All else stays,
+line by line.
 """
 
 import ast
@@ -135,20 +137,51 @@ class Merged(_Walk):
       before: what it held, with `\\n` at the ends of lines.
       after: what it holds when migrated.
       first: the number of its first spot.
+      places: the lines and the texts of what was migrated.
     """
 
-    def __init__(self, path: str, before: str, after: str, first: int):
+    def __init__(
+        self,
+        path: str,
+        before: str,
+        after: str,
+        first: int,
+        places: Iterable[tuple[int, str]] = (),
+    ):
         self._path, self._first = path, first
         self._program = ProgramText(before)
         self.spots: list[Spot] = []
         self.unmerged: list[tuple[int, str]] = []  # the line before, and what stands there
+        self.imported: dict[int, str] = {}  # by spot: the name that an edited import binds
         super().__init__(self.spots, self.unmerged, self._program.edits)
         self._in_class: list[frozenset[str]] = []  # names of the class whose body this is
         self._old = self._program.tree
         self._bound = {name for name, _ in _bound(self._old)}
         self._block(self._old.body, ast.parse(after).body)
+        self._uses(dict.fromkeys(places))
         self._program.import_start()
         self.text: str = self._program.edited
+
+    def spots_of(self, line: int, what: str) -> list[list[Spot]]:
+        """The spots of each expression that begins in this line and reads like this, in order.
+
+        There may be none of these, as of an import; then the spots of the line are those of one.
+        """
+        spans = self._program.spans(line, what)
+        if not spans:
+            return [[spot for spot in self.spots if spot.line == line]]
+        return [
+            [each for each in self.spots if each.start < stop and start < each.stop]
+            for start, stop in spans
+        ]
+
+    def _uses(self, places: Iterable[tuple[int, str]]) -> None:
+        """What no edit of its own changes has the calls that go through it for its own."""
+        for line, what in places:
+            for start, stop in self._program.spans(line, what):
+                if not any(a < stop and start < b for a, b, _ in self._program.edits):
+                    number = self._spot(line, (start, stop), what, "").number
+                    self._program.replace(start, stop, f"__jd__.use({number}, {what})")
 
     # --- statements
 
@@ -200,17 +233,18 @@ class Merged(_Walk):
         self, added: ast.Import | ast.ImportFrom, alias: ast.alias, name: str, former: ast.stmt
     ) -> None:
         """`from jax import pmap` that became `from jax_dist import pmap`."""
-        number = len(self.spots) + self._first
-        new, old = f"__jd_new_{number}", f"__jd_old_{number}"
         last = former.end_lineno or former.lineno
+        at = self._program.offset(last, former.end_col_offset)
+        span = self._program.offset(former.lineno, former.col_offset), at
         text, imported = ast.unparse(former), ast.unparse(_only(added, alias))
-        self.spots.append(Spot(number, self._path, former.lineno, last, text, imported, name))
+        number = self._spot(former.lineno, span, text, imported).number
+        self.imported[number] = name
+        new, old = f"__jd_new_{number}", f"__jd_old_{number}"
         lines = (
             ast.unparse(_only(added, ast.alias(alias.name, new))),
             f"{old} = {name}",
             f"{name} = __jd__.both({number}, lambda: {old}, lambda: {new})",
         )
-        at = self._program.offset(last, former.end_col_offset)
         self._program.replace(at, at, "".join(f"; {line}" for line in lines))
 
     def _statement(self, old: ast.stmt, new: ast.stmt) -> None:
@@ -241,7 +275,7 @@ class Merged(_Walk):
             )
             first, last = ones[0], ones[-1]
             start, stop = self._program.decorator(first), self._program.span(last)[1]
-            spot = self._spot(first, before, after, end=last)
+            spot = self._spot(first.lineno, (start, stop), before, after)
             lines = ("\n" * (last.end_lineno - first.lineno))[:-1]
             function = f"@lambda {name}{self._own_names(before, after)}"
             both = f"__jd__.both({spot.number}, lambda: {before}, lambda: {after})"
@@ -267,7 +301,7 @@ class Merged(_Walk):
             raise _UnlikeSyntaxError
         start, stop = self._program.span(old)
         one, other = self._program.between(start, stop), ast.unparse(new)
-        spot = self._spot(old, one, other)
+        spot = self._spot(old.lineno, (start, stop), one, other)
         own = self._own_names(one, other).removeprefix(", ")
         first, second = (f"lambda{' ' if own else ''}{own}: {each}" for each in (f"({one})", other))
         self._program.replace(start, stop, f"__jd__.both({spot.number}, {first}, {second})")
@@ -287,9 +321,8 @@ class Merged(_Walk):
             return _same(old.args, new.args)
         return not isinstance(old, ast.Name | ast.Constant | ast.JoinedStr | ast.FormattedValue)
 
-    def _spot(self, node: Any, old: str, new: str, end: Any = None) -> Spot:
-        last = (end or node).end_lineno
-        spot = Spot(self._first + len(self.spots), self._path, node.lineno, last, old, new)
+    def _spot(self, line: int, span: tuple[int, int], old: str, new: str) -> Spot:
+        spot = Spot(self._first + len(self.spots), self._path, line, *span, old, new)
         self.spots.append(spot)
         return spot
 

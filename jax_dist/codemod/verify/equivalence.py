@@ -134,6 +134,10 @@ class Equations:
     def _equation(
         self, primitive: str, parameters: Mapping, given: list, kinds: list[str], *, top: bool
     ) -> list[str]:
+        if "ctx" in parameters:  # what is set around it is set around all of it
+            results = [self.new() for _ in kinds]
+            self._add(results, given, kinds, f"{primitive}{self._parameters(parameters)}")
+            return results
         if (body := called(primitive, parameters)) is not None:
             return self._call(body, parameters, given, top=top)
         if _moves_nothing(primitive, parameters, given, kinds):

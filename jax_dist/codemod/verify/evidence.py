@@ -21,6 +21,7 @@ from jax_dist.codemod.verify.program_text import Spot
 
 _SHOWN = 3  # problems of one place
 _TAIL_LINES = 12  # of a program's output
+_IDLE = ("it was made, and never called",)
 _MAPS_NOTHING = ("jit", "host")  # kinds of sites, but for a jit that has something mapped inside
 
 
@@ -108,6 +109,10 @@ class Evidence:
     sides: Counter[str] = field(default_factory=Counter)  # "old", "new", "": inside of a trace
     outer: set[int] = field(default_factory=set)  # the spots whose programs it is part of
     texts: list[Mapping[str, Any]] = field(default_factory=list)  # one for each signature
+    uses: set[int] = field(default_factory=set)  # the places that go through it
+    raised: Counter[str] = field(default_factory=Counter)  # calls that raise in both forms
+    made: set[str] = field(default_factory=set)  # of which functions
+    called: set[str] = field(default_factory=set)  # which of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,7 @@ class Run:
     output: str  # standard output and error
     record: RunRecord
     ran: Mapping[int, Evidence] = field(default_factory=dict)  # by the numbers of spots
+    refused: tuple[str, ...] = ()  # the files that it tried to write to, and may not
 
     @property
     def tail(self) -> str:
@@ -132,7 +138,9 @@ def read(exit_code: int | None, output: str, folder: Path) -> Run:
       exit_code, output: as `Run` has them.
       folder: that was given to the recording.
     """
-    return Run(exit_code, output, _read_calls(folder), _read_spots(folder))
+    refused = (each for path in sorted(folder.glob("refused-*.jsonl")) for each in _events(path))
+    files = tuple(dict.fromkeys(map(str, refused)))
+    return Run(exit_code, output, _read_calls(folder), _read_spots(folder), files)
 
 
 def _read_calls(folder: Path) -> RunRecord:
@@ -186,7 +194,7 @@ def _array(event: Mapping[str, Any], archive: Path) -> Array:
     return Array(**{**event, "shape": shape, "rows": rows, "archive": kept})
 
 
-def _events(path: Path) -> Iterator[Mapping[str, Any]]:
+def _events(path: Path) -> Iterator[Any]:
     """Up to the line at which the process may have been killed."""
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -217,6 +225,12 @@ def _read_spots(folder: Path) -> dict[int, Evidence]:
                         evidence.outer.add(event["of"])
                 case "text":
                     evidence.texts.append(event)
+                case "use":
+                    evidence.uses.add(event["by"])
+                case "raised":
+                    evidence.raised[event["what"]] += 1
+                case "made" | "called":
+                    getattr(evidence, event["event"]).add(event["what"])
     return found
 
 
@@ -279,20 +293,39 @@ def judged(
     if evidence is None or not evidence.ran:
         return Judgement(Rung.NEVER_RAN)
     allowed = ("placement",) if lenient else ()
-    problems = [said for kind, said in evidence.problems if kind not in allowed]
+    problems = [said for kind, said in evidence.problems if kind not in (*allowed, "unknown")]
     notes = [said for kind, said in evidence.problems if kind in allowed]
+    unknown = [said for kind, said in evidence.problems if kind == "unknown"]
+    notes += [_said_of_raised(name, n) for name, n in evidence.raised.items()]
     equal = evidence.calls - len({said.partition(":")[0] for said in problems})
     if problems:
         return Judgement(
             Rung.DIFFERENT, evidence.calls, equal, first_few(problems), first_few(notes)
         )
-    inside = _inside(evidence, found, spots)
+    if unknown:
+        return Judgement(Rung.RAN, evidence.calls, equal, notes=first_few(unknown))
+    if evidence.raised and not evidence.calls:
+        return Judgement(Rung.RAISED, notes=first_few(notes))
+    others = {number: each for number, each in spots.items() if number != spot.number}
+    uses = [judged(others[n], found, others) for n in sorted(evidence.uses & {*others})]
+    if uses and not (evidence.calls or evidence.sides):
+        return _together(uses)
+    if idle := sorted(evidence.made - evidence.called):
+        notes = (f"never called: {', '.join(idle)}",) if evidence.called else _IDLE
+        return Judgement(Rung.NEVER_RAN, evidence.calls, equal, notes=notes)
+    inside = _inside(evidence, found, others)
     if not evidence.calls:
-        return inside or Judgement(Rung.NEVER_RAN, notes=("it was made, and never called",))
+        return inside or Judgement(Rung.NEVER_RAN, notes=_IDLE)
     if inside is not None and inside.rung < Rung.REPLAYED:
         return Judgement(inside.rung, evidence.calls, equal, notes=inside.notes)
     replayed = Judgement(Rung.REPLAYED, evidence.calls, equal, notes=first_few(notes))
-    return replayed if notes else _by_text(replayed, evidence)
+    moved = any(kind in allowed for kind, _ in evidence.problems)
+    return replayed if moved else _by_text(replayed, evidence)
+
+
+def _said_of_raised(name: str, number: int) -> str:
+    calls = "1 call" if number == 1 else f"{number} calls"
+    return f"{calls} raised {name} in both forms, and so showed nothing"
 
 
 def _by_text(replayed: Judgement, evidence: Evidence) -> Judgement:
@@ -318,10 +351,10 @@ def _inside(
     if not (evidence.sides["old"] and evidence.sides["new"]):
         said = "JAX used one trace for both forms, so that they could not be told apart"
         return Judgement(Rung.RAN, notes=(said,))
-    outer = [judged(spots[n], found, spots) for n in sorted(evidence.outer)]
-    lines = ", ".join(str(line) for line in sorted({spots[n].line for n in evidence.outer}))
+    around = [spots[number] for number in sorted(evidence.outer & {*spots})]
+    lines = ", ".join(str(line) for line in sorted({each.line for each in around}))
     notes = (f"checked as part of line {lines}",)
-    least = _together(outer)
+    least = _together([judged(each, found, spots) for each in around])
     return (
         Judgement(Rung.RAN, notes=notes)
         if least.rung < Rung.REPLAYED

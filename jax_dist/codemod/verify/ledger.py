@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 _WIDTH = 32
-_APART = {"overlay": "an overlay of the project", "copy": "a copy of the project"}
+_APART = {
+    "overlay": "an overlay of all files",
+    "locked copy": "a copy of the project; nothing may write elsewhere",
+    "copy": "a copy of the project; Python code may not write elsewhere, native code may",
+}
 
 
 # --- what two runs of a command, before and after a migration, computed
@@ -44,6 +48,7 @@ class SiteComparison:
     calls_before: int
     calls_after: int
     compared: int  # calls whose arrays were compared
+    raised: int  # calls that raised in both runs
     devices_before: int  # the fewest that hold a result
     devices_after: int
     absolute: float  # the largest difference between two results
@@ -112,14 +117,37 @@ class Rung(enum.IntEnum):
 
     DIFFERENT = 0
     NEVER_RAN = 1
-    RAN = 2
-    SAME_IN_TWO_RUNS = 3
-    REPLAYED = 4
-    EQUAL_BY_RULES = 5
-    SAME_PROGRAM = 6
+    RAISED = 2
+    RAN = 3
+    SAME_IN_TWO_RUNS = 4
+    REPLAYED = 5
+    EQUAL_BY_RULES = 6
+    SAME_PROGRAM = 7
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
+
+
+# Why a place stays as it was, and what to do about it.
+_LEFT = {
+    Rung.DIFFERENT: (
+        "--verify saw it compute something else",
+        "Compare the two forms at the call that is named: --keep writes it all the same.",
+    ),
+    Rung.NEVER_RAN: ("--verify never saw it run", "Run a command that reaches it and calls it."),
+    Rung.RAISED: (
+        "--verify saw it raise an error in both forms",
+        "Run a command that calls it with what it accepts: a call that raises shows nothing.",
+    ),
+    Rung.RAN: (
+        "--verify saw it run, and could not compare it",
+        "Compare by hand what it gives: --require ran writes it.",
+    ),
+}
+_UNPROVED = (
+    "--verify saw the same results, and could not show that the programs are the same",
+    "--require replayed writes it.",
+)
 
 
 # "replayed" takes two equal runs too: what cannot be merged has nothing better.
@@ -139,11 +167,28 @@ class LedgerEntry:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     put_back: bool = False
+    attempts: tuple[str, ...] = ()  # what each came to, where they differ
     rules: tuple[str, ...] = ()  # by which its programs are equal
     signatures: tuple[Mapping[str, Any], ...] = ()  # their texts, where these prove it
 
     def to_dict(self) -> dict[str, Any]:
-        return _fields(self, "signatures") | {"path": os.path.relpath(self.path)}
+        more = {"path": os.path.relpath(self.path), "next": self.remedy if self.put_back else ""}
+        return _fields(self, "signatures") | more
+
+    @property
+    def reason(self) -> str:
+        """Why it stays as it was, in words that are the same for all such places."""
+        return _LEFT.get(self.rung, _UNPROVED)[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it stays as it was."""
+        return _LEFT.get(self.rung, _UNPROVED)[1]
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What it has in each attempt."""
+        return self.path, self.line, self.what
 
     @property
     def where(self) -> str:
@@ -166,7 +211,7 @@ class Ledger:
 
     command: tuple[str, ...]
     entries: tuple[LedgerEntry, ...]
-    kept_apart: str  # "overlay" or "copy"
+    kept_apart: str  # a key of _APART
     merged: bool  # one run of both forms; else two runs
     exit_code: int | None = 0
     output: str = ""  # its end, where the command failed
@@ -189,6 +234,26 @@ class Ledger:
         """The same, with the places that stay as they were, and how sure they had been."""
         back = (dataclasses.replace(each, put_back=True) for each in entries)
         found = sorted((*self.entries, *back), key=lambda each: (each.path, each.line))
+        return dataclasses.replace(self, entries=tuple(found))
+
+    def with_attempts(self, attempts: Sequence[tuple[str, "Ledger"]]) -> "Ledger":
+        """The same, and what each attempt came to at a place.
+
+        Args:
+          attempts: in order, what each was, and what it found.
+        """
+        told: dict[tuple[str, int, str], dict[str, str]] = {}
+        for how, ledger in attempts:
+            worst: dict[tuple[str, int, str], LedgerEntry] = {}
+            for each in sorted(ledger.entries, key=lambda each: each.rung):
+                worst.setdefault(each.key, each)
+            for key, each in worst.items():
+                said = ": ".join([each.shown, *(*each.problems, *each.notes)[:1]])
+                told.setdefault(key, {}).setdefault(said, f"{how}: {said}")
+        found = []
+        for each in self.entries:
+            said = tuple(told.get(each.key, {}).values())
+            found.append(dataclasses.replace(each, attempts=said if len(said) > 1 else ()))
         return dataclasses.replace(self, entries=tuple(found))
 
     def only(self, entries: Iterable[LedgerEntry]) -> "Ledger":
@@ -231,9 +296,9 @@ def _counts(entries: Sequence[LedgerEntry], calls_of_runs: int) -> Iterator[str]
         yield f"{len(replayed)} replayed {equal} of {calls} calls"
     if same := groups[Rung.SAME_IN_TWO_RUNS]:
         yield f"{len(same)} the same in two runs of {calls_of_runs} calls"
-    for rung, verb in ((Rung.RAN, "ran"), (Rung.NEVER_RAN, "never ran")):
+    for rung in (Rung.RAN, Rung.RAISED, Rung.NEVER_RAN):
         if groups[rung]:
-            yield f"{len(groups[rung])} {verb}: {_where(groups[rung])}"
+            yield f"{len(groups[rung])} {rung}: {_where(groups[rung])}"
     if different := groups[Rung.DIFFERENT]:
         verb = "differs" if len(different) == 1 else "differ"
         yield f"{len(different)} {verb}: {_where(different)}"
@@ -277,6 +342,9 @@ def _table(entries: Sequence[LedgerEntry]) -> Iterator[str]:
         if entry is not None:
             yield from (f"      different: {problem}" for problem in entry.problems)
             yield from (f"      {note}" for note in entry.notes)
+            yield from (f"      {attempt}" for attempt in entry.attempts)
+            if entry.put_back:
+                yield f"      next: {entry.remedy}"
 
 
 def _fields(record: Any, *left_out: str) -> dict[str, Any]:

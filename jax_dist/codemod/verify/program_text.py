@@ -1,13 +1,13 @@
 """The text of one program of the user, with edits of ours that leave its lines where they are.
 
-With marks, it tells more of its run: which statements ran, and what host edits gave. A statement
-gets a line above it; the expression of a host edit, such as `unreplicate(x)`, becomes
+With marks, it tells more of its run: which places ran, and what host edits gave. An expression
+`jax.pmap` becomes `(__jd__.ran(2) or jax.pmap)`, and a host edit, such as `unreplicate(x)`,
 `__jd__.host(3, lambda v: unreplicate(v), x)`. All else stays, and the lines in their order.
 """
 
 import ast
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _IMPORT = "import _jax_dist_recording.start as __jd__"
@@ -21,10 +21,10 @@ class Spot:
     number: int
     path: str
     line: int  # before, from 1
-    end_line: int
+    start: int  # the bytes that it covers
+    stop: int
     old: str = ""
     new: str = ""
-    name: str = ""  # that an import binds, whose uses are the places
 
 
 class ProgramText:
@@ -76,6 +76,35 @@ class ProgramText:
             self.offset(node.lineno, node.col_offset),
             self.offset(node.end_lineno, node.end_col_offset),
         )
+
+    def spans(self, line: int, what: str) -> list[tuple[int, int]]:
+        """Where the expressions are that begin in this line and read like this."""
+        nodes = (each for each in ast.walk(self.tree) if isinstance(each, ast.expr))
+        found = {self.span(each) for each in nodes if each.lineno == line}
+        return sorted(each for each in found if self.between(*each) == what)
+
+    def entry(self, line: int) -> tuple[int, str] | None:
+        """Where a call is made as soon as the statement at a line runs, and what is put there.
+
+        Returns:
+          None where there is no such statement. In the text, braces stand for the call.
+        """
+        found = [
+            each
+            for each in ast.walk(self.tree)
+            if isinstance(each, ast.stmt) and _first_line(each) <= line <= (each.end_lineno or 0)
+        ]
+        if not found or _comes_first(found[-1]):
+            return None
+        statement = max(found, key=lambda each: (_first_line(each), each.col_offset))
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            rest = [each for each in statement.body if not _comes_first(each)]
+            statement = rest[0] if rest else statement
+        if not hasattr(statement, "body"):
+            return self.offset(statement.lineno, statement.col_offset), "{}; "
+        start = self.line_of(statement)
+        indent = self.between(start, start + statement.col_offset)
+        return (start, f"{indent}{{}}\n") if not indent.strip() else None
 
     def line_of(self, statement: ast.stmt) -> int:
         """Where its first line begins, with its decorators."""
@@ -131,52 +160,49 @@ class Marked:
 
     Args:
       path: its name, for the spots.
-      text: what it holds, with `\\n` at the ends of lines.
-      lines: of the statements that are to tell that they ran.
+      text: what it holds, with `\n` at the ends of lines.
+      places: the lines and the texts of what is to tell that it ran.
       first: the number of the first spot.
       hosts: the expressions whose values are to be told, by number; of the syntax tree of `text`,
         as `edits.host_edits` gives them.
     """
 
     def __init__(
-        self, path: str, text: str, lines: Sequence[int], first: int, hosts: Mapping[int, HostForm]
+        self,
+        path: str,
+        text: str,
+        places: Iterable[tuple[int, str]],
+        first: int,
+        hosts: Mapping[int, HostForm],
     ):
+        self._path, self._first = path, first
+        self.spots: list[Spot] = []  # what tells that it ran
         program = ProgramText(text)
-        self.spots: list[Spot] = []  # statements that tell that they ran
-        for line in lines:
-            start = _statement(program, line)
-            if start is not None:
-                indent, at = start
-                number = first + len(self.spots)
-                self.spots.append(Spot(number, path, line, line))
-                program.replace(at, at, f"{indent}__jd__.ran({number})\n")
         for number, form in hosts.items():  # the value keeps its place; what goes leaves its lines
             (start, stop), (inner, end) = program.span(form.node), program.span(form.of)
             before, after = program.between(start, inner), program.between(end, stop)
             head = f"__jd__.host({number}, lambda {_VALUE}: {form.around(_VALUE)}, "
             program.replace(start, inner, head + "\n" * before.count("\n"))
             program.replace(end, stop, "\n" * after.count("\n") + ")")
+        hosted = [*program.edits]  # these tell by what they record
+        for line, what in dict.fromkeys(places):
+            spans = program.spans(line, what)
+            for start, stop in spans:
+                if not any(a < at < b for a, b, _ in hosted for at in (start, stop)):
+                    program.replace(start, start, f"({self._ran(line, what)} or ")
+                    program.replace(stop, stop, ")")
+            entry = None if spans else program.entry(line)
+            if entry is not None:
+                program.replace(entry[0], entry[0], entry[1].format(self._ran(line, what)))
         program.import_start()
         self.text: str = program.edited
         self._added = program.added()
 
+    def _ran(self, line: int, what: str) -> str:
+        number = self._first + len(self.spots)
+        self.spots.append(Spot(number, self._path, line, 0, 0, what))
+        return f"__jd__.ran({number})"
+
     def line_before(self, line: int) -> int:
         """The line of the program without marks that a line of this one was."""
         return line - sum(above + number < line for number, above in enumerate(self._added))
-
-
-def _statement(program: ProgramText, line: int) -> tuple[str, int] | None:
-    """The indentation and the start of the innermost statement at a line."""
-    found = [
-        each
-        for each in ast.walk(program.tree)
-        if isinstance(each, ast.stmt) and _first_line(each) <= line <= (each.end_lineno or 0)
-    ]
-    if not found or _comes_first(found[-1]):
-        return None
-    statement = max(found, key=lambda each: (_first_line(each), -(each.end_lineno or 0)))
-    start = program.line_of(statement)
-    indent = program.between(start, start + statement.col_offset)
-    if indent.strip():  # something stands before it: `if x: f()`
-        return None
-    return indent, start

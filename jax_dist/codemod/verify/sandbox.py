@@ -1,7 +1,8 @@
-"""Runs the user's program in a view of the project whose changes are nobody else's.
+"""Runs the user's program so that nothing that it does to a file lasts.
 
-On Linux, an overlay: all paths stay, and what the program writes lies elsewhere. Where the system
-does not allow it, a copy, which the program's paths lead into as far as we can see them.
+On Linux, over an overlay of all files: each is at its path, and what the program writes lies
+elsewhere. Where the system does not allow it, in a copy of the project, which the program's paths
+lead into as far as we can see them; it may write nowhere else.
 """
 
 import ast
@@ -24,26 +25,31 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
-from jax_dist.codemod.verify import evidence, overlay
+from jax_dist.codemod.verify import evidence, isolation
 from jax_dist.codemod.verify.evidence import Run
 from jax_dist.launch.ranks import run_to_end
 
-_Way: TypeAlias = Literal["overlay", "copy"]
+_Way: TypeAlias = Literal["overlay", "locked copy", "copy"]
 
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people end a program
 
 _RECORDING = Path(__file__).with_name("recording")
 _PREFIX, _LOCK = "jax_dist_verify_", "lock"
 _LEFT_OUT = ("__pycache__", ".git", ".hg")
-_SPECIAL = frozenset(",:\\\n")  # of the mount's options
+_OPEN = ("/dev", "/proc")  # where a program writes that keeps nothing
 _PLACES = ("/var/tmp", "/dev/shm")  # where nothing of the user's is, beside the usual one
 
 
 @contextlib.contextmanager
 def stage(
-    command: Sequence[str], files: Iterable[Path], *, devices: int, timeout: float | None
+    command: Sequence[str],
+    files: Iterable[Path],
+    *,
+    devices: int,
+    timeout: float | None,
+    scratch: Iterable[str] = (),
 ) -> Iterator["Workspace"]:
-    """Keeps a project apart for some runs; nothing that they do reaches it.
+    """Keeps some runs apart from the user's files, and from each other.
 
     Whatever ends the block, an error, Ctrl-C or a signal, the runs end too, and so they do where
     this process is killed.
@@ -53,14 +59,19 @@ def stage(
       files: that are being migrated.
       devices: how many CPU devices to simulate.
       timeout: the seconds after which a run is stopped; None for never.
+      scratch: folders, empty or new, that the runs may write to where there is no overlay.
 
     Raises:
-      MisuseError: there is no room for it.
+      MisuseError: there is no room for it, or a folder for scratch holds something.
       OSError: the command cannot be started.
     """
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     folders = _roots(files)
+    free = [Path(each).resolve() for each in scratch]
+    for each in free:
+        if each.exists() and not (each.is_dir() and not os.listdir(each)):
+            raise MisuseError(f"--scratch {each}: it must be a new folder or an empty one")
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -68,7 +79,7 @@ def stage(
     # Signals raise, as Ctrl-C does by itself, so that what runs is ended.
     others = [name for name in _ENDING if name != "SIGINT"]
     with _signals(others, leave), working_folder(_outside(folders)) as folder:
-        yield Workspace(tuple(command), folder, folders, devices, timeout)
+        yield Workspace(tuple(command), folder, folders, devices, timeout, free)
 
 
 class Workspace:
@@ -80,6 +91,7 @@ class Workspace:
       roots: the folders of the project.
       devices: how many CPU devices to simulate.
       timeout: the seconds after which a run is stopped; None for never.
+      scratch: empty folders, or new ones, that runs may write to; without an overlay, no others.
     """
 
     def __init__(
@@ -89,10 +101,11 @@ class Workspace:
         roots: Sequence[Path],
         devices: int,
         timeout: float | None,
+        scratch: Sequence[Path] = (),
     ):
         self.command = command
         self.way: _Way = _way(folder, roots)
-        self._folder, self._roots = folder, roots
+        self._folder, self._roots, self._scratch = folder, roots, scratch
         self._devices, self._timeout = devices, timeout
         self._runs = 0
 
@@ -129,26 +142,63 @@ class Workspace:
         self._runs += 1
         folder = self._folder / f"sandbox-{self._runs}"
         folder.mkdir()
-        box = _Sandbox(folder, self._roots, self.way)
+        box = _Sandbox(folder, self._roots, self.way, self._records)
         for path, data in changes.items():
             box.put(path, data)
         return box
 
+    @property
+    def _records(self) -> Path:
+        """What the present run writes down of itself."""
+        return self._folder / f"run-{self._runs}" / "records"
+
     def _run(self, box: "_Sandbox", wanted: Mapping[str, Any]) -> Run:
-        folder = self._folder / f"run-{self._runs}"
-        first, records, output = folder / "path", folder / "records", folder / "output"
-        for each in (folder, first, records):
-            each.mkdir()
+        folder, records = self._records.parent, self._records
+        first, own, output = folder / "path", folder / "own", folder / "output"
+        for each in (first, own, records):
+            each.mkdir(parents=True)
         shutil.copy(_RECORDING / "bootstrap.py", first / "sitecustomize.py")
         path = [str(first), *box.search_path(os.environ.get("PYTHONPATH", ""))]
-        environment = _environment(self._devices) | {
+        environment = _environment(self._devices)
+        writable: list[str] = []
+        if self.way != "overlay":
+            writable = [str(box.folder), str(records), str(own), *map(str, self._scratch), *_OPEN]
+            # Python would write bytecode beside what it imports.
+            environment |= {"TMPDIR": str(own), "PYTHONDONTWRITEBYTECODE": "1"}
+            wanted = {"writable": writable, **wanted}
+        environment |= {
             "PYTHONPATH": os.pathsep.join(path),
             "JAX_DIST_RECORD": json.dumps(
                 {"package": str(_RECORDING), "folder": str(records), **wanted}
             ),
         }
-        code = run_to_end(box.command(self.command), environment, output, self._timeout)
+        with _emptied(self._scratch if writable else ()):
+            command = box.command(self.command, writable)
+            code = run_to_end(command, environment, output, self._timeout)
         return evidence.read(code, output.read_text(errors="replace"), records)
+
+
+@contextlib.contextmanager
+def _emptied(folders: Iterable[Path]) -> Iterator[None]:
+    """Folders that had been empty lose what a run leaves in them, and go where they were new."""
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            is_new = not folder.exists()
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.listdir(folder):
+                raise MisuseError(f"--scratch {folder}: something was put there meanwhile")
+            stack.callback(_empty, folder, whole=is_new)
+        yield
+
+
+def _empty(folder: Path, *, whole: bool) -> None:
+    for each in os.scandir(folder):
+        if each.is_dir(follow_symlinks=False):
+            _discard(Path(each.path))
+        else:
+            os.unlink(each.path)
+    if whole:
+        folder.rmdir()
 
 
 _RECORD_HELPER = "__import__('_jax_dist_recording.start').start.record_helper(globals())\n"
@@ -190,19 +240,20 @@ def _environment(devices: int) -> dict[str, Any]:
 
 
 class _Sandbox:
-    """The project as one run sees it.
+    """The disk as one run sees it.
 
     Args:
       folder: an empty one outside of the project, which holds what is written.
       roots: the folders that make up the project, none inside another.
-      way: how it is kept apart.
+      way: how they are kept apart.
+      records: the folder that stays the same inside.
     """
 
-    def __init__(self, folder: Path, roots: Sequence[Path], way: _Way):
-        self._folder, self.way = folder, way
+    def __init__(self, folder: Path, roots: Sequence[Path], way: _Way, records: Path):
+        self.folder, self.way, self._records = folder, way, records
         self._views = {root: folder / str(number) for number, root in enumerate(roots)}
         for number, (root, view) in enumerate(self._views.items()):
-            if way == "copy":
+            if way != "overlay":
                 _copy(root, self._views)
             else:
                 view.mkdir()
@@ -232,27 +283,32 @@ class _Sandbox:
         return self._moved(path, {os.path.realpath(view): str(root) for root, view in views})
 
     def _moved(self, path: str, folders: Mapping[str, str]) -> str:
-        for old, new in folders.items() if self.way == "copy" else ():
+        for old, new in folders.items() if self.way != "overlay" else ():
             if path == old or path.startswith(old + os.sep):
                 return new + path[len(old) :]
         return path
 
-    def command(self, command: Sequence[str]) -> list[str]:
+    def command(self, command: Sequence[str], writable: Sequence[str] = ()) -> list[str]:
         """What to start in place of a command, so that it runs in here and ends with us."""
-        overlays = [
-            [str(root), str(view), str(self._folder / f"work-{number}")]
-            for number, (root, view) in enumerate(self._views.items())
-        ]
+        view = {
+            "root": str(self.folder),
+            "uppers": {
+                str(root): [str(view), str(self.folder / f"work-{number}")]
+                for number, (root, view) in enumerate(self._views.items())
+            },
+            "shared": [str(self._records)],
+        }
         wanted = {
             "parent": os.getpid(),
             "folder": self.inside(os.path.realpath(os.curdir)),
-            "overlays": overlays if self.way == "overlay" else [],
+            "view": view if self.way == "overlay" else None,
+            "writable": writable if self.way == "locked copy" else (),
         }
         words = []
         for each in command:  # a path, or one behind a `=`
             name, equals, path = each.partition("=")
             words.append(f"{name}={self.inside(path)}" if equals else self.inside(each))
-        return [sys.executable, "-I", "-S", overlay.__file__, json.dumps(wanted), *words]
+        return [sys.executable, "-I", "-S", isolation.__file__, json.dumps(wanted), *words]
 
     def search_path(self, inherited: str) -> list[str]:
         """PYTHONPATH: a copy comes before all that may lead to the project itself."""
@@ -302,21 +358,28 @@ def _outside(folders: Sequence[Path]) -> str:
     )
 
 
-def _way(folder: Path, folders: Sequence[Path]) -> _Way:
-    """How the folders of a project can be kept apart here, as an empty folder outside shows."""
-    if sys.platform != "linux" or os.environ.get("JAX_DIST_VERIFY_BY_COPY"):
-        return "copy"
-    if any(_SPECIAL & set(f"{each}{folder}") for each in folders):
-        return "copy"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        points = [Path(line.split()[4].replace("\\040", " ")) for line in file]
-    if any(each in point.parents for each in folders for point in points):
-        return "copy"  # an overlay would show an empty folder where something is mounted
-    (folder / "trial").mkdir()
-    trial = _Sandbox(folder / "trial", folders, "overlay")
-    ran = subprocess.run(trial.command(["true"]), capture_output=True, check=False)
-    _discard(folder / "trial")
-    return "copy" if ran.returncode else "overlay"
+def _way(folder: Path, roots: Sequence[Path]) -> _Way:
+    """How runs can be kept apart here, as an empty folder outside of the project shows.
+
+    The variable JAX_DIST_VERIFY_BY_COPY says that there shall be no overlay; "unlocked", that the
+    kernel shall refuse nothing.
+    """
+    wanted = os.environ.get("JAX_DIST_VERIFY_BY_COPY")
+    ways: list[_Way] = ["locked copy"] if wanted else ["overlay", "locked copy"]
+    for way in ways if sys.platform == "linux" and wanted != "unlocked" else ():
+        points = map(Path, isolation.mount_points())
+        if way == "overlay" and any(each in point.parents for point in points for each in roots):
+            continue  # no overlay may lie over other mounts
+        trial, records = folder / "trial", folder / "records"
+        for each in (trial, records):
+            each.mkdir()
+        box = _Sandbox(trial, roots if way == "overlay" else (), way, records)
+        ran = subprocess.run(box.command(["true"], [str(trial)]), capture_output=True, check=False)
+        for each in (trial, records):
+            _discard(each)
+        if not ran.returncode:
+            return way
+    return "copy"
 
 
 @contextlib.contextmanager

@@ -157,6 +157,10 @@ class _Program:
         known |= {number: ("const", kind, digest) for number, kind, digest, *_ in text["consts"]}
         for primitive, parameters, operands, results in text["eqns"]:
             given = [known[e] if isinstance(e, int) else ("literal", e) for e in operands]
+            if "ctx" in parameters:
+                raise NotProvedError(
+                    f"something is set around its {primitive}: {parameters['ctx']}"
+                )
             if primitive in ("jit", "pjit"):
                 flags = zip(given, parameters["donated_invars"], strict=True)
                 self.donated |= {each for each, flag in flags if flag and isinstance(each, int)}
@@ -386,6 +390,8 @@ class _Host(Equations):
     def _equation(
         self, primitive: str, parameters: Mapping, given: list, kinds: list[str], *, top: bool
     ) -> list[str]:
+        if "ctx" in parameters:
+            return super()._equation(primitive, parameters, given, kinds, top=top)
         if primitive == "copy":
             return [given[0][0]]
         if primitive == "device_put" and len(given) == 1:

@@ -9,7 +9,6 @@ what that prints.
 import ast
 import functools
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +48,7 @@ def verified(
     devices: int = 8,
     merge: bool = True,
     timeout: float | None = None,
+    scratch: Iterable[str] = (),
     progress: Callable[[str], None] = lambda line: None,
 ) -> Ledger:
     """Runs a command, and says of each migrated place how sure it is.
@@ -60,6 +60,7 @@ def verified(
       merge: tries one run of both texts; not where values take another form, as without the axis
         over devices.
       timeout: the seconds that each run may take.
+      scratch: folders, empty or new, that it may write to where there is no overlay of all files.
       progress: is told what begins.
 
     Raises:
@@ -70,7 +71,8 @@ def verified(
     for path, data in plan.before.items():
         if path.read_bytes() != data:
             raise MisuseError(f"{path} has changed since it was read; start again")
-    with sandbox.stage(command, plan.after, devices=devices, timeout=timeout) as stage:
+    apart = sandbox.stage(command, plan.after, devices=devices, timeout=timeout, scratch=scratch)
+    with apart as stage:
         return _Trial(stage, plan, progress).ledger()
 
 
@@ -78,7 +80,8 @@ class _Plan:
     """What is run, and where its places are."""
 
     def __init__(self, files: Sequence[FileMigration], *, merge: bool):
-        self._files = [file for file in files if file.changed]
+        # A place may change by what another file defines.
+        self._files = [f for f in files if f.changed or any(o.status == "done" for o in f.outcomes)]
         self.programs = [f for f in self._files if not f.is_new and f.path.endswith(".py")]
         self.before = {Path(f.path): f.before for f in self._files if not f.is_new}
         self.after = {Path(f.path): f.after for f in self._files}
@@ -88,7 +91,8 @@ class _Plan:
         self.spots: dict[int, Spot] = {}
         for file in self.programs if merge else ():
             texts = _text(file, file.before), _text(file, file.after)
-            merged = Merged(file.path, *texts, len(self.spots))
+            places = [(o.line, o.what) for o in file.outcomes if o.status == "done"]
+            merged = Merged(file.path, *texts, len(self.spots), places)
             self.merged[file.path] = merged
             self.spots |= {spot.number: spot for spot in merged.spots}
 
@@ -99,6 +103,22 @@ class _Plan:
             text = self.merged[file.path].text.encode()
             new[Path(file.path)] = sources.read(file.path, file.before).written(text)
         return new
+
+    def spots_of(self, place: PlaceResult) -> list[Spot]:
+        """Those of a place; of several that look alike in one line, each has its own."""
+        merged = self.merged.get(place.path)
+        if merged is None or place.cell is not None:
+            return []
+        found = merged.spots_of(place.line, place.what)
+        alike = [o for o in self.outcomes if _key(o) == _key(place)]
+        if len(found) == len(alike):
+            return found[next(i for i, each in enumerate(alike) if each is place)]
+        return [spot for each in found for spot in each]
+
+    def is_by_uses(self, spot: Spot) -> bool:
+        """Whether it is an import, of which other places say how sure they are."""
+        name = self.merged[spot.path].imported.get(spot.number)
+        return any((o.path, o.what) == (spot.path, name) for o in self.outcomes)
 
     def left(self) -> list[PlaceResult]:
         """Statements that cannot be merged, and that no outcome speaks of."""
@@ -111,6 +131,10 @@ class _Plan:
         ]
 
 
+def _key(place: PlaceResult) -> _Place:
+    return place.path, place.line, place.what
+
+
 def _text(file: FileMigration, data: bytes) -> str:
     return sources.read(file.path, data).code.decode()
 
@@ -119,6 +143,7 @@ class _Trial:
     def __init__(self, stage: Workspace, plan: _Plan, progress: Callable[[str], None]):
         self._stage, self._plan, self._progress = stage, plan, progress
         self._notes: list[str] = []
+        self._refused: dict[str, None] = {}  # files that the runs may not write to, in order
 
     def ledger(self) -> Ledger:
         plan, runs = self._plan, None
@@ -152,6 +177,7 @@ class _Trial:
             self._notes += [*runs.unproven, *runs.notes]
             if runs.after.exit_code != 0:
                 output = output or runs.after.output
+        self._notes += self._of_writing(failed=code != 0)
         return Ledger(
             command=tuple(self._stage.command),
             entries=tuple(sorted(entries, key=lambda each: (each.path, each.line))),
@@ -164,16 +190,32 @@ class _Trial:
             notes=tuple(self._notes),
         )
 
+    def _of_writing(self, *, failed: bool) -> Iterator[str]:
+        """What the runs were kept from, outside of the project."""
+        first, more = next(iter(self._refused), ""), len(self._refused) - 1
+        if first:
+            others = f" and {more} more" if more else ""
+            yield (
+                f"the command was kept from writing to {first}{others}, outside of the project: "
+                "--scratch FOLDER names a folder, empty or new, that it may write to"
+            )
+        elif failed and self._stage.way == "locked copy":
+            yield "outside of the project, the command may write to what --scratch names alone"
+
+    def _ended(self, run: Run) -> Run:
+        self._refused |= dict.fromkeys(run.refused)
+        return run
+
     # --- one run of both texts
 
     def _merged_run(self) -> tuple[Mapping[int, Evidence], tuple[int | None, str] | None]:
         """What happened, the exit code and the output; no code where the merge itself failed."""
         self._progress("running both texts as one program")
-        ran = self._stage.merged(self._plan.merged_files())
+        ran = self._ended(self._stage.merged(self._plan.merged_files()))
         if ran.exit_code == 0:
             return ran.ran, (0, "")
         self._progress("it failed: running the command without the migration")
-        plain = self._stage.recorded({}, ())
+        plain = self._ended(self._stage.recorded({}, ()))
         if plain.exit_code == ran.exit_code:
             return ran.ran, (ran.exit_code, ran.tail)
         return {}, None
@@ -182,24 +224,22 @@ class _Trial:
         self, found: Mapping[int, Evidence]
     ) -> tuple[list[LedgerEntry], list[PlaceResult]]:
         """The entries that the merged run can judge, and the outcomes of those that it cannot."""
-        entries, spots = [], self._plan.spots
-        taken: set[int] = set()
+        plan, entries = self._plan, []
         left: list[PlaceResult] = []
-        for outcome in self._plan.outcomes:
-            own = [spot for spot in spots.values() if _belongs(spot, outcome)]
-            taken |= {spot.number for spot in own}
-            merged = self._plan.merged.get(outcome.path)
+        taken = {spot.number for each in plan.outcomes for spot in plan.spots_of(each)}
+        for outcome in plan.outcomes:
+            own = plan.spots_of(outcome)
+            merged = plan.merged.get(outcome.path)
             if own:
                 lenient = outcome.code in _LENIENT
-                entries.append(
-                    entry(outcome, [evidence.judged(s, found, spots, lenient=lenient) for s in own])
-                )
+                judge = functools.partial(evidence.judged, found=found, spots=plan.spots)
+                entries.append(entry(outcome, [judge(spot, lenient=lenient) for spot in own]))
             elif merged is None or any(line == outcome.line for line, _ in merged.unmerged):
                 left.append(outcome)  # else another place does all: no expression was edited for it
-        for number, spot in spots.items():
-            if number not in taken:
+        for number, spot in plan.spots.items():
+            if number not in taken and not plan.is_by_uses(spot):
                 place = PlaceResult(spot.path, spot.line, None, "", "done", spot.old)
-                entries.append(entry(place, [evidence.judged(spot, found, spots)]))
+                entries.append(entry(place, [evidence.judged(spot, found, plan.spots)]))
         return entries, left
 
     # --- two runs, before and after
@@ -213,47 +253,31 @@ class _Trial:
         paths = {*plan.after}
         judge = functools.partial(judged, stage.command, files=paths)
         self._progress("running the command before the migration")
-        first = stage.recorded({each.path: each.texts[0] for each in files}, paths)
+        first = self._ended(stage.recorded({each.path: each.texts[0] for each in files}, paths))
         unmarked = {os.path.realpath(each.path): each.before for each in files}
         for site in first.record.sites:
             if site.file in unmarked:
                 site.line = unmarked[site.file].line_before(site.line)
         self._progress("running the command after it")
-        second = stage.recorded(plan.after | {each.path: each.texts[1] for each in files}, paths)
+        second = self._ended(
+            stage.recorded(plan.after | {each.path: each.texts[1] for each in files}, paths)
+        )
         found = judge(first, second)
         if found.differs:
             self._progress("running the command before the migration again, for something differs")
-            third = stage.recorded(plan.before, paths)
+            third = self._ended(stage.recorded(plan.before, paths))
             self._notes.append(_UNSTEADY if judge(first, third).differs else _STEADY)
-        hosts = _hosts(files, first, second)
-        ran = {
-            (spot.path, spot.line)
-            for each in files
-            for spot in each.before.spots
-            if first.ran.get(spot.number, Evidence()).ran
-        }
+        hosts, idle = _hosts(files, first, second), _idle(files, first)
         entries = []
         for place in places:
-            lines = range(place.line, place.line + place.what.count("\n") + 1)
             path = os.path.realpath(place.path)
-            sites = [
-                each
-                for each in found.sites
-                if os.path.realpath(each.file) == path and each.line in lines
-            ]
-            own = sites or hosts.get((place.path, place.line, place.what), ())
-            judgement = _judgement(found, own, ran=(place.path, place.line) in ran)
+            lines = range(place.line, place.line + place.what.count("\n") + 1)
+            sites = [s for s in found.sites if os.path.realpath(s.file) == path and s.line in lines]
+            unused = [s.function for s in first.record.idle if s.file == path and s.line in lines]
+            own = sites or hosts.get(_key(place), ())
+            judgement = _judgement(found, own, unused, never=_key(place) in idle)
             entries.append(entry(place, [judgement]))
         return entries, found
-
-
-def _belongs(spot: Spot, outcome: PlaceResult) -> bool:
-    if spot.path != outcome.path or outcome.cell is not None:
-        return False
-    if spot.name:
-        return re.search(rf"(?<![\w.]){re.escape(spot.name)}\b", outcome.what) is not None
-    last = outcome.line + outcome.what.count("\n")
-    return spot.line <= last and outcome.line <= spot.end_line
 
 
 # --- the texts of two runs
@@ -285,8 +309,7 @@ def _marked_files(
                 olds[hosts], news[hosts] = old, new
                 at[hosts] = place.path, place.line, place.what
                 hosts += 1
-        lines = sorted({place.line for place in own})
-        before = Marked(file.path, one, lines, spots, olds)
+        before = Marked(file.path, one, [(p.line, p.what) for p in own], spots, olds)
         after = Marked(file.path, other, (), spots, news)
         spots += len(before.spots)
         sides = (file.before, before), (file.after, after)
@@ -312,26 +335,51 @@ def _hosts(
     return found
 
 
+def _idle(files: Iterable[_MarkedFile], first: Run) -> set[_Place]:
+    """The places of which an expression never ran; of two that look alike, neither is sure."""
+    ran = {number for number, each in first.ran.items() if each.ran}
+    told = {host.function for host in first.record.hosts if host.count}
+    found = {place for each in files for n, place in each.hosts.items() if str(n) not in told}
+    for each in files:
+        spots = each.before.spots
+        found |= {(s.path, s.line, s.old) for s in spots if s.number not in ran}
+    return found
+
+
 def _judgement(
-    found: MigrationVerification, own: Sequence[SiteComparison], *, ran: bool
+    found: MigrationVerification,
+    own: Sequence[SiteComparison],
+    unused: Sequence[str],
+    *,
+    never: bool,
 ) -> Judgement:
+    """How sure a place is by two runs: by its own calls or values, and by no other ones.
+
+    Args:
+      found: what the runs say of all.
+      own: what was mapped there, or what a host edit gave there.
+      unused: functions that were mapped there, and never called.
+      never: whether it never ran.
+    """
+    if never or unused:
+        notes = (f"never called: {', '.join(unused)}",) if unused else ()
+        return Judgement(Rung.NEVER_RAN, notes=notes)
     problems = [*found.problems, *(problem for site in own for problem in site.problems)]
-    calls = sum(site.calls_before for site in own or found.sites)
-    equal = sum(site.compared for site in own or found.sites)
+    calls, equal = sum(site.calls_before for site in own), sum(site.compared for site in own)
     if problems or (not own and any(site.problems for site in found.sites)):
         said = tuple(problems) or ("what is mapped around it differs",)
         return Judgement(Rung.DIFFERENT, calls, 0, said)
-    if not own and not ran:
-        return Judgement(Rung.NEVER_RAN)
     if found.before.exit_code != 0:
         return Judgement(Rung.RAN, notes=("the command failed before the migration",))
-    if not calls == equal > 0:
+    if not own:
+        return Judgement(Rung.RAN, notes=("it has no calls or values of its own to compare",))
+    raised = sum(site.raised for site in own)
+    if raised and not equal:
+        return Judgement(Rung.RAISED, notes=("its calls raise the same error in both runs",))
+    if not calls - raised == equal > 0:
         return Judgement(Rung.RAN)
-    if own:
-        same = Judgement(Rung.SAME_IN_TWO_RUNS, calls, equal)
-        if unproved := next((site.unproved for site in own if site.unproved), ""):
-            return replace(same, notes=(unproved,))
-        return same.proved(each for site in own for each in site.signatures)
-    if any(note.startswith("the output differs") for note in found.notes):
-        return Judgement(Rung.RAN, notes=("what the program prints differs",))
-    return Judgement(Rung.SAME_IN_TWO_RUNS, notes=("by the mapped calls around it",))
+    calls = equal
+    same = Judgement(Rung.SAME_IN_TWO_RUNS, calls, equal)
+    if unproved := next((site.unproved for site in own if site.unproved), ""):
+        return replace(same, notes=(unproved,))
+    return same.proved(each for site in own for each in site.signatures)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,11 @@ import numpy as np
 
 from jax_dist._exceptions import text_of
 
-from . import programs, start
+from . import programs, start, values
 from .programs import is_traced
+from .values import Difference
 
-_SHOWN = 60  # characters of a value
 _TEXTS = 32  # signatures of one place whose programs are written down
-
-_Difference: TypeAlias = tuple[str, str]  # "structure", "type", "value" and so on; what differs
 
 
 class _World(threading.local):
@@ -40,6 +38,7 @@ _world = _World()
 _lock = threading.RLock()  # two pairs must not be in flight together either
 # Else JAX would take the trace of a function, such as the body of a scan, from the other form.
 _new_traces = jax.make_user_context("")
+_told: set[tuple[int, str, str]] = set()  # by place: what was made, and called
 _signatures: dict[int, dict[Any, Any]] = {}  # by place: those whose texts were written
 
 
@@ -48,7 +47,11 @@ def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
     if _world.side and _is_tracing():  # inside of a pair's program: it holds one of the two
         start.note(place, "inside", side=_world.side, of=_world.place)
         return (new if _world.side == "new" else old)()
-    value = old()
+    try:
+        value = old()
+    except Exception as error:
+        start.note(place, "raised", what=type(error).__name__)
+        raise
     try:
         other = new()
     except Exception as error:  # noqa: BLE001  # the program goes on with what it had
@@ -57,17 +60,27 @@ def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
     return _joined(place, value, other)
 
 
+def used(place: int, value: Any) -> Any:
+    """As `start.use`: what makes mapped functions is one for each of its places."""
+    if type(value) is functools.partial:
+        return functools.partial(used(place, value.func), *value.args, **value.keywords)
+    if not isinstance(value, _Pair):
+        return value
+    start.note(value._pair_place, "use", by=place)
+    return _Pair(place, value._pair_old, value._pair_new)
+
+
 def _joined(place: int, old: Any, new: Any) -> Any:
     """The old value; functions and iterators in it go on being compared."""
     if (joined := _without_value(place, old, new)) is not None:
         return joined
     leaves, tree = jax.tree.flatten(old)
     others, other_tree = jax.tree.flatten(new)
-    start.note(place, "value", problems=[*_differences(old, new)])
-    if tree != other_tree or not any(map(_is_function, leaves)):
+    start.note(place, "value", problems=[*values.differences(old, new)])
+    if tree != other_tree or not any(map(values.is_function, leaves)):
         return old
     return tree.unflatten(
-        _Pair(place, one, other) if _is_function(one) and _is_function(other) else one
+        _Pair(place, one, other) if values.is_function(one) and values.is_function(other) else one
         for one, other in zip(leaves, others, strict=True)
     )
 
@@ -83,7 +96,7 @@ def _each(place: int, old: Iterator, new: Iterator) -> Iterator:
 
 def _without_value(place: int, old: Any, new: Any) -> Any:
     """What goes on in place of the old form that has no value yet; None where both have one."""
-    if _is_function(old) and _is_function(new):
+    if values.is_function(old) and values.is_function(new):
         return _Pair(place, old, new)
     if isinstance(old, Iterator) and isinstance(new, Iterator):
         return _each(place, old, new)
@@ -103,8 +116,17 @@ class _Pair:
             if hasattr(old, name):
                 setattr(self, name, getattr(old, name))
         self.__wrapped__: Any = getattr(old, "__wrapped__", old)
+        self._pair_what = _described(self.__wrapped__)
+        self._once("made")
+
+    def _once(self, event: str) -> None:
+        """Of all that one place makes of one function."""
+        if (self._pair_place, event, self._pair_what) not in _told:
+            _told.add((self._pair_place, event, self._pair_what))
+            start.note(self._pair_place, event, what=self._pair_what)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._once("called")
         if is_traced((args, kwargs)) or (_world.side and _is_tracing()):
             return self._inside(args, kwargs)
         with _lock:
@@ -124,9 +146,11 @@ class _Pair:
         try:
             old = _ready(self._as("old", args, kwargs))
         except Exception as error:
-            same = type(error) is type(problem)
-            said = f"{type(error).__name__} before, {type(problem).__name__} after"
-            start.note(place, "call", problems=[] if same else [("error", said)], raised=True)
+            if type(error) is type(problem):  # nothing is shown of what they compute
+                start.note(place, "raised", what=type(error).__name__)
+            else:
+                said = f"{type(error).__name__} before, {type(problem).__name__} after"
+                start.note(place, "call", problems=[("error", said)])
             raise
         if problem is not None:
             start.note(place, "call", problems=[_raised(problem)])
@@ -134,7 +158,7 @@ class _Pair:
         if (joined := _without_value(place, old, new)) is not None:
             return joined
         donated = _donated((args, kwargs), (others, other_words))
-        start.note(place, "call", problems=[*_differences(old, new), *donated])
+        start.note(place, "call", problems=[*values.differences(old, new), *donated])
         self._write_texts(arguments)
         return old
 
@@ -165,10 +189,10 @@ class _Pair:
     def _texts(self, arguments: programs.Arguments, given: list[int]) -> dict[str, Any]:
         """Both texts, and those of other sizes."""
         old, new = (functools.partial(self._as, side) for side in ("old", "new"))
-        values = [arguments.leaves[i] for i in given]
-        before, after = (arguments.text(form, given, values) for form in (old, new))
+        leaves = [arguments.leaves[i] for i in given]
+        before, after = (arguments.text(form, given, leaves) for form in (old, new))
         sizes: dict[str, Any] = {}
-        for size, resized in programs.other_sizes(before, values):
+        for size, resized in programs.other_sizes(before, leaves):
             texts = sizes[str(size)] = {}
             for name, form in (("before", old), ("after", new)):
                 with contextlib.suppress(Exception):  # a form that refuses that number has none
@@ -199,6 +223,19 @@ class _Pair:
         return repr(self._pair_old)
 
 
+def _described(function: Any) -> str:
+    """A function by its name and where it is written."""
+    while isinstance(function, functools.partial) or hasattr(function, "__func__"):
+        function = getattr(function, "__func__", None) or function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return name
+    *_, (_, _, column, _) = code.co_positions()
+    where = f"line {code.co_firstlineno}" + (f", column {column}" if "<lambda>" in name else "")
+    return f"{name} ({where})"
+
+
 def _two(tree: Any) -> tuple[Any, Any]:
     """The arguments, and a copy of all that a call can use up."""
     leaves, structure = jax.tree.flatten(tree)
@@ -217,7 +254,7 @@ def _two(tree: Any) -> tuple[Any, Any]:
     return structure.unflatten(ones), structure.unflatten(others)
 
 
-def _donated(old: Any, new: Any) -> list[_Difference]:
+def _donated(old: Any, new: Any) -> list[Difference]:
     """Whether both calls have used up the same arguments."""
     pairs = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
     used = [
@@ -230,7 +267,7 @@ def _donated(old: Any, new: Any) -> list[_Difference]:
     ]
 
 
-def _raised(error: Exception) -> _Difference:
+def _raised(error: Exception) -> Difference:
     first = text_of(error).partition("\n")[0]
     return "error", f"raised {type(error).__name__} after: {first[:200]}"
 
@@ -246,100 +283,3 @@ def _ready(tree: Any) -> Any:
 def _is_tracing() -> bool:
     """Whether a program is being traced, so that nothing here has a value."""
     return is_traced(jnp.add(0, 0))
-
-
-# --- whether two values are the same: bits, types, placement
-
-
-def _differences(old: Any, new: Any) -> Iterator[_Difference]:
-    """What differs, leaf by leaf; of functions, nothing is known."""
-    ones, others = jax.tree_util.tree_flatten_with_path(old), jax.tree_util.tree_flatten(new)
-    if ones[1] != others[1]:
-        yield "structure", f"{_short(ones[1])} before, {_short(others[1])} after"
-        return
-    for (path, one), other in zip(ones[0], others[0], strict=True):
-        where = jax.tree_util.keystr(path)
-        for kind, said in _of_leaves(one, other):
-            yield kind, f"{where}: {said}" if where else said
-
-
-def _of_leaves(old: Any, new: Any) -> Iterator[_Difference]:
-    if isinstance(old, jax.Array) and isinstance(new, jax.Array):
-        yield from _of_arrays(old, new)
-    elif _is_function(old) and _is_function(new):
-        return
-    elif isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
-        if type(old) is not type(new) or not _same_bits(old, new):
-            yield "value", f"{_short(old)} before, {_short(new)} after"
-    elif isinstance(old, jax.Array | np.ndarray) and isinstance(new, jax.Array | np.ndarray):
-        kinds = (type(each).__name__ for each in (old, new))
-        yield "type", " before, ".join(kinds) + " after"
-        if not _same_bits(np.asarray(old), np.asarray(new)):
-            yield "value", "the values differ"
-    elif not _same_object(old, new):
-        yield "value", f"{_short(old)} before, {_short(new)} after"
-
-
-def _of_arrays(old: jax.Array, new: jax.Array) -> Iterator[_Difference]:
-    if (old.shape, old.dtype) != (new.shape, new.dtype):
-        kinds = (f"{each.dtype}{list(each.shape)}" for each in (old, new))
-        yield "type", " before, ".join(kinds) + " after"
-        return
-    if getattr(old, "weak_type", False) != getattr(new, "weak_type", False):
-        yield "type", "a weak type on one side only"
-    if jnp.issubdtype(old.dtype, jax.dtypes.prng_key):
-        old, new = jax.random.key_data(old), jax.random.key_data(new)
-    ones, others = (  # what each device holds, by its number
-        {shard.device.id: (str(shard.index), np.asarray(shard.data)) for shard in shards}
-        for shards in (old.addressable_shards, new.addressable_shards)
-    )
-    where = [{key: index for key, (index, _) in each.items()} for each in (ones, others)]
-    if where[0] != where[1]:
-        count, new_count = (len(each.sharding.device_set) for each in (old, new))
-        if count != new_count:
-            yield "placement", f"on {count} devices before, on {new_count} after"
-        else:
-            yield "placement", "other slices on the devices, or another order of them"
-        same = _same_bits(np.asarray(old), np.asarray(new))
-    else:
-        same = all(_same_bits(data, others[key][1]) for key, (_, data) in ones.items())
-    if not same:
-        yield "value", _how_far(np.asarray(old), np.asarray(new))
-
-
-def _same_bits(old: np.ndarray, new: np.ndarray) -> bool:
-    if old.shape != new.shape or old.dtype != new.dtype:
-        return False
-    if old.dtype == object:
-        return _same_object(old.tolist(), new.tolist())
-    return np.ascontiguousarray(old).tobytes() == np.ascontiguousarray(new).tobytes()
-
-
-def _same_object(old: Any, new: Any) -> bool:
-    if old is new:
-        return True
-    if type(old) is not type(new):
-        return False
-    try:
-        return bool(old == new) or repr(old) == repr(new)
-    except Exception:  # noqa: BLE001  # whatever comparing means to the program's own types
-        return False
-
-
-def _how_far(old: np.ndarray, new: np.ndarray) -> str:
-    try:
-        with np.errstate(all="ignore"):
-            far = np.abs(old.astype(np.float64) - new.astype(np.float64))
-        return f"differs by up to {float(np.nanmax(far)):.3g}"
-    except (TypeError, ValueError):
-        return "the values differ"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-
-
-def _is_function(value: Any) -> bool:
-    """Whether it is a function to call, and no array or class."""
-    return isinstance(value, Callable) and not isinstance(value, jax.Array | np.ndarray | type)

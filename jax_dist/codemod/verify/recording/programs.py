@@ -31,6 +31,17 @@ _DROPPED = frozenset(
     + ("symbolic_zeros", "num_consts", "out_trees", "_split_transpose")
     + ("jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk")
 )
+# What stands around an equation, where it says nothing; of the mesh, the shard_map says it.
+_USUAL_CONTEXT = {
+    "compute_type": None,
+    "cur_abstract_mesh": ...,
+    "cur_layout_mode": "LayoutMode.AUTO",
+    "manager": ...,
+    "no_collectives": {"set": []},
+    "remove_size_one_mesh_axis": False,
+    "threefry_partitionable": True,
+    "xla_metadata": None,
+}
 _ONLY_IN_CALLS = frozenset(("num_consts",))  # elsewhere it says which inputs are constants
 _PLAIN = frozenset(
     ("GatherDimensionNumbers", "ScatterDimensionNumbers", "ConvDimensionNumbers")
@@ -81,8 +92,25 @@ class _Writer:
         parameters = {k: self._value(v) for k, v in sorted(given.items()) if k not in dropped}
         if any(type(each).__name__ != "NamedAxisEffect" for each in equation.effects):
             parameters["effects"] = {"opaque": "effects"}
+        if context := self._context(equation):
+            parameters["ctx"] = context
         operands = [self._operand(each) for each in equation.invars]
         return [primitive, parameters, operands, [self._bound(each) for each in equation.outvars]]
+
+    def _context(self, equation: Any) -> dict[str, Any]:
+        """What was set around an equation, such as `compute_on`, where it is not as usual."""
+        context = getattr(equation, "ctx", None)
+        found = {}
+        for name in dir(context):
+            usual = _USUAL_CONTEXT.get(name)
+            value = getattr(context, name, None) if name[0] != "_" and usual is not ... else ...
+            if value is ... or (value is not None and not value and name == "xla_metadata"):
+                continue
+            # How random bits are drawn concerns what draws them.
+            draws = equation.primitive.name.startswith(("random_", "threefry"))
+            if (name != "threefry_partitionable" or draws) and self._value(value) != usual:
+                found[name] = self._value(value)
+        return found
 
     def _bound(self, variable: Any) -> list[Any]:
         self._count += 1

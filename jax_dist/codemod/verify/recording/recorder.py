@@ -40,6 +40,7 @@ _INSTALLED = tuple(
     for name, folder in sysconfig.get_paths().items()
     if name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_UNKNOWN = "unknown"  # begins the type of what cannot be compared
 _DEPTH = 8  # frames that name where a function was mapped
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray, jax.Array)
 
@@ -231,10 +232,12 @@ class CallRecorder:
     def _leaves(self, site: _Site, tree: Any) -> list[_Leaf]:
         try:
             flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+            is_host = site.kind == "host"  # it may give anything
             return [
-                _leaf(jax.tree_util.keystr(path), leaf)
+                (_leaf if is_number else _other_leaf)(jax.tree_util.keystr(path), leaf)
                 for path, leaf in flat
-                if isinstance(leaf, _NUMBERS) and getattr(leaf, "dtype", None) != np.dtype(object)
+                for is_number in [isinstance(leaf, _NUMBERS) and _dtype(leaf) != np.dtype(object)]
+                if is_number or is_host
             ]
         except Exception as problem:  # noqa: BLE001  # a bad argument is for the program to refuse
             self._note(site, problem)
@@ -309,6 +312,22 @@ def _leaf(path: str, leaf: Any) -> _Leaf:
     shape = list(values.shape)
     described = {"path": path, "dtype": dtype, "shape": shape, "devices": devices, "parts": parts}
     return described, values
+
+
+def _other_leaf(path: str, leaf: Any) -> _Leaf:
+    """What is no number: its text, where that says all of it."""
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    text = ""
+    if type(leaf) in (str, bytes) or (not callable(leaf) and kind.startswith(("jax.", "jaxlib."))):
+        text = repr(leaf)
+    values = np.frombuffer(text.encode(), np.uint8)
+    dtype = kind if text else f"{_UNKNOWN} {kind}"
+    described = {"path": path, "dtype": dtype, "shape": [values.size], "devices": 0, "parts": 0}
+    return described, values
+
+
+def _dtype(leaf: Any) -> Any:
+    return getattr(leaf, "dtype", None)
 
 
 def _digests(values: np.ndarray) -> dict[str, Any]:

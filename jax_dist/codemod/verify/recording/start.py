@@ -13,8 +13,10 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from . import guard
 
 # Where the names live that make mapped functions.
 _ENTRY_POINTS = {
@@ -34,11 +36,12 @@ _wanted: dict[str, Any] | None = None  # what the recorder takes; None in merged
 _recorder: Any = None  # there is none before the program has imported jax
 
 
-def start(*, merged: bool = False, **wanted: Any) -> None:
+def start(*, merged: bool = False, writable: Sequence[str] = (), **wanted: Any) -> None:
     """Has the program recorded.
 
     Args:
       merged: the program records itself: it calls `both`.
+      writable: the only folders that it may write to; none: any.
       **wanted: `folder` and `files`, as `CallRecorder` takes them.
     """
     global _folder, _wanted
@@ -49,6 +52,8 @@ def start(*, merged: bool = False, **wanted: Any) -> None:
     else:
         sys.meta_path.insert(0, _Finder(_seeding))
     _folder = wanted["folder"]
+    if writable:
+        guard.install(_folder, writable)
     if not merged:
         _wanted = wanted
         sys.meta_path.insert(0, _Finder(_hooking))
@@ -143,6 +148,19 @@ def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
 
     ran(place)
     return pairs.both(place, old, new)
+
+
+def use(place: int, value: Any) -> Any:
+    """What another place has given, from here on with the calls of this one.
+
+    Args:
+      place: its number.
+      value: a function in both forms, or anything.
+    """
+    from . import pairs
+
+    ran(place)
+    return pairs.used(place, value)
 
 
 def host(place: int, function: Callable[[Any], Any], value: Any) -> Any:

@@ -1,0 +1,69 @@
+"""Refuses what Python code does to files outside of the folders that a run may write to.
+
+Where there is no overlay, this says which file it is, and what allows it. Native code and other
+programs pass; where the system can, it stops them itself (`isolation.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_INSIDE = {  # what changes a file, or what a link leads to: where its path is
+    **dict.fromkeys(("os.truncate", "os.chmod", "os.chown", "os.utime"), 0),
+    **dict.fromkeys(("os.setxattr", "os.removexattr", "os.chflags"), 0),
+}
+_NAMES = {  # what changes a folder: where paths and open folders are
+    **dict.fromkeys(("os.remove", "os.rmdir"), ((0, 1),)),
+    "os.mkdir": ((0, 2),),
+    "os.symlink": ((1, 2),),
+    **dict.fromkeys(("os.rename", "os.link"), ((0, 2), (1, 3))),
+}
+
+
+def install(folder: str, writable: Sequence[str]) -> None:
+    """From now on, Python code may write to these folders alone.
+
+    Args:
+      folder: of the records, where each refused path is written down.
+      writable: all other paths are refused.
+    """
+    roots = [os.path.realpath(each) for each in writable]
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            paths = [_real(path)] if isinstance(flags, int) and flags & _WRITES else []
+        elif event in _INSIDE:
+            paths = [_real(arguments[_INSIDE[event]])]
+        elif event in _NAMES:
+            paths = [_name(arguments[i], arguments[j]) for i, j in _NAMES[event]]
+        else:
+            return
+        for path in paths:
+            if path and not any(path == each or path.startswith(each + os.sep) for each in roots):
+                with open(os.path.join(folder, f"refused-{os.getpid()}.jsonl"), "a") as file:
+                    file.write(json.dumps(path) + "\n")
+                said = "--verify lets a run write to the project and to --scratch FOLDER alone"
+                raise PermissionError(errno.EACCES, said, path)
+
+    sys.addaudithook(hook)
+
+
+def _real(path: Any) -> str:
+    """Where a path leads to; nothing of an open file."""
+    return "" if isinstance(path, int) else os.path.realpath(os.fsdecode(path))
+
+
+def _name(path: Any, folder: int) -> str:
+    """The path itself, be it a link or not."""
+    path = os.fsdecode(path)
+    if folder != -1 and not os.path.isabs(path):
+        path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)
+    parent, name = os.path.split(path.rstrip(os.sep))
+    return os.path.join(os.path.realpath(parent), name)

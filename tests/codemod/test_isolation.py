@@ -1,0 +1,171 @@
+"""What a program does to files while it is verified does not last, wherever they lie."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+from jax_dist._usage import MisuseError
+from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.verify import isolation, sandbox
+from jax_dist.codemod.verify.ledger import Ledger
+from jax_dist.codemod.verify.trial import verified
+
+_WAYS = {"overlay": "", "locked copy": "1", "copy": "unlocked"}
+
+
+@pytest.fixture
+def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "pyproject.toml").touch()
+    monkeypatch.chdir(folder)
+    outside = tmp_path / "outside"
+    (outside / "sub").mkdir(parents=True)
+    for name in ("best.ckpt", "second.ckpt", "sub/last.ckpt"):
+        (outside / name).write_text("mine")
+    (folder / "link").symlink_to(outside)
+    return folder
+
+
+@pytest.fixture(params=[*_WAYS])
+def way(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch) -> str:
+    """Each way of keeping runs apart that this machine has."""
+    monkeypatch.setenv("JAX_DIST_VERIFY_BY_COPY", _WAYS[request.param])
+    (tmp_path / "trial").mkdir()
+    found = sandbox.Workspace([], tmp_path / "trial", [tmp_path / "project"], 8, None).way
+    if found != request.param:
+        pytest.skip(f"runs are kept apart by another way here: {found}")
+    return request.param
+
+
+def _verified(project: pathlib.Path, text: str, **options: object) -> Ledger:
+    file = project / "program.py"
+    file.write_text(text)
+    migrated = FileMigration(str(file), file.read_bytes(), file.read_bytes() + b"print('end')\n")
+    return verified([sys.executable, "program.py"], [migrated], merge=False, **options)
+
+
+def _tree(folder: pathlib.Path) -> dict[str, tuple[bytes, int]]:
+    files = (each for each in folder.rglob("*") if each.is_file())
+    return {str(each): (each.read_bytes(), each.stat().st_mode) for each in files}
+
+
+_HARM = {
+    "it deletes": "os.remove(outside + '/best.ckpt')",
+    "it writes over": "open(outside + '/best.ckpt', 'w').write('theirs')",
+    "it writes a new file": "open(outside + '/new.ckpt', 'w').write('theirs')",
+    "it renames": "os.rename(outside + '/best.ckpt', outside + '/old.ckpt')",
+    "it takes": "shutil.move(outside + '/best.ckpt', 'best.ckpt')",
+    "it puts over": "open('new', 'w').close(); shutil.move('new', outside + '/best.ckpt')",
+    "it removes a tree": "shutil.rmtree(outside)",
+    "it cuts off": "os.truncate(outside + '/best.ckpt', 0)",
+    "it makes a folder": "os.makedirs(outside + '/sub/new')",
+    "it changes rights": "os.chmod(outside + '/best.ckpt', 0o777)",
+    "through a link": "os.remove('link/best.ckpt')",
+    "through a link in the project": "open('link/sub/last.ckpt', 'a').write('theirs')",
+    "by a hard link": "try: os.link(outside + '/best.ckpt', 'a'); open('a', 'a').write('theirs')\n"
+    "except OSError: os.chmod(outside, 0)",
+}
+_NATIVE = {
+    "another program": "subprocess.run(['rm', '-r', outside])",
+    "another Python": "subprocess.run([sys.executable, '-I', '-c', 'import shutil, sys; "
+    "shutil.rmtree(sys.argv[1])', outside])",
+    "native code": "ctypes.CDLL(None).unlink(os.fsencode(outside + '/best.ckpt'))",
+}
+
+
+def _harmful(harm: str, tmp_path: pathlib.Path) -> str:
+    return (
+        "import ctypes, os, shutil, subprocess, sys\n"
+        f"outside = {str(tmp_path / 'outside')!r}\n"
+        f"print(sorted(os.listdir(outside)))\n{harm}\n"
+    )
+
+
+@pytest.mark.parametrize("harm", _HARM.values(), ids=_HARM)
+def test_no_file_outside_of_the_project_is_lost(
+    project: pathlib.Path, tmp_path: pathlib.Path, way: str, harm: str
+):
+    before = _tree(tmp_path / "outside")
+    found = _verified(project, _harmful(harm, tmp_path))
+
+    assert _tree(tmp_path / "outside") == before
+    assert found.runs is not None
+    if way == "overlay":  # it runs as ever, and neither run sees what the other one did
+        assert (found.runs.before.exit_code, found.runs.after.exit_code) == (0, 0)
+        assert found.runs.before.output + "\nend" == found.runs.after.output
+    else:
+        assert found.runs.before.exit_code == found.runs.after.exit_code == 1
+        (note,) = [each for each in found.notes if "kept from writing to" in each]
+        assert str(tmp_path / "outside") in note
+        assert "--scratch FOLDER" in note
+
+
+@pytest.mark.parametrize("harm", _NATIVE.values(), ids=_NATIVE)
+def test_no_file_is_lost_by_what_is_not_python_code(
+    project: pathlib.Path, tmp_path: pathlib.Path, way: str, harm: str
+):
+    if way == "copy":
+        pytest.skip("this way sees Python code only, and its report says so")
+    before = _tree(tmp_path / "outside")
+    _verified(project, _harmful(harm, tmp_path))
+
+    assert _tree(tmp_path / "outside") == before
+
+
+def test_what_is_no_file_of_the_user_can_be_written(project: pathlib.Path, way: str):
+    """The null device, temporary files, shared memory, locks between processes."""
+    found = _verified(
+        project,
+        "import multiprocessing, os, tempfile\n"
+        "from multiprocessing import shared_memory\n"
+        "open(os.devnull, 'w').write('x')\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    open(os.path.join(folder, 'a'), 'w').write('x')\n"
+        "with multiprocessing.Lock():\n"
+        "    memory = shared_memory.SharedMemory(create=True, size=8)\n"
+        "memory.close(); memory.unlink()\n",
+    )
+
+    assert found.runs is not None
+    assert found.runs.after.exit_code == 0, found.runs.after.output
+    assert not any("--scratch" in each for each in found.notes)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_folder_for_scratch_is_written_to_and_empty_again(
+    project: pathlib.Path, tmp_path: pathlib.Path, way: str, *, is_new: bool
+):
+    folder = tmp_path / "scratch"
+    if not is_new:
+        folder.mkdir()
+    found = _verified(
+        project,
+        f"import os\nos.makedirs({str(folder)!r}, exist_ok=True)\n"
+        f"print(os.listdir({str(folder)!r}))\n"
+        f"os.makedirs({str(folder / 'run' / '1')!r})\n"
+        f"open({str(folder / 'run' / 'best.ckpt')!r}, 'w').write('theirs')\n",
+        scratch=[str(folder)],
+    )
+
+    assert found.runs is not None
+    assert (found.runs.before.output, found.runs.after.output) == ("[]", "[]\nend")
+    assert not any("--scratch" in each for each in found.notes)
+    assert not folder.exists() if is_new else os.listdir(folder) == []
+
+
+def test_a_folder_that_holds_files_is_no_scratch(project: pathlib.Path, tmp_path: pathlib.Path):
+    outside = str(tmp_path / "outside")
+    with pytest.raises(MisuseError, match="must be a new folder or an empty one"):
+        _verified(project, "pass\n", scratch=[outside])
+
+    assert len(_tree(tmp_path / "outside")) == 3
+
+
+def test_a_mount_point_may_have_any_name(tmp_path: pathlib.Path):
+    listed = tmp_path / "mountinfo"
+    listed.write_bytes(b"1 2 0:1 / /mnt/a\\040b\\134c rw - ext4 /dev/a rw\n")
+
+    assert [*isolation.mount_points(str(listed))] == ["/mnt/a b\\c"]
