@@ -62,6 +62,8 @@ class Primitive:
     """Takes the largest or smallest element."""
     ordered: bool = False
     """Looks at several elements along a dimension, or at some by their number."""
+    runs_keys: bool = False
+    """Runs the functions of an implementation of random keys, which may be the user's."""
     draws: bool = False
     """Makes random numbers; equal keys make equal ones."""
     tied: bool = False
@@ -157,8 +159,10 @@ plain from 0.10: ormqr
 plain tied: custom_linear_solve
 
 # random numbers; rng_uniform has no key: each device has a state of its own
-plain draws: random_bits random_gamma rng_bit_generator
-plain: random_clone random_fold_in random_seed random_split random_unwrap random_wrap threefry2x32
+plain runs_keys draws: random_bits random_gamma
+plain draws: rng_bit_generator
+plain runs_keys: random_fold_in random_seed random_split
+plain: random_clone random_unwrap random_wrap threefry2x32
 plain from 0.10: philox2x32 philox4x32 threefry4x32
 opaque draws: rng_uniform
 

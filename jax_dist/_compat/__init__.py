@@ -29,10 +29,12 @@ from jax_dist._compat.fronts import traced_types as traced_types
 from jax_dist._compat.fronts import watch_calls as watch_calls
 from jax_dist._compat.parameters import call_of as call_of
 from jax_dist._compat.parameters import expanded as expanded
+from jax_dist._compat.parameters import has_own_keys as has_own_keys
 from jax_dist._compat.parameters import has_side_effects as has_side_effects
 from jax_dist._compat.parameters import is_of_jax as is_of_jax
 from jax_dist._compat.parameters import is_ref as is_ref
 from jax_dist._compat.parameters import is_unreduced as is_unreduced
+from jax_dist._compat.parameters import name_of as name_of
 from jax_dist._compat.parameters import newly_manual_axes as newly_manual_axes
 from jax_dist._compat.parameters import primitives_of_jax as primitives_of_jax
 from jax_dist._compat.parameters import scan_layout as scan_layout

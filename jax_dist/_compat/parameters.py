@@ -14,12 +14,19 @@ import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 
 
+@functools.cache
 def is_of_jax(primitive: Primitive) -> bool:
     """Whether a primitive is one of JAX's own: a user's may have any name.
 
     JAX makes them at import, and each is a global of one of its modules; there is no list of all.
     """
     return primitive in primitives_of_jax()
+
+
+def name_of(eqn: JaxprEqn) -> str:
+    """The name of an equation's primitive; one that no primitive of JAX has, if it is a user's."""
+    name = eqn.primitive.name
+    return name if is_of_jax(eqn.primitive) else f"{name} (not of jax)"
 
 
 def primitives_of_jax() -> frozenset[Primitive]:
@@ -34,6 +41,20 @@ def _found_in_modules(_count: int) -> frozenset[Primitive]:
         value for module in modules for value in list(getattr(module, "__dict__", {}).values())
     ]
     return frozenset(value for value in values if isinstance(value, Primitive))
+
+
+def has_own_keys(eqn: JaxprEqn) -> bool:
+    """Whether all random keys that it takes and gives are of JAX's own implementations."""
+    dtypes = {getattr(atom.aval, "dtype", None) for atom in (*eqn.invars, *eqn.outvars)}
+    kinds = {each for each in dtypes if each and jax.dtypes.issubdtype(each, jax.dtypes.prng_key)}
+    return kinds <= _key_types()
+
+
+@functools.cache
+def _key_types() -> frozenset[Any]:
+    names = ("threefry2x32", "rbg", "unsafe_rbg")
+    made = [jax.eval_shape(lambda name=name: jax.random.key(0, impl=name)) for name in names]
+    return frozenset(each.dtype for each in made)
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:

@@ -50,12 +50,12 @@ class _Around:
     on_devices: bool = False  # whether each device has its own values: inside of a shard_map
 
     def inside(self, eqn: JaxprEqn, path: Path) -> "_Around":
-        is_scan = eqn.primitive.name == "scan"
+        is_scan = _compat.name_of(eqn) == "scan"
         return _Around(
             interpreter.source_line(eqn) or self.line,
             self.rounds + is_scan,
             path if is_scan and not self.loop else self.loop,
-            self.on_devices or eqn.primitive.name == "shard_map",
+            self.on_devices or _compat.name_of(eqn) == "shard_map",
         )
 
 
@@ -71,7 +71,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        return self.eqn.primitive.name
+        return _compat.name_of(self.eqn)
 
     @property
     def record(self) -> Primitive:
@@ -148,7 +148,7 @@ class Graph:
                 path, sources = (*prefix, place), tuple(map(origins, eqn.invars))
                 if _is_entered(eqn):
                     carries = []
-                    if eqn.primitive.name == "scan":
+                    if _compat.name_of(eqn) == "scan":
                         layout = _compat.scan_layout(eqn.params, len(sources), len(eqn.outvars))
                         carries = list(zip(layout.carries_in, layout.carries_out, strict=True))
                     inner = list(sources)
@@ -173,7 +173,7 @@ class Graph:
 
 def _is_entered(eqn: JaxprEqn) -> bool:
     """Whether the equations inside are followed, rather than the equation itself."""
-    if eqn.primitive.name == "scan":
+    if _compat.name_of(eqn) == "scan":
         return eqn.params["length"] <= _LONGEST_SCAN
     return record_of(eqn).kind in ("call", "region") and bool(interpreter.bodies(eqn))
 
@@ -209,7 +209,7 @@ class Noise(NamedTuple):
 def _moved_where_rounded(eqn: JaxprEqn, values: Values, outs: Values, noise: Noise) -> Values:
     """The results of an equation, moved if it rounds."""
     record, sizes = record_of(eqn), outs
-    if eqn.primitive.name == "convert_element_type":  # only to a type with fewer digits
+    if _compat.name_of(eqn) == "convert_element_type":  # only to a type with fewer digits
         before, after = (jnp.result_type(var.aval) for var in (*eqn.invars, *eqn.outvars))
         if not 0 < epsilon(before) < epsilon(after):
             return outs
@@ -278,7 +278,7 @@ class _Evaluation:
             path = (*prefix, place)
             values = interpreter.read_all(eqn.invars, known)
             if _is_entered(eqn):
-                match eqn.primitive.name:
+                match _compat.name_of(eqn):
                     case "scan":
                         outs, inner = self._scan(eqn, values, path, draws)
                     case "shard_map":
@@ -295,7 +295,7 @@ class _Evaluation:
         return interpreter.read_all(body.outvars, known), records
 
     def _results(self, eqn: JaxprEqn, values: Values, drawn: Sequence[Any] | None) -> Values:
-        name, params = eqn.primitive.name, eqn.params
+        name, params = _compat.name_of(eqn), eqn.params
         if record_of(eqn).identity:
             return list(values)
         if name == "psum_invariant":  # as vma types know it; a vmap has none

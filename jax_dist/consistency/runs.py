@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _compat
 from jax_dist._exceptions import text_of
 from jax_dist.consistency import evaluation
 from jax_dist.consistency.evaluation import Draws, Graph, Path, Records, evaluate, manual_axes
@@ -157,7 +158,7 @@ class Global:
             raise self._own_mesh(said.partition("\n")[0], devices) from error
         # A function that brings a mesh of its own runs on that one, whatever is asked.
         for eqn in interpreter.equations(jaxpr):
-            if eqn.primitive.name == "shard_map":
+            if _compat.name_of(eqn) == "shard_map":
                 sizes = dict(eqn.params["mesh"].shape)
                 if math.prod(sizes.values()) != devices and manual_axes(eqn):
                     line = interpreter.source_line(eqn) or "a shard_map"

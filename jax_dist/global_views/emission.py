@@ -99,7 +99,7 @@ class Emitter:
             values.whole(atom) if isinstance(atom, Var) and place in whole else values.plain(atom)
             for place, atom in enumerate(eqn.invars)
         ]
-        rule = {"scan": _scan, "while": _while, "cond": _cond}[eqn.primitive.name]
+        rule = {"scan": _scan, "while": _while, "cond": _cond}[_compat.name_of(eqn)]
         with interpreter.located(eqn, anew=True):
             return rule(_Forms(self, plan, eqn), step, operands)
 
@@ -208,7 +208,7 @@ class Emitter:
         body = interpreter.open_jaxpr(jaxpr)
         parts = {body.invars[place]: part for place, part in inside.items()}
         run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, parts))
-        if eqn.primitive.name != "scan":
+        if _compat.name_of(eqn) != "scan":
             # Evaluated in its place, a checkpoint keeps what it is for: a computation of its own.
             is_checkpoint = record_of(eqn).call == "checkpoint"
             return run(lax.optimization_barrier(whole) if is_checkpoint else whole)
@@ -268,7 +268,7 @@ def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var
 
 
 def _without_constraint(eqn: JaxprEqn) -> Any:
-    return (lambda _, values: values) if eqn.primitive.name == "sharding_constraint" else None
+    return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
 
 
 def _scanned(turn: Callable, eqn: JaxprEqn, start: Values, walked: Values) -> Values:
@@ -285,7 +285,7 @@ def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard
     """
     if record_of(eqn).call in ("inline", "checkpoint"):
         found = dict(read)
-    elif eqn.primitive.name == "scan":
+    elif _compat.name_of(eqn) == "scan":
         layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
         first = len(layout.constants) + len(layout.carries_in)
         found = {n: _Shard(part.dim - 1) for n, part in read.items() if n >= first and part.dim}
@@ -375,10 +375,10 @@ def _reads_whole(step: Step) -> set[int]:
     They are gathered before the loop, if they are cut, and not in each turn.
     """
     eqn = step.eqn
-    if eqn.primitive.name == "scan":
+    if _compat.name_of(eqn) == "scan":
         layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
         offsets = [list(layout.constants)]
-    elif eqn.primitive.name == "while":
+    elif _compat.name_of(eqn) == "while":
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         of = {"cond_jaxpr": range(first), "body_jaxpr": range(first, first + second)}
         offsets = [list(of[name]) for name in bodies_of_while(eqn)]

@@ -221,7 +221,7 @@ class _Planner:
         if record_of(eqn).kind not in ("loop", "branch") or not self.axis.is_made_alike_by(eqn):
             return False
         # Under vmap a condition has many elements, and lax.while_loop takes one.
-        if eqn.primitive.name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape != ():
+        if _compat.name_of(eqn) == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape != ():
             return False
         return any(map(self._is_shared, eqn.outvars))
 
@@ -285,7 +285,7 @@ class _Planner:
         sums = [
             eqn
             for eqn in eqns
-            if eqn.primitive.name == "psum"
+            if _compat.name_of(eqn) == "psum"
             and tuple(eqn.params["axes"]) == (self.axis.name,)
             and eqn.params.get("axis_index_groups") is None
         ]

@@ -242,7 +242,7 @@ def build(setting: Setting, call: Call, state: _StateLeaves) -> StepProgram:
             do="Map once, over a mesh of all devices, or keep jax_dist.pmap for this function.",
         )
     for eqn in interpreter.equations(found.jaxpr):
-        if eqn.primitive.name != "sharding_constraint":
+        if _compat.name_of(eqn) != "sharding_constraint":
             continue
         sharding = eqn.params["sharding"]
         if state_placement.is_cut(getattr(sharding, "spec", P())):

@@ -134,7 +134,7 @@ class VaryingOrigin:
                 continue
             if (unknown := _unknown_in(eqn, shared)) is not None:
                 line = interpreter.source_line(unknown) or interpreter.source_line(eqn)
-                return cls(line, unknown.primitive.name, (), is_unknown=True)
+                return cls(line, _compat.name_of(unknown), (), is_unknown=True)
             last = eqn
             meets = [v for v in eqn.invars if isinstance(v, Var) and shared.get(v, True)]
             if met is None and not depends.isdisjoint(meets):
@@ -144,7 +144,7 @@ class VaryingOrigin:
         found = met or last
         if found is None:
             return cls("", "it comes in so", inputs)
-        return cls(interpreter.source_line(found), found.primitive.name, inputs)
+        return cls(interpreter.source_line(found), _compat.name_of(found), inputs)
 
 
 def _unknown_in(eqn: JaxprEqn, shared: Mapping[Var, bool]) -> JaxprEqn | None:
@@ -185,9 +185,9 @@ def wanted_cuts(body: Jaxpr, results: Sequence[Any], shared: Mapping[Var, bool])
 def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
     """For each body of a loop or a branch, how its results are wanted."""
     bodies = interpreter.bodies(eqn)
-    if eqn.primitive.name == "cond":
+    if _compat.name_of(eqn) == "cond":
         return [list(wanted) for _ in bodies]
-    if eqn.primitive.name == "while":
+    if _compat.name_of(eqn) == "while":
         found = {"cond_jaxpr": [None], "body_jaxpr": list(wanted)}
         return [found[name] for name in bodies_of_while(eqn)]
     layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
@@ -211,7 +211,7 @@ def _want(
 def _operands(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     """How the operands of an equation are wanted, if its results are wanted so."""
     params, unknown, record = eqn.params, [None] * len(eqn.invars), record_of(eqn)
-    match eqn.primitive.name:
+    match _compat.name_of(eqn):
         case _ if record.elementwise:
             shape = _shape(eqn.outvars[0])
             return [wanted[0] if _shape(atom) == shape else None for atom in eqn.invars]
@@ -246,11 +246,11 @@ def _before_move(eqn: JaxprEqn, spec: P) -> P | None:
     """
     params, own, new = eqn.params, _shape(eqn.invars[0]), _shape(eqn.outvars[0])
     named = dict(enumerate(spec))
-    if eqn.primitive.name == "squeeze":
+    if _compat.name_of(eqn) == "squeeze":
         kept = iter(spec)
         dropped = params["dimensions"]
         return P(*[None if dim in dropped else next(kept, None) for dim in range(len(own))])
-    if eqn.primitive.name == "transpose":
+    if _compat.name_of(eqn) == "transpose":
         order = params["permutation"]
         return P(*[named.get(order.index(dim)) for dim in range(len(order))])
     places = params["broadcast_dimensions"]
@@ -261,7 +261,7 @@ def _before_move(eqn: JaxprEqn, spec: P) -> P | None:
 
 def _result(eqn: JaxprEqn, cuts: Cuts) -> P | None:
     """How a result lies that is made of parts: a parameter in half precision, or transposed."""
-    name, shape = eqn.primitive.name, _shape(eqn.outvars[0])
+    name, shape = _compat.name_of(eqn), _shape(eqn.outvars[0])
     own = [
         (cuts[atom], _shape(atom)) for atom in eqn.invars if isinstance(atom, Var) and atom in cuts
     ]

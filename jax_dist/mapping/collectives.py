@@ -98,11 +98,11 @@ def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) ->
       places: by name, of all mapped axes around.
       fun_name: for messages.
     """
-    if eqn.primitive.name == "sharding_constraint":  # on a mesh that the body does not run on
+    if _compat.name_of(eqn) == "sharding_constraint":  # on a mesh that the body does not run on
         return lambda _, values: values
     named = [name for name in _named_axes(eqn) if name in places]
     if any(not places[name].is_plain for name in named):
-        rule = _RULES.get(eqn.primitive.name)
+        rule = _RULES.get(_compat.name_of(eqn))
         if rule is None:
             raise _without_rule(eqn, fun_name)
         return lambda eqn, values: rule(
@@ -142,7 +142,7 @@ def _without_rule(eqn: JaxprEqn, fun_name: str) -> UnsupportedError:
 
 
 def _located(eqn: JaxprEqn) -> str:
-    return f"{eqn.primitive.name} at {interpreter.source_line(eqn) or 'an unknown line'}"
+    return f"{_compat.name_of(eqn)} at {interpreter.source_line(eqn) or 'an unknown line'}"
 
 
 def _named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
@@ -200,7 +200,7 @@ class _Over:
         said = eqn.params.get("axis_index_groups")
         all_groups = said or [range(size)]
         longest = max(map(len, all_groups))
-        if min(map(len, all_groups)) < longest and eqn.primitive.name not in _OF_ANY_SIZE:
+        if min(map(len, all_groups)) < longest and record_of(eqn).over not in _OF_ANY_SIZE:
             raise refusal(
                 AxesError,
                 what=f"pmap of '{fun_name}' has axis_index_groups of unlike sizes in a collective "
@@ -267,7 +267,7 @@ def _psum(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
 
 def _extreme(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     """With NaN, as a vmap has it; pmax on CPU loses it."""
-    kind, dims = "max" if eqn.primitive.name == "pmax" else "min", _dimensions(eqn)
+    kind, dims = "max" if _compat.name_of(eqn) == "pmax" else "min", _dimensions(eqn)
     if over.names() and over.whole and all(has_extremes(x.dtype) for x in values):
         return [extreme(kind, x, dims, over.names()) for x in values]
     reduce = jnp.max if kind == "max" else jnp.min
@@ -320,7 +320,7 @@ def _pbroadcast(over: _Over, eqn: JaxprEqn, values: Values) -> Values:
     return [over.of_group(x)[eqn.params["source"]] for x in values]
 
 
-_OF_ANY_SIZE = ("psum", "pmax", "pmin")  # the groups may be
+_OF_ANY_SIZE = ("sum", "max", "min")  # the groups may be
 
 _RULES: dict[str, Callable[[_Over, JaxprEqn, Values], Values]] = {  # others are refused
     "axis_index": _axis_index,
@@ -353,7 +353,7 @@ def _runs_alone(eqn: JaxprEqn) -> bool:
     """Whether a vmap over an equation is something else than the equation for each slice."""
     if _collects_inside(eqn):
         return False
-    name, record = eqn.primitive.name, record_of(eqn)
+    name, record = _compat.name_of(eqn), record_of(eqn)
     if record.kind == "callback":
         return True
     if record.kind == "branch":  # a vmap runs all branches

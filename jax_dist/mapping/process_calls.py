@@ -432,7 +432,7 @@ def collectives(jaxpr: ClosedJaxpr) -> list[str]:
     """
     moves = []
     for eqn in equations(jaxpr):
-        name, record = eqn.primitive.name, record_of(eqn)
+        name, record = _compat.name_of(eqn), record_of(eqn)
         # These name a mesh axis, and move nothing.
         is_local = record.identity or record.over == "index"
         named = eqn.params.get("axes", eqn.params.get("axis_name", ()))

@@ -20,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _compat
 from jax_dist.mapping import axes, collectives, meshes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.body import Body, Call
@@ -98,12 +99,12 @@ class _Walk:
         return collectives.slice_by_slice(eqn, values, self.places, self.fun_name)
 
     def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
-        if eqn.primitive.name == "shard_map":
+        if _compat.name_of(eqn) == "shard_map":
             mesh = eqn.params["mesh"]
             if isinstance(mesh, AbstractMesh) and _first_axis(mesh) in self.regions:
                 return self._run_inside
         is_batched = any(place.local > 1 for place in self.places.values())
-        if is_batched and eqn.primitive.name in _MEANT_FOR_VMAP:
+        if is_batched and _compat.name_of(eqn) in _MEANT_FOR_VMAP:
             return lambda eqn, values: self.evaluate(interpreter.bodies(eqn)[0], values)
         return collectives.handler_of(eqn, self.places, self.fun_name)
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from jax_dist import _compat
 from jax_dist.errors import CapturedArrayError, CapturedArrayWarning, message
 from jax_dist.passes.constants import (
     Baked,
@@ -73,7 +74,7 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
 def _capture(baked: Baked, found: ArraySource) -> Capture:
     value = baked.value
-    is_old_key = baked.first_use is not None and baked.first_use.primitive.name == "random_wrap"
+    is_old_key = baked.first_use is not None and _compat.name_of(baked.first_use) == "random_wrap"
     return Capture(
         name=found.name,
         kind=found.kind,

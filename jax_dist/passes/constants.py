@@ -104,7 +104,7 @@ class _Search:
             place: self._meet(atom.val, within) if isinstance(atom, Literal) else held.get(atom)
             for place, atom in enumerate(eqn.invars)
         }
-        outer, inside = len(self.unlocated), (*within, eqn.primitive.name)
+        outer, inside = len(self.unlocated), (*within, _compat.name_of(eqn))
         for body, operands in zip(bodies(eqn), _operands_of_bodies(eqn), strict=True):
             given = {var: read[place] for place, var in operands.items() if read[place] is not None}
             unlocated = any(not self.found[identity].used_at for identity in given.values())
@@ -197,7 +197,7 @@ def _frozen(jaxpr: Any, known: dict[int, Any]) -> Any:
 def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
     """For each body of an equation, its inputs by the place of the operand they stand for."""
     inner = [open_jaxpr(body) for body in bodies(eqn)]
-    if eqn.primitive.name == "while":
+    if _compat.name_of(eqn) == "while":
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         carry = range(first + second, len(eqn.invars))
         condition, body = inner
@@ -205,7 +205,7 @@ def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
             dict(zip([*range(first), *carry], condition.invars, strict=True)),
             dict(zip([*range(first, first + second), *carry], body.invars, strict=True)),
         ]
-    offset = 1 if eqn.primitive.name == "cond" else 0  # its first operand picks the branch
+    offset = 1 if _compat.name_of(eqn) == "cond" else 0  # its first operand picks the branch
     return [
         dict(enumerate(body.invars, offset))
         if len(body.invars) + offset == len(eqn.invars)
@@ -241,7 +241,7 @@ class Substitution:
 
         def handle(eqn: JaxprEqn, values: Values) -> Values:
             values = instead(eqn.invars, values)
-            rule = _RULES.get(eqn.primitive.name)
+            rule = _RULES.get(_compat.name_of(eqn))
             needed = self.held_in(*bodies(eqn)) if rule else ()
             if rule is None or not needed:
                 return replay(eqn, values)
@@ -269,7 +269,7 @@ class Substitution:
         return tuple(dict.fromkeys(held for jaxpr in jaxprs for held in self._held[id(jaxpr)]))
 
     def _held_by(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
-        inner = bodies(eqn) if eqn.primitive.name in _RULES else ()
+        inner = bodies(eqn) if _compat.name_of(eqn) in _RULES else ()
         return (*self._wanted_of(_literals(eqn.invars)), *self.held_in(*inner))
 
     def _wanted_of(self, values: Sequence[Any]) -> list[Identity]:
@@ -353,7 +353,7 @@ def _jit(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Give
 @_rule("remat2", "custom_jvp_call", "custom_vjp_call")
 def _call(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
     """Not called again through `jax.checkpoint`, which cannot say that it is differentiated."""
-    name = "jaxpr" if eqn.primitive.name == "remat2" else "call_jaxpr"
+    name = "jaxpr" if _compat.name_of(eqn) == "remat2" else "call_jaxpr"
     params = {**eqn.params, name: substitution.widened(eqn.params[name], given)}
     if "num_consts" in params:  # the first operands, which are hidden from the user's rules
         params["num_consts"] += len(given)

@@ -19,6 +19,7 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import JaxprEqn, Var
 
+from jax_dist import _compat
 from jax_dist.passes.gather_states import Spread, aval_of, shape_of
 from jax_dist.passes.interpreter import Atom, Values, as_typed, bodies, open_jaxpr
 from jax_dist.passes.primitive_facts import record_of
@@ -136,7 +137,7 @@ class Constancy:
         return int(eqn.params["scatter_dimension"]) in self.along(eqn.invars[0])
 
     def _results(self, eqn: JaxprEqn) -> Sequence[_Dimensions]:
-        name, params, record = eqn.primitive.name, eqn.params, record_of(eqn)
+        name, params, record = _compat.name_of(eqn), eqn.params, record_of(eqn)
         if record.elementwise:  # constant where all operands are; one of rank 0 is so throughout
             rank = len(shape_of(eqn.outvars[0]))
             operands = [self.along(atom) for atom in eqn.invars if shape_of(atom)]

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from jax_dist import _compat
 from jax_dist.passes.gather_reductions import extreme, has_extremes, psum_over
 from jax_dist.passes.gather_states import (
     EmittedCollective,
@@ -45,9 +46,9 @@ def step_of(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     record = record_of(eqn)
     if record.elementwise:
         return _elementwise(eqn, states)
-    if record.kind == "opaque" or eqn.primitive.name not in _RULES:
-        raise Refuse(f"{eqn.primitive.name} needs the whole gathered value")
-    return _RULES[eqn.primitive.name](eqn, states)
+    if record.kind == "opaque" or _compat.name_of(eqn) not in _RULES:
+        raise Refuse(f"{_compat.name_of(eqn)} needs the whole gathered value")
+    return _RULES[_compat.name_of(eqn)](eqn, states)
 
 
 def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
@@ -179,7 +180,7 @@ def _window(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     if not isinstance(gathered, Gathered) or not all(isinstance(each, Whole) for each in starts):
         raise _no_collective(eqn)
     if holds(eqn, lambda inner: record_of(inner).kind not in ("plain", "call")):
-        raise Refuse(f"{eqn.primitive.name} has a function of which nothing is known")
+        raise Refuse(f"{_compat.name_of(eqn)} has a function of which nothing is known")
     for start in starts:
         if isinstance(start, Whole):
             _demand_same(eqn, gathered, start)
@@ -195,7 +196,7 @@ def _window(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 @_rule("rev", "split", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _along_axis(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     gathered, params = _only(states), eqn.params
-    for dimension in params["dimensions"] if eqn.primitive.name == "rev" else (params["axis"],):
+    for dimension in params["dimensions"] if _compat.name_of(eqn) == "rev" else (params["axis"],):
         _demand_other(eqn, gathered, dimension)
     return _with(eqn, gathered)
 
@@ -269,9 +270,9 @@ def _extreme(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
         return GatherStep((result,), replay)
     dtype = aval_of(eqn.outvars[0]).dtype
     if not has_extremes(dtype):
-        raise Refuse(f"{eqn.primitive.name} over devices has no order for {dtype.name}")
+        raise Refuse(f"{_compat.name_of(eqn)} over devices has no order for {dtype.name}")
     axes = tuple(int(axis) for axis in eqn.params["axes"])
-    kind: Literal["max", "min"] = "max" if eqn.primitive.name == "reduce_max" else "min"
+    kind: Literal["max", "min"] = "max" if _compat.name_of(eqn) == "reduce_max" else "min"
 
     def emit(eqn: JaxprEqn, values: Values) -> Values:
         (block,) = values
@@ -307,7 +308,7 @@ def _over(eqn: JaxprEqn, gone: Sequence[Spread]) -> Spread | None:
     if (dtype := aval_of(eqn.outvars[0]).dtype) in _NOT_REDUCED:
         raise Refuse(f"XLA has no reduction over devices for {dtype.name}")
     if len(gone) > 1 and any(spread.groups is not None for spread in gone):
-        raise Refuse(f"{eqn.primitive.name} over two gathered dimensions, one of them in groups")
+        raise Refuse(f"{_compat.name_of(eqn)} over two gathered dimensions, one of them in groups")
     names = tuple(name for spread in gone for name in spread.names)
     return Spread(names, gone[0].groups, math.prod(spread.size for spread in gone))
 
@@ -325,7 +326,7 @@ def _collective(
     widened = name == "psum" and _is_low_precision(aval.dtype)
     itemsize = 4 if widened else aval.dtype.itemsize
     size = math.prod(shape) * itemsize
-    return EmittedCollective(eqn.primitive.name, name, "all-reduce", size, over.size)
+    return EmittedCollective(_compat.name_of(eqn), name, "all-reduce", size, over.size)
 
 
 # ---- products
@@ -418,7 +419,7 @@ def _agreeing(eqn: JaxprEqn, states: Sequence[State]) -> Gathered:
     """The one way in which all gathered operands are spread."""
     gathered = [state for state in states if isinstance(state, Gathered)]
     if any(state.spreads != gathered[0].spreads for state in gathered):
-        raise Refuse(f"{eqn.primitive.name} mixes values that are gathered in different ways")
+        raise Refuse(f"{_compat.name_of(eqn)} mixes values that are gathered in different ways")
     return Gathered(gathered[0].spreads, sites_of(states))
 
 
@@ -449,7 +450,7 @@ def _cutter(eqn: JaxprEqn, shape: tuple[int, ...], spreads: dict[int, Spread]) -
     if not cut:
         return None
     if any(spread.groups is not None for spread in cut.values()):
-        raise Refuse(f"{eqn.primitive.name} mixes what is gathered in groups with a whole value")
+        raise Refuse(f"{_compat.name_of(eqn)} mixes what is gathered in groups with a whole value")
 
     def take(value: Any) -> Any:
         for dimension, spread in cut.items():
@@ -470,7 +471,7 @@ def _demand_same(eqn: JaxprEqn, gathered: Gathered, other: Whole) -> None:
     differing = [name for name in gathered.names if name not in other.same]
     if differing:
         raise Refuse(
-            f"{eqn.primitive.name} mixes the gathered value with one that may differ between "
+            f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ between "
             f"the devices of {spelled(differing)}"
         )
 
@@ -480,11 +481,11 @@ def _demand_no_sharding(eqn: JaxprEqn) -> None:
     for name in ("sharding", "out_sharding"):
         sharding = eqn.params.get(name)
         if sharding is not None and any(part is not None for part in sharding.spec):
-            raise Refuse(f"{eqn.primitive.name} asks for a sharding")
+            raise Refuse(f"{_compat.name_of(eqn)} asks for a sharding")
 
 
 def _demand_other_axes(eqn: JaxprEqn, gathered: Gathered) -> None:
-    names, name = axes_of(eqn), eqn.primitive.name.removesuffix("_invariant")
+    names, name = axes_of(eqn), _compat.name_of(eqn).removesuffix("_invariant")
     if set(names) & set(gathered.names):
         raise Refuse(f"{name} over {spelled(names)} of what was gathered over it")
 
@@ -495,7 +496,7 @@ def _demand_other(eqn: JaxprEqn, gathered: Gathered, dimension: Any) -> None:
 
 
 def _no_collective(eqn: JaxprEqn) -> Refuse:
-    name = eqn.primitive.name
+    name = _compat.name_of(eqn)
     return Refuse(f"{name} of the gathered dimension has no matching collective")
 
 

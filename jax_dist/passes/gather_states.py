@@ -183,6 +183,8 @@ class Gather:
         aval = aval_of(self.eqn.invars[0])
         if _compat.is_unreduced(aval):
             return "the gathered value is of an unreduced type"
+        if self.spread.groups is not None and _compat.varying_axes(aval):
+            return "JAX has no reduction over groups of devices under check_vma=True"
         if not all(isinstance(size, int) for size in aval.shape):
             return "the gathered value has a dimension of unknown size"
         return None

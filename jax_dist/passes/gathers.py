@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from jax_dist import _codes
+from jax_dist import _codes, _compat
 from jax_dist.passes.gather_reductions import Constancy, emit_sum
 from jax_dist.passes.gather_rules import step_of
 from jax_dist.passes.gather_states import (
@@ -101,7 +101,7 @@ def _outside(jaxpr: Any, findings: list[PassFinding], *, exact: bool) -> _Handle
     """Outside of any shard_map, where bodies stay bodies."""
     handlers: _Handlers = {}
     for place, eqn in enumerate(open_jaxpr(jaxpr).eqns):
-        if eqn.primitive.name == "shard_map":
+        if _compat.name_of(eqn) == "shard_map":
             inside, found = _decide(eqn, exact=exact)
             findings += found
             each = [inside]
@@ -168,7 +168,7 @@ def _findings(walk: "_GatherWalk") -> tuple[PassFinding, ...]:
 
 
 def _named(eqn: JaxprEqn) -> str:
-    return f"{eqn.primitive.name} over {spelled(axes_of(eqn))}"
+    return f"{_compat.name_of(eqn)} over {spelled(axes_of(eqn))}"
 
 
 # --- walks over the body of a shard_map and says what every equation becomes; nothing is traced
@@ -259,7 +259,7 @@ class _GatherWalk:
             scope=scope,
             facts=self._invariance.facts(body, same, scope),
             constant=Constancy(jaxpr, constant)
-            if contains(jaxpr, lambda eqn: eqn.primitive.name == "reduce_scatter")
+            if contains(jaxpr, lambda eqn: _compat.name_of(eqn) == "reduce_scatter")
             else None,
             gathered={v: g for v, g in zip(jaxpr.invars, gathered, strict=True) if g},
             makers={},
@@ -277,7 +277,7 @@ class _GatherWalk:
     # ---- equations
 
     def _equation(self, eqn: JaxprEqn, at: Site, frame: _GatherFrame) -> Handler | None:
-        name = eqn.primitive.name
+        name = _compat.name_of(eqn)
         if name == "all_gather":
             return self._gather(eqn, at, frame)
         if record_of(eqn).call == "inline":
@@ -378,7 +378,7 @@ class _GatherWalk:
         if not any(contains(body, _is_of_interest) for body in inner):
             return None
         same = frame.same(eqn)
-        if eqn.primitive.name == "shard_map":
+        if _compat.name_of(eqn) == "shard_map":
             found = [self.shard_map(eqn, same, frame.scope, at)]
         else:
             inputs = self._invariance.of_body_inputs(eqn, same, frame.scope)
@@ -434,7 +434,7 @@ def _may_round(eqn: JaxprEqn) -> bool:
 
 
 def _is_of_interest(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in GATHERS
+    return _compat.name_of(eqn) in GATHERS
 
 
 # --- names and reasons for reports, in the words of the user
@@ -463,7 +463,7 @@ def _why_outside(eqn: JaxprEqn) -> str:
 
 def _plain_name(eqn: JaxprEqn) -> str:
     """In the user's words: "relu" of a custom_jvp_call."""
-    name, call = eqn.primitive.name, record_of(eqn).call
+    name, call = _compat.name_of(eqn), record_of(eqn).call
     if call == "ruled":
         return _traced_function(bodies(eqn)[0])[0] or name
     return "checkpoint" if call == "checkpoint" else "while loop" if name == "while" else name

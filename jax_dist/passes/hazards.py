@@ -176,7 +176,7 @@ def _followed(
     eqn: JaxprEqn, same: list[Same], given: list[_Known]
 ) -> tuple[_Noise | None, frozenset[int]]:
     """The noise that a result still is, and the dimensions along which it is constant."""
-    name, record = eqn.primitive.name, record_of(eqn)
+    name, record = _compat.name_of(eqn), record_of(eqn)
     if record.elementwise or record.identity:
         flat = frozenset.intersection(*[each.flat for each in given])
         return _scaled(same, given), flat
@@ -286,7 +286,7 @@ def _sums_in_body(
             )
         else:
             # In transposing, a psum of the user's becomes a pvary.
-            of_sum |= by_jax and eqn.primitive.name == "pvary" and isinstance(eqn.invars[0], Var)
+            of_sum |= by_jax and _compat.name_of(eqn) == "pvary" and isinstance(eqn.invars[0], Var)
             made = _Summed(axes if record.linear else frozenset(), of_sum)
             known.update(dict.fromkeys(eqn.outvars, made))
         for inner in interpreter.bodies(eqn):

@@ -181,8 +181,8 @@ def replay_with(eqn: JaxprEqn, change: Callable[[Any], Any], values: Sequence[An
         if len(bodies(eqn)) > 1 or len(open_jaxpr(body).invars) != len(eqn.invars):
             raise refusal(
                 UnsupportedError,
-                what=f"the body of {eqn.primitive.name} cannot be traced again",
-                which=[f"{eqn.primitive.name} at {source_line(eqn) or 'an unknown line'}"],
+                what=f"the body of {_compat.name_of(eqn)} cannot be traced again",
+                which=[f"{_compat.name_of(eqn)} at {source_line(eqn) or 'an unknown line'}"],
                 why="it computes with constant arrays, and takes none of the operands as they are",
                 do="Pass these arrays to it as arguments.",
             )
@@ -373,7 +373,7 @@ def run_bodies(
       eqn: one with bodies.
       values: its operands.
     """
-    if eqn.primitive.name == "shard_map":
+    if _compat.name_of(eqn) == "shard_map":
         return call_shard_map(eqn, evaluates[0], values)
     numbers = itertools.count()
 

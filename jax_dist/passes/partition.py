@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _codes, errors
+from jax_dist import _codes, _compat, errors
 from jax_dist._exceptions import text_of
 from jax_dist.passes import interpreter, propagation
 from jax_dist.passes.interpreter import Atom, EquationPlace, Path, Values
@@ -142,7 +142,7 @@ def plan_partitioning(
         except _RouteRefused as reason:
             findings.append(_finding(site, "refused", "left as it is", str(reason)))
         else:
-            around = [eqn.primitive.name for eqn in site.around]
+            around = [_compat.name_of(eqn) for eqn in site.around]
             is_ruled = any(name.startswith(("custom_vjp", "custom_jvp")) for name in around)
             why = "the function only: its derivative rules can be seen from around jax.grad"
             route, name = handlers[site.path], _name_of(site)
@@ -347,7 +347,7 @@ def _full(spec: P, rank: int) -> P:
 
 def _regions(site: EquationPlace) -> list[JaxprEqn]:
     """The shard_maps around the call."""
-    return [eqn for eqn in site.around if eqn.primitive.name == "shard_map"]
+    return [eqn for eqn in site.around if _compat.name_of(eqn) == "shard_map"]
 
 
 def _check_lowering(
@@ -366,7 +366,7 @@ def _check_lowering(
             for values in (traced.out_avals, wanted)
         ]
         raise _RouteRefused(f"its lowering gives {names[0]} where its partition() says {names[1]}")
-    if traced.consts and any(around.primitive.name == "remat2" for around in site.around):
+    if traced.consts and any(_compat.name_of(around) == "remat2" for around in site.around):
         raise _RouteRefused(
             "its lowering captures arrays, and jax.checkpoint around it cannot hold them"
         )

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from jax_dist import _compat
 from jax_dist.errors import shown
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Values
@@ -116,7 +117,7 @@ def evaluate_through(
     Returns:
       The results, and what the passes found.
     """
-    primitives = {eqn.primitive.name for eqn in interpreter.equations(source)}
+    primitives = {_compat.name_of(eqn) for eqn in interpreter.equations(source)}
     jaxpr = source if evaluate is None else None
     if evaluate is None:
         evaluate = lambda *args: interpreter.run(source, args, {})

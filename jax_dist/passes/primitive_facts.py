@@ -29,6 +29,8 @@ _answers: dict[Hashable, bool] = {}
 def record_of(eqn: JaxprEqn) -> primitives.Primitive:
     """What is known of an equation's primitive."""
     record = own_record(eqn.primitive)
+    if record is not None and record.runs_keys and not _compat.has_own_keys(eqn):
+        return primitives.record("")  # it runs functions of the user, which no parameter shows
     if record is None:
         return _asked(eqn) if eqn.primitive in _listed() else primitives.record("")
     if record.elementwise and not _keeps_rank(eqn):  # a bitcast to a type of another size

@@ -15,6 +15,7 @@ from jax.extend.mlir.dialects import sdy
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import EquationPlace, Handler, Path, Values
 
@@ -189,7 +190,7 @@ _SITE = re.compile(r"jax_dist_site_([\d.]+)")
 
 
 def is_partitioned(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "custom_partitioning"
+    return _compat.name_of(eqn) == "custom_partitioning"
 
 
 def mesh_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) -> Mesh | None:
@@ -208,7 +209,7 @@ def meshes_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) 
     regions: list[Any] = []
     for eqn in interpreter.equations(jaxpr):
         params = eqn.params
-        match eqn.primitive.name:
+        match _compat.name_of(eqn):
             case "jit":
                 asked += (*params["in_shardings"], *params["out_shardings"])
             case "sharding_constraint":
@@ -330,4 +331,4 @@ def _name(path: Path) -> str:
 
 def _is_plain_jit(eqn: JaxprEqn) -> bool:
     said = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    return eqn.primitive.name == "jit" and not any(isinstance(x, Sharding) for x in said)
+    return _compat.name_of(eqn) == "jit" and not any(isinstance(x, Sharding) for x in said)

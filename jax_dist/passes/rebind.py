@@ -201,7 +201,7 @@ def _bind(
             return body
         return jax.make_jaxpr(lambda *args: again(body, args))(*map(type_of, avals))
 
-    name, params = eqn.primitive.name, eqn.params
+    name, params = _compat.name_of(eqn), eqn.params
     if record_of(eqn).call == "inline":
         inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
         call = lambda *args: again(inner, args)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import Mesh
 
+from jax_dist import _compat
 from jax_dist._exceptions import text_of
 from jax_dist._usage import counted
 from jax_dist.mapping.body import type_of
@@ -235,7 +236,7 @@ def _is_unit_dimension(eqn: JaxprEqn) -> bool:
     """Whether a dimension of length 1 comes or goes, and nothing else."""
     ends: list[Any] = [eqn.invars[0].aval, eqn.outvars[0].aval]
     before, after = ([size for size in aval.shape if size != 1] for aval in ends)
-    return record_of(eqn).moves and eqn.primitive.name != "transpose" and before == after
+    return record_of(eqn).moves and _compat.name_of(eqn) != "transpose" and before == after
 
 
 def _mapped_step(traced: jax.stages.Traced) -> _Step | None:
@@ -251,13 +252,13 @@ def _mapped_step(traced: jax.stages.Traced) -> _Step | None:
             return None
         if (site := PmapSite.of(eqn)) is not None:
             break
-        if eqn.primitive.name != "jit" or len(arguments) < len(eqn.invars):
+        if _compat.name_of(eqn) != "jit" or len(arguments) < len(eqn.invars):
             return None
         closed = eqn.params["jaxpr"]
     values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     captured = [values[v] for v in eqn.invars if isinstance(v, Var) and v in values]
     if eqn.invars[len(captured) :] != arguments or interpreter.contains(
-        site.body, lambda eqn: eqn.primitive.name == "shard_map"
+        site.body, lambda eqn: _compat.name_of(eqn) == "shard_map"
     ):
         return None
     return _Step(site, captured)

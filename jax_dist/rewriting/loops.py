@@ -120,7 +120,7 @@ class _LoopWalk:
         site = PmapSite.of(eqn)
         if site is not None:
             return self._pmap(eqn, states, site)
-        name, record = eqn.primitive.name, record_of(eqn)
+        name, record = _compat.name_of(eqn), record_of(eqn)
         if record.call == "inline":
             return self._call(eqn, states)
         if record.kind in ("loop", "branch"):

@@ -52,7 +52,7 @@ class PmapSite:
         told from others by the file that its body was defined in. `around` is the line of what
         holds the equation: those inside a jit know only lines inside it.
         """
-        if eqn.primitive.name != "shard_map" or eqn.params["check_vma"]:
+        if _compat.name_of(eqn) != "shard_map" or eqn.params["check_vma"]:
             return None
         source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
         of_jax, of_ours = _FILE_OF_JAX in source, _OUR_FILE in source
@@ -70,7 +70,7 @@ def pmap_sites(jaxpr: Any, around: str = "") -> list[PmapSite]:
         site = PmapSite.of(eqn, around)
         if site is not None:
             found.append(site)
-        elif eqn.primitive.name != "shard_map":
+        elif _compat.name_of(eqn) != "shard_map":
             for body in interpreter.bodies(eqn):
                 found.extend(pmap_sites(body, interpreter.source_line(eqn) or around))
     return found

@@ -161,7 +161,7 @@ def _loops_inside(
     found = {}
     for eqn in interpreter.open_jaxpr(jaxpr).eqns:
         where = interpreter.source_line(eqn) or around
-        name = eqn.primitive.name
+        name = _compat.name_of(eqn)
         sites = [site for body in interpreter.bodies(eqn) for site in pmap_sites(body)]
         if not sites or PmapSite.of(eqn) is not None or name == "shard_map":
             continue
@@ -308,7 +308,7 @@ def _collect(
                 if move is not None:
                     spec = _named(move, eqn.params["in_specs"][place])
                     found.setdefault(number, set()).add(NamedSharding(move.mesh, spec))
-        elif eqn.primitive.name == "jit":
+        elif _compat.name_of(eqn) == "jit":
             body = interpreter.open_jaxpr(eqn.params["jaxpr"])
             inner = {body.invars[place]: number for place, number in read.items()}
             _collect(body, inner, mesh, found)

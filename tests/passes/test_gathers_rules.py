@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from gather_cases import Count
 from gather_checks import assert_close, blocks, count, lines, mesh_of, planned, rewritten_leaves
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+import jax_dist
 from jax_dist.passes.interpreter import equations
 
 pytestmark = pytest.mark.rewriting
@@ -144,3 +146,17 @@ def test_what_does_not(body, why):
     plan = planned(on_four(body), X)
     assert plan.evaluate is None
     assert {finding.why for finding in plan.findings} == {why}
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_a_reduction_over_groups_is_refused_where_jax_has_none(check_vma):
+    def body(x):
+        return lax.all_gather(x, "i", axis_index_groups=[[0, 1], [2, 3]]).sum(0)
+
+    function = jax.shard_map(
+        body, mesh=mesh_of(i=4), in_specs=P("i"), out_specs=P("i"), check_vma=check_vma
+    )
+
+    np.testing.assert_allclose(jax_dist.rewrite(function)(X), function(X), rtol=1e-6)
+    why = "JAX has no reduction over groups of devices under check_vma=True"
+    assert any(why in line for line in lines(planned(function, X))) == check_vma

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from gather_checks import blocks, mesh_of
 from jax import lax
+from jax.extend import random as extended_random
 from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
@@ -276,3 +278,49 @@ def shard_maps(function):
     """Their equations, the outer one first."""
     found = equations(jax.make_jaxpr(function)(X))
     return [eqn for eqn in found if eqn.primitive.name == "shard_map"]
+
+
+# ---- what only has the name of JAX's own
+
+
+@pytest.mark.parametrize(
+    "name", ["all_gather", "reduce_scatter", "while", "cond", "scan", "shard_map", "jit", "psum"]
+)
+def test_a_primitive_of_a_user_with_a_name_of_jax_is_left_alone(name):
+    doubled = Primitive(name)
+    doubled.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(doubled, mlir.lower_fun(lambda x: 2 * x, multiple_results=False))
+
+    def body(x):
+        return doubled.bind(x) + lax.all_gather(x, "i").mean(0)
+
+    function = jax.shard_map(
+        body, mesh=mesh_of(i=4), in_specs=P("i"), out_specs=P("i"), check_vma=False
+    )
+    x = blocks(8, 3)
+
+    np.testing.assert_allclose(jax_dist.rewrite(function)(x), function(x), rtol=1e-6)
+
+
+def test_random_bits_of_a_users_own_keys_may_differ():
+    base = jax.random.key(0)
+    implementation = extended_random.define_prng_impl(
+        key_shape=(2,),
+        seed=lambda seed: jax.random.key_data(jax.random.key(seed)),
+        split=lambda key, shape: jax.random.key_data(
+            jax.random.split(jax.random.wrap_key_data(key), shape)
+        ),
+        random_bits=lambda key, width, shape: (
+            jax.random.bits(jax.random.wrap_key_data(key), shape, jnp.uint32)
+            ^ lax.axis_index("i").astype(jnp.uint32)
+        ),
+        fold_in=lambda key, data: key,
+        tag="own",
+    )
+    key_data = jax.random.key_data(base)
+
+    def bits(x):
+        return jax.random.bits(jax.random.wrap_key_data(key_data, impl=implementation), (2, 3))
+
+    assert same(bits) == NONE
+    assert same(lambda x: jax.random.bits(jax.random.wrap_key_data(key_data), (2, 3))) == BOTH

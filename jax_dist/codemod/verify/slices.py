@@ -271,9 +271,7 @@ class _TextUniformity(Uniformity):
         return body
 
     def bodies(self, eqn: "_TextEquation") -> list[Any]:
-        values = eqn.params.values()
-        parts = (value if isinstance(value, list) else [value] for value in values)
-        return [part for several in parts for part in several if isinstance(part, _TextProgram)]
+        return list(_programs(eqn.params))
 
     def hidden_body(self, eqn: "_TextEquation") -> None:
         return None
@@ -327,8 +325,19 @@ class _TextProgram:
 
 def _with_programs(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return _TextProgram.of(value["jaxpr"]) if "jaxpr" in value else value
+        if "jaxpr" in value:
+            return _TextProgram.of(value["jaxpr"])
+        return {name: _with_programs(each) for name, each in value.items()}
     return [_with_programs(each) for each in value] if isinstance(value, list) else value
+
+
+def _programs(value: Any) -> Iterator[_TextProgram]:
+    """Those among the parameters of an equation, however deep, in order."""
+    if isinstance(value, _TextProgram):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _programs(each)
 
 
 def _equal(text: Mapping[str, Any], given: Sequence[bool], axis: str) -> list[bool]:

@@ -18,8 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dist._exceptions import text_of
-
 from . import programs, start, values
 from .programs import is_traced
 from .values import Difference
@@ -268,7 +266,7 @@ def _donated(old: Any, new: Any) -> list[Difference]:
 
 
 def _raised(error: Exception) -> Difference:
-    first = text_of(error).partition("\n")[0]
+    first = programs.text_of(error).partition("\n")[0]
     return "error", f"raised {type(error).__name__} after: {first[:200]}"
 
 

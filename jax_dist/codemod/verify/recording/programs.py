@@ -6,8 +6,10 @@ Types of parameters that are not known here are written as opaque, and no proof 
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import os
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.extend.core import Primitive
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 _ROW = 64  # elements of a constant that may be one number for each device
@@ -82,6 +85,8 @@ class _Writer:
 
     def _equation(self, equation: Any) -> list[Any]:
         primitive = equation.primitive.name
+        if equation.primitive not in _primitives_of_jax(len(sys.modules)):
+            primitive = f"{primitive} (not of jax)"  # a user's may have any name
         has_rule = primitive.startswith("custom_") and primitive.endswith("_call")
         dropped = _DROPPED if has_rule else _DROPPED - _ONLY_IN_CALLS
         given = dict(equation.params)
@@ -92,6 +97,9 @@ class _Writer:
         parameters = {k: self._value(v) for k, v in sorted(given.items()) if k not in dropped}
         if any(type(each).__name__ != "NamedAxisEffect" for each in equation.effects):
             parameters["effects"] = {"opaque": "effects"}
+        keys = (each.aval for each in (*equation.invars, *equation.outvars))
+        if any(getattr(each, "dtype", None) not in _key_types() for each in keys if _is_key(each)):
+            parameters["keys"] = {"opaque": "random keys of a user's own kind"}
         if context := self._context(equation):
             parameters["ctx"] = context
         operands = [self._operand(each) for each in equation.invars]
@@ -182,6 +190,26 @@ class _Writer:
         if name not in self._names:
             self._names.append(name)
         return f"axis {self._names.index(name)}"
+
+
+@functools.lru_cache(maxsize=1)
+def _primitives_of_jax(_modules: int) -> frozenset[Any]:
+    """Each is a global of one of JAX's modules; those that are loaded are asked."""
+    loaded = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "jax" and m]
+    values = [value for module in loaded for value in list(vars(module).values())]
+    return frozenset(value for value in values if isinstance(value, Primitive))
+
+
+def _is_key(aval: Any) -> bool:
+    return jnp.issubdtype(getattr(aval, "dtype", np.float32), jax.dtypes.prng_key)
+
+
+@functools.cache
+def _key_types() -> frozenset[Any]:
+    """Those of JAX's own implementations."""
+    names = ("threefry2x32", "rbg", "unsafe_rbg")
+    made = [jax.eval_shape(lambda name=name: jax.random.key(0, impl=name)) for name in names]
+    return frozenset(each.dtype for each in made)
 
 
 def _type(aval: Any) -> str:
@@ -390,3 +418,11 @@ class ProgramTexts:
         self._known[keys[whole]] = number, (function, arguments)
         self._write(event="text", site=site, number=number, **found)
         return number
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says; only its type where that is code of its own, which may never end."""
+    is_plain = type(error).__str__ is BaseException.__str__
+    if is_plain and all(isinstance(each, str | int | float) for each in error.args):
+        return str(error)[:1000]
+    return type(error).__name__

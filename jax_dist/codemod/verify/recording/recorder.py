@@ -26,8 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dist._exceptions import told
-
 from . import programs
 from .programs import is_traced
 
@@ -281,7 +279,12 @@ class CallRecorder:
 
     def _note(self, site: _Site, problem: Exception) -> None:
         """Something of ours failed; the program goes on."""
-        self._write(event="problem", site=site.number, problem=told(problem).what)
+        problem_text = f"{type(problem).__name__}: {programs.text_of(problem)}"
+        self._write(
+            event="problem",
+            site=site.number,
+            problem=f"{type(problem).__name__}: {text_of(problem)}",
+        )
 
     def _write(self, **event: Any) -> None:
         with self._lock, open(os.path.join(self._folder, "calls.jsonl"), "a") as file:
