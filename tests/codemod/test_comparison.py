@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from jax_dist.codemod.verify.comparison import compare
+from jax_dist.codemod.verify.calls import compare
 from jax_dist.codemod.verify.evidence import Array, CallRecord, SiteRecord
 from jax_dist.codemod.verify.ledger import SiteComparison
 

@@ -96,7 +96,7 @@ class _Project:
     def is_reached(self) -> bool:
         """Whether the program has run to where it rests."""
         try:
-            return bool(self.heard.recv(10, socket.MSG_DONTWAIT))
+            return bool(self.heard.recv(10, socket.MSG_DONTWAIT | socket.MSG_PEEK))
         except BlockingIOError:
             return False
 

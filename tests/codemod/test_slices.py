@@ -19,7 +19,7 @@ from verified_programs import IDIOMATIC, TRAINING, changed, recorded_together
 
 import jax_dist
 from jax_dist._compat import CAN_REWRITE
-from jax_dist.codemod.verify import comparison, program_text, slices
+from jax_dist.codemod.verify import calls, program_text, slices
 from jax_dist.codemod.verify.comparison import pairs
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.recording import programs
@@ -253,7 +253,7 @@ def test_two_recorded_runs_prove_a_dropped_axis(tmp_path):
     texts = {"before": source, "after": changed(*edits, source=source)}
     runs = recorded_together(texts, tmp_path / "program")
     found, _ = pairs(runs["before"].record, runs["after"].record)
-    step_, _ = (comparison.compare(*pair, 0.0) for pair in found)
+    step_, _ = (calls.compare(*pair, 0.0) for pair in found)
 
     assert step_.unproved == ""
     assert [slices.proof(each) for each in step_.signatures] == [("R5", "R6", "R7")]

@@ -20,7 +20,7 @@ from verified_programs import changed
 from jax_dist._compat import CAN_REWRITE
 from jax_dist._usage import MisuseError
 from jax_dist.codemod.results import FileMigration
-from jax_dist.codemod.verify import comparison, edits, sandbox
+from jax_dist.codemod.verify import comparison, edits, sandbox, workplace
 from jax_dist.codemod.verify.ledger import (
     REQUIREMENTS,
     Ending,
@@ -390,7 +390,7 @@ def test_what_a_killed_run_has_left_goes_with_the_next(tmp_path: pathlib.Path):
         (tmp_path / name / "lock").touch()
     with open(tmp_path / names[2] / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with sandbox.working_folder(str(tmp_path)) as made:
+        with workplace.working_folder(str(tmp_path)) as made:
             left = {each.name for each in tmp_path.iterdir()} - {made.name}
 
     assert left == set(names[1:])
@@ -404,12 +404,12 @@ def test_a_folder_that_is_being_made_is_nobodys_leftover(tmp_path: pathlib.Path,
 
     def first(file, how):
         monkeypatch.setattr(fcntl, "flock", flock)
-        with sandbox.working_folder(str(tmp_path)) as other:
+        with workplace.working_folder(str(tmp_path)) as other:
             others.append(other)
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", first)
-    with sandbox.working_folder(str(tmp_path)) as made:
+    with workplace.working_folder(str(tmp_path)) as made:
         assert len(others) == 1
         assert os.listdir(made) == ["lock"]
     assert os.listdir(tmp_path) == []

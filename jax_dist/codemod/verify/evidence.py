@@ -5,6 +5,7 @@ spots, in one file for each.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from jax_dist.codemod.verify.program_text import Spot
 
 _SHOWN = 3  # problems of one place
 _TAIL_LINES = 12  # of a program's output
+_WHERE = re.compile(r" \(line [^)]*\)")  # of the program that ran, not of the user's
 _IDLE = ("it was made, and never called",)
 _MAPS_NOTHING = ("jit", "host")  # kinds of sites, but for a jit that has something mapped inside
 
@@ -311,7 +313,8 @@ def judged(
     if uses and not (evidence.calls or evidence.sides):
         return _together(uses)
     if idle := sorted(evidence.made - evidence.called):
-        notes = (f"never called: {', '.join(idle)}",) if evidence.called else _IDLE
+        named = dict.fromkeys(_WHERE.sub("", each) for each in idle)
+        notes = (f"never called: {', '.join(named)}",) if evidence.called else _IDLE
         return Judgement(Rung.NEVER_RAN, evidence.calls, equal, notes=notes)
     inside = _inside(evidence, found, others)
     if not evidence.calls:

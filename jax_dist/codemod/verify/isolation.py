@@ -59,8 +59,8 @@ def _enter(root: str, uppers: Mapping[str, list[str]], shared: Iterable[str]) ->
     view = _View({*mount_points()})
     own = {point: list(map(_opened, (point, *folders))) for point, folders in uppers.items()}
     kept = {point: _opened(point) for point in shared}
-    for name in ("memory", "root"):
-        _call("mount", b"memory", os.fsencode(name), b"tmpfs", 0, None)
+    for name, options in ((b"memory", None), (b"root", b"size=16m")):  # no file lies in the second
+        _call("mount", b"memory", name, b"tmpfs", 0, options)
     os.chmod("root", 0o755)
     view.fill("/", "root")
     for point, (below, above, work) in own.items():

@@ -8,36 +8,25 @@ lead into as far as we can see them; it may write nowhere else.
 import ast
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
-import signal
-import stat
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError
-from jax_dist.checker.model import sources
-from jax_dist.codemod.verify import evidence, isolation
+from jax_dist.codemod.verify import evidence, isolation, workplace
 from jax_dist.codemod.verify.evidence import Run
 from jax_dist.launch.ranks import run_to_end
 
 _Way: TypeAlias = Literal["overlay", "locked copy", "copy"]
 
-_ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people end a program
-
 _RECORDING = Path(__file__).with_name("recording")
-_PREFIX, _LOCK = "jax_dist_verify_", "lock"
-_LEFT_OUT = ("__pycache__", ".git", ".hg")
 _OPEN = ("/dev", "/proc")  # where a program writes that keeps nothing
-_PLACES = ("/var/tmp", "/dev/shm")  # where nothing of the user's is, beside the usual one
 
 
 @contextlib.contextmanager
@@ -67,7 +56,7 @@ def stage(
     """
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    folders = _roots(files)
+    folders = workplace.roots(files)
     free = [Path(each).resolve() for each in scratch]
     for each in free:
         if each.exists() and not (each.is_dir() and not os.listdir(each)):
@@ -77,8 +66,11 @@ def stage(
         raise SystemExit(128 + number)
 
     # Signals raise, as Ctrl-C does by itself, so that what runs is ended.
-    others = [name for name in _ENDING if name != "SIGINT"]
-    with _signals(others, leave), working_folder(_outside(folders)) as folder:
+    others = [name for name in workplace.ENDING if name != "SIGINT"]
+    with (
+        workplace.signals(others, leave),
+        workplace.working_folder(workplace.outside(folders)) as folder,
+    ):
         yield Workspace(tuple(command), folder, folders, devices, timeout, free)
 
 
@@ -172,33 +164,10 @@ class Workspace:
                 {"package": str(_RECORDING), "folder": str(records), **wanted}
             ),
         }
-        with _emptied(self._scratch if writable else ()):
+        with workplace.emptied(self._scratch if writable else ()):
             command = box.command(self.command, writable)
             code = run_to_end(command, environment, output, self._timeout)
         return evidence.read(code, output.read_text(errors="replace"), records)
-
-
-@contextlib.contextmanager
-def _emptied(folders: Iterable[Path]) -> Iterator[None]:
-    """Folders that had been empty lose what a run leaves in them, and go where they were new."""
-    with contextlib.ExitStack() as stack:
-        for folder in folders:
-            is_new = not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.listdir(folder):
-                raise MisuseError(f"--scratch {folder}: something was put there meanwhile")
-            stack.callback(_empty, folder, whole=is_new)
-        yield
-
-
-def _empty(folder: Path, *, whole: bool) -> None:
-    for each in os.scandir(folder):
-        if each.is_dir(follow_symlinks=False):
-            _discard(Path(each.path))
-        else:
-            os.unlink(each.path)
-    if whole:
-        folder.rmdir()
 
 
 _RECORD_HELPER = "__import__('_jax_dist_recording.start').start.record_helper(globals())\n"
@@ -254,7 +223,7 @@ class _Sandbox:
         self._views = {root: folder / str(number) for number, root in enumerate(roots)}
         for number, (root, view) in enumerate(self._views.items()):
             if way != "overlay":
-                _copy(root, self._views)
+                workplace.copy(root, self._views)
             else:
                 view.mkdir()
                 (folder / f"work-{number}").mkdir()
@@ -321,43 +290,6 @@ class _Sandbox:
         return [*(str(each) for each in own if each.is_dir()), *entries]
 
 
-def _roots(files: Iterable[Path]) -> list[Path]:
-    """The folders that files and the current folder belong to, up to what marks a project.
-
-    Raises:
-      MisuseError: one of them is the whole disk.
-    """
-    folders = {_project(each.resolve().parent) for each in files}
-    folders.add(_project(Path.cwd().resolve()))
-    for folder in folders:
-        if folder == Path(folder.anchor):
-            raise MisuseError("--verify does not run in the root folder: change to the project's")
-    return sorted(
-        folder for folder in folders if not any(other in folder.parents for other in folders)
-    )
-
-
-def _project(folder: Path) -> Path:
-    home = Path.home()
-    for each in (folder, *folder.parents):
-        if each in (home, Path(each.anchor)):
-            break
-        if any((each / mark).exists() for mark in sources.PROJECT_MARKS):
-            return each
-    return folder
-
-
-def _outside(folders: Sequence[Path]) -> str:
-    """A folder for temporary files outside of these."""
-    for name in (tempfile.gettempdir(), *_PLACES):
-        path = Path(name).resolve()
-        if os.access(path, os.W_OK) and not any(path.is_relative_to(each) for each in folders):
-            return str(path)
-    raise MisuseError(
-        "--verify needs a folder for temporary files outside of the project: set TMPDIR"
-    )
-
-
 def _way(folder: Path, roots: Sequence[Path]) -> _Way:
     """How runs can be kept apart here, as an empty folder outside of the project shows.
 
@@ -376,95 +308,7 @@ def _way(folder: Path, roots: Sequence[Path]) -> _Way:
         box = _Sandbox(trial, roots if way == "overlay" else (), way, records)
         ran = subprocess.run(box.command(["true"], [str(trial)]), capture_output=True, check=False)
         for each in (trial, records):
-            _discard(each)
+            workplace.discard(each)
         if not ran.returncode:
             return way
     return "copy"
-
-
-@contextlib.contextmanager
-def working_folder(place: str) -> Iterator[Path]:
-    """An empty folder for runs, which goes with them; so does what killed ones have left.
-
-    Args:
-      place: the folder that it is made in.
-    """
-    for left in Path(place).glob(f"{_PREFIX}*"):
-        # Its process has ended where its lock is free; one without a lock may just have been made.
-        with contextlib.suppress(OSError), open(left / _LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _discard(left)
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    with open(made / f"{_LOCK}.new", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it when this process ends
-        os.rename(lock.name, made / _LOCK)  # so that nobody ever sees it free while we live
-        try:
-            yield made
-        finally:
-            with _signals(_ENDING, signal.SIG_IGN):  # of the impatient: it takes only a moment
-                _discard(made)
-
-
-@contextlib.contextmanager
-def _signals(names: Iterable[str], handler: Any) -> Iterator[None]:
-    """Has signals handled in another way, but not those that are ignored."""
-    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
-        yield
-        return
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    changed = {k: old for k, old in before.items() if old not in (signal.SIG_IGN, None)}
-    try:
-        for number in changed:
-            signal.signal(number, handler)
-        yield
-    finally:
-        for number, old in changed.items():
-            signal.signal(number, old)
-
-
-def _discard(folder: Path) -> None:
-    """Removes what runs have left, also where they took their rights away."""
-    for path, names, _ in os.walk(folder):
-        for name in names:
-            each = os.path.join(path, name)
-            if not os.path.islink(each):
-                with contextlib.suppress(OSError):  # another process may discard it too
-                    os.chmod(each, stat.S_IRWXU)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _copy(root: Path, views: Mapping[Path, Path]) -> None:
-    """Copies a folder of the project; links into the project lead into the copies."""
-    to = views[root]
-    parts: list[Path] = []  # what is below the folder, but not below environments
-    for path, names, files in os.walk(root):
-        names[:] = [name for name in names if name not in _LEFT_OUT]
-        parts += [Path(path, name) for name in (*names, *files) if name not in _LEFT_OUT]
-        names[:] = [name for name in names if not _is_environment(Path(path, name))]
-    size = sum(each.lstat().st_size for each in parts if each.is_file())
-    free = shutil.disk_usage(to.parent).free
-    if size > free // 2:
-        raise MisuseError(
-            f"--verify has to copy {root} ({size >> 20} MB), and has room for {free >> 21} MB: run "
-            "it in a smaller folder, or set TMPDIR to one with more room"
-        )
-
-    def passed_over(path: str, names: list[str]) -> list[str]:
-        return [name for name in names if name in _LEFT_OUT or _is_environment(Path(path, name))]
-
-    shutil.copytree(root, to, symlinks=True, ignore=passed_over)
-    for each in parts:
-        copy = to / each.relative_to(root)
-        if _is_environment(each):
-            copy.symlink_to(each)
-        elif copy.is_symlink() and os.path.isabs(target := os.readlink(copy)):
-            for other, view in views.items():
-                if Path(target).is_relative_to(other):
-                    copy.unlink()
-                    copy.symlink_to(view / Path(target).relative_to(other))
-
-
-def _is_environment(path: Path) -> bool:
-    """A virtual environment: its programs know their own place."""
-    return (path / "pyvenv.cfg").is_file()

@@ -18,7 +18,7 @@ from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
 from jax_dist.codemod import pmap_renames
 from jax_dist.codemod.results import FileMigration, PlaceResult
-from jax_dist.codemod.verify import comparison, edits, evidence, sandbox
+from jax_dist.codemod.verify import calls, edits, evidence, sandbox
 from jax_dist.codemod.verify.comparison import judged
 from jax_dist.codemod.verify.edits import Merged
 from jax_dist.codemod.verify.evidence import Evidence, Judgement, Run, entry
@@ -330,7 +330,7 @@ def _hosts(
     for host in first.record.hosts:
         if host.count:
             partner = partners.get((host.process, host.function))
-            compared = comparison.compare(host, partner)
+            compared = calls.compare(host, partner)
             found.setdefault(places[host.function], []).append(compared)
     return found
 

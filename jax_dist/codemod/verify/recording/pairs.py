@@ -22,6 +22,7 @@ from . import programs, start, values
 from .programs import is_traced
 from .values import Difference
 
+_SHOWN = 60  # characters of values
 _TEXTS = 32  # signatures of one place whose programs are written down
 
 
@@ -222,16 +223,27 @@ class _Pair:
 
 
 def _described(function: Any) -> str:
-    """A function by its name and where it is written."""
+    """A function by its name, where it is written, and the plain values that it closes over."""
+    values: list[Any] = []
     while isinstance(function, functools.partial) or hasattr(function, "__func__"):
-        function = getattr(function, "__func__", None) or function.func
+        if isinstance(function, functools.partial):
+            values += [*function.args, *function.keywords.values()]
+            function = function.func
+        else:
+            function = function.__func__
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            values.append(cell.cell_contents)
+    plain = [repr(each) for each in values if isinstance(each, bool | int | float | str)]
+    with_values = f" with {', '.join(plain)}"[:_SHOWN] if plain else ""
     if code is None:
-        return name
-    *_, (_, _, column, _) = code.co_positions()
-    where = f"line {code.co_firstlineno}" + (f", column {column}" if "<lambda>" in name else "")
-    return f"{name} ({where})"
+        return name + with_values
+    where = f"line {code.co_firstlineno}"
+    if "<lambda>" in name:  # there may be several in a line
+        where += f", column {max(column or 0 for _, _, column, _ in code.co_positions())}"
+    return f"{name} ({where}){with_values}"
 
 
 def _two(tree: Any) -> tuple[Any, Any]:
