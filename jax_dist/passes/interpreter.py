@@ -170,29 +170,31 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
 def replay_with(eqn: JaxprEqn, change: Callable[[Any], Any], values: Sequence[Any]) -> Values:
     """Binds an equation with each of its bodies changed to one of the same types.
 
-    `change` may give an open body constants. It has no place for them, so they become operands.
+    Where a body has no place for the constants that `change` may give it, they become operands.
     """
-    constants_of_bodies: list[Any] = []
+    operands = list(values)
 
     def changed(body: Any) -> Any:
         new = change(body)
-        if isinstance(body, core.ClosedJaxpr) or not constants(new):
+        if not constants(new):
             return in_form_of(body, new)
-        if len(bodies(eqn)) > 1 or len(open_jaxpr(body).invars) != len(eqn.invars):
-            raise refusal(
-                UnsupportedError,
-                what=f"the body of {_compat.name_of(eqn)} cannot be traced again",
-                which=[f"{_compat.name_of(eqn)} at {source_line(eqn) or 'an unknown line'}"],
-                why="it computes with constant arrays, and takes none of the operands as they are",
-                do="Pass these arrays to it as arguments.",
-            )
-        constants_of_bodies.extend(new.consts)
-        inner = open_jaxpr(new)
-        invars = [*inner.constvars, *inner.invars]
-        return Jaxpr((), invars, inner.outvars, inner.eqns, inner.effects, unnamed())
+        if _compat.name_of(eqn) == "remat2":
+            operands[:0] = new.consts
+            inner = open_jaxpr(new)
+            inputs = [*inner.constvars, *inner.invars]
+            return Jaxpr((), inputs, inner.outvars, inner.eqns, inner.effects, unnamed())
+        if isinstance(body, core.ClosedJaxpr):
+            return new
+        raise refusal(
+            UnsupportedError,
+            what=f"the body of {_compat.name_of(eqn)} cannot be traced again",
+            which=[f"{_compat.name_of(eqn)} at {source_line(eqn) or 'an unknown line'}"],
+            why="it would have constant arrays, and has no place for them",
+            do="Pass these arrays to it as arguments.",
+        )
 
     changed_eqn = with_bodies(eqn, changed)
-    return replay(changed_eqn, [*constants_of_bodies, *values])
+    return replay(changed_eqn, operands)
 
 
 def _trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> core.ClosedJaxpr:

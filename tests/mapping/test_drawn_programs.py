@@ -15,7 +15,10 @@ from drawn_programs import SLICES, draw
 
 import jax_dist
 
-pytestmark = pytest.mark.mapping
+pytestmark = [
+    pytest.mark.mapping,
+    pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="some abort in the jax.pmap of 0.7"),
+]
 
 _X = (np.arange(4.0 * SLICES, dtype=np.float32).reshape(SLICES, 4) - 9) / 16
 _TWO = np.stack([_X, _X])

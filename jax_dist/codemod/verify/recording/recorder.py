@@ -283,7 +283,7 @@ class CallRecorder:
         self._write(
             event="problem",
             site=site.number,
-            problem=f"{type(problem).__name__}: {text_of(problem)}",
+            problem=problem_text,
         )
 
     def _write(self, **event: Any) -> None:
