@@ -16,8 +16,9 @@ The tree is never changed: each job has a copy in a temporary folder, and forks 
 imported jax, but nothing of jax_dist. Which test runs which statement is found once for each file
 of tests, and is kept in build/mutants.
 
-`mutants.toml` lists the mutants that change nothing, with the reason. Prints every survivor that it
-does not list, and a table. Exit code 1: there is one, or a listed mutant is no more.
+`mutants.toml` lists the mutants that change nothing, with the reason, and the files of which all
+others are caught: a sample is of one of these. Prints every survivor that is not listed, and a
+table. Exit code 1: there is one, or a listed mutant is no more.
 """
 
 import argparse
@@ -350,8 +351,10 @@ def _progress(text: str) -> None:
         print(f"\r\033[K{text[:110]}", end="", file=sys.stderr, flush=True)
 
 
-def _chosen(options: argparse.Namespace) -> list[Mutant]:
+def _chosen(options: argparse.Namespace, whole: Sequence[str]) -> list[Mutant]:
     files, lines = all_targets(), range(1, sys.maxsize)
+    if options.sample and not options.only:
+        files = [file for file in files if file in whole]
     if options.only:
         name, _, numbers = options.only.partition(":")
         files = [file for file in files if file.startswith(name)]
@@ -390,13 +393,13 @@ def main() -> int:
     if options.serve:
         _serve()
         return 0
-    mutants = _chosen(options)
+    reasons = tomllib.loads(_WITHOUT_EFFECT.read_text())
+    mutants = _chosen(options, reasons.pop("whole"))
     if options.list:
         for each in mutants:
             print(f"{each.file}:{each.line} {each.name}")
         return 0
     start = time.monotonic()
-    reasons = tomllib.loads(_WITHOUT_EFFECT.read_text()) if _WITHOUT_EFFECT.exists() else {}
     tried = [each for each in mutants if each.name not in reasons.get(each.file, {})]
     table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     became: list[dict[str, Any]] = []
