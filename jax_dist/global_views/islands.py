@@ -263,7 +263,7 @@ class _Planner:
         # A sum that is scattered takes its operands whole.
         sums = [eqn for eqn in eqns if any(var in scatters for var in eqn.outvars)]
         whole = {*_operands(*sums)}
-        cut = {var: self._cut_along(var) for var in reads if self.shared[var] and var not in whole}
+        cut = {var: self._cut_along(var) for var in reads if var not in whole}
         parts = {var: dim for var, dim in cut.items() if dim is not None}
         return _Stage(outside, Island(tuple(eqns), reads, makes, scatters, parts))
 

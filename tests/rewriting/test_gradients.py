@@ -102,7 +102,7 @@ def _clipped_and_scaled(w, x):
 
 
 def _not_linear(w, x):
-    return lax.pmean(jax.grad(lambda w: _loss(w, x) + 0 * jnp.mean((w * x) ** 2))(w), "i")
+    return lax.pmean(jax.grad(lambda w: 3 / 92 * jnp.mean((w * x) ** 2))(w), "i")
 
 
 def _after_a_loop(w, x):
