@@ -67,7 +67,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/passes/hazards.py": ("tests/passes/test_randomness.py", *_PASSES[1:]),
     "jax_dist/passes/gathers.py": _PASSES,
     "jax_dist/passes/gather_rules.py": _PASSES,
-    "jax_dist/passes/gather_states.py": _PASSES,
+    "jax_dist/passes/gather_states.py": ("tests/passes/test_gather_states.py",),
     "jax_dist/global_views/islands.py": _VIEWS,
     "jax_dist/multihost/job.py": ("tests/multihost/test_job.py",),
     "jax_dist/codemod/verify/slices.py": _codemod("slices", "certificate"),
