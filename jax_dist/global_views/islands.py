@@ -282,12 +282,11 @@ class _Planner:
         if not self.scatters:
             return {}
         read = {var for island in self.islands for var in _operands(*island)}
+        # Of groups of devices, a sum is not shared, and wanted nowhere.
         sums = [
             eqn
             for eqn in eqns
-            if eqn.primitive.name == "psum"
-            and tuple(eqn.params["axes"]) == (self.axis.name,)
-            and eqn.params.get("axis_index_groups") is None
+            if eqn.primitive.name == "psum" and tuple(eqn.params["axes"]) == (self.axis.name,)
         ]
         found = {
             var: self._cut_along(var)

@@ -251,6 +251,11 @@ _CUTS = {
     "read on the devices": (_read_on_the_devices_too, [_ROWS, None], [([], [])]),
     "read in parts later": (_a_part_is_read, [_ROWS, None], [([0], []), ([], [0])]),
     "over two axes": (lambda w, x: w - lax.psum(x, ("i", "j")), [_ROWS], [([], [])]),
+    "in groups": (
+        lambda w, x: w - lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]),
+        [_ROWS],
+        [([], [])],
+    ),
     "a maximum": (lambda w, x: w - lax.pmax(x, "i"), [_ROWS], [([], [])]),
     "a parameter is read": (lambda w, x: w - psum(lax.sin(w * x)), [_ROWS], [([0], [0])]),
     "a parameter is summed": (lambda w, x: w - psum(w), [_ROWS], [([0], [])]),

@@ -41,6 +41,7 @@ _NOWHERE = Whole(frozenset())
 def test_the_bytes_on_a_ring(kind, sent, alone):
     assert ring_bytes(kind, 100, 4) == sent
     assert ring_bytes(kind, 100, 1) == alone
+    assert ring_bytes(kind, 100, 2) > alone
 
 
 def test_no_other_kind_is_sent():
