@@ -341,3 +341,71 @@ def test_a_marked_program_knows_the_lines_before():
     for number, line in enumerate(text.splitlines(), 1):
         found = [k for k, each in enumerate(lines, 1) if each == line and line]
         assert [marked.line_before(k) for k in found] == [number] * bool(line)
+
+
+_ROW, _ROWS = ("§1", "float32[1,3]"), ("§2", "float32[2,3]")
+
+
+@pytest.mark.parametrize(
+    ("primitive", "parameters", "given", "expected"),
+    [
+        ("stack", {"axis": 0}, [_ROWS, _ROWS], True),
+        ("stack", {"axis": 1}, [_ROWS, _ROWS], False),
+        ("concatenate", {"dimension": 0}, [_ROW, _ROW], True),
+        ("concatenate", {"dimension": 0}, [_ROW, _ROWS], False),
+        ("concatenate", {"dimension": 1}, [_ROW, _ROW], False),
+        ("add", {"dimension": 0}, [_ROW, _ROW], False),
+    ],
+)
+def test_operands_become_rows(primitive, parameters, given, expected):
+    assert slices._stacks(primitive, parameters, given) is expected
+
+
+def _lies(spec, names=(("i", 4),), devices=(0, 1, 2, 3), kinds=("auto",)):
+    mesh = {"mesh": [list(each) for each in names], "devices": [*devices], "kinds": [*kinds]}
+    return {"sharding": [mesh, {"spec": spec}]}
+
+
+_CUT, _UNCUT = [["i"], []], [[], []]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (_lies(_CUT), _lies([]), True),
+        (_lies(_CUT), _lies(_UNCUT), True),
+        (_lies(_CUT), _lies([["i"]]), False),
+        (_lies(_UNCUT), _lies([]), False),
+        (_lies([[], ["i"]]), _lies([]), False),
+        (_lies([["i"], ["i"]]), _lies([]), False),
+        (_lies(_CUT, names=[("i", 2)]), _lies([]), False),
+        (_lies(_CUT, names=[("i", 4), ("j", 1)]), _lies([]), False),
+        (_lies(_CUT, devices=[3, 2, 1, 0]), _lies([]), False),
+        (_lies(_CUT, kinds=["explicit"]), _lies([]), False),
+        (_lies(_CUT), None, False),
+        (None, _lies([]), False),
+        (None, None, True),
+        ({"sharding": None}, _lies([]), False),
+        (_lies(_CUT), {}, False),
+    ],
+)
+def test_copies_lie_on_the_devices_that_had_them(old, new, expected):
+    assert slices._same_place(old, new, "one of equal copies", "float32[4,3]") is expected
+    assert slices._same_place(old, new, "as is", "float32[4,3]") is (old is None and new is None)
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "strides", "expected"),
+    [
+        ([2, 0], [3, 3], None, True),
+        ([2, 0], [4, 3], None, False),
+        ([2, 1], [3, 3], None, False),
+        ([2, 0], [3, 2], None, False),
+        ([2, 0], [3, 3], [1, 1], False),
+    ],
+)
+def test_one_row_is_taken(starts, ends, strides, expected):
+    parameters = {"start_indices": starts, "limit_indices": ends, "strides": strides}
+    given = [("§1", "float32[4,3]")]
+    assert slices._row("slice", parameters, given) is expected
+    assert not slices._row("dynamic_slice", parameters, given)
