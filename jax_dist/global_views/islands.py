@@ -259,7 +259,7 @@ class _Planner:
                 "reference cannot leave one",
                 do="Read the reference before the collective, and make a new one after it.",
             )
-        scatters = self._scattered(eqns, makes)
+        scatters = self._scattered(eqns)
         # A sum that is scattered takes its operands whole.
         sums = [eqn for eqn in eqns if any(var in scatters for var in eqn.outvars)]
         whole = {*_operands(*sums)}
@@ -277,7 +277,7 @@ class _Planner:
             queue += _operands(eqn)
         return [eqn for eqn in self.body.eqns if id(eqn) in needed]
 
-    def _scattered(self, eqns: Sequence[JaxprEqn], makes: Sequence[Var]) -> dict[Var, int]:
+    def _scattered(self, eqns: Sequence[JaxprEqn]) -> dict[Var, int]:
         """The sums that nobody reads on the devices, and that are wanted cut outside."""
         if not self.scatters:
             return {}
@@ -288,12 +288,8 @@ class _Planner:
             for eqn in eqns
             if eqn.primitive.name == "psum" and tuple(eqn.params["axes"]) == (self.axis.name,)
         ]
-        found = {
-            var: self._cut_along(var)
-            for eqn in sums
-            for var in eqn.outvars
-            if var in makes and var not in read
-        }
+        made = [var for eqn in sums for var in eqn.outvars if var not in read]
+        found = {var: self._cut_along(var) for var in made}
         return {var: dim for var, dim in found.items() if dim is not None}
 
     def _cut_along(self, var: Var) -> int | None:
