@@ -409,3 +409,32 @@ def test_one_row_is_taken(starts, ends, strides, expected):
     given = [("§1", "float32[4,3]")]
     assert slices._row("slice", parameters, given) is expected
     assert not slices._row("dynamic_slice", parameters, given)
+
+
+@pytest.mark.parametrize("name", ["in_shardings", "out_shardings"])
+def test_a_jit_that_puts_its_arrays_somewhere_is_not_proved(name):
+    one = before(jnp.sin, (8, 4, 3))
+    where = jax.sharding.NamedSharding(Mesh(jax.devices()[::-1], ("i",)), ROWS)
+    other = after(jnp.sin, (32, 3), specs=(ROWS, ROWS), **{name: where})
+    with pytest.raises(NotProvedError, match=f"its jit has {name}"):
+        proof(one, other, arguments=[[0, MERGED]], results=[MERGED])
+
+
+def test_arguments_that_one_program_does_not_read():
+    one = before(lambda x, y: jnp.sin(x), (8, 4, 3), (8, 4, 3))
+    mesh = Mesh(jax.devices(), ("i",))
+    mapped = jax.shard_map(jnp.sin, mesh=mesh, in_specs=ROWS, out_specs=ROWS, check_vma=False)
+    other = programs.text(jax.jit(lambda x, y: mapped(x)), [typed(32, 3), typed(32, 3)])
+    with pytest.raises(NotProvedError, match="its shard_map takes other arrays"):
+        proof(one, other, arguments=[[0, MERGED], [1, MERGED]], results=[MERGED])
+
+
+def test_constants_of_a_program():
+    scale, other_scale = np.arange(3, dtype=np.float32), np.arange(1, 4, dtype=np.float32)
+    scaled = lambda by: lambda x: x * jnp.asarray(by)
+    one = before(scaled(scale), (8, 4, 3))
+    relation = {"arguments": [[0, MERGED]], "results": [MERGED]}
+    same = after(scaled(scale), (32, 3), specs=(ROWS, ROWS))
+    assert proof(one, same, **relation) == ("R7",)
+    with pytest.raises(NotProvedError):
+        proof(one, after(scaled(other_scale), (32, 3), specs=(ROWS, ROWS)), **relation)

@@ -207,6 +207,12 @@ def test_what_cannot_be_bound_again_runs_on_the_devices_where_types_name_the_mes
     assert text(plan) == expected
 
 
+def test_a_linear_solve_is_not_bound_again():
+    solved = lambda w: lax.custom_linear_solve(lambda v: 2 * v, w, lambda _, b: b / 2)
+    plan = planned(lambda w, x: solved(w) + psum(x), tied=True)
+    assert "custom_linear_solve" not in [_name(e.eqn) for s in plan.stages for e in s.outside]
+
+
 def test_what_is_said_of_results():
     plan = planned(lambda w, x: (w, x, 1.0, psum(x)))
     assert plan.ins == (True, False)
