@@ -87,6 +87,11 @@ def _while(again, body):
     return lambda w, x: lax.while_loop(lambda c: again(c, w, x), lambda c: body(c, w, x), w)
 
 
+def _cheap():
+    numbers = lax.convert_element_type(lax.iota(np.int32, 8), np.float32)
+    return lax.squeeze(lax.broadcast_in_dim(lax.reshape(numbers, (8, 1)), (8, 1, 4), (0, 1)), [1])
+
+
 _PLANS = {
     "one sum": (step, "{sin psum: 1, 1} | sub"),
     "one island for two leaves": (
@@ -118,8 +123,9 @@ _PLANS = {
         "cos {sin: 1, 1}",
     ),
     "what is cheap is made in the island": (
-        lambda w, x: x + lax.broadcast_in_dim(lax.iota(np.float32, 8), (8, 4), (0,)),
-        "iota broadcast_in_dim {iota broadcast_in_dim add: 1, 1}",
+        lambda w, x: x + _cheap(),
+        "iota convert_element_type reshape broadcast_in_dim squeeze "
+        "{iota convert_element_type reshape broadcast_in_dim squeeze add: 1, 1}",
     ),
     "what is made of a parameter is not cheap": (
         lambda w, x: x * lax.broadcast_in_dim(w, (2, 8, 4), (1, 2))[0],
