@@ -96,6 +96,14 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "cumsum": {"axis": int, "reverse": bool},
     "rev": {"dimensions": _Numbers},
     "sort": {"dimension": int},
+    "reduce_window_max": {
+        "window_dimensions": _Numbers,
+        "window_strides": _Numbers,
+        "base_dilation": _Numbers,
+        "window_dilation": _Numbers,
+        "padding": tuple[tuple[int, int], ...],
+    },
+    "unstack": {"axis": int},
     "custom_partitioning": {
         "call": ClosedJaxpr,
         "partition": Callable,
@@ -109,6 +117,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 # Read where they are there, and named otherwise, or absent, in some versions.
 _OPTIONAL = frozenset(
     {
+        "_prim",  # of call_hi_primitive in 0.12.0.1
         "ft_in",  # of scan in 0.12.0.1
         "ft_out",
         "manual_axes",  # of shard_map in 0.7.2
@@ -178,6 +187,8 @@ _MADE = {  # a function whose jaxpr has an equation of each primitive
     "cumsum": lambda x: lax.cumsum(x),
     "rev": lambda x: lax.rev(x, (0,)),
     "sort": lambda x: lax.sort(x),
+    "reduce_window_max": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 1), (1, 1), "VALID"),
+    "unstack": lambda x: jnp.unstack(x),
     "custom_partitioning": _partitioned,
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 
 
@@ -46,7 +47,7 @@ def _found_in_modules(_count: int) -> frozenset[Primitive]:
 def has_own_keys(eqn: JaxprEqn) -> bool:
     """Whether all random keys that it takes and gives are of JAX's own implementations."""
     dtypes = {getattr(atom.aval, "dtype", None) for atom in (*eqn.invars, *eqn.outvars)}
-    kinds = {each for each in dtypes if each and jax.dtypes.issubdtype(each, jax.dtypes.prng_key)}
+    kinds = {each for each in dtypes if each and jnp.issubdtype(each, jax.dtypes.prng_key)}
     return kinds <= _key_types()
 
 

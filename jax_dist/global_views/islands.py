@@ -259,11 +259,11 @@ class _Planner:
                 "reference cannot leave one",
                 do="Read the reference before the collective, and make a new one after it.",
             )
-        scatters = self._scattered(eqns, makes)
+        scatters = self._scattered(eqns)
         # A sum that is scattered takes its operands whole.
         sums = [eqn for eqn in eqns if any(var in scatters for var in eqn.outvars)]
         whole = {*_operands(*sums)}
-        cut = {var: self._cut_along(var) for var in reads if self.shared[var] and var not in whole}
+        cut = {var: self._cut_along(var) for var in reads if var not in whole}
         parts = {var: dim for var, dim in cut.items() if dim is not None}
         return _Stage(outside, Island(tuple(eqns), reads, makes, scatters, parts))
 
@@ -277,24 +277,19 @@ class _Planner:
             queue += _operands(eqn)
         return [eqn for eqn in self.body.eqns if id(eqn) in needed]
 
-    def _scattered(self, eqns: Sequence[JaxprEqn], makes: Sequence[Var]) -> dict[Var, int]:
+    def _scattered(self, eqns: Sequence[JaxprEqn]) -> dict[Var, int]:
         """The sums that nobody reads on the devices, and that are wanted cut outside."""
         if not self.scatters:
             return {}
         read = {var for island in self.islands for var in _operands(*island)}
+        # Of groups of devices, a sum is not shared, and wanted nowhere.
         sums = [
             eqn
             for eqn in eqns
-            if _compat.name_of(eqn) == "psum"
-            and tuple(eqn.params["axes"]) == (self.axis.name,)
-            and eqn.params.get("axis_index_groups") is None
+            if _compat.name_of(eqn) == "psum" and tuple(eqn.params["axes"]) == (self.axis.name,)
         ]
-        found = {
-            var: self._cut_along(var)
-            for eqn in sums
-            for var in eqn.outvars
-            if var in makes and var not in read
-        }
+        made = [var for eqn in sums for var in eqn.outvars if var not in read]
+        found = {var: self._cut_along(var) for var in made}
         return {var: dim for var, dim in found.items() if dim is not None}
 
     def _cut_along(self, var: Var) -> int | None:

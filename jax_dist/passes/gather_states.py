@@ -221,7 +221,7 @@ class Groups:
         self._made: list[tuple[Site, EmittedCollective]] = []
 
     def meet(self, sites: Sequence[Site], made: Iterable[EmittedCollective]) -> None:
-        first = min(self._root(site) for site in sites)
+        first = self._root(sites[0])
         for site in sites:
             self._first[self._root(site)] = first
         self._made.extend((first, each) for each in made)

@@ -283,8 +283,7 @@ class _GatherWalk:
         if record_of(eqn).call == "inline":
             return self._inlined(eqn, at, frame)
         if bodies(eqn) and record_of(eqn).kind != "plain":
-            if frame.has_gathered(eqn):
-                self._refuse(eqn, frame, _why_outside(eqn))
+            self._refuse(eqn, frame, _why_outside(eqn))
             return self._with_bodies(eqn, at, frame)
         if frame.has_gathered(eqn):
             return self._by_rule(eqn, frame)

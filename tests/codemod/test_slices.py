@@ -343,3 +343,100 @@ def test_a_marked_program_knows_the_lines_before():
     for number, line in enumerate(text.splitlines(), 1):
         found = [k for k, each in enumerate(lines, 1) if line and each.endswith(line.strip())]
         assert [marked.line_before(k) for k in found] == [number] * bool(line)
+
+
+_ROW, _ROWS = ("§1", "float32[1,3]"), ("§2", "float32[2,3]")
+
+
+@pytest.mark.parametrize(
+    ("primitive", "parameters", "given", "expected"),
+    [
+        ("stack", {"axis": 0}, [_ROWS, _ROWS], True),
+        ("stack", {"axis": 1}, [_ROWS, _ROWS], False),
+        ("concatenate", {"dimension": 0}, [_ROW, _ROW], True),
+        ("concatenate", {"dimension": 0}, [_ROW, _ROWS], False),
+        ("concatenate", {"dimension": 1}, [_ROW, _ROW], False),
+        ("add", {"dimension": 0}, [_ROW, _ROW], False),
+    ],
+)
+def test_operands_become_rows(primitive, parameters, given, expected):
+    assert slices._stacks(primitive, parameters, given) is expected
+
+
+def _lies(spec, names=(("i", 4),), devices=(0, 1, 2, 3), kinds=("auto",)):
+    mesh = {"mesh": [list(each) for each in names], "devices": [*devices], "kinds": [*kinds]}
+    return {"sharding": [mesh, {"spec": spec}]}
+
+
+_CUT, _UNCUT = [["i"], []], [[], []]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (_lies(_CUT), _lies([]), True),
+        (_lies(_CUT), _lies(_UNCUT), True),
+        (_lies(_CUT), _lies([["i"]]), False),
+        (_lies(_UNCUT), _lies([]), False),
+        (_lies([[], ["i"]]), _lies([]), False),
+        (_lies([["i"], ["i"]]), _lies([]), False),
+        (_lies(_CUT, names=[("i", 2)]), _lies([]), False),
+        (_lies(_CUT, names=[("i", 4), ("j", 1)]), _lies([]), False),
+        (_lies(_CUT, devices=[3, 2, 1, 0]), _lies([]), False),
+        (_lies(_CUT, kinds=["explicit"]), _lies([]), False),
+        (_lies(_CUT), None, False),
+        (None, _lies([]), False),
+        (None, None, True),
+        ({"sharding": None}, _lies([]), False),
+        (_lies(_CUT), {}, False),
+    ],
+)
+def test_copies_lie_on_the_devices_that_had_them(old, new, expected):
+    assert slices._same_place(old, new, "one of equal copies", "float32[4,3]") is expected
+    assert slices._same_place(old, new, "as is", "float32[4,3]") is (old is None and new is None)
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "strides", "expected"),
+    [
+        ([2, 0], [3, 3], None, True),
+        ([2, 0], [4, 3], None, False),
+        ([2, 1], [3, 3], None, False),
+        ([2, 0], [3, 2], None, False),
+        ([2, 0], [3, 3], [1, 1], False),
+    ],
+)
+def test_one_row_is_taken(starts, ends, strides, expected):
+    parameters = {"start_indices": starts, "limit_indices": ends, "strides": strides}
+    given = [("§1", "float32[4,3]")]
+    assert slices._row("slice", parameters, given) is expected
+    assert not slices._row("dynamic_slice", parameters, given)
+
+
+@pytest.mark.parametrize("name", ["in_shardings", "out_shardings"])
+def test_a_jit_that_puts_its_arrays_somewhere_is_not_proved(name):
+    one = before(jnp.sin, (8, 4, 3))
+    where = jax.sharding.NamedSharding(Mesh(jax.devices()[::-1], ("i",)), ROWS)
+    other = after(jnp.sin, (32, 3), specs=(ROWS, ROWS), **{name: where})
+    with pytest.raises(NotProvedError, match=f"its jit has {name}"):
+        proof(one, other, arguments=[[0, MERGED]], results=[MERGED])
+
+
+def test_arguments_that_one_program_does_not_read():
+    one = before(lambda x, y: jnp.sin(x), (8, 4, 3), (8, 4, 3))
+    mesh = Mesh(jax.devices(), ("i",))
+    mapped = jax.shard_map(jnp.sin, mesh=mesh, in_specs=ROWS, out_specs=ROWS, check_vma=False)
+    other = programs.text(jax.jit(lambda x, y: mapped(x)), [typed(32, 3), typed(32, 3)])
+    with pytest.raises(NotProvedError, match="its shard_map takes other arrays"):
+        proof(one, other, arguments=[[0, MERGED], [1, MERGED]], results=[MERGED])
+
+
+def test_constants_of_a_program():
+    scale, other_scale = np.arange(3, dtype=np.float32), np.arange(1, 4, dtype=np.float32)
+    scaled = lambda by: lambda x: x * jnp.asarray(by)
+    one = before(scaled(scale), (8, 4, 3))
+    relation = {"arguments": [[0, MERGED]], "results": [MERGED]}
+    same = after(scaled(scale), (32, 3), specs=(ROWS, ROWS))
+    assert proof(one, same, **relation) == ("R7",)
+    with pytest.raises(NotProvedError):
+        proof(one, after(scaled(other_scale), (32, 3), specs=(ROWS, ROWS)), **relation)

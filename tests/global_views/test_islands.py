@@ -87,6 +87,11 @@ def _while(again, body):
     return lambda w, x: lax.while_loop(lambda c: again(c, w, x), lambda c: body(c, w, x), w)
 
 
+def _cheap():
+    numbers = lax.convert_element_type(lax.iota(np.int32, 8), np.float32)
+    return lax.squeeze(lax.broadcast_in_dim(lax.reshape(numbers, (8, 1)), (8, 1, 4), (0, 1)), [1])
+
+
 _PLANS = {
     "one sum": (step, "{sin psum: 1, 1} | sub"),
     "one island for two leaves": (
@@ -118,8 +123,9 @@ _PLANS = {
         "cos {sin: 1, 1}",
     ),
     "what is cheap is made in the island": (
-        lambda w, x: x + lax.broadcast_in_dim(lax.iota(np.float32, 8), (8, 4), (0,)),
-        "iota broadcast_in_dim {iota broadcast_in_dim add: 1, 1}",
+        lambda w, x: x + _cheap(),
+        "iota convert_element_type reshape broadcast_in_dim squeeze "
+        "{iota convert_element_type reshape broadcast_in_dim squeeze add: 1, 1}",
     ),
     "what is made of a parameter is not cheap": (
         lambda w, x: x * lax.broadcast_in_dim(w, (2, 8, 4), (1, 2))[0],
@@ -207,6 +213,12 @@ def test_what_cannot_be_bound_again_runs_on_the_devices_where_types_name_the_mes
     assert text(plan) == expected
 
 
+def test_a_linear_solve_is_not_bound_again():
+    solved = lambda w: lax.custom_linear_solve(lambda v: 2 * v, w, lambda _, b: b / 2)
+    plan = planned(lambda w, x: solved(w) + psum(x), tied=True)
+    assert "custom_linear_solve" not in [_name(e.eqn) for s in plan.stages for e in s.outside]
+
+
 def test_what_is_said_of_results():
     plan = planned(lambda w, x: (w, x, 1.0, psum(x)))
     assert plan.ins == (True, False)
@@ -251,6 +263,11 @@ _CUTS = {
     "read on the devices": (_read_on_the_devices_too, [_ROWS, None], [([], [])]),
     "read in parts later": (_a_part_is_read, [_ROWS, None], [([0], []), ([], [0])]),
     "over two axes": (lambda w, x: w - lax.psum(x, ("i", "j")), [_ROWS], [([], [])]),
+    "in groups": (
+        lambda w, x: w - lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]),
+        [_ROWS],
+        [([], [])],
+    ),
     "a maximum": (lambda w, x: w - lax.pmax(x, "i"), [_ROWS], [([], [])]),
     "a parameter is read": (lambda w, x: w - psum(lax.sin(w * x)), [_ROWS], [([0], [0])]),
     "a parameter is summed": (lambda w, x: w - psum(w), [_ROWS], [([0], [])]),
@@ -283,5 +300,7 @@ def test_a_reference_stays_in_its_island():
         ref[...] = ref[...] * lax.exp(psum(ref[...]))
         return psum(ref[...])
 
-    with pytest.raises(UnsupportedError, match="a reference .jax.new_ref. lives across a sum"):
+    with pytest.raises(UnsupportedError, match="lives across a sum") as raised:
         planned(fun)
+    line = fun.__code__.co_firstlineno + 1
+    assert f"test_islands.py:{line} on" in str(raised.value)

@@ -1,11 +1,14 @@
 """What stands for a gathered value, which gathers go together, and what they cost."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
 from gather_checks import mesh_of
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _compat
 from jax_dist.passes import gather_states
 from jax_dist.passes.gather_states import (
     EmittedCollective,
@@ -41,6 +44,7 @@ _NOWHERE = Whole(frozenset())
 def test_the_bytes_on_a_ring(kind, sent, alone):
     assert ring_bytes(kind, 100, 4) == sent
     assert ring_bytes(kind, 100, 1) == alone
+    assert ring_bytes(kind, 100, 2) > alone
 
 
 def test_no_other_kind_is_sent():
@@ -81,6 +85,20 @@ def test_what_a_gather_makes():
     assert gather.why_never() is None
     assert _gather(axis_index_groups=[[0, 1], [2, 3]]).spread == _HALVES
     assert _gather(axis_index_groups=[[0], [1], [2], [3]]).why_never() == ""
+
+
+def _gather_of(**aval) -> Gather:
+    operand = types.SimpleNamespace(aval=types.SimpleNamespace(**aval))
+    return Gather(types.SimpleNamespace(params={"axis_size": 4}, invars=[operand]))
+
+
+def test_gathers_that_are_never_looked_at(monkeypatch):
+    monkeypatch.setattr(_compat, "is_unreduced", lambda aval: aval.shape == (3, 2))
+    assert _gather_of(shape=(2, 3)).why_never() is None
+    assert _gather_of(shape=(3, 2)).why_never() == "the gathered value is of an unreduced type"
+    unknown = "the gathered value has a dimension of unknown size"
+    assert _gather_of(shape=(2, "b")).why_never() == unknown
+    assert _gather_of(shape=("a", "b")).why_never() == unknown
 
 
 def test_a_gather_of_what_is_whole():
@@ -155,6 +173,10 @@ def test_a_reason_counts_all_gathers():
         "one reduction would send 7,200 bytes from each device, 2 gathers send 144"
     )
     assert "one gather sends 72" in why_not_worth([_gather()], [_made(result=4800.0)])
+
+
+def test_the_shape_of_a_variable():
+    assert gather_states.shape_of(_gather_of(shape=[2, 3]).eqn.invars[0]) == (2, 3)
 
 
 def test_names_as_a_user_writes_them():

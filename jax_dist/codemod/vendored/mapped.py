@@ -369,9 +369,8 @@ def _from_numpy(
     own: Any = here.addressable_devices_indices_map(x.shape)
     there: Any = place.addressable_devices_indices_map(shape)
     slices = {there[each][axis].start: own[each] for each in own}
-    return jax.make_array_from_callback(
-        shape, place, lambda index: x[slices[index[axis].start]]
-    )
+    take: Any = lambda index: x[slices[index[axis].start]]
+    return jax.make_array_from_callback(shape, place, take)
 
 
 def _part(whole: jax.Array, here: NamedSharding, axis: Any) -> jax.Array:

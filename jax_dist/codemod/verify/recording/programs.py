@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Primitive
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 _ROW = 64  # elements of a constant that may be one number for each device
@@ -195,6 +194,8 @@ class _Writer:
 @functools.lru_cache(maxsize=1)
 def _primitives_of_jax(_modules: int) -> frozenset[Any]:
     """Each is a global of one of JAX's modules; those that are loaded are asked."""
+    from jax.extend.core import Primitive  # not above: jax is being imported then
+
     loaded = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "jax" and m]
     values = [value for module in loaded for value in list(vars(module).values())]
     return frozenset(value for value in values if isinstance(value, Primitive))
