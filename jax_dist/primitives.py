@@ -66,6 +66,8 @@ class Primitive:
     """Runs the functions of an implementation of random keys, which may be the user's."""
     draws: bool = False
     """Makes random numbers; equal keys make equal ones."""
+    means_body: bool = False
+    """Computes what its one body computes; that it is an equation matters to others."""
     tied: bool = False
     """Cannot be bound again under another mesh than that of its trace."""
     call: _Call | None = None
@@ -167,7 +169,8 @@ plain from 0.10: philox2x32 philox4x32 threefry4x32
 opaque draws: rng_uniform
 
 # functions of operands and bodies; on which platform it runs, all devices of a program agree
-plain: composite custom_vmap_call eval_jaxpr linear_call platform_index
+plain means_body: composite custom_vmap_call
+plain: eval_jaxpr linear_call platform_index
 
 # calls, branches, loops
 call inline: jit

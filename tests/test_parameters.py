@@ -96,13 +96,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "cumsum": {"axis": int, "reverse": bool},
     "rev": {"dimensions": _Numbers},
     "sort": {"dimension": int},
-    "reduce_window_max": {
-        "window_dimensions": _Numbers,
-        "window_strides": _Numbers,
-        "base_dilation": _Numbers,
-        "window_dilation": _Numbers,
-        "padding": tuple[tuple[int, int], ...],
-    },
+    "reduce_window_max": {"padding": tuple[tuple[int, int], ...]},
     "unstack": {"axis": int},
     "custom_partitioning": {
         "call": ClosedJaxpr,

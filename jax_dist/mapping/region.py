@@ -28,6 +28,7 @@ from jax_dist.mapping.collectives import AxisPlace, MeshAxis, joined, split
 from jax_dist.mapping.meshes import InnerAxis, Layout
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
+from jax_dist.passes.primitive_facts import record_of
 
 
 def run_body(
@@ -104,7 +105,8 @@ class _Walk:
             if isinstance(mesh, AbstractMesh) and _first_axis(mesh) in self.regions:
                 return self._run_inside
         is_batched = any(place.local > 1 for place in self.places.values())
-        if is_batched and _compat.name_of(eqn) in _MEANT_FOR_VMAP:
+        # Their rules for vmap, if they have one, nobody asks on devices of their own.
+        if is_batched and record_of(eqn).means_body:
             return lambda eqn, values: self.evaluate(interpreter.bodies(eqn)[0], values)
         return collectives.handler_of(eqn, self.places, self.fun_name)
 
@@ -128,10 +130,6 @@ class _Walk:
             place,
             None,
         )
-
-
-# Calls with a rule for vmap, which on devices of their own nobody asks, or with none.
-_MEANT_FOR_VMAP = ("composite", "custom_vmap_call")
 
 
 def _first_axis(mesh: AbstractMesh) -> str:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist.errors import UnsupportedError
 from jax_dist.global_views import islands
 from jax_dist.global_views.uniformity import SharedAxis
-from jax_dist.passes.interpreter import INLINED
+from jax_dist.primitives import record
 
 pytestmark = pytest.mark.rewriting
 
@@ -34,7 +34,7 @@ def planned(fun, *args, ins=(True, False), wanted=None, scatters=False, tied=Fal
 
 def _name(eqn):
     name = eqn.primitive.name
-    return "call" if name in INLINED else name.removesuffix("_invariant")
+    return "call" if record(name).call == "inline" else name.removesuffix("_invariant")
 
 
 def text(plan):

@@ -89,7 +89,11 @@ def test_what_a_gather_makes():
 
 def _gather_of(**aval) -> Gather:
     operand = types.SimpleNamespace(aval=types.SimpleNamespace(**aval))
-    return Gather(types.SimpleNamespace(params={"axis_size": 4}, invars=[operand]))
+    return Gather(
+        types.SimpleNamespace(
+            params={"axis_size": 4, "axis_name": "i", "axis_index_groups": None}, invars=[operand]
+        )
+    )
 
 
 def test_gathers_that_are_never_looked_at(monkeypatch):

@@ -303,7 +303,6 @@ def test_a_primitive_of_a_user_with_a_name_of_jax_is_left_alone(name):
 
 
 def test_random_bits_of_a_users_own_keys_may_differ():
-    base = jax.random.key(0)
     implementation = extended_random.define_prng_impl(
         key_shape=(2,),
         seed=lambda seed: jax.random.key_data(jax.random.key(seed)),
@@ -317,10 +316,10 @@ def test_random_bits_of_a_users_own_keys_may_differ():
         fold_in=lambda key, data: key,
         tag="own",
     )
-    key_data = jax.random.key_data(base)
 
-    def bits(x):
-        return jax.random.bits(jax.random.wrap_key_data(key_data, impl=implementation), (2, 3))
+    def bits(x, **kind):
+        data = jax.random.key_data(jax.random.key(0))
+        return jax.random.bits(jax.random.wrap_key_data(data, **kind), (2, 3))
 
-    assert same(bits) == NONE
-    assert same(lambda x: jax.random.bits(jax.random.wrap_key_data(key_data), (2, 3))) == BOTH
+    assert same(lambda x: bits(x, impl=implementation)) == NONE
+    assert same(bits) == BOTH
