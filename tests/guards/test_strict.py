@@ -486,10 +486,13 @@ def test_what_only_jax_has_seen_is_said_in_our_words():
     jax_says = "INVALID_ARGUMENT: Disallowed device-to-host transfer: shape=(3)"
 
     with refused(TransferError) as error, strict():
+        jnp.zeros(3)
         raise jax.errors.JaxRuntimeError(jax_says)
 
+    line = error.value.__cause__.__traceback__.tb_lineno
     first, *rest = str(error.value).splitlines()
-    assert first.startswith("An array would move without being asked to, at ")
+    where = f"tests/guards/test_strict.py:{line}"
+    assert first == f"An array would move without being asked to, at {where}:"
     assert rest == [
         "  * device-to-host transfer: shape=(3)",
         "Because strict lets arrays move only where the program says so.",
