@@ -267,8 +267,8 @@ def _places(original: Callable) -> Callable:
 
 def _gives_value(original: property) -> property:
     def value(self: Any) -> Any:
-        if _watching.watcher is not None and self._npy_value is None and not _explicit_get():
-            _watching.watcher.reads(self)
+        if self._npy_value is None:
+            _say_read(self)
         assert original.fget is not None
         return original.fget(self)
 
@@ -279,8 +279,7 @@ def _gives_buffer(original: Any) -> Callable:
     """NumPy asks here first; refused, it goes on to `_value`, so both have to refuse."""
 
     def __buffer__(self: Any, flags: int) -> memoryview:
-        if _watching.watcher is not None and not _explicit_get():
-            _watching.watcher.reads(self)
+        _say_read(self)
         return original(self, flags)
 
     return __buffer__
@@ -291,19 +290,19 @@ def _takes_array(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def convert(*args: Any, **kwargs: Any) -> Any:
-        array = args[0] if args and isinstance(args[0], jax.Array) else None
-        watcher = None if isinstance(array, Tracer) else _watching.watcher
-        if watcher is not None and array is not None and not _explicit_get():
-            watcher.reads(array)
+        if args and isinstance(args[0], jax.Array) and not isinstance(args[0], Tracer):
+            _say_read(args[0])
         return original(*args, **kwargs)
 
     return convert
 
 
-def _explicit_get() -> bool:
-    """Whether this is within `jax.device_get`. `guard_lib`: in 0.7.2, 0.10.2 and 0.12.0.1."""
-    state = private.part("jax._src.config", "guard_lib.thread_local_state", use=_SEE)()
-    return state.explicit_device_get
+def _say_read(array: jax.Array) -> None:
+    """Unless `jax.device_get` reads it. `guard_lib`: seen in 0.7.2, 0.10.2 and 0.12.0.1."""
+    if _watching.watcher is not None:
+        state = private.part("jax._src.config", "guard_lib.thread_local_state", use=_SEE)()
+        if not state.explicit_device_get:
+            _watching.watcher.reads(array)
 
 
 def _heard(event: str, value: float, **details: Any) -> None:

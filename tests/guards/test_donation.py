@@ -260,6 +260,13 @@ def test_donations_that_happen_are_not_reported(when):
                 state = step(state)
 
 
+def test_a_second_result_of_the_same_type_has_memory_of_its_own():
+    both = donating(lambda x: (x + 1, 2 * x))
+
+    with only_donation():
+        both(new())
+
+
 def test_the_first_calls_are_looked_at_and_then_one_step_in_a_thousand():
     guard = only_donation()
     state = [double(new())]

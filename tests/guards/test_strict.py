@@ -633,6 +633,22 @@ def test_another_error_shows_the_refusal_that_led_to_it():
     assert isinstance(caught.value.__context__, AssertionError)
 
 
+def test_an_error_that_wraps_a_refusal_does_not_hide_it():
+    x = jnp.ones(8)
+
+    def wrapped():
+        try:
+            float(x[0])
+        except TransferError as error:
+            raise KeyError("loss") from error
+
+    x[0]
+    with pytest.raises(TransferError) as caught, strict():
+        wrapped()
+
+    assert isinstance(caught.value.__context__, KeyError)
+
+
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_a_block_that_another_thread_ends_leaves_nothing_behind(end):
     def guarded():
