@@ -267,8 +267,7 @@ def _places(original: Callable) -> Callable:
 
 def _gives_value(original: property) -> property:
     def value(self: Any) -> Any:
-        if self._npy_value is None:
-            _say_read(self)
+        _say_read(self)
         assert original.fget is not None
         return original.fget(self)
 
@@ -298,8 +297,11 @@ def _takes_array(original: Callable) -> Callable:
 
 
 def _say_read(array: jax.Array) -> None:
-    """Unless `jax.device_get` reads it. `guard_lib`: seen in 0.7.2, 0.10.2 and 0.12.0.1."""
-    if _watching.watcher is not None:
+    """Unless the host has it, or `jax.device_get` reads it.
+
+    `_npy_value` and `guard_lib`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
+    """
+    if _watching.watcher is not None and getattr(array, "_npy_value", None) is None:
         state = private.part("jax._src.config", "guard_lib.thread_local_state", use=_SEE)()
         if not state.explicit_device_get:
             _watching.watcher.reads(array)

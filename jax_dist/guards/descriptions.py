@@ -15,9 +15,9 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax_dist import _compat
 from jax_dist.errors import shown
 
+_PACKAGES = (os.path.dirname(__file__), jax.__file__, np.__file__)
 _NOT_THE_USERS = (
-    *(os.path.dirname(path) + os.sep for path in (os.path.dirname(__file__), jax.__file__)),
-    os.path.dirname(np.__file__) + os.sep,
+    *(os.path.dirname(path) + os.sep for path in _PACKAGES),
     contextlib.__file__,  # its frames stand between a guard and the block
     "<frozen",
 )
