@@ -90,6 +90,7 @@ _LOOKED_UP_BY_A_VARIABLE = (
     "jax._src.interpreters.pxla:cc_shard_arg",
     "jax._src.pjit:_get_fastpath_data",
     "jax._src.pjit:_infer_params",
+    "jax._src.pjit:_pjit_call_impl_python",
     "jax.experimental.compilation_cache.compilation_cache:reset_cache",
 )
 

@@ -126,6 +126,13 @@ def option_names() -> list[str]:
     return sorted(jax.config.values)
 
 
+def hide_frames(path: str) -> None:
+    """Leaves files below `path` out of JAX's tracebacks and of `jax.debug.breakpoint`."""
+    hide = find("jax._src.traceback_util", "register_exclusion")
+    if hide is not None:
+        hide(path)
+
+
 def movable(array: jax.Array, target: Any) -> jax.Array:
     """The same array as `device_put` can move it to `target`.
 

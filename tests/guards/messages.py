@@ -10,7 +10,7 @@ import pytest
 
 import jax_dist
 from jax_dist.errors import shown
-from jax_dist.guards import strict
+from jax_dist.guards import blocks
 
 _OURS = str(pathlib.Path(jax_dist.__file__).parent)
 
@@ -53,5 +53,5 @@ def refused(kind: type[Exception], match: str | None = None) -> Iterator[pytest.
 
 def forget() -> None:
     """The last refusal was expected."""
-    for entry in strict._thread.entries:
-        entry.refusal = None
+    for block in blocks.thread.blocks:
+        block.refusal = None

@@ -157,7 +157,7 @@ def test_what_changed_since_a_call_in_the_guard(before, act, which, do):
     ids=["shape", "placement", "device", "static", "first"],
 )
 def test_what_changed_since_a_call_before_the_guard(monkeypatch, before, act, which, do):
-    monkeypatch.setattr("jax_dist.guards.refusals._seen", {})
+    monkeypatch.setattr("jax_dist.guards.compilations._seen", {})
     step = make_step()
     before(step)
 
@@ -225,6 +225,18 @@ def test_an_operation_of_jax_itself_is_named():
         "'sinh' would be compiled after the warm-up, at HERE:",
         "  * x has the shape (3, 5, 7), before (4,)",
     ]
+
+
+def test_a_transformation_outside_of_jit_is_named():
+    gradient = jax.grad(jax.jit(lambda x: (x**3).sum()))
+    act = lambda: gradient(_FOUR)
+
+    with only_recompiles(), refused(RecompileError) as error:
+        act()
+
+    assert said_by(error, act).splitlines()[1] == (
+        "  * '<lambda>' is called outside of a jitted function, and is new for float32[4]"
+    )
 
 
 def test_the_refused_call_can_be_made_later():

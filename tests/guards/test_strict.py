@@ -486,10 +486,13 @@ def test_what_only_jax_has_seen_is_said_in_our_words():
     jax_says = "INVALID_ARGUMENT: Disallowed device-to-host transfer: shape=(3)"
 
     with refused(TransferError) as error, strict():
+        jnp.zeros(3)
         raise jax.errors.JaxRuntimeError(jax_says)
 
+    line = error.value.__cause__.__traceback__.tb_lineno
     first, *rest = str(error.value).splitlines()
-    assert first.startswith("An array would move without being asked to, at ")
+    where = f"tests/guards/test_strict.py:{line}"
+    assert first == f"An array would move without being asked to, at {where}:"
     assert rest == [
         "  * device-to-host transfer: shape=(3)",
         "Because strict lets arrays move only where the program says so.",
@@ -628,6 +631,22 @@ def test_another_error_shows_the_refusal_that_led_to_it():
         assert _swallow(x) == 1
 
     assert isinstance(caught.value.__context__, AssertionError)
+
+
+def test_an_error_that_wraps_a_refusal_does_not_hide_it():
+    x = jnp.ones(8)
+
+    def wrapped():
+        try:
+            float(x[0])
+        except TransferError as error:
+            raise KeyError("loss") from error
+
+    x[0]
+    with pytest.raises(TransferError) as caught, strict():
+        wrapped()
+
+    assert isinstance(caught.value.__context__, KeyError)
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])

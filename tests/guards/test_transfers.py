@@ -170,6 +170,15 @@ def test_numbers_indices_and_what_is_said_may_move(act):
         act()
 
 
+@pytest.mark.parametrize("read", [np.asarray, lambda array: array.tolist()])
+def test_what_the_host_has_already_may_be_read(read):
+    cut = jax.device_put(_X, _CUT)
+    jax.device_get(cut)
+
+    with only_transfers():
+        read(cut)
+
+
 def test_allowed_in_a_block_and_refused_again_after_it():
     with only_transfers():
         with allow_transfers():
