@@ -89,11 +89,9 @@ def test_what_a_gather_makes():
 
 def _gather_of(**aval) -> Gather:
     operand = types.SimpleNamespace(aval=types.SimpleNamespace(**aval))
-    return Gather(
-        types.SimpleNamespace(
-            params={"axis_size": 4, "axis_name": "i", "axis_index_groups": None}, invars=[operand]
-        )
-    )
+    params = {"axis_size": 4, "axis_name": "i", "axis_index_groups": None}
+    eqn = types.SimpleNamespace(params=params, invars=[operand], primitive=lax.all_gather_p)
+    return Gather(eqn)
 
 
 def test_gathers_that_are_never_looked_at(monkeypatch):
