@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from gather_checks import mesh_of
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
