@@ -381,9 +381,8 @@ def _chosen(options: argparse.Namespace, whole: Sequence[str]) -> list[Mutant]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("--only", metavar="FILE[:LINES]", help="mutants of it, or of a folder")
     parser.add_argument("--sample", type=int, metavar="N", help="of one file, N mutants by chance")
     parser.add_argument("--seed", default="0", help="by which they are drawn; any text")

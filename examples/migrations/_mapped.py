@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, e512e6e09900. Yours to keep.
+# By jax-dist migrate 0.1.0, 54c8bb31347c. Yours to keep.
 """What `jax.pmap` does, by `jax.jit` and `jax.shard_map`.
 
 `mapped` takes the arguments of `jax.pmap` and keeps its contract: each device
@@ -200,8 +200,8 @@ class _Program:
         leaves, tree = jax.tree.flatten(results)
         self.refuse_traced(leaves)
         axes = self.spread("out_axes", tree)
-        parts = [_part(x, mesh, axis) for x, axis in zip(leaves, axes)]
-        return tree.unflatten(parts)
+        places = _shardings(mesh.local_mesh, axes)
+        return tree.unflatten(list(map(_part, leaves, places, axes)))
 
     def place(self, args: Any, kwargs: Any) -> tuple[Any, Any, Mesh]:
         """The arguments where they belong, as arrays of all processes."""
@@ -210,12 +210,12 @@ class _Program:
             self.refuse_traced(leaves)
         axes, mesh = self.layout(tree, shapes)
         change = _whole if self.processes > 1 else _moved
-        new = [change(leaf, mesh, axis) for leaf, axis in zip(leaves, axes)]
+        new = list(map(change, leaves, _shardings(mesh, axes), axes))
         self.has_strays = any(x is not y for x, y in zip(leaves, new))
         return *self.unflatten(tree, new, args), mesh
 
     def refuse_traced(self, leaves: list[Any]) -> None:
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
+        if any(issubclass(kind, Tracer) for kind in set(map(type, leaves))):
             raise NotImplementedError(
                 f"{self.name}, mapped over {self.processes} processes, is "
                 "called inside jit, grad or vmap, where a process has only "
@@ -238,7 +238,7 @@ class _Program:
 
     def find_layout(
         self, tree: Any, shapes: tuple[Any, ...], processes: int = 1
-    ) -> tuple[list[Any], Mesh]:
+    ) -> tuple[tuple[Any, ...], Mesh]:
         """The mapped dimension of each leaf, and the mesh for their sizes.
 
         The leaves have the slices of so many processes.
@@ -264,11 +264,16 @@ class _Program:
         ((total,),) = found
         return axes, self.mesh(total // processes)
 
-    def find_spread(self, name: str, tree: Any) -> list[Any]:
+    def find_spread(self, name: str, tree: Any) -> tuple[Any, ...]:
         """in_axes or out_axes: one for each leaf of a tree."""
-        axes = getattr(self.options, name)
-        prefix = (axes, 0) if name == "in_axes" else axes  # 0: for keywords
+        axes, static = getattr(self.options, name), self.options.static
         marks = tree.unflatten([_MARK] * tree.num_leaves)
+        if name == "in_axes" and static and type(axes) is tuple:
+            # Those of static arguments say nothing, and need not be there.
+            numbers = range(len(marks[0]))
+            if all(i in static or i < len(axes) for i in numbers):
+                axes = tuple(0 if i in static else axes[i] for i in numbers)
+        prefix = (axes, 0) if name == "in_axes" else axes  # 0: for keywords
         leaves = []
 
         def take(axis: Any, part: Any) -> None:
@@ -287,7 +292,7 @@ class _Program:
                 raise ValueError(
                     f"{self.name}: {axis} in {name}; axes count from the front"
                 )
-        return leaves
+        return tuple(leaves)
 
     def mesh(self, size: int) -> Mesh:
         """A mesh of the first `size` devices of each process."""
@@ -317,7 +322,13 @@ def _sharding(mesh: Mesh, axis: Any) -> NamedSharding:
     return NamedSharding(mesh, spec)
 
 
-def _each(change: Any, leaves: Iterable[Any], axes: list[Any]) -> list[Any]:
+@functools.lru_cache(maxsize=4096)
+def _shardings(mesh: Mesh, axes: tuple[Any, ...]) -> list[NamedSharding]:
+    """One for each leaf of a tree, found once."""
+    return [_sharding(mesh, axis) for axis in axes]
+
+
+def _each(change: Any, leaves: Iterable[Any], axes: Any) -> list[Any]:
     """Changes the mapped dimension of each leaf."""
     return [
         leaf if axis is _SHARED else change(leaf, axis)
@@ -325,47 +336,67 @@ def _each(change: Any, leaves: Iterable[Any], axes: list[Any]) -> list[Any]:
     ]
 
 
-def _moved(x: Any, mesh: Mesh, axis: Any) -> Any:
+def _moved(x: Any, place: NamedSharding, axis: Any) -> Any:
     """`x`, or where jit would refuse it for where it lies, a copy."""
     if not isinstance(x, jax.Array) or isinstance(x, Tracer):
         return x
-    place = _sharding(mesh, axis)
     fits = not x.committed or x.sharding.is_equivalent_to(place, x.ndim)
     return x if fits else jax.device_put(x, place)
 
 
-def _whole(x: Any, mesh: Mesh, axis: Any) -> jax.Array:
+def _whole(x: Any, place: NamedSharding, axis: Any) -> jax.Array:
     """The array of all processes of which `x` is the part of this one."""
-    place = _sharding(mesh, axis)
     whole = _wholes.get(x)
     if whole is None or whole.sharding != place:
-        here = _sharding(mesh.local_mesh, axis)
-        if isinstance(x, jax.Array):
-            fits = x.sharding.is_equivalent_to(here, x.ndim)
-            x = x if fits else jax.device_put(x, here)
-        elif not getattr(x, "ndim", 0):
-            x = jax.device_put(x, here)
-        else:  # NumPy: each device takes its slice, without a whole copy
-            x = x.astype(bool) if x.dtype == jax.dtypes.float0 else x
-            x = jax.make_array_from_callback(x.shape, here, x.__getitem__)
+        here = _sharding(place.mesh.local_mesh, axis)
+        if not isinstance(x, jax.Array) and getattr(x, "ndim", 0):
+            return _from_numpy(x, place, here, axis)
+        fits = isinstance(x, jax.Array) and (
+            x.sharding.is_equivalent_to(here, x.ndim)
+        )
+        x = x if fits else jax.device_put(x, here)
         whole = _wholes[x] = _over(x, place, axis)
     return whole
 
 
-def _part(whole: jax.Array, mesh: Mesh, axis: Any) -> jax.Array:
+def _from_numpy(
+    x: Any, place: NamedSharding, here: NamedSharding, axis: Any
+) -> jax.Array:
+    """Each device takes its slice, without a whole copy."""
+    x = x.astype(bool) if x.dtype == jax.dtypes.float0 else x
+    shape = _shape(x.shape, place, axis)
+    if axis is _SHARED:
+        return jax.make_array_from_callback(shape, place, x.__getitem__)
+    own: Any = here.addressable_devices_indices_map(x.shape)
+    there: Any = place.addressable_devices_indices_map(shape)
+    slices = {there[each][axis].start: own[each] for each in own}
+    take: Any = lambda index: x[slices[index[axis].start]]
+    return jax.make_array_from_callback(shape, place, take)
+
+
+def _part(whole: jax.Array, here: NamedSharding, axis: Any) -> jax.Array:
     """The slices of this process, in an array of its own."""
-    part = _over(whole, _sharding(mesh.local_mesh, axis), axis)
+    part = _over(whole, here, axis)
     _wholes[part] = whole  # for a state that is fed back
     return part
 
 
 def _over(array: jax.Array, place: NamedSharding, axis: Any) -> jax.Array:
     """The same slices as an array over another mesh; nothing is copied."""
-    shape = array.shape
-    if axis is not _SHARED:
-        shape = (*shape[:axis], place.mesh.size, *shape[axis + 1 :])
-    slices = [shard.data for shard in array.addressable_shards]
+    shape = _shape(array.shape, place, axis)
+    if axis is _SHARED:
+        slices = [shard.data for shard in array.addressable_shards]
+    else:  # the same, quicker
+        count = len(array.sharding.addressable_devices)
+        slices = [array.addressable_data(i) for i in range(count)]
     return jax.make_array_from_single_device_arrays(shape, place, slices)
+
+
+def _shape(shape: Any, place: NamedSharding, axis: Any) -> Any:
+    """With one slice for each device of a mesh."""
+    if axis is _SHARED:
+        return shape
+    return *shape[:axis], place.mesh.size, *shape[axis + 1 :]
 
 
 class _Memory:
@@ -375,8 +406,8 @@ class _Memory:
         self.known: dict[int, tuple[Any, Any]] = {}
 
     def get(self, owner: Any) -> Any:
-        alive, value = self.known.get(id(owner), (lambda: None, None))
-        return value if alive() is owner else None
+        found = self.known.get(id(owner))
+        return found[1] if found and found[0]() is owner else None
 
     def __setitem__(self, owner: Any, value: Any) -> None:
         key = id(owner)
