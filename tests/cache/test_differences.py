@@ -99,11 +99,35 @@ def swapped_operands(change):
     jitted(lambda x, y: (x - y, y - x)[change], X, X)
 
 
+def swapped_functions(change):
+    """Numbered as they are met: the one that is called twice has another name."""
+    first, second = jax.jit(lambda x: jnp.sin(x) * 2), jax.jit(lambda x: jnp.cos(x) * 3)
+
+    def step(x):
+        for inner in ((first, first, second), (second, first, first))[change]:
+            x = inner(x)
+        return x
+
+    jitted(step)
+
+
 def swapped_calls(change):
     first, second = jax.jit(lambda x: jnp.sin(x) * 2), jax.jit(lambda x: jnp.cos(x) * 3)
 
     def step(x):
         for inner in ((first, first, second), (first, second, first))[change]:
+            x = inner(x)
+        return x
+
+    jitted(step)
+
+
+def other_call(change):
+    """Not an order: the second function is called twice, not the first."""
+    first, second = jax.jit(lambda x: jnp.sin(x) * 2), jax.jit(lambda x: jnp.cos(x) * 3)
+
+    def step(x):
+        for inner in ((first, first, second), (first, second, second))[change]:
             x = inner(x)
         return x
 
@@ -249,6 +273,7 @@ CASES = {
     order_of_axes: ["order"],
     other_axis: ["unknown"],
     other_dimension: ["unknown"],
+    other_call: ["unknown"],
     other_operand: ["unknown"],
     other_operation: ["unknown"],
     other_spec: ["unknown"],
@@ -261,6 +286,7 @@ CASES = {
     static_argument: ["traced-value"],
     steps_of_a_loop: ["traced-value"],
     swapped_calls: ["order"],
+    swapped_functions: ["order"],
     swapped_operands: ["order"],
     swapped_operations: ["order"],
     swapped_values: ["order"],
@@ -348,7 +374,7 @@ def test_it_prints_what_differs_and_what_to_do():
           JXD403 traced-value: A number inside the program differs: it is computed again while \
 tracing, from random numbers, the time, or a static argument.
           {line.strip()}
-            Pass it as an array argument.""").replace(f"  {line.strip()}", f"    {line.strip()}")
+          help: Pass it as an array argument.""").replace(f"  {line.strip()}", f"    {line.strip()}")
     assert line.endswith(": tensor<f32>: 5.000000e-01, then 1.500000e+00")
 
 
