@@ -42,11 +42,7 @@ _BESIDE = (
     ("compression", "compression", {"compression"}),
 )
 # What a component shows by itself.
-_BY_COMPONENT = {
-    "accelerator_config": "hardware",
-    "compression": "compression",
-    "custom_hook": "custom-hook",
-}
+_BY_COMPONENT = {"accelerator_config": "hardware", "custom_hook": "custom-hook"}
 
 
 def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
@@ -74,9 +70,9 @@ def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
 
 def _differing_settings(one: Compile, other: Compile) -> dict[str, str]:
     """What to tell of each setting that differs; each XLA flag is one."""
-    # The flags first: JAX parses some of them into options, too.
     ours, theirs = (_flags(each.settings[FLAGS]) | each.settings for each in (one, other))
     found: dict[str, str] = {}
+    # The flags come first: JAX parses some of them into options, too.
     for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (name[:2] != "--", name)):
         before, after = ours.get(name), theirs.get(name)
         short = name.removeprefix(DEBUG_OPTION).removeprefix(COMPILER_OPTION)

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -94,8 +94,8 @@ def _verdict_lines(found: CacheVerification, *, colour: bool) -> Iterator[str]:
         times = f" ({each.programs} programs)" if each.programs > 1 else ""
         yield f"{each.function:{width}}  {verdict}{times}"
         for finding in each.findings:
-            text = _CODE.sub(lambda found: painted(found[0], _RED), str(finding))
-            text = _HELP.sub(lambda found: painted(found[0], _CYAN), text)
+            text = _CODE.sub(lambda code: painted(code[0], _RED), str(finding))
+            text = _HELP.sub(lambda help_: painted(help_[0], _CYAN), text)
             yield textwrap.indent(text, "    ")
     hit, programs = (sum(each.programs for each in some) for some in (hits, found.functions))
     if programs:
@@ -296,20 +296,13 @@ def _warm_all(name: str, folder: str | None) -> list[dict[str, Any]]:
 def _programs(name: str) -> Iterable[tuple[Any, ...]]:
     place, _, function = name.rpartition(":")
     sys.path.insert(0, os.getcwd())
+    if place.endswith(".py"):
+        path = Path(place)
+        sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
+        place = path.stem
     try:
-        if place.endswith(".py"):
-            path = Path(place)
-            sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-        programs = getattr(module, function)
-    except (ModuleNotFoundError, FileNotFoundError, AttributeError) as error:
+        programs = getattr(importlib.import_module(place), function)
+    except (ModuleNotFoundError, AttributeError) as error:
         raise MisuseError(f"{name} cannot be found: {error}") from error
     return programs()
 

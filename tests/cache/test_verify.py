@@ -6,7 +6,6 @@ import pathlib
 import subprocess
 from typing import NamedTuple
 
-import jax
 import pytest
 import verdicts
 from verdicts import PROGRAMS, STABLE, UNSTABLE, by_row, cli, expected, verify
