@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, Self
@@ -97,7 +97,7 @@ def record(path: str | os.PathLike[str] | None = None) -> "Recorder":
     >>> [compiled.key.function for compiled in recorder.record.compiles][-1]
     'jit_halve'
     """
-    return Recorder(None if path is None else Path(path))
+    return Recorder(path)
 
 
 class Recorder:
@@ -108,13 +108,15 @@ class Recorder:
       entries: the directory in which JAX keeps its entries; by default what its setting says.
     """
 
-    def __init__(self, path: Path | None, *, entries: str | None = None) -> None:
-        self._path = path
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, entries: str | None = None
+    ) -> None:
+        self._path = None if path is None else Path(path)
         self._entries = entries
         self._compiles: list[Compile] = []
         self._lock = threading.Lock()
         self._running = contextlib.ExitStack()
-        self._is_folder = path is not None and path.suffix != ".json"
+        self._is_folder = self._path is not None and self._path.suffix != ".json"
         # Names sort by start, then by process, then in order.
         self._stem = f"{time.time_ns():020}-{os.getpid()}"
 
@@ -232,46 +234,6 @@ def _listen() -> None:
             events.append(event)
 
     jax.monitoring.register_event_listener(hear)
-
-
-# --- inside a program that is being verified
-
-
-_until_the_end = contextlib.ExitStack()  # of the process
-
-
-def record_verified(*, folder: str, cache: str) -> None:
-    """Records a program that is being verified, with a cache of its own.
-
-    Args:
-      folder: where the record is written.
-      cache: the directory that the program is to use, whatever it says itself.
-    """
-    wanted = {
-        "jax_compilation_cache_dir": cache,
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,  # 0 lets JAX choose
-    }
-
-    @contextlib.contextmanager
-    def in_private_cache(_: _compat.CompileRequest) -> Iterator[None]:
-        # Its own settings come back after each compilation: through jax 0.10.2 the directory is
-        # part of the key, and one that varies is a cause to be told.
-        own = {name: _compat.config_value(name) for name in wanted}
-        _configure(wanted)  # JAX opens the cache within the first compilation, and keeps it
-        try:
-            yield
-        finally:
-            _configure(own)
-
-    # The recorder first, so that it sees the program's own settings.
-    Recorder(Path(folder), entries=cache).start()
-    _until_the_end.enter_context(_compat.compiles_watched(in_private_cache))
-
-
-def _configure(values: Mapping[str, object]) -> None:
-    for name, value in values.items():
-        jax.config.update(name, value)
 
 
 # --- the settings beside a program
