@@ -10,6 +10,7 @@ import enum
 import json
 import os
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -51,8 +52,7 @@ class RunComparison:
         lines = [f"{self.same} with the same key, {len(self.differences)} with another"]
         for difference in self.differences:
             lines += ["", f"{difference.function}: {', '.join(difference.components)} differ"]
-            texts = "\n".join(str(finding) for finding in difference.findings)
-            lines += [f"  {line}" for line in texts.splitlines()]
+            lines += [textwrap.indent(str(each), "  ") for each in difference.findings]
         lines += [f"only in the first: {name}" for name in self.only_first]
         lines += [f"only in the second: {name}" for name in self.only_second]
         return "\n".join(lines)

@@ -359,7 +359,8 @@ def _value(operation: Any) -> str:
     # 0.10.2 raise; of bfloat16, its buffer does so in 0.7.2.
     attribute = operation.attributes["value"] if str(type_.element_type) in _ELEMENTS else None
     if attribute is None or attribute.is_splat or type(attribute).__name__ not in _BUFFERED:
-        text = str(operation).partition(" = ")[-1]  # what stands before it is numbered
+        # An operation is slow to print: MLIR numbers all values of the program for it.
+        text = str(operation).partition(" = ")[-1] if attribute is None else str(attribute)
         number = _SPLAT.search(text)
         return f"{type_} {_digest(text.encode())}" + (f" = {number[1]}" if number else "")
     values = np.ascontiguousarray(memoryview(attribute))
