@@ -6,6 +6,7 @@ is too large, too deep, of other types, or no JSON counts as not there. Nothing 
 
 import contextlib
 import dataclasses
+import enum
 import errno
 import functools
 import json
@@ -77,8 +78,8 @@ def parse(data: bytes, kind: type[_T]) -> _T | None:
     Args:
       data: JSON in UTF-8.
       kind: a dataclass or NamedTuple, whose fields must all be there, and no others; or a type made
-        of `str`, `int`, `float`, `bool`, `None`, lists, tuples, unions, and dictionaries from
-        strings.
+        of `str`, `int`, `float`, `bool`, `None`, enums, lists, tuples, unions, and dictionaries
+        from strings.
 
     Returns:
       None where the bytes are no such note.
@@ -148,6 +149,8 @@ def _read(value: Any, kind: Any) -> Any:
         return tuple(_read(each, of) for each, of in zip(value, kinds, strict=True))
     if origin is dict and type(value) is dict:
         return {name: _read(each, inner[1]) for name, each in value.items()}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
     if kind is float and type(value) in (int, float):
         if abs(value) >= _LARGEST or not math.isfinite(value):
             raise ValueError("no number that a program writes")

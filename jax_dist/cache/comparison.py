@@ -10,13 +10,14 @@ import enum
 import json
 import os
 import re
-from collections import Counter, defaultdict, deque
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from jax_dist.cache.causes import CauseFinding, finding
-from jax_dist.cache.explanation import build, explained, signature
+from jax_dist.cache.explanation import content, explained, matched, signature
 from jax_dist.cache.records import DIRECTORY, CacheOutcome, Compile, Record
 from jax_dist.launch.ranks import run_to_end
 
@@ -51,8 +52,7 @@ class RunComparison:
         lines = [f"{self.same} with the same key, {len(self.differences)} with another"]
         for difference in self.differences:
             lines += ["", f"{difference.function}: {', '.join(difference.components)} differ"]
-            texts = "\n".join(str(finding) for finding in difference.findings)
-            lines += [f"  {line}" for line in texts.splitlines()]
+            lines += [textwrap.indent(str(each), "  ") for each in difference.findings]
         lines += [f"only in the first: {name}" for name in self.only_first]
         lines += [f"only in the second: {name}" for name in self.only_second]
         return "\n".join(lines)
@@ -85,7 +85,7 @@ def diff(a: _Recorded, b: _Recorded) -> RunComparison:
     ('jit_look_up', ('computation',), 'JXD401')
     """
     one, other = (each if isinstance(each, Record) else Record.load(each) for each in (a, b))
-    pairs = _matched(one.compiles, other.compiles)
+    pairs = matched(one.compiles, other.compiles, *_IDENTITIES)
     both = [(one, other) for one, other in pairs if one is not None and other is not None]
     differences = tuple(
         KeyDifference(one.key.function, one.key.differing(other.key), explained(one, other))
@@ -120,7 +120,7 @@ class Verified:
     function: str  # such as "jit_step"
     programs: int
     verdict: ProgramVerdict
-    findings: tuple[CauseFinding, ...] = ()  # why not hit
+    findings: tuple[CauseFinding, ...]  # why not hit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,10 +145,6 @@ class CacheVerification:
         ended = all(run.exit_code == 0 for run in self.runs)
         hit = all(each.verdict is ProgramVerdict.HIT for each in self.functions)
         return ended and hit and bool(self.functions)
-
-    def to_dict(self) -> dict[str, object]:
-        """For machines."""
-        return dataclasses.asdict(self)
 
 
 def verify(
@@ -177,46 +173,41 @@ def verify(
     Raises:
       OSError: the command cannot be started.
     """
-    (folder / "path").mkdir()
-    (folder / "path" / "sitecustomize.py").write_bytes(bootstrap.read_bytes())
-    ended: list[VerificationRun] = []
-    for number in range(runs):
-        progress(number, runs)
-        ended.append(_run(command, folder, number, timeout))
-        if ended[-1].exit_code != 0:
-            break
-    records = [Record.load(folder / f"records-{number}") for number in range(len(ended))]
-    return CacheVerification(tuple(ended), _judged(records))
-
-
-def _run(
-    command: Sequence[str], folder: Path, number: int, timeout: float | None
-) -> VerificationRun:
-    records, output = folder / f"records-{number}", folder / f"output-{number}"
-    records.mkdir()
-    cache = folder / "cache"
-    wanted = {
-        "package": str(_PACKAGE / "cache" / "injected"),
-        "root": str(_PACKAGE),
-        "folder": str(records),
-        "cache": str(cache),
-    }
-    seed = number + 1  # 0 would turn the shuffling of sets off
+    path, library, cache = folder / "path", folder / "library", folder / "cache"
+    path.mkdir()
+    (path / "sitecustomize.py").write_bytes(bootstrap.read_bytes())
+    library.mkdir()
+    (library / "jax_dist").symlink_to(_PACKAGE)
     inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     environment = os.environ | {
-        "JAX_DIST_RECORD": json.dumps(wanted),
-        "PYTHONPATH": os.pathsep.join([str(folder / "path"), *inherited]),
-        "PYTHONHASHSEED": str(seed),
+        "PYTHONPATH": os.pathsep.join([str(path), *inherited]),
         # What a program sees if it looks; the recorder sees to it that nothing else holds.
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    exit_code = run_to_end(command, environment, output, timeout)
-    return VerificationRun(seed, exit_code, output.read_text(errors="replace"))
-
-
-# --- the judge
+    wanted = {
+        "package": str(_PACKAGE / "cache" / "injected"),
+        "library": str(library),
+        "cache": str(cache),
+    }
+    ended: list[VerificationRun] = []
+    records: list[Record] = []
+    for number in range(runs):
+        progress(number, runs)
+        recorded, output = folder / f"records-{number}", folder / f"output-{number}"
+        recorded.mkdir()
+        seed = number + 1  # 0 would turn the shuffling of sets off
+        environment |= {
+            "JAX_DIST_RECORD": json.dumps(wanted | {"folder": str(recorded)}),
+            "PYTHONHASHSEED": str(seed),
+        }
+        code = run_to_end(command, environment, output, timeout)
+        ended.append(VerificationRun(seed, code, output.read_text(errors="replace")))
+        records.append(Record.load(recorded))
+        if code != 0:
+            break
+    return CacheVerification(tuple(ended), _judged(records))
 
 
 def _judged(records: Sequence[Record]) -> tuple[Verified, ...]:
@@ -228,15 +219,21 @@ def _judged(records: Sequence[Record]) -> tuple[Verified, ...]:
     chains: list[list[Compile | None]] = [[compiled] for compiled in first]
     late: list[list[Compile | None]] = []
     for number, record in enumerate(records[1:], start=1):
-        pairs = _matched(first, record.compiles)
+        pairs = matched(first, record.compiles, *_IDENTITIES)
         for chain, (_, other) in zip(chains, pairs, strict=False):
             chain.append(other)
         late += [[*[None] * number, other] for _, other in pairs[len(first) :]]
     together = Counter(map(_verdict, chains + late))
-    return tuple(dataclasses.replace(each, programs=count) for each, count in together.items())
+    return tuple(
+        Verified(name, count, verdict, findings)
+        for (name, verdict, findings), count in together.items()
+    )
 
 
-def _verdict(chain: Sequence[Compile | None]) -> Verified:
+def _verdict(
+    chain: Sequence[Compile | None],
+) -> tuple[str, ProgramVerdict, tuple[CauseFinding, ...]]:
+    """What the program is called, what the cache did for it, and why not more."""
     compiled = [each for each in chain if each is not None]
     first, *others = compiled
     name = first.key.function
@@ -244,19 +241,19 @@ def _verdict(chain: Sequence[Compile | None]) -> Verified:
         findings = [found for other in others for found in explained(first, other)]
         # Each cause once, with what the first pair of runs shows of it.
         once = {found.cause.name: found for found in reversed(findings)}.values()
-        return Verified(name, 1, ProgramVerdict.UNSTABLE, tuple(once)[::-1])
+        return name, ProgramVerdict.UNSTABLE, tuple(once)[::-1]
     if None in chain:
-        return Verified(name, 1, ProgramVerdict.PARTIAL, (finding("not-in-every-run"),))
+        return name, ProgramVerdict.PARTIAL, (finding("not-in-every-run"),)
     directories = dict.fromkeys(each.settings[DIRECTORY] for each in compiled)
     if len(directories) > 1:  # the private cache holds still, and would hide it
-        found = finding("moving-directory", ", then ".join(list(directories)[:2]))
-        return Verified(name, 1, ProgramVerdict.MISSED, (found,))
-    unwritten = next((each for each in compiled if each.outcome is CacheOutcome.UNWRITTEN), None)
-    if all(each.outcome is CacheOutcome.HIT for each in others) and unwritten is None:
-        return Verified(name, 1, ProgramVerdict.HIT)
-    if unwritten is not None and unwritten.reason is not None:
-        return Verified(name, 1, ProgramVerdict.UNWRITTEN, (finding(unwritten.reason),))
-    return Verified(name, 1, ProgramVerdict.MISSED, (finding("not-found-again"),))
+        found = finding("cache-directory", ", then ".join(list(directories)[:2]))
+        return name, ProgramVerdict.MISSED, (found,)
+    for each in compiled:
+        if each.reason is not None:
+            return name, ProgramVerdict.UNWRITTEN, (finding(each.reason),)
+    if all(other.outcome is CacheOutcome.HIT for other in others):
+        return name, ProgramVerdict.HIT, ()
+    return name, ProgramVerdict.MISSED, (finding("not-found-again"),)
 
 
 # --- which program of one run is which of another: by key, else by name and shapes, else by build
@@ -264,34 +261,11 @@ def _verdict(chain: Sequence[Compile | None]) -> Verified:
 
 _MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
 _IDENTITIES: tuple[Callable[[Compile], Hashable], ...] = (
-    lambda one: one.key.name,
-    lambda one: (one.key.function, signature(one.operations)),
+    lambda one: (one.process, one.key.name),
+    lambda one: (one.process, one.key.function, signature(one.operations)),
     # As "step_0x7f31" and "step_0x7f9c", which no two processes share.
-    lambda one: (_MADE_UP.sub("#", one.key.function), signature(one.operations)),
+    lambda one: (one.process, _MADE_UP.sub("#", one.key.function), signature(one.operations)),
     # The same in all but names; a function of the same shape alone may be another one.
-    lambda one: tuple(map(build, one.operations)),
-    lambda one: one.key.function,
+    lambda one: (one.process, *map(content, one.operations)),
+    lambda one: (one.process, one.key.function),
 )
-
-
-def _matched(
-    ones: Sequence[Compile], others: Sequence[Compile]
-) -> list[tuple[Compile | None, Compile | None]]:
-    """Each program of both runs once, in the order of the first; None: the other lacks it."""
-    partner: dict[int, int] = {}
-    taken: set[int] = set()
-    for identity in _IDENTITIES:
-        waiting: dict[Hashable, deque[int]] = defaultdict(deque)
-        for number, other in enumerate(others):
-            if number not in taken:
-                waiting[other.process, identity(other)].append(number)
-        for number, one in enumerate(ones):
-            if number not in partner and (found := waiting[one.process, identity(one)]):
-                partner[number] = found.popleft()
-                taken.add(partner[number])
-    pairs: list[tuple[Compile | None, Compile | None]] = [
-        (one, others[partner[number]] if number in partner else None)
-        for number, one in enumerate(ones)
-    ]
-    pairs += [(None, other) for number, other in enumerate(others) if number not in taken]
-    return pairs

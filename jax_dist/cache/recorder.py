@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -26,7 +26,6 @@ from jax_dist import _compat
 from jax_dist.cache.causes import UNKNOWN
 from jax_dist.cache.failures import CALL, NOT_REGISTERED
 from jax_dist.cache.records import (
-    ALL_DEVICES,
     COMPILER_OPTION,
     CONSTANT,
     DEBUG_OPTION,
@@ -35,7 +34,6 @@ from jax_dist.cache.records import (
     DIRECTORY_OPTIONS,
     FLAGS,
     METADATA,
-    PROCESSES,
     CacheOutcome,
     Compile,
     Key,
@@ -51,8 +49,6 @@ _THRESHOLDS = (
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )
-
-_Entry: TypeAlias = tuple[int, int, int] | None  # the file, as far as it can tell it was replaced
 
 
 def key(lowered: jax.stages.Lowered) -> Key:
@@ -78,13 +74,8 @@ def key(lowered: jax.stages.Lowered) -> Key:
     >>> key(jax.jit(double).lower(jnp.ones(4))).differing(found)
     ('computation',)
     """
-    return _key_of(_compat.CompileRequest.of(lowered))
-
-
-def _key_of(request: _compat.CompileRequest) -> Key:
-    """The key of a program that JAX is about to compile."""
-    name, hashes = request.key()
-    return Key(request.name, name, hashes)
+    request = _compat.CompileRequest.of(lowered)
+    return Key(request.name, *request.key())
 
 
 def record(path: str | os.PathLike[str] | None = None) -> "Recorder":
@@ -106,7 +97,7 @@ def record(path: str | os.PathLike[str] | None = None) -> "Recorder":
     >>> [compiled.key.function for compiled in recorder.record.compiles][-1]
     'jit_halve'
     """
-    return Recorder(None if path is None else Path(path))
+    return Recorder(path)
 
 
 class Recorder:
@@ -117,13 +108,15 @@ class Recorder:
       entries: the directory in which JAX keeps its entries; by default what its setting says.
     """
 
-    def __init__(self, path: Path | None, *, entries: str | None = None) -> None:
-        self._path = path
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, entries: str | None = None
+    ) -> None:
+        self._path = None if path is None else Path(path)
         self._entries = entries
         self._compiles: list[Compile] = []
         self._lock = threading.Lock()
         self._running = contextlib.ExitStack()
-        self._is_folder = path is not None and path.suffix != ".json"
+        self._is_folder = self._path is not None and self._path.suffix != ".json"
         # Names sort by start, then by process, then in order.
         self._stem = f"{time.time_ns():020}-{os.getpid()}"
 
@@ -153,22 +146,23 @@ class Recorder:
 
     @contextlib.contextmanager
     def _around(self, request: _compat.CompileRequest) -> Iterator[None]:
-        key = _key_of(request)
+        key = Key(request.name, *request.key())
         try:
             operations = operations_of(request.module)
         except Exception:  # noqa: BLE001  # of MLIR's bindings, whatever it is: the program goes on
             operations = ()  # its key is still known; where it differs from another one is not
         settings = _settings_of(request)
         directory = self._entries or str(_compat.config_value("jax_compilation_cache_dir") or "")
-        before = _entry(directory, key)
+        before = _written_at(directory, key)
         start = time.monotonic()
-        _events.heard = events = []
+        outer, events = _heard.lists, []
+        _heard.lists = (*outer, events)
         try:
             yield
         finally:
-            _events.heard = None
+            _heard.lists = outer
         seconds = time.monotonic() - start
-        outcome, reason = _outcome(request, events, before, _entry(directory, key), directory)
+        outcome, reason = _outcome(request, events, before, _written_at(directory, key), directory)
         compiled = Compile(
             key=key,
             outcome=outcome,
@@ -189,7 +183,11 @@ class Recorder:
 
 
 def _outcome(
-    request: _compat.CompileRequest, events: list[str], before: _Entry, after: _Entry, where: str
+    request: _compat.CompileRequest,
+    events: list[str],
+    before: int | None,
+    after: int | None,
+    where: str,
 ) -> tuple[CacheOutcome, str | None]:
     """What became of a program, and why it was not written, by the name of the cause."""
     if _HIT in events:
@@ -211,69 +209,31 @@ def _outcome(
     return CacheOutcome.UNWRITTEN, "threshold" if has_threshold else UNKNOWN
 
 
-def _entry(directory: str, key: Key) -> _Entry:
-    """Which file holds the program now; None if there is none."""
+def _written_at(directory: str, key: Key) -> int | None:
+    """When the entry of a program was written; None if there is none."""
     try:
-        found = os.stat(os.path.join(directory, f"{key.name}-cache"))
+        return os.stat(os.path.join(directory, f"{key.name}-cache")).st_mtime_ns
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 # --- what JAX reports about this thread's compilation
 
 
-_events = threading.local()
+class _Heard(threading.local):
+    lists: tuple[list[str], ...] = ()  # of the recorders that are around it
+
+
+_heard = _Heard()
 
 
 @functools.cache  # once for all: listeners cannot be taken away
 def _listen() -> None:
     def hear(event: str, **_: object) -> None:
-        heard = getattr(_events, "heard", None)
-        if heard is not None:
-            heard.append(event)
+        for events in _heard.lists:
+            events.append(event)
 
     jax.monitoring.register_event_listener(hear)
-
-
-# --- inside a program that is being verified
-
-
-_until_the_end = contextlib.ExitStack()  # of the process
-
-
-def record_verified(*, folder: str, cache: str) -> None:
-    """Records a program that is being verified, with a cache of its own.
-
-    Args:
-      folder: where the record is written.
-      cache: the directory that the program is to use, whatever it says itself.
-    """
-    wanted = {
-        "jax_compilation_cache_dir": cache,
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,  # 0 lets JAX choose
-    }
-
-    def set_all(values: dict[str, object]) -> None:
-        for name, value in values.items():
-            jax.config.update(name, value)
-
-    @contextlib.contextmanager
-    def in_private_cache(request: _compat.CompileRequest) -> Iterator[None]:
-        del request
-        # Its own settings come back after each compilation: through jax 0.10.2 the directory is
-        # part of the key, and one that varies is a cause to be told.
-        own = {name: _compat.config_value(name) for name in wanted}
-        set_all(wanted)  # JAX opens the cache within the first compilation, and keeps it
-        try:
-            yield
-        finally:
-            set_all(own)
-
-    # The recorder first, so that it sees the program's own settings.
-    Recorder(Path(folder), entries=cache).start()
-    _until_the_end.enter_context(_compat.compiles_watched(in_private_cache))
 
 
 # --- the settings beside a program
@@ -300,9 +260,10 @@ def _settings_of(request: _compat.CompileRequest) -> Settings:
         "backend version": request.backend.platform_version,
         FLAGS: " ".join(flags),
         DEVICES: " ".join(str(device.id) for device in devices),
+        "number of devices": str(len(devices)),
         "kinds of devices": ", ".join(dict.fromkeys(device.device_kind for device in devices)),
-        ALL_DEVICES: str(request.backend.device_count()),
-        PROCESSES: str(jax.process_count()),
+        "devices of all processes": str(request.backend.device_count()),
+        "processes": str(jax.process_count()),
         DIRECTORY: str(_compat.config_value("jax_compilation_cache_dir") or ""),
         METADATA: str(_compat.config_value("jax_compilation_cache_include_metadata_in_key")),
         "compression": "zlib" if util.find_spec("zstandard") is None else "zstandard",
@@ -350,15 +311,13 @@ def circumstances(program: _compat.CompiledProgram) -> Settings | None:
 # operation.
 
 
-_LONGEST = 4000  # characters of one attribute; of a longer one, the rest is hashed
+_LONGEST = 4000  # characters of one attribute; of a longer one, the hash is kept
 _SHOWN = 3  # numbers of an array that are shown
-_DIGITS = 32  # of a hash
 _BUFFERED = ("DenseFPElementsAttr", "DenseIntElementsAttr")
 _ELEMENTS = {"f16", "f32", "f64"} | {f"{sign}{n}" for sign in ("i", "ui") for n in (8, 16, 32, 64)}
 _SPLAT = re.compile(r"dense<([^<>\[\]\"]*)>")
 _FRAME = re.compile(r'"([^"]*)":(\d+):')
 _LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]|[\\/]jax_dist[\\/]")
-_NO_FRAME = ("", 0)
 
 
 def operations_of(module: Any) -> tuple[Operation, ...]:
@@ -371,14 +330,14 @@ def operations_of(module: Any) -> tuple[Operation, ...]:
     def read(operation: Any) -> Iterator[Operation]:
         operands = tuple(map(number, operation.operands))
         if operation.name == CONSTANT:
-            attributes = [("value", _value(operation))]
+            attributes = {"value": _value(operation)}
         else:
-            named = _named(operation.attributes)
-            attributes = [text for name, each in named for text in _texts(name, each)]
+            named = sorted(_named(operation.attributes))
+            attributes = {part: text for pair in named for part, text in _texts(*pair)}
+        attributes["types"] = ", ".join(str(result.type) for result in operation.results)
         yield Operation(
             kind=operation.name,
-            attributes=tuple(sorted(attributes)),
-            types=", ".join(str(result.type) for result in operation.results),
+            attributes=attributes,
             operands=operands,
             results=tuple(map(number, operation.results)),
             line=_user_line(operation.location),
@@ -400,18 +359,17 @@ def _value(operation: Any) -> str:
     # 0.10.2 raise; of bfloat16, its buffer does so in 0.7.2.
     attribute = operation.attributes["value"] if str(type_.element_type) in _ELEMENTS else None
     if attribute is None or attribute.is_splat or type(attribute).__name__ not in _BUFFERED:
-        text = str(operation).partition(" = ")[-1]  # what stands before it is numbered
-        digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+        # An operation is slow to print: MLIR numbers all values of the program for it.
+        text = str(operation).partition(" = ")[-1] if attribute is None else str(attribute)
         number = _SPLAT.search(text)
-        return f"{type_} {digest}" + (f" = {number[1]}" if number else "")
+        return f"{type_} {_digest(text.encode())}" + (f" = {number[1]}" if number else "")
     values = np.ascontiguousarray(memoryview(attribute))
-    digest = hashlib.sha256(values.data).hexdigest()[:_DIGITS]
     shown = [
         f"{each:.6g}" if isinstance(each, float) and math.isfinite(each) else str(each)
         for each in values.ravel()[: _SHOWN + 1].tolist()
     ]
     more = ", ..." if len(shown) > _SHOWN else ""
-    return f"{type_} {digest} = {', '.join(shown[:_SHOWN])}{more}"
+    return f"{type_} {_digest(values.data)} = {', '.join(shown[:_SHOWN])}{more}"
 
 
 def _named(attributes: Any) -> Iterator[tuple[str, Any]]:
@@ -433,15 +391,15 @@ def _texts(name: str, attribute: Any) -> Iterator[tuple[str, str]]:
             yield from _texts(f"{name}[{number}]", each)
     else:
         text = str(attribute)
-        if len(text) > _LONGEST:
-            digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
-            text = f"{text[:_LONGEST]}... {len(text)} characters, {digest}"
-        yield name, text
+        yield name, text if len(text) <= _LONGEST else _digest(text.encode())
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _user_line(location: Any) -> str:
     """The innermost line that belongs to no library."""
     frames = _FRAME.findall(str(location))
     own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
-    file, line = next(iter(own or frames), _NO_FRAME)
-    return f"{file}:{line}" if file else ""
+    return next((f"{file}:{line}" for file, line in own or frames), "")

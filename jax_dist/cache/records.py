@@ -9,7 +9,6 @@ import dataclasses
 import enum
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,9 +24,7 @@ DEBUG_OPTION = "debug option "
 COMPILER_OPTION = "compiler option "
 DIRECTORY = "cache directory"
 DEVICES = "devices"
-ALL_DEVICES = "devices of all processes"
 FLAGS = "XLA flags"
-PROCESSES = "processes"
 METADATA = "metadata in key"
 # Through jax 0.10.2 the cache's directory is also the place of these, and part of the key.
 DIRECTORY_OPTIONS = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_kernel_cache_file")
@@ -50,15 +47,10 @@ class Operation:
     """One operation of a program."""
 
     kind: str  # such as "stablehlo.add"
-    attributes: tuple[tuple[str, str], ...]  # by name
-    types: str  # of its results: "tensor<4xf32>, tensor<i32>"
-    operands: tuple[int, ...]  # the numbers of the values
-    results: tuple[int, ...]
+    attributes: dict[str, str]  # and "types", those of its results: "tensor<4xf32>, tensor<i32>"
+    operands: tuple[int | str, ...]  # the numbers of the values
+    results: tuple[int | str, ...]
     line: str  # of the user: "train.py:12", or ""
-
-    def attribute(self, name: str) -> str | None:
-        """The text of one attribute; None if there is none of that name."""
-        return dict(self.attributes).get(name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,6 +97,11 @@ class Compile:
     settings: Settings
     operations: tuple[Operation, ...]
 
+    @property
+    def fate(self) -> str:
+        """What became of it, and why it was not written."""
+        return f"{self.outcome} ({self.reason})" if self.reason else self.outcome
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
@@ -112,49 +109,13 @@ class Record:
 
     compiles: tuple[Compile, ...] = ()
 
-    def to_dict(self) -> dict[str, object]:
-        """For machines; each text stands there once."""
-        texts: dict[str, int] = {}  # numbered: ten thousand operations have few that differ
-
-        def number(text: str) -> int:
-            return texts.setdefault(text, len(texts))
-
-        def pairs(items: Iterable[tuple[str, str]]) -> list[list[int]]:
-            return [[number(name), number(value)] for name, value in items]
-
-        def packed(operation: Operation) -> list[Any]:
-            return [
-                number(operation.kind),
-                pairs(operation.attributes),
-                number(operation.types),
-                operation.operands,
-                operation.results,
-                number(operation.line),
-            ]
-
-        compiles = [
-            {
-                "key": compiled.key.to_dict(),
-                "outcome": compiled.outcome.value,
-                "reason": compiled.reason,
-                "seconds": compiled.seconds,
-                "process": compiled.process,
-                "settings": pairs(compiled.settings.items()),
-                "operations": list(map(packed, compiled.operations)),
-            }
-            for compiled in self.compiles
-        ]
-        return {"format": _FORMAT, "compiles": compiles, "texts": list(texts)}
-
     def save(self, path: Path) -> None:
         """Writes it in one step: a reader sees all of it, or none."""
-        replace(path, json.dumps(self.to_dict(), separators=(",", ":")).encode())
+        content = {"format": _FORMAT, "compiles": self.compiles}
+        replace(path, json.dumps(content, default=_fields, separators=(",", ":")).encode())
 
     def __str__(self) -> str:
-        lines = []
-        for each in self.compiles:
-            why = f" ({each.reason})" if each.reason else ""
-            lines.append(f"{each.key.name[:60]:60}  {each.outcome}{why}")
+        lines = [f"{each.key.name[:60]:60}  {each.fate}" for each in self.compiles]
         return "\n".join(lines) or "nothing was compiled"
 
     @classmethod
@@ -176,40 +137,18 @@ class Record:
         return cls(tuple(compiled for file in files for compiled in _read(file)))
 
 
-def _read(file: Path) -> Iterable[Compile]:
+def _fields(part: Any) -> dict[str, object]:
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+
+
+def _read(file: Path) -> tuple[Compile, ...]:
+    problem = "its fields are others"
     try:
         content = _notes.decode(file.read_bytes())
-        if content["format"] == _FORMAT:
-            return list(_unpacked(content))
-        problem = f"its format is {content['format']}, and this version reads {_FORMAT}"
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        if content["format"] != _FORMAT:
+            problem = f"its format is {content['format']}, and this version reads {_FORMAT}"
+        elif (found := _notes.read(content["compiles"], tuple[Compile, ...])) is not None:
+            return found
+    except (ValueError, TypeError, LookupError) as error:
         problem = f"{type(error).__name__}: {error}"
     raise RecordError(f"{file} is not a record of jax_dist.cache.record: {problem}")
-
-
-def _unpacked(content: dict[str, Any]) -> Iterable[Compile]:
-    texts = content["texts"]
-
-    def pairs(numbers: list[list[int]]) -> tuple[tuple[str, str], ...]:
-        return tuple((texts[name], texts[value]) for name, value in numbers)
-
-    def operation(kind, attributes, types, operands, results, line) -> Operation:
-        return Operation(
-            kind=texts[kind],
-            attributes=pairs(attributes),
-            types=texts[types],
-            operands=tuple(operands),
-            results=tuple(results),
-            line=texts[line],
-        )
-
-    for each in content["compiles"]:
-        yield Compile(
-            key=Key(**each["key"]),
-            outcome=CacheOutcome(each["outcome"]),
-            reason=each["reason"],
-            seconds=each["seconds"],
-            process=each["process"],
-            settings=dict(pairs(each["settings"])),
-            operations=tuple(operation(*packed) for packed in each["operations"]),
-        )

@@ -24,67 +24,15 @@ examples:
 """
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "cache",
-        help="check, list, repair and fill the compilation cache",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=Help,
-    )
-    parser.set_defaults(run=terminal.help_only(parser))
-    subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
-    for add in (
-        _add_verify,
-        _add_ls,
-        _add_show,
-        _add_diff,
-        _add_doctor,
-        _add_prune,
-        _add_warm,
-        _add_failures,
-    ):
-        add(subcommands)
+# The page of each subcommand; its options are listed before the exit codes.
 
-
-def _add(
-    subcommands: Any, name: str, help_: str, description: str, epilog: str, usage: str | None = None
-) -> argparse.ArgumentParser:
-    parser = subcommands.add_parser(
-        name,
-        help=help_,
-        usage=usage,
-        description=description,
-        epilog=epilog,
-        formatter_class=Help,
-    )
-    parser.set_defaults(run=_run)
-    return parser
-
-
-def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.commands import cache_run  # only here: `--help` need not wait for the cache
-
-    return cache_run.RUNS[options.subcommand](options, out, err)
-
-
-def _add_folder(parser: argparse.ArgumentParser) -> None:
-    """The argument that the subcommands share which work on a folder."""
-    parser.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="of the cache (default: that of enable())"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-_VERIFY_USAGE = "jax-dist cache verify [options] -- COMMAND ..."
 _VERIFY = """\
 Checks that the persistent cache works for a program, or says why not.
 
 Runs the program in fresh interpreters, with a private, empty cache and another hash seed each time.
 The first run fills the cache; each later run should find everything that it compiles there. For
 each miss, prints the cause, the place in the program, and what to do.
-"""
-_VERIFY_EPILOG = """\
+
 exit codes: 0 all programs were stable, written and found again,
             1 one was not, or the command failed,
             2 the command or an option is invalid
@@ -95,82 +43,31 @@ examples:
   jax-dist cache verify --keep runs -- python train.py
   jax-dist cache diff runs/records-0 runs/records-1
 """
+_LS = """\
+Lists the programs of a cache, largest first, and when each was last used.
 
+exit codes: 0 all is well, 2 an option is invalid
+"""
+_SHOW = """\
+Shows a recorded run: each compiled program, its key, and whether it hit the cache.
 
-def _add_verify(subcommands: Any) -> None:
-    parser = _add(
-        subcommands,
-        "verify",
-        "check that a program hits the cache, or say why not",
-        _VERIFY,
-        _VERIFY_EPILOG,
-        usage=_VERIFY_USAGE,
-    )
-    parser.add_argument(
-        "--runs",
-        type=terminal.count(1000, least=2),
-        default=3,
-        metavar="N",
-        help="number of runs (3; at least 2: one to fill the cache, one to hit it)",
-    )
-    parser.add_argument(
-        "--timeout", type=terminal.seconds, metavar="SECONDS", help="time limit of each run"
-    )
-    parser.add_argument("--keep", metavar="FOLDER", help="keep cache, records and output there")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    terminal.add_color(parser)
+jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.
 
+exit codes: 0 all is well, 2 the record cannot be read
+"""
+_DIFF = """\
+Lists the programs whose keys differ between two recorded runs, what differs, and why.
 
-def _add_ls(subcommands: Any) -> None:
-    parser = _add(
-        subcommands,
-        "ls",
-        "list the programs of a cache",
-        "Lists the programs of a cache, largest first, and when each was last used.",
-        "exit codes: 0 all is well, 2 an option is invalid",
-    )
-    _add_folder(parser)
-    parser.add_argument("--function", metavar="NAME", help="only this one, as in jit_step")
+jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.
 
-
-_RECORDS = "jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.\n\n"
-
-
-def _add_show(subcommands: Any) -> None:
-    parser = _add(
-        subcommands,
-        "show",
-        "show what a recorded run compiled",
-        "Shows a recorded run: each compiled program, its key, and whether it hit the cache.",
-        f"{_RECORDS}exit codes: 0 all is well, 2 the record cannot be read",
-    )
-    parser.add_argument("record", metavar="RECORD", help="a file or a folder")
-    parser.add_argument(
-        "--function", metavar="NAME", help="the components of the keys of this one, as in jit_step"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _add_diff(subcommands: Any) -> None:
-    parser = _add(
-        subcommands,
-        "diff",
-        "explain why the keys of two recorded runs differ",
-        "Lists the programs whose keys differ between two recorded runs, what differs, and why.",
-        f"{_RECORDS}exit codes: 0 all keys are the same, 1 some differ, 2 a record cannot be read",
-    )
-    parser.add_argument("first", metavar="RECORD", help="of the first run: a file or a folder")
-    parser.add_argument("second", metavar="RECORD", help="of the second run")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
+exit codes: 0 all keys are the same, 1 some differ, 2 a record cannot be read
+"""
 _DOCTOR = """\
 Checks a cache: broken entries, stray files, unsafe folders, a full disk, keys that never repeat.
 
 With --fix it removes useless files, and write permission from users who must not change the folder.
 Healthy entries stay. enable() replaces a damaged entry by itself when its program is next run.
-"""
-_DOCTOR_EPILOG = """\
+
 exit codes: 0 all is well, or was repaired, 1 something is left to do,
             2 an option is invalid
 
@@ -178,40 +75,144 @@ examples:
   jax-dist cache doctor
   jax-dist cache doctor --fix /scratch/jax-cache
 """
+_PRUNE = """\
+Makes a cache smaller; keeps the most recently used programs.
 
-
-def _add_doctor(subcommands: Any) -> None:
-    parser = _add(
-        subcommands,
-        "doctor",
-        "find broken entries in a cache, and repair it",
-        _DOCTOR,
-        _DOCTOR_EPILOG,
-    )
-    _add_folder(parser)
-    parser.add_argument("--fix", action="store_true", help="repair what can be repaired")
-
-
-_PRUNE_EPILOG = """\
 exit codes: 0 all is well, 2 an option is invalid
 
 examples:
   jax-dist cache prune --max-size 20GB
   jax-dist cache prune --older-than 30d --dry-run
 """
+_WARM = """\
+Compiles programs ahead of time, from the shapes of their arguments, into the cache.
+
+PROGRAMS names a function without arguments, in a file or a module, that yields what to compile:
+
+  def programs():
+      x = jax.ShapeDtypeStruct((8, 128), jax.numpy.float32)
+      yield train_step, x              # what jax_dist.cache.warm(train_step, x) takes
+
+Compile the function that the program will call, with the same name and options, on the same kind
+and number of devices.
+
+exit codes: 0 all is in the cache, 1 something is not,
+            2 an option is invalid
+
+examples:
+  jax-dist cache warm programs.py:programs
+  jax-dist cache warm --devices 8 my.package.programs:programs      8 simulated CPU devices
+  jax-dist cache warm --devices 4 --processes 2 programs.py:programs
+  jax-dist cache warm --mock-gpu-topology 2x8x1 programs.py:programs
+                                   needs one GPU of the kind; JAX ignores it on CPUs
+"""
+_FAILURES = """\
+Lists programs that failed to compile earlier and are not tried again, or clears the list.
+
+JAX_DIST_RETRY_FAILED=1 and enable(retry=True) try them again without clearing the list.
+
+exit codes: 0 all is well, 2 an option is invalid
+
+examples:
+  jax-dist cache failures                       the same as `failures ls`
+  jax-dist cache failures clear
+  jax-dist cache failures clear --function jit_step
+"""
 
 
-def _add_prune(subcommands: Any) -> None:
-    what = "Makes a cache smaller; keeps the most recently used programs."
-    parser = _add(subcommands, "prune", "make a cache smaller", what, _PRUNE_EPILOG)
-    _add_folder(parser)
-    parser.add_argument(
-        "--max-size", type=_read("bytes_of"), metavar="SIZE", help="as in 500MB, 20GB, 2GiB"
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "cache",
+        help="check, list, repair and fill the compilation cache",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=Help,
     )
-    parser.add_argument(
-        "--older-than", type=_read("seconds_of"), metavar="AGE", help="as in 36h, 30d, 2w"
+    parser.set_defaults(run=terminal.help_only(parser))
+    subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
+
+    def add(name: str, help_: str, page: str, usage: str | None = None) -> Callable:
+        description, codes, rest = page.partition("exit codes:")
+        added = subcommands.add_parser(
+            name,
+            help=help_,
+            usage=usage,
+            description=description.rstrip(),
+            epilog=codes + rest,
+            formatter_class=Help,
+        )
+        added.set_defaults(run=_run)
+        added.add_argument("--json", action="store_true", help="print JSON")
+        return added.add_argument
+
+    _add_runs(add)
+    terminal.add_color(subcommands.choices["verify"])
+    _add_folders(add)
+
+
+def _add_runs(add: Callable[..., Callable]) -> None:
+    option = add(
+        "verify",
+        "check that a program hits the cache, or say why not",
+        _VERIFY,
+        usage="jax-dist cache verify [options] -- COMMAND ...",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only list what would be removed")
+    runs = "number of runs (3; at least 2: one to fill the cache, one to hit it)"
+    option("--runs", type=terminal.count(1000, least=2), default=3, metavar="N", help=runs)
+    option("--timeout", type=terminal.seconds, metavar="SECONDS", help="time limit of each run")
+    option("--keep", metavar="FOLDER", help="keep cache, records and output there")
+
+    option = add("show", "show what a recorded run compiled", _SHOW)
+    option("record", metavar="RECORD", help="a file or a folder")
+    components = "the components of the keys of this one, as in jit_step"
+    option("--function", metavar="NAME", help=components)
+
+    option = add("diff", "explain why the keys of two recorded runs differ", _DIFF)
+    option("first", metavar="RECORD", help="of the first run: a file or a folder")
+    option("second", metavar="RECORD", help="of the second run")
+
+
+def _add_folders(add: Callable[..., Callable]) -> None:
+    folder = {"nargs": "?", "metavar": "FOLDER", "help": "of the cache (default: that of enable())"}
+    only = {"metavar": "NAME", "help": "only this one, as in jit_step"}
+
+    option = add("ls", "list the programs of a cache", _LS)
+    option("folder", **folder)
+    option("--function", **only)
+
+    option = add("doctor", "find broken entries in a cache, and repair it", _DOCTOR)
+    option("folder", **folder)
+    option("--fix", action="store_true", help="repair what can be repaired")
+
+    option = add("prune", "make a cache smaller", _PRUNE)
+    option("folder", **folder)
+    size, age = _read("bytes_of"), _read("seconds_of")
+    option("--max-size", type=size, metavar="SIZE", help="as in 500MB, 20GB, 2GiB")
+    option("--older-than", type=age, metavar="AGE", help="as in 36h, 30d, 2w")
+    option("--dry-run", action="store_true", help="only list what would be removed")
+
+    option = add("warm", "compile ahead of time, from shapes", _WARM)
+    option("programs", metavar="PROGRAMS", help="as in programs.py:programs")
+    option("--cache", metavar="FOLDER", help="(default: that of enable())")
+    devices = terminal.count(terminal.MOST_DEVICES)
+    option("--devices", type=devices, metavar="N", help="simulated CPU devices")
+    processes = "number of processes, joined, on this machine"
+    count = terminal.count(terminal.MOST_PROCESSES)
+    option("--processes", type=count, default=1, metavar="N", help=processes)
+    topology = "slices x hosts x GPUs of the real machine"
+    option("--mock-gpu-topology", metavar="AxBxC", help=topology)
+
+    failures = "list programs that failed to compile and are not tried again"
+    option = add("failures", failures, _FAILURES)
+    option("action", nargs="?", choices=("ls", "clear"), default="ls")
+    option("folder", **folder)
+    option("--function", **only)
+
+
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+    from jax_dist.commands import cache_run  # only here: `--help` need not wait for the cache
+
+    return cache_run.RUNS[options.subcommand](options, out, err)
 
 
 def _read(name: str) -> Callable[[str], int]:
@@ -224,79 +225,3 @@ def _read(name: str) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return read
-
-
-_WARM = """\
-Compiles programs ahead of time, from the shapes of their arguments, into the cache.
-
-PROGRAMS names a function without arguments, in a file or a module, that yields what to compile:
-
-  def programs():
-      x = jax.ShapeDtypeStruct((8, 128), jax.numpy.float32)
-      yield train_step, x              # what jax_dist.cache.warm(train_step, x) takes
-
-Compile the function that the program will call, with the same name and options, on the same kind
-and number of devices.
-"""
-_WARM_EPILOG = """\
-exit codes: 0 all is in the cache, 1 something is not,
-            2 an option is invalid
-
-examples:
-  jax-dist cache warm programs.py:programs
-  jax-dist cache warm --devices 8 my.package.programs:programs      8 simulated CPU devices
-  jax-dist cache warm --devices 4 --processes 2 programs.py:programs
-  jax-dist cache warm --mock-gpu-topology 2x8x1 programs.py:programs
-                                   needs one GPU of the kind; JAX ignores it on CPUs
-"""
-
-
-def _add_warm(subcommands: Any) -> None:
-    parser = _add(subcommands, "warm", "compile ahead of time, from shapes", _WARM, _WARM_EPILOG)
-    parser.add_argument("programs", metavar="PROGRAMS", help="as in programs.py:programs")
-    parser.add_argument("--cache", metavar="FOLDER", help="(default: that of enable())")
-    parser.add_argument(
-        "--devices",
-        type=terminal.count(terminal.MOST_DEVICES),
-        metavar="N",
-        help="simulated CPU devices",
-    )
-    parser.add_argument(
-        "--processes",
-        type=terminal.count(terminal.MOST_PROCESSES),
-        default=1,
-        metavar="N",
-        help="number of processes, joined, on this machine",
-    )
-    parser.add_argument(
-        "--mock-gpu-topology", metavar="AxBxC", help="slices x hosts x GPUs of the real machine"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-_FAILURES = """\
-Lists programs that failed to compile earlier and are not tried again, or clears the list.
-
-JAX_DIST_RETRY_FAILED=1 and enable(retry=True) try them again without clearing the list.
-"""
-_FAILURES_EPILOG = """\
-exit codes: 0 all is well, 2 an option is invalid
-
-examples:
-  jax-dist cache failures                       the same as `failures ls`
-  jax-dist cache failures clear
-  jax-dist cache failures clear --function jit_step
-"""
-
-
-def _add_failures(subcommands: Any) -> None:
-    parser = _add(
-        subcommands,
-        "failures",
-        "list programs that failed to compile and are not tried again",
-        _FAILURES,
-        _FAILURES_EPILOG,
-    )
-    parser.add_argument("action", nargs="?", choices=("ls", "clear"), default="ls")
-    _add_folder(parser)
-    parser.add_argument("--function", metavar="NAME", help="only this one, as in jit_step")

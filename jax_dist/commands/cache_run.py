@@ -1,11 +1,15 @@
 """What each subcommand of `jax-dist cache` does with its options."""
 
 import argparse
-import importlib.util
+import contextlib
+import dataclasses
+import importlib
 import json
 import os
+import re
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,12 +18,7 @@ from typing import Any, TextIO
 from jax_dist._exceptions import text_of
 from jax_dist._usage import MisuseError
 from jax_dist.cache import comparison, entries, failures, store
-from jax_dist.cache.comparison import (
-    CacheVerification,
-    ProgramVerdict,
-    VerificationRun,
-    diff,
-)
+from jax_dist.cache.comparison import CacheVerification, ProgramVerdict, VerificationRun
 from jax_dist.cache.diagnosis import doctor
 from jax_dist.cache.records import Record
 from jax_dist.commands import terminal
@@ -28,19 +27,39 @@ from jax_dist.errors import RecordError
 
 _TAIL = 20  # lines of a program that failed
 _GREEN, _RED, _CYAN, _PLAIN = "\x1b[32m", "\x1b[1;31m", "\x1b[36m", "\x1b[0m"
+_CODE = re.compile(r"^JXD\d+")
+_HELP = re.compile(r"^help:", re.MULTILINE)
 _DAY = 86400
 
 
+def _print_json(out: TextIO, facts: object) -> Exit:
+    print(json.dumps(facts, indent=2), file=out)
+    return Exit.OK
+
+
 def _verify(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
+    from jax_dist.codemod.verify import recording
+
     if not options.program:
         raise MisuseError("verify needs a command: jax-dist cache verify -- python train.py")
-    if options.keep is None:
-        with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
-            found = _verification(options, Path(folder), err)
-    else:
-        found = _verification(options, _new_folder(options.keep), err)
+    progress = terminal.ProgressLine(err, "runs done")
+    try:
+        with _folder_to_keep(options.keep) as folder:
+            found = comparison.verify(
+                options.program,
+                folder,
+                Path(recording.__file__).with_name("bootstrap.py"),
+                runs=options.runs,
+                timeout=options.timeout,
+                progress=progress,
+            )
+    except OSError as error:
+        raise MisuseError(f"{options.program[0]} cannot be started: {error.strerror}") from error
+    finally:
+        progress.close()
     if options.json:
-        print(json.dumps(found.to_dict() | {"is_clean": found.is_clean}, indent=2), file=out)
+        facts = dataclasses.asdict(found) | {"is_clean": found.is_clean}
+        print(json.dumps(facts, indent=2), file=out)
     else:
         colour = terminal.wants_colour(options.color, out)
         out.writelines(f"{line}\n" for line in _verdict_lines(found, colour=colour))
@@ -48,7 +67,12 @@ def _verify(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
     return Exit.OK if found.is_clean else Exit.FINDINGS
 
 
-def _new_folder(name: str) -> Path:
+@contextlib.contextmanager
+def _folder_to_keep(name: str | None) -> Iterator[Path]:
+    if name is None:
+        with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
+            yield Path(folder)
+        return
     folder = Path(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,44 +80,25 @@ def _new_folder(name: str) -> Path:
         raise MisuseError(f"--keep {name}: {error.strerror}") from error
     if any(folder.iterdir()):
         raise MisuseError(f"--keep {name}: the folder is not empty")
-    return folder.resolve()
-
-
-def _verification(options: argparse.Namespace, folder: Path, err: TextIO) -> CacheVerification:
-    from jax_dist.codemod.verify import recording
-
-    progress = terminal.ProgressLine(err, "runs done")
-    try:
-        return comparison.verify(
-            options.program,
-            folder,
-            Path(recording.__file__).with_name("bootstrap.py"),
-            runs=options.runs,
-            timeout=options.timeout,
-            progress=progress,
-        )
-    except OSError as error:
-        raise MisuseError(f"{options.program[0]} cannot be started: {error.strerror}") from error
-    finally:
-        progress.close()
+    yield folder.resolve()
 
 
 def _verdict_lines(found: CacheVerification, *, colour: bool) -> Iterator[str]:
+    def painted(text: str, with_: str) -> str:
+        return f"{with_}{text}{_PLAIN}" if colour else text
+
     width = max((len(each.function) for each in found.functions), default=0)
-    # What is well comes first, for one reads the end of a long table.
-    for each in sorted(found.functions, key=lambda each: each.verdict is not ProgramVerdict.HIT):
-        is_well = each.verdict is ProgramVerdict.HIT
-        verdict = _painted(each.verdict, _GREEN if is_well else _RED, colour=colour)
+    hits = [each for each in found.functions if each.verdict is ProgramVerdict.HIT]
+    misses = [each for each in found.functions if each.verdict is not ProgramVerdict.HIT]
+    for each in (*hits, *misses):  # one reads the end of a long table
+        verdict = painted(each.verdict, _GREEN if each in hits else _RED)
         times = f" ({each.programs} programs)" if each.programs > 1 else ""
         yield f"{each.function:{width}}  {verdict}{times}"
         for finding in each.findings:
-            cause = finding.cause
-            code = _painted(cause.code, _RED, colour=colour) + " " if cause.code else ""
-            yield f"    {code}{cause.name}: {cause.why}"
-            yield from (f"      {detail}" for detail in finding.details)
-            yield f"    {_painted('help:', _CYAN, colour=colour)} {cause.remedy}"
-    programs = sum(each.programs for each in found.functions)
-    hit = sum(each.programs for each in found.functions if each.verdict is ProgramVerdict.HIT)
+            text = _CODE.sub(lambda code: painted(code[0], _RED), str(finding))
+            text = _HELP.sub(lambda help_: painted(help_[0], _CYAN), text)
+            yield textwrap.indent(text, "    ")
+    hit, programs = (sum(each.programs for each in some) for some in (hits, found.functions))
     if programs:
         noun = "program is" if programs == 1 else "programs are"
         yield f"{hit} of {programs} {noun} found again, in {len(found.runs)} runs."
@@ -119,31 +124,26 @@ def _failed_runs(runs: tuple[VerificationRun, ...]) -> Iterator[str]:
         yield f"jax-dist cache verify: run {number} {ended}"
 
 
-def _painted(text: str, colour_code: str, *, colour: bool) -> str:
-    return f"{colour_code}{text}{_PLAIN}" if colour else text
-
-
 def _ls(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
     path = Path(store.chosen(options.folder, os.environ))
     found = [entry for entry in entries.all_of(path) if options.function in (None, entry.function)]
     found.sort(key=lambda entry: (-entry.size, entry.key))
     if options.json:
-        print(json.dumps([entry.to_dict() for entry in found], indent=2), file=out)
-        return Exit.OK
-    if found:
-        now, rows = time.time(), []
-        for entry in found:
-            seconds = entry.compile_seconds()
-            rows.append(
-                (
-                    entry.function,
-                    entry.key.rpartition("-")[2][:12],
-                    entries.in_words(entry.size),
-                    "damaged" if seconds is None else f"{seconds} s",
-                    _ago(now - entry.written),
-                    _ago(now - entry.used) if entry.repeated else "never",
-                )
+        return _print_json(out, [entry.to_dict() for entry in found])
+    now, rows = time.time(), []
+    for entry in found:
+        seconds = entry.compile_seconds()
+        rows.append(
+            (
+                entry.function,
+                entry.key.rpartition("-")[2][:12],
+                entries.in_words(entry.size),
+                "damaged" if seconds is None else f"{seconds} s",
+                _ago(now - entry.written),
+                _ago(now - entry.used) if entry.repeated else "never",
             )
+        )
+    if rows:
         head = ("function", "key", "size", "compiled in", "written", "used")
         print(entries.table(head, rows, numbers=(2, 3)), file=out)
     noun = "program" if len(found) == 1 else "programs"
@@ -160,32 +160,20 @@ def _ago(seconds: float) -> str:
 
 
 def _show(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
-    record, function = _record(options.record), options.function
+    compiles, function = _record(options.record).compiles, options.function
+    names = dict.fromkeys(each.key.function for each in compiles)
     if function is not None:
-        kept = tuple(each for each in record.compiles if each.key.function == function)
-        if not kept:
-            names = ", ".join(dict.fromkeys(each.key.function for each in record.compiles))
-            raise MisuseError(f"--function {function}: the record has {names or 'no programs'}")
-        record = Record(kept)
+        compiles = tuple(each for each in compiles if each.key.function == function)
+        if not compiles:
+            found = ", ".join(names) or "no programs"
+            raise MisuseError(f"--function {function}: the record has {found}")
     if options.json:
-        shown = [
-            {
-                "key": each.key.to_dict(),
-                "outcome": each.outcome.value,
-                "reason": each.reason,
-                "seconds": each.seconds,
-                "process": each.process,
-                "settings": each.settings,
-            }
-            for each in record.compiles
-        ]
-        print(json.dumps(shown, indent=2), file=out)
-    elif function is not None:
-        for each in record.compiles:
-            why = f" ({each.reason})" if each.reason else ""
-            print(f"{each.key}\n  {each.outcome}{why}", file=out)
-    else:
-        print(record, file=out)
+        shown = [dataclasses.asdict(dataclasses.replace(each, operations=())) for each in compiles]
+        for each in shown:
+            del each["operations"]
+        return _print_json(out, shown)
+    parts = [f"{each.key}\n  {each.fate}" for each in compiles]
+    print(Record(compiles) if function is None else "\n".join(parts), file=out)
     return Exit.OK
 
 
@@ -200,7 +188,7 @@ def _record(path: str) -> Record:
 
 
 def _diff(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
-    found = diff(_record(options.first), _record(options.second))
+    found = comparison.diff(_record(options.first), _record(options.second))
     print(json.dumps(found.to_dict(), indent=2) if options.json else found, file=out)
     same = not (found.differences or found.only_first or found.only_second)
     return Exit.OK if same else Exit.FINDINGS
@@ -222,15 +210,14 @@ def _prune(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
         dry_run=options.dry_run,
     )
     if options.json:
-        facts: dict[str, Any] = {
+        facts = {
             "removed": [entry.key for entry in pruned.removed],
             "removed_bytes": pruned.bytes,
             "kept": pruned.kept,
             "kept_bytes": pruned.kept_bytes,
             "dry_run": options.dry_run,
         }
-        print(json.dumps(facts, indent=2), file=out)
-        return Exit.OK
+        return _print_json(out, facts)
     verb = "would remove" if options.dry_run else "removed"
     print(
         f"{verb} {len(pruned.removed)} ({entries.in_words(pruned.bytes)}), "
@@ -310,20 +297,13 @@ def _warm_all(name: str, folder: str | None) -> list[dict[str, Any]]:
 def _programs(name: str) -> Iterable[tuple[Any, ...]]:
     place, _, function = name.rpartition(":")
     sys.path.insert(0, os.getcwd())
+    if place.endswith(".py"):
+        path = Path(place)
+        sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
+        place = path.stem
     try:
-        if place.endswith(".py"):
-            path = Path(place)
-            sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-        programs = getattr(module, function)
-    except (ModuleNotFoundError, FileNotFoundError, AttributeError) as error:
+        programs = getattr(importlib.import_module(place), function)
+    except (ModuleNotFoundError, AttributeError) as error:
         raise MisuseError(f"{name} cannot be found: {text_of(error)}") from error
     return programs()
 
@@ -333,22 +313,17 @@ def _failures(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
         count = failures.clear(options.folder, function=options.function)
         print(json.dumps({"forgotten": count}) if options.json else f"forgot {count}", file=out)
         return Exit.OK
-    found = [
-        failure
-        for failure in failures.ls(options.folder)
-        if options.function in (None, failure.function)
-    ]
+    noted = failures.ls(options.folder)
+    found = [each for each in noted if options.function in (None, each.function)]
     if options.json:
-        print(json.dumps([failure.to_dict() for failure in found], indent=2), file=out)
-    elif found:
-        rows = [
-            # Of the reason, the first line; XLA may add pages.
-            (each.function, each.at, f"{each.seconds:.1f} s", each.reason.partition("\n")[0])
-            for each in found
-        ]
-        print(entries.table(("function", "at (UTC)", "after", "why"), rows, numbers=(2,)), file=out)
-    else:
-        print("no program is known not to compile", file=out)
+        return _print_json(out, [each.to_dict() for each in found])
+    rows = [
+        # Of the reason, the first line; XLA may add pages.
+        (each.function, each.at, f"{each.seconds:.1f} s", each.reason.partition("\n")[0])
+        for each in found
+    ]
+    table = entries.table(("function", "at (UTC)", "after", "why"), rows, numbers=(2,))
+    print(table if found else "no program is known not to compile", file=out)
     return Exit.OK
 
 

@@ -40,6 +40,9 @@ def again():
     return told(recorder)
 
 found = {"first": again(), "second": again()}
+with record() as outer:
+    again()
+found["around another recorder"] = told(outer)
 [entry] = [name for name in os.listdir(cache) if name.endswith("-cache")]
 with open(os.path.join(cache, entry), "wb") as file:
     file.write(b"damaged")
@@ -73,6 +76,7 @@ def test_what_became_of_each_program(tmp_path):
     assert json.loads(ran.out) == {
         "first": [["written", None]],
         "second": [["hit", None]],
+        "around another recorder": [["hit", None]],
         "damaged": [["not written", "damaged-entry"]],
         "quick": [["not written", "threshold"]],
         "off": [["not written", "cache-off"]],
@@ -186,9 +190,9 @@ def _value_of(table):
     constants = [
         each
         for each in operations_of(request.module)
-        if each.kind == "stablehlo.constant" and "x" in (each.attribute("value") or "").split()[0]
+        if each.kind == "stablehlo.constant" and "x" in each.attributes["value"].split()[0]
     ]
-    return constants[0].attribute("value")
+    return constants[0].attributes["value"]
 
 
 @pytest.mark.parametrize(
