@@ -69,7 +69,7 @@ def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
 
 
 def _differing_settings(one: Compile, other: Compile) -> dict[str, str]:
-    """What to tell of each setting that differs; each XLA flag is one."""
+    """What is said of each setting that differs; each XLA flag is one."""
     ours, theirs = (_flags(each.settings[FLAGS]) | each.settings for each in (one, other))
     found: dict[str, str] = {}
     # The flags come first: JAX parses some of them into options, too.
@@ -187,7 +187,7 @@ def _inside(one: Compile, other: Compile, *, moved: bool) -> dict[str, list[str]
 
 
 def _causes(changes: Sequence[_Change], *, moved: bool) -> Iterator[tuple[object, str]]:
-    """What to tell of each change, and its cause: the first that fits."""
+    """What is said of each change, and its cause: the first that fits."""
     moved = moved or any(change.moves_devices for change in changes)
     axes = _renamed_axes(changes)
     results = [change for change in changes if change.what.endswith(_NAME_OF_RESULT)]
