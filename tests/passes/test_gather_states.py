@@ -88,9 +88,9 @@ def test_what_a_gather_makes():
     assert _gather(axis_index_groups=[[0], [1], [2], [3]]).why_never() == ""
 
 
-def _gather_of(**aval) -> Gather:
+def _gather_of(groups=None, **aval) -> Gather:
     operand = types.SimpleNamespace(aval=types.SimpleNamespace(**aval))
-    params = {"axis_size": 4, "axis_name": "i", "axis_index_groups": None}
+    params = {"axis_size": 4, "axis_name": "i", "axis_index_groups": groups}
     eqn = types.SimpleNamespace(params=params, invars=[operand], primitive=lax.all_gather_p)
     return Gather(eqn)
 
@@ -102,6 +102,16 @@ def test_gathers_that_are_never_looked_at(monkeypatch):
     unknown = "the gathered value has a dimension of unknown size"
     assert _gather_of(shape=(2, "b")).why_never() == unknown
     assert _gather_of(shape=("a", "b")).why_never() == unknown
+
+
+def test_a_gather_in_groups_where_types_tell_what_varies(monkeypatch):
+    monkeypatch.setattr(_compat, "is_unreduced", lambda aval: False)
+    monkeypatch.setattr(_compat, "varying_axes", lambda aval: aval.varying)
+    groups = ((0, 1), (2, 3))
+    refused = "JAX has no reduction over groups of devices under check_vma=True"
+    assert _gather_of(groups, shape=(2,), varying={"i"}).why_never() == refused
+    assert _gather_of(groups, shape=(2,), varying=set()).why_never() is None
+    assert _gather_of(shape=(2,), varying={"i"}).why_never() is None
 
 
 def test_a_gather_of_what_is_whole():
