@@ -5,7 +5,9 @@ import importlib.metadata
 import os
 import pathlib
 import signal
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 from packaging.version import Version
 
@@ -60,6 +62,21 @@ def _quick_flags() -> list[str]:
     if Version(importlib.metadata.version("jaxlib")) < Version("0.11"):  # unknown in 0.12
         flags.append("--xla_cpu_use_fusion_emitters=false")
     return flags
+
+
+@pytest.fixture
+def shared_ones() -> Callable[[tuple[int, ...]], np.ndarray]:
+    """Makes NumPy arrays of ones whose memory CPU devices share: it begins at a multiple of 64."""
+
+    def make(shape: tuple[int, ...]) -> np.ndarray:
+        size = 4 * int(np.prod(shape))
+        memory = np.zeros(size + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        array = memory[start : start + size].view(np.float32).reshape(shape)
+        array[:] = 1
+        return array
+
+    return make
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -273,11 +273,8 @@ def without_records(monkeypatch):
     def take(*names: str) -> None:
         for name in names:
             monkeypatch.delitem(RECORDS, name)
-        primitive_facts.own_record.cache_clear()
 
-    yield take
-    monkeypatch.undo()
-    primitive_facts.own_record.cache_clear()
+    return take
 
 
 def _asked(function: Callable[..., Any], *operands: Any) -> primitives.Primitive:

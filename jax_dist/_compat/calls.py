@@ -44,7 +44,10 @@ class JitCall:
 class CallWatcher:
     """What a thread does around its calls; this one does nothing."""
 
-    slow = False  # whether a call seen now keeps going through Python, as long as `look` is same
+    @property
+    def slow(self) -> bool:
+        """Whether a call seen now keeps going through Python, as long as `look` is same."""
+        return False
 
     def called(self, call: JitCall) -> None:
         """Before the program is looked up, compiled and run; what is raised ends the call."""

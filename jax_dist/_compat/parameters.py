@@ -139,7 +139,7 @@ def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
     expanded. Seen in 0.10.2 and 0.12.0.1.
     """
     held: Any = eqn.params.get("_prim")
-    if eqn.primitive.name != "call_hi_primitive" or not hasattr(held, "expand"):
+    if name_of(eqn) != "call_hi_primitive" or not hasattr(held, "expand"):
         return None
 
     def expand(*values: Any) -> Any:
@@ -149,7 +149,7 @@ def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     try:
         return jax.make_jaxpr(expand)(*types)
-    except Exception:  # noqa: BLE001  it runs the user's functions
+    except Exception:  # noqa: BLE001  # it runs the user's functions
         return None
 
 

@@ -344,6 +344,8 @@ class _Migrate:
         alone = dataclasses.replace(self._aim, promises=promises)
         ours = dataclasses.replace(self._aim, to="jax_dist", promises=Promises(), idiomatic=False)
         for option, aim in (("--one-process", alone), ("--to jax_dist", ours)):
+            if aim == self._aim:  # it was given
+                continue
             files, _ = migration.migrate(self._paths, aim, helpers=self._options.helpers or "")
             fewer = left - sum(place.status == "left" for file in files for place in file.outcomes)
             if fewer > 0:
@@ -375,8 +377,9 @@ def _with_reasons(
         if entry is not None and each.reason == UNPROVED:
             detail = next(iter((*entry.problems, *entry.notes)), "")
             more = {"reason": entry.reason, "by_hand": entry.remedy, "detail": detail}
-            each = dataclasses.replace(each, **more)  # noqa: PLW2901
-        outcomes.append(each)
+            outcomes.append(dataclasses.replace(each, **more))
+        else:
+            outcomes.append(each)
     return dataclasses.replace(file, outcomes=tuple(outcomes))
 
 

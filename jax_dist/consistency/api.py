@@ -19,6 +19,7 @@ from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Referen
 from jax_dist.errors import ConsistencyError, UnsupportedError, refusal
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
+from jax_dist.mapping.placement import is_key
 from jax_dist.rewriting import rendering
 
 
@@ -198,15 +199,11 @@ def _without_copies(args: tuple, in_axes: AxisPrefix) -> tuple[tuple, AxisPrefix
 
 
 def _has_copies(arg: Any) -> bool:
-    leaves = [np.asarray(each) for each in jax.tree.leaves(arg) if not _is_key(each)]
+    leaves = [np.asarray(each) for each in jax.tree.leaves(arg) if not is_key(each)]
     return bool(leaves) and all(
         each.ndim > 1 and len(each) > 1 and len({row.tobytes() for row in each}) == 1
         for each in leaves
     )
-
-
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _of_copies(args: tuple, shared: tuple, results: tuple[str, ...]) -> Explanation:

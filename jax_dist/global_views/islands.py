@@ -249,7 +249,7 @@ class _Planner:
         outer = [step.eqn for steps in self.outside for step in steps]
         elsewhere = {*_operands(*outer, *others), *_variables(self.body.outvars)}
         makes = tuple(var for var in own if var in elsewhere)
-        if any(type(var.aval).__name__ == "AbstractRef" for var in (*reads, *makes)):
+        if any(_compat.is_ref(var.aval) for var in (*reads, *makes)):
             line = interpreter.source_line(eqns[0]) or "an unknown line"
             raise refusal(
                 UnsupportedError,

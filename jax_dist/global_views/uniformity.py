@@ -87,8 +87,7 @@ class SharedAxis:
         )
 
     def _is_named_by(self, eqn: JaxprEqn) -> bool:
-        named = [eqn.params[key] for key in ("axes", "axis_name") if key in eqn.params]
-        return any(self.name in (n if isinstance(n, (tuple, list)) else (n,)) for n in named)
+        return self.name in interpreter.named_axes(eqn)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class _Thread(threading.local, _compat.CallWatcher):
         self.compiled = False  # whether the call under way was
 
     @property
-    def slow(self) -> bool:  # type: ignore[override]
+    def slow(self) -> bool:
         return self.look == "look"
 
     def guards(self) -> list[Block]:

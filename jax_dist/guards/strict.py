@@ -144,18 +144,21 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
                 why="others run in the same thread between its parts",
                 do="Decorate the function that awaits, or use a block without await in it.",
             )
+        wraps: Any = functools.wraps(func)  # Any: what it makes has the type of `func`
         if inspect.iscoroutinefunction(func):
 
+            @wraps
             async def coroutine(*args: Any, **kwargs: Any) -> Any:
                 return await _awaited(func(*args, **kwargs).__await__(), guard)
 
-            return functools.wraps(func)(coroutine)  # type: ignore[return-value]
+            return coroutine
         if inspect.isgeneratorfunction(func):
 
+            @wraps
             def generator(*args: Any, **kwargs: Any) -> Any:
                 return (yield from _guarded(func(*args, **kwargs), guard))
 
-            return functools.wraps(func)(generator)  # type: ignore[return-value]
+            return generator
         return super(strict, guard).__call__(func)
 
     def _warmup_or_one(self) -> int:

@@ -44,7 +44,8 @@ _READS = {
 
 def refuse_reading(array: jax.Array) -> None:
     """Refuses a copy to the host, if JAX's guard is on and no call of a jit object causes it."""
-    level = getattr(jax.config, "jax_transfer_guard_device_to_host")  # noqa: B009, made at run time
+    config: Any = jax.config  # its attributes are made at run time
+    level = config.jax_transfer_guard_device_to_host
     if level in (None, "allow", "log") or _compat.calls_under_way() or _compat.is_tracing():
         return
     not_users = itertools.takewhile(lambda frame: not is_of_user(frame), frames())

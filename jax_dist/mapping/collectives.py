@@ -27,7 +27,7 @@ from jax_dist import _compat
 from jax_dist.errors import AxesError, UnsupportedError, refusal
 from jax_dist.passes import interpreter
 from jax_dist.passes.gather_reductions import extreme, has_extremes
-from jax_dist.passes.interpreter import Handler, Values, equations
+from jax_dist.passes.interpreter import Handler, Values, equations, named_axes
 from jax_dist.passes.primitive_facts import record_of
 
 MeshAxis: TypeAlias = str | tuple[str, ...]  # several count as one, the first the outermost
@@ -100,7 +100,7 @@ def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) ->
     """
     if _compat.name_of(eqn) == "sharding_constraint":  # on a mesh that the body does not run on
         return lambda _, values: values
-    named = [name for name in _named_axes(eqn) if name in places]
+    named = [name for name in named_axes(eqn) if name in places]
     if any(not places[name].is_plain for name in named):
         rule = _RULES.get(_compat.name_of(eqn))
         if rule is None:
@@ -145,13 +145,6 @@ def _located(eqn: JaxprEqn) -> str:
     return f"{_compat.name_of(eqn)} at {interpreter.source_line(eqn) or 'an unknown line'}"
 
 
-def _named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """The axes that a collective goes over, outermost first; none for other equations."""
-    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    named = named if isinstance(named, tuple | list) else (named,)
-    return tuple(name for name in named if name is not None and not isinstance(name, int))
-
-
 def _dimensions(eqn: JaxprEqn) -> tuple[int, ...]:
     """The dimensions that a sum goes over, too: the axes of vmaps in the body became them."""
     return tuple(dim for dim in eqn.params["axes"] if isinstance(dim, int))
@@ -165,7 +158,7 @@ def check_groups(eqn: JaxprEqn, sizes: Mapping[Any, int], fun_name: str) -> None
       sizes: of axes, by name.
       fun_name: for messages.
     """
-    groups, named = eqn.params.get("axis_index_groups"), _named_axes(eqn)
+    groups, named = eqn.params.get("axis_index_groups"), named_axes(eqn)
     if groups is None or not sizes.keys() >= set(named):
         return
     size = math.prod(sizes[name] for name in named)
@@ -193,7 +186,7 @@ class _Over:
     def of(places: Mapping[Any, AxisPlace], eqn: JaxprEqn, fun_name: str) -> "_Over":
         named = tuple(  # the others are axes of vmaps around the mapped function
             places.get(name) or AxisPlace(name, lax.axis_size(name), name, 1)
-            for name in _named_axes(eqn)
+            for name in named_axes(eqn)
         )
         size = math.prod(place.size for place in named)
         check_groups(eqn, {place.name: place.size for place in named}, fun_name)
@@ -367,7 +360,7 @@ def _runs_alone(eqn: JaxprEqn) -> bool:
 
 
 def _collects_inside(eqn: JaxprEqn) -> bool:
-    return any(_named_axes(each) for body in interpreter.bodies(eqn) for each in equations(body))
+    return any(named_axes(each) for body in interpreter.bodies(eqn) for each in equations(body))
 
 
 def _batched(places: Mapping[Any, AxisPlace]) -> list[str]:

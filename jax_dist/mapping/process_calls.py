@@ -30,7 +30,7 @@ from jax_dist.mapping.meshes import Layout
 from jax_dist.mapping.placement import is_key, with_data
 from jax_dist.multihost import agreement
 from jax_dist.multihost.agreement import Fingerprint, containers, describe
-from jax_dist.passes.interpreter import equations
+from jax_dist.passes.interpreter import equations, named_axes
 from jax_dist.passes.primitive_facts import record_of
 from jax_dist.passes.programs import Program
 
@@ -435,9 +435,7 @@ def collectives(jaxpr: ClosedJaxpr) -> list[str]:
         name, record = _compat.name_of(eqn), record_of(eqn)
         # These name a mesh axis, and move nothing.
         is_local = record.identity or record.over == "index"
-        named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-        named = named if isinstance(named, tuple | list) else (named,)
-        over = [axis for axis in named if not isinstance(axis, int) and axis is not None]
+        over = named_axes(eqn)
         if name == "sharding_constraint" or (over and not is_local):
             types = ", ".join(describe(var.aval) for var in eqn.invars)
             where = f" over {', '.join(map(str, over))}" if over else ""

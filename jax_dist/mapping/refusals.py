@@ -1,8 +1,8 @@
 """Refusals in words that several modules use; the caller raises the error."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 
+from jax_dist._usage import nearest
 from jax_dist.errors import MappedAxisError, StaticArgumentError, refusal
 
 
@@ -19,13 +19,13 @@ def not_callable(fun: object) -> TypeError:
 def unknown_option(function: str, name: str, known: Iterable[str]) -> TypeError:
     first, _, _ = name.partition("_")
     alike = [each for each in known if each.startswith(first)]
-    alike = alike or difflib.get_close_matches(name, known)
+    near = next(iter(alike), None) or nearest(name, known)
     return refusal(
         TypeError,
         what=f"{function}() got an unexpected keyword argument {name!r}",
         which=[f"it takes {', '.join(known)}"],
         why="the arguments of the function itself are given when it is called",
-        do=f"Did you mean {alike[0]}? If not, leave it out." if alike else "Leave it out.",
+        do=f"Did you mean {near}? If not, leave it out." if near else "Leave it out.",
     )
 
 

@@ -28,9 +28,8 @@ from jax_dist.passes.gather_states import (
     sites_of,
     spelled,
 )
-from jax_dist.passes.interpreter import Handler, Values, as_typed, holds, replay
+from jax_dist.passes.interpreter import Handler, Values, as_typed, holds, named_axes, replay
 from jax_dist.passes.primitive_facts import record_of
-from jax_dist.passes.uniformity import axes_of
 
 _Rule: TypeAlias = Callable[[JaxprEqn, Sequence[State]], GatherStep]
 _RULES: dict[str, _Rule] = {}  # by primitive
@@ -43,12 +42,12 @@ def step_of(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     Raises:
       Refuse: it needs the whole value.
     """
-    record = record_of(eqn)
-    if record.elementwise:
+    if record_of(eqn).elementwise:
         return _elementwise(eqn, states)
-    if record.kind == "opaque" or _compat.name_of(eqn) not in _RULES:
-        raise Refuse(f"{_compat.name_of(eqn)} needs the whole gathered value")
-    return _RULES[_compat.name_of(eqn)](eqn, states)
+    name = _compat.name_of(eqn)
+    if name not in _RULES:
+        raise Refuse(f"{name} needs the whole gathered value")
+    return _RULES[name](eqn, states)
 
 
 def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
@@ -485,7 +484,7 @@ def _demand_no_sharding(eqn: JaxprEqn) -> None:
 
 
 def _demand_other_axes(eqn: JaxprEqn, gathered: Gathered) -> None:
-    names, name = axes_of(eqn), _compat.name_of(eqn).removesuffix("_invariant")
+    names, name = named_axes(eqn), _compat.name_of(eqn).removesuffix("_invariant")
     if set(names) & set(gathered.names):
         raise Refuse(f"{name} over {spelled(names)} of what was gathered over it")
 

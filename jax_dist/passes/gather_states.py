@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist.passes.interpreter import Handler
-from jax_dist.passes.uniformity import AxisName, Same, axes_of
+from jax_dist.passes.interpreter import Handler, named_axes
+from jax_dist.passes.uniformity import AxisName, Same
 
 # `n` devices take part, and `b` are the bytes of the result on one device.
 _SENT: dict[str, Callable[[float, int], float]] = {
@@ -174,7 +174,7 @@ class Gather:
     def spread(self) -> Spread:
         params, groups = self.eqn.params, self.eqn.params["axis_index_groups"]
         groups = None if groups is None else tuple(tuple(group) for group in groups)
-        return Spread(axes_of(self.eqn), groups, params["axis_size"])
+        return Spread(named_axes(self.eqn), groups, params["axis_size"])
 
     def why_never(self) -> str | None:
         """Why it is none to look at; None: it is."""

@@ -39,6 +39,7 @@ from jax_dist.passes.interpreter import (
     Handler,
     bodies,
     contains,
+    named_axes,
     open_jaxpr,
     run,
     run_bodies,
@@ -51,8 +52,6 @@ from jax_dist.passes.uniformity import (
     Facts,
     Invariance,
     Same,
-    axes_of,
-    same_of,
 )
 from jax_dist.primitives import RECORDS
 
@@ -168,7 +167,7 @@ def _findings(walk: "_GatherWalk") -> tuple[PassFinding, ...]:
 
 
 def _named(eqn: JaxprEqn) -> str:
-    return f"{_compat.name_of(eqn)} over {spelled(axes_of(eqn))}"
+    return f"{_compat.name_of(eqn)} over {spelled(named_axes(eqn))}"
 
 
 # --- walks over the body of a shard_map and says what every equation becomes; nothing is traced
@@ -181,6 +180,7 @@ def _named(eqn: JaxprEqn) -> str:
 class _GatherFrame:
     """What a walk knows of the variables of one body."""
 
+    invariance: Invariance
     scope: Same
     facts: Facts
     constant: Constancy | None  # None: nothing is scattered
@@ -196,10 +196,10 @@ class _GatherFrame:
     def state(self, atom: Atom) -> State:
         if not isinstance(atom, core.Literal) and atom in self.gathered:
             return self.gathered[atom]
-        return Whole(same_of(atom, self.facts, self.scope))
+        return Whole(self.invariance.same_of(atom, self.facts, self.scope))
 
     def same(self, eqn: JaxprEqn) -> list[Same]:
-        return [same_of(atom, self.facts, self.scope) for atom in eqn.invars]
+        return [self.invariance.same_of(atom, self.facts, self.scope) for atom in eqn.invars]
 
     def has_gathered(self, eqn: JaxprEqn) -> bool:
         gathered = self.gathered
@@ -256,6 +256,7 @@ class _GatherWalk:
         """Of an open or closed jaxpr, by what is known of its inputs."""
         jaxpr = open_jaxpr(body)
         frame = _GatherFrame(
+            invariance=self._invariance,
             scope=scope,
             facts=self._invariance.facts(body, same, scope),
             constant=Constancy(jaxpr, constant)
@@ -282,12 +283,11 @@ class _GatherWalk:
             return self._gather(eqn, at, frame)
         if record_of(eqn).call == "inline":
             return self._inlined(eqn, at, frame)
-        if bodies(eqn) and record_of(eqn).kind != "plain":
-            self._refuse(eqn, frame, _why_outside(eqn))
-            return self._with_bodies(eqn, at, frame)
-        if frame.has_gathered(eqn):
+        inner = bodies(eqn)
+        if frame.has_gathered(eqn) and (not inner or record_of(eqn).kind == "plain"):
             return self._by_rule(eqn, frame)
-        if bodies(eqn):
+        if inner:
+            self._refuse(eqn, frame, _why_outside(eqn))
             return self._with_bodies(eqn, at, frame)
         if name != "reduce_scatter" or (self._exact and _may_round(eqn)):
             return None

@@ -17,7 +17,7 @@ from jax_dist import _codes, _compat
 from jax_dist.passes import interpreter
 from jax_dist.passes.pipeline import PassFinding
 from jax_dist.passes.primitive_facts import record_of
-from jax_dist.passes.uniformity import NOWHERE, Invariance, Same, cut_along, same_of
+from jax_dist.passes.uniformity import NOWHERE, Invariance, Same, cut_along
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Walk:
         values: dict[Var, _Known] = dict(zip(body.invars, known, strict=True))
         for eqn in body.eqns:
             line = interpreter.source_line(eqn) or around
-            same = [same_of(atom, facts, scope) for atom in eqn.invars]
+            same = [self._invariance.same_of(atom, facts, scope) for atom in eqn.invars]
             given = [_of(atom, values) for atom in eqn.invars]
             outs = self._results(eqn, same, given, scope, line)
             values.update(zip(eqn.outvars, outs, strict=True))
@@ -152,7 +152,7 @@ class _Walk:
         facts = self._invariance.facts(body, ins, scope)
         new = _compat.newly_manual_axes(eqn)
         for atom, spec, out in zip(body.outvars, eqn.params["out_specs"], outs, strict=True):
-            apart = new - cut_along(spec) - same_of(atom, facts, scope)
+            apart = new - cut_along(spec) - self._invariance.same_of(atom, facts, scope)
             if apart and out.drawn:
                 finding = PassFinding(
                     _codes.DRIFTING_COPIES,

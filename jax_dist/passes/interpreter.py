@@ -52,6 +52,13 @@ def bodies(eqn: JaxprEqn) -> list[Any]:
     return [part for several in parts for part in several if _is_body(part)]
 
 
+def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
+    """The mesh axes that an equation names, outermost first: of collectives, nearly always."""
+    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    named = named if isinstance(named, tuple | list) else (named,)
+    return tuple(name for name in named if name is not None and not isinstance(name, int))
+
+
 def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
     """All equations, those of bodies after the one that holds them."""
     for eqn in open_jaxpr(jaxpr).eqns:
@@ -259,6 +266,11 @@ def located(eqn: JaxprEqn, *, anew: bool = False) -> Iterator[None]:
     context = contextlib.nullcontext() if anew else eqn.ctx.manager
     with source_info_util.user_context(info.traceback, name_stack=names), context:
         yield
+
+
+def context_here() -> Any:
+    """The context that JAX gives to an equation that is traced now."""
+    return jax.make_jaxpr(jax.lax.neg)(1.0).eqns[0].ctx
 
 
 def source_line(eqn: JaxprEqn) -> str:

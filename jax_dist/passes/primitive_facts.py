@@ -28,7 +28,7 @@ _answers: dict[Hashable, bool] = {}
 
 def record_of(eqn: JaxprEqn) -> primitives.Primitive:
     """What is known of an equation's primitive."""
-    record = own_record(eqn.primitive)
+    record = primitives.RECORDS.get(_compat.name_of(eqn))
     if record is not None and record.runs_keys and not _compat.has_own_keys(eqn):
         return primitives.record("")  # it runs functions of the user, which no parameter shows
     if record is None:
@@ -36,14 +36,6 @@ def record_of(eqn: JaxprEqn) -> primitives.Primitive:
     if record.elementwise and not _keeps_rank(eqn):  # a bitcast to a type of another size
         return dataclasses.replace(record, elementwise=False)
     return record
-
-
-@functools.cache
-def own_record(primitive: Primitive) -> primitives.Primitive | None:
-    """The record of a primitive, if it is the one of JAX that has this name."""
-    if not _compat.is_of_jax(primitive):
-        return None
-    return primitives.RECORDS.get(primitive.name)
 
 
 @functools.cache
@@ -65,12 +57,10 @@ def _keeps_rank(eqn: JaxprEqn) -> bool:
 def _asked(eqn: JaxprEqn) -> primitives.Primitive:
     unknown = primitives.record("")
     avals: list[Any] = [var.aval for var in (*eqn.invars, *eqn.outvars)]
-    named = [eqn.params[key] for key in ("axes", "axis_name") if key in eqn.params]
-    axes = [each for part in named for each in (part if isinstance(part, tuple) else (part,))]
     if (
         not eqn.invars
         or eqn.effects
-        or not all(isinstance(axis, int) for axis in axes)
+        or interpreter.named_axes(eqn)
         or interpreter.bodies(eqn)
         or not all(hasattr(aval, "shape") for aval in avals)
         or not _answer("plain", eqn, is_plain)
@@ -110,7 +100,7 @@ def is_plain(eqn: JaxprEqn) -> bool:
     mapped = jax.shard_map(run, mesh=_MESH, in_specs=specs, out_specs=(), check_vma=True)
     try:
         jax.eval_shape(mapped, *[_struct(atom.aval) for atom in eqn.invars])
-    except Exception:  # noqa: BLE001 what its rule raises is of any type
+    except Exception:  # noqa: BLE001  # what its rule raises is of any type
         return False
     return bool(found) and all(found)
 
@@ -140,7 +130,7 @@ def _is_own_vmap(eqn: JaxprEqn, ins: Sequence[Any], dim: int) -> bool:
             own.params[name] is value or bool(own.params[name] == value)
             for name, value in eqn.params.items()
         )
-    except Exception:  # noqa: BLE001 what its rule raises is of any type
+    except Exception:  # noqa: BLE001  # what its rule raises is of any type
         return False
     inputs: Sequence[Any] = body.invars
     results: Sequence[Any] = body.outvars
@@ -154,8 +144,7 @@ def _is_own_vmap(eqn: JaxprEqn, ins: Sequence[Any], dim: int) -> bool:
 
 def _bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """Without the context of the equation, which holds the mesh of its trace."""
-    context = jax.make_jaxpr(jax.lax.neg)(1.0).eqns[0].ctx
-    return interpreter.replay(eqn.replace(ctx=context), values)
+    return interpreter.replay(eqn.replace(ctx=interpreter.context_here()), values)
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

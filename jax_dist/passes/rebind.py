@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.sharding import NamedSharding
 
@@ -153,7 +152,7 @@ def evaluate(
       axis_env: the axes, with their sizes, that the jaxpr was traced with and that have others now.
       without_rule: what to do with an equation instead, where a vmap around has no rule for it.
     """
-    context = _context_here()
+    context = interpreter.context_here()
 
     def again(jaxpr: Any, args: Sequence[Any]) -> Values:
         return evaluate(jaxpr, args, handler_of, axis_env, without_rule)
@@ -178,12 +177,14 @@ def evaluate(
 def bind_again(eqn: JaxprEqn, values: Values) -> Values:
     """One equation, bound again."""
     values = untied_literals(eqn.invars, values)
-    return _bind(eqn, values, evaluate, (), _context_here())
+    return _bind(eqn, values, evaluate, (), interpreter.context_here())
 
 
 def without_mesh(eqn: JaxprEqn, params: Mapping[str, Any] | None = None) -> JaxprEqn:
     """The equation in the context of now, with no mesh in its parameters, and some of them new."""
-    return _untied(eqn.replace(ctx=_context_here(), params={**eqn.params, **(params or {})}))
+    return _untied(
+        eqn.replace(ctx=interpreter.context_here(), params={**eqn.params, **(params or {})})
+    )
 
 
 def type_of(aval: Any, sizes: Mapping[int, int] | None = None) -> jax.ShapeDtypeStruct:
@@ -237,8 +238,3 @@ def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:
 
     pairs = zip(atoms, values, strict=True)
     return [plain(atom) if isinstance(atom, Literal) else value for atom, value in pairs]
-
-
-def _context_here() -> Any:
-    """The context that JAX gives to an equation that is traced now."""
-    return jax.make_jaxpr(lax.neg)(1.0).eqns[0].ctx

@@ -1,6 +1,5 @@
 """Along which axes of the mesh is a value of a jaxpr the same on all devices."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
@@ -49,12 +48,3 @@ class Invariance(uniformity.Uniformity):
 
     def cut(self, eqn: JaxprEqn) -> list[Same]:
         return [cut_along(spec) for spec in eqn.params["in_specs"]]
-
-
-def same_of(atom: Any, facts: Mapping[Any, Same], scope: Same) -> Same:
-    return scope if isinstance(atom, Literal) else facts[atom]
-
-
-def axes_of(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """The mesh axes that an equation names, outermost first; none if it is no collective."""
-    return uniformity.axes_of(eqn, record_of(eqn))

@@ -112,23 +112,15 @@ def test_parts_of_the_same_shape_are_told_apart_by_where_they_lie():
     np.testing.assert_array_equal(view.stacked(state["row"])[3], state["row"])
 
 
-def _aligned(shape):
-    """A NumPy array of ones whose memory CPU devices share: it begins at a multiple of 64."""
-    size = 4 * int(np.prod(shape))
-    memory = np.zeros(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    array = memory[start : start + size].view(np.float32).reshape(shape)
-    array[:] = 1
-    return array
-
-
 @pytest.mark.parametrize("shardings", ["replicated", "fsdp"])
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("on_device", [False, True])
-def test_a_placed_state_shares_no_memory_with_what_was_given(shardings, stacked, on_device):
+def test_a_placed_state_shares_no_memory_with_what_was_given(
+    shardings, stacked, on_device, shared_ones
+):
     lead = (8,) if stacked else ()
     view = global_view(_step, "i", shardings=shardings)
-    own = {"w": _aligned((*lead, 64, 32)), "own": _aligned((*lead, 1))}
+    own = {"w": shared_ones((*lead, 64, 32)), "own": shared_ones((*lead, 1))}
     if on_device:
         own = jax.tree.map(jnp.asarray, own)
 

@@ -226,27 +226,17 @@ def test_what_is_put_here_is_taken_as_it_is():
     assert float(state.sum()) == 72.0
 
 
-def _aligned(shape):
-    """A NumPy array of ones whose memory CPU devices share: it begins at a multiple of 64."""
-    size = 4 * int(np.prod(shape))
-    memory = np.zeros(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    array = memory[start : start + size].view(np.float32).reshape(shape)
-    array[:] = 1
-    return array
-
-
 _SHAPE = (8, 64)
 _OWN = {
-    "NumPy": lambda: _aligned(_SHAPE),
-    "a view": lambda: _aligned((16, 64))[8:],
-    "uncommitted": lambda: jnp.ones(_SHAPE),
-    "on device 3": lambda: jax.device_put(jnp.ones(_SHAPE), jax.devices()[3]),
-    "cut": lambda: jax.device_put(jnp.ones(_SHAPE), NamedSharding(_mesh(), P("i"))),
-    "on a mesh of other names": lambda: jax.device_put(
+    "NumPy": lambda ones: ones(_SHAPE),
+    "a view": lambda ones: ones((16, 64))[8:],
+    "uncommitted": lambda _: jnp.ones(_SHAPE),
+    "on device 3": lambda _: jax.device_put(jnp.ones(_SHAPE), jax.devices()[3]),
+    "cut": lambda _: jax.device_put(jnp.ones(_SHAPE), NamedSharding(_mesh(), P("i"))),
+    "on a mesh of other names": lambda _: jax.device_put(
         jnp.ones(_SHAPE), NamedSharding(Mesh(np.array(jax.devices()), ("j",)), P("j"))
     ),
-    "replicated": lambda: jax.device_put(jnp.ones(_SHAPE), NamedSharding(_mesh(), P())),
+    "replicated": lambda _: jax.device_put(jnp.ones(_SHAPE), NamedSharding(_mesh(), P())),
 }
 _PUT = {
     "replicate": jax_dist.replicate,
@@ -267,8 +257,8 @@ _PUT = {
 
 @pytest.mark.parametrize("own", _OWN)
 @pytest.mark.parametrize("put", _PUT)
-def test_what_is_put_shares_no_memory_with_what_the_user_has(put, own):
-    given = {"a": _OWN[own]()}
+def test_what_is_put_shares_no_memory_with_what_the_user_has(put, own, shared_ones):
+    given = {"a": _OWN[own](shared_ones)}
 
     placed = _PUT[put](given)
     if isinstance(given["a"], np.ndarray):

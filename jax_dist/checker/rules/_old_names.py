@@ -5,14 +5,15 @@ what is called new on jax 0.7.2, 0.10.2 and 0.12.0.1.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from jax_dist.checker.rules._renames import Rename
 
 
-def _family(old: str, new: str, names: str, gone: str = "", **common: object) -> Iterator[Rename]:
+def _family(old: str, new: str, names: str, gone: str = "", **common: Any) -> Iterator[Rename]:
     for name in names.split():
         before, _, after = name.partition(":")
-        yield Rename(f"{old}.{before}", f"{new}.{after or before}", gone, **common)  # type: ignore[arg-type]
+        yield Rename(f"{old}.{before}", f"{new}.{after or before}", gone, **common)
 
 
 def _hints(old: str, names: str, gone: str, hint: str) -> Iterator[Rename]:
