@@ -18,7 +18,7 @@ def not_callable(fun: object) -> TypeError:
 
 def unknown_option(function: str, name: str, known: Iterable[str]) -> TypeError:
     first, _, _ = name.partition("_")
-    alike = [each for each in known if each.startswith(first)]
+    alike = [each for each in known if each.startswith(first) or name in each]
     near = next(iter(alike), None) or nearest(name, known)
     return refusal(
         TypeError,
