@@ -26,13 +26,15 @@ from jax_dist import CapturedArrayWarning
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.results import ProjectContext
+from jax_dist.codemod.results import Form, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.commands.cli import main
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "migrations"
-_IDIOMATIC = MigrationOptions(to="jax", idiomatic=True, promises=Promises(one_process=True))
+_IDIOMATIC = MigrationOptions(
+    to="jax", plainest=Form.IDIOMATIC, slow_idioms=True, promises=Promises(one_process=True)
+)
 _HELPERS = _FOLDER / "_mapped.py"
 
 
