@@ -130,7 +130,8 @@ class _Writer:
             raise Left("its calls differ in the number of arguments")
         slots = [*arguments, *self._layouts.results(site)]
         layouts = [self._layouts.component(slot).layout for slot in slots]
-        if AxisLayout.SPLIT in layouts and AxisLayout.SHARED not in layouts:
+        sources = [each for slot in arguments for each in self._layouts.component(slot).sources]
+        if {each.kind for each in sources} == {Kind.SPLIT}:  # `replicated` refuses several
             self._facts.check_one_process()
         named = self._layouts.has_named_arguments(site)
         texts = self._texts(site.node)

@@ -186,8 +186,14 @@ class PmapFacts:
 
     def _is_lasting(self, fun: ast.expr) -> bool:
         """Whether it outlives the call around it, so that pmap finds what it compiled for it."""
-        if isinstance(fun, ast.Attribute):
-            return True
+        match fun, self._module.function(fun):
+            case (
+                ast.Attribute(value=ast.Name(id=name)),
+                ast.FunctionDef(name="__init__", args=ast.arguments(args=[own, *_])),
+            ) if name == own.arg:
+                return False  # a method of the new object
+            case ast.Attribute(), _:
+                return True
         if not isinstance(fun, ast.Name):
             return False
         found = self._module.scope(fun).lookup(fun.id)

@@ -33,7 +33,11 @@ from jax_dist.commands.cli import main
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "migrations"
 _IDIOMATIC = MigrationOptions(
-    to="jax", plainest=Form.IDIOMATIC, slow_idioms=True, promises=Promises(one_process=True)
+    to="jax",
+    plainest=Form.IDIOMATIC,
+    slow_idioms=True,
+    promises=Promises(one_process=True),
+    is_tried=True,
 )
 _HELPERS = _FOLDER / "_mapped.py"
 
@@ -42,14 +46,13 @@ _HELPERS = _FOLDER / "_mapped.py"
 class Program:
     run: Callable[[ModuleType], Any]  # as its `main` does, but shorter
     mapped: int  # how many pmaps it has
-    direct: int = 0  # how many become jax.jit(jax.shard_map(...))
     captured: str | None = None  # what `jax_dist.pmap` warns of, for the before has it so
     needs: str = "optax"
 
 
 _PROGRAMS = {
     "flax_train_step": Program(
-        lambda program: program.train_and_evaluate(steps=20), mapped=2, direct=1, needs="flax"
+        lambda program: program.train_and_evaluate(steps=20), mapped=2, needs="flax"
     ),
     "updater_class": Program(lambda program: program.train(steps=20), mapped=2),
     "gathered_evaluation": Program(
@@ -81,7 +84,7 @@ def migrated(name: str, options: MigrationOptions) -> str:
 
 
 def helpers() -> str:
-    return helper_module.module({"mapped", "replicated"})
+    return helper_module.module({"per_device", "replicated"})
 
 
 def run(path: pathlib.Path, name: str) -> Any:
@@ -124,7 +127,7 @@ def test_the_before_is_pmap_and_the_after_is_plain_jax(name):
     assert "jax.pmap" not in after
     assert "from jax import lax, pmap" not in after
     assert "jax_dist" not in after
-    assert after.count("jax.shard_map(") == program.direct
+    assert after.count("jax.shard_map") == program.mapped
 
 
 @_each
