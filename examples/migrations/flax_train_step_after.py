@@ -10,7 +10,7 @@ import optax
 from flax.training import common_utils, train_state
 from jax.sharding import PartitionSpec as P
 
-from _mapped import mapped, replicated
+from _mapped import replicated
 
 BATCH_SIZE = 64
 CLASSES = 4
@@ -76,7 +76,15 @@ def train_and_evaluate(steps=40, learning_rate=0.02):
         ),
         donate_argnums=(0,),
     )
-    p_eval_step = mapped(eval_step, axis_name="batch", in_axes=(None, 0), out_axes=None)
+    p_eval_step = jax.jit(
+        jax.shard_map(
+            eval_step,
+            mesh=jax.sharding.Mesh(jax.devices(), ("batch",)),
+            in_specs=(P(), P("batch")),
+            out_specs=P(),
+            check_vma=False,
+        ),
+    )
 
     history = []
     for step, batch in enumerate(batches(seed=0, steps=steps)):
@@ -86,7 +94,7 @@ def train_and_evaluate(steps=40, learning_rate=0.02):
 
     accuracy = []
     for batch in batches(seed=1, steps=4):
-        metrics = p_eval_step(state.params, common_utils.shard(batch))
+        metrics = p_eval_step(state.params, batch)
         accuracy.append(metrics["accuracy"])
     params = jax.device_get(state.params)
     return history, np.mean(accuracy), params

@@ -5,8 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
-from _mapped import mapped
+from _mapped import per_device
 
 FEATURES, EMBEDDING = 12, 6
 BATCH_SIZE = 32
@@ -35,7 +36,15 @@ def contrastive_loss(params, batch):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), place[:, None], 1))
 
 
-@functools.partial(mapped, axis_name="batch", in_axes=(None, 0), out_axes=None)
+@jax.jit
+@functools.partial(
+    jax.shard_map,
+    mesh=jax.sharding.Mesh(jax.devices(), ("batch",)),
+    in_specs=(P(), P("batch")),
+    out_specs=P(),
+    check_vma=False,
+)
+@functools.partial(per_device, in_axes=(None, 0), out_axes=None)
 def train_step(params, batch):
     loss, grads = jax.value_and_grad(contrastive_loss)(params, batch)
     grads = jax.tree.map(lambda g: jax.lax.pmean(g, "batch"), grads)
@@ -43,7 +52,15 @@ def train_step(params, batch):
     return params, jnp.mean(jax.lax.pmean(loss, axis_name="batch"))
 
 
-@functools.partial(mapped, axis_name="batch", in_axes=(None, 0))
+@jax.jit
+@functools.partial(
+    jax.shard_map,
+    mesh=jax.sharding.Mesh(jax.devices(), ("batch",)),
+    in_specs=(P(), P("batch")),
+    out_specs=P("batch"),
+    check_vma=False,
+)
+@functools.partial(per_device, in_axes=(None, 0))
 def eval_step(params, batch):
     image = embed(params["image"], batch["image"])
     text = embed(params["text"], batch["text"])

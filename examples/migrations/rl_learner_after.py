@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
-from _mapped import mapped
+from _mapped import per_device
 
 SIZE = 5
 LEARNERS = 2  # on each device
@@ -131,7 +132,15 @@ def learner_setup(seed, updates):
     step_keys = jax.random.split(step_key, devices * LEARNERS)
     step_keys = step_keys.reshape((devices, LEARNERS, -1))
     learn_fn = get_learner_fn()
-    learn = mapped(lambda state: learn_fn(state, updates), axis_name="device")
+    learn = jax.jit(
+        jax.shard_map(
+            per_device(lambda state: learn_fn(state, updates)),
+            mesh=jax.sharding.Mesh(jax.devices(), ("device",)),
+            in_specs=P("device"),
+            out_specs=P("device"),
+            check_vma=False,
+        ),
+    )
     state = LearnerState(
         jax.tree.map(copies, params), jax.tree.map(copies, opt_state), step_keys, env_states
     )

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
-from _mapped import mapped
+from _mapped import per_device
 
 TEXT = "she sells sea shells by the sea shore. " * 8
 LETTERS = sorted(set(TEXT))
@@ -55,8 +56,25 @@ class Updater:
         self._net_init = net_init
         self._loss_fn = loss_fn
         self._opt = optimizer
-        self.init = mapped(self._init, axis_name="i")
-        self.update = mapped(self._update, axis_name="i", donate_argnums=(0,))
+        self.init = jax.jit(
+            jax.shard_map(
+                per_device(self._init),
+                mesh=jax.sharding.Mesh(jax.devices(), ("i",)),
+                in_specs=P("i"),
+                out_specs=P("i"),
+                check_vma=False,
+            ),
+        )
+        self.update = jax.jit(
+            jax.shard_map(
+                per_device(self._update),
+                mesh=jax.sharding.Mesh(jax.devices(), ("i",)),
+                in_specs=P("i"),
+                out_specs=P("i"),
+                check_vma=False,
+            ),
+            donate_argnums=(0,),
+        )
 
     def _init(self, rng):
         out_rng, init_rng = jax.random.split(rng)

@@ -9,6 +9,8 @@ import ast
 import dataclasses
 import enum
 import functools
+import types
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from jax_dist.checker.model import flow, functions, pmaps, stacking
@@ -97,9 +99,17 @@ class Layouts:
       sites: the mapped functions that may be changed.
       stacked_for_others: what is not followed gets the values with the axis in front, and gives
         them so; and what differs from device to device may lose it.
+      keeping: those of which nothing is changed, each with the reason.
     """
 
-    def __init__(self, module: Module, sites: list[Site], *, stacked_for_others: bool = False):
+    def __init__(
+        self,
+        module: Module,
+        sites: list[Site],
+        *,
+        stacked_for_others: bool = False,
+        keeping: Mapping[Site, str] = types.MappingProxyType({}),
+    ):
         self._stacked_for_others = stacked_for_others
         self._module = module
         self._flow: Flow = flow.of(module)
@@ -124,8 +134,8 @@ class Layouts:
         told = _read_by_text(module)
         for site in sites:
             self._see_site(site)
-            if told:
-                self.keep_site(site, told)
+            if why := told or keeping.get(site):
+                self.keep_site(site, why)
         for node in self._uses.carriers():
             self._see_value(node)
         for slot, read in self._due:

@@ -18,7 +18,7 @@ from jax_dist.checker.model.findings import Code, Edit, Fix, Safety, indentation
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import helper_module
 from jax_dist.codemod.helper_module import Home
-from jax_dist.codemod.results import Left, PlannedPlace
+from jax_dist.codemod.results import Form, Left, PlannedPlace
 
 Value: TypeAlias = "str | CallText"
 Namer: TypeAlias = "LibraryNames | HelperNames"
@@ -144,10 +144,17 @@ class Texts:
 
     # --- places
 
-    def place(self, code: Code, edits: Iterable[Edit], group: str, said: str) -> PlannedPlace:
+    def place(
+        self,
+        code: Code,
+        edits: Iterable[Edit],
+        group: str,
+        said: str,
+        form: Form = Form.MAPPED,
+    ) -> PlannedPlace:
         """A place with its edits, which are made if all of its group can be."""
         fix = Fix(said, Safety.UNSAFE, tuple(edits), self.imports, group)
-        return PlannedPlace.done(self.module, self.at, code, fix, said)
+        return PlannedPlace.done(self.module, self.at, code, fix, said, form)
 
     def shell(self, inner: ast.expr, start: str, end: str) -> tuple[Edit, ...]:
         """Puts other text around `inner`, a part of the place, which other edits may change."""

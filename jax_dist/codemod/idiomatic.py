@@ -6,7 +6,8 @@ Where all arguments and results of a function can do without it, the function is
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist import _codes
@@ -18,7 +19,7 @@ from jax_dist.checker.model.stacking import Kind
 from jax_dist.codemod import pmap_renames
 from jax_dist.codemod.axis_layout import Argument, AxisLayout, Component, Layouts, Result, Slot
 from jax_dist.codemod.codegen import Namer, Style, Texts
-from jax_dist.codemod.results import Left, PlannedPlace
+from jax_dist.codemod.results import Form, Left, PlannedPlace
 from jax_dist.codemod.shard_map import DirectPlan, PmapFacts
 
 _CODE = _codes.FAKE_DEVICE_AXIS
@@ -26,11 +27,16 @@ _Freed: TypeAlias = dict[ast.expr, PlannedPlace]  # by its node
 
 
 def find(
-    module: Module, style: Style, namer: Namer, facts: PmapFacts
+    module: Module,
+    style: Style,
+    namer: Namer,
+    facts: PmapFacts,
+    keeping: Mapping[Site, str] = types.MappingProxyType({}),
 ) -> tuple[_Freed, dict[ast.expr, str]]:
     """What becomes of the places of a file that can do without the axis over devices.
 
-    And by the reference of a site, why some of its axes stay.
+    And by the reference of a site, why some of its axes stay. Those in `keeping` do, for the
+    reasons there.
     """
     known = {"axis_name", "donate_argnums"}
     sites = [
@@ -44,7 +50,7 @@ def find(
     }
     if not sites or facts.several_processes:
         return {}, others
-    layouts = Layouts(module, sites)
+    layouts = Layouts(module, sites, keeping=keeping)
     write = _Writer(module, layouts, facts, style, namer)
     groups = _groups(layouts, sites)
     while (freed := write.sites(sites, groups)) is None:
@@ -124,13 +130,19 @@ class _Writer:
             raise Left("its calls differ in the number of arguments")
         slots = [*arguments, *self._layouts.results(site)]
         layouts = [self._layouts.component(slot).layout for slot in slots]
+        sources = [each for slot in arguments for each in self._layouts.component(slot).sources]
+        if {each.kind for each in sources} == {Kind.SPLIT}:  # `replicated` refuses several
+            self._facts.check_one_process()
         named = self._layouts.has_named_arguments(site)
         texts = self._texts(site.node)
         plan = self._freed(DirectPlan.of(site, texts), arguments)
         said = _said(self._layouts, site, arguments)
-        if AxisLayout.STACKED not in layouts and not named and not self._facts.unfit_place(site):
-            fix = plan.fix(group)
-            return PlannedPlace.done(self._module, site.reference, _CODE, fix, said)
+        if not named and not self._facts.unfit_place(site):
+            if AxisLayout.STACKED not in layouts:
+                return self._done(site, plan.fix(group), said)
+            if not self._facts.unknown(site):  # some keep the axis, in blocks of size 1
+                mixed = dataclasses.replace(plan, is_bare=False)
+                return self._done(site, mixed.fix(group), said)
         split = [
             slot for slot, layout in zip(slots, layouts, strict=True) if layout is AxisLayout.SPLIT
         ]
@@ -146,7 +158,14 @@ class _Writer:
         if fix is None or edits is None:
             raise Left("pmap has no brackets for in_axes there")
         new = Fix(fix.title, Safety.UNSAFE, edits, fix.imports, group)
-        return PlannedPlace.done(self._module, site.reference, _CODE, new, said)
+        return self._done(site, new, said)
+
+    def _done(self, site: Site, fix: Fix, said: str) -> PlannedPlace:
+        made = PlannedPlace.done(
+            self._module, site.reference, _CODE, fix, said, form=Form.IDIOMATIC
+        )
+        outcome = dataclasses.replace(made.outcome, is_mapped=True, open=self._facts.open(site))
+        return dataclasses.replace(made, outcome=outcome)
 
     def _freed(self, plan: DirectPlan, arguments: list[Argument]) -> DirectPlan:
         """The plan with each slot laid out as it can be."""
@@ -176,7 +195,7 @@ class _Writer:
         for number, part in parts.items():
             for texts, of, start, end, said in self._shells(part) if number in groups else ():
                 edits = texts.shell(of, start, end)
-                freed[texts.at] = texts.place(_CODE, edits, groups[number], said)
+                freed[texts.at] = texts.place(_CODE, edits, groups[number], said, Form.IDIOMATIC)
         return freed
 
     def _shells(self, part: Component) -> Iterator[tuple[Texts, ast.expr, str, str, str]]:

@@ -8,7 +8,7 @@ import ast
 import dataclasses
 import difflib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from jax_dist import _codes
@@ -30,6 +30,7 @@ from jax_dist.codemod.results import (
     AXIS_STAYS,
     UNPROVED,
     FileMigration,
+    Form,
     Helpers,
     Left,
     PlaceResult,
@@ -51,11 +52,14 @@ class MigrationOptions:
     """What is asked for."""
 
     to: Target = "jax_dist"
-    idiomatic: bool = False  # with "jax": without the axis over devices, where the flow shows it
+    # The plainest form, where the text, a promise or a run shows that it holds.
+    plainest: Form = Form.DIRECT
+    slow_idioms: bool = False  # go too
     promises: Promises = Promises()
+    is_tried: bool = False  # a run of the program will show what the text leaves open
     target: Version | None = None  # the oldest jax that the code must run on; None: the newest
-    # Places that stay, by path and line; line 0: the whole file.
-    without: frozenset[tuple[str, int]] = frozenset()
+    # The plainest forms that were not shown to fail, by path and line; line 0: the whole file.
+    limits: Mapping[tuple[str, int], Form] = dataclasses.field(default_factory=dict)
 
 
 def migrate(
@@ -214,7 +218,7 @@ class _File:
         self._namer: Namer = self._helpers or LibraryNames()
         self.helpers: Helpers | None = None  # what the new text imports from a helper module
         own = module.source.path
-        self._without = {line for path, line in options.without if path == own}
+        self._limits = {line: form for (path, line), form in options.limits.items() if path == own}
 
     def rewritten(self, found: list[PlannedPlace]) -> bytes:
         """The new bytes of the file. Raises _RefusedError."""
@@ -226,7 +230,7 @@ class _File:
                     return self._finished(module)
                 applied = choose_fixes(fixes)
                 source = module.source.edited(new_imports.placed(module, applied))
-                self._without = _moved(self._without, module.source, source)
+                self._limits = _moved(self._limits, module.source, source)
                 module = self._context.project.module(source)
                 found = self.places(module)
         except (ParseError, ValueError) as error:  # or cells could not be told apart any more
@@ -277,7 +281,8 @@ class _File:
         """What becomes of each place of the file, as it is now."""
         facts = None
         if self._options.to != "jax_dist":
-            facts = PmapFacts(module, self._context, self._options.promises)
+            given = self._options.promises
+            facts = PmapFacts(module, self._context, given, is_tried=self._options.is_tried)
         if facts is not None and self._options.to == "global":
             from jax_dist.codemod import global_state  # only here: most runs do not need it
 
@@ -290,10 +295,15 @@ class _File:
     def _of_pmaps(self, module: Module, facts: PmapFacts | None) -> list[PlannedPlace]:
         freed: dict[ast.expr, PlannedPlace] = {}
         kept: dict[ast.expr, str] = {}  # by the reference of a site: why its axis stays
-        if facts is not None and self._options.idiomatic:
+        if facts is not None and self._options.plainest is Form.IDIOMATIC:
             from jax_dist.codemod import idiomatic  # only here: most runs do not need it
 
-            freed, kept = idiomatic.find(module, self._style, self._namer, facts)
+            differs = {
+                site: _DIFFERS
+                for site in pmaps.sites(module)
+                if self._limit(module, site.reference) < Form.IDIOMATIC
+            }
+            freed, kept = idiomatic.find(module, self._style, self._namer, facts, differs)
         found: list[PlannedPlace] = []
         for site in pmaps.sites(module):
             place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
@@ -311,14 +321,14 @@ class _File:
             freed,
             self._options.target,
             to_library=self._options.to == "jax_dist",
-            idiomatic=self._options.idiomatic,
+            slow_idioms=self._options.slow_idioms,
         )
 
     def _without_unproved(self, place: PlannedPlace) -> PlannedPlace:
         """The place, left as it is where it was not proved."""
         old = place.outcome
-        named = self._is_unproved(old.line, old.what)
-        if not named or old.cell is not None or old.status == "left":
+        stays = self._limit_of(old.line, old.what) is Form.LEFT
+        if not stays or old.cell is not None or old.status == "left":
             return place
         outcome = dataclasses.replace(
             old,
@@ -328,14 +338,19 @@ class _File:
         )
         return PlannedPlace(outcome, place.span)
 
-    def _is_unproved(self, line: int, what: str) -> bool:
-        lines = range(line, line + what.count("\n") + 1)
-        return not self._without.isdisjoint(lines) or 0 in self._without
+    def _limit_of(self, line: int, what: str) -> Form:
+        """The plainest form that a place may have."""
+        lines = (0, *range(line, line + what.count("\n") + 1))
+        found = (self._limits[each] for each in lines if each in self._limits)
+        return min(found, default=self._options.plainest)
+
+    def _limit(self, module: Module, node: ast.expr) -> Form:
+        line = module.source.position(module.span(node)[0]).line
+        return self._limit_of(line, module.text(node))
 
     def _stays(self, module: Module, site: pmaps.Site) -> bool:
         """Whether a site keeps its meaning, whatever becomes of the name that it goes by."""
-        line = module.source.position(module.span(site.reference)[0]).line
-        unproved = self._is_unproved(line, module.text(site.reference))
+        unproved = self._limit(module, site.reference) is Form.LEFT
         return unproved or self._identity(module, site) is not None
 
     def _serves_what_stays(self, module: Module, site: pmaps.Site) -> bool:
@@ -347,13 +362,18 @@ class _File:
             isinstance(each.reference, ast.Name)
             and each.reference.id in names
             and self._stays(module, each)
-            for each in (pmaps.sites(module) if self._without and names else ())
+            for each in (pmaps.sites(module) if self._limits and names else ())
         )
 
     def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
         try:
             self._check(module, site)
             fix, said = self._direct(module, site, facts)
+            if fix is not None and facts is not None:
+                code, done = _codes.PMAP_CALL, PlannedPlace.done
+                made = done(module, site.reference, code, fix, said, Form.DIRECT)
+                outcome = dataclasses.replace(made.outcome, is_mapped=True, open=facts.open(site))
+                return dataclasses.replace(made, outcome=outcome)
             if fix is None:
                 kept = self._identity(module, site)
                 if kept is not None:
@@ -393,7 +413,8 @@ class _File:
         self, module: Module, site: pmaps.Site, facts: PmapFacts | None
     ) -> tuple[Fix | None, str]:
         """`jit(shard_map)`, where all that it takes is known."""
-        if facts is None or facts.unknown(site):
+        limit = self._limit(module, site.reference)
+        if facts is None or limit < Form.DIRECT or facts.unknown(site):
             return None, ""
         new = Texts(module, site.node, self._style, self._namer)
         try:
@@ -437,15 +458,21 @@ class _File:
         return "the definition of this alias is migrated"
 
 
-def _moved(lines: set[int], before: Source, after: Source) -> set[int]:
-    """Where lines are in a new text. Raises _RefusedError where one of them has changed."""
-    if not lines:
-        return lines
+_DIFFERS = "without it, --verify did not find the same"
+
+
+def _moved(limits: dict[int, Form], before: Source, after: Source) -> dict[int, Form]:
+    """Limits by their lines in a new text.
+
+    Raises _RefusedError where the line of a place that stays has changed.
+    """
+    if not limits:
+        return limits
     ones, others = (each.code.split(b"\n") for each in (before, after))
     matcher = difflib.SequenceMatcher(None, ones, others, autojunk=False)
     found = {0: 0}
     for one, other, size in matcher.get_matching_blocks():
         found |= {one + i + 1: other + i + 1 for i in range(size)}
-    if not lines <= set(found):
+    if any(form is Form.LEFT and line not in found for line, form in limits.items()):
         raise _RefusedError("a place that stays shares a line with one that is migrated")
-    return {found[line] for line in lines}
+    return {found[line]: form for line, form in limits.items() if line in found}

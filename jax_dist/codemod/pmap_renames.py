@@ -231,7 +231,7 @@ def places_beside(
     target: Version | None,
     *,
     to_library: bool,
-    idiomatic: bool,
+    slow_idioms: bool,
 ) -> list[PlannedPlace]:
     """What becomes of imports of pmap, removed functions, other pmaps, and what rules mend.
 
@@ -242,12 +242,12 @@ def places_beside(
       freed: the places that do without the device axis, by node; each is one here.
       target: the oldest jax that the code must run on; None: the newest.
       to_library: the new text may use jax_dist's own.
-      idiomatic: slow idioms go too.
+      slow_idioms: whether these go too.
     """
     found = [*_of_imports(module, namer), *_of_puts(module, namer, freed), *freed.values()]
     found += _of_other_pmaps(module, to_library=to_library)
     covered = [place.span for place in (*of_pmaps, *found)]  # `unreplicate(x)` is found twice
-    for place in _of_rules(module, target, idiomatic=idiomatic):
+    for place in _of_rules(module, target, slow_idioms=slow_idioms):
         low, high = place.span
         is_within = (low == start or (start <= low and high <= end) for start, end in covered)
         if not any(is_within):
@@ -281,9 +281,9 @@ def _of_imports(module: Module, namer: Namer) -> Iterator[PlannedPlace]:
                 yield PlannedPlace.done(module, alias, _codes.PMAP_CALL, new, said)
 
 
-def _of_rules(module: Module, target: Version | None, *, idiomatic: bool) -> list[PlannedPlace]:
-    """The places of a file that rules find and mend; `idiomatic`: slow idioms go too."""
-    unsafe = _IDIOMS if idiomatic else ()
+def _of_rules(module: Module, target: Version | None, *, slow_idioms: bool) -> list[PlannedPlace]:
+    """The places of a file that rules find and mend; slow idioms too, where these go."""
+    unsafe = _IDIOMS if slow_idioms else ()
     found: list[PlannedPlace] = []
     for finding in linter.check_module(module, frozenset(_RENAMES + unsafe), target):
         fix = finding.fix

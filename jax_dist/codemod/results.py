@@ -2,12 +2,13 @@
 
 import ast
 import dataclasses
+import enum
 import functools
 import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import pmaps
@@ -26,6 +27,15 @@ AXIS_STAYS = "the device axis stays"  # begins what is said of a place that is d
 UNPROVED = "--verify did not find that it computes the same"  # a reason to leave a place
 
 
+class Form(enum.IntEnum):
+    """What a place becomes, the plainest last."""
+
+    LEFT = 0
+    MAPPED = 1  # a function that means what jax.pmap does
+    DIRECT = 2  # jit(shard_map), with the axis over devices
+    IDIOMATIC = 3  # the same without that axis
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlaceResult:
     """One place of one file."""
@@ -39,6 +49,9 @@ class PlaceResult:
     reason: str = ""  # why it was left; or what was done
     by_hand: str = ""  # what to do about it: a sentence, and in the next lines a sketch in Python
     detail: str = ""  # what the reason rests on at this place: "jax.process_count() in line 40"
+    form: Form = Form.MAPPED  # of one that is done
+    is_mapped: bool = False  # a mapped function in that form, not what is done with its values
+    open: str = ""  # what a run must refute before it may have that form
 
     @property
     def why(self) -> str:
@@ -95,6 +108,7 @@ class FileMigration:
                 reason=left.reason,
                 by_hand=left.by_hand,
                 detail=left.detail,
+                open="",
             )
             if outcome.status == "done"
             else outcome
@@ -126,23 +140,39 @@ class PlannedPlace:
 
     @classmethod
     def done(
-        cls, module: Module, node: _Named, code: Code, fix: Fix | None, said: str = ""
+        cls,
+        module: Module,
+        node: _Named,
+        code: Code,
+        fix: Fix | None,
+        said: str = "",
+        form: Form = Form.MAPPED,
     ) -> "PlannedPlace":
         """A place that is migrated, by its own fix or by that of another place."""
-        return cls._of(module, node, code, fix, "done", said)
+        return cls._of(module, node, code, fix, "done", form, reason=said)
 
     @classmethod
     def left(cls, module: Module, node: _Named, code: Code, why: Left) -> "PlannedPlace":
         """A place that stays as it is."""
-        return cls._of(module, node, code, None, "left", why.reason, why.by_hand, why.detail)
+        said = {"reason": why.reason, "by_hand": why.by_hand, "detail": why.detail}
+        return cls._of(module, node, code, None, "left", Form.LEFT, **said)
 
     @classmethod
     def _of(
-        cls, module: Module, node: _Named, code: Code, fix: Fix | None, status: Status, *said: str
+        cls,
+        module: Module,
+        node: _Named,
+        code: Code,
+        fix: Fix | None,
+        status: Status,
+        form: Form,
+        **said: Any,
     ) -> "PlannedPlace":
         span = module.span(node)
         at, what = module.source.position(span[0]), module.text(node)
-        place = PlaceResult(module.source.path, at.line, at.cell, code, status, what, *said)
+        place = PlaceResult(
+            module.source.path, at.line, at.cell, code, status, what, form=form, **said
+        )
         return cls(place, span, fix)
 
 

@@ -1,14 +1,18 @@
 """One `jax.pmap` as `jax.jit(jax.shard_map(...))` over all devices of one process.
 
 `jax.pmap` finds out at each call how many devices its arguments want, in which processes these are,
-and where arrays lie. A `jit(shard_map)` has all that fixed where it is written. So `PmapFacts`
-tells whether the text shows that there is nothing to find out, or the user has said so. A
-`DirectPlan` does not ask: the flow of the values may show it instead.
+and where arrays lie. A `jit(shard_map)` has all that fixed where it is written, and raises where a
+call does not fit. So `PmapFacts` tells whether the text shows that there is nothing to find out, or
+the user has said so, or a run will show it. A `DirectPlan` does not ask: the flow of the values may
+show it instead.
 """
 
 import ast
 import dataclasses
 import functools
+import math
+import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,13 +20,21 @@ from jax_dist.checker.model import flow, pmaps
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
-from jax_dist.checker.model.stacking import Kind
+from jax_dist.checker.model.stacking import Kind, lists_devices
 from jax_dist.codemod import codegen, device_counts
 from jax_dist.codemod.codegen import CallText, Texts, Value
 from jax_dist.codemod.results import Left, ProjectContext
 from jax_dist.codemod.use_sites import Uses
 
 _FORMS = ("call", "decorator", "partial decorator")
+_ASKING = frozenset(
+    ("jax.devices", "jax.local_devices", "jax.device_count", "jax.local_device_count")
+)
+# What must come before devices are asked for.
+_SETTING = re.compile(
+    rb"XLA_FLAGS|XLA_PYTHON_CLIENT|JAX_PLATFORM|JAX_NUM_CPU|CUDA_VISIBLE|distributed\.initialize"
+    rb"|jax_platform|jax_num_cpu_devices|set_cpu_device_count"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,21 +46,41 @@ class Promises:
 
 
 class PmapFacts:
-    """Tells for each place of a file what is not known, and was not promised."""
+    """Tells for each place of a file what is not known, and was not promised.
 
-    def __init__(self, module: Module, context: ProjectContext, promises: Promises):
+    Args:
+      module: the file.
+      context: its project.
+      promises: of the user.
+      is_tried: a run of the program will show what the text leaves open of its calls.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        context: ProjectContext,
+        promises: Promises,
+        *,
+        is_tried: bool = False,
+    ):
         self._module, self._context, self._promises = module, context, promises
+        self._is_tried = is_tried
         self._unknown: dict[Site, str] = {}  # by a place: the first thing that is not known of it
         for site in pmaps.sites(module):
             if site.form in _FORMS:
                 self._unknown[site] = self._of_text(site)
-        if not promises.all_devices:
+        if not (promises.all_devices or is_tried):
             self._check_sizes()
 
     @property
     def several_processes(self) -> bool:
         """Whether there may be several."""
         return not self._promises.one_process and bool(self.sign)
+
+    def check_one_process(self) -> None:
+        """Raises Left where it is no promise, for what would notice nothing of several."""
+        if not self._promises.one_process:
+            raise Left("several processes would go unnoticed, without --one-process")
 
     @property
     def sign(self) -> str:
@@ -69,25 +101,79 @@ class PmapFacts:
                 return "jax is imported inside of a function or block"
         except Left as left:
             return left.reason
-        match site.arguments.get("devices"):
-            case ast.Call(func=function, args=[], keywords=[]):
-                is_all = self._module.qualified_name(function) == "jax.devices"
-            case devices:
-                is_all = devices is None or _is_literal_none(devices)
-        if not is_all:
-            return "its devices are chosen at run time"
+        if why := self._of_devices(site.arguments.get("devices")):
+            return why
         for name in ("static_broadcasted_argnums", "backend", "axis_size"):
             if name in site.arguments:
                 return f"it has {name}"
         if site.unknown:
             return f"its arguments come from {site.unknown}"
-        return self.unfit_place(site) or self._of_calls(site)
+        if why := self.unfit_place(site):
+            return why
+        return "" if self._is_tried else self._of_calls(site)
+
+    def _of_devices(self, given: ast.expr | None) -> str:
+        """Why no mesh can be made of what pmap is given; "" where one can."""
+        if given is None or _is_literal_none(given):
+            return ""
+        match given:
+            case ast.Call(func=function, args=[], keywords=[]):
+                if self._module.qualified_name(function) == "jax.devices":
+                    return ""
+        if not self._module.holds(given):
+            return "another file gives its devices"
+        if not (self._is_tried or self._promises.all_devices):
+            return "its devices are chosen at run time"
+        is_list = self._is_a_list(given) or lists_devices(self._module, given)
+        return "" if is_list else "its devices may be None"  # of which no mesh can be made
+
+    def _is_a_list(self, given: ast.expr) -> bool:
+        """Whether the text shows that a value is no None, in another run neither."""
+        if not isinstance(given, ast.Name):
+            return isinstance(given, ast.Call | ast.Subscript | ast.List | ast.ListComp)
+        values = self._module.values(given)
+        return bool(values) and all(map(self._is_a_list, values))
+
+    def open(self, site: Site) -> str:
+        """What a run must refute before a place may be a `jit(shard_map)`; or ""."""
+        return self._made_again(site) if self._is_tried else ""
 
     def unfit_place(self, site: Site) -> str:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
+        if self._module.function(site.node) is None:
+            return self._too_early(site)
+        return "" if self._is_tried else self._made_again(site)
+
+    def _too_early(self, site: Site) -> str:
+        """Why a module may not ask for devices while it is imported; "" where it may."""
+        if self._module.span(site.node)[0] > self._asks_from:
+            return ""  # it does already
+        why = "it is made while the module is imported, before devices may be asked for"
+        is_promised = self._promises.one_process and self._promises.all_devices
+        if not (self._is_tried or is_promised):
+            return why
+        return f"{why}: see {self._setting}" if self._setting else ""
+
+    @functools.cached_property
+    def _asks_from(self) -> float:
+        """Where the module first asks for devices while it is imported."""
+        module, found = self._module, [math.inf]
+        for node in ast.walk(module.tree):
+            is_early = isinstance(node, ast.Call) and module.function(node) is None
+            if is_early and module.qualified_name(node.func) in _ASKING:
+                found.append(module.span(node)[0])
+        return min(found)
+
+    @functools.cached_property
+    def _setting(self) -> str:
+        """What the program may set before devices are asked for, or ""."""
+        return self._context.first(_SETTING, near=[os.path.abspath(self._module.source.path)])
+
+    def _made_again(self, site: Site) -> str:
+        """Why what is mapped at a place may be mapped again, which jax.pmap would notice; or ""."""
         around = self._module.function(site.node)
         if around is None:
-            return "it is made while the module is imported, before devices may be asked for"
+            return ""
         for each in self._module.ancestors(site.node):
             if each is around:
                 break
@@ -100,8 +186,14 @@ class PmapFacts:
 
     def _is_lasting(self, fun: ast.expr) -> bool:
         """Whether it outlives the call around it, so that pmap finds what it compiled for it."""
-        if isinstance(fun, ast.Attribute):
-            return True
+        match fun, self._module.function(fun):
+            case (
+                ast.Attribute(value=ast.Name(id=name)),
+                ast.FunctionDef(name="__init__", args=ast.arguments(args=[own, *_])),
+            ) if name == own.arg:
+                return False  # a method of the new object
+            case ast.Attribute(), _:
+                return True
         if not isinstance(fun, ast.Name):
             return False
         found = self._module.scope(fun).lookup(fun.id)
@@ -214,6 +306,7 @@ class DirectPlan:
     out_axes: str = ""
     is_bare: bool = False  # the function has no mapped axis to take off: it is mapped as it is
     donated: str = ""
+    devices: str = ""  # where they are given; "" for all
 
     @classmethod
     def of(cls, site: Site, texts: Texts) -> "DirectPlan":
@@ -252,6 +345,7 @@ class DirectPlan:
             in_axes="" if is_plain else text("in_axes"),
             out_axes="" if is_plain else text("out_axes"),
             donated=text("donate_argnums"),
+            devices=text("devices"),
         )
 
     def fix(self, group: str = "") -> Fix:
@@ -300,7 +394,7 @@ class DirectPlan:
         return Edit(at, end, above + mark + text)
 
     def _specs(self) -> list[tuple[str, Value]]:
-        devices = f"{self.texts.named('jax.devices')}()"
+        devices = self.devices or f"{self.texts.named('jax.devices')}()"
         mesh = CallText(self.texts.named("jax.sharding.Mesh"), [devices, f"({self.axis},)"])
         return [
             ("mesh", mesh),

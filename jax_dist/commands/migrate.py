@@ -14,8 +14,9 @@ from jax_dist.commands.terminal import Exit
 _EPILOG = """\
 the targets:
   --to jax_dist  jax.pmap becomes jax_dist.pmap, which means the same: the smallest change
-  --to jax       jax.pmap becomes mapped, of a small module of plain JAX that your package gets;
-                 jax.jit(jax.shard_map(...)) where the text proves that it does the same
+  --to jax       jax.jit(jax.shard_map(...)) where the text, a promise or, with --verify, a run
+                 of the program shows that it does the same; else mapped, of a small module of
+                 plain JAX that your package gets
   --to global    a step that carries a state becomes jax_dist.global_view: the state is cut over
                  the devices instead of copied to each; other mapped functions stay
 
@@ -73,7 +74,7 @@ def _add_aims(group: Any) -> None:
         "--idiomatic",
         action="store_true",
         help="with --to jax: take out the device axis where the data flow proves that all devices "
-        "hold the same; --write then needs --verify",
+        "hold the same; --write then needs --verify, which does so without being asked",
     )
     group.add_argument(
         "--one-process",
@@ -120,7 +121,8 @@ def _add_proof(group: Any) -> None:
         "--verify",
         action="store_true",
         help="run the command behind --, apart from the project, and compare old and new at each "
-        "place that is edited; what is not as sure as --require asks stays as it was",
+        "place that is edited; what is not as sure as --require asks gets another form, or stays "
+        "as it was",
     )
     group.add_argument(
         "--require",

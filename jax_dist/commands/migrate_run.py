@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from jax_dist._usage import MisuseError, counted
@@ -16,7 +16,14 @@ from jax_dist.checker.model.sources import Patterns
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
-from jax_dist.codemod.results import AXIS_STAYS, UNPROVED, FileMigration, ProjectContext
+from jax_dist.codemod.results import (
+    AXIS_STAYS,
+    UNPROVED,
+    FileMigration,
+    Form,
+    PlaceResult,
+    ProjectContext,
+)
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.commands import outputs, terminal
 from jax_dist.commands.terminal import Exit
@@ -91,10 +98,13 @@ class _Migrate:
         self._paths: tuple[str, ...] = ()
         self._attempts: list[tuple[str, Ledger]] = []  # at a proof: what each was, what it found
         target = options.target_jax
+        is_tried = options.verify and not options.keep and options.to == "jax"
         self._aim = MigrationOptions(
             to=options.to,
             promises=Promises(options.one_process, options.all_devices),
-            idiomatic=options.idiomatic,
+            plainest=Form.IDIOMATIC if options.idiomatic or is_tried else Form.DIRECT,
+            is_tried=is_tried,
+            slow_idioms=options.idiomatic,
             target=config.version(target) if target else None,
         )
 
@@ -148,47 +158,53 @@ class _Migrate:
         """
         if not any(file.changed for file in files):
             return files, None
-        required = self._required()
-        first = "without the device axis" if self._aim.idiomatic else "with all places"
-        proof = self._tried(files, first)
-        if self._options.keep or not proof.below(required):
+        proof = self._tried(files, "with all places")
+        if self._options.keep or not self._lacking(files, proof):
             return files, proof
-        if self._aim.idiomatic:
-            self._say(f"{proof.headline} Trying the plainer form, with the device axis.")
-            self._aim = dataclasses.replace(self._aim, idiomatic=False)
-            files, _, _ = self._migrated()
-            proof = self._tried(files, "with the device axis")
-        files, proof = self._kept(files, proof, required)
+        files, proof = self._kept(files, proof)
         proof = proof.with_attempts(self._attempts)
         back = {each.key: each for each in proof.entries if each.put_back}
         return [_with_reasons(file, back) for file in files], proof
 
     def _kept(
-        self, files: Sequence[FileMigration], proof: "Ledger", required: "Rung"
+        self, files: Sequence[FileMigration], proof: "Ledger"
     ) -> "tuple[Sequence[FileMigration], Ledger]":
-        """The places that are as sure as required, tried again where others were put back."""
+        """The places in the plainest form that is as sure as required; others are put back."""
         put_back: dict[tuple[str, int, str], LedgerEntry] = {}
-        while lacking := proof.below(required):
-            put_back |= {each.key: each for each in lacking}
+        while lacking := self._lacking(files, proof):
+            forms = {_key(place): place.form for file in files for place in file.outcomes}
+            lowest = {each.key: each for each in lacking if forms.get(each.key, 1) <= Form.MAPPED}
+            put_back |= lowest
             before = _texts(files)
-            # What no place stands for keeps its whole file.
-            known = {(place.path, place.line) for file in files for place in file.outcomes}
-            found = ((path, line) for path, line, _ in put_back)
-            named = {each if each in known else (each[0], 0) for each in found}
-            whole = {(path, 0) for path in before}
-            changed = {file.path for file in files if file.changed}
-            # What another file defines goes back there.
-            tries = (named, whole) if all(path in changed for path, _ in named) else (whole,)
-            for left in tries:
-                self._aim = dataclasses.replace(self._aim, without=frozenset(left))
+            for limits in _lower(files, forms, lacking):
+                self._aim = dataclasses.replace(self._aim, limits={**self._aim.limits, **limits})
                 files, _, _ = self._migrated()
                 if _texts(files) != before:
                     break
             if not any(file.changed for file in files):
                 proof = proof.only(())
                 break
-            proof = self._tried(files, "with the places that are left")
+            how = "with the places that are left" if lowest else "with other forms"
+            proof = self._tried(files, how)
         return files, proof.with_put_back(put_back.values())
+
+    def _lacking(self, files: Sequence[FileMigration], proof: "Ledger") -> "list[LedgerEntry]":
+        """The places that are not as sure as they must be.
+
+        Without the device axis, what differs from device to device would be lost without an error:
+        there a mapped function must be proved.
+        """
+        from jax_dist.codemod.verify.ledger import REQUIREMENTS
+
+        required, proved = self._required(), REQUIREMENTS["proved"]
+        mapped = {
+            _key(place)
+            for file in files
+            for place in file.outcomes
+            if place.form is Form.IDIOMATIC and place.is_mapped
+        }
+        least = lambda entry: max(required, proved) if entry.key in mapped else required
+        return [entry for entry in proof.entries if entry.rung < least(entry)]
 
     def _tried(self, files: Sequence[FileMigration], how: str) -> "Ledger":
         """How sure each place is.
@@ -200,7 +216,8 @@ class _Migrate:
         from jax_dist.codemod.verify import trial
 
         # One program can hold both texts where values have the same form before and after.
-        merge = not self._aim.idiomatic and self._aim.to != "global"
+        made = [place.form for file in files for place in file.outcomes]
+        merge = Form.IDIOMATIC not in made and self._aim.to != "global"
         progress = terminal.ProgressLine(self._err)
         try:
             proof = trial.verified(
@@ -342,7 +359,7 @@ class _Migrate:
             return None
         promises = dataclasses.replace(self._aim.promises, one_process=True)
         alone = dataclasses.replace(self._aim, promises=promises)
-        ours = dataclasses.replace(self._aim, to="jax_dist", promises=Promises(), idiomatic=False)
+        ours = dataclasses.replace(self._aim, to="jax_dist", promises=Promises())
         for option, aim in (("--one-process", alone), ("--to jax_dist", ours)):
             if aim == self._aim:  # it was given
                 continue
@@ -381,6 +398,32 @@ def _with_reasons(
         else:
             outcomes.append(each)
     return dataclasses.replace(file, outcomes=tuple(outcomes))
+
+
+def _key(place: PlaceResult) -> tuple[str, int, str]:
+    return place.path, place.line, place.what
+
+
+def _lower(
+    files: Sequence[FileMigration],
+    forms: Mapping[tuple[str, int, str], Form],
+    lacking: "Sequence[LedgerEntry]",
+) -> Iterator[dict[tuple[str, int], Form]]:
+    """Limits that have the places which lack something take another form, the fewest first."""
+    wanted = {each.key: Form(forms.get(each.key, Form.MAPPED) - 1) for each in lacking}
+    changed = {file.path for file in files if file.changed}
+    if all(path in changed for path, _, _ in wanted):
+        # What no place stands for keeps its whole file.
+        named: dict[tuple[str, int], Form] = {}
+        for key, form in wanted.items():
+            at = key[0], key[1] if key in forms else 0
+            named[at] = min(form, named.get(at, form))
+        yield named
+        worst = min(wanted.values())
+        if worst > Form.LEFT:  # what goes with mapped functions takes the form that these take
+            paths = {path for path, _, _ in wanted}
+            yield {(path, line): worst for path, line, _ in forms if path in paths}
+    yield {(file.path, 0): Form.LEFT for file in files}  # what another file defines goes back there
 
 
 def _texts(files: Sequence[FileMigration]) -> dict[str, bytes]:

@@ -69,8 +69,7 @@ def _migrated(source: "Source", line: int) -> bytes | None:
         return None
     found = migration.of_source(source, context, migration.MigrationOptions())
     others = {each.line for each in found.outcomes} - {line}
-    options = migration.MigrationOptions(
-        without=frozenset((source.path, other) for other in others)
-    )
+    limits = dict.fromkeys(((source.path, other) for other in others), results.Form.LEFT)
+    options = migration.MigrationOptions(limits=limits)
     done = migration.of_source(source, context, options)
     return done.after if done.changed else None

@@ -20,7 +20,7 @@ from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.codemod import migration as codemod
-from jax_dist.codemod.results import ProjectContext
+from jax_dist.codemod.results import Form, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 
 ALL = frozenset(linter.RULES)
@@ -31,7 +31,7 @@ TARGETS = (
     codemod.MigrationOptions(to="jax_dist"),
     codemod.MigrationOptions(to="jax"),
     codemod.MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True)),
-    codemod.MigrationOptions(to="jax", idiomatic=True),
+    codemod.MigrationOptions(to="jax", plainest=Form.IDIOMATIC, slow_idioms=True),
 )
 _SETTINGS = {
     "deadline": None,

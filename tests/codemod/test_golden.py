@@ -28,7 +28,7 @@ from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.results import FileMigration, ProjectContext
+from jax_dist.codemod.results import FileMigration, Form, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
@@ -36,7 +36,7 @@ _OPTIONS = {
     "jax_dist": MigrationOptions(to="jax_dist"),
     "jax": MigrationOptions(to="jax"),
     "promised": MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True)),
-    "idiomatic": MigrationOptions(to="jax", idiomatic=True),
+    "idiomatic": MigrationOptions(to="jax", plainest=Form.IDIOMATIC, slow_idioms=True),
 }
 
 

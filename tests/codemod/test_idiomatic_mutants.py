@@ -20,7 +20,7 @@ import jax_dist
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.results import FileMigration, Form
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.codemod.verify import trial
 from jax_dist.codemod.verify.ledger import Rung
@@ -28,7 +28,10 @@ from jax_dist.codemod.verify.ledger import Rung
 _FOLDER = pathlib.Path(__file__).with_name("idiomatic_programs")
 _ROOT = pathlib.Path(jax_dist.__file__).parents[1]
 _OPTIONS = MigrationOptions(
-    to="jax", idiomatic=True, promises=Promises(one_process=True, all_devices=True)
+    to="jax",
+    plainest=Form.IDIOMATIC,
+    slow_idioms=True,
+    promises=Promises(one_process=True, all_devices=True),
 )
 _COMMAND = [sys.executable, "program.py"]
 # What a program gives is printed, for what nobody maps or prints no verification can see.

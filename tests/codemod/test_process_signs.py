@@ -6,6 +6,7 @@ import pytest
 
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.results import Form
 from jax_dist.codemod.shard_map import Promises
 
 _PROGRAM = "import jax\nfrom common import x\nf = jax.pmap(lambda y: y)\nf(x)\n"
@@ -100,7 +101,7 @@ def test_what_stands_in_the_way_is_said_with_the_flag(project: pathlib.Path, to:
     (project / "common.py").write_text("import jax\njax.distributed.initialize()\nx = 1\n")
     step = "import jax, common\nf = jax.pmap(lambda s: s - jax.lax.pmean(s, 'i'), axis_name='i')\n"
     (project / "train.py").write_text(f"{step}s = f(jax.numpy.ones((8, 3)))\ns = f(s)\n")
-    options = MigrationOptions(to=to, idiomatic=to == "jax")
+    options = MigrationOptions(to=to, plainest=Form.IDIOMATIC)
     files, context = migration.migrate([str(project / "train.py")], options)
     said = [o.why + o.remedy for file in files for o in file.outcomes]
     said += report.cautions_of(files, context, options)
@@ -112,7 +113,7 @@ def test_the_reason_why_an_axis_stays_is_said(project: pathlib.Path):
     text = "import jax\nf = jax.pmap(lambda x, y: x + y, in_axes=(None, 0), axis_name='i')\n"
     (project / "train.py").write_text(f"{text}f(1, jax.numpy.ones(8))\n")
     promises = Promises(one_process=True, all_devices=True)
-    options = MigrationOptions(to="jax", idiomatic=True, promises=promises)
+    options = MigrationOptions(to="jax", plainest=Form.IDIOMATIC, promises=promises)
     files, _ = migration.migrate([str(project / "train.py")], options)
     found = report.MigrationReport("jax", files).with_axis()
 

@@ -555,7 +555,7 @@ def test_verify_runs_the_command_before_and_after(folder: pathlib.Path):
     assert code == 0, err
     proved = "1 of 1 place proved." if CAN_REWRITE else "1 replayed 1 of 1 calls."
     assert proved in out
-    assert "+step = mapped(" in out
+    assert "+    jax.shard_map(" in out
     assert (folder / "a.py").read_text() == _PROGRAM  # --write was not given
 
 

