@@ -15,7 +15,7 @@ from jax_dist.checker.model.findings import Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import pmap_renames
+from jax_dist.codemod import pmap_renames, site_parts
 from jax_dist.codemod.axis_layout import Argument, AxisLayout, Component, Layouts, Result, Slot
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.results import Left, PlannedPlace
@@ -141,6 +141,8 @@ class _Writer:
         if not named and AxisLayout.STACKED not in layouts[: len(arguments)]:
             raise Left("no other argument would show how many devices there are")
         # `mapped` in the place of pmap, with None for what has lost its axis.
+        parts = site_parts.needed(self._module, site, several_processes=False)
+        self._namer.needs(parts | {"axes"})
         fix = pmap_renames.fix(self._module, site, self._namer)
         edits = fix and plan.with_axes(fix.edits)
         if fix is None or edits is None:

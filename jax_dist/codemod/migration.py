@@ -24,6 +24,7 @@ from jax_dist.codemod import (
     helper_module,
     imports,
     pmap_renames,
+    site_parts,
 )
 from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Style, Texts
 from jax_dist.codemod.results import (
@@ -44,6 +45,7 @@ _Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 # A file that holds none of these has no place to migrate, except for renamed functions.
 _WORDS = (b"pmap", b"replicate", b"device_put_")
 _ROUNDS = 10
+_MOST_INSIDE = 90  # lines of helpers in a file that has them inside
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ def migrate(
     options: MigrationOptions,
     *,
     helpers: str = "",
+    full_helpers: bool = False,
     progress: _Progress = lambda done, total: None,
 ) -> tuple[list[FileMigration], ProjectContext]:
     """Migrates files together; nothing is written.
@@ -71,13 +74,16 @@ def migrate(
       paths: the files. A name that one of them defines and another uses is migrated in both.
       options: what is asked for.
       helpers: the path of the module for all helpers; "" where each package has its own.
+      full_helpers: whether `mapped` is to keep the whole contract of jax.pmap.
       progress: is told how far it is.
 
     Returns:
       The files with something to migrate, and those that could not be read, in the order given;
       then the helper modules. And the projects, for what a report says of them.
     """
-    context = ProjectContext(Project(tuple(paths)), helpers, frozenset(map(os.path.abspath, paths)))
+    among = frozenset(map(os.path.abspath, paths))
+    project = Project(tuple(paths))
+    context = ProjectContext(project, helpers, among, full_helpers=full_helpers)
     held: dict[str, bytes] = {}
     found: dict[str, FileMigration] = {}
     for path in paths:
@@ -129,38 +135,38 @@ def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
     Files whose module cannot have what they need are left.
     """
     users: dict[str, list[int]] = {}
-    names: dict[str, frozenset[str]] = {}
+    needs: dict[str, frozenset[str]] = {}
     for position, migrated in enumerate(found):
         if migrated.helpers is not None:
             path = migrated.helpers.path
             users.setdefault(path, []).append(position)
-            names[path] = names.get(path, frozenset()) | migrated.helpers.names
+            needs[path] = needs.get(path, frozenset()) | migrated.helpers.needs
     modules: list[FileMigration] = []
     for path, positions in sorted(users.items()):
         first = found[positions[0]].after.decode("utf-8", "replace")
         try:
-            modules.append(_module(path, names[path], indentation_of(first)))
+            modules.append(_module(path, needs[path], indentation_of(first)))
         except Left as left:
             for each in positions:
                 found[each] = found[each].left_whole(left)
     return [*found, *modules]
 
 
-def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
+def _module(path: str, needs: frozenset[str], unit: str) -> FileMigration:
     """Raises Left."""
     shown = os.path.relpath(path)
     try:
         with open(path, encoding="utf-8", newline="") as file:
             present = file.read()
     except FileNotFoundError:
-        return FileMigration(shown, b"", helper_module.module(names, unit).encode(), is_new=True)
+        return FileMigration(shown, b"", helper_module.module(needs, unit).encode(), is_new=True)
     except (OSError, ValueError) as error:
         raise Left("the module for its helpers cannot be read", "", f"{shown}: {error}") from error
     before = present.encode()
     known = helper_module.present_in(present)
     if helper_module.is_unchanged(present):
-        return FileMigration(shown, before, helper_module.module(names | known, unit).encode())
-    missing = ", ".join(sorted(names - known))
+        return FileMigration(shown, before, helper_module.module(needs | known, unit).encode())
+    missing = ", ".join(sorted(needs - known))
     if missing:
         raise Left(
             "the module for its helpers was changed by hand, and lacks some of them",
@@ -188,6 +194,8 @@ def of_source(source: Source, context: ProjectContext, options: MigrationOptions
         after = file.rewritten(found)
     except _RefusedError as error:
         return FileMigration(source.path, before, before, (), str(error))
+    except Left as left:
+        return FileMigration(source.path, before, before, outcomes).left_whole(left)
     return FileMigration(source.path, before, after, outcomes, helpers=file.helpers)
 
 
@@ -204,6 +212,17 @@ def _unparsed_cells(source: Source) -> Iterator[PlaceResult]:
         yield PlaceResult(source.path, at.line, at.cell, _codes.SYNTAX_ERROR, "left", *said)
 
 
+def _check_present(source: Source, parts: Collection[str]) -> None:
+    """That `mapped`, which a file has from an earlier migration, can do all. Raises Left."""
+    lacking = set(parts) - helper_module.present_in(source.python)
+    if lacking:
+        raise Left(
+            "its helpers are from an earlier migration, and can do less than is needed now",
+            "Give the path of a module for them: --helpers PATH.",
+            ", ".join(sorted(lacking)),
+        )
+
+
 class _File:
     """One file while it is migrated, in rounds."""
 
@@ -211,6 +230,8 @@ class _File:
         self._first, self._context, self._options = module, context, options
         self._style = Style.of(module.source.code)
         self._helpers = HelperNames(context.homes.of(module)) if options.to == "jax" else None
+        if self._helpers is not None and context.homes.are_full:
+            self._helpers.needs(frozenset(("full",)))
         self._namer: Namer = self._helpers or LibraryNames()
         self.helpers: Helpers | None = None  # what the new text imports from a helper module
         own = module.source.path
@@ -256,19 +277,28 @@ class _File:
         return source.written(source.code)
 
     def _with_helpers(self, source: Source, helpers: HelperNames) -> Source:
-        """The file with the helpers inside, where that is their home."""
-        home = helpers.home
+        """The file with the helpers inside, where that is their home. Raises Left."""
+        home, parts = helpers.home, helpers.used & frozenset(helper_module.PARTS)
         if not home.is_inside:
             names = home.imported_by(sources.parse(source.python))
-            self.helpers = Helpers(home.path, names) if names else None
+            self.helpers = Helpers(home.path, names | parts) if names else None
             return source
         module = self._context.project.module(source)
         scope = module.scopes.module
         loads = {name for each in module.scopes.all for name in each.loads}
         missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
+        if "mapped" in loads and "mapped" not in missing:
+            _check_present(source, parts)
         if not missing:
             return source
-        text = helper_module.block(missing, self._style.unit, new_imports.names_above(source))
+        bound = new_imports.names_above(source)
+        text = helper_module.block(missing | parts, self._style.unit, bound)
+        if text.count("\n") >= _MOST_INSIDE and not self._context.homes.are_full:
+            raise Left(
+                f"its helpers are longer than {_MOST_INSIDE} lines, which is much for the inside",
+                "Give the path of a module for them: --helpers PATH. Or have them inside: "
+                "--helpers full.",
+            )
         return new_imports.with_block(source, text)
 
     # --- places
@@ -360,6 +390,9 @@ class _File:
                     raise kept
                 if self._serves_what_stays(module, site):
                     raise Left("it defines a name that stays as it was at one of its uses")
+                if facts is not None:
+                    several = facts.several_processes
+                    self._namer.needs(site_parts.needed(module, site, several_processes=several))
                 stays = lambda other: self._stays(module, other)
                 fix = pmap_renames.fix(module, site, self._namer, stays)
                 if fix is None:
