@@ -43,8 +43,7 @@ def mapped(
 ) -> Any:
     """Runs `fun` on one slice of its arguments per device, as jax.pmap does.
 
-    The axes are dimensions with one slice for each of the first devices, or
-    None for what all of them share.
+    An axis of None is for what all devices share.
     Each process gives and gets the slices of its own devices.  #: processes
     Map once: each result compiles by itself.  #: not again
     """
@@ -63,9 +62,8 @@ def mapped(
 
     def each(change: Any, axes: Any, tree: Any) -> Any:
         def of_part(axis: int | None, part: Any) -> Any:
-            if axis is None:
-                return part
-            return jax.tree.map(lambda x: change(x, axis), part)
+            one = functools.partial(change, axis=axis)
+            return part if axis is None else jax.tree.map(one, part)
 
         return jax.tree.map(of_part, axes, tree, is_leaf=lambda x: x is None)
 
@@ -105,7 +103,6 @@ def mapped(
         args: Any, kwargs: Any, processes: int = 1
     ) -> tuple[Any, Any, Mesh]:
     #: end
-        """The arrays among the arguments, their axes, and the mesh."""
         #: not static: arrays, axes = (args, kwargs), (in_axes, 0)
         #: if static
         arrays, axes = (dynamic(args), kwargs), (in_axes, 0)
@@ -113,7 +110,8 @@ def mapped(
             axes = dynamic(in_axes[: len(args)]), 0
         #: end
         sizes: set[Any] = set()
-        each(lambda x, i: sizes.add(jnp.shape(x)[i : i + 1]), axes, arrays)
+        size_of = lambda x, axis: sizes.add(jnp.shape(x)[axis : axis + 1])
+        each(size_of, axes, arrays)
         size = sum(*sizes) if len(sizes) == 1 else 0
         #: not processes & not devices: found = jax.devices()
         #: not processes & devices: found = devices or jax.devices(backend)
@@ -163,15 +161,15 @@ def mapped(
     )
     #: end
 
+    #: if processes
     def placed(args: Any, kwargs: Any) -> tuple[Any, Any, Mesh]:
         arrays, axes, mesh = layout(args, kwargs)
         place = functools.partial(NamedSharding, mesh.local_mesh)
         own = jax.device_put(arrays, jax.tree.map(place, specs(axes)))
-        own = over(mesh, axes, own)  #: processes
+        own = over(mesh, axes, own)
         #: not static: return *own, mesh
         return with_static(args, own[0]), own[1], mesh  #: static
 
-    #: if processes
     def over(mesh: Mesh, axes: Any, tree: Any) -> Any:
         """The slices of this process, as arrays over another mesh."""
 
@@ -206,10 +204,13 @@ def mapped(
         if not is_moving and len(groups()) == 1:  #: processes
             try:
                 return jitted(*args, **kwargs)
-            except ValueError:  # if something lies elsewhere
+            except ValueError:  # jit takes nothing that lies elsewhere
                 is_moving = True
-        #: not processes: args, kwargs, _ = placed(args, kwargs)
-        #: not processes: return jitted(*args, **kwargs)
+        #: not processes: arrays, axes, mesh = layout(args, kwargs)
+        #: not processes: place = functools.partial(NamedSharding, mesh)
+        #: not processes: own = jax.device_put(arrays, jax.tree.map(place, specs(axes)))
+        #: not processes & not static: return jitted(*own[0], **own[1])
+        #: not processes & static: return jitted(*with_static(args, own[0]), **own[1])
         #: if processes
         args, kwargs, mesh = placed(args, kwargs)
         return over(mesh.local_mesh, out_axes, jitted(*args, **kwargs))
