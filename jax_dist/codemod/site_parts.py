@@ -12,7 +12,7 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.codemod import escapes
 
 _FULL = frozenset(("full",))
-_OF_OPTIONS = {
+PART_OF = {
     "in_axes": "axes",
     "out_axes": "axes",
     "static_broadcasted_argnums": "static",
@@ -20,7 +20,7 @@ _OF_OPTIONS = {
     "backend": "devices",
     "axis_size": "devices",
 }
-_IN_CORE = frozenset(("axis_name", "donate_argnums"))
+IN_CORE = frozenset(("axis_name", "donate_argnums"))
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _DEEPEST = 4  # functions around a place, each called by the next one
@@ -39,9 +39,9 @@ def needed(module: Module, site: Site, *, several_processes: bool) -> frozenset[
     is_read = site.is_application and site.fun is not None and not site.unknown
     if _is_handed_on(module, site.reference):
         is_read = False
-    if not is_read or site.arguments.keys() - _OF_OPTIONS.keys() - _IN_CORE:
+    if not is_read or site.arguments.keys() - PART_OF.keys() - IN_CORE:
         return _FULL
-    parts = {_OF_OPTIONS[name] for name in site.arguments if name in _OF_OPTIONS}
+    parts = {PART_OF[name] for name in site.arguments if name in PART_OF}
     if "devices" in site.arguments and not _shares_devices(module, site):
         parts.add("axes")  # which takes arrays that lie on other devices
     if several_processes:

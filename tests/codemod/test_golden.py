@@ -1,9 +1,9 @@
 """Whole programs before and after, as text and as numbers.
 
 Each file in golden/ is one case: a program with a function `result()`, then what it becomes for
-each target. Helpers come from a module `_mapped`, with the parts that the program needs. The program
-and what it became are run on 8 devices: values, shapes, types and the number of devices must be the
-same.
+each target. Helpers come from a module `_mapped`, which has the parts that the program needs. The
+program and what it became are run on 8 devices: values, shapes, types and the number of devices
+must be the same.
 
 A first comment may say more:
   # result: [...]             what it gives, where the program itself needs functions that are gone
@@ -95,7 +95,7 @@ def shown(migration: FileMigration) -> str:
 
 
 def result(text: str, name: str, needs: Collection[str] = ()) -> list[Leaf]:
-    """What the program's `result()` gives, with a helper module that has no more than it `needs`."""
+    """What the program's `result()` gives, with helpers that have no more than it `needs`."""
     namespace: dict[str, Any] = {"__name__": name}
     helpers = types.ModuleType("_mapped")
     exec(compile(helper_module.module(needs), "_mapped.py", "exec"), helpers.__dict__)

@@ -508,7 +508,7 @@ def test_a_module_that_was_changed_by_hand_is_left(package: pathlib.Path):
     )
     (package / "c.py").touch()
     a, module = _migrate("pkg/a.py", to="jax")
-    (package / "_mapped.py").write_bytes(module.after.replace(b"slices", b"rows"))
+    (package / "_mapped.py").write_bytes(module.after.replace(b"Each array", b"Every array"))
 
     fits = _migrate("pkg/a.py", to="jax")
     (lacks,) = _migrate("pkg/b.py", to="jax")
@@ -533,7 +533,7 @@ def test_the_module_has_the_indentation_of_its_project(package: pathlib.Path):
 
     _, module = _migrate("pkg/a.py", to="jax")
 
-    assert b"\n  def devices(self)" in module.after
+    assert b"\n  def program(" in module.after
     compile(module.after, "_mapped.py", "exec")
 
 
