@@ -20,6 +20,7 @@ from jax_dist.codemod import helper_module
 from jax_dist.codemod.process_signs import project_texts
 
 _NAMES = ("_mapped", "_mapped_devices", "_mapped_over_devices")
+_NEEDS = re.compile(rb"\bpmap\b|\bdevice_put_(?:sharded|replicated)\b")
 _CODE = (".py", ".ipynb")
 _PACKAGING = ("pyproject.toml", "setup.py", "setup.cfg")
 # A file goes elsewhere, without those beside it.
@@ -97,11 +98,26 @@ class Homes:
             return self._beside(path)
         name = self._name_in(package.folder)
         target = os.path.join(package.folder, f"{name}.py")
+        scripts = os.path.dirname(package.folder)
+        if not os.path.exists(target) and self._is_part_of_scripts(package.folder):
+            name = self._name_in(scripts)
+            return Home(os.path.join(scripts, f"{name}.py"), name)
         if not package.is_relative:
             return Home(target, f"{package.name}.{name}")
         depth = os.path.relpath(os.path.dirname(path), package.folder)
         dots = "." * (1 if depth == os.curdir else 2 + depth.count(os.sep))
         return Home(target, f"{dots}{name}")
+
+    def _is_part_of_scripts(self, package: str) -> bool:
+        """Whether only scripts beside a package import it, and others of them need helpers too."""
+        folder = os.path.dirname(package)
+        if any(os.path.exists(os.path.join(folder, name)) for name in _PACKAGING):
+            return False
+        inside = [path for path in self._graph.files if _is_below(path, package)]
+        users = {each.by for path in inside for each in self._graph.importers(path)} - {*inside}
+        others = {path for path in self._graph.files if os.path.dirname(path) == folder} - users
+        has_others = any(_NEEDS.search(self._graph.files[path]) for path in others)
+        return bool(users) and has_others and all(os.path.dirname(p) == folder for p in users)
 
     def is_in_package(self, path: str) -> bool:
         """Whether a file belongs to a package whose module others may use."""
@@ -269,6 +285,11 @@ class _Package:
     folder: str
     name: str  # by which it is imported; "" where only relative imports reach it
     is_relative: bool  # how the file imports the rest of it
+
+
+def is_within_package(path: str) -> bool:
+    """Whether a module has a name of its own in all programs, that of its package."""
+    return bool(outermost_package(os.path.dirname(path)))
 
 
 def _is_free(base: str) -> bool:

@@ -21,6 +21,7 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.checker.rules import Version
 from jax_dist.codemod import (
+    helper_homes,
     helper_module,
     imports,
     pmap_renames,
@@ -141,6 +142,10 @@ def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
             path = migrated.helpers.path
             users.setdefault(path, []).append(position)
             needs[path] = needs.get(path, frozenset()) | migrated.helpers.needs
+    # Of two scripts in one process, the second may get the module of the first by its name.
+    beside = {path for path in needs if not helper_homes.is_within_package(path)}
+    together = frozenset().union(*(needs[path] for path in beside))
+    needs |= dict.fromkeys(beside, together)
     modules: list[FileMigration] = []
     for path, positions in sorted(users.items()):
         first = found[positions[0]].after.decode("utf-8", "replace")

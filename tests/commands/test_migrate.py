@@ -499,7 +499,7 @@ def test_a_notebook(folder: pathlib.Path):
         (("--helpers", "a.py", "."), "--helpers goes with --to jax only\n"),
         (
             ("--to", "jax", "--helpers", "a", "."),
-            "--helpers a: the name must end with .py\n",
+            "--helpers a: the name must end with .py, or be full\n",
         ),
         (
             ("--idiomatic", "--to", "jax", "--write", "."),

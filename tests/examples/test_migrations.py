@@ -79,7 +79,7 @@ def migrated(name: str, options: MigrationOptions) -> str:
 
 
 def helpers() -> str:
-    return helper_module.module({"mapped", "replicated"})
+    return helper_module.module({"mapped", "replicated", "full"})
 
 
 def run(path: pathlib.Path, name: str) -> Any:
