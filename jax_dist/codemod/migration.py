@@ -396,7 +396,8 @@ class _File:
                 if self._serves_what_stays(module, site):
                     raise Left("it defines a name that stays as it was at one of its uses")
                 if facts is not None:
-                    several = facts.several_processes
+                    # The kernel of a notebook is one process.
+                    several = facts.several_processes and not module.source.path.endswith(".ipynb")
                     self._namer.needs(site_parts.needed(module, site, several_processes=several))
                 stays = lambda other: self._stays(module, other)
                 fix = pmap_renames.fix(module, site, self._namer, stays)

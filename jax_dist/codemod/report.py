@@ -126,7 +126,7 @@ class MigrationReport:
         for file in self.files:
             if file.helpers is not None:
                 shown = os.path.relpath(file.helpers.path)
-                names.setdefault(shown, set()).update(file.helpers.names)
+                names.setdefault(shown, set()).update(file.helpers.functions)
         new = {file.path for file in self.files if file.is_new}
         return [
             {"path": path, "functions": sorted(each), "is_new": path in new}

@@ -16,6 +16,7 @@ from jax_dist.checker.model.project import ImportGraph, Project, outermost_packa
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
 from jax_dist.codemod.helper_homes import Homes
+from jax_dist.codemod.helper_module import PARTS
 from jax_dist.codemod.process_signs import ProcessSigns
 
 Status: TypeAlias = Literal["done", "left"]
@@ -68,6 +69,10 @@ class Helpers:
 
     path: str  # absolute
     needs: frozenset[str]  # the functions that it must have, and parts of `mapped`
+
+    @property
+    def functions(self) -> frozenset[str]:
+        return self.needs - set(PARTS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
