@@ -15,13 +15,13 @@ from jax_dist import _codes
 from jax_dist.checker.engine import linter
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import new_imports, pmaps, sources
-from jax_dist.checker.model.findings import Fix, choose_fixes, indentation_of
+from jax_dist.checker.model.findings import Fix, choose_fixes
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.checker.rules import Version
 from jax_dist.codemod import (
-    helper_homes,
+    helper_files,
     helper_module,
     imports,
     pmap_renames,
@@ -46,7 +46,6 @@ _Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 # A file that holds none of these has no place to migrate, except for renamed functions.
 _WORDS = (b"pmap", b"replicate", b"device_put_")
 _ROUNDS = 10
-_MOST_INSIDE = 90  # lines of helpers in a file that has them inside
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +109,8 @@ def migrate(
                 context.homes.migrated.add(migrated.helpers.path)
         done += 1
         progress(done, len(paths))
-    return _with_modules([found[path] for path in paths if path in found]), context
+    made = [found[path] for path in paths if path in found]
+    return helper_files.with_modules(made), context
 
 
 def of_text(
@@ -128,57 +128,6 @@ def of_text(
         problem = f"jax-dist failed on it ({type(error).__name__}: {error}); please report this"
         return FileMigration(path, data, data, problem=problem)
     return found if found.outcomes or found.problem or found.changed else None
-
-
-def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
-    """The files and their helper modules: new ones, and those that get more than they have.
-
-    Files whose module cannot have what they need are left.
-    """
-    users: dict[str, list[int]] = {}
-    needs: dict[str, frozenset[str]] = {}
-    for position, migrated in enumerate(found):
-        if migrated.helpers is not None:
-            path = migrated.helpers.path
-            users.setdefault(path, []).append(position)
-            needs[path] = needs.get(path, frozenset()) | migrated.helpers.needs
-    # Of two scripts in one process, the second may get the module of the first by its name.
-    beside = {path for path in needs if not helper_homes.is_within_package(path)}
-    together = frozenset().union(*(needs[path] for path in beside))
-    needs |= dict.fromkeys(beside, together)
-    modules: list[FileMigration] = []
-    for path, positions in sorted(users.items()):
-        first = found[positions[0]].after.decode("utf-8", "replace")
-        try:
-            modules.append(_module(path, needs[path], indentation_of(first)))
-        except Left as left:
-            for each in positions:
-                found[each] = found[each].left_whole(left)
-    return [*found, *modules]
-
-
-def _module(path: str, needs: frozenset[str], unit: str) -> FileMigration:
-    """Raises Left."""
-    shown = os.path.relpath(path)
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            present = file.read()
-    except FileNotFoundError:
-        return FileMigration(shown, b"", helper_module.module(needs, unit).encode(), is_new=True)
-    except (OSError, ValueError) as error:
-        raise Left("the module for its helpers cannot be read", "", f"{shown}: {error}") from error
-    before = present.encode()
-    known = helper_module.present_in(present)
-    if helper_module.is_unchanged(present):
-        return FileMigration(shown, before, helper_module.module(needs | known, unit).encode())
-    missing = ", ".join(sorted(needs - known))
-    if missing:
-        raise Left(
-            "the module for its helpers was changed by hand, and lacks some of them",
-            "Give the path of another module: --helpers PATH.",
-            f"{shown}: {missing}",
-        )
-    return FileMigration(shown, before, before)
 
 
 # --- one file
@@ -215,17 +164,6 @@ def _unparsed_cells(source: Source) -> Iterator[PlaceResult]:
         at = source.position(offset)
         said = (source.line_text(offset).strip(), "Python cannot parse the cell", "", cell.message)
         yield PlaceResult(source.path, at.line, at.cell, _codes.SYNTAX_ERROR, "left", *said)
-
-
-def _check_present(source: Source, parts: Collection[str]) -> None:
-    """That `mapped`, which a file has from an earlier migration, can do all. Raises Left."""
-    lacking = set(parts) - helper_module.present_in(source.python)
-    if lacking:
-        raise Left(
-            "its helpers are from an earlier migration, and can do less than is needed now",
-            "Give the path of a module for them: --helpers PATH.",
-            ", ".join(sorted(lacking)),
-        )
 
 
 class _File:
@@ -293,17 +231,13 @@ class _File:
         loads = {name for each in module.scopes.all for name in each.loads}
         missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
         if "mapped" in loads and "mapped" not in missing:
-            _check_present(source, parts)
+            helper_files.check_present(source.python, parts)
         if not missing:
             return source
         bound = new_imports.names_above(source)
         text = helper_module.block(missing | parts, self._style.unit, bound)
-        if text.count("\n") >= _MOST_INSIDE and not self._context.homes.are_full:
-            raise Left(
-                f"its helpers are longer than {_MOST_INSIDE} lines, which is much for the inside",
-                "Give the path of a module for them: --helpers PATH. Or have them inside: "
-                "--helpers full.",
-            )
+        if not self._context.homes.are_full:
+            helper_files.check_length(text)
         return new_imports.with_block(source, text)
 
     # --- places
@@ -395,12 +329,7 @@ class _File:
                     raise kept
                 if self._serves_what_stays(module, site):
                     raise Left("it defines a name that stays as it was at one of its uses")
-                if facts is not None:
-                    # The kernel of a notebook is one process.
-                    several = facts.several_processes and not module.source.path.endswith(".ipynb")
-                    self._namer.needs(site_parts.needed(module, site, several_processes=several))
-                stays = lambda other: self._stays(module, other)
-                fix = pmap_renames.fix(module, site, self._namer, stays)
+                fix = self._renamed(module, site, facts)
                 if fix is None:
                     said = self._by_definition(module, site)
                 else:
@@ -411,6 +340,21 @@ class _File:
         except Left as left:
             return PlannedPlace.left(module, site.reference, _codes.PMAP_CALL, left)
         return PlannedPlace.done(module, site.reference, _codes.PMAP_CALL, fix, said)
+
+    def _renamed(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> Fix | None:
+        """Another function in the place of pmap, which can do what the place needs. Raises Left."""
+        stays = lambda other: self._stays(module, other)
+        if self._helpers is None or facts is None:
+            return pmap_renames.fix(module, site, self._namer, stays)
+        # The kernel of a notebook is one process.
+        several = facts.several_processes and not module.source.path.endswith(".ipynb")
+        used = set(self._helpers.used)
+        self._helpers.needs(site_parts.needed(module, site, several_processes=several))
+        try:
+            return pmap_renames.fix(module, site, self._namer, stays)
+        except Left:
+            self._helpers.used = used
+            raise
 
     def _check(self, module: Module, site: pmaps.Site) -> None:
         """Raises Left where no other function can take its place."""

@@ -257,6 +257,14 @@ def test_helpers_that_are_too_long_for_the_inside():
     assert _migrated(text, "jax", "_mapped.py").helpers.needs == {"mapped", "full"}
 
 
+def test_a_place_that_is_left_needs_nothing():
+    text = "import jax\n\nf = jax.pmap(abs)\nis_map = isinstance(f, type(jax.pmap))\n"
+    found = _migrated(text, "jax", "_mapped.py")
+
+    assert [place.status for place in found.outcomes] == ["done", "left"]
+    assert found.helpers.needs == {"mapped"}
+
+
 def test_helpers_of_an_earlier_migration_that_can_do_less():
     once = _migrated("import jax\n\nf = jax.pmap(abs)\n", "jax").after.decode()
     again = _migrated(f"{once}\ng = jax.pmap(max, in_axes=(None, 0))\n", "jax")
