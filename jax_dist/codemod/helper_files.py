@@ -21,7 +21,11 @@ def with_modules(found: list[FileMigration]) -> list[FileMigration]:
         if migrated.helpers is not None:
             path = migrated.helpers.path
             users.setdefault(path, []).append(position)
-            needs[path] = needs.get(path, frozenset()) | migrated.helpers.needs
+            own = migrated.helpers.needs
+            others = needs.setdefault(path, own)
+            # What lies on the devices of one file may come to the other one.
+            unlike = {"mapped"} <= own & others and "devices" in own ^ others
+            needs[path] = others | own | ({"axes"} if unlike else set())
     # Of two scripts in one process, the second may get the module of the first by its name.
     beside = {path for path in needs if not helper_homes.is_within_package(path)}
     together = frozenset().union(*(needs[path] for path in beside))

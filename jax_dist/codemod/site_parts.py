@@ -88,12 +88,12 @@ def _shares_devices(module: Module, site: Site) -> bool:
 
 def _may_map_again(module: Module, site: Site) -> bool:
     """Whether a function may be mapped that was mapped before: jax.pmap compiles it once."""
-    is_call = site.form == "call" and not _is_new(module, site.fun, module.function(site.node))
+    is_call = site.form == "call" and not _is_new(module, site.fun, site.node)
     return is_call and not _runs_once(module, site.node, _DEEPEST)
 
 
-def _is_new(module: Module, fun: ast.expr | None, function: Any) -> bool:
-    """Whether an expression is another function in each call of the function around it."""
+def _is_new(module: Module, fun: ast.expr | None, at: ast.expr) -> bool:
+    """Whether an expression is another function each time that a place is reached."""
     match fun:
         case ast.Lambda():
             return True
@@ -101,16 +101,20 @@ def _is_new(module: Module, fun: ast.expr | None, function: Any) -> bool:
             called = module.qualified_name(fun.func) or ""
             return called in PARTIAL or called.startswith("jax.")
         case ast.Name():
+            around = _loop(module, at) or module.function(at)
             bindings = module.reaching(fun) or []
-            is_made = lambda each: each.kind == "def" or _is_new(module, each.value, function)
-            inside = (module.function(each.node) is function and is_made(each) for each in bindings)
-            return bool(bindings) and function is not None and all(inside)
+            return bool(bindings) and all(
+                any(each is around for each in module.ancestors(binding.node))
+                and module.function(binding.node) is module.function(at)
+                and (binding.kind == "def" or _is_new(module, binding.value, at))
+                for binding in bindings
+            )
     return False
 
 
 def _runs_once(module: Module, node: ast.AST, depth: int) -> bool:
     """Whether a place is reached once in a run, as far as this file shows."""
-    if _is_in_loop(module, node):
+    if _loop(module, node) is not None:
         return False
     function: Any = module.function(node)
     if function is None:
@@ -126,12 +130,12 @@ def _runs_once(module: Module, node: ast.AST, depth: int) -> bool:
     return calls is not None and len(calls) == 1 and _runs_once(module, calls[0], depth - 1)
 
 
-def _is_in_loop(module: Module, node: ast.AST) -> bool:
-    """Whether a loop of the function around a place, or of the file, has it inside."""
+def _loop(module: Module, node: ast.AST) -> ast.AST | None:
+    """The innermost loop around a place, in its function or at the module's level."""
     function = module.function(node)
     for around in module.ancestors(node):
         if around is function:
-            return False
+            return None
         if isinstance(around, (*_LOOPS, *_COMPREHENSIONS)):
-            return True
-    return False
+            return around
+    return None

@@ -442,6 +442,15 @@ def test_a_module_that_was_changed_by_hand_does_not_get_parts(package: pathlib.P
     )
 
 
+def test_files_with_devices_and_without_may_get_arrays_of_each_other(package: pathlib.Path):
+    (package.parent / "a.py").write_text(_SCRIPT)
+    (package.parent / "b.py").write_text(_SCRIPT.replace("abs", "abs, devices=jax.devices()[:2]"))
+
+    found = _written(_migrate("a.py", "b.py", to="jax"))
+
+    assert helper_module.present_in(found["_mapped.py"]) == {"mapped", "axes", "devices"}
+
+
 def test_modules_of_one_name_in_one_run_are_alike(package: pathlib.Path):
     """In one process, the second script would get the module of the first."""
     for name, options in (("one", ""), ("two", ", in_axes=(None, 0)")):

@@ -57,7 +57,7 @@ def mapped(
                 f"{name} is for one process: migrate with --helpers full"
             )
         sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves((args, kwargs))}
-        size = sum(*sizes) if len(sizes) == 1 else 0
+        size: Any = sum(*sizes) if len(sizes) == 1 else 0
         if not 0 < size <= len(found):
             raise ValueError(
                 f"{name} takes arrays with a slice for each of up to "
