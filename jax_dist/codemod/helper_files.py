@@ -29,32 +29,33 @@ def with_modules(found: list[FileMigration]) -> list[FileMigration]:
     # Of two scripts in one process, the second may get the module of the first by its name.
     beside = {path for path in needs if not helper_homes.is_within_package(path)}
     together = frozenset().union(*(needs[path] for path in beside))
-    needs |= dict.fromkeys(beside, together)
     modules: list[FileMigration] = []
     for path, positions in sorted(users.items()):
         first = found[positions[0]].after.decode("utf-8", "replace")
         try:
-            modules.append(_module(path, needs[path], indentation_of(first)))
+            more = together if path in beside else frozenset()
+            modules.append(_module(path, needs[path], more, indentation_of(first)))
         except Left as left:
             for each in positions:
                 found[each] = found[each].left_whole(left)
     return [*found, *modules]
 
 
-def _module(path: str, needs: frozenset[str], unit: str) -> FileMigration:
-    """Raises Left."""
+def _module(path: str, needs: frozenset[str], more: frozenset[str], unit: str) -> FileMigration:
+    """The module with what it must have, and `more` where it may be written. Raises Left."""
     shown = os.path.relpath(path)
+    text = lambda known: helper_module.module(needs | more | known, unit).encode()
     try:
         with open(path, encoding="utf-8", newline="") as file:
             present = file.read()
     except FileNotFoundError:
-        return FileMigration(shown, b"", helper_module.module(needs, unit).encode(), is_new=True)
+        return FileMigration(shown, b"", text(frozenset()), is_new=True)
     except (OSError, ValueError) as error:
         raise Left("the module for its helpers cannot be read", "", f"{shown}: {error}") from error
     before = present.encode()
     known = helper_module.present_in(present)
     if helper_module.is_unchanged(present):
-        return FileMigration(shown, before, helper_module.module(needs | known, unit).encode())
+        return FileMigration(shown, before, text(known))
     missing = ", ".join(sorted(needs - known))
     if missing:
         raise Left(

@@ -461,6 +461,10 @@ def test_modules_of_one_name_in_one_run_are_alike(package: pathlib.Path):
     found = _written(_migrate("one/train.py", "two/train.py", to="jax"))
 
     assert found["one/_mapped.py"] == found["two/_mapped.py"]
+    mine = found["one/_mapped.py"].replace("An axis", "The axis")
+    (package.parent / "one" / "_mapped.py").write_text(mine)  # one that is changed by hand stays
+    again = _written(_migrate("one/train.py", "two/train.py", to="jax"))
+    assert list(again) == ["one/train.py", "two/train.py", "two/_mapped.py"]
 
 
 def test_a_package_of_scripts_shares_their_module(package: pathlib.Path):
