@@ -322,11 +322,12 @@ def _shard_maps(path: str, data: bytes) -> collections.Counter[str]:
         return collections.Counter()
     module = Module(linter.load(path, data))
     calls = module.calls("jax.shard_map", "jax.experimental.shard_map.shard_map")
-    around = [module.class_of(call) for call in calls]
+    around = [module.class_of(call) or module.function(call) for call in calls]
+    helpers = ("_Program", "program")  # of `mapped` in helpers inside
     return collections.Counter(
         ast.unparse(call.args[0]) if call.args else ""
         for call, owner in zip(calls, around, strict=True)
-        if owner is None or owner.name != "_Program"  # that of `mapped` in helpers inside
+        if getattr(owner, "name", "") not in helpers
     )
 
 

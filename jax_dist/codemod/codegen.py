@@ -17,7 +17,7 @@ from jax_dist.checker.model import new_imports
 from jax_dist.checker.model.findings import Code, Edit, Fix, Safety, indentation_of
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import helper_module
-from jax_dist.codemod.helper_module import Home
+from jax_dist.codemod.helper_homes import Home
 from jax_dist.codemod.results import Form, Left, PlannedPlace
 
 Value: TypeAlias = "str | CallText"
@@ -284,6 +284,9 @@ class LibraryNames:
     def import_as(self, bound: str) -> str | None:
         return f"from jax_dist import pmap{'' if bound == 'pmap' else f' as {bound}'}"
 
+    def needs(self, parts: frozenset[str]) -> None:
+        """It has all of them."""
+
 
 class HelperNames:
     """The functions of the helper module of one file."""
@@ -293,7 +296,7 @@ class HelperNames:
     def __init__(self, home: Home):
         self.home = home
         self.source: str = home.module
-        self.used: set[str] = set()  # all that was asked for
+        self.used: set[str] = set()  # all that was asked for: functions, parts of `mapped`
         self._taken: dict[tuple[Module, frozenset[str]], list[str]] = {}
 
     def named(self, module: Module, function: str, at: ast.AST) -> _Name:
@@ -311,6 +314,10 @@ class HelperNames:
         self.used.add("mapped")
         alias = "" if bound == "mapped" else f" as {bound}"
         return f"from {self.home.module} import mapped{alias}"
+
+    def needs(self, parts: frozenset[str]) -> None:
+        """Notes what `mapped` must be able to do."""
+        self.used |= parts
 
     def _inside(self, module: Module, function: str, at: ast.AST) -> _Name:
         import_within(module, at)

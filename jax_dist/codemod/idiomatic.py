@@ -16,7 +16,7 @@ from jax_dist.checker.model.findings import Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import pmap_renames
+from jax_dist.codemod import pmap_renames, site_parts
 from jax_dist.codemod.axis_layout import Argument, AxisLayout, Component, Layouts, Result, Slot
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.results import Form, Left, PlannedPlace
@@ -153,6 +153,8 @@ class _Writer:
         if not named and AxisLayout.STACKED not in layouts[: len(arguments)]:
             raise Left("no other argument would show how many devices there are")
         # `mapped` in the place of pmap, with None for what has lost its axis.
+        parts = site_parts.needed(self._module, site, several_processes=False)
+        self._namer.needs(parts | {"axes"})
         fix = pmap_renames.fix(self._module, site, self._namer)
         edits = fix and plan.with_axes(fix.edits)
         if fix is None or edits is None:
@@ -161,11 +163,7 @@ class _Writer:
         return self._done(site, new, said)
 
     def _done(self, site: Site, fix: Fix, said: str) -> PlannedPlace:
-        made = PlannedPlace.done(
-            self._module, site.reference, _CODE, fix, said, form=Form.IDIOMATIC
-        )
-        outcome = dataclasses.replace(made.outcome, is_mapped=True, open=self._facts.open(site))
-        return dataclasses.replace(made, outcome=outcome)
+        return self._facts.mapped(site, _CODE, fix, Form.IDIOMATIC, said)
 
     def _freed(self, plan: DirectPlan, arguments: list[Argument]) -> DirectPlan:
         """The plan with each slot laid out as it can be."""

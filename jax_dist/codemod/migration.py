@@ -15,15 +15,17 @@ from jax_dist import _codes
 from jax_dist.checker.engine import linter
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import new_imports, pmaps, sources
-from jax_dist.checker.model.findings import Fix, choose_fixes, indentation_of
+from jax_dist.checker.model.findings import Fix, choose_fixes
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.checker.rules import Version
 from jax_dist.codemod import (
+    helper_files,
     helper_module,
     imports,
     pmap_renames,
+    site_parts,
 )
 from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Style, Texts
 from jax_dist.codemod.results import (
@@ -67,6 +69,7 @@ def migrate(
     options: MigrationOptions,
     *,
     helpers: str = "",
+    full_helpers: bool = False,
     progress: _Progress = lambda done, total: None,
 ) -> tuple[list[FileMigration], ProjectContext]:
     """Migrates files together; nothing is written.
@@ -75,13 +78,16 @@ def migrate(
       paths: the files. A name that one of them defines and another uses is migrated in both.
       options: what is asked for.
       helpers: the path of the module for all helpers; "" where each package has its own.
+      full_helpers: whether `mapped` is to keep the whole contract of jax.pmap.
       progress: is told how far it is.
 
     Returns:
       The files with something to migrate, and those that could not be read, in the order given;
       then the helper modules. And the projects, for what a report says of them.
     """
-    context = ProjectContext(Project(tuple(paths)), helpers, frozenset(map(os.path.abspath, paths)))
+    among = frozenset(map(os.path.abspath, paths))
+    project = Project(tuple(paths))
+    context = ProjectContext(project, helpers, among, full_helpers=full_helpers)
     held: dict[str, bytes] = {}
     found: dict[str, FileMigration] = {}
     for path in paths:
@@ -107,7 +113,8 @@ def migrate(
                 context.homes.migrated.add(migrated.helpers.path)
         done += 1
         progress(done, len(paths))
-    return _with_modules([found[path] for path in paths if path in found]), context
+    made = [found[path] for path in paths if path in found]
+    return helper_files.with_modules(made), context
 
 
 def of_text(
@@ -125,53 +132,6 @@ def of_text(
         problem = f"jax-dist failed on it ({type(error).__name__}: {error}); please report this"
         return FileMigration(path, data, data, problem=problem)
     return found if found.outcomes or found.problem or found.changed else None
-
-
-def _with_modules(found: list[FileMigration]) -> list[FileMigration]:
-    """The files and their helper modules: new ones, and those that get more than they have.
-
-    Files whose module cannot have what they need are left.
-    """
-    users: dict[str, list[int]] = {}
-    names: dict[str, frozenset[str]] = {}
-    for position, migrated in enumerate(found):
-        if migrated.helpers is not None:
-            path = migrated.helpers.path
-            users.setdefault(path, []).append(position)
-            names[path] = names.get(path, frozenset()) | migrated.helpers.names
-    modules: list[FileMigration] = []
-    for path, positions in sorted(users.items()):
-        first = found[positions[0]].after.decode("utf-8", "replace")
-        try:
-            modules.append(_module(path, names[path], indentation_of(first)))
-        except Left as left:
-            for each in positions:
-                found[each] = found[each].left_whole(left)
-    return [*found, *modules]
-
-
-def _module(path: str, names: frozenset[str], unit: str) -> FileMigration:
-    """Raises Left."""
-    shown = os.path.relpath(path)
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            present = file.read()
-    except FileNotFoundError:
-        return FileMigration(shown, b"", helper_module.module(names, unit).encode(), is_new=True)
-    except (OSError, ValueError) as error:
-        raise Left("the module for its helpers cannot be read", "", f"{shown}: {error}") from error
-    before = present.encode()
-    known = helper_module.present_in(present)
-    if helper_module.is_unchanged(present):
-        return FileMigration(shown, before, helper_module.module(names | known, unit).encode())
-    missing = ", ".join(sorted(names - known))
-    if missing:
-        raise Left(
-            "the module for its helpers was changed by hand, and lacks some of them",
-            "Give the path of another module: --helpers PATH.",
-            f"{shown}: {missing}",
-        )
-    return FileMigration(shown, before, before)
 
 
 # --- one file
@@ -192,6 +152,8 @@ def of_source(source: Source, context: ProjectContext, options: MigrationOptions
         after = file.rewritten(found)
     except _RefusedError as error:
         return FileMigration(source.path, before, before, (), str(error))
+    except Left as left:
+        return FileMigration(source.path, before, before, outcomes).left_whole(left)
     return FileMigration(source.path, before, after, outcomes, helpers=file.helpers)
 
 
@@ -215,6 +177,8 @@ class _File:
         self._first, self._context, self._options = module, context, options
         self._style = Style.of(module.source.code)
         self._helpers = HelperNames(context.homes.of(module)) if options.to == "jax" else None
+        if self._helpers is not None and context.homes.are_full:
+            self._helpers.needs(frozenset(("full",)))
         self._namer: Namer = self._helpers or LibraryNames()
         self.helpers: Helpers | None = None  # what the new text imports from a helper module
         own = module.source.path
@@ -260,19 +224,24 @@ class _File:
         return source.written(source.code)
 
     def _with_helpers(self, source: Source, helpers: HelperNames) -> Source:
-        """The file with the helpers inside, where that is their home."""
-        home = helpers.home
+        """The file with the helpers inside, where that is their home. Raises Left."""
+        home, parts = helpers.home, helpers.used & frozenset(helper_module.PARTS)
         if not home.is_inside:
             names = home.imported_by(sources.parse(source.python))
-            self.helpers = Helpers(home.path, names) if names else None
+            self.helpers = Helpers(home.path, names | parts) if names else None
             return source
         module = self._context.project.module(source)
         scope = module.scopes.module
         loads = {name for each in module.scopes.all for name in each.loads}
         missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
+        if "mapped" in loads and "mapped" not in missing:
+            helper_files.check_present(source.python.decode("utf-8", "replace"), parts)
         if not missing:
             return source
-        text = helper_module.block(missing, self._style.unit, new_imports.names_above(source))
+        bound = new_imports.names_above(source)
+        text = helper_module.block(missing | parts, self._style.unit, bound)
+        if not self._context.homes.are_full:
+            helper_files.check_length(text)
         return new_imports.with_block(source, text)
 
     # --- places
@@ -368,30 +337,39 @@ class _File:
     def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
         try:
             self._check(module, site)
-            fix, said = self._direct(module, site, facts)
-            if fix is not None and facts is not None:
-                code, done = _codes.PMAP_CALL, PlannedPlace.done
-                made = done(module, site.reference, code, fix, said, Form.DIRECT)
-                outcome = dataclasses.replace(made.outcome, is_mapped=True, open=facts.open(site))
-                return dataclasses.replace(made, outcome=outcome)
+            if (direct := self._direct(module, site, facts)) is not None:
+                return direct
+            kept = self._identity(module, site)
+            if kept is not None:
+                raise kept
+            if self._serves_what_stays(module, site):
+                raise Left("it defines a name that stays as it was at one of its uses")
+            fix = self._renamed(module, site, facts)
             if fix is None:
-                kept = self._identity(module, site)
-                if kept is not None:
-                    raise kept
-                if self._serves_what_stays(module, site):
-                    raise Left("it defines a name that stays as it was at one of its uses")
-                stays = lambda other: self._stays(module, other)
-                fix = pmap_renames.fix(module, site, self._namer, stays)
-                if fix is None:
-                    said = self._by_definition(module, site)
-                else:
-                    said = pmap_renames.said(module, site)
-                    why = "" if facts is None else facts.unknown(site)
-                    if why and not said and self._options.promises != Promises():
-                        said = f"not jit(shard_map): {why}"
+                said = self._by_definition(module, site)
+            else:
+                said = pmap_renames.said(module, site)
+                why = "" if facts is None else facts.unknown(site)
+                if why and not said and self._options.promises != Promises():
+                    said = f"not jit(shard_map): {why}"
         except Left as left:
             return PlannedPlace.left(module, site.reference, _codes.PMAP_CALL, left)
         return PlannedPlace.done(module, site.reference, _codes.PMAP_CALL, fix, said)
+
+    def _renamed(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> Fix | None:
+        """Another function in the place of pmap, which can do what the place needs. Raises Left."""
+        stays = lambda other: self._stays(module, other)
+        if self._helpers is None or facts is None:
+            return pmap_renames.fix(module, site, self._namer, stays)
+        # The kernel of a notebook is one process.
+        several = facts.several_processes and not module.source.path.endswith(".ipynb")
+        used = set(self._helpers.used)
+        self._helpers.needs(site_parts.needed(module, site, several_processes=several))
+        try:
+            return pmap_renames.fix(module, site, self._namer, stays)
+        except Left:
+            self._helpers.used = used
+            raise
 
     def _check(self, module: Module, site: pmaps.Site) -> None:
         """Raises Left where no other function can take its place."""
@@ -411,16 +389,17 @@ class _File:
 
     def _direct(
         self, module: Module, site: pmaps.Site, facts: PmapFacts | None
-    ) -> tuple[Fix | None, str]:
+    ) -> PlannedPlace | None:
         """`jit(shard_map)`, where all that it takes is known."""
         limit = self._limit(module, site.reference)
         if facts is None or limit < Form.DIRECT or facts.unknown(site):
-            return None, ""
+            return None
         new = Texts(module, site.node, self._style, self._namer)
         try:
-            return DirectPlan.of(site, new).fix(), ""
+            fix = DirectPlan.of(site, new).fix()
         except Left:
-            return None, ""
+            return None
+        return facts.mapped(site, _codes.PMAP_CALL, fix, Form.DIRECT)
 
     def _identity(self, module: Module, site: pmaps.Site) -> Left | None:
         """Why a function keeps its identity: it may meet `f is jax.pmap`."""

@@ -268,6 +268,7 @@ def _of_imports(module: Module, namer: Namer) -> Iterator[PlannedPlace]:
             is_used = graph is not None and any(True for _ in graph.users(path, name))
             if module.reads(scope, name) or not is_used:
                 continue
+            namer.needs(frozenset(("full",)))  # whatever the other files need
             line = namer.import_as(name)
             if line is None:
                 why = Left(

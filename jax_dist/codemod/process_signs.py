@@ -131,7 +131,7 @@ def _is_used(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 
 def _commands(roots: Iterable[str]) -> Iterator[tuple[bytes, str]]:
     """Lines that start a program in several processes, and files that do so as a whole."""
-    for path, data in _scripts(roots):
+    for path, data in project_texts(roots):
         where = os.path.relpath(path)
         if (batch := _BATCH.search(data)) is not None:
             yield data, f"{where}:{_line(data, batch)}"
@@ -144,7 +144,7 @@ def _line(data: bytes, found: re.Match[bytes]) -> int:
     return data.count(b"\n", 0, found.start()) + 1
 
 
-def _scripts(roots: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+def project_texts(roots: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """The files below some folders that may start a program, as far as they can be read."""
     for root in roots:
         for folder, folders, names in os.walk(root):

@@ -20,7 +20,6 @@ where they differ. A place that was not verified is for "review", one that was l
 "informational".
 """
 
-import collections
 import dataclasses
 import importlib.metadata
 import json
@@ -36,7 +35,6 @@ from jax_dist._usage import counted
 from jax_dist.checker.engine import config, linter
 from jax_dist.checker.model.findings import Code
 from jax_dist.checker.output import sarif
-from jax_dist.codemod import helper_module
 from jax_dist.codemod.migration import MigrationOptions, Target
 from jax_dist.codemod.results import AXIS_STAYS, FileMigration, PlaceResult, ProjectContext
 
@@ -128,7 +126,7 @@ class MigrationReport:
         for file in self.files:
             if file.helpers is not None:
                 shown = os.path.relpath(file.helpers.path)
-                names.setdefault(shown, set()).update(file.helpers.names)
+                names.setdefault(shown, set()).update(file.helpers.functions)
         new = {file.path for file in self.files if file.is_new}
         return [
             {"path": path, "functions": sorted(each), "is_new": path in new}
@@ -412,7 +410,6 @@ def cautions_of(
             build = os.path.join(os.path.dirname(file.path), name)
             if os.path.isfile(build):
                 yield f"Add {os.path.basename(file.path)} to the sources in {build}."
-    yield from _of_scripts(files)
 
 
 def _flax_is_new_enough() -> bool:
@@ -422,25 +419,3 @@ def _flax_is_new_enough() -> bool:
         return tuple(map(int, numbers)) >= _FLAX
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return False
-
-
-def _of_scripts(files: Sequence[FileMigration]) -> Iterator[str]:
-    """Where one module may do for scripts that get the helpers inside.
-
-    A script finds a file beside it if Python is given its path, and not by `python -m`: the text
-    does not say which it is, so that the user has to.
-    """
-    count = collections.Counter(
-        os.path.dirname(file.path)
-        for file in files
-        if file.path.endswith(".py") and not file.is_new
-        if helper_module.is_ours(file.after.decode("utf-8", "replace"))
-        and not helper_module.is_ours(file.before.decode("utf-8", "replace"))
-    )
-    for folder, number in count.items():
-        if number > 1:
-            script, module = (os.path.join(folder, name) for name in ("FILE.py", "_mapped.py"))
-            yield (
-                f"{number} scripts in {folder or 'this folder'} get the helpers inside. If they "
-                f"are run as `python {script}`, one module will do for them: --helpers {module}."
-            )

@@ -16,7 +16,8 @@ from jax_dist.checker.model.findings import Code, Fix
 from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
-from jax_dist.codemod.helper_module import Homes
+from jax_dist.codemod.helper_homes import Homes
+from jax_dist.codemod.helper_module import PARTS
 from jax_dist.codemod.process_signs import ProcessSigns
 
 Status: TypeAlias = Literal["done", "left"]
@@ -80,7 +81,11 @@ class Helpers:
     """The helper module that a file imports from."""
 
     path: str  # absolute
-    names: frozenset[str]  # the functions that it must have
+    needs: frozenset[str]  # the functions that it must have, and parts of `mapped`
+
+    @property
+    def functions(self) -> frozenset[str]:
+        return self.needs - set(PARTS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,13 +188,21 @@ class ProjectContext:
       project: of the files.
       helpers: the path of the module for all helpers; "" where each package has its own.
       among: absolute paths of what is migrated; None: all that is asked for.
+      full_helpers: whether `mapped` is to keep the whole contract of jax.pmap.
     """
 
-    def __init__(self, project: Project, helpers: str = "", among: frozenset[str] | None = None):
+    def __init__(
+        self,
+        project: Project,
+        helpers: str = "",
+        among: frozenset[str] | None = None,
+        *,
+        full_helpers: bool = False,
+    ):
         self.project = project
         self.graph: ImportGraph = project.graph
         self.among = among
-        self.homes: Homes = Homes(project, helpers)
+        self.homes: Homes = Homes(project, helpers, are_full=full_helpers)
         self._signs = ProcessSigns(self.graph)
 
     def sign(self, path: str) -> str:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax_dist.checker.model import flow, pmaps
-from jax_dist.checker.model.findings import Edit, Fix, Safety
+from jax_dist.checker.model.findings import Code, Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.model.stacking import Kind, lists_devices
 from jax_dist.codemod import codegen, device_counts
 from jax_dist.codemod.codegen import CallText, Texts, Value
-from jax_dist.codemod.results import Left, ProjectContext
+from jax_dist.codemod.results import Form, Left, PlannedPlace, ProjectContext
 from jax_dist.codemod.use_sites import Uses
 
 _FORMS = ("call", "decorator", "partial decorator")
@@ -134,9 +134,12 @@ class PmapFacts:
         values = self._module.values(given)
         return bool(values) and all(map(self._is_a_list, values))
 
-    def open(self, site: Site) -> str:
-        """What a run must refute before a place may be a `jit(shard_map)`; or ""."""
-        return self._made_again(site) if self._is_tried else ""
+    def mapped(self, site: Site, code: Code, fix: Fix, form: Form, said: str = "") -> PlannedPlace:
+        """A `jit(shard_map)` in the place of a site, with what a run must refute of it."""
+        made = PlannedPlace.done(self._module, site.reference, code, fix, said, form)
+        again = self._made_again(site) if self._is_tried else ""
+        outcome = dataclasses.replace(made.outcome, is_mapped=True, open=again)
+        return dataclasses.replace(made, outcome=outcome)
 
     def unfit_place(self, site: Site) -> str:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
@@ -159,8 +162,9 @@ class PmapFacts:
         """Where the module first asks for devices while it is imported."""
         module, found = self._module, [math.inf]
         for node in ast.walk(module.tree):
-            is_early = isinstance(node, ast.Call) and module.function(node) is None
-            if is_early and module.qualified_name(node.func) in _ASKING:
+            if not isinstance(node, ast.Call) or module.function(node) is not None:
+                continue
+            if module.qualified_name(node.func) in _ASKING:
                 found.append(module.span(node)[0])
         return min(found)
 

@@ -90,9 +90,12 @@ def _add_aims(group: Any) -> None:
     )
     group.add_argument(
         "--helpers",
-        metavar="PATH",
-        help="with --to jax: the module that gets the helpers; else each package gets _mapped.py, "
-        "and a lone script or a notebook has them inside",
+        action="append",
+        default=[],
+        metavar="PATH|full",
+        help="with --to jax: the module that gets the helpers; else each package and each folder "
+        "of scripts gets _mapped.py, and a notebook has them inside. full: a `mapped` that keeps "
+        "the whole contract of jax.pmap, in place of what the code needs; both may be given",
     )
     group.add_argument("--target-jax", metavar="VERSION", help="the oldest jax to run on")
     group.add_argument(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 
 _STDIN = "-"
+_FULL = "full"  # of --helpers: not the path of a module
 _CERTIFICATE, _REPORT = "a certificate", "a report of jax-dist migrate"
 _ONLY_WITH = {"one_process": ("jax", "global"), "all_devices": ("jax",), "helpers": ("jax",)}
 
@@ -57,8 +58,12 @@ def _check(options: argparse.Namespace) -> None:
         if getattr(options, name) and options.to not in targets:
             wanted = " and ".join(f"--to {target}" for target in targets)
             raise MisuseError(f"--{name.replace('_', '-')} goes with {wanted} only")
-    if options.helpers is not None and not options.helpers.endswith(".py"):
-        raise MisuseError(f"--helpers {options.helpers}: the name must end with .py")
+    modules = [each for each in options.helpers if each != _FULL]
+    for each in modules:
+        if not each.endswith(".py"):
+            raise MisuseError(f"--helpers {each}: the name must end with .py, or be {_FULL}")
+    if len(modules) > 1:
+        raise MisuseError(f"--helpers names one module, not {counted(len(modules), 'module')}")
     if options.idiomatic and options.write and not options.verify:
         raise MisuseError(
             "--idiomatic writes only what is proved: add --verify and, behind --, a command that "
@@ -127,10 +132,11 @@ class _Migrate:
 
     def _migrated(self) -> tuple[list[FileMigration], ProjectContext, int]:
         """What each file becomes, their projects, and how many were looked at."""
-        helpers = self._options.helpers or ""
+        helpers = self._options.helpers
+        path = next((each for each in helpers if each != _FULL), "")
         if self._options.paths == [_STDIN]:
             data = self._stdin.buffer.read()
-            context = ProjectContext(Project())
+            context = ProjectContext(Project(), full_helpers=_FULL in helpers)
             found = migration.of_text(self._name, data, context, self._aim)
             return [found or FileMigration(self._name, data, data)], context, 1
         settings = config.load(self._options.paths, self._options.config)
@@ -142,7 +148,13 @@ class _Migrate:
         self._paths = paths = seen.files
         progress = terminal.ProgressLine(self._err, "files migrated")
         try:
-            found, context = migration.migrate(paths, self._aim, helpers=helpers, progress=progress)
+            found, context = migration.migrate(
+                paths,
+                self._aim,
+                helpers=path,
+                full_helpers=_FULL in helpers,
+                progress=progress,
+            )
         finally:
             progress.close()
         return found, context, len(paths)

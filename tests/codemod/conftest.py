@@ -12,7 +12,7 @@ from jax_dist.codemod import helper_module
 @pytest.fixture(scope="session", autouse=True)
 def helpers() -> Iterator[None]:
     module = types.ModuleType("_mapped")
-    text = helper_module.module(helper_module.functions())
+    text = helper_module.module(helper_module.functions() | {"full"})
     exec(compile(text, "_mapped.py", "exec"), module.__dict__)
     sys.modules["_mapped"] = module
     yield

@@ -70,14 +70,14 @@ CASES: dict[str, Callable[[Callable], Any]] = {
 def run() -> dict[str, Any]:
     """All cases, by jax.pmap and by mapped, and what only mapped can say."""
     return {
-        "pmap": {name: _as_plain(case(jax.pmap)) for name, case in CASES.items()},
-        "mapped": {name: _as_plain(case(mapped)) for name, case in CASES.items()},
+        "pmap": {name: as_plain(case(jax.pmap)) for name, case in CASES.items()},
+        "mapped": {name: as_plain(case(mapped)) for name, case in CASES.items()},
         "fewer": _fewer(),
         "refused": _refusals(),
     }
 
 
-def _as_plain(results: Any) -> Any:
+def as_plain(results: Any) -> Any:
     """The values, types and devices of what one process gets."""
 
     def plain(x: Any) -> Any:

@@ -1,8 +1,9 @@
 """Whole programs before and after, as text and as numbers.
 
 Each file in golden/ is one case: a program with a function `result()`, then what it becomes for
-each target. Helpers come from a module `_mapped`. The program and what it became are run on 8
-devices: values, shapes, types and the number of devices must be the same.
+each target. Helpers come from a module `_mapped`, which has the parts that the program needs. The
+program and what it became are run on 8 devices: values, shapes, types and the number of devices
+must be the same.
 
 A first comment may say more:
   # result: [...]             what it gives, where the program itself needs functions that are gone
@@ -16,8 +17,11 @@ import importlib.util
 import json
 import pathlib
 import re
+import sys
+import types
+import unittest.mock
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -90,10 +94,12 @@ def shown(migration: FileMigration) -> str:
     return "".join((migration.after.decode(), *left, problem))
 
 
-def result(text: str, name: str) -> list[Leaf]:
-    """What the program's `result()` gives."""
+def result(text: str, name: str, needs: Collection[str] = ()) -> list[Leaf]:
+    """What the program's `result()` gives, with helpers that have no more than it `needs`."""
     namespace: dict[str, Any] = {"__name__": name}
-    with warnings.catch_warnings():
+    helpers = types.ModuleType("_mapped")
+    exec(compile(helper_module.module(needs), "_mapped.py", "exec"), helpers.__dict__)
+    with warnings.catch_warnings(), unittest.mock.patch.dict(sys.modules, _mapped=helpers):
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         exec(compile(text, name, "exec"), namespace)
         return list(map(_leaf, jax.tree.leaves(namespace["result"]())))
@@ -140,10 +146,12 @@ def test_the_numbers_are_the_same(name: str):
 
     texts = {migrated(case.before, to).after.decode(): to for to in targets(case)}
     for after, to in texts.items():
+        helpers = migrated(case.before, to).helpers
+        found = result(after, name, () if helpers is None else helpers.needs)
         if literal:
-            assert [leaf.value for leaf in result(after, name)] == json.loads(literal), to
+            assert [leaf.value for leaf in found] == json.loads(literal), to
         else:
-            assert result(after, name) == expected, to
+            assert found == expected, to
 
 
 def test_a_wrong_migration_would_be_seen():
@@ -159,6 +167,13 @@ def test_a_wrong_migration_would_be_seen():
 def test_each_helper_is_in_some_case(name: str):
     texts = [text for case in names() for text in read(case).after.values()]
     assert any(re.search(rf"(?m)^from _mapped import .*\b{name}\b", text) for text in texts)
+
+
+@pytest.mark.parametrize("part", helper_module.PARTS[:-2])
+def test_each_part_of_mapped_is_in_some_case(part: str):
+    """`processes` and `full` are for what no program of one file shows."""
+    made = [migrated(read(name).before, "jax").helpers for name in names()]
+    assert any(part in each.needs for each in made if each is not None)
 
 
 def write() -> None:

@@ -24,12 +24,11 @@ class Said(NamedTuple):
     detail: str = ""
 
 
-def _migrated(text: str, to: Any, **options: Any) -> FileMigration:
-    """As a file of its own, which has its helpers inside."""
+def _migrated(text: str, to: Any, helpers: str = "", **options: Any) -> FileMigration:
+    """As a file of its own, which has its helpers inside where no module is given."""
     source = sources.read("a.py", text.encode())
-    return migration.of_source(
-        source, ProjectContext(Project()), MigrationOptions(to=to, **options)
-    )
+    context = ProjectContext(Project(), helpers)
+    return migration.of_source(source, context, MigrationOptions(to=to, **options))
 
 
 _ASKED = "pmap is asked about itself, and another function would answer differently"
@@ -236,11 +235,48 @@ _MAPPED = {
 def test_it_becomes_mapped_and_why_not_jit_of_shard_map(why: str):
     """Said where something was promised, for then more is expected."""
     text = f"import jax\n\n{_MAPPED[why]}\n"
-    found = _migrated(text, "jax", promises=Promises(one_process=True))
+    found = _migrated(text, "jax", "_mapped.py", promises=Promises(one_process=True))
 
     (place,) = found.outcomes
     assert place.status == "done"
     assert place.reason == f"not jit(shard_map): {why}"
+
+
+def test_helpers_that_are_too_long_for_the_inside():
+    """A value may be called in any way, and so needs all that jax.pmap does."""
+    text = "import jax\n\n\ndef main(g):\n    return g(jax.pmap)\n"
+    found = _migrated(text, "jax")
+
+    assert not found.changed
+    (place,) = found.outcomes
+    assert (place.status, place.reason, place.by_hand) == (
+        "left",
+        "its helpers are longer than 90 lines, which is much for the inside",
+        "Give the path of a module for them: --helpers PATH. Or have them inside: --helpers full.",
+    )
+    assert _migrated(text, "jax", "_mapped.py").helpers.needs == {"mapped", "full"}
+
+
+def test_a_place_that_is_left_needs_nothing():
+    text = "import jax\n\nf = jax.pmap(abs)\nis_map = isinstance(f, type(jax.pmap))\n"
+    found = _migrated(text, "jax", "_mapped.py")
+
+    assert [place.status for place in found.outcomes] == ["done", "left"]
+    assert found.helpers.needs == {"mapped"}
+
+
+def test_helpers_of_an_earlier_migration_that_can_do_less():
+    once = _migrated("import jax\n\nf = jax.pmap(abs)\n", "jax").after.decode()
+    again = _migrated(f"{once}\ng = jax.pmap(max, in_axes=(None, 0))\n", "jax")
+
+    assert not again.changed
+    (place,) = again.outcomes
+    assert (place.status, place.reason, place.by_hand, place.detail) == (
+        "left",
+        "its helpers are from an earlier migration, and can do less than is needed now",
+        "Give the path of a module for them: --helpers PATH.",
+        "axes",
+    )
 
 
 def test_what_was_left_once_is_done_now():

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from jax_dist.codemod import migration, report
+from jax_dist.codemod import helper_module, migration, report
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration
 
@@ -342,30 +342,153 @@ def test_another_package_is_not_taken_for_the_checkout(package: pathlib.Path, ot
     assert list(found) == ["pkg/train.py"]
 
 
-def test_a_lone_script_has_its_helpers_inside(tmp_path: pathlib.Path, package: pathlib.Path):
-    (tmp_path / "lone.py").write_text(_FLAT)
+_SCRIPT = _FLAT + "\nif __name__ == '__main__':\n    print(f)\n"
+
+
+def test_a_script_that_is_run_by_its_path_gets_a_module_beside_it(package: pathlib.Path):
+    script = package.parent / "scripts" / "train.py"
+    script.parent.mkdir()
+    script.write_text(_SCRIPT)
+
+    found = _written(_migrate("scripts/train.py", to="jax"))
+
+    assert list(found) == ["scripts/train.py", "scripts/_mapped.py"]
+    assert found["scripts/train.py"].startswith("from _mapped import mapped\n\nf = mapped(abs)\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("README.md", "python -m scripts.train\n"),
+        ("other.py", "import runpy\n\nrunpy.run_module('scripts.train')\n"),
+        ("other.py", "from scripts import train\n"),
+        ("Dockerfile", "COPY scripts/train.py /\n"),
+        ("run.sh", "scp train.py host:\n"),
+        ("run.sh", "PYTHONSAFEPATH=1 python scripts/train.py\n"),
+        ("pyproject.toml", "[tool.setuptools]\npy-modules = ['train']\n"),
+        ("scripts/__init__.py", ""),
+    ],
+)
+def test_a_script_that_may_not_find_what_lies_beside_it(
+    package: pathlib.Path, name: str, text: str
+):
+    (package.parent / ".git").mkdir()
+    script = package.parent / "scripts" / "train.py"
+    script.parent.mkdir()
+    script.write_text(_SCRIPT)
+    (package.parent / name).write_text(text)
+
+    found = _written(_migrate("scripts/train.py", to="jax"))
+
+    assert list(found) == ["scripts/train.py"]
+    assert "\ndef mapped(\n" in found["scripts/train.py"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _FLAT,  # it runs nothing: somebody imports it
+        "import sys\n\nsys.path.pop(0)\n" + _SCRIPT,
+    ],
+)
+def test_a_lone_file_that_is_no_such_script_has_its_helpers_inside(
+    tmp_path: pathlib.Path, package: pathlib.Path, text: str
+):
+    (tmp_path / "lone.py").write_text(text)
 
     found = _written(_migrate("lone.py", to="jax"))
 
     assert list(found) == ["lone.py"]
     assert "\ndef mapped(\n" in found["lone.py"]
-    assert found["lone.py"].endswith("\n\nf = mapped(abs)\n")
+    added = found["lone.py"].count("\n") - text.count("\n")
+    assert added <= 60
 
 
-def test_one_module_for_scripts_is_what_the_user_may_ask_for(package: pathlib.Path):
-    for name in ("a", "b"):
-        (package.parent / f"{name}.py").write_text(_FLAT)
-    options = MigrationOptions(to="jax")
+def test_two_scripts_share_a_module_with_the_parts_of_both(package: pathlib.Path):
+    (package.parent / "a.py").write_text(_SCRIPT)
+    (package.parent / "b.py").write_text(_SCRIPT.replace("abs", "max, in_axes=(None, 0)"))
 
-    def said(*paths: str) -> list[str]:
-        made, context = migration.migrate(paths, options)
-        return list(report.cautions_of(made, context, options))
+    found = _written(_migrate("a.py", "b.py", to="jax"))
 
-    assert said("a.py", "b.py") == [
-        "2 scripts in this folder get the helpers inside. If they are run as `python FILE.py`, "
-        "one module will do for them: --helpers _mapped.py."
-    ]
-    assert said("a.py") == []
+    assert list(found) == ["a.py", "b.py", "_mapped.py"]
+    assert helper_module.present_in(found["_mapped.py"]) == {"mapped", "axes"}
+
+
+def test_a_module_gets_the_parts_that_later_files_need(package: pathlib.Path):
+    (package.parent / "a.py").write_text(_SCRIPT)
+    (package.parent / "b.py").write_text(_SCRIPT.replace("abs", "max, in_axes=(None, 0)"))
+    for file in _migrate("a.py", to="jax"):
+        pathlib.Path(file.path).write_bytes(file.after)
+    first = (package.parent / "_mapped.py").read_text()
+
+    found = _written(_migrate("b.py", to="jax"))
+
+    assert helper_module.present_in(first) == {"mapped"}
+    assert list(found) == ["b.py", "_mapped.py"]
+    assert helper_module.present_in(found["_mapped.py"]) == {"mapped", "axes"}
+
+
+def test_a_module_that_was_changed_by_hand_does_not_get_parts(package: pathlib.Path):
+    (package.parent / "a.py").write_text(_SCRIPT)
+    (package.parent / "b.py").write_text(_SCRIPT.replace("abs", "max, in_axes=(None, 0)"))
+    _, module = _migrate("a.py", to="jax")
+    (package.parent / "_mapped.py").write_bytes(module.after.replace(b"Each array", b"All arrays"))
+
+    (lacks,) = _migrate("b.py", to="jax")
+
+    assert not lacks.changed
+    assert lacks.outcomes[0].why == (
+        "the module for its helpers was changed by hand, and lacks some of them (_mapped.py: axes)"
+    )
+
+
+def test_files_with_devices_and_without_may_get_arrays_of_each_other(package: pathlib.Path):
+    (package.parent / "a.py").write_text(_SCRIPT)
+    (package.parent / "b.py").write_text(_SCRIPT.replace("abs", "abs, devices=jax.devices()[:2]"))
+
+    found = _written(_migrate("a.py", "b.py", to="jax"))
+
+    assert helper_module.present_in(found["_mapped.py"]) == {"mapped", "axes", "devices"}
+
+
+def test_modules_of_one_name_in_one_run_are_alike(package: pathlib.Path):
+    """In one process, the second script would get the module of the first."""
+    for name, options in (("one", ""), ("two", ", in_axes=(None, 0)")):
+        folder = package.parent / name
+        folder.mkdir()
+        (folder / "train.py").write_text(_SCRIPT.replace("abs", f"max{options}"))
+
+    found = _written(_migrate("one/train.py", "two/train.py", to="jax"))
+
+    assert found["one/_mapped.py"] == found["two/_mapped.py"]
+    mine = found["one/_mapped.py"].replace("An axis", "The axis")
+    (package.parent / "one" / "_mapped.py").write_text(mine)  # one that is changed by hand stays
+    again = _written(_migrate("one/train.py", "two/train.py", to="jax"))
+    assert list(again) == ["one/train.py", "two/train.py", "two/_mapped.py"]
+
+
+def test_a_package_of_scripts_shares_their_module(package: pathlib.Path):
+    (package / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(abs)\n")
+    (package / "b.py").touch()
+    (package.parent / "train.py").write_text("import jax\nfrom pkg import a\n\nf = jax.pmap(a.f)\n")
+    (package.parent / "model.py").write_text("import jax\nimport train\n\nf = jax.pmap(abs)\n")
+    paths = ("pkg/a.py", "train.py", "model.py")
+
+    together = list(_written(_migrate(*paths, to="jax")))
+    (package.parent / "setup.py").touch()
+    installed = list(_written(_migrate(*paths, to="jax")))
+
+    assert together == [*paths, "_mapped.py"]
+    assert "pkg/_mapped.py" in installed
+
+
+def test_the_whole_contract_is_what_the_user_may_ask_for(package: pathlib.Path):
+    (package.parent / "a.py").write_text(_SCRIPT)
+
+    found = _written(_migrate("a.py", to="jax", full_helpers=True))
+
+    assert helper_module.present_in(found["_mapped.py"]) == {"mapped", *helper_module.PARTS}
+    assert "class _Program:" in found["_mapped.py"]
 
 
 @pytest.mark.parametrize(
@@ -508,7 +631,7 @@ def test_a_module_that_was_changed_by_hand_is_left(package: pathlib.Path):
     )
     (package / "c.py").touch()
     a, module = _migrate("pkg/a.py", to="jax")
-    (package / "_mapped.py").write_bytes(module.after.replace(b"slices", b"rows"))
+    (package / "_mapped.py").write_bytes(module.after.replace(b"Each array", b"Every array"))
 
     fits = _migrate("pkg/a.py", to="jax")
     (lacks,) = _migrate("pkg/b.py", to="jax")
@@ -533,7 +656,7 @@ def test_the_module_has_the_indentation_of_its_project(package: pathlib.Path):
 
     _, module = _migrate("pkg/a.py", to="jax")
 
-    assert b"\n  def devices(self)" in module.after
+    assert b"\n  def program(" in module.after
     compile(module.after, "_mapped.py", "exec")
 
 

@@ -23,7 +23,7 @@ _FILES = (
             PlaceResult("a.py", 30, None, "JXD001", "left", "jax.pmap", _LOCAL, "Use X.", "line 3"),
             _DONE,
         ),
-        helpers=Helpers(os.path.abspath("pkg/_mapped.py"), frozenset({"mapped"})),
+        helpers=Helpers(os.path.abspath("pkg/_mapped.py"), frozenset({"mapped", "axes"})),
     ),
     FileMigration("b.py", b"(", b"(", problem="Python cannot parse it: line 1: no"),
     FileMigration(

@@ -4,7 +4,6 @@ Each case runs with `jax.pmap` and with `mapped`: values, types, shapes and plac
 """
 
 import concurrent.futures
-import functools
 import gc
 import os
 import pathlib
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from jax import lax
+from mapped_cases import CASES, Model, as_plain, rows
 
 from jax_dist.codemod.vendored import mapped as module
 from jax_dist.codemod.vendored.mapped import (
@@ -45,178 +45,20 @@ _REFUSED_EARLY = {  # jax.pmap moves no arrays in 0.8 and 0.9
 _DEVICES = 8
 
 
-def _rows(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-
-
-def _as_plain(tree: Any) -> Any:
-    """Values, and how each lies on which devices."""
-
-    def plain(x: Any) -> Any:
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x = jax.random.key_data(x)
-        shards = [(shard.device.id, str(shard.index)) for shard in x.addressable_shards]
-        shards = [] if _IS_OLD else sorted(shards)  # the old pmap placed some in its own way
-        values = np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x)
-        return values.tolist(), str(x.dtype), x.shape, shards, x.weak_type
-
-    return jax.tree.map(plain, tree)
-
-
 # --- the same as jax.pmap
 
 
-def _donating(pmap: Callable) -> Any:
-    step = pmap(lambda x, y: x + y, donate_argnums=0)
-    x = pmap(lambda x: x)(_rows(8, 3))
-    out = step(x, _rows(8, 3))
-    assert x.is_deleted()
-    return out
-
-
-def _in_a_loop(pmap: Callable) -> Any:
-    step = pmap(lambda x, n: (x * 2, n + 1), "i", in_axes=(0, None), out_axes=(0, None))
-    x, n = _rows(8, 3), 0
-    for _ in range(3):
-        x, n = step(x, n)
-    return x, n
-
-
-def _placed(pmap: Callable, x: Any) -> Any:
-    return pmap(lambda x, y: x * y, in_axes=(0, None))(_rows(8, 3), x)
-
-
-def _gradient(pmap: Callable) -> Any:
-    def loss(w: Any, x: Any) -> Any:
-        return jnp.sum(pmap(lambda w, x: jnp.sum(w * x) ** 2, in_axes=(None, 0))(w, x))
-
-    return jax.grad(loss)(jnp.arange(3.0), _rows(8, 3))
-
-
-def _inside_gradient(pmap: Callable) -> Any:
-    @functools.partial(pmap, axis_name="i")
-    def step(w: Any, x: Any) -> Any:
-        return lax.pmean(jax.grad(lambda w: jnp.sum((w - x) ** 2))(w), "i")
-
-    return step(_rows(8, 3), _rows(8, 3) ** 2)
-
-
-class _Model:
-    def __init__(self, scale: float):
-        self.scale = scale
-
-    def apply(self, x: Any) -> Any:
-        return x * self.scale
-
-
-_CASES: dict[str, Callable[[Callable], Any]] = {
-    "numpy": lambda pmap: pmap(lambda x: x * 2)(_rows(8, 2)),
-    "jax arrays": lambda pmap: pmap(lambda x: x * 2)(jnp.arange(8)),
-    "a collective": lambda pmap: pmap(lambda x: lax.psum(x, "i"), axis_name="i")(_rows(8, 2)),
-    "a name by position": lambda pmap: pmap(lambda x: lax.axis_index("i") + x, "i")(_rows(8, 2)),
-    "no name": lambda pmap: pmap(lambda x: x + 1)(_rows(8)),
-    "fewer devices": lambda pmap: pmap(lambda x: lax.pmax(x, "i"), "i")(_rows(3, 2)),
-    "one device": lambda pmap: pmap(lambda x: lax.psum(x, "i"), "i")(_rows(1, 2)),
-    "another dimension": lambda pmap: pmap(lambda x, y: x + y, in_axes=(1, 0))(
-        _rows(3, 8), _rows(8, 3)
-    ),
-    "a dimension for all": lambda pmap: pmap(lambda x, y: x + y, in_axes=1)(
-        _rows(3, 8), _rows(3, 8)
-    ),
-    "shared": lambda pmap: pmap(lambda x, y: x * y, in_axes=(0, None))(_rows(8, 2), 3.0),
-    "a shared tree": lambda pmap: pmap(lambda w, x: w["a"] * x, in_axes=(None, 0))(
-        {"a": np.ones(2), "b": 1}, _rows(8, 2)
-    ),
-    "a tree of axes": lambda pmap: pmap(
-        lambda t, x: t["a"] * t["b"][0] + x, in_axes=({"a": 0, "b": (None, 1)}, 0)
-    )({"a": _rows(8, 2), "b": (2.0, _rows(2, 8))}, _rows(8, 2)),
-    "out of another dimension": lambda pmap: pmap(lambda x: x, out_axes=1)(_rows(8, 2, 3)),
-    "results of several kinds": lambda pmap: pmap(
-        lambda x: (lax.psum(x, "i"), {"y": x}), "i", out_axes=(None, 1)
-    )(_rows(8, 2)),
-    "a tree of results": lambda pmap: pmap(lambda x: {"a": (x, [x + 1]), "b": None})(_rows(8, 2)),
-    "a constant result": lambda pmap: pmap(lambda x: (3.0, jnp.zeros(2)))(_rows(8)),
-    "keywords": lambda pmap: pmap(lambda x, *, y: x + y)(_rows(8), y=_rows(8)),
-    "keywords for positions": lambda pmap: pmap(lambda x, y: x + y, in_axes=(0, 0))(
-        _rows(8), _rows(8)
-    ),
-    "None": lambda pmap: pmap(lambda x, y: (x, y))(_rows(8), None),
-    "lists": lambda pmap: pmap(lambda xs: xs[0] + xs[1])([_rows(8), _rows(8)]),
-    "static": lambda pmap: pmap(lambda x, n, f: f(x) * n, static_broadcasted_argnums=(1, 2))(
-        _rows(8), 3, jnp.sin
-    ),
-    "static in the middle": lambda pmap: pmap(
-        lambda x, n, y: x * n + y, static_broadcasted_argnums=1, in_axes=(0, None, 0)
-    )(_rows(8), 3, _rows(8)),
-    "axes without those of what is static": lambda pmap: pmap(
-        lambda w, x, n: x + w * n, static_broadcasted_argnums=(2,), in_axes=(None, 0)
-    )(2.0, _rows(8), 3),
-    "axes of some of what is static": lambda pmap: pmap(
-        lambda x, n, f: f(x) * n, static_broadcasted_argnums=(1, 2), in_axes=(0, None)
-    )(_rows(8), 3, jnp.sin),
-    "donated": _donating,
-    "in a loop": _in_a_loop,
-    "devices": lambda pmap: pmap(lambda x: x + 1, devices=jax.devices()[4:])(_rows(4)),
-    "devices backwards": lambda pmap: pmap(
-        lambda x: lax.axis_index("i") + x, "i", devices=jax.devices()[::-1]
-    )(_rows(8)),
-    "devices that are None": lambda pmap: pmap(lambda x: x + 1, devices=None)(_rows(8)),
-    "a backend": lambda pmap: pmap(lambda x: x + 1, backend="cpu")(_rows(8)),
-    "a size": lambda pmap: pmap(lambda x: x + 1, axis_size=4)(_rows(4)),
-    "bfloat16": lambda pmap: pmap(lambda x: x + 1)(jnp.ones((8, 2), jnp.bfloat16)),
-    "keys": lambda pmap: pmap(lambda key: jax.random.normal(key, (2,)))(
-        jax.random.split(jax.random.key(0), 8)
-    ),
-    "keys of old": lambda pmap: pmap(lambda key: jax.random.split(key))(
-        jax.random.split(jax.random.PRNGKey(0), 8)
-    ),
-    "Python numbers in arrays": lambda pmap: pmap(lambda x, y: x + y, in_axes=(0, None))(
-        _rows(8), 7
-    ),
-    "what lies on one device": lambda pmap: _placed(
-        pmap, jax.device_put(np.ones(3), jax.devices()[5])
-    ),
-    "what was sliced from a result": lambda pmap: _placed(pmap, pmap(lambda x: x)(_rows(8, 3))[0]),
-    "what lies on other devices": lambda pmap: pmap(lambda x: x + 1)(
-        pmap(lambda x: x, devices=jax.devices()[4:])(_rows(4))
-    ),
-    "what lies in another order": lambda pmap: pmap(lambda x: x + 1)(
-        pmap(lambda x: x, devices=jax.devices()[::-1])(_rows(8))
-    ),
-    "in jit": lambda pmap: jax.jit(lambda x: pmap(lambda x: lax.psum(x, "i"), "i")(x) + 1)(
-        _rows(8, 2)
-    ),
-    "over jit": lambda pmap: pmap(jax.jit(lambda x: x * 2))(_rows(8)),
-    "over vmap": lambda pmap: pmap(jax.vmap(lambda x: lax.psum(x, ("i", "j")), axis_name="j"), "i")(
-        _rows(8, 3)
-    ),
-    "in vmap": lambda pmap: jax.vmap(pmap(lambda x: x * 2))(_rows(3, 8)),
-    "in scan": lambda pmap: lax.scan(
-        lambda x, y: (pmap(lambda x, y: x + y)(x, y), y), jnp.zeros((8, 2)), _rows(3, 8, 2)
-    ),
-    "its gradient": _gradient,
-    "a gradient in it": _inside_gradient,
-    "a method": lambda pmap: pmap(_Model(2.0).apply)(_rows(8)),
-    "a partial": lambda pmap: pmap(functools.partial(lambda s, x: x * s, 3.0))(_rows(8)),
-    "an object that is called": lambda pmap: pmap(jnp.sin)(_rows(8)),
-    "nothing but keywords": lambda pmap: pmap(lambda *, x: x + 1)(x=_rows(8)),
-    "values it closes over": lambda pmap: pmap(functools.partial(jnp.add, jnp.ones(3)))(
-        _rows(8, 3)
-    ),
-}
-
-
 @pytest.mark.filterwarnings("ignore:The function jit")  # of the old pmap
-@pytest.mark.parametrize("name", _CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_it_does_what_pmap_does(name: str):
-    case = _CASES[name]
-    found = _as_plain(case(mapped))
+    case = CASES[name]
+    found = as_plain(case(mapped))
 
     if _IS_EARLY and name in _REFUSED_EARLY:
         with pytest.raises(ValueError, match="incompatible devices"):
             case(jax.pmap)
     else:
-        assert found == _as_plain(case(jax.pmap))
+        assert found == as_plain(case(jax.pmap))
 
 
 def _leaves(draw: Any, size: int, axis: int | None) -> np.ndarray | float:
@@ -226,7 +68,7 @@ def _leaves(draw: Any, size: int, axis: int | None) -> np.ndarray | float:
         shape += [1] * (axis - len(shape))
         shape.insert(axis, size)
     kind = draw(st.sampled_from([np.float32, np.int32, np.bool_]))
-    return _rows(*shape, dtype=kind)
+    return rows(*shape, dtype=kind)
 
 
 @st.composite
@@ -257,7 +99,7 @@ def _compare(call: tuple[dict[str, Any], list[Any]]) -> None:
         total = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(args))
         return {"all": jnp.stack([total, total]), "args": jnp.ones((2, 2)) * total}
 
-    assert _as_plain(mapped(fun, **options)(*args)) == _as_plain(jax.pmap(fun, **options)(*args))
+    assert as_plain(mapped(fun, **options)(*args)) == as_plain(jax.pmap(fun, **options)(*args))
 
 
 # --- what it refuses
@@ -282,7 +124,7 @@ _REFUSED: dict[str, tuple[Callable[[Callable], Any], type[Exception], str]] = {
         "'0' among the axes is no int",
     ),
     "a dimension from behind": (
-        lambda pmap: pmap(_f, in_axes=-1)(_rows(3, 8)),
+        lambda pmap: pmap(_f, in_axes=-1)(rows(3, 8)),
         ValueError,
         "f: -1 in in_axes; axes count from the front",
     ),
@@ -292,32 +134,32 @@ _REFUSED: dict[str, tuple[Callable[[Callable], Any], type[Exception], str]] = {
         "devices is empty; None stands for all of them",
     ),
     "more slices than devices": (
-        lambda pmap: pmap(_f)(_rows(9)),
+        lambda pmap: pmap(_f)(rows(9)),
         ValueError,
         "f got 9 slices, one for each of 8 devices",
     ),
     "more slices than devices given": (
-        lambda pmap: pmap(_f, devices=jax.devices()[:2])(_rows(3)),
+        lambda pmap: pmap(_f, devices=jax.devices()[:2])(rows(3)),
         ValueError,
         "f got 3 slices, one for each of 2 devices",
     ),
     "sizes that differ": (
-        lambda pmap: pmap(_f)(_rows(8), {"a": _rows(4)}),
+        lambda pmap: pmap(_f)(rows(8), {"a": rows(4)}),
         ValueError,
         _NO_DIMENSION.format("8 slices in args[0], 4 slices in args[1]['a']"),
     ),
     "a number": (
-        lambda pmap: pmap(_f)(_rows(8), 3.0),
+        lambda pmap: pmap(_f)(rows(8), 3.0),
         ValueError,
         _NO_DIMENSION.format("8 slices in args[0], no slices in args[1]"),
     ),
     "a number by keyword": (
-        lambda pmap: pmap(_f)(_rows(8), y=3.0),
+        lambda pmap: pmap(_f)(rows(8), y=3.0),
         ValueError,
         _NO_DIMENSION.format("8 slices in args[0], no slices in kwargs['y']"),
     ),
     "nothing that is mapped": (
-        lambda pmap: pmap(_f, in_axes=None)(_rows(8)),
+        lambda pmap: pmap(_f, in_axes=None)(rows(8)),
         ValueError,
         _NO_DIMENSION.format("no argument that is mapped"),
     ),
@@ -327,7 +169,7 @@ _REFUSED: dict[str, tuple[Callable[[Callable], Any], type[Exception], str]] = {
         _NO_DIMENSION.format("no argument that is mapped"),
     ),
     "another size": (
-        lambda pmap: pmap(_f, axis_size=4)(_rows(8)),
+        lambda pmap: pmap(_f, axis_size=4)(rows(8)),
         ValueError,
         "f got 8 slices; axis_size=4",
     ),
@@ -349,15 +191,15 @@ def test_it_refuses_what_pmap_refuses(name: str):
 def test_results_of_a_dimension_from_behind():
     """jax.pmap gives another shape than the one that it was asked for."""
     with pytest.raises(ValueError, match="^f: -1 in out_axes; axes count from the front"):
-        mapped(_f, out_axes=-1)(_rows(8, 3))
+        mapped(_f, out_axes=-1)(rows(8, 3))
 
 
 def test_axes_of_nothing_may_be_any():
     """equinox.filter_pmap has one tree for each axis there may be, and most are empty."""
     out_axes = [-1, 0, None]
-    result = mapped(lambda x: [None, x * 2, ()], out_axes=out_axes)(_rows(8))
+    result = mapped(lambda x: [None, x * 2, ()], out_axes=out_axes)(rows(8))
 
-    assert result[1].tolist() == (_rows(8) * 2).tolist()
+    assert result[1].tolist() == (rows(8) * 2).tolist()
 
 
 @jax.tree_util.register_pytree_node_class
@@ -377,16 +219,16 @@ class _Count:
 
 def test_a_node_that_makes_arrays_of_numbers():
     counts = jnp.arange(8, dtype=jnp.uint32)
-    result = mapped(lambda c, x: (_Count(c.number + 1), x))(_Count(counts), _rows(8))
+    result = mapped(lambda c, x: (_Count(c.number + 1), x))(_Count(counts), rows(8))
 
     assert result[0].number.tolist() == list(range(1, 9))
 
 
 def test_axes_that_do_not_fit_are_explained():
     with pytest.raises(ValueError, match="f: in_axes does not fit. Its first part is for the arg"):
-        mapped(_f, in_axes=(0, 0))(_rows(8))
+        mapped(_f, in_axes=(0, 0))(rows(8))
     with pytest.raises(ValueError, match="f: out_axes does not fit"):
-        mapped(_f, out_axes=(0, 0, 0))(_rows(8))
+        mapped(_f, out_axes=(0, 0, 0))(rows(8))
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), ValueError("mine"), ZeroDivisionError("mine")])
@@ -395,7 +237,7 @@ def test_errors_of_the_function_stay_what_they_are(error: Exception):
         raise error
 
     with pytest.raises(type(error)) as caught:
-        mapped(fails)(_rows(8))
+        mapped(fails)(rows(8))
     assert caught.value is error
 
 
@@ -418,8 +260,8 @@ class _Counted:
 def test_a_function_that_is_mapped_again_is_not_compiled_again():
     counted = _Counted()
     for _ in range(3):
-        mapped(counted)(_rows(8))
-        mapped(counted, "i")(_rows(8))
+        mapped(counted)(rows(8))
+        mapped(counted, "i")(rows(8))
 
     assert counted.traces == 2
 
@@ -427,7 +269,7 @@ def test_a_function_that_is_mapped_again_is_not_compiled_again():
 def test_a_method_that_is_mapped_again_is_not_compiled_again():
     counted = _Counted()
     for _ in range(3):
-        mapped(counted.method)(_rows(8))
+        mapped(counted.method)(rows(8))
 
     assert counted.traces == 1
 
@@ -436,13 +278,13 @@ def test_each_size_is_compiled_once():
     counted = _Counted()
     call = mapped(counted)
     for size in (8, 2, 8, 2):
-        call(_rows(size))
+        call(rows(size))
 
     assert counted.traces == 2
 
 
 def test_objects_that_are_equal_are_not_taken_for_one():
-    class Equal(_Model):
+    class Equal(Model):
         def __eq__(self, other: object) -> bool:
             return True
 
@@ -472,7 +314,7 @@ def test_what_cannot_be_held_weakly_or_hashed_is_mapped():
 
 
 def test_memory_goes_with_the_function():
-    model = _Model(2.0)
+    model = Model(2.0)
     call = mapped(model.apply)
     call(np.ones(8))
     alive = weakref.ref(model)
@@ -507,7 +349,7 @@ def test_donation_takes_positions_not_names():
     def step(state: Any, batch: Any) -> Any:
         return state + batch
 
-    state, batch = (mapped(lambda x: x)(_rows(8, 2)) for _ in range(2))
+    state, batch = (mapped(lambda x: x)(rows(8, 2)) for _ in range(2))
     mapped(step, donate_argnums=(0,))(state=state, batch=batch)
 
     assert not state.is_deleted()
@@ -607,7 +449,7 @@ def test_blocks_of_shard_map_lose_their_axis():
         out_specs=(spec("i"), spec()),
         check_vma=False,
     )
-    x = _rows(2, 8)
+    x = rows(2, 8)
 
     scaled, total = jax.jit(call)(x, {"s": 2.0})
 

@@ -388,6 +388,17 @@ def test_a_module_that_cannot_be_written_keeps_its_files_as_they_are(folder: pat
     assert (folder / "a.py").read_text() == text
 
 
+def test_the_whole_contract_in_a_module_of_its_own(folder: pathlib.Path):
+    (folder / "a.py").write_text("import jax\n\nf = jax.pmap(abs)\n")
+
+    assert (
+        _run("--to", "jax", "--write", "--helpers", "full", "--helpers", "own.py", "a.py")[0] == 0
+    )
+
+    assert (folder / "a.py").read_text().startswith("from own import mapped\n")
+    assert "class _Program:" in (folder / "own.py").read_text()
+
+
 @pytest.mark.parametrize("flag", ["--write", "--check"])
 def test_read_only_and_linked_files_stay_as_they_are(folder: pathlib.Path, flag: str):
     for name in ("a.py", "b.py"):
@@ -498,8 +509,12 @@ def test_a_notebook(folder: pathlib.Path):
         (("--all-devices", "."), "--all-devices goes with --to jax only\n"),
         (("--helpers", "a.py", "."), "--helpers goes with --to jax only\n"),
         (
+            ("--to", "jax", "--helpers", "a.py", "--helpers", "b.py", "."),
+            "--helpers names one module, not 2 modules\n",
+        ),
+        (
             ("--to", "jax", "--helpers", "a", "."),
-            "--helpers a: the name must end with .py\n",
+            "--helpers a: the name must end with .py, or be full\n",
         ),
         (
             ("--idiomatic", "--to", "jax", "--write", "."),

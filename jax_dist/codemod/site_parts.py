@@ -1,0 +1,141 @@
+"""Which parts of `mapped` a place needs that maps by `jax.pmap`.
+
+A part that a place may need is included: what cannot be read from the text needs all of them.
+"""
+
+import ast
+from typing import Any
+
+from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import PARTIAL, Module
+from jax_dist.codemod import escapes
+
+_FULL = frozenset(("full",))
+PART_OF = {
+    "in_axes": "axes",
+    "out_axes": "axes",
+    "static_broadcasted_argnums": "static",
+    "devices": "devices",
+    "backend": "devices",
+    "axis_size": "devices",
+}
+IN_CORE = frozenset(("axis_name", "donate_argnums"))
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_DEEPEST = 4  # functions around a place, each called by the next one
+
+
+def needed(module: Module, site: Site, *, several_processes: bool) -> frozenset[str]:
+    """The parts that one place needs, of `helper_module.PARTS`.
+
+    Args:
+      module: the file.
+      site: a place of it that is to use `mapped`.
+      several_processes: whether the program may run in several.
+    """
+    if site.form in ("alias", "partial alias") and _is_seen(module, site):
+        return frozenset()  # each of its uses is a place, with all options
+    is_read = site.is_application and site.fun is not None and not site.unknown
+    if _is_handed_on(module, site.reference):
+        is_read = False
+    if not is_read or site.arguments.keys() - PART_OF.keys() - IN_CORE:
+        return _FULL
+    parts = {PART_OF[name] for name in site.arguments if name in PART_OF}
+    if "devices" in site.arguments and not _shares_devices(module, site):
+        parts.add("axes")  # which takes arrays that lie on other devices
+    if several_processes:
+        parts.add("processes")
+    if _may_map_again(module, site):
+        parts.add("again")
+    return frozenset(parts)
+
+
+def _is_handed_on(module: Module, reference: ast.expr) -> bool:
+    """Whether other files may map by the name of this one."""
+    if not isinstance(reference, ast.Name):
+        return False
+    is_global = reference.id in module.scopes.module.bindings
+    return is_global and escapes.is_used_elsewhere(module, reference.id)
+
+
+def _is_seen(module: Module, site: Site) -> bool:
+    """Whether all uses of an alias are places of this file."""
+    statement = module.parent(site.node)
+    targets: list[Any] = getattr(statement, "targets", None) or [statement.target]  # type: ignore[attr-defined]
+    places = {each.reference for each in pmaps.sites(module)}
+    for target in targets:
+        if not isinstance(target, ast.Name):
+            return False
+        scope = module.scope(target)
+        is_outer = scope is module.scopes.module
+        if scope.is_class or (is_outer and escapes.is_used_elsewhere(module, target.id)):
+            return False
+        if any(read not in places for read in module.reads(scope, target.id)):
+            return False
+    return True
+
+
+def _shares_devices(module: Module, site: Site) -> bool:
+    """Whether all that this file maps is for the same devices, by their text."""
+    texts = {
+        module.text(given) if module.holds(given) else ""
+        for each in pmaps.applications(module)
+        for given in [each.arguments.get("devices")]
+    }
+    return len(texts) == 1 and "" not in texts
+
+
+def _may_map_again(module: Module, site: Site) -> bool:
+    """Whether a function may be mapped that was mapped before: jax.pmap compiles it once."""
+    is_call = site.form == "call" and not _is_new(module, site.fun, site.node)
+    return is_call and not _runs_once(module, site.node, _DEEPEST)
+
+
+def _is_new(module: Module, fun: ast.expr | None, at: ast.expr) -> bool:
+    """Whether an expression is another function each time that a place is reached."""
+    match fun:
+        case ast.Lambda():
+            return True
+        case ast.Call():
+            called = module.qualified_name(fun.func) or ""
+            return called in PARTIAL or called.startswith("jax.")
+        case ast.Name():
+            around = _loop(module, at) or module.function(at)
+            bindings = module.reaching(fun) or []
+            return bool(bindings) and all(
+                any(each is around for each in module.ancestors(binding.node))
+                and module.function(binding.node) is module.function(at)
+                and (binding.kind == "def" or _is_new(module, binding.value, at))
+                for binding in bindings
+            )
+    return False
+
+
+def _runs_once(module: Module, node: ast.AST, depth: int) -> bool:
+    """Whether a place is reached once in a run, as far as this file shows."""
+    if _loop(module, node) is not None:
+        return False
+    function: Any = module.function(node)
+    if function is None:
+        return True
+    if isinstance(function, ast.Lambda) or depth == 0:
+        return False
+    is_top = module.function(function) is None and not isinstance(
+        module.parent(function), ast.ClassDef
+    )
+    if is_top and function.name == "main":
+        return True
+    calls = escapes.callers(module, function) if escapes.is_private(module, function) else None
+    return calls is not None and len(calls) == 1 and _runs_once(module, calls[0], depth - 1)
+
+
+def _loop(module: Module, node: ast.AST) -> ast.AST | None:
+    """The innermost loop around a place, in its function or at the module's level."""
+    function = module.function(node)
+    for around in module.ancestors(node):
+        if around is function:
+            return None
+        if isinstance(around, (*_LOOPS, *_COMPREHENSIONS)):
+            return around
+    return None
