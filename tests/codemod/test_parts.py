@@ -153,6 +153,18 @@ def test_axes_from_behind_and_sizes_and_devices():
         mapped(_f, devices=[])
 
 
+@pytest.mark.parametrize("parts", [("axes",), _ALL], ids=_name)
+def test_axes_that_are_too_many_or_for_keywords(parts: Collection[str]):
+    mapped = made(parts)
+
+    with pytest.raises(ValueError, match="tuple"):
+        mapped(_f, in_axes=(0, 0))(rows(8))
+    with pytest.raises(ValueError, match="tuple"):
+        mapped(_f, in_axes=((0, 0), 0))(x=(rows(8), rows(8)), y=rows(8))
+    with pytest.raises(ValueError, match="tuple"):
+        mapped(_f, out_axes=(0, 0, 0))(rows(8))
+
+
 @pytest.mark.parametrize("parts", [(), ("axes",)], ids=_name)
 @pytest.mark.parametrize("error", [KeyError("mine"), ValueError("mine")])
 def test_errors_of_the_function_stay_what_they_are(parts: tuple[str, ...], error: Exception):

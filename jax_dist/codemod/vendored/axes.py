@@ -106,7 +106,7 @@ def mapped(
         #: not static: arrays, axes = (args, kwargs), (in_axes, 0)
         #: if static
         arrays, axes = (dynamic(args), kwargs), (in_axes, 0)
-        if isinstance(in_axes, tuple):
+        if static and isinstance(in_axes, tuple):
             axes = dynamic(in_axes[: len(args)]), 0
         #: end
         sizes: set[Any] = set()
