@@ -21,6 +21,7 @@ from jax_dist.codemod.axis_layout import Argument, AxisLayout, Component, Layout
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.results import Form, Left, PlannedPlace
 from jax_dist.codemod.shard_map import DirectPlan, PmapFacts
+from jax_dist.codemod.use_sites import First
 
 _CODE = _codes.FAKE_DEVICE_AXIS
 _Freed: TypeAlias = dict[ast.expr, PlannedPlace]  # by its node
@@ -163,7 +164,8 @@ class _Writer:
         return self._done(site, new, said)
 
     def _done(self, site: Site, fix: Fix, said: str) -> PlannedPlace:
-        return self._facts.mapped(site, _CODE, fix, Form.IDIOMATIC, said)
+        made = PlannedPlace.done(self._module, site.reference, _CODE, fix, said, Form.IDIOMATIC)
+        return made.of_function()
 
     def _freed(self, plan: DirectPlan, arguments: list[Argument]) -> DirectPlan:
         """The plan with each slot laid out as it can be."""
@@ -199,6 +201,7 @@ class _Writer:
     def _shells(self, part: Component) -> Iterator[tuple[Texts, ast.expr, str, str, str]]:
         """`(texts of a place, what is left of it, new text before, behind, what is said)`."""
         donated = self._layouts.donating_calls(part)
+        is_carried = any(isinstance(slot, Argument) for slot in part.slots)
         for source in part.sources:
             texts = self._texts(source.node)
             start, end = texts.brackets(source.of)
@@ -217,6 +220,8 @@ class _Writer:
             if is_later and not _is_used_up(self._module, first.node, 0):
                 start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
                 end, said = ")", f"{said}; it is copied, for the value is donated later"
+            elif is_carried and _may_be_changed(self._module, first):
+                start, end = f"{texts.named('jax.tree.map')}(lambda x: x, ", ")"
             yield texts, first.of, start, end, said
         for node in part.shown:
             texts = self._texts(node)
@@ -301,6 +306,24 @@ def _is_used_up_by(module: Module, call: Any, called: Any, argument: Any, depth:
             reads = module.reads(module.scopes.of[called], parameter.arg)
             return all(_is_used_up(module, read, depth + 1) for read in reads)
     return False
+
+
+def _may_be_changed(module: Module, first: First) -> bool:
+    """Whether containers that were new may be changed later: then they must not be the state's."""
+    if not isinstance(first.node, ast.Call) or _is_used_up(module, first.node, 0):
+        return False
+    root = first.of
+    while isinstance(root, ast.Attribute | ast.Subscript):
+        root = root.value
+    if isinstance(root, ast.Call):
+        return False  # nothing else has it
+    match module.statement(first.node):
+        case ast.Return() if isinstance(root, ast.Name):
+            found = module.scope(root).lookup(root.id)  # a name of the function ends with it
+            return found is None or found[0] is module.scopes.module
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if value is first.node:
+            return not isinstance(first.of, ast.Name) or first.of.id != name
+    return True
 
 
 def _is_later(module: Module, first: ast.expr, call: ast.Call) -> bool:

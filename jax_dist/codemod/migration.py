@@ -399,7 +399,8 @@ class _File:
             fix = DirectPlan.of(site, new).fix()
         except Left:
             return None
-        return facts.mapped(site, _codes.PMAP_CALL, fix, Form.DIRECT)
+        made = PlannedPlace.done(module, site.reference, _codes.PMAP_CALL, fix, form=Form.DIRECT)
+        return made.of_function()
 
     def _identity(self, module: Module, site: pmaps.Site) -> Left | None:
         """Why a function keeps its identity: it may meet `f is jax.pmap`."""

@@ -52,7 +52,6 @@ class PlaceResult:
     detail: str = ""  # what the reason rests on at this place: "jax.process_count() in line 40"
     form: Form = Form.MAPPED  # of one that is done
     is_mapped: bool = False  # a mapped function in that form, not what is done with its values
-    open: str = ""  # what a run must refute before it may have that form
 
     @property
     def why(self) -> str:
@@ -113,7 +112,6 @@ class FileMigration:
                 reason=left.reason,
                 by_hand=left.by_hand,
                 detail=left.detail,
-                open="",
             )
             if outcome.status == "done"
             else outcome
@@ -155,6 +153,11 @@ class PlannedPlace:
     ) -> "PlannedPlace":
         """A place that is migrated, by its own fix or by that of another place."""
         return cls._of(module, node, code, fix, "done", form, reason=said)
+
+    def of_function(self) -> "PlannedPlace":
+        """The same, where a mapped function has the form of the place."""
+        outcome = dataclasses.replace(self.outcome, is_mapped=True)
+        return dataclasses.replace(self, outcome=outcome)
 
     @classmethod
     def left(cls, module: Module, node: _Named, code: Code, why: Left) -> "PlannedPlace":

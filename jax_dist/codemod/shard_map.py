@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax_dist.checker.model import flow, pmaps
-from jax_dist.checker.model.findings import Code, Edit, Fix, Safety
+from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.model.stacking import Kind, lists_devices
-from jax_dist.codemod import codegen, device_counts
+from jax_dist.codemod import codegen, device_counts, site_parts
 from jax_dist.codemod.codegen import CallText, Texts, Value
-from jax_dist.codemod.results import Form, Left, PlannedPlace, ProjectContext
+from jax_dist.codemod.results import Left, ProjectContext
 from jax_dist.codemod.use_sites import Uses
 
 _FORMS = ("call", "decorator", "partial decorator")
@@ -134,18 +134,13 @@ class PmapFacts:
         values = self._module.values(given)
         return bool(values) and all(map(self._is_a_list, values))
 
-    def mapped(self, site: Site, code: Code, fix: Fix, form: Form, said: str = "") -> PlannedPlace:
-        """A `jit(shard_map)` in the place of a site, with what a run must refute of it."""
-        made = PlannedPlace.done(self._module, site.reference, code, fix, said, form)
-        again = self._made_again(site) if self._is_tried else ""
-        outcome = dataclasses.replace(made.outcome, is_mapped=True, open=again)
-        return dataclasses.replace(made, outcome=outcome)
-
     def unfit_place(self, site: Site) -> str:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
         if self._module.function(site.node) is None:
             return self._too_early(site)
-        return "" if self._is_tried else self._made_again(site)
+        if not site_parts.may_map_again(self._module, site) or self._is_own_method(site):
+            return ""
+        return "the function that it maps may be mapped again, and would be compiled again"
 
     def _too_early(self, site: Site) -> str:
         """Why a module may not ask for devices while it is imported; "" where it may."""
@@ -173,37 +168,15 @@ class PmapFacts:
         """What the program may set before devices are asked for, or ""."""
         return self._context.first(_SETTING, near=[os.path.abspath(self._module.source.path)])
 
-    def _made_again(self, site: Site) -> str:
-        """Why what is mapped at a place may be mapped again, which jax.pmap would notice; or ""."""
-        around = self._module.function(site.node)
-        if around is None:
-            return ""
-        for each in self._module.ancestors(site.node):
-            if each is around:
-                break
-            if isinstance(each, ast.For | ast.While):
-                return f"it is made in the loop of line {each.lineno}"
-        runs_once = getattr(around, "name", "") == "main" and self._module.function(around) is None
-        if self._is_lasting(site.fun) and not runs_once:
-            return "it would be compiled again each time that the function around it runs"
-        return ""
-
-    def _is_lasting(self, fun: ast.expr) -> bool:
-        """Whether it outlives the call around it, so that pmap finds what it compiled for it."""
-        match fun, self._module.function(fun):
+    def _is_own_method(self, site: Site) -> bool:
+        """Whether an object maps a method of its own while it is made: another one each time."""
+        match site.fun, self._module.function(site.node):
             case (
                 ast.Attribute(value=ast.Name(id=name)),
                 ast.FunctionDef(name="__init__", args=ast.arguments(args=[own, *_])),
-            ) if name == own.arg:
-                return False  # a method of the new object
-            case ast.Attribute(), _:
-                return True
-        if not isinstance(fun, ast.Name):
-            return False
-        found = self._module.scope(fun).lookup(fun.id)
-        if found is None or found[0] is self._module.scopes.module:
-            return True
-        return any(binding.kind in ("import", "parameter") for binding in found[1])
+            ):
+                return name == own.arg
+        return False
 
     def _of_calls(self, site: Site) -> str:
         """All calls are seen, by position, with nothing shared but literals."""

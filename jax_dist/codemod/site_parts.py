@@ -6,7 +6,7 @@ A part that a place may need is included: what cannot be read from the text need
 import ast
 from typing import Any
 
-from jax_dist.checker.model import pmaps
+from jax_dist.checker.model import functions, pmaps
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.codemod import escapes
@@ -46,7 +46,7 @@ def needed(module: Module, site: Site, *, several_processes: bool) -> frozenset[
         parts.add("axes")  # which takes arrays that lie on other devices
     if several_processes:
         parts.add("processes")
-    if _may_map_again(module, site):
+    if may_map_again(module, site):
         parts.add("again")
     return frozenset(parts)
 
@@ -86,7 +86,7 @@ def _shares_devices(module: Module, site: Site) -> bool:
     return len(texts) == 1 and "" not in texts
 
 
-def _may_map_again(module: Module, site: Site) -> bool:
+def may_map_again(module: Module, site: Site) -> bool:
     """Whether a function may be mapped that was mapped before: jax.pmap compiles it once."""
     is_call = site.form == "call" and not _is_new(module, site.fun, site.node)
     return is_call and not _runs_once(module, site.node, _DEEPEST)
@@ -99,7 +99,10 @@ def _is_new(module: Module, fun: ast.expr | None, at: ast.expr) -> bool:
             return True
         case ast.Call():
             called = module.qualified_name(fun.func) or ""
-            return called in PARTIAL or called.startswith("jax.")
+            maker = pmaps.definition(module, fun.func)
+            made = functions.results_of(maker) if maker is not None else None
+            is_made = bool(made) and all(_is_new(module, each, each) for each in made or ())
+            return is_made or called in PARTIAL or called.startswith("jax.")
         case ast.Name():
             around = _loop(module, at) or module.function(at)
             bindings = module.reaching(fun) or []

@@ -337,6 +337,8 @@ class _UniformityRun:
             return self._axis.together(call, value)
         if name in _APART:
             return Same.NO
+        if name in _DERIVING and self._may_add_up(_given(call), names):
+            return Same.UNKNOWN  # the derivative of a sum is one of a device's own part
         function = self._function(call.func, names)
         if function is not None:
             return self._of_known(call, function, names)
@@ -444,6 +446,10 @@ def _root_of(node: ast.AST | None) -> str | None:
 
 _TOGETHER = functions_of("sum", "max", "min", "gather")
 _APART = functions_of("index", "permute", "exchange", "scatter")
+_DERIVING = frozenset(
+    f"jax.{name}"
+    for name in ("grad", "value_and_grad", "vjp", "jvp", "linearize", "jacfwd", "jacrev", "hessian")
+) | frozenset(("jax.jacobian", "jax.linear_transpose"))
 # Their functions use no collectives by themselves.
 _KNOWN = ("jax.", "numpy.", "optax.", "contextlib.")
 # These do not change what they are given either.

@@ -74,7 +74,7 @@ def _add_aims(group: Any) -> None:
         "--idiomatic",
         action="store_true",
         help="with --to jax: take out the device axis where the data flow proves that all devices "
-        "hold the same; --write then needs --verify, which does so without being asked",
+        "hold the same; --write then needs --verify",
     )
     group.add_argument(
         "--one-process",

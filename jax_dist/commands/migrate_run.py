@@ -107,7 +107,7 @@ class _Migrate:
         self._aim = MigrationOptions(
             to=options.to,
             promises=Promises(options.one_process, options.all_devices),
-            plainest=Form.IDIOMATIC if options.idiomatic or is_tried else Form.DIRECT,
+            plainest=Form.IDIOMATIC if options.idiomatic else Form.DIRECT,
             is_tried=is_tried,
             slow_idioms=options.idiomatic,
             target=config.version(target) if target else None,

@@ -208,8 +208,7 @@ _MAPPED = {
     "it is made while the module is imported, before devices may be asked for": (
         "y = jax.pmap(abs)(x)"
     ),
-    "it is made in the loop of line 4": ("def main(x):\n    for _ in x:\n        jax.pmap(abs)(x)"),
-    "it would be compiled again each time that the function around it runs": (
+    "the function that it maps may be mapped again, and would be compiled again": (
         "def step(x):\n    return jax.pmap(abs)(x)"
     ),
     "it has axis_size": "def main(x):\n    return jax.pmap(abs, axis_size=8)(x)",

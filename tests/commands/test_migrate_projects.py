@@ -26,7 +26,8 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
 
 def _migrate(to: str, *paths: str) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
-    code = main(("migrate", "--to", to, "--write", *paths), out=out, err=err)
+    inside = ("--helpers", "full") if to == "jax" else ()  # however long they are
+    code = main(("migrate", "--to", to, *inside, "--write", *paths), out=out, err=err)
     return code, out.getvalue() + err.getvalue()
 
 

@@ -22,7 +22,6 @@ from jax_dist.codemod.verify.program_text import Spot
 
 _SHOWN = 3  # problems of one place
 _TAIL_LINES = 12  # of a program's output
-_KEPT = 2  # calls that show that a mapped function is kept
 _WHERE = re.compile(r" \(line [^)]*\)")  # of the program that ran, not of the user's
 _IDLE = ("it was made, and never called",)
 _MAPS_NOTHING = ("jit", "host")  # kinds of sites, but for a jit that has something mapped inside
@@ -74,7 +73,6 @@ class SiteRecord:
     hidden: bool = False  # of something that is not recorded
     calls: list[CallRecord] = field(default_factory=list)  # the first ones
     count: int = 0  # of all calls
-    made: int = 1  # how often functions were mapped there
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,6 @@ class Evidence:
     uses: set[int] = field(default_factory=set)  # the places that go through it
     raised: Counter[str] = field(default_factory=Counter)  # calls that raise in both forms
     made: set[str] = field(default_factory=set)  # of which functions
-    mapped: int = 1  # how often one function was mapped
     called: set[str] = field(default_factory=set)  # which of these
 
 
@@ -181,7 +178,6 @@ def _read_calls(folder: Path) -> RunRecord:
                     site.count = max(site.count, event["call"] + 1)
                 case "total":
                     site.count = max(site.count, event["calls"])
-                    site.made = event["made"]
                 case "inside":
                     site.inside = True
                     if event["cover"] is None:
@@ -235,8 +231,6 @@ def _read_spots(folder: Path) -> dict[int, Evidence]:
                     evidence.uses.add(event["by"])
                 case "raised":
                     evidence.raised[event["what"]] += 1
-                case "again":
-                    evidence.mapped += 1
                 case "made" | "called":
                     getattr(evidence, event["event"]).add(event["what"])
     return found
@@ -373,22 +367,9 @@ def _inside(
     )
 
 
-def entry(
-    place: PlaceResult, judgements: Sequence[Judgement], *, mapped: int = 1, calls: int = 0
-) -> LedgerEntry:
-    """A place is as sure as the least sure of its spots.
-
-    Args:
-      place: what becomes of it, and what a run must refute.
-      judgements: of its spots.
-      mapped: how often one function was mapped there.
-      calls: of what was mapped there.
-    """
-    found = _together(judgements)
-    if place.open and found.rung > Rung.RAN and (mapped > 1 or calls < _KEPT):
-        said = "it was mapped again" if mapped > 1 else "it was called once"
-        found = replace(found, rung=Rung.RAN, notes=(*found.notes, f"{place.open}: {said}"))
-    return LedgerEntry(place.path, place.line, place.what, **vars(found))
+def entry(place: PlaceResult, judgements: Sequence[Judgement]) -> LedgerEntry:
+    """A place is as sure as the least sure of its spots."""
+    return LedgerEntry(place.path, place.line, place.what, **vars(_together(judgements)))
 
 
 def _together(judgements: Sequence[Judgement]) -> Judgement:

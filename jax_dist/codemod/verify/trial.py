@@ -233,10 +233,7 @@ class _Trial:
             if own:
                 lenient = outcome.code in _LENIENT
                 judge = functools.partial(evidence.judged, found=found, spots=plan.spots)
-                judgements = [judge(spot, lenient=lenient) for spot in own]
-                ran = [found.get(spot.number, Evidence()) for spot in own]
-                mapped, calls = max(e.mapped for e in ran), min(e.calls for e in ran)
-                entries.append(entry(outcome, judgements, mapped=mapped, calls=calls))
+                entries.append(entry(outcome, [judge(spot, lenient=lenient) for spot in own]))
             elif merged is None or any(line == outcome.line for line, _ in merged.unmerged):
                 left.append(outcome)  # else another place does all: no expression was edited for it
         for number, spot in plan.spots.items():
@@ -279,10 +276,7 @@ class _Trial:
             unused = [s.function for s in first.record.idle if s.file == path and s.line in lines]
             own = sites or hosts.get(_key(place), ())
             judgement = _judgement(found, own, unused, never=_key(place) in idle)
-            made = [s for s in first.record.called if s.file == path and s.line in lines]
-            mapped = max((each.made for each in made), default=1)
-            calls = min((each.count for each in made), default=0)
-            entries.append(entry(place, [judgement], mapped=mapped, calls=calls))
+            entries.append(entry(place, [judgement]))
         return entries, found
 
 

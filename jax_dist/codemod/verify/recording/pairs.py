@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,8 +117,6 @@ class _Pair:
         self.__wrapped__: Any = getattr(old, "__wrapped__", old)
         self._pair_what = _described(self.__wrapped__)
         self._once("made")
-        if _is_known(place, self.__wrapped__):
-            start.note(place, "again", what=self._pair_what)
 
     def _once(self, event: str) -> None:
         """Of all that one place makes of one function."""
@@ -223,20 +220,6 @@ class _Pair:
 
     def __repr__(self) -> str:
         return repr(self._pair_old)
-
-
-_made: dict[int, weakref.ref[Any]] = {}  # by place: what was mapped there last
-
-
-def _is_known(place: int, function: Any) -> bool:
-    """Whether the same function has been mapped at a place before, so that its program is known."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    last = _made.get(place)
-    with contextlib.suppress(TypeError):  # an object that cannot be held weakly
-        _made[place] = weakref.ref(function)
-    return last is not None and last() is function
 
 
 def _described(function: Any) -> str:

@@ -50,7 +50,6 @@ class _Site:
     number: int
     kind: str  # "pmap", "mapped", "shard_map", "jit" or "host"
     calls: int = 0
-    made: int = 0
 
 
 # One array of a call: what is said of it, and a copy of its values, for the program may donate or
@@ -123,7 +122,6 @@ class CallRecorder:
                 static = fun._recorded_static
             names = _several(kwargs.get("static_argnames") if name == "jit" else None, str)
             bare = fun._recorded_function if isinstance(fun, _Recorded) else fun
-            site.made += 1
             function = real(bare, *rest, **kwargs)
             call = functools.partial(self._call, site, function, static, names)
             return _Recorded(function, site, static, call)
@@ -295,7 +293,7 @@ class CallRecorder:
     def _write_totals(self) -> None:
         if os.getpid() == self._process and os.path.isdir(self._folder):
             for site in self._sites.values():
-                self._write(event="total", site=site.number, calls=site.calls, made=site.made)
+                self._write(event="total", site=site.number, calls=site.calls)
 
 
 def _leaf(path: str, leaf: Any) -> _Leaf:
