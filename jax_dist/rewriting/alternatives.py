@@ -16,13 +16,13 @@ from jax.sharding import Mesh
 from jax_dist import _compat
 from jax_dist._exceptions import text_of
 from jax_dist._usage import counted
+from jax_dist.machines import rendering
+from jax_dist.machines.cost import ProgramCost
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.region import mapped_dimension
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.pipeline import human_bytes
 from jax_dist.passes.primitive_facts import record_of
-from jax_dist.rewriting import rendering
-from jax_dist.rewriting.cost import ProgramCost
 from jax_dist.rewriting.pmap_sites import PmapSite, pmap_sites
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from jax.sharding import Mesh
 from jax_dist import _codes, _compat, errors
 from jax_dist._exceptions import text_of
 from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
+from jax_dist.machines.cost import ProgramCost
 from jax_dist.mapping import axes
 from jax_dist.passes.captures import Captures, Policy, find_captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.hazards import find_hazards
 from jax_dist.passes.pipeline import PassFinding
 from jax_dist.rewriting import alternatives
-from jax_dist.rewriting.cost import ProgramCost
 from jax_dist.rewriting.program import Partitioning, RewrittenProgram, Specs, Wishes
 from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report
 

@@ -16,10 +16,10 @@ import jax
 
 from jax_dist import _compat
 from jax_dist._usage import counted
+from jax_dist.machines import rendering
+from jax_dist.machines.cost import Collective, ProgramCost, Runs
 from jax_dist.passes.pipeline import Outcome, PassFinding, human_bytes
-from jax_dist.rewriting import rendering
 from jax_dist.rewriting.alternatives import Comparison
-from jax_dist.rewriting.cost import Collective, ProgramCost, Runs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from observing import assert_same, line_of, mesh_of, numbers, told_of_pmaps
 
 import jax_dist
 from jax_dist import explain, rewrite
-from jax_dist.rewriting.cost import ProgramCost
+from jax_dist.machines.cost import ProgramCost
 
 pytestmark = pytest.mark.rewriting
 

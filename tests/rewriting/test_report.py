@@ -14,10 +14,10 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
+from jax_dist.machines import cost, rendering
+from jax_dist.machines.cost import Collective, ProgramCost
 from jax_dist.passes.pipeline import PassFinding
-from jax_dist.rewriting import cost, rendering
 from jax_dist.rewriting.alternatives import Comparison
-from jax_dist.rewriting.cost import Collective, ProgramCost
 from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report
 
 pytestmark = pytest.mark.rewriting

@@ -11,8 +11,8 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.rewriting import cost
-from jax_dist.rewriting.cost import Collective
+from jax_dist.machines import cost
+from jax_dist.machines.cost import Collective
 
 pytestmark = pytest.mark.rewriting
 
