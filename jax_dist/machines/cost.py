@@ -44,10 +44,11 @@ class ProgramCost:
     collectives: tuple[Collective, ...] = ()
     stablehlo_bytes: int = 0  # of the program's text, before it is compiled
     constants_bytes: int = 0  # of the arrays that are part of the compiled program
-    argument_bytes: int | None = None  # this and the next three: None where the compiler is silent
+    argument_bytes: int | None = None  # this and the next four: None where the compiler is silent
     output_bytes: int | None = None
     temp_bytes: int | None = None
-    peak_bytes: int | None = None  # of all of them together
+    alias_bytes: int | None = None  # of results that take over the memory of arguments
+    peak_bytes: int | None = None  # of all of them together; the compiler of CPUs leaves out some
     cycles: int | None = None  # as the compiler of TPUs estimates each instruction; others do not
 
     @property
@@ -92,6 +93,7 @@ class ProgramCost:
             argument_bytes=getattr(memory, "argument_size_in_bytes", None),
             output_bytes=getattr(memory, "output_size_in_bytes", None),
             temp_bytes=getattr(memory, "temp_size_in_bytes", None),
+            alias_bytes=getattr(memory, "alias_size_in_bytes", None),
             peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
             cycles=_cycles(module),
         )
