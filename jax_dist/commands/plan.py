@@ -45,6 +45,11 @@ def add_parser(commands: Any) -> None:
         help="its arguments, in the names of the file; or a function there that returns them",
     )
     parser.add_argument(
+        "--keywords",
+        metavar="EXPRESSION",
+        help='a dict of those that are passed by keyword, as in "dict(rng=keys)"',
+    )
+    parser.add_argument(
         "--on",
         action="append",
         metavar="MACHINE",
@@ -56,7 +61,7 @@ def add_parser(commands: Any) -> None:
         metavar="NAMES",
         help="with commas between, of: jax.pmap, jax_dist.pmap, replicated, fsdp, fsdp-regather",
     )
-    parser.add_argument("--state", metavar="POSITIONS", help="positions of the arguments that are carried")
+    parser.add_argument("--state", metavar="POSITIONS", help="of the arguments that are carried")
     one = parser.add_argument_group("if NAME is the function of one device")
     one.add_argument("--axis-name", metavar="AXIS", help="the mapped axis")
     one.add_argument("--in-axes", metavar="EXPRESSION", help="as for pmap (0)")

@@ -43,13 +43,17 @@ def planned(options: argparse.Namespace, progress: Callable[[str], object]) -> A
             given[_PMAPS[option]] = positions(flag, text)
         else:
             given[option] = _value(flag, text, names)
+    args = _arguments("--args", options.args, names)
+    keywords = _keywords(options.keywords, names)
+    state = positions("--state", options.state)
     try:
         return plan(
             step,
-            *_arguments(options.args, names),
+            *args,
+            keywords=keywords,
             on=options.on or jax.devices(),
             axis_name=options.axis_name,
-            state=positions("--state", options.state),
+            state=state,
             ways=options.ways.split(",") if options.ways else None,
             progress=progress,
             **given,
@@ -109,18 +113,27 @@ def _value(flag: str, text: str, names: dict[str, Any]) -> Any:
         raise MisuseError(f"{flag} {text!r}: {_said(error)}") from error
 
 
-def _arguments(text: str, names: dict[str, Any]) -> tuple[Any, ...]:
-    """What `--args` stands for; arrays that it makes are only types, where it can be traced."""
+def _keywords(text: str | None, names: dict[str, Any]) -> dict[str, Any]:
+    if text is None:
+        return {}
+    (found,) = _arguments("--keywords", text, names)
+    if not isinstance(found, dict):
+        raise MisuseError(f"--keywords {text!r} is no dict, but {type(found).__name__}")
+    return found
+
+
+def _arguments(flag: str, text: str, names: dict[str, Any]) -> tuple[Any, ...]:
+    """What an option stands for; arrays that it makes are only types, where it can be traced."""
     import jax
     from jax.core import Tracer
 
     def made() -> tuple[Any, ...]:
-        value = _value("--args", text, names)
+        value = _value(flag, text, names)
         if callable(value):
             try:
                 value = value()
             except Exception as error:
-                raise MisuseError(f"--args {text!r}: {_said(error)}") from error
+                raise MisuseError(f"{flag} {text!r}: {_said(error)}") from error
         return value if isinstance(value, tuple) and not hasattr(value, "_fields") else (value,)
 
     kept: list[Any] = []

@@ -4,7 +4,7 @@ import concurrent.futures
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ def plan(
     fun: Callable,
     *args: Any,
     on: Any,
+    keywords: Mapping[str, Any] | None = None,
     axis_name: Any = None,
     state: int | Sequence[int] | None = None,
     ways: Sequence[str] | None = None,
@@ -39,6 +40,7 @@ def plan(
       *args: as in a call, of any number of slices, or those of one device with `axis_name`; types
         will do for arrays. On each machine, every device gets as much as here.
       on: a machine or several: a `Topology`, its name, such as "v5e:4x4", or a list of devices.
+      keywords: the arguments of a mapped function that are passed by keyword.
       axis_name: of the mapped axis, where `fun` is the function of one device.
       state: the position of the argument that is carried from call to call, or several; by
         default what comes back.
@@ -64,7 +66,7 @@ def plan(
     >>> {each.way: each.program.argument_bytes for each in found.rows}["fsdp"]
     3072
     """
-    step = _step(fun, args, axis_name, options)
+    step = _step(fun, args, dict(keywords or {}), axis_name, options)
     return plan_step(step, machines_of(on), state=state, ways=ways, progress=progress)
 
 
@@ -87,6 +89,7 @@ def plan_step(
         for way in ways or ways_of.usual(step, machine.devices)
     ]
     workers = min(_AT_ONCE, os.cpu_count() or 1, len(asked))
+    told(f"compiles {_usage.counted(len(asked), 'program')}, {workers} at a time")
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         begun = []
         for machine, way in asked:
@@ -157,9 +160,11 @@ def _first_line(error: Exception) -> str:
     return (text_of(error).strip() or type(error).__name__).splitlines()[0].rstrip(":")
 
 
-def _step(fun: Callable, args: tuple, axis_name: Any, options: dict[str, Any]) -> MappedStep:
+def _step(
+    fun: Callable, args: tuple, keywords: dict[str, Any], axis_name: Any, options: dict[str, Any]
+) -> MappedStep:
     if axis_name is not None:
-        return MappedStep.of_slices(fun, axis_name, args, **options)
+        return MappedStep.of_slices(fun, axis_name, args, keywords, **options)
     if options:
         raise refusal(
             ArgumentTypeError,
@@ -168,7 +173,7 @@ def _step(fun: Callable, args: tuple, axis_name: Any, options: dict[str, Any]) -
             why="they were said to pmap",
             do="Leave them out; or give axis_name= too, and the function of one device.",
         )
-    return MappedStep.of_mapped(fun, args, {})
+    return MappedStep.of_mapped(fun, args, keywords)
 
 
 def _check_way(way: str) -> None:

@@ -103,7 +103,12 @@ class MappedStep:
 
     @classmethod
     def of_slices(
-        cls, fun: Callable, axis_name: Any, args: tuple[Any, ...], **options: Any
+        cls,
+        fun: Callable,
+        axis_name: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        **options: Any,
     ) -> "MappedStep":
         """The function of one device.
 
@@ -111,10 +116,11 @@ class MappedStep:
           fun: the function.
           axis_name: of the mapped axis.
           args: those of one device.
+          kwargs: the same; mapped over their first dimension.
           **options: of pmap.
         """
         said: Options = pmap(fun, axis_name, **options)._dispatcher._options
-        call = Call.bind(said, fun, args, {})
+        call = Call.bind(said, fun, args, kwargs)
         slices = tuple(map(type_of, call.leaves))
         pairs = zip(call.axes, slices, strict=True)
         from_left = (None if axis is None else axis % (len(s.shape) + 1) for axis, s in pairs)

@@ -88,7 +88,22 @@ def test_a_step_is_planned_by_the_arguments_of_its_call(arguments, trainer):
     assert rows["jax.pmap"]["argument_bytes"] == state + batch
     assert rows["jax.pmap"]["alias_bytes"] == state
     assert rows["fsdp"]["argument_bytes"] == state // 8 + batch
-    assert err.splitlines()[0].startswith("1 of 2: jax.pmap on 8 cpu devices: limit unknown")
+    assert err.splitlines()[1].startswith("1 of 2: jax.pmap on 8 cpu devices: limit unknown")
+
+
+def test_arguments_by_keyword(trainer):
+    trainer.write_text(_TRAINER + "p_named = jax.pmap(lambda p, *, batch: step(p, batch), 'i')\n")
+    words = ["--args", "example_args()[0]", "--quiet", "--json", "--ways", "fsdp"]
+
+    code, out, _ = _run(
+        "a_trainer.py:p_named", *words, "--keywords", "dict(batch=example_args()[1])"
+    )
+
+    (row,) = json.loads(out)["rows"]
+    assert (code, row["program"]["argument_bytes"]) == (0, 4 * 256 * 64 // 8 + 4 * 4 * 256)
+    assert _run("a_trainer.py:p_named", *words, "--keywords", "3") == (
+        2, "", "jax-dist plan: --keywords '3' is no dict, but int\n"
+    )  # fmt: skip
 
 
 def test_the_table_is_printed_and_a_picture_written(trainer, tmp_path):
@@ -162,7 +177,7 @@ def test_a_step_that_is_not_there(step, trainer):
         (["--args", "example_args", "--state", "first"], "--state takes positions, as in 0,1"),
         (["--args", "example_args", "--ways", "pmap"], "plan knows no way 'pmap'"),
         (["--args", "example_args", "--on", "v5:4x4"], "Did you mean v5e?"),
-        (["--args", "params"], "a_trainer.py:p_step cannot be planned: TypeError: step() missing 1 required positional argument: 'batch'"),
+        (["--args", "params"], "p_step cannot be planned: TypeError: step() missing 1 required"),
         (["--args", "jnp.ones((2, 256, 64)), jnp.ones((3, 4, 256))"], "different sizes along"),
     ],
 )
@@ -190,6 +205,9 @@ def test_an_evaluation_carries_nothing(trainer):
     code, out, _ = _run("a_trainer.py:p_evaluate", "--args", "example_args", "--quiet")
 
     assert code == 0
-    assert textwrap.dedent("""\
+    assert (
+        textwrap.dedent("""\
           replicated     '<lambda>' carries no state that could lie in parts
-    """).strip() in out
+    """).strip()
+        in out
+    )

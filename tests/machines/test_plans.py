@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import textwrap
 import xml.etree.ElementTree as ET
 
@@ -170,6 +171,7 @@ def test_progress_is_told_a_line_at_a_time():
 
     starts = [line.partition(", compiled in")[0] for line in told]
     assert starts == [
+        f"compiles 2 programs, {min(2, os.cpu_count())} at a time",
         "1 of 2: jax.pmap on 8 cpu devices: limit unknown",
         "2 of 2: fsdp on 8 cpu devices: limit unknown",
     ]
