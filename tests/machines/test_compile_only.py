@@ -71,7 +71,14 @@ _LOWERED = {
 
 @pytest.mark.parametrize("entry", _LOWERED)
 def test_what_is_captured_is_a_type_in_the_program(entry, monkeypatch):
-    placed = []
+    placed, put = [], jax.device_put
+
+    def watched(value, where=None, **options):
+        if isinstance(where, NamedSharding):
+            placed.append(value)
+        return put(value, where, **options)
+
+    monkeypatch.setattr(jax, "device_put", watched)
     monkeypatch.setattr(jax, "make_array_from_callback", lambda *args: placed.append(args))
 
     lowered = _LOWERED[entry]()
