@@ -19,6 +19,7 @@ import jax_dist
 from jax_dist.codemod.vendored.mapped import mapped
 from jax_dist.errors import UnsupportedError
 from jax_dist.machines.cost import collectives_of
+from jax_dist.machines.plans import plan
 
 _BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 _TPUS = [pytest.param(name, marks=pytest.mark.tpu_compiler) for name in ("v5e:2x2", "v5e:4x4")]
@@ -116,6 +117,46 @@ def test_state_in_parts_takes_less_than_copies(name, programs):
     assert memory["fsdp"].peak_memory_in_bytes < memory["replicated"].peak_memory_in_bytes
     assert kinds(made["fsdp"])["all-gather"] <= 3  # of each leaf, once; GPUs join two of them
     assert kinds(made["fsdp"]).keys() <= {"all-gather", "all-reduce", "reduce-scatter"}
+
+
+def _large_step(w, x):
+    return w - jax.lax.pmean(jnp.sin(w) * x.sum(), "i")
+
+
+@pytest.mark.tpu_compiler
+def test_a_plan_says_which_way_fits_and_by_how_much():
+    """State and gradient of 8 GiB each: a copy of both does not fit in 15.75 GiB, a part does."""
+    types = (jax.ShapeDtypeStruct((2**21, 1024), "f4"), jax.ShapeDtypeStruct((8,), "f4"))
+
+    found = plan(
+        _large_step, *types, on="v5e:2x2", axis_name="i", donate_argnums=0,
+        ways=["jax.pmap", "fsdp"],
+    )  # fmt: skip
+
+    whole, parts = found.rows
+    assert (whole.fits, whole.program, whole.needed) == (False, None, 16 * 2**30)
+    assert whole.verdict == "does NOT fit, by 268.4 MB"
+    assert (parts.fits, parts.needed) == (True, parts.program.peak_bytes)
+    assert parts.program.argument_bytes == 2**31 + 512
+    assert parts.program.alias_bytes == 2**31
+    assert parts.program.cycles > 0
+    assert found.advice.startswith("It fits on v5e:2x2 only as fsdp; ")
+
+
+@pytest.mark.parametrize("name", [_TPUS[1], _GPUS[1]])
+def test_a_plan_agrees_with_what_the_compiler_says(name, programs):
+    machine = jax_dist.topology(name)
+    program = programs.same_programs(len(machine.devices))["SGD, donated"]
+
+    rows = plan(program.fun, *program.args, on=name, axis_name="i", donate_argnums=0).rows
+
+    memory = _both(program, machine)[0].memory_analysis()
+    assert [row.way for row in rows] == ["jax.pmap", "replicated", "fsdp", "fsdp-regather"]
+    assert rows[0].program.argument_bytes == memory.argument_size_in_bytes
+    assert rows[0].program.temp_bytes == memory.temp_size_in_bytes
+    assert rows[0].needed == memory.peak_memory_in_bytes
+    assert all(row.fits and row.memory == machine.memory for row in rows)
+    assert {each.size for row in rows for each in row.program.collectives} == {16}
 
 
 # ---- every way in, on four hosts
