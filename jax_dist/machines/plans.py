@@ -192,7 +192,7 @@ def machines_of(on: Any) -> list[Machine]:
     if isinstance(on, str | Topology):
         return [_machine(on)]
     asked = list(on)
-    if asked and isinstance(asked[0], jax.Device):
+    if not asked or isinstance(asked[0], jax.Device):
         return [_machine(asked)]
     return list(map(_machine, asked))
 

@@ -183,6 +183,7 @@ def test_progress_is_told_a_line_at_a_time():
         ({"ways": ["fsdp-regater"]}, ArgumentTypeError, "Did you mean fsdp-regather?"),
         ({"on": "v5:4x4"}, TopologyError, "Did you mean v5e?"),
         ({"on": [3]}, ArgumentTypeError, "plan got something else than a machine"),
+        ({"on": []}, ArgumentTypeError, "on=[]"),
         ({"axis_name": None}, UnsupportedError, "'_step' maps nothing"),
         (
             {"axis_name": None, "donate_argnums": 0},
