@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.guards.strict import allow_recompiles as allow_recompiles
     from jax_dist.guards.strict import allow_transfers as allow_transfers
     from jax_dist.guards.strict import strict as strict
+    from jax_dist.machines.topologies import topology as topology
     from jax_dist.mapping.filter_pmap import filter_pmap as filter_pmap
     from jax_dist.mapping.nnx_pmap import nnx_pmap as nnx_pmap
     from jax_dist.mapping.placement import device_put_replicated as device_put_replicated
@@ -39,6 +40,7 @@ _NAMES = {  # what Python sees: imported on first use, so that source tools neve
     "global_views.view": "global_view",
     "guards.memory": "memory_guard",
     "guards.strict": "allow_recompiles allow_transfers strict",
+    "machines.topologies": "topology",
     "mapping.filter_pmap": "filter_pmap",
     "mapping.nnx_pmap": "nnx_pmap",
     "mapping.placement": "device_put_replicated device_put_sharded replicate shard unreplicate",
@@ -72,6 +74,7 @@ __all__ = (
     "rewrite",
     "shard",
     "strict",
+    "topology",
     "unreplicate",
 )
 

@@ -40,6 +40,7 @@ __all__ = (
     "RecordError",
     "RewriteError",
     "StaticArgumentError",
+    "TopologyError",
     "TransferError",
     "UnboundAxisError",
     "UnequalError",
@@ -121,6 +122,10 @@ class RecordError(ValueError):
 
 class GlobalViewError(ValueError):
     """A step, or an argument of `global_view`, is not what its state in parts needs."""
+
+
+class TopologyError(ValueError):
+    """There is no such machine to compile for."""
 
 
 class TransferError(RuntimeError):

@@ -112,6 +112,19 @@ def part(module: str, name: str, *, use: str) -> Any:
     return found
 
 
+def is_compile_only(device: Device) -> bool:
+    """Whether it is a device of `jax.experimental.topologies`: it compiles programs, and runs none.
+
+    The class of its client tells, the same in 0.7.2, 0.10.2 and 0.12.0.1. No public name does:
+    `jax.devices` of its platform would start that, and a real device of a backend that has been
+    cleared is not among them either.
+    """
+    return isinstance(getattr(device, "client", None), _COMPILE_ONLY)
+
+
+_COMPILE_ONLY = find("jaxlib._jax", "CompileOnlyPyClient") or ()
+
+
 def config_value(name: str) -> Any:
     """A setting of JAX, by its name; type checkers know none of them."""
     return getattr(jax.config, name)

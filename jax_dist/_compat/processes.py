@@ -26,6 +26,7 @@ class TakenPmap:
     fun: Callable  # of (args, kwargs), static arguments bound
     in_tree: Any  # of (args, kwargs)
     in_axes: tuple[int | None, ...]
+    donated: tuple[bool, ...]
     out_axes: Any
     axis_name: Any
     devices: tuple[Device, ...] | None
@@ -104,6 +105,7 @@ def _takeovers(originals: Mapping[str, Callable]) -> dict[str, Callable]:
             fun=fun.call_wrapped,
             in_tree=in_tree,
             in_axes=tuple(in_axes),
+            donated=tuple(donated),
             out_axes=jax.tree.unflatten(out_tree, list(out_axes)),
             axis_name=axis_name,
             devices=devices,

@@ -17,10 +17,10 @@ from jax_dist.consistency.faults import Explanation
 from jax_dist.consistency.relations import Verdict, are_alike
 from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Reference, Several
 from jax_dist.errors import ConsistencyError, UnsupportedError, refusal
+from jax_dist.machines import rendering
 from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.placement import is_key
-from jax_dist.rewriting import rendering
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
 from jax_dist.passes import programs as compiled
 from jax_dist.passes.captures import Captures
+from jax_dist.passes.constants import put_copy
 
 _StateLeaves: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, the types on one device
 
@@ -109,7 +110,10 @@ class StepProgram:
         whole = NamedSharding(self.setting.mesh, P())
         with jax.ensure_compile_time_eval():  # it outlives a trace around the first call
             return tuple(
-                state_placement.put_whole(value, whole) for value in self.body.lifted.values
+                put_copy(value, whole)
+                if _compat.is_compile_only(self.setting.mesh.devices.flat[0])
+                else state_placement.put_whole(value, whole)
+                for value in self.body.lifted.values
             )
 
     @property

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _compat
 from jax_dist.errors import GlobalViewError, PlacementError, refusal
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.placement import is_key, own, with_data
@@ -175,6 +176,8 @@ def _size(by_device: NamedSharding) -> int:
 
 def _local_count(by_device: NamedSharding) -> int:
     mesh: Any = by_device.mesh
+    if _compat.is_compile_only(mesh.devices.flat[0]):  # of as many processes as it may be
+        return _size(by_device)
     return mesh.local_mesh.shape[by_device.spec[0]]
 
 

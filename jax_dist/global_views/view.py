@@ -26,7 +26,7 @@ from jax_dist.global_views import programs, state_placement
 from jax_dist.global_views.programs import Ready, Setting, StepProgram
 from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import GivenState, Shardings, StateType
-from jax_dist.mapping import axes, body, meshes
+from jax_dist.mapping import axes, body, meshes, placement
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Call, type_of
@@ -173,9 +173,11 @@ class GlobalView:
           PlacementError: the state lies elsewhere, or as pmap has it with slices that differ.
         """
         call = self._bound(args, kwargs)
+        is_traced = body.any_tracer(call.leaves)
+        if not is_traced:
+            self._check_runs("a call")
         ready = self._ready_for(call)
         leaves = ready.given(call)
-        is_traced = body.any_tracer(leaves)
         if not (is_traced and is_lifted_outside()):
             self._watch.warn_of(ready.program.body.lifted.captures, lifted=not is_traced)
         with self._context(traced=is_traced):
@@ -202,6 +204,7 @@ class GlobalView:
         Raises:
           PlacementError: slices differ, or it cannot be told whether the state is stacked.
         """
+        self._check_runs("place")
         numbers = self._setting.state if argument is None else (argument,)
         several = len(numbers) > 1
         parts = tuple(state) if several else (state,)
@@ -310,6 +313,7 @@ class GlobalView:
         Raises:
           PlacementError: an array has no rows, or the devices do not divide them.
         """
+        self._check_runs("place_batch")
         return state_placement.place_batch(batch, self._setting.by_device, rows=rows)
 
     @property
@@ -354,6 +358,10 @@ class GlobalView:
             why="the state is the argument that is carried from call to call",
             do="Give its position by state=, or state=None for a function that carries nothing.",
         )
+
+    def _check_runs(self, what: str) -> None:
+        name = f"{what} of the global view of '{self._setting.fun_name}'"
+        placement.check_runs(self._setting.mesh.devices.flat[:1], name)
 
     def _context(self, *, traced: bool) -> Any:
         """Steps out of a mesh that the user has set."""

@@ -164,6 +164,8 @@ class Dispatcher:
 
     def _take(self, program: Program, call: Call, args: tuple, kwargs: dict) -> _compat.Answer:
         """A call on arrays, outside of any trace and any mesh."""
+        devices = self._options.choice.devices or ()
+        placement.check_runs(devices[:1], f"pmap of '{call.fun_name}'")
         if self._processes is not None and self._processes.must_convert(call.leaves):
             return self._processes.call(*args, **kwargs), None, False
 
@@ -323,7 +325,7 @@ class Dispatcher:
         if self._is_chosen:
             return
         self._is_chosen = True
-        if len({device.process_index for device in self._options.choice.candidates()}) <= 1:
+        if len(set(map(meshes.owner_of, self._options.choice.candidates()))) <= 1:
             return
         from jax_dist.mapping.process_calls import ProcessCalls  # most programs need none
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, refusal
@@ -170,8 +171,8 @@ class _Filtered:
             return kind.joined(kind.mapped(*call.arrays))
 
     def lower(self, /, *args: Any, **kwargs: Any) -> "_Lowered":
-        """The program for these arguments."""
-        call = self._split(args, kwargs)
+        """The program for these arguments; `jax.ShapeDtypeStruct` will do for arrays."""
+        call = self._split(jax.tree.map(_standing_in, args), kwargs)
         kind = self._kind(call)
         return _Lowered(self._split, kind, kind.mapped.lower(*call.arrays))
 
@@ -382,6 +383,14 @@ def _of_number(leaf: Any) -> Hashable:
 def _is_array(leaf: Any) -> bool:
     """What Equinox takes for an array: that of JAX or of NumPy, also a scalar of NumPy."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _standing_in(leaf: Any) -> Any:
+    """For a type, an array of it, which the user's axes take for one; it has one element."""
+    is_type = isinstance(leaf, jax.ShapeDtypeStruct)
+    if not is_type or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
 def _filled(tree: Any, rest: Sequence[Any], arrays: Iterable[Any]) -> Any:

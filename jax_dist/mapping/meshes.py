@@ -191,8 +191,8 @@ def _lay_out(
     *,
     whole: bool,
 ) -> Layout:
-    owners = sorted({device.process_index for device in candidates})
-    groups = {owner: [d for d in candidates if d.process_index == owner] for owner in owners}
+    owners = sorted({owner_of(device) for device in candidates})
+    groups = {owner: [d for d in candidates if owner_of(d) == owner] for owner in owners}
     available = min(len(group) for group in groups.values())
     local_size, rest = divmod(size, len(owners)) if whole else (size, 0)
     if rest:
@@ -233,9 +233,17 @@ def _lay_out(
     return Layout(mesh=mesh, size=whole_size, processes=len(owners))
 
 
+def owner_of(device: Device) -> int:
+    """The process that a device runs programs of.
+
+    Those of a topology run none, of however many hosts they are: all count as one process's.
+    """
+    return 0 if _compat.is_compile_only(device) else device.process_index
+
+
 def _process_of(row: object) -> int:
     """The process of one row of a mesh: a device, or an array of devices of one process."""
-    return np.asarray(row, dtype=object).flat[0].process_index
+    return owner_of(np.asarray(row, dtype=object).flat[0])
 
 
 @dataclasses.dataclass(slots=True)

@@ -7,7 +7,7 @@ those of the data inside: `[*s]` as `[*s, n]`.
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._compat.private import Device
 from jax_dist.errors import PlacementError, refusal
-from jax_dist.mapping import meshes
+from jax_dist.mapping import meshes, refusals
 from jax_dist.passes.programs import is_staged
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
@@ -48,6 +48,7 @@ def replicate(
     True
     """
     sharding = NamedSharding(_mesh_of(where), P())
+    check_runs(sharding.device_set, "replicate")
     return jax.device_put(tree if may_alias else own(tree, sharding), sharding)
 
 
@@ -70,6 +71,7 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any, *, may_alias: bool = False) -> A
     >>> len(shard(np.zeros((jax.device_count(), 2)), mesh, P("i")).addressable_shards)
     8
     """
+    check_runs(mesh.devices.flat, "shard")
     here = jax.process_index()
     foreign = any(device.process_index != here for device in mesh.devices.flat)
 
@@ -136,6 +138,7 @@ def device_put_replicated(tree: Any, devices: Sequence[Device], *, may_alias: bo
     devices = tuple(devices)
     if not devices:
         raise _unlike_counts("device_put_replicated", 1, 0)
+    check_runs(devices, "device_put_replicated")
     tree = tree if may_alias else own(tree, _over(devices))
     return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
 
@@ -163,6 +166,7 @@ def device_put_sharded(
     shards, devices = list(shards), tuple(devices)
     if len(shards) != len(devices) or not shards:
         raise _unlike_counts("device_put_sharded", len(shards), len(devices))
+    check_runs(devices, "device_put_sharded")
     structures = [jax.tree.structure(shard) for shard in shards]
     if len(set(structures)) > 1:
         raise _unlike_shards("", structures)
@@ -195,6 +199,13 @@ def _unlike_shards(path: str, kinds: Sequence[Any]) -> PlacementError:
         why="the shards become the slices of one array, along a new leading dimension",
         do="Give shards of one structure, with the same shapes and dtypes.",
     )
+
+
+def check_runs(devices: Iterable[Device], what: str) -> None:
+    """Raises UnsupportedError where `what` is to run on devices that only compile."""
+    for device in devices:
+        if _compat.is_compile_only(device):
+            raise refusals.runs_nothing(what, device)
 
 
 def can_be_put(leaf: Any) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from jax_dist._usage import nearest
-from jax_dist.errors import MappedAxisError, StaticArgumentError, refusal
+from jax_dist.errors import MappedAxisError, StaticArgumentError, UnsupportedError, refusal
 
 
 def not_callable(fun: object) -> TypeError:
@@ -36,6 +36,18 @@ def bad_argument_numbers(argument: str, value: object) -> ValueError:
         which=[f"{argument}={value!r}"],
         why="arguments are counted from the first one, which is 0",
         do="Count the position of the argument from the left.",
+    )
+
+
+def runs_nothing(what: str, device: object) -> UnsupportedError:
+    """`what` is to run on a device that only compiles."""
+    return refusal(
+        UnsupportedError,
+        what=f"{what} cannot run on these devices, which only compile",
+        which=[f"{device} is a device of a topology"],
+        why="no such machine is attached: its compiler is here, and nothing else of it",
+        do="Use .lower(...).compile(), with jax.ShapeDtypeStruct for arrays; to run it, give "
+        "devices of jax.devices().",
     )
 
 

@@ -375,7 +375,8 @@ class Placements:
                 placed = PlacedCaptures([self._holder(*pair, place) for pair in pairs])
                 self._sets[keys] = placed
             lifted.placed[where] = placed
-            lifted.values[:] = placed.values
+            if not any(isinstance(each, jax.ShapeDtypeStruct) for each in placed.values):
+                lifted.values[:] = placed.values
         return lifted.placed[where]
 
     def _holder(self, key: Hashable, value: Any, place: Callable[[Any], Any]) -> "_Holder":

@@ -3,8 +3,7 @@
 In comes the user's function with its options (`api`). `program` traces it once per signature, runs
 the passes in their order, and keeps a jit object for each set of captured arrays; `remesh` and
 `loops` move pmaps, and the loops around them, onto one mesh. Out comes a function that is called
-like the user's; or, for `explain`, a report: `cost` measures the compiled programs, `alternatives`
-compares the ways to write the function, `rendering` prints.
+like the user's; or, for `explain`, a report, for which `machines` measures the compiled programs.
 
 The user's Python runs once per signature, and never to make a report. What cannot be shown to be
 sound stays as the user wrote it, and the report says why.

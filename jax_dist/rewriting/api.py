@@ -3,26 +3,30 @@
 For a report both programs, as it was and rewritten, are compiled and measured, and nothing is run.
 """
 
+import dataclasses
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat, errors
+from jax_dist._compat.private import Device
 from jax_dist._exceptions import text_of
 from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
+from jax_dist.machines.cost import ProgramCost
 from jax_dist.mapping import axes
 from jax_dist.passes.captures import Captures, Policy, find_captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.hazards import find_hazards
 from jax_dist.passes.pipeline import PassFinding
-from jax_dist.rewriting import alternatives
-from jax_dist.rewriting.cost import ProgramCost
 from jax_dist.rewriting.program import Partitioning, RewrittenProgram, Specs, Wishes
 from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report
+
+if TYPE_CHECKING:
+    from jax_dist.machines.topologies import Topology
 
 
 class Rewritten:
@@ -178,6 +182,7 @@ def explain(
     gathers: Gathers = "reduce",
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
+    devices: "Topology | str | Sequence[Device] | None" = None,
     **kwargs: Any,
 ) -> Report:
     """Reports what `rewrite` would do with a function, what not, and why; runs nothing.
@@ -190,28 +195,40 @@ def explain(
       gathers: see `rewrite`.
       partitioning: see `rewrite`.
       specs: see `rewrite`.
+      devices: of the machine that the report is for: what `jax_dist.topology` returns, its name, or
+        a list. `fun` is then a mapped function, whose step every device runs with as much as here;
+        and the report has its plan: what each way to run it takes there, and whether that fits.
       **kwargs: as in a call of `fun`.
 
     Returns:
       The report: a table when printed, the same in a notebook, `to_dict()` for machines. It has
       what was rewritten and what was refused, by line; captured arrays; the collectives of the
       compiled program before and after, and their bytes; sizes and memory; whether the program has
-      the same key in the persistent cache in every process; for a function with pmaps, whether pmap
-      or shard_map moves less; and, for a mapped step that returns its state, the memory of each
-      device when `global_view` shards that state.
+      the same key in the persistent cache in every process; and the plan, if there are `devices`.
 
     Raises:
       RewriteError: see `rewrite`.
+      UnsupportedError: there are `devices`, and `fun` maps nothing.
 
     >>> import jax, jax.numpy as jnp
     >>> table = jnp.ones((100, 100))
     >>> explain(lambda x: x @ table, jnp.ones(100)).captured[0].name
     'table'
     """
-    rewritten = rewrite(
-        fun, mesh=mesh, captures=captures, gathers=gathers, partitioning=partitioning, specs=specs
+    options: dict[str, Any] = dict(
+        mesh=mesh, captures=captures, gathers=gathers, partitioning=partitioning, specs=specs
     )
-    return rewritten.report(*args, **kwargs)
+    if devices is None:
+        return rewrite(fun, **options).report(*args, **kwargs)
+    # A rewriting does without the global view, which is among the ways of a plan.
+    from jax_dist.machines.plans import machines_of, plan_step  # noqa: PLC0415
+    from jax_dist.machines.steps import MappedStep  # noqa: PLC0415
+
+    (machine,) = machines_of(devices)
+    step = MappedStep.of_mapped(fun, args, kwargs)
+    there = rewrite(step.mapped(jax.pmap, machine.devices), **options)
+    report = there.report(*step.leaves(len(machine.devices)))
+    return dataclasses.replace(report, plan=plan_step(step, [machine]))
 
 
 def _report_of(
@@ -241,15 +258,10 @@ def _report_of(
     if before is not None:
         cache_before = CacheVerdict.of(before, [capture.name for capture in large])
     kept = [capture.name for capture in large if capture.key not in lifted]
-    program_after, compare = ProgramCost.of(after), None
-    # With several processes, too, the program as it is may compute something else.
-    if before is not None and jax.process_count() == 1:
-        programs = (program_before, program_after)
-        compare = alternatives.compare(traced, fun, name, (args, kwargs), programs)
     return Report(
         name=name,
         before=program_before,
-        after=program_after,
+        after=ProgramCost.of(after),
         cache_before=cache_before,
         cache_after=CacheVerdict.of(after, kept),
         findings=(
@@ -269,5 +281,4 @@ def _report_of(
             )
             for each in captured
         ),
-        compare=compare,
     )

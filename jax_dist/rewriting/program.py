@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import dispatch, process_calls
+from jax_dist.mapping import dispatch, placement, process_calls
 from jax_dist.mapping.body import any_tracer
 from jax_dist.multihost.agreement import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, pipeline, programs
@@ -147,6 +147,8 @@ class RewrittenProgram:
             with self._programs.under_way(found):
                 jitted = self._programs.of(None, _variant(found)).jitted
                 return jitted(*args, **kwargs), None, False
+        for mesh in self._meshes(self._find(traced, args, kwargs)):
+            placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
         args, kwargs = self._first_state_placed(traced, args, kwargs)
         try:
             return self._run(program, traced, args, kwargs)
@@ -202,8 +204,7 @@ class RewrittenProgram:
         mesh = found.mesh
         if mesh is None and jax.process_count() > 1:
             # One with devices of other processes too, where arrays of this one cannot be used.
-            meshes = meshes_of(traced.lifted.jaxpr, found.shardings)
-            mesh = next((mesh for mesh in meshes if mesh.is_multi_process), None)
+            mesh = next((each for each in self._meshes(found) if each.is_multi_process), None)
         placed = self._placements.of(traced.lifted, mesh, lambda value: _placed(value, mesh))
         return self._programs.of(placed, _variant(found)), placed, found
 
@@ -218,6 +219,11 @@ class RewrittenProgram:
         # Under grad and vmap arguments do not say how they lie; they did when called before.
         self._mesh_seen = found or self._mesh_seen
         return _KnownCall(traced, shardings, self._mesh_seen)
+
+    def _meshes(self, found: _KnownCall) -> list[Mesh]:
+        """Those that the program runs on."""
+        wished = [] if self.wishes.mesh is None else [self.wishes.mesh]
+        return [*wished, *meshes_of(found.traced.lifted.jaxpr, found.shardings)]
 
     def _serve_all(self, call: Callable) -> None:
         is_full = self._used[-1]

@@ -16,10 +16,10 @@ import jax
 
 from jax_dist import _compat
 from jax_dist._usage import counted
+from jax_dist.machines import rendering
+from jax_dist.machines.cost import Collective, ProgramCost, Runs
+from jax_dist.machines.report import Plan
 from jax_dist.passes.pipeline import Outcome, PassFinding, human_bytes
-from jax_dist.rewriting import rendering
-from jax_dist.rewriting.alternatives import Comparison
-from jax_dist.rewriting.cost import Collective, ProgramCost, Runs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Report:
     cache_after: CacheVerdict
     findings: tuple[PassFinding, ...] = ()
     captured: tuple[CapturedArray, ...] = ()
-    compare: Comparison | None = None  # the ways to write the function; None if not asked for
+    plan: Plan | None = None  # the ways to run the step on a machine; None if not asked for
 
     @property
     def summary(self) -> str:
@@ -122,7 +122,7 @@ class Report:
             "after": rendering.plain(self.after),
             "cache_before": rendering.plain(self.cache_before),
             "cache_after": rendering.plain(self.cache_after),
-            "compare": self.compare.to_dict() if self.compare else None,
+            "plan": self.plan.to_dict() if self.plan else None,
         }
 
     def __repr__(self) -> str:  # at a prompt, the table
@@ -165,10 +165,10 @@ def _sections(report: Report) -> Iterator[rendering.Section]:
         yield rendering.Section("Program, on one device", (_program_table(report),))
     if found or not report.cache_after.stable:
         yield rendering.Section("Key in the persistent cache", _cache(report))
-    if report.compare:
-        advice = rendering.ReportEntry("", report.compare.advice)
-        yield rendering.Section("Ways to write it", (advice,))
-        yield from report.compare.sections()
+    if report.plan:
+        advice = rendering.ReportEntry("", report.plan.advice)
+        yield rendering.Section("Ways to run it", (advice,))
+        yield from report.plan.sections()
 
 
 def _captured_table(arrays: tuple[CapturedArray, ...]) -> rendering.Table:

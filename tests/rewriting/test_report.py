@@ -14,10 +14,10 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
+from jax_dist.machines import cost, rendering
+from jax_dist.machines.cost import Collective, ProgramCost
+from jax_dist.machines.report import Machine, Plan, PlannedWay
 from jax_dist.passes.pipeline import PassFinding
-from jax_dist.rewriting import cost, rendering
-from jax_dist.rewriting.alternatives import Comparison
-from jax_dist.rewriting.cost import Collective, ProgramCost
 from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report
 
 pytestmark = pytest.mark.rewriting
@@ -155,8 +155,13 @@ def _hostile(text):
     collective = Collective(text, (text, "j"), 10**6, 10**6, 10**12, 1e12, "in a branch")
     program = ProgramCost((collective,), *[10**15] * 5)
     verdict = CacheVerdict(stable=False, causes=(text, text))
-    ways = Comparison(text, ((text, program), (f"{text}2", ProgramCost()), (f"{text}3", text)))
-    return Report(text, program, ProgramCost(), verdict, verdict, (finding,), (captured,), ways)
+    machine = Machine("v5e:2x2", (jax.devices()[0],), 10**15)
+    rows = (
+        PlannedWay("v5e:2x2", text, program, 10**6, 10**15, 10**15),
+        PlannedWay("v5e:2x2", f"{text}2", problem=text),
+    )
+    plan = Plan(text, (machine,), rows)
+    return Report(text, program, ProgramCost(), verdict, verdict, (finding,), (captured,), plan)
 
 
 @pytest.mark.parametrize("text", ["a" * 300, "ab " * 100, "/a-b" * 75, "self.layers['w'] " * 9])
@@ -164,7 +169,7 @@ def test_no_line_is_longer_than_a_terminal(text):
     report = _hostile(text)
 
     assert max(map(len, str(report).splitlines())) <= 80
-    assert max(map(len, str(report.compare).splitlines())) <= 80
+    assert max(map(len, str(report.plan).splitlines())) <= 80
 
 
 def test_the_middle_of_a_long_name_gives_way():
@@ -268,7 +273,7 @@ def test_the_data_go_through_json():
         "after",
         "cache_before",
         "cache_after",
-        "compare",
+        "plan",
     ]
     assert data["moved_bytes"] == {"before": 12_393.0, "after": 1_540.0}
     assert data["findings"][1] == {
@@ -326,120 +331,18 @@ def test_a_report_of_real_programs():
     ]
 
 
-def _moving(amount):
-    return ProgramCost((Collective("all-reduce", ("i",), 4, 1, 64, amount),), temp_bytes=2_000)
-
-
-def test_the_whole_comparison():
-    rows = (("pmap", _moving(12_345.0)), ("shard_map", _moving(1_543.2)), ("global view", "No."))
-
-    assert str(Comparison("step", rows)) == textwrap.dedent("""\
-        step, 3 ways to write it. Take shard_map: 1.5 kB moved per step, against 12.3 kB
-          with pmap.
-
-        Each way, per step on one device
-                     collectives    moved  arguments  temporary
-          pmap                 1  12.3 kB    unknown     2.0 kB
-          shard_map            1   1.5 kB    unknown     2.0 kB
-
-        Moved, per step from one device
-          pmap       ████████████████████████████████████████  12.3 kB
-          shard_map  █████                                      1.5 kB
-
-        Does not compile
-          global view  No.""")
-
-
-@pytest.mark.parametrize(
-    ("amounts", "best", "advice"),
-    [
-        (
-            (96.0, 96.0, 0.0),
-            "by hand",
-            "Take by hand: 0 B moved per step, against 96 B with pmap and 96 B with shard_map.",
-        ),
-        (
-            (96.0, 96.0, 96.0),
-            "by hand",
-            "Take by hand: 96 B moved per step. It moves as much as pmap and shard_map, "
-            "and is simpler.",
-        ),
-        (
-            (96.0, 96.0, 5_000.0),
-            "shard_map",
-            "Take shard_map: 96 B moved per step, against 5.0 kB with by hand. It moves as "
-            "much as pmap, and is simpler.",
-        ),
-        (
-            (96.0, 95.9999999, 97.0),  # the same, added in another order
-            "shard_map",
-            "Take shard_map: 96 B moved per step, against 97 B with by hand. It moves as "
-            "much as pmap, and is simpler.",
-        ),
-    ],
-)
-def test_which_way_to_take(amounts, best, advice):
-    ways = ("pmap", "shard_map", "by hand")
-
-    comparison = Comparison("step", tuple(zip(ways, map(_moving, amounts), strict=True)))
-
-    assert comparison.best == best
-    assert comparison.advice == advice
-
-
-def test_no_way_compiles():
-    comparison = Comparison("step", (("pmap", "ValueError: no"), ("shard_map", "TypeError: no")))
-
-    assert comparison.best is None
-    assert str(comparison) == textwrap.dedent("""\
-        step, 2 ways to write it. Take none of them: none compiles.
-
-        Does not compile
-          pmap       ValueError: no
-          shard_map  TypeError: no""")
-
-
-def test_nothing_moved_has_no_bars():
-    comparison = Comparison("step", (("pmap", ProgramCost()), ("shard_map", ProgramCost())))
-
-    assert str(comparison) == textwrap.dedent("""\
-        step, 2 ways to write it. Take shard_map: 0 B moved per step. It moves as much
-          as pmap, and is simpler.
-
-        Each way, per step on one device
-                     collectives  moved  arguments  temporary
-          pmap                 0    0 B    unknown    unknown
-          shard_map            0    0 B    unknown    unknown""")
-
-
-def test_the_comparison_as_data():
-    data = Comparison("step", (("pmap", _moving(96.0)), ("shard_map", "No."))).to_dict()
-
-    assert json.loads(json.dumps(data)) == data
-    assert data["best"] == "pmap"
-    assert data["advice"] == "Take pmap: 96 B moved per step."
-    assert data["rows"][0]["moved_bytes"] == 96.0
-    assert data["rows"][0]["program"]["temp_bytes"] == 2_000
-    assert data["rows"][1] == {
-        "way": "shard_map",
-        "moved_bytes": None,
-        "program": None,
-        "failed": "No.",
-    }
-
-
-def test_a_report_ends_with_the_comparison():
-    rows = (("pmap", _moving(96.0)), ("shard_map", _moving(12.0)))
-    report = Report(
-        "step", *[ProgramCost()] * 2, _STABLE, _STABLE, compare=Comparison("step", rows)
-    )
+def test_a_report_ends_with_the_plan():
+    machine = Machine("v5e:2x2", (jax.devices()[0],) * 4, 16_911_433_728)
+    rows = (PlannedWay("v5e:2x2", "fsdp", needed=20_000_000_000, memory=16_911_433_728),)
+    plan = Plan("step", (machine,), rows)
+    report = Report("step", *[ProgramCost()] * 2, _STABLE, _STABLE, plan=plan)
 
     assert str(report).splitlines()[2:8] == [
-        "Ways to write it",
-        "  Take shard_map: 12 B moved per step, against 96 B with pmap.",
+        "Ways to run it",
+        "  It does not fit on v5e:2x2: fsdp needs least there, 20.0 GB of 16.9 GB.",
         "",
-        "Each way, per step on one device",
-        "             collectives  moved  arguments  temporary",
-        "  pmap                 1   96 B    unknown     2.0 kB",
+        "v5e:2x2: 4 devices on 1 host, with 16.9 GB for programs on each",
+        "  way   on one device            arguments  temporary     peak",
+        "  fsdp  does NOT fit, by 3.1 GB          -          -  20.0 GB",
     ]
-    assert report.to_dict()["compare"]["best"] == "shard_map"
+    assert report.to_dict()["plan"]["rows"][0]["fits"] is False

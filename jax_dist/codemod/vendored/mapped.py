@@ -164,7 +164,9 @@ class _Program:
     @functools.cached_property
     def processes(self) -> int:
         """How many own them."""
-        return len({device.process_index for device in self.devices})
+        owners = {device.process_index for device in self.devices}
+        # Of a topology, whose programs are only compiled, no process is here.
+        return len(owners) if max(owners) < jax.process_count() else 1
 
     def trace(self, args: Any, kwargs: Any) -> Any:
         """The shard_map for these arguments, which are those of all."""
@@ -301,8 +303,9 @@ class _Program:
         taken = collections.Counter()
         chosen = []
         for device in self.devices:
-            if taken[device.process_index] < size:
-                taken[device.process_index] += 1
+            owner = device.process_index if self.processes > 1 else 0
+            if taken[owner] < size:
+                taken[owner] += 1
                 chosen.append(device)
         if (fewest := min(taken.values())) < size:
             raise ValueError(

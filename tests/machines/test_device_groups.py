@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_dist.rewriting import cost
+from jax_dist.machines import cost
 
 pytestmark = pytest.mark.rewriting
 

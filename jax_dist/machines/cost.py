@@ -44,9 +44,12 @@ class ProgramCost:
     collectives: tuple[Collective, ...] = ()
     stablehlo_bytes: int = 0  # of the program's text, before it is compiled
     constants_bytes: int = 0  # of the arrays that are part of the compiled program
-    argument_bytes: int | None = None  # this and the next two: None where the backend does not tell
+    argument_bytes: int | None = None  # this and the next four: None where the compiler is silent
     output_bytes: int | None = None
     temp_bytes: int | None = None
+    alias_bytes: int | None = None  # of results that take over the memory of arguments
+    peak_bytes: int | None = None  # of all of them together; the compiler of CPUs leaves out some
+    cycles: int | None = None  # as the compiler of TPUs estimates each instruction; others do not
 
     @property
     def moved_bytes(self) -> float:
@@ -63,8 +66,16 @@ class ProgramCost:
           lowered: what `jax.jit(fun).lower(*args)` returns.
           mesh: whose axes to name in the collectives; those of the program itself where not given.
         """
-        stablehlo = lowered.as_text()
-        compiled = lowered.compile()
+        return cls.of_compiled(lowered.compile(), lowered.as_text(), mesh)
+
+    @classmethod
+    def of_compiled(
+        cls,
+        compiled: jax.stages.Compiled,
+        stablehlo: str,
+        mesh: Mesh | AbstractMesh | None = None,
+    ) -> "ProgramCost":
+        """The same of a program that is compiled already; `stablehlo`: its text before."""
         module = _parse(compiled.as_text() or "")
         # The meshes that the program names. Without those that number devices otherwise.
         named = [
@@ -82,6 +93,9 @@ class ProgramCost:
             argument_bytes=getattr(memory, "argument_size_in_bytes", None),
             output_bytes=getattr(memory, "output_size_in_bytes", None),
             temp_bytes=getattr(memory, "temp_size_in_bytes", None),
+            alias_bytes=getattr(memory, "alias_size_in_bytes", None),
+            peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
+            cycles=_cycles(module),
         )
 
 
@@ -134,11 +148,27 @@ def _collectives(module: _HloModule, meshes: Sequence[_Sizes]) -> tuple[Collecti
         if math.prod(sizes.values()) == module.devices
     ]
     counts: dict[Collective, int] = {}
+    begun: set[str] = set()
     for instruction, times, runs in _executed(module, module.entry, 1, "always"):
+        # Those of TPUs run beside several fusions, and stand in each of them with the same number.
+        if part := _PART_OF_CHAIN.search(instruction.attributes):
+            if part[1] in begun:
+                continue
+            begun.add(part[1])
         each = _collective(instruction, module.devices, fitting, runs)
         if each is not None:
             counts[each] = counts.get(each, 0) + times
     return tuple(dataclasses.replace(each, count=count) for each, count in counts.items())
+
+
+def _cycles(module: _HloModule) -> int | None:
+    """What the compiler estimates for all instructions; None where it does not."""
+    estimates = [
+        int(found[1]) * times
+        for instruction, times, _ in _executed(module, module.entry, 1, "always")
+        if (found := _ESTIMATED.search(instruction.attributes))
+    ]
+    return sum(estimates) if estimates else None
 
 
 def _executed(
@@ -276,6 +306,8 @@ _ROLES: dict[str, _Role] = {
     "branch_computations": "branch",
 }
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_PART_OF_CHAIN = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
+_ESTIMATED = re.compile(r'"estimated_cycles":"(\d+)"')
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 
 

@@ -11,8 +11,8 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.rewriting import cost
-from jax_dist.rewriting.cost import Collective
+from jax_dist.machines import cost
+from jax_dist.machines.cost import Collective
 
 pytestmark = pytest.mark.rewriting
 
@@ -359,6 +359,51 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 backend_config={"known_trip_count":{"n":"6"}}
 }
 """
+
+
+# A gather that runs beside two fusions, as the compiler of TPUs writes it, and two others.
+_CHAIN = """\
+HloModule jit_step, num_partitions=16
+
+%one (p: bf16[8,16]) -> bf16[128,16] {
+  %p = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %all-gather.1 = bf16[128,16]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=4, \
+replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+}
+
+%two (p: bf16[8,16]) -> bf16[128,16] {
+  %p = bf16[8,16]{1,0} parameter(0)
+  ROOT %all-gather.2 = bf16[128,16]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=4, \
+replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+}
+
+ENTRY %main (a: bf16[8,16]) -> bf16[128,16] {
+  %a = bf16[8,16]{1,0} parameter(0)
+  %fusion.1 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%one, \
+backend_config={"estimated_cycles":"700"}
+  %fusion.2 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%two, \
+backend_config={"estimated_cycles":"50"}
+  %again.3 = bf16[128,16]{1,0} all-gather(%a), channel_id=5, \
+replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, dimensions={0}
+  ROOT %again.4 = bf16[128,16]{1,0} all-gather(%a), channel_id=6, \
+replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, dimensions={0}
+}
+"""
+
+
+def test_a_collective_that_stands_in_several_fusions_is_counted_once():
+    (gather,) = cost.collectives_of(_CHAIN)
+
+    assert (gather.kind, gather.size, gather.count, gather.result_bytes) == (
+        "all-gather", 16, 3, 4096,
+    )  # fmt: skip
+
+
+def test_the_estimates_of_all_instructions_are_added():
+    assert cost._cycles(cost._parse(_CHAIN)) == 750
+    assert cost._cycles(cost._parse(_ASYNC)) is None
 
 
 def test_a_condition_is_asked_once_more_than_the_body_runs():

@@ -1,0 +1,109 @@
+"""Compiles a training step in several ways for machines that are not here, and says what fits.
+
+Nothing is run, and no such machine is needed: only its compiler, `jax[tpu]` or `jax[cuda12]`.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from jax_dist._usage import MisuseError
+from jax_dist.commands import outputs, terminal
+from jax_dist.commands.terminal import Exit, Help
+
+if TYPE_CHECKING:
+    from jax_dist.machines.report import Plan
+
+_EPILOG = """\
+exit codes: 0 some way fits on each machine, 1 on one of them none does, 2 the command was invalid
+
+The arguments are those of a call of the mapped function, of any number of slices; with --axis-name,
+those of one device. An expression that makes arrays is only traced: it takes no memory. On each
+machine, every device gets as much as here.
+
+examples:
+  jax-dist plan train.py:p_train_step --args "state, batch" --on v5e:4x4
+  jax-dist plan train.py:p_train_step --args example_args --on v5e:4x4 --on h100:2x8 --plot plan.svg
+  jax-dist plan train.py:step --axis-name batch --donate 0 --args "init(), rows(32)" --on v5e-64
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="whether a step fits on a machine, and in which way",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=Help,
+    )
+    parser.add_argument("step", metavar="FILE:NAME", help="the mapped function, as train.py:p_step")
+    parser.add_argument(
+        "--args",
+        required=True,
+        metavar="EXPRESSION",
+        help="its arguments, in the names of the file; or a function there that returns them",
+    )
+    parser.add_argument(
+        "--keywords",
+        metavar="EXPRESSION",
+        help='a dict of those that are passed by keyword, as in "dict(rng=keys)"',
+    )
+    parser.add_argument(
+        "--on",
+        action="append",
+        metavar="MACHINE",
+        help="such as v5e:4x4, v5e-64, v5p:2x2x4, h100 or h100:2x8; can be repeated; by default "
+        "the devices that are here",
+    )
+    parser.add_argument(
+        "--ways",
+        metavar="NAMES",
+        help="with commas between, of: jax.pmap, jax_dist.pmap, replicated, fsdp, fsdp-regather",
+    )
+    parser.add_argument("--state", metavar="POSITIONS", help="of the arguments that are carried")
+    one = parser.add_argument_group("if NAME is the function of one device")
+    one.add_argument("--axis-name", metavar="AXIS", help="the mapped axis")
+    one.add_argument("--in-axes", metavar="EXPRESSION", help="as for pmap (0)")
+    one.add_argument("--out-axes", metavar="EXPRESSION", help="as for pmap (0)")
+    one.add_argument("--donate", metavar="POSITIONS", help="positions of the donated arguments")
+    one.add_argument("--static", metavar="POSITIONS", help="positions of the static arguments")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", metavar="FILE.svg", help="write a picture of the memory")
+    parser.add_argument("--quiet", action="store_true", help="no progress on the standard error")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+    if options.plot:
+        outputs.check("--plot", options.plot, "a picture of jax-dist plan")
+    from jax_dist.commands import plan_run  # not at the top: `--help` need not wait for jax
+
+    line = terminal.ProgressLine(err, "compiling")
+    told: Callable[[str], object] = (lambda text: None) if options.quiet else line.print
+    try:
+        found = plan_run.planned(options, told)
+    finally:
+        line.close()
+    if options.plot:
+        outputs.save("--plot", options.plot, found.picture(), "a picture of jax-dist plan")
+    print(json.dumps(found.to_dict(), indent=2) if options.json else str(found), file=out)
+    fits = all(_some_fit(found, machine) for machine in found.machines)
+    return Exit.OK if fits else Exit.FINDINGS
+
+
+def positions(option: str, text: str | None) -> tuple[int, ...] | None:
+    """
+    >>> positions("--state", "0,2")
+    (0, 2)
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise MisuseError(f"{option} takes positions, as in 0,1; not {text!r}")
+    return tuple(map(int, parts))
+
+
+def _some_fit(found: "Plan", machine: Any) -> bool:
+    return any(row.fits is not False and not row.problem for row in found.on(machine))

@@ -1,0 +1,157 @@
+"""What `jax-dist plan` does, once it knows what is asked: loads the file, and plans the step."""
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from jax_dist._usage import MisuseError, hint
+from jax_dist.commands.plan import positions
+
+_OF_ONE_DEVICE = ("in_axes", "out_axes", "donate", "static")
+
+
+def planned(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:
+    """The plan that is asked for.
+
+    Raises:
+      MisuseError: there is no such file, name or machine, or the arguments cannot be made.
+    """
+    if options.on and "jax" not in sys.modules:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not here
+    import jax
+
+    from jax_dist import errors
+    from jax_dist.machines.plans import plan
+
+    path, _, name = options.step.rpartition(":")
+    if not path or not name:
+        raise MisuseError(f"{options.step!r} names no function. Give FILE:NAME, as train.py:step.")
+    names = _names_of(path)
+    step = _found(name, names, path)
+    given: dict[str, Any] = {}
+    for option in _OF_ONE_DEVICE:
+        text = getattr(options, option)
+        if text is None:
+            continue
+        flag = f"--{option.replace('_', '-')}"
+        if options.axis_name is None:
+            raise MisuseError(f"{flag} is for a function of one device: give --axis-name, too")
+        if option in ("donate", "static"):
+            given[_PMAPS[option]] = positions(flag, text)
+        else:
+            given[option] = _value(flag, text, names)
+    args = _arguments("--args", options.args, names)
+    keywords = _keywords(options.keywords, names)
+    state = positions("--state", options.state)
+    try:
+        return plan(
+            step,
+            *args,
+            keywords=keywords,
+            on=options.on or jax.devices(),
+            axis_name=options.axis_name,
+            state=state,
+            ways=options.ways.split(",") if options.ways else None,
+            progress=progress,
+            **given,
+        )
+    except Exception as error:  # of the user's function, too, which is traced
+        own = type(error).__module__ == errors.__name__
+        said = str(error) if own else f"{options.step} cannot be planned: {_said(error)}"
+        raise MisuseError(said) from error
+
+
+_PMAPS = {"donate": "donate_argnums", "static": "static_broadcasted_argnums"}
+
+
+def _names_of(path: str) -> dict[str, Any]:
+    """What a file defines; what stands below `__name__ == "__main__"` does not run."""
+    if not os.path.isfile(path):
+        raise MisuseError(f"there is no file {path}")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise MisuseError(f"{path} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise MisuseError(f"{path} cannot be loaded: {_said(error)}") from error
+    return vars(module)
+
+
+def _found(name: str, names: dict[str, Any], path: str) -> Any:
+    """What a name stands for, as in `Trainer.step`."""
+    first, *others = name.split(".")
+    if first not in names:
+        functions = [each for each, value in names.items() if callable(value)]
+        near = hint(first, functions, "Give a function that stands outside of all others.")
+        raise MisuseError(f"{path} has no {first!r}. {near}")
+    value = names[first]
+    for other in others:
+        if not hasattr(value, other):
+            raise MisuseError(f"{first} of {path} has no {other!r}")
+        value = getattr(value, other)
+    if not callable(value):
+        raise MisuseError(f"{name} of {path} is no function, but {type(value).__name__}")
+    return value
+
+
+def _value(flag: str, text: str, names: dict[str, Any]) -> Any:
+    """An expression in the names of a file; those of JAX and NumPy are there in any case."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    try:
+        return eval(text, {"jax": jax, "jnp": jnp, "np": np, **names})
+    except Exception as error:
+        raise MisuseError(f"{flag} {text!r}: {_said(error)}") from error
+
+
+def _keywords(text: str | None, names: dict[str, Any]) -> dict[str, Any]:
+    if text is None:
+        return {}
+    (found,) = _arguments("--keywords", text, names)
+    if not isinstance(found, dict):
+        raise MisuseError(f"--keywords {text!r} is no dict, but {type(found).__name__}")
+    return found
+
+
+def _arguments(flag: str, text: str, names: dict[str, Any]) -> tuple[Any, ...]:
+    """What an option stands for; arrays that it makes are only types, where it can be traced."""
+    import jax
+    from jax.core import Tracer
+
+    def made() -> tuple[Any, ...]:
+        value = _value(flag, text, names)
+        if callable(value):
+            try:
+                value = value()
+            except Exception as error:
+                raise MisuseError(f"{flag} {text!r}: {_said(error)}") from error
+        return value if isinstance(value, tuple) and not hasattr(value, "_fields") else (value,)
+
+    kept: list[Any] = []
+
+    def traced() -> list[Any]:
+        leaves, tree = jax.tree.flatten(made())
+        kept[:] = tree, leaves
+        return [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+
+    try:
+        types = iter(jax.eval_shape(traced))
+    except Exception:  # noqa: BLE001  # it reads values, files or devices: then for real
+        return made()
+    tree, leaves = kept
+    return jax.tree.unflatten(
+        tree, [next(types) if isinstance(leaf, Tracer) else leaf for leaf in leaves]
+    )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

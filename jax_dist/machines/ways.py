@@ -1,0 +1,94 @@
+"""The ways to run a mapped step, and the program that each becomes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from jax_dist import _compat
+from jax_dist.errors import GlobalViewError, refusal
+from jax_dist.global_views.view import global_view
+from jax_dist.machines.steps import MappedStep
+from jax_dist.mapping.meshes import outside_of_meshes
+from jax_dist.mapping.pmap import pmap
+from jax_dist.passes import interpreter
+from jax_dist.passes.gathers import GATHERS
+
+
+def lowered(
+    step: MappedStep, way: str, devices: Sequence[Any], state: Sequence[int] | None
+) -> jax.stages.Lowered:
+    """The program of a step, written in one way.
+
+    Args:
+      step: the step.
+      way: one of `WAYS`.
+      devices: of the machine.
+      state: the positions of the arguments that are carried; None: those that come back.
+    """
+    return WAYS[way](step, devices, state)
+
+
+def usual(step: MappedStep, devices: Sequence[Any]) -> tuple[str, ...]:
+    """The ways that are worth a look: `jax_dist.pmap` only where it replaces gathers."""
+    with outside_of_meshes():
+        before = _gathers(step.program(len(devices))[0])
+    traced = step.mapped(pmap, devices, captures="allow").trace if before else None
+    reduced = traced is not None and _gathers(traced(*step.leaves(len(devices))).jaxpr) < before
+    return tuple(way for way in WAYS if reduced or way != "jax_dist.pmap")
+
+
+def _gathers(jaxpr: ClosedJaxpr) -> int:
+    return sum(_compat.name_of(eqn) in GATHERS for eqn in interpreter.equations(jaxpr))
+
+
+def _by_jax(step: MappedStep, devices: Sequence[Any], _: Any) -> jax.stages.Lowered:
+    return step.mapped(jax.pmap, devices).lower(*step.leaves(len(devices)))
+
+
+def _by_us(step: MappedStep, devices: Sequence[Any], _: Any) -> jax.stages.Lowered:
+    return step.mapped(pmap, devices).lower(*step.leaves(len(devices)))
+
+
+def _in_global_view(**options: Any) -> Callable[..., jax.stages.Lowered]:
+    def lower(
+        step: MappedStep, devices: Sequence[Any], state: Sequence[int] | None
+    ) -> jax.stages.Lowered:
+        carried = step.state(len(devices)) if state is None else tuple(state)
+        if not carried:
+            raise refusal(
+                GlobalViewError,
+                what=f"'{step.name}' carries no state that could lie in parts",
+                which=["no argument comes back: none has the tree, shapes and types of a result"],
+                why="what only goes in, or only comes out, is cut by pmap already",
+                do="Give its position by state=.",
+            )
+        args, kwargs = step.call.rebuild(step.leaves(len(devices), whole=carried))
+        dims, _ = step.call.rebuild(step.axes)
+        static = step.options.static
+        view = global_view(
+            step.call.fun,
+            step.axis_name,
+            in_axes=tuple(None if n in static else dim for n, dim in enumerate(dims)),
+            out_axes=step.options.out_axes,
+            state=carried,
+            mesh=_compat.auto_mesh(np.array(devices), (step.axis_name,)),
+            static_broadcasted_argnums=static,
+            donate_argnums=step.options.donated,
+            **options,
+        )
+        return view.lower(*args, **kwargs)
+
+    return lower
+
+
+WAYS: dict[str, Callable[..., jax.stages.Lowered]] = {
+    "jax.pmap": _by_jax,
+    "jax_dist.pmap": _by_us,
+    "replicated": _in_global_view(shardings="replicated"),
+    "fsdp": _in_global_view(shardings="fsdp"),
+    "fsdp-regather": _in_global_view(shardings="fsdp", regather=True),
+}
+"""By name: as it is; by `jax_dist.pmap`; and with its state as `global_view` can keep it."""

@@ -1,0 +1,172 @@
+"""`jax_dist.topology`: names of machines, and what is said of those that there are not."""
+
+import importlib.util
+import sys
+import textwrap
+
+import jax
+import pytest
+
+import jax_dist
+from jax_dist.errors import MissingPackageError, TopologyError, UnsupportedError
+from jax_dist.machines import chips, topologies
+
+pytestmark = pytest.mark.rewriting
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What JAX is asked for, in place of an answer."""
+    from jax.experimental import topologies as of_jax
+
+    requests = []
+
+    def get(**request):
+        requests.append(request)
+        return type("Found", (), {"devices": jax.devices()})
+
+    monkeypatch.setattr(of_jax, "get_topology_desc", get)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    topologies._made.cache_clear()
+    yield requests
+    topologies._made.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("v5e:4x4", {"topology_name": "v5e:4x4"}),
+        ("V5E-16", {"topology_name": "v5e:4x4"}),
+        ("v6e-1", {"topology_name": "v6e:1x1", "chips_per_host_bounds": (1, 1, 1)}),
+        ("v5p:2x2", {"topology_name": "v5p:2x2x1"}),
+        ("v4:2x2x4", {"topology_name": "v4:2x2x4", "chip_config_name": "megacore"}),
+        ("v7x:2x2x1", {"topology_name": "tpu7x:2x2x1"}),
+    ],
+)
+def test_a_slice_of_tpus_is_asked_for_in_the_words_of_its_compiler(name, expected, asked):
+    jax_dist.topology(name)
+
+    assert asked == [{"platform": "tpu", **expected}]
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "grid", "said"),
+    [
+        ("h100", {}, "1x1x8", "h100:1x8"),
+        ("H100", {"hosts": 2, "devices": 4}, "1x2x4", "h100:2x4"),
+        ("a100", {"hosts": 3}, "1x3x8", "a100:3x8"),
+        ("b200:2x8", {}, "1x2x8", "b200:2x8"),
+        ("l4:4", {}, "1x1x4", "l4:1x4"),
+    ],
+)
+def test_gpus_are_asked_for_by_hosts_and_devices(name, counts, grid, said, asked):
+    found = jax_dist.topology(name, **counts)
+
+    (request,) = asked
+    assert (request["platform"], request["topology"], found.name) == ("cuda", grid, said)
+    assert f'device_description_str: "{said.partition(":")[0].upper()}' in request["target_config"]
+
+
+def test_the_same_name_gives_the_same_devices(asked):
+    assert jax_dist.topology("v5e:4x4") is jax_dist.topology("v5e-16")
+    assert len(asked) == 1
+
+
+def test_a_topology_makes_meshes_of_all_its_devices(asked):
+    found = jax_dist.topology("v5e:2x4")
+
+    assert (found.hosts, len(found.devices)) == (1, 8)
+    assert found.mesh("i").shape == {"i": 8}
+    assert found.mesh("data", "model", shape=(2, 4)).shape == {"data": 2, "model": 4}
+    assert list(found.mesh("i").devices.flat) == list(found.devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "line"),
+    [
+        ("v5:4x4", {}, "Did you mean v5e?"),
+        ("h1000", {}, "Did you mean h100?"),
+        ("abacus", {}, "'abacus' is none of a100, b200, h100, h200, l4, v4, v5e, v5p, v6e, v7x"),
+        ("v5e", {}, "Give one such as v5e:2x2, v5e:4x4, v5e:16x16."),
+        ("v5e:32x32", {}, "v5e is a grid of 2 dimensions, of 256 chips at most"),
+        ("v5e:4x4x4", {}, "v5e is a grid of 2 dimensions, of 256 chips at most"),
+        ("v5e:0x4", {}, "'v5e:0x4' is no slice of TPUs"),
+        ("v5e-5", {}, "'v5e-5' is no slice of TPUs"),
+        ("v5p-8", {}, "Give one such as v5p:2x2x1, v5p:2x2x4, v5p:4x4x4."),
+        ("v5e:4x4", {"hosts": 4}, "its hosts follow from that"),
+        ("h100:0x8", {}, "Give h100:2x8, or hosts=2, devices=8 with the name h100."),
+        ("h100:2x8", {"hosts": 2}, "hosts=2, devices=None"),
+        ("h100", {"devices": 0}, "hosts=None, devices=0"),
+    ],
+)
+def test_a_machine_that_there_is_not_is_refused(name, counts, line, asked):
+    with pytest.raises(TopologyError) as raised:
+        jax_dist.topology(name, **counts)
+
+    assert line in str(raised.value).splitlines() or line in str(raised.value)
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [("v5e:4x4", "libtpu", "tpu"), ("h100", "jax_cuda12_plugin or jax_cuda13_plugin", "cuda12")],
+)
+def test_a_compiler_that_is_not_installed_is_named_with_its_command(
+    name, module, package, monkeypatch
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    topologies._made.cache_clear()
+
+    with pytest.raises(MissingPackageError) as raised:
+        jax_dist.topology(name)
+
+    shown = {"v5e:4x4": "v5e:4x4", "h100": "h100:1x8"}[name]
+    assert str(raised.value) == textwrap.dedent(f"""\
+        the compiler for {shown} is not installed:
+          * there is no module {module}
+        Because it compiles without the hardware, and comes in a package of its own.
+        Run: {sys.executable} -m pip install 'jax[{package}]=={jax.__version__}'""")
+
+
+def test_a_plugin_that_was_put_aside_is_told_from_one_that_is_missing(asked, monkeypatch):
+    from jax.experimental import topologies as of_jax
+
+    def get(**request):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(of_jax, "get_topology_desc", get)
+
+    with pytest.raises(UnsupportedError, match="Start Python with JAX_PLATFORMS=cpu"):
+        jax_dist.topology("h100")
+
+
+def test_what_the_compiler_writes_as_it_starts_is_dropped_and_the_environment_stays(
+    asked, monkeypatch, capfd
+):
+    import os
+
+    from jax.experimental import topologies as of_jax
+
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "0")  # the user's
+    monkeypatch.delenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", raising=False)
+    seen = {}
+
+    def get(**request):
+        seen.update({name: os.environ.get(name) for name in (
+            "TPU_SKIP_MDS_QUERY", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK")})  # fmt: skip
+        os.write(2, b"WARNING: could not determine TPU accelerator type\n")
+        return type("Found", (), {"devices": jax.devices()})
+
+    monkeypatch.setattr(of_jax, "get_topology_desc", get)
+
+    jax_dist.topology("v5e:2x2")
+    os.write(2, b"later\n")
+
+    assert capfd.readouterr().err == "later\n"
+    assert seen == {"TPU_SKIP_MDS_QUERY": "0", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    assert "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ
+
+
+def test_three_quarters_of_a_gpu_are_there_for_programs():
+    assert chips.GPUS["h100"].memory == 63_707_234_304
+    assert "device_memory_size: 84942979072" in chips.GPUS["h100"].target
