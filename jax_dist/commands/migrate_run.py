@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from jax_dist._usage import MisuseError, counted
 from jax_dist.checker.engine import config, fixer, replacement
@@ -132,11 +132,9 @@ class _Migrate:
 
     def _migrated(self) -> tuple[list[FileMigration], ProjectContext, int]:
         """What each file becomes, their projects, and how many were looked at."""
-        helpers = self._options.helpers
-        path = next((each for each in helpers if each != _FULL), "")
         if self._options.paths == [_STDIN]:
             data = self._stdin.buffer.read()
-            context = ProjectContext(Project(), full_helpers=_FULL in helpers)
+            context = ProjectContext(Project(), full_helpers=_FULL in self._options.helpers)
             found = migration.of_text(self._name, data, context, self._aim)
             return [found or FileMigration(self._name, data, data)], context, 1
         settings = config.load(self._options.paths, self._options.config)
@@ -148,16 +146,18 @@ class _Migrate:
         self._paths = paths = seen.files
         progress = terminal.ProgressLine(self._err, "files migrated")
         try:
-            found, context = migration.migrate(
-                paths,
-                self._aim,
-                helpers=path,
-                full_helpers=_FULL in helpers,
-                progress=progress,
-            )
+            found, context = self._of_paths(self._aim, progress=progress)
         finally:
             progress.close()
         return found, context, len(paths)
+
+    def _of_paths(
+        self, aim: MigrationOptions, **options: Any
+    ) -> tuple[list[FileMigration], ProjectContext]:
+        helpers = self._options.helpers
+        path = next((each for each in helpers if each != _FULL), "")
+        full = _FULL in helpers
+        return migration.migrate(self._paths, aim, helpers=path, full_helpers=full, **options)
 
     # --- proof
 
@@ -375,7 +375,7 @@ class _Migrate:
         for option, aim in (("--one-process", alone), ("--to jax_dist", ours)):
             if aim == self._aim:  # it was given
                 continue
-            files, _ = migration.migrate(self._paths, aim, helpers=self._options.helpers or "")
+            files, _ = self._of_paths(aim)
             fewer = left - sum(place.status == "left" for file in files for place in file.outcomes)
             if fewer > 0:
                 promise = " It is a promise about the program." if aim is alone else ""

@@ -292,6 +292,8 @@ def test_another_target_that_leaves_fewer_places_is_named(folder: pathlib.Path):
     _, _, err = _run("--to", "global", "a.py")
     assert "\n--to jax_dist would leave 1 fewer.\n" in err
     assert "would leave" not in _run("--to", "jax_dist", "a.py")[2]
+    _, _, err = _run("--to", "jax", "--helpers", "helpers.py", "a.py")
+    assert "left: a.py" in err
 
 
 def test_quiet_says_nothing_but_what_went_wrong(folder: pathlib.Path):
