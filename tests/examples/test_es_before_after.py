@@ -49,7 +49,9 @@ def tool(*arguments: str | pathlib.Path) -> str:
 def load(path: pathlib.Path, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        spec.loader.exec_module(module)
     module.TABLE_SIZE, module.PAIRS = 1_000_000, 4
     return module
 
@@ -73,7 +75,8 @@ def programs(tmp_path_factory) -> dict[str, ModuleType]:
     tool("migrate", "--write", "--quiet", to_jax_dist)
     tool("migrate", "--write", "--quiet", only)
     tool("lint", "--fix", "--unsafe-fixes", "--select", "JXD301", "--quiet", to_jax)
-    tool("migrate", "--to", "jax", "--write", "--quiet", to_jax)
+    helpers = folder / "es_helpers.py"
+    tool("migrate", "--to", "jax", "--helpers", helpers, "--write", "--quiet", to_jax)
     return {
         "before": load(_BEFORE, "before"),
         "by_hand": load(_AFTER, "by_hand"),
