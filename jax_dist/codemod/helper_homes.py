@@ -67,12 +67,10 @@ class Homes:
     Args:
       project: finds the files behind imports, and says who imports whom.
       chosen: the path that the user gave for the one module; "" where none.
-      are_full: whether the helpers keep the whole contract of jax.pmap, and may be long.
     """
 
-    def __init__(self, project: Project, chosen: str, *, are_full: bool = False):
+    def __init__(self, project: Project, chosen: str):
         self._project, self._graph = project, project.graph
-        self.are_full = are_full
         self._chosen = os.path.abspath(chosen) if chosen else ""
         self._free: dict[str, str] = {}  # by folder: the name of its module
         self.migrated: set[str] = set()  # modules that files of their own package use in this run

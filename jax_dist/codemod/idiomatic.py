@@ -164,8 +164,8 @@ class _Writer:
         return self._done(site, new, said)
 
     def _done(self, site: Site, fix: Fix, said: str) -> PlannedPlace:
-        made = PlannedPlace.done(self._module, site.reference, _CODE, fix, said, Form.IDIOMATIC)
-        return made.of_function()
+        place = self._module, site.reference, _CODE
+        return PlannedPlace.done(*place, fix, said, Form.IDIOMATIC, is_mapped=True)
 
     def _freed(self, plan: DirectPlan, arguments: list[Argument]) -> DirectPlan:
         """The plan with each slot laid out as it can be."""

@@ -57,6 +57,7 @@ class MigrationOptions:
     # The plainest form, where the text, a promise or a run shows that it holds.
     plainest: Form = Form.DIRECT
     slow_idioms: bool = False  # go too
+    full_helpers: bool = False  # with "jax": `mapped` keeps the whole contract of jax.pmap
     promises: Promises = Promises()
     is_tried: bool = False  # a run of the program will show what the text leaves open
     target: Version | None = None  # the oldest jax that the code must run on; None: the newest
@@ -69,7 +70,6 @@ def migrate(
     options: MigrationOptions,
     *,
     helpers: str = "",
-    full_helpers: bool = False,
     progress: _Progress = lambda done, total: None,
 ) -> tuple[list[FileMigration], ProjectContext]:
     """Migrates files together; nothing is written.
@@ -78,7 +78,6 @@ def migrate(
       paths: the files. A name that one of them defines and another uses is migrated in both.
       options: what is asked for.
       helpers: the path of the module for all helpers; "" where each package has its own.
-      full_helpers: whether `mapped` is to keep the whole contract of jax.pmap.
       progress: is told how far it is.
 
     Returns:
@@ -87,7 +86,7 @@ def migrate(
     """
     among = frozenset(map(os.path.abspath, paths))
     project = Project(tuple(paths))
-    context = ProjectContext(project, helpers, among, full_helpers=full_helpers)
+    context = ProjectContext(project, helpers, among)
     held: dict[str, bytes] = {}
     found: dict[str, FileMigration] = {}
     for path in paths:
@@ -177,7 +176,7 @@ class _File:
         self._first, self._context, self._options = module, context, options
         self._style = Style.of(module.source.code)
         self._helpers = HelperNames(context.homes.of(module)) if options.to == "jax" else None
-        if self._helpers is not None and context.homes.are_full:
+        if self._helpers is not None and options.full_helpers:
             self._helpers.needs(frozenset(("full",)))
         self._namer: Namer = self._helpers or LibraryNames()
         self.helpers: Helpers | None = None  # what the new text imports from a helper module
@@ -240,7 +239,7 @@ class _File:
             return source
         bound = new_imports.names_above(source)
         text = helper_module.block(missing | parts, self._style.unit, bound)
-        if not self._context.homes.are_full:
+        if not self._options.full_helpers:
             helper_files.check_length(text)
         return new_imports.with_block(source, text)
 
@@ -399,8 +398,8 @@ class _File:
             fix = DirectPlan.of(site, new).fix()
         except Left:
             return None
-        made = PlannedPlace.done(module, site.reference, _codes.PMAP_CALL, fix, form=Form.DIRECT)
-        return made.of_function()
+        place = module, site.reference, _codes.PMAP_CALL
+        return PlannedPlace.done(*place, fix, form=Form.DIRECT, is_mapped=True)
 
     def _identity(self, module: Module, site: pmaps.Site) -> Left | None:
         """Why a function keeps its identity: it may meet `f is jax.pmap`."""

@@ -150,14 +150,12 @@ class PlannedPlace:
         fix: Fix | None,
         said: str = "",
         form: Form = Form.MAPPED,
+        *,
+        is_mapped: bool = False,
     ) -> "PlannedPlace":
         """A place that is migrated, by its own fix or by that of another place."""
-        return cls._of(module, node, code, fix, "done", form, reason=said)
-
-    def of_function(self) -> "PlannedPlace":
-        """The same, where a mapped function has the form of the place."""
-        outcome = dataclasses.replace(self.outcome, is_mapped=True)
-        return dataclasses.replace(self, outcome=outcome)
+        more = {"reason": said, "is_mapped": is_mapped}
+        return cls._of(module, node, code, fix, "done", form, **more)
 
     @classmethod
     def left(cls, module: Module, node: _Named, code: Code, why: Left) -> "PlannedPlace":
@@ -191,21 +189,13 @@ class ProjectContext:
       project: of the files.
       helpers: the path of the module for all helpers; "" where each package has its own.
       among: absolute paths of what is migrated; None: all that is asked for.
-      full_helpers: whether `mapped` is to keep the whole contract of jax.pmap.
     """
 
-    def __init__(
-        self,
-        project: Project,
-        helpers: str = "",
-        among: frozenset[str] | None = None,
-        *,
-        full_helpers: bool = False,
-    ):
+    def __init__(self, project: Project, helpers: str = "", among: frozenset[str] | None = None):
         self.project = project
         self.graph: ImportGraph = project.graph
         self.among = among
-        self.homes: Homes = Homes(project, helpers, are_full=full_helpers)
+        self.homes: Homes = Homes(project, helpers)
         self._signs = ProcessSigns(self.graph)
 
     def sign(self, path: str) -> str:

@@ -110,6 +110,7 @@ class _Migrate:
             plainest=Form.IDIOMATIC if options.idiomatic else Form.DIRECT,
             is_tried=is_tried,
             slow_idioms=options.idiomatic,
+            full_helpers=_FULL in options.helpers,
             target=config.version(target) if target else None,
         )
 
@@ -134,7 +135,7 @@ class _Migrate:
         """What each file becomes, their projects, and how many were looked at."""
         if self._options.paths == [_STDIN]:
             data = self._stdin.buffer.read()
-            context = ProjectContext(Project(), full_helpers=_FULL in self._options.helpers)
+            context = ProjectContext(Project())
             found = migration.of_text(self._name, data, context, self._aim)
             return [found or FileMigration(self._name, data, data)], context, 1
         settings = config.load(self._options.paths, self._options.config)
@@ -154,10 +155,8 @@ class _Migrate:
     def _of_paths(
         self, aim: MigrationOptions, **options: Any
     ) -> tuple[list[FileMigration], ProjectContext]:
-        helpers = self._options.helpers
-        path = next((each for each in helpers if each != _FULL), "")
-        full = _FULL in helpers
-        return migration.migrate(self._paths, aim, helpers=path, full_helpers=full, **options)
+        path = next((each for each in self._options.helpers if each != _FULL), "")
+        return migration.migrate(self._paths, aim, helpers=path, **options)
 
     # --- proof
 

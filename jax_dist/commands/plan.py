@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist._usage import MisuseError
 from jax_dist.commands import outputs, terminal
 from jax_dist.commands.terminal import Exit, Help
 
@@ -90,19 +89,6 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     print(json.dumps(found.to_dict(), indent=2) if options.json else str(found), file=out)
     fits = all(_some_fit(found, machine) for machine in found.machines)
     return Exit.OK if fits else Exit.FINDINGS
-
-
-def positions(option: str, text: str | None) -> tuple[int, ...] | None:
-    """
-    >>> positions("--state", "0,2")
-    (0, 2)
-    """
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise MisuseError(f"{option} takes positions, as in 0,1; not {text!r}")
-    return tuple(map(int, parts))
 
 
 def _some_fit(found: "Plan", machine: Any) -> bool:

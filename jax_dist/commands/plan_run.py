@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_dist._usage import MisuseError, hint
-from jax_dist.commands.plan import positions
 
 _OF_ONE_DEVICE = ("in_axes", "out_axes", "donate", "static")
 
@@ -40,12 +39,12 @@ def planned(options: argparse.Namespace, progress: Callable[[str], object]) -> A
         if options.axis_name is None:
             raise MisuseError(f"{flag} is for a function of one device: give --axis-name, too")
         if option in ("donate", "static"):
-            given[_PMAPS[option]] = positions(flag, text)
+            given[_PMAPS[option]] = _positions(flag, text)
         else:
             given[option] = _value(flag, text, names)
     args = _arguments("--args", options.args, names)
     keywords = _keywords(options.keywords, names)
-    state = positions("--state", options.state)
+    state = _positions("--state", options.state)
     try:
         return plan(
             step,
@@ -65,6 +64,19 @@ def planned(options: argparse.Namespace, progress: Callable[[str], object]) -> A
 
 
 _PMAPS = {"donate": "donate_argnums", "static": "static_broadcasted_argnums"}
+
+
+def _positions(option: str, text: str | None) -> tuple[int, ...] | None:
+    """
+    >>> _positions("--state", "0,2")
+    (0, 2)
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise MisuseError(f"{option} takes positions, as in 0,1; not {text!r}")
+    return tuple(map(int, parts))
 
 
 def _names_of(path: str) -> dict[str, Any]:

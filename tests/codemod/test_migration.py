@@ -42,8 +42,11 @@ def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
     return folder
 
 
-def _migrate(*paths: str, to: str = "jax_dist", **options) -> list[FileMigration]:
-    found, _ = migration.migrate(paths, MigrationOptions(to=to), **options)  # type: ignore[arg-type]
+def _migrate(
+    *paths: str, to: str = "jax_dist", full_helpers: bool = False, **options
+) -> list[FileMigration]:
+    asked = MigrationOptions(to=to, full_helpers=full_helpers)  # type: ignore[arg-type]
+    found, _ = migration.migrate(paths, asked, **options)
     return found
 
 
