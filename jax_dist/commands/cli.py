@@ -27,7 +27,7 @@ _COMMANDS = (
     "server",
 )
 # What stands behind their -- is a command to run.
-_WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"])
+_WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"], ["plan"])
 
 _SHELLS = ("bash", "zsh", "fish")
 

@@ -1,6 +1,8 @@
 """Compiles a training step in several ways for machines that are not here, and says what fits.
 
-Nothing is run, and no such machine is needed: only its compiler, `jax[tpu]` or `jax[cuda12]`.
+No such machine is needed: only its compiler, `jax[tpu]` or `jax[cuda12]`. The step is found by
+running the program behind `--` until it calls it; or it is named, with its arguments, and nothing
+is run.
 """
 
 import argparse
@@ -14,14 +16,23 @@ from jax_dist.commands.terminal import Exit, Help
 if TYPE_CHECKING:
     from jax_dist.machines.report import Plan
 
+MOST_DEVICES = 64  # each has its copy of the state, in the memory of this machine
+
 _EPILOG = """\
 exit codes: 0 some way fits on each machine, 1 on one of them none does, 2 the command was invalid
 
-The arguments are those of a call of the mapped function, of any number of slices; with --axis-name,
-those of one device. An expression that makes arrays is only traced: it takes no memory. On each
-machine, every device gets as much as here.
+A program runs here on as many simulated devices as the first machine has (--devices), up to the
+first call of a mapped function whose result goes in again, or of NAME; then it is ended.
+
+Without one, the arguments are those of a call of the mapped function, of any number of slices;
+with --axis-name, those of one device. An expression that makes arrays is only traced: it takes no
+memory.
+
+On each machine, every device gets as much as here.
 
 examples:
+  jax-dist plan --on v5e:4x4 -- python train.py --batch_size 256
+  jax-dist plan train_step --on v5e:4x4 --on h100:2x8 -- python -m project.train
   jax-dist plan train.py:p_train_step --args "state, batch" --on v5e:4x4
   jax-dist plan train.py:p_train_step --args example_args --on v5e:4x4 --on h100:2x8 --plot plan.svg
   jax-dist plan train.py:step --axis-name batch --donate 0 --args "init(), rows(32)" --on v5e-64
@@ -36,10 +47,15 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=Help,
     )
-    parser.add_argument("step", metavar="FILE:NAME", help="the mapped function, as train.py:p_step")
+    parser.add_argument(
+        "step",
+        nargs="?",
+        metavar="FILE:NAME",
+        help="the mapped function, as train.py:p_step; with a program, the name of the function in "
+        "it, as step",
+    )
     parser.add_argument(
         "--args",
-        required=True,
         metavar="EXPRESSION",
         help="its arguments, in the names of the file; or a function there that returns them",
     )
@@ -61,6 +77,18 @@ def add_parser(commands: Any) -> None:
         help="with commas between, of: jax.pmap, jax_dist.pmap, replicated, fsdp, fsdp-regather",
     )
     parser.add_argument("--state", metavar="POSITIONS", help="of the arguments that are carried")
+    parser.add_argument(
+        "--devices",
+        type=terminal.count(MOST_DEVICES),
+        metavar="N",
+        help="that the program sees here; by default as many as the first machine has",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="compile with the least effort, some five times faster, and in full only what comes "
+        "near the limit: other peaks are estimates",
+    )
     one = parser.add_argument_group("if NAME is the function of one device")
     one.add_argument("--axis-name", metavar="AXIS", help="the mapped axis")
     one.add_argument("--in-axes", metavar="EXPRESSION", help="as for pmap (0)")

@@ -1,10 +1,13 @@
 """What `jax-dist plan` does, once it knows what is asked: loads the file, and plans the step."""
 
 import argparse
+import contextlib
 import importlib.util
 import os
+import re
+import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax_dist._usage import MisuseError, hint
@@ -20,14 +23,91 @@ def planned(options: argparse.Namespace, progress: Callable[[str], object]) -> A
     """
     if options.on and "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not here
-    import jax
+    if options.program:
+        return _of_program(options, progress)
+    return _of_names(options, progress)
 
-    from jax_dist import errors
+
+def _of_program(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:
+    """The plan of the step that a program calls."""
+    from jax_dist.machines import plans, runs
+    from jax_dist.passes.pipeline import human_bytes
+
+    told = " ".join(options.program)
+    for option in ("args", "keywords", "axis_name", *_OF_ONE_DEVICE):
+        if getattr(options, option) is not None:
+            flag = f"--{option.replace('_', '-')}"
+            raise MisuseError(f"{flag} is for a step that is named: the program says it")
+    program = _program_of(options.program)
+    with _said_of(told):
+        machines = plans.machines_of(options.on or _devices_here())
+        if options.on or options.devices:
+            _simulate(options.devices, len(machines[0].devices))
+        progress(f"runs {told}, up to its step")
+        step = runs.step_of(program, options.step)
+        size = human_bytes(sum(leaf.size * leaf.dtype.itemsize for leaf in step.slices))
+        progress(f"{step.name} takes {size} on each device")
+        return plans.plan_step(
+            step,
+            machines,
+            state=_positions("--state", options.state),
+            ways=_ways(options.ways),
+            quick=options.quick,
+            progress=progress,
+        )
+
+
+def _program_of(command: Sequence[str]) -> Callable[[], object]:
+    """Runs a Python program in this process, as `python` would."""
+    words = list(command)
+    if re.fullmatch(r"python[\d.]*(\.exe)?", os.path.basename(words[0])):
+        words.pop(0)
+    if words[:1] == ["-m"] and words[1:]:
+        return lambda: _run(words[1:], os.getcwd(), runpy.run_module, words[1], alter_sys=True)
+    if words and os.path.isfile(words[0]):
+        folder = os.path.dirname(os.path.abspath(words[0]))
+        return lambda: _run(words, folder, runpy.run_path, words[0])
+    raise MisuseError(
+        f"{' '.join(command)!r} is no Python program. Give it as -- python train.py, or as "
+        "-- python -m package.train."
+    )
+
+
+def _run(words: list[str], folder: str, run: Callable[..., object], *what: Any, **how: Any) -> None:
+    sys.argv[:] = words
+    sys.path.insert(0, folder)
+    run(*what, run_name="__main__", **how)
+
+
+def _simulate(asked: int | None, count: int) -> None:
+    from jax_dist.commands.plan import MOST_DEVICES
+    from jax_dist.testing import simulated_devices
+
+    if asked is None and count > MOST_DEVICES:
+        raise MisuseError(
+            f"the program would run here on {count} simulated devices, each with its copy of the "
+            "state: give --devices 8, and a batch that leaves each device as much as on the machine"
+        )
+    simulated_devices(asked or count)
+
+
+def _of_names(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:
+    """The plan of a step that is named, with its arguments."""
     from jax_dist.machines.plans import plan
 
+    if options.step is None:
+        raise MisuseError(
+            "no step is given. Give a program that calls it, as in: jax-dist plan -- python "
+            "train.py; or FILE:NAME and its arguments, as in: train.py:step --args example_args"
+        )
     path, _, name = options.step.rpartition(":")
     if not path or not name:
         raise MisuseError(f"{options.step!r} names no function. Give FILE:NAME, as train.py:step.")
+    if options.args is None:
+        raise MisuseError(
+            "--args is missing. Give the arguments of the step; or, behind --, a program that "
+            "calls it, as in: jax-dist plan -- python train.py"
+        )
     names = _names_of(path)
     step = _found(name, names, path)
     given: dict[str, Any] = {}
@@ -45,21 +125,43 @@ def planned(options: argparse.Namespace, progress: Callable[[str], object]) -> A
     args = _arguments("--args", options.args, names)
     keywords = _keywords(options.keywords, names)
     state = _positions("--state", options.state)
-    try:
+    with _said_of(options.step):
         return plan(
             step,
             *args,
             keywords=keywords,
-            on=options.on or jax.devices(),
+            on=options.on or _devices_here(),
             axis_name=options.axis_name,
             state=state,
-            ways=options.ways.split(",") if options.ways else None,
+            ways=_ways(options.ways),
+            quick=options.quick,
             progress=progress,
             **given,
         )
-    except Exception as error:  # of the user's function, too, which is traced
+
+
+def _devices_here() -> list[Any]:
+    import jax
+
+    return jax.devices()
+
+
+def _ways(text: str | None) -> list[str] | None:
+    return text.split(",") if text else None
+
+
+@contextlib.contextmanager
+def _said_of(what: str) -> Iterator[None]:
+    """What goes wrong is a mistake of the command line, or of the user's function."""
+    from jax_dist import errors
+
+    try:
+        yield
+    except MisuseError:
+        raise
+    except Exception as error:
         own = type(error).__module__ == errors.__name__
-        said = str(error) if own else f"{options.step} cannot be planned: {_said(error)}"
+        said = str(error) if own else f"{what} cannot be planned: {_said(error)}"
         raise MisuseError(said) from error
 
 

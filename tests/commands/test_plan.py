@@ -106,6 +106,71 @@ def test_arguments_by_keyword(trainer):
     )  # fmt: skip
 
 
+_PROGRAM = """
+import sys
+import jax, jax.numpy as jnp
+import a_trainer
+
+if __name__ == "__main__":
+    assert jax.pmap(lambda x: jax.lax.psum(x, "i"), "i")(jnp.ones(8))[0] == 8
+    params, batch = a_trainer.example_args()
+    step = jax.pmap(a_trainer.step, axis_name="i", donate_argnums=0)
+    spread = lambda x, rows: jnp.ones((8, rows, *x.shape[2:]))
+    step(spread(params, 256), spread(batch, int(sys.argv[1])))
+    raise SystemExit("it trains")
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["python", "main.py", "6"], ["main.py", "6"], ["python3.12", "-m", "main", "6"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("named", [[], ["step"]], ids=["found", "named"])
+def test_a_program_is_run_up_to_its_step(command, named, trainer, monkeypatch):
+    (trainer.parent / "main.py").write_text(_PROGRAM)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    words = [*named, "--quick", "--ways", "jax.pmap,fsdp", "--json", "--", *command]
+    code, out, err = _run(*words)
+
+    found = json.loads(out)
+    rows = {row["way"]: row["program"]["argument_bytes"] for row in found["rows"]}
+    state, batch = 4 * 256 * 64, 4 * 6 * 256
+    assert (code, rows) == (0, {"jax.pmap": state + batch, "fsdp": state // 8 + batch})
+    assert all(row["is_quick"] for row in found["rows"])
+    assert err.splitlines()[:2] == [
+        f"runs {' '.join(command)}, up to its step",
+        "step takes 71.7 kB on each device",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "python", "other.py"], "'python other.py' is no Python program. Give it as"),
+        (["--", "bash", "a_trainer.py"], "'bash a_trainer.py' is no Python program."),
+        (["--args", "read", "--", "python", "a_trainer.py"], "--args is for a step that is named"),
+        (["--", "python", "a_trainer.py"], "the program ended before it called a mapped function"),
+        (["a_trainer.py:p_step"], "--args is missing. Give the arguments of the step; or, behind"),
+        ([], "no step is given. Give a program that calls it"),
+        (
+            ["--devices", "65", "--", "python", "a_trainer.py"],
+            "argument --devices: must be a whole number from 1 to 64",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_program_that_gives_no_step(words, said, trainer, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+
+    code, out, err = _run("--quiet", *words)
+
+    assert (code, out) == (2, "")
+    assert said in err + capsys.readouterr().err
+
+
 def test_the_table_is_printed_and_a_picture_written(trainer, tmp_path):
     code, out, err = _run(
         "a_trainer.py:p_step", "--args", "example_args", "--quiet", "--plot", "plan.svg"

@@ -217,7 +217,7 @@ def test_a_program_that_the_compiler_refuses_for_its_size_is_a_row(monkeypatch):
     )
 
     class Lowered:
-        def compile(self):
+        def compile(self, **options):
             raise error
 
     monkeypatch.setattr(plans.ways_of, "lowered", lambda *args: Lowered())
@@ -237,7 +237,7 @@ def test_a_program_that_the_compiler_refuses_for_its_size_is_a_row(monkeypatch):
 
 def test_any_other_failure_of_the_compiler_is_told_as_it_is(monkeypatch):
     class Lowered:
-        def compile(self):
+        def compile(self, **options):
             raise jax.errors.JaxRuntimeError("INTERNAL: no such thing\nat line 3")
 
     monkeypatch.setattr(plans.ways_of, "lowered", lambda *args: Lowered())
@@ -245,6 +245,32 @@ def test_any_other_failure_of_the_compiler_is_told_as_it_is(monkeypatch):
     (row,) = _planned(ways=["fsdp"]).rows
 
     assert (row.fits, row.needed, row.problem) == (None, None, "INTERNAL: no such thing")
+
+
+@pytest.mark.parametrize(
+    ("memory", "efforts"),
+    [(None, [9]), (10**9, [9]), (10**5, [9, None]), (10, [9, None])],
+    ids=["no limit", "much is free", "little is free", "it does not fit"],
+)
+def test_a_quick_plan_compiles_in_full_what_comes_near_the_limit(memory, efforts, monkeypatch):
+    asked = []
+    compiled = jax.stages.Lowered.compile
+
+    def noted(self, compiler_options=None):
+        asked.append(compiler_options.get("optimization_level"))
+        return compiled(self, compiler_options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
+    machine = Machine("a thimble", tuple(jax.devices()), memory)
+    monkeypatch.setattr(plans, "machines_of", lambda on: [machine])
+
+    found = _planned(ways=["jax.pmap"], quick=True)
+
+    (row,) = found.rows
+    assert row.needed > 7 * 10**4
+    assert (asked, row.is_quick) == (efforts, efforts == [9])
+    assert ("about" in row.verdict) == (memory == 10**9)
+    assert ("(--quick)" in str(found)) == row.is_quick
 
 
 # ---- text, JSON, picture

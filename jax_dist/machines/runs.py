@@ -1,0 +1,146 @@
+"""The step that a program calls: the program runs up to it, and no further."""
+
+import contextlib
+import functools
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+from jax.core import Tracer
+
+from jax_dist.errors import UnsupportedError, refusal
+from jax_dist.machines.steps import MappedStep
+from jax_dist.mapping.axes import function_name
+
+
+def step_of(program: Callable[[], object], name: str | None = None) -> MappedStep:
+    """Runs a program until it calls its training step, and gives that.
+
+    Without a name, it is the first mapped function that takes what one of its results is like, and
+    something else, as a batch; or, if it takes nothing else, the first that gets its own results.
+
+    Args:
+      program: runs it; what it maps with `jax.pmap` or `jax_dist.pmap` is looked at.
+      name: of the function that is mapped.
+
+    Raises:
+      UnsupportedError: the program ended, or raised, before it called such a function.
+
+    >>> def train():
+    ...     step = jax.pmap(lambda w, x: (w - x, (w * x).sum()))
+    ...     w = x = jax.numpy.ones((8, 3))
+    ...     while True:
+    ...         w, loss = step(w, x)
+    >>> step_of(train).slices
+    (ShapeDtypeStruct(shape=(3,), dtype=float32), ShapeDtypeStruct(shape=(3,), dtype=float32))
+    """
+    search = _Search(name)
+    ended: BaseException | None = None
+    with search.watching():
+        try:
+            program()
+        except (Exception, SystemExit, _Reached) as error:  # noqa: BLE001  # told below
+            ended = error
+    if search.found is not None:  # even if the program caught what was to end it
+        return search.found
+    failed = isinstance(ended, Exception)
+    looked_for = f"'{name}'" if name else "a mapped function whose result goes in again"
+    raise refusal(
+        UnsupportedError,
+        what=f"the program {'raised' if failed else 'ended'} before it called {looked_for}",
+        which=[*([_told(ended)] if failed else []), *search.told()],
+        why="the step is planned by the arguments that it gets",
+        do="See that it runs." if failed else "Give the name of one that it calls.",
+    ) from ended
+
+
+def _told(error: BaseException) -> str:
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {error}, at {last.filename}:{last.lineno}"
+
+
+class _Reached(BaseException):
+    """Ends the program: no `except Exception` of its own keeps it."""
+
+
+class _Search:
+    """What a program maps, and calls."""
+
+    def __init__(self, name: str | None):
+        self.found: MappedStep | None = None
+        self._name = name
+        self._called: dict[str, str] = {}  # by name: why it is not the step
+        self._returned: dict[int, tuple[Callable, list[Any]]] = {}  # of those that take only state
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for home in (jax, sys.modules["jax_dist"]):  # where programs find it
+                watched = self._watched_way(home.pmap)
+                stack.enter_context(mock.patch.object(home, "pmap", watched))
+            yield
+
+    def told(self) -> list[str]:
+        return [f"it called {name}: {why}" for name, why in self._called.items()]
+
+    def _watched_way(self, way: Callable) -> Callable:
+        def pmap(*args: Any, **kwargs: Any) -> Any:
+            if not args and "fun" not in kwargs:
+                return functools.partial(pmap, **kwargs)
+            return _Watched(way(*args, **kwargs), self._call)
+
+        return pmap
+
+    def _call(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            return function(*args, **kwargs)  # a part of what is compiled
+        name = function_name(function)
+        if self._name in (None, name):
+            self._look(name, function, args, kwargs)
+        else:
+            self._called[name] = "another name"
+        result = function(*args, **kwargs)
+        if id(function) in self._returned:
+            self._returned[id(function)] = function, jax.tree.leaves(result)
+        return result
+
+    def _look(self, name: str, function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Ends the program if this is the step."""
+        _, results = self._returned.get(id(function), (function, []))
+        own = {id(leaf) for leaf in results}
+        again = any(id(leaf) in own for leaf in jax.tree.leaves((args, kwargs)))
+        if not again and name in self._called:
+            return
+        step = MappedStep.of_mapped(function, args, kwargs)
+        carried = step.state(jax.local_device_count())
+        others = {owner for owner in step.call.owners if owner not in carried}
+        if again or self._name or (carried and others):
+            self.found = step
+            raise _Reached
+        if carried:
+            self._returned[id(function)] = function, []
+        self._called[name] = "nothing else goes in" if carried else "no result is like an argument"
+
+
+class _Watched:
+    """A mapped function that is looked at before each call."""
+
+    def __init__(self, function: Callable, call: Callable[[Callable, tuple, dict], Any]):
+        self._watched_function, self._watched_call = function, call
+        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+            setattr(self, name, getattr(function, name, None))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._watched_call(self._watched_function, args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_watched"):  # copied before __init__
+            raise AttributeError(name)
+        return getattr(self._watched_function, name)
