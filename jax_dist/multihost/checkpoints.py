@@ -1,8 +1,8 @@
 """The state of a program, saved with Orbax now and then and when the job must leave, and read back.
 
-Orbax's manager writes the steps, names them, and removes the oldest. Ours is what it lacks: one job
-at a time saves, ranks agree on what they save, what is damaged gives way to the step before, and
-states with a device axis are read without it. Who restores changes nothing in the folder.
+Orbax writes and reads the arrays, in the background if that is wanted. Ours is what it lacks: one
+job at a time saves, ranks agree on what they save, what is damaged gives way to the step before,
+and states with a device axis are read without it. Who restores changes nothing in the folder.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from jax_dist._exceptions import text_of
 from jax_dist.errors import (
     CheckpointError,
     CheckpointWarning,
-    DisagreementError,
     message,
     refusal,
 )
@@ -84,8 +83,8 @@ class Checkpoints:
         self._folder = pathlib.Path(folder).absolute()
         self._every, self._keep = every, keep
         self._last = 0  # the step that was restored or saved last
+        self._pending: int | None = None  # the step that is being written
         self._damaged: tuple[int, ...] = ()  # steps
-        self._has_changed = False  # the folder, behind the back of Orbax's manager
         self._orbax = imported(
             "orbax.checkpoint",
             "orbax-checkpoint>=0.11.26",
@@ -101,10 +100,13 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        try:
+            self._settle(alone=kind is not None)
+        finally:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
 
     def restore(
         self,
@@ -137,6 +139,7 @@ class Checkpoints:
           CheckpointWarning: a newer checkpoint is damaged.
         """
         choices, leaves = choices_of(differing), leaves_of(state)
+        self._settle()
         step, stored, copies, damages = self._newest(leaves, from_pmap=from_pmap)
         folder = self._folder / str(step)
         for damaged, found in damages.items():
@@ -158,11 +161,10 @@ class Checkpoints:
             for leaf in leaves
         ]
         self._damaged, self._last = tuple(map(int, damages)), step
-        self._has_changed |= bool(damages)
         ranks.progress.say(restored=step, reached=step)
         return jax.tree.unflatten(jax.tree.structure(state), restored), step
 
-    def save(self, step: int, state: Any, *, force: bool = False) -> bool:
+    def save(self, step: int, state: Any, *, force: bool = False, wait: bool = True) -> bool:
         """Saves where it is time to: each `every` steps, and when the job must leave.
 
         Call it once in each step, in every process.
@@ -172,9 +174,12 @@ class Checkpoints:
           state: a tree of arrays of JAX and NumPy, numbers, and random keys. In several processes,
             what is not an array over all of them must be the same in each.
           force: save in any case, as after the last step.
+          wait: until it is on the disk, as always when the job must leave. With False, only until
+            the values are copied; the next call that saves or restores, and the end of the `with`
+            block, wait for the rest, and raise what went wrong.
 
         Returns:
-          Whether it was saved.
+          Whether it was saved, or is being saved.
 
         Raises:
           CheckpointError: a leaf cannot be saved, the disk is full or read-only, or the folder has
@@ -183,31 +188,26 @@ class Checkpoints:
           DisagreementError: the state is not the same in all processes.
           RuntimeError: as `preempted` does.
         """
+        leaves_now = self.preempted(step)
         is_due = self._every is not None and step % self._every == 0
-        if not (self.preempted(step) or is_due or force) or step <= self._last:
+        if leaves_now:
+            self._settle()
+        if not (leaves_now or is_due or force) or step <= (self._pending or self._last):
             return False
         leaves = leaves_of(state)
         _check_same(leaves)
+        self._settle()
         try:
             writer = self._open()
             self._in_all(lambda: writer.begin(step, self._last, self._damaged))
-            writer.save(step, leaves, reload=self._has_changed)
-            self._in_all(lambda: writer.end(step))
-        except (CheckpointError, DisagreementError):
+            writer.write(step, leaves)
+        except CheckpointError:
             raise
         except Exception as error:  # of Orbax, TensorStore or the disk, whatever it is
-            self._has_changed = True
-            if self._writer is not None:
-                self._writer.abandon()
-            raise refusal(
-                CheckpointError,
-                what=f"step {step} is not saved",
-                which=[text_of(error).partition("\n")[0]],
-                why=f"it could not be written to {self._folder}",
-                do="Make room there, or let it be written to. The checkpoints that are there are "
-                "as they were.",
-            ) from error
-        self._last, self._damaged, self._has_changed = step, (), False
+            raise self._not_saved(step, error) from error
+        self._pending = step
+        if wait or leaves_now:
+            self._settle()
         return True
 
     def preempted(self, step: int) -> bool:
@@ -223,6 +223,33 @@ class Checkpoints:
           RuntimeError: JAX's preemption service is switched off.
         """
         return main_thread.preempted(step)
+
+    def _settle(self, *, alone: bool = False) -> None:
+        """Waits until what is being written is whole; alone: this process may be the only one."""
+        if self._pending is None or self._writer is None:
+            return
+        step, writer = self._pending, self._writer
+        try:
+            writer.finish() if alone else self._in_all(writer.finish)
+        except Exception as error:
+            self._pending = None
+            if not alone:
+                raise self._not_saved(step, error) from error
+            warnings.warn(CheckpointWarning(str(self._not_saved(step, error))), stacklevel=3)
+        else:
+            self._pending, self._last, self._damaged = None, step, ()
+
+    def _not_saved(self, step: int, error: Exception) -> CheckpointError:
+        if self._writer is not None:
+            self._writer.clean()
+        return refusal(
+            CheckpointError,
+            what=f"step {step} is not saved",
+            which=[text_of(error).partition("\n")[0]],
+            why=f"it could not be written to {self._folder}",
+            do="Make room there, or let it be written to. The checkpoints that are there are "
+            "as they were.",
+        )
 
     def _newest(
         self, leaves: Sequence[TypedLeaf], *, from_pmap: bool
@@ -307,7 +334,7 @@ class Checkpoints:
         """Makes sure that no other job saves there."""
         if self._writer is None:
             lock = self._in_all(lambda: locked(self._folder) if jax.process_index() == 0 else None)
-            self._writer = StepWriter(self._orbax, self._folder, self._keep, lock)
+            self._writer = StepWriter(self._orbax, self._folder, self._keep, lock, _TIMEOUT)
         return self._writer
 
     def _in_all(self, action: Callable[[], _T]) -> _T:

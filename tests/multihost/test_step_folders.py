@@ -337,24 +337,21 @@ class TestLock:
                 reader.save(2, {"n": 2}, force=True)
 
         # A kill leaves it free, and what the job had begun is removed.
-        (tmp_path / ".jax_dist.lock").write_text("process 1 on host, since now, writes 7")
-        for name in ("7.orbax-checkpoint-tmp", "8.orbax-checkpoint-tmp", ".unfinished"):
-            (tmp_path / name).mkdir()
+        for name in ("7.orbax-checkpoint-tmp", ".unfinished/2.orbax-checkpoint-tmp"):
+            (tmp_path / name).mkdir(parents=True)
         os.kill(other.pid, signal.SIGSTOP)
         with pytest.raises(CheckpointInUseError):  # it may go on
             Checkpoints(tmp_path, every=1)
-        assert (tmp_path / "7.orbax-checkpoint-tmp").exists()
+        assert (tmp_path / ".unfinished" / "2.orbax-checkpoint-tmp").exists()
         other.kill()
         other.wait()
 
         with Checkpoints(tmp_path, every=1) as checkpoints:
             assert checkpoints.restore({"n": 0})[1] == 1
+            assert not (tmp_path / ".unfinished").exists()
             assert checkpoints.save(2, {"n": 2})
-        assert sorted(path.name for path in tmp_path.glob("[0-9]*")) == [
-            "1",
-            "2",
-            "8.orbax-checkpoint-tmp",  # nothing says that it was ours
-        ]
+        left = ["1", "2", "7.orbax-checkpoint-tmp"]  # nothing says that the last one was ours
+        assert sorted(path.name for path in tmp_path.glob("[!.]*")) == left
 
     def test_a_child_does_not_keep_it(self, tmp_path):
         """As a worker that was forked, and lives on when its parent has been killed."""
