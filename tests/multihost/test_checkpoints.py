@@ -369,6 +369,7 @@ def test_what_goes_wrong_in_one_rank_is_told_in_all(starts):
     assert found["in use"].startswith("CheckpointInUseError: another job saves its checkpoints in")
     lost = "CheckpointError: step 2 is not saved:\n  * ['cut']/0 is not there\n"
     assert found["lost"].startswith(lost)
+    assert found["lost later"].startswith(lost)
     assert found["names"] == [".jax_dist.lock", "1"]
     assert "/1 cannot be read:\n  * MemoryError: no room\n" in found["unreadable"]
     assert found["then"] == (True, 2, [2.0, 2.0, 2.0])
