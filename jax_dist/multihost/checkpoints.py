@@ -8,11 +8,13 @@ and states with a device axis are read without it. Who restores changes nothing 
 import contextlib
 import functools
 import json
+import numbers
+import operator
 import pathlib
 import pickle
 import typing
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import jax
@@ -36,7 +38,7 @@ from jax_dist.multihost.conversion import (
     one_of_each,
 )
 from jax_dist.multihost.state_leaves import TypedLeaf, leaves_of
-from jax_dist.multihost.step_folders import ITEM, StepWriter, examine, locked, missing, steps_in
+from jax_dist.multihost.step_folders import ITEM, StepWriter, examine, locked, steps_in
 
 _T = TypeVar("_T")
 _TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
@@ -75,15 +77,18 @@ class Checkpoints:
         Raises:
           CheckpointInUseError: another job saves there.
           MissingPackageError: Orbax is not installed.
-          ValueError: `every` or `keep` is less than 1.
+          ValueError: `every` or `keep` is no integer, or less than 1.
         """
         for name, number in (("every", every), ("keep", keep)):
-            if number is not None and number < 1:
-                raise ValueError(f"Checkpoints: {name} must be at least 1, not {number}.")
+            if number is not None and (not isinstance(number, numbers.Integral) or number < 1):
+                raise ValueError(
+                    f"Checkpoints: {name} must be an integer of at least 1, not {number}."
+                )
         self._folder = pathlib.Path(folder).absolute()
         self._every, self._keep = every, keep
         self._last = 0  # the step that was restored or saved last
         self._pending: int | None = None  # the step that is being written
+        self._is_closed_later = False
         self._damaged: tuple[int, ...] = ()  # steps
         self._orbax = imported(
             "orbax.checkpoint",
@@ -98,12 +103,14 @@ class Checkpoints:
                 self._open()
 
     def __enter__(self) -> Self:
+        self._is_closed_later = True
         return self
 
     def __exit__(self, kind: object = None, *_: object) -> None:
         try:
             self._settle(alone=kind is not None)
         finally:
+            self._is_closed_later = False
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.close()
@@ -132,7 +139,7 @@ class Checkpoints:
         Raises:
           CheckpointError: the checkpoint has other leaves, or leaves of other shapes or dtypes;
             the copies of a leaf differ, and `differing` does not say what to take; or a process
-            cannot read it, though nothing is damaged.
+            cannot read it, or not the folder, though nothing is damaged.
           ValueError: `differing` has another choice, or names no leaf with a device axis.
 
         Warns:
@@ -174,9 +181,9 @@ class Checkpoints:
           state: a tree of arrays of JAX and NumPy, numbers, and random keys. In several processes,
             what is not an array over all of them must be the same in each.
           force: save in any case, as after the last step.
-          wait: until it is on the disk, as always when the job must leave. With False, only until
-            the values are copied; the next call that saves or restores, and the end of the `with`
-            block, wait for the rest, and raise what went wrong.
+          wait: until it is on the disk, as always when the job must leave, or without a `with`
+            block. With False, only until the values are copied; the next call that saves or
+            restores, and the end of the block, wait for the rest, and raise what went wrong.
 
         Returns:
           Whether it was saved, or is being saved.
@@ -187,7 +194,12 @@ class Checkpoints:
           CheckpointInUseError: another job saves there.
           DisagreementError: the state is not the same in all processes.
           RuntimeError: as `preempted` does.
+          TypeError: `step` is no integer.
         """
+        try:
+            step = operator.index(step)  # the name of its folder
+        except TypeError:
+            raise TypeError(f"Checkpoints.save: step must be an integer, not {step}.") from None
         leaves_now = self.preempted(step)
         is_due = self._every is not None and step % self._every == 0
         if leaves_now:
@@ -200,13 +212,13 @@ class Checkpoints:
         try:
             writer = self._open()
             self._in_all(lambda: writer.begin(step, self._last, self._damaged))
-            writer.write(step, leaves)
+            self._in_all(lambda: writer.write(step, leaves))
         except CheckpointError:
             raise
         except Exception as error:  # of Orbax, TensorStore or the disk, whatever it is
             raise self._not_saved(step, error) from error
         self._pending = step
-        if wait or leaves_now:
+        if wait or leaves_now or not self._is_closed_later:
             self._settle()
         return True
 
@@ -255,28 +267,26 @@ class Checkpoints:
         self, leaves: Sequence[TypedLeaf], *, from_pmap: bool
     ) -> tuple[int, dict[str, Any], dict[str, np.ndarray], dict[str, list[str]]]:
         """The newest whole step, or 0; its arrays; those that are copies; what is damaged."""
-        unreadable: dict[int, str] = {}
+        tried, trouble = 0, ""
         while True:
-            # Rank 0 looks, and tells the others: they must not restore different ones.
-            answer = json.dumps(self._look(unreadable)) if jax.process_index() == 0 else ""
+            try:
+                # Rank 0 looks, and tells the others: they must not restore different ones.
+                own = jax.process_index() == 0
+                answer = self._in_all(lambda: json.dumps(self._look()) if own else "")  # noqa: B023
+            except OSError as error:
+                raise _unreadable(self._folder, text_of(error)) from error
             step, saved, damages = json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT))
             if step == 0:
                 return 0, {}, {}, damages
             copies = like_copies(leaves, saved) if from_pmap else {}
             self._check_fits(step, saved, leaves, copies)
-            if step in unreadable:
-                raise refusal(
-                    CheckpointError,
-                    what=f"the checkpoint {self._folder / str(step)} cannot be read",
-                    which=[unreadable[step]],
-                    why="nothing is wrong with its files, so no older one is taken instead",
-                    do="Mend what the error names, as too little memory, and start again.",
-                )
+            if step == tried:
+                raise _unreadable(self._folder / str(step), trouble)
             try:
                 read = functools.partial(self._read, step, leaves, copies)
                 return step, self._in_all(read), copies, damages
-            except OSError as error:
-                unreadable[step] = text_of(error)
+            except OSError as error:  # it may have been removed, by the job that saves
+                tried, trouble = step, text_of(error)
 
     def _check_fits(
         self,
@@ -303,18 +313,16 @@ class Checkpoints:
                 do="Give `restore` a state like the one that was saved, or use another folder.",
             )
 
-    def _look(self, unreadable: Collection[int]) -> tuple[int, dict[str, str], dict[int, Any]]:
+    def _look(self) -> tuple[int, dict[str, str], dict[int, Any]]:
         """The newest whole step, or 0, its leaves; and what is wrong with those after it."""
         damages = {}
         for step in reversed(steps_in(self._folder)):
             folder = self._folder / str(step)
             leaves, found = examine(folder)
-            if not found and step in unreadable:
-                found = missing(folder / ITEM)
             if not found:
                 return step, leaves, damages
             if not folder.is_dir():  # removed since, by the job that saves: a newer one is there
-                return self._look(unreadable)
+                return self._look()
             damages[step] = found
         return 0, {}, damages
 
@@ -352,6 +360,17 @@ class Checkpoints:
             if each is not None:
                 raise each
         return typing.cast("_T", result)
+
+
+def _unreadable(path: pathlib.Path, trouble: str) -> CheckpointError:
+    return refusal(
+        CheckpointError,
+        what=f"{path} cannot be read",
+        which=[trouble],
+        why="nothing shows that it is damaged, so nothing else is taken instead",
+        do="Mend what the error names, as missing permissions or too little memory, and start "
+        "again.",
+    )
 
 
 def _check_same(leaves: Sequence[TypedLeaf]) -> None:

@@ -59,15 +59,24 @@ def steps_in(folder: pathlib.Path, *, ours: bool = False) -> list[int]:
     """The numbers that are names of folders, ascending; or only those that have a manifest."""
     try:
         names = [path.name for path in folder.iterdir() if path.is_dir()]
-    except OSError:
+    except FileNotFoundError:
         return []
     steps = sorted(int(name) for name in names if re.fullmatch(r"[1-9][0-9]*", name))
     return [step for step in steps if not ours or os.path.lexists(folder / str(step) / MANIFEST)]
 
 
 def examine(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
-    """The leaves of a step, path to type; and what is not as it was written."""
-    manifest = _notes.load(folder / MANIFEST, _Manifest, limit=_LONGEST)
+    """The leaves of a step, path to type; and what is not as it was written.
+
+    Raises:
+      PermissionError: nothing shows that it is damaged.
+    """
+    try:
+        manifest = _notes.parse(_notes.content(folder / MANIFEST, limit=_LONGEST), _Manifest)
+    except PermissionError:
+        raise
+    except OSError:
+        manifest = None
     if manifest is None or manifest != _Manifest.of(manifest.leaves, manifest.files):
         return {}, [f"it has no {MANIFEST} that can be read"]
     found = []
@@ -75,6 +84,8 @@ def examine(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
         try:
             if _checksum(folder / name) != written:
                 found.append(f"{name} has not the {written[0]} bytes that were written")
+        except PermissionError:
+            raise
         except OSError as error:
             found.append(f"{name} cannot be read: {error.strerror}")
     return manifest.leaves, found
@@ -145,6 +156,10 @@ class StepWriter:
         """Makes room for a step after `last`; damaged ones are renamed, and stay."""
         if self._lock is None:
             return
+        if not self._has_lock():  # somebody has cleaned up there, or has replaced the folder
+            lock = locked(self._folder)
+            self._release()
+            self._lock = lock
         ours = steps_in(self._folder, ours=True)
         for each in set(damaged) & set(ours):
             aside = self._folder / f"{each}.damaged"
@@ -183,12 +198,23 @@ class StepWriter:
 
     def clean(self) -> None:
         """Removes what is unfinished or on its way out: the room may be needed."""
-        if self._lock is not None:
+        if self._has_lock():
             shutil.rmtree(self._ours, ignore_errors=True)
 
     def close(self) -> None:
         self._thread.shutdown()
         self._checkpointer.close()
+        self._release()
+
+    def _has_lock(self) -> bool:
+        """Whether whoever comes would find the folder locked, by this process."""
+        try:
+            here = (self._folder / _LOCK).stat()
+            return self._lock in _held and os.path.samestat(os.fstat(self._lock), here)
+        except OSError:
+            return False
+
+    def _release(self) -> None:
         if self._lock is not None and self._lock in _held:
             _held.remove(self._lock)
             os.close(self._lock)

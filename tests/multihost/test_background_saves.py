@@ -91,6 +91,13 @@ def test_what_goes_wrong_is_raised_by_the_next_save(tmp_path, monkeypatch, full)
     assert steps_in(tmp_path) == ["2"]
 
 
+def test_without_a_with_block_nobody_would_wait(tmp_path):
+    checkpoints = Checkpoints(tmp_path, every=1)
+    assert checkpoints.save(1, state_of(1), wait=False)
+    assert steps_in(tmp_path) == ["1"]
+    checkpoints.__exit__()
+
+
 def save_one(folder: pathlib.Path, then: Exception | None = None) -> None:
     with Checkpoints(folder, every=1) as checkpoints:
         checkpoints.save(1, state_of(1), wait=False)
