@@ -66,26 +66,35 @@ class Checkpoints:
     (2, [10.0, 10.0, 10.0])
     """
 
-    def __init__(self, folder: str | pathlib.Path, *, every: int | None = None, keep: int = 2):
+    def __init__(
+        self,
+        folder: str | pathlib.Path,
+        *,
+        every: int | None = None,
+        keep: int = 2,
+        keep_period: int | None = None,
+    ):
         """
         Args:
           folder: where the checkpoints lie, one folder each; made if it is not there.
           every: save each so many steps, and be the only job that saves there; None: only when the
             job must leave, or not at all.
           keep: how many checkpoints to keep, the newest ones.
+          keep_period: keep the steps that it divides, too, for good.
 
         Raises:
           CheckpointInUseError: another job saves there.
           MissingPackageError: Orbax is not installed.
-          ValueError: `every` or `keep` is no integer, or less than 1.
+          ValueError: `every`, `keep` or `keep_period` is no integer, or less than 1.
         """
-        for name, number in (("every", every), ("keep", keep)):
+        options = {"every": every, "keep": keep, "keep_period": keep_period}
+        for name, number in options.items():
             if number is not None and (not isinstance(number, numbers.Integral) or number < 1):
                 raise ValueError(
                     f"Checkpoints: {name} must be an integer of at least 1, not {number}."
                 )
         self._folder = pathlib.Path(folder).absolute()
-        self._every, self._keep = every, keep
+        self._every, self._kept = every, (keep, keep_period)
         self._last = 0  # the step that was restored or saved last
         self._pending: int | None = None  # the step that is being written
         self._is_closed_later = False
@@ -342,7 +351,7 @@ class Checkpoints:
         """Makes sure that no other job saves there."""
         if self._writer is None:
             lock = self._in_all(lambda: locked(self._folder) if jax.process_index() == 0 else None)
-            self._writer = StepWriter(self._orbax, self._folder, self._keep, lock, _TIMEOUT)
+            self._writer = StepWriter(self._orbax, self._folder, self._kept, lock, _TIMEOUT)
         return self._writer
 
     def _in_all(self, action: Callable[[], _T]) -> _T:

@@ -141,9 +141,15 @@ class StepWriter:
     """Lets Orbax write steps in the background, in every process; rank 0 does the rest."""
 
     def __init__(
-        self, orbax: Any, folder: pathlib.Path, keep: int, lock: int | None, timeout: float
+        self,
+        orbax: Any,
+        folder: pathlib.Path,
+        kept: tuple[int, int | None],
+        lock: int | None,
+        timeout: float,
     ):
-        self._orbax, self._folder, self._keep, self._lock = orbax, folder, keep, lock
+        self._orbax, self._folder, self._lock = orbax, folder, lock
+        self._newest, self._period = kept  # how many, and which ones besides
         self._ours = folder / _OURS
         handler = orbax.CompositeCheckpointHandler(**{ITEM: orbax.StandardCheckpointHandler()})
         self._checkpointer = orbax.AsyncCheckpointer(handler, timeout_secs=int(timeout))
@@ -237,8 +243,9 @@ class StepWriter:
             written.rename(self._folder / str(step))
             sync(self._folder)
             with contextlib.suppress(OSError):  # the next step tries again
-                for old in steps_in(self._folder, ours=True)[: -self._keep]:
-                    (self._folder / str(old)).rename(self._ours / str(old))
+                for old in steps_in(self._folder, ours=True)[: -self._newest]:
+                    if self._period is None or old % self._period:
+                        (self._folder / str(old)).rename(self._ours / str(old))
         finally:
             self.clean()
 

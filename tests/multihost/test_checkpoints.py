@@ -243,7 +243,14 @@ def test_force_saves_the_last_step(tmp_path):
         assert checkpoints.restore({"n": 0}) == ({"n": 2}, 2)
 
 
-@pytest.mark.parametrize("option", ["every", "keep"])
+def test_some_are_kept_for_good(tmp_path):
+    with Checkpoints(tmp_path, every=1, keep=1, keep_period=3) as checkpoints:
+        for step in range(1, 9):
+            checkpoints.save(step, {"n": step})
+    assert names_in(tmp_path) == ["3", "6", "8"]
+
+
+@pytest.mark.parametrize("option", ["every", "keep", "keep_period"])
 @pytest.mark.parametrize("value", [0, 1.5])
 def test_less_than_one_is_refused(tmp_path, option, value):
     refused = f"^Checkpoints: {option} must be an integer of at least 1, not {value}.$"
