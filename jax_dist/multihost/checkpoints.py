@@ -1,18 +1,20 @@
 """The state of a program, saved with Orbax now and then and when the job must leave, and read back.
 
-Orbax's manager writes the steps, names them, and removes the oldest. Ours is what it lacks: one job
-at a time saves, ranks agree on what they save, what is damaged gives way to the step before, and
-states with a device axis are read without it. Who restores changes nothing in the folder.
+Orbax writes and reads the arrays, in the background if that is wanted. Ours is what it lacks: one
+job at a time saves, ranks agree on what they save, what is damaged gives way to the step before,
+and states with a device axis are read without it. Who restores changes nothing in the folder.
 """
 
 import contextlib
 import functools
 import json
+import numbers
+import operator
 import pathlib
 import pickle
 import typing
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import jax
@@ -22,7 +24,6 @@ from jax_dist._exceptions import text_of
 from jax_dist.errors import (
     CheckpointError,
     CheckpointWarning,
-    DisagreementError,
     message,
     refusal,
 )
@@ -37,7 +38,7 @@ from jax_dist.multihost.conversion import (
     one_of_each,
 )
 from jax_dist.multihost.state_leaves import TypedLeaf, leaves_of
-from jax_dist.multihost.step_folders import ITEM, StepWriter, examine, locked, missing, steps_in
+from jax_dist.multihost.step_folders import ITEM, StepWriter, examine, locked, steps_in
 
 _T = TypeVar("_T")
 _TIMEOUT = 600.0  # seconds, for rank 0 to read a checkpoint through
@@ -65,27 +66,39 @@ class Checkpoints:
     (2, [10.0, 10.0, 10.0])
     """
 
-    def __init__(self, folder: str | pathlib.Path, *, every: int | None = None, keep: int = 2):
+    def __init__(
+        self,
+        folder: str | pathlib.Path,
+        *,
+        every: int | None = None,
+        keep: int = 2,
+        keep_period: int | None = None,
+    ):
         """
         Args:
           folder: where the checkpoints lie, one folder each; made if it is not there.
           every: save each so many steps, and be the only job that saves there; None: only when the
             job must leave, or not at all.
           keep: how many checkpoints to keep, the newest ones.
+          keep_period: keep the steps that it divides, too, for good.
 
         Raises:
           CheckpointInUseError: another job saves there.
           MissingPackageError: Orbax is not installed.
-          ValueError: `every` or `keep` is less than 1.
+          ValueError: `every`, `keep` or `keep_period` is no integer, or less than 1.
         """
-        for name, number in (("every", every), ("keep", keep)):
-            if number is not None and number < 1:
-                raise ValueError(f"Checkpoints: {name} must be at least 1, not {number}.")
+        options = {"every": every, "keep": keep, "keep_period": keep_period}
+        for name, number in options.items():
+            if number is not None and (not isinstance(number, numbers.Integral) or number < 1):
+                raise ValueError(
+                    f"Checkpoints: {name} must be an integer of at least 1, not {number}."
+                )
         self._folder = pathlib.Path(folder).absolute()
-        self._every, self._keep = every, keep
+        self._every, self._kept = every, (keep, keep_period)
         self._last = 0  # the step that was restored or saved last
+        self._pending: int | None = None  # the step that is being written
+        self._is_closed_later = False
         self._damaged: tuple[int, ...] = ()  # steps
-        self._has_changed = False  # the folder, behind the back of Orbax's manager
         self._orbax = imported(
             "orbax.checkpoint",
             "orbax-checkpoint>=0.11.26",
@@ -99,12 +112,17 @@ class Checkpoints:
                 self._open()
 
     def __enter__(self) -> Self:
+        self._is_closed_later = True
         return self
 
-    def __exit__(self, *_: object) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        try:
+            self._settle(alone=kind is not None)
+        finally:
+            self._is_closed_later = False
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
 
     def restore(
         self,
@@ -130,13 +148,14 @@ class Checkpoints:
         Raises:
           CheckpointError: the checkpoint has other leaves, or leaves of other shapes or dtypes;
             the copies of a leaf differ, and `differing` does not say what to take; or a process
-            cannot read it, though nothing is damaged.
+            cannot read it, or not the folder, though nothing is damaged.
           ValueError: `differing` has another choice, or names no leaf with a device axis.
 
         Warns:
           CheckpointWarning: a newer checkpoint is damaged.
         """
         choices, leaves = choices_of(differing), leaves_of(state)
+        self._settle()
         step, stored, copies, damages = self._newest(leaves, from_pmap=from_pmap)
         folder = self._folder / str(step)
         for damaged, found in damages.items():
@@ -158,11 +177,10 @@ class Checkpoints:
             for leaf in leaves
         ]
         self._damaged, self._last = tuple(map(int, damages)), step
-        self._has_changed |= bool(damages)
         ranks.progress.say(restored=step, reached=step)
         return jax.tree.unflatten(jax.tree.structure(state), restored), step
 
-    def save(self, step: int, state: Any, *, force: bool = False) -> bool:
+    def save(self, step: int, state: Any, *, force: bool = False, wait: bool = True) -> bool:
         """Saves where it is time to: each `every` steps, and when the job must leave.
 
         Call it once in each step, in every process.
@@ -172,9 +190,12 @@ class Checkpoints:
           state: a tree of arrays of JAX and NumPy, numbers, and random keys. In several processes,
             what is not an array over all of them must be the same in each.
           force: save in any case, as after the last step.
+          wait: until it is on the disk, as always when the job must leave, or without a `with`
+            block. With False, only until the values are copied; the next call that saves or
+            restores, and the end of the block, wait for the rest, and raise what went wrong.
 
         Returns:
-          Whether it was saved.
+          Whether it was saved, or is being saved.
 
         Raises:
           CheckpointError: a leaf cannot be saved, the disk is full or read-only, or the folder has
@@ -182,32 +203,32 @@ class Checkpoints:
           CheckpointInUseError: another job saves there.
           DisagreementError: the state is not the same in all processes.
           RuntimeError: as `preempted` does.
+          TypeError: `step` is no integer.
         """
+        try:
+            step = operator.index(step)  # the name of its folder
+        except TypeError:
+            raise TypeError(f"Checkpoints.save: step must be an integer, not {step}.") from None
+        leaves_now = self.preempted(step)
         is_due = self._every is not None and step % self._every == 0
-        if not (self.preempted(step) or is_due or force) or step <= self._last:
+        if leaves_now:
+            self._settle()
+        if not (leaves_now or is_due or force) or step <= (self._pending or self._last):
             return False
         leaves = leaves_of(state)
         _check_same(leaves)
+        self._settle()
         try:
             writer = self._open()
             self._in_all(lambda: writer.begin(step, self._last, self._damaged))
-            writer.save(step, leaves, reload=self._has_changed)
-            self._in_all(lambda: writer.end(step))
-        except (CheckpointError, DisagreementError):
+            self._in_all(lambda: writer.write(step, leaves))
+        except CheckpointError:
             raise
         except Exception as error:  # of Orbax, TensorStore or the disk, whatever it is
-            self._has_changed = True
-            if self._writer is not None:
-                self._writer.abandon()
-            raise refusal(
-                CheckpointError,
-                what=f"step {step} is not saved",
-                which=[text_of(error).partition("\n")[0]],
-                why=f"it could not be written to {self._folder}",
-                do="Make room there, or let it be written to. The checkpoints that are there are "
-                "as they were.",
-            ) from error
-        self._last, self._damaged, self._has_changed = step, (), False
+            raise self._not_saved(step, error) from error
+        self._pending = step
+        if wait or leaves_now or not self._is_closed_later:
+            self._settle()
         return True
 
     def preempted(self, step: int) -> bool:
@@ -224,32 +245,57 @@ class Checkpoints:
         """
         return main_thread.preempted(step)
 
+    def _settle(self, *, alone: bool = False) -> None:
+        """Waits until what is being written is whole; alone: this process may be the only one."""
+        if self._pending is None or self._writer is None:
+            return
+        step, writer = self._pending, self._writer
+        try:
+            writer.finish() if alone else self._in_all(writer.finish)
+        except Exception as error:
+            self._pending = None
+            if not alone:
+                raise self._not_saved(step, error) from error
+            warnings.warn(CheckpointWarning(str(self._not_saved(step, error))), stacklevel=3)
+        else:
+            self._pending, self._last, self._damaged = None, step, ()
+
+    def _not_saved(self, step: int, error: Exception) -> CheckpointError:
+        if self._writer is not None:
+            self._writer.clean()
+        return refusal(
+            CheckpointError,
+            what=f"step {step} is not saved",
+            which=[text_of(error).partition("\n")[0]],
+            why=f"it could not be written to {self._folder}",
+            do="Make room there, or let it be written to. The checkpoints that are there are "
+            "as they were.",
+        )
+
     def _newest(
         self, leaves: Sequence[TypedLeaf], *, from_pmap: bool
     ) -> tuple[int, dict[str, Any], dict[str, np.ndarray], dict[str, list[str]]]:
         """The newest whole step, or 0; its arrays; those that are copies; what is damaged."""
-        unreadable: dict[int, str] = {}
+        tried, trouble = 0, ""
         while True:
-            # Rank 0 looks, and tells the others: they must not restore different ones.
-            answer = json.dumps(self._look(unreadable)) if jax.process_index() == 0 else ""
+            try:
+                # Rank 0 looks, and tells the others: they must not restore different ones.
+                own = jax.process_index() == 0
+                answer = self._in_all(lambda: json.dumps(self._look()) if own else "")  # noqa: B023
+            except OSError as error:
+                raise _unreadable(self._folder, text_of(error)) from error
             step, saved, damages = json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT))
             if step == 0:
                 return 0, {}, {}, damages
             copies = like_copies(leaves, saved) if from_pmap else {}
             self._check_fits(step, saved, leaves, copies)
-            if step in unreadable:
-                raise refusal(
-                    CheckpointError,
-                    what=f"the checkpoint {self._folder / str(step)} cannot be read",
-                    which=[unreadable[step]],
-                    why="nothing is wrong with its files, so no older one is taken instead",
-                    do="Mend what the error names, as too little memory, and start again.",
-                )
+            if step == tried:
+                raise _unreadable(self._folder / str(step), trouble)
             try:
                 read = functools.partial(self._read, step, leaves, copies)
                 return step, self._in_all(read), copies, damages
-            except OSError as error:
-                unreadable[step] = text_of(error)
+            except OSError as error:  # it may have been removed, by the job that saves
+                tried, trouble = step, text_of(error)
 
     def _check_fits(
         self,
@@ -276,18 +322,16 @@ class Checkpoints:
                 do="Give `restore` a state like the one that was saved, or use another folder.",
             )
 
-    def _look(self, unreadable: Collection[int]) -> tuple[int, dict[str, str], dict[int, Any]]:
+    def _look(self) -> tuple[int, dict[str, str], dict[int, Any]]:
         """The newest whole step, or 0, its leaves; and what is wrong with those after it."""
         damages = {}
         for step in reversed(steps_in(self._folder)):
             folder = self._folder / str(step)
             leaves, found = examine(folder)
-            if not found and step in unreadable:
-                found = missing(folder / ITEM)
             if not found:
                 return step, leaves, damages
             if not folder.is_dir():  # removed since, by the job that saves: a newer one is there
-                return self._look(unreadable)
+                return self._look()
             damages[step] = found
         return 0, {}, damages
 
@@ -307,7 +351,7 @@ class Checkpoints:
         """Makes sure that no other job saves there."""
         if self._writer is None:
             lock = self._in_all(lambda: locked(self._folder) if jax.process_index() == 0 else None)
-            self._writer = StepWriter(self._orbax, self._folder, self._keep, lock)
+            self._writer = StepWriter(self._orbax, self._folder, self._kept, lock, _TIMEOUT)
         return self._writer
 
     def _in_all(self, action: Callable[[], _T]) -> _T:
@@ -325,6 +369,17 @@ class Checkpoints:
             if each is not None:
                 raise each
         return typing.cast("_T", result)
+
+
+def _unreadable(path: pathlib.Path, trouble: str) -> CheckpointError:
+    return refusal(
+        CheckpointError,
+        what=f"{path} cannot be read",
+        which=[trouble],
+        why="nothing shows that it is damaged, so nothing else is taken instead",
+        do="Mend what the error names, as missing permissions or too little memory, and start "
+        "again.",
+    )
 
 
 def _check_same(leaves: Sequence[TypedLeaf]) -> None:

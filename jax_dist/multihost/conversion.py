@@ -58,13 +58,15 @@ def convert(
       FileExistsError: there is something at `target`.
       FileNotFoundError: there is nothing at `source`.
       MissingPackageError: Flax or Orbax is not installed.
-      ValueError: a choice names no leaf.
+      ValueError: a choice names no leaf, or `target` is in `source`.
     """
     source, target = source.absolute(), target.absolute()
     if os.path.lexists(target):
         raise FileExistsError(f"{target} exists; nothing is overwritten. Give another name.")
     if not source.exists():
         raise FileNotFoundError(f"there is no checkpoint {source}.")
+    if target.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"{target} is in {source}, which stays as it is. Give a place outside.")
     drop = functools.partial(_without_device_axis, choices=choices, option=option)
     with _written(target) as unfinished:
         convert_it = _convert_file if source.is_file() else _convert_folder

@@ -43,7 +43,7 @@ class TypedLeaf(NamedTuple):
         if isinstance(given, NUMBERS):
             is_long = isinstance(given, int) and not -(2**63) <= given < 2**63
             return not is_long and (type(given) in NUMBERS or isinstance(given, enum.Enum))
-        return isinstance(given, jax.Array)
+        return isinstance(given, jax.Array) and not given.is_deleted()
 
     def value(self) -> Any:
         """What Orbax is to write."""
@@ -82,11 +82,7 @@ def leaves_of(state: Any) -> list[TypedLeaf]:
     """In the order of the tree; a CheckpointError where some cannot be stored."""
     paths = jax.tree_util.tree_leaves_with_path(state)
     leaves = [TypedLeaf(jax.tree_util.keystr(path) or "the state", given) for path, given in paths]
-    refused = [
-        f"{path} is a {type(given).__name__}"
-        + (f" of {given.dtype}" if isinstance(given, np.ndarray) else "")
-        for path, given in (leaf for leaf in leaves if not leaf.is_storable)
-    ]
+    refused = [f"{leaf.path} is {_kind(leaf.given)}" for leaf in leaves if not leaf.is_storable]
     count = collections.Counter(leaf.path for leaf in leaves)
     refused += [f"{path} is the path of {many} leaves" for path, many in count.items() if many > 1]
     if refused:
@@ -96,6 +92,14 @@ def leaves_of(state: Any) -> list[TypedLeaf]:
             which=refused,
             why="only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written, "
             "each under a path of its own",
-            do="Leave these out of the state, and make them again when the program starts.",
+            do="Leave these out of the state, and make them again when the program starts. Of a "
+            "step with donation, take what it returned.",
         )
     return leaves
+
+
+def _kind(given: Any) -> str:
+    if isinstance(given, jax.Array):
+        return "an array that was donated or deleted"
+    of = f" of {given.dtype}" if isinstance(given, np.ndarray) else ""
+    return f"a {type(given).__name__}{of}"

@@ -1,12 +1,13 @@
-"""Checkpoints on the disk: a folder for each step, which Orbax's manager writes, names and removes.
+"""Checkpoints on the disk: a folder for each step, which gets its name when Orbax has written it.
 
 A folder is ours if it has a manifest: the leaves, and the checksums of the files. Rank 0 makes it
-when all is written, and before Orbax gives the folder its name. What has none is never touched.
+when all is written, and renames the folder then. What has none is never touched.
 
 One job at a time has the lock of a folder, which the system lets go of when rank 0 ends, however it
 ends. So the job that has it knows that nobody will finish what the one before has begun.
 """
 
+import concurrent.futures
 import contextlib
 import datetime
 import errno
@@ -34,10 +35,9 @@ from jax_dist.multihost.state_leaves import TypedLeaf
 
 ITEM = "default"  # the folder of a step in which Orbax's own manager would look
 _LOCK = ".jax_dist.lock"
-_GOING = ".unfinished"  # what is being removed; an earlier version of ours also wrote there
+_OURS = ".unfinished"  # what is being written, and what is being removed
 _LONGEST = 1 << 26  # bytes of a manifest
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-_SAID = 400  # bytes in the lock: who has it
 _PIECE = 1 << 20  # bytes read at a time
 
 _held: set[int] = set()  # files that are locked: a child must not keep the lock of its parent
@@ -59,15 +59,24 @@ def steps_in(folder: pathlib.Path, *, ours: bool = False) -> list[int]:
     """The numbers that are names of folders, ascending; or only those that have a manifest."""
     try:
         names = [path.name for path in folder.iterdir() if path.is_dir()]
-    except OSError:
+    except FileNotFoundError:
         return []
     steps = sorted(int(name) for name in names if re.fullmatch(r"[1-9][0-9]*", name))
     return [step for step in steps if not ours or os.path.lexists(folder / str(step) / MANIFEST)]
 
 
 def examine(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
-    """The leaves of a step, path to type; and what is not as it was written."""
-    manifest = _notes.load(folder / MANIFEST, _Manifest, limit=_LONGEST)
+    """The leaves of a step, path to type; and what is not as it was written.
+
+    Raises:
+      PermissionError: nothing shows that it is damaged.
+    """
+    try:
+        manifest = _notes.parse(_notes.content(folder / MANIFEST, limit=_LONGEST), _Manifest)
+    except PermissionError:
+        raise
+    except OSError:
+        manifest = None
     if manifest is None or manifest != _Manifest.of(manifest.leaves, manifest.files):
         return {}, [f"it has no {MANIFEST} that can be read"]
     found = []
@@ -75,6 +84,8 @@ def examine(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
         try:
             if _checksum(folder / name) != written:
                 found.append(f"{name} has not the {written[0]} bytes that were written")
+        except PermissionError:
+            raise
         except OSError as error:
             found.append(f"{name} cannot be read: {error.strerror}")
     return manifest.leaves, found
@@ -103,11 +114,8 @@ def locked(folder: pathlib.Path) -> int:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _NO_LOCKS:
-            text = f"{folder} cannot be locked ({error.strerror}): let one job save there."
-            warnings.warn(CheckpointWarning(text), stacklevel=2)
-        else:
-            holder = _said_in(file).partition(", writes ")[0]
+        if error.errno not in _NO_LOCKS:
+            holder = os.pread(file, 400, 0).decode(errors="replace").strip()
             os.close(file)
             if not isinstance(error, BlockingIOError):
                 raise
@@ -119,44 +127,45 @@ def locked(folder: pathlib.Path) -> int:
                 do="Stop that job, or leave its `with` block, or use another folder. A program "
                 "that only restores needs no `every`, and may read at any time.",
             ) from None
+        text = f"{folder} cannot be locked ({error.strerror}): let one job save there."
+        warnings.warn(CheckpointWarning(text), stacklevel=2)
     _held.add(file)
+    now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+    with contextlib.suppress(OSError):  # a full disk
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}, since {now}".encode(), 0)
     return file
 
 
 class StepWriter:
-    """Writes steps by Orbax's manager, in every process; what else is done, rank 0 does."""
+    """Lets Orbax write steps in the background, in every process; rank 0 does the rest."""
 
-    def __init__(self, orbax: Any, folder: pathlib.Path, keep: int, lock: int | None):
-        self._orbax, self._folder, self._keep, self._lock = orbax, folder, keep, lock
-        self._since = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
-        begun = re.search(r", writes (\d+)$", _said_in(lock)) if lock is not None else None
-        self._begun = int(begun[1]) if begun else 0  # the step that is being written
-        self.abandon()
-        self._leaves: Sequence[TypedLeaf] = ()
-        self._trouble = ""
-        handler = orbax.StandardCheckpointHandler()
-        finalize = handler.finalize
-        # No class of ours, whose name would be in the files: Orbax alone reads them, too.
-        handler.finalize = lambda item: (finalize(item), self._write_manifest(pathlib.Path(item)))
-        handlers = orbax.DefaultCheckpointHandlerRegistry()
-        handlers.add(ITEM, orbax.args.StandardSave, handler)
-        options = orbax.CheckpointManagerOptions(
-            create=False,
-            enable_async_checkpointing=False,
-            preservation_policy=self,
-            todelete_subdir=_GOING,
-        )
-        self._manager = orbax.CheckpointManager(folder, options=options, handler_registry=handlers)
-
-    def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
-        """Orbax asks when a step has its name."""
-        old = [] if self._trouble else steps_in(self._folder, ours=True)[: -self._keep]
-        return [checkpoint.step not in old for checkpoint in checkpoints]
+    def __init__(
+        self,
+        orbax: Any,
+        folder: pathlib.Path,
+        kept: tuple[int, int | None],
+        lock: int | None,
+        timeout: float,
+    ):
+        self._orbax, self._folder, self._lock = orbax, folder, lock
+        self._newest, self._period = kept  # how many, and which ones besides
+        self._ours = folder / _OURS
+        handler = orbax.CompositeCheckpointHandler(**{ITEM: orbax.StandardCheckpointHandler()})
+        self._checkpointer = orbax.AsyncCheckpointer(handler, timeout_secs=int(timeout))
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jax_dist checkpoints")
+        self._end = concurrent.futures.Future[None]()
+        self._end.set_result(None)
+        self.clean()
 
     def begin(self, step: int, last: int, damaged: Collection[int]) -> None:
         """Makes room for a step after `last`; damaged ones are renamed, and stay."""
         if self._lock is None:
             return
+        if not self._has_lock():  # somebody has cleaned up there, or has replaced the folder
+            lock = locked(self._folder)
+            self._release()
+            self._lock = lock
         ours = steps_in(self._folder, ours=True)
         for each in set(damaged) & set(ours):
             aside = self._folder / f"{each}.damaged"
@@ -175,75 +184,70 @@ class StepWriter:
                 do="Call `restore` first, move away what is not a checkpoint, or use another "
                 "folder.",
             )
-        self.abandon()  # what was interrupted
-        self._begun = step
-        self._note(self._lock)
+        self.clean()
+        self._ours.mkdir()
 
-    def save(self, step: int, leaves: Sequence[TypedLeaf], *, reload: bool) -> None:
-        """Raises whatever Orbax, TensorStore or the disk raises."""
-        self._leaves = leaves
+    def write(self, step: int, leaves: Sequence[TypedLeaf]) -> None:
+        """Returns when the values are copied; the rest is done meanwhile, until `finish`."""
         stored = {leaf.path: leaf.value() for leaf in leaves if np.size(leaf.given)}
         # Orbax saves neither arrays without elements nor an empty tree.
         how = self._orbax.args.StandardSave(stored or {"nothing": np.zeros(1)})
-        if reload:
-            self._manager.reload()
-        self._manager.save(step, args=how, force=True)
+        self._checkpointer.save(
+            self._ours / str(step), args=self._orbax.args.Composite(**{ITEM: how})
+        )
+        types = {leaf.path: leaf.type for leaf in leaves}
+        self._end = self._thread.submit(self._commit, step, types)
 
-    def end(self, step: int) -> None:
-        """After that, the step is there also when the machine has lost its power."""
-        if self._lock is None:
-            return
-        if self._trouble:  # Orbax has named it all the same: the other processes wait for that
-            (self._folder / _GOING).mkdir(exist_ok=True)
-            (self._folder / str(step)).rename(self._folder / _GOING / str(step))
-        sync(self._folder)
-        self.abandon()
-        if self._trouble:
-            raise OSError(self._trouble)
+    def finish(self) -> None:
+        """Waits until it is on the disk; raises whatever Orbax, TensorStore or the disk raised."""
+        self._end.result()
 
-    def abandon(self) -> None:
+    def clean(self) -> None:
         """Removes what is unfinished or on its way out: the room may be needed."""
-        if self._lock is None:
-            return
-        unnamed = f"{self._begun}.orbax-checkpoint-tmp*" if self._begun else _GOING
-        for path in (*self._folder.glob(unnamed), self._folder / _GOING):
-            shutil.rmtree(path, ignore_errors=True)
-        self._begun = 0
-        with contextlib.suppress(OSError):
-            self._note(self._lock)
+        if self._has_lock():
+            shutil.rmtree(self._ours, ignore_errors=True)
 
     def close(self) -> None:
-        self._manager.close()
+        self._thread.shutdown()
+        self._checkpointer.close()
+        self._release()
+
+    def _has_lock(self) -> bool:
+        """Whether whoever comes would find the folder locked, by this process."""
+        try:
+            here = (self._folder / _LOCK).stat()
+            return self._lock in _held and os.path.samestat(os.fstat(self._lock), here)
+        except OSError:
+            return False
+
+    def _release(self) -> None:
         if self._lock is not None and self._lock in _held:
             _held.remove(self._lock)
             os.close(self._lock)
 
-    def _note(self, lock: int) -> None:
-        """For the job that wants the lock meanwhile, or has it after this process has died."""
-        text = f"process {os.getpid()} on {socket.gethostname()}, since {self._since}"
-        os.pwrite(lock, f"{text}, writes {self._begun}".ljust(_SAID).encode(), 0)
-
-    def _write_manifest(self, item: pathlib.Path) -> None:
-        """Notes what there is, and then whether something of what was written is missing.
-
-        What goes missing after that is missed when the step is restored.
-        """
-        self._trouble = ""
+    def _commit(self, step: int, leaves: dict[str, str]) -> None:
+        """After that, the step is there also when the machine has lost its power."""
+        self._checkpointer.wait_until_finished()
+        if self._lock is None:
+            return
+        written = self._ours / str(step)
         try:
-            with (item.parent / MANIFEST).open("w") as manifest:  # empty: the step is not whole
-                paths = sorted(path for path in item.rglob("*") if path.is_file())
-                files = {f"{ITEM}/{path.relative_to(item)}": _checksum(path) for path in paths}
-                types = {leaf.path: leaf.type for leaf in self._leaves}
-                self._trouble = "".join(missing(item)[:1])
-                if not self._trouble:
-                    json.dump(_Manifest.of(types, files)._asdict(), manifest, indent=1)
-            sync_tree(item.parent)
-        except Exception as error:  # noqa: BLE001  # of the disk, whatever it is
-            self._trouble = text_of(error)
-
-
-def _said_in(lock: int) -> str:
-    return os.pread(lock, _SAID, 0).decode(errors="replace").strip()
+            # What goes missing after it was listed has no checksum, or is missed by `examine`.
+            paths = sorted(path for path in (written / ITEM).rglob("*") if path.is_file())
+            files = {str(path.relative_to(written)): _checksum(path) for path in paths}
+            if lost := missing(written / ITEM):
+                raise OSError(lost[0])
+            manifest = json.dumps(_Manifest.of(leaves, files)._asdict(), indent=1)
+            (written / MANIFEST).write_text(manifest)
+            sync_tree(written)
+            written.rename(self._folder / str(step))
+            sync(self._folder)
+            with contextlib.suppress(OSError):  # the next step tries again
+                for old in steps_in(self._folder, ours=True)[: -self._newest]:
+                    if self._period is None or old % self._period:
+                        (self._folder / str(old)).rename(self._ours / str(old))
+        finally:
+            self.clean()
 
 
 def _checksum(path: pathlib.Path) -> tuple[int, int]:

@@ -115,17 +115,20 @@ def troubles_of_one_rank(folder: str) -> dict[str, object]:
         if rank == 0:
             step_folders.missing = lambda *_: ["['cut']/0 is not there"]
         lost = told(lambda: checkpoints.save(2, state_on_all(2.0)))
+        checkpoints.save(2, state_on_all(2.0), wait=False)
+        lost_later = told(lambda: checkpoints.save(3, state_on_all(3.0), wait=False))
         step_folders.missing = missing
         names = sorted(path.name for path in pathlib.Path(folder).iterdir())
         if rank == 1:
             orbax.StandardCheckpointHandler.restore = fail
         unreadable = told(lambda: checkpoints.restore(state_on_all(0.0)))
         orbax.StandardCheckpointHandler.restore = restore
-        saved = checkpoints.save(2, state_on_all(2.0))
+        saved = checkpoints.save(2, state_on_all(2.0), wait=False)
         found = as_data(checkpoints.restore(state_on_all(0.0))[0])
     return {
         "in use": in_use,
         "lost": lost,
+        "lost later": lost_later,
         "names": names,
         "unreadable": unreadable,
         "then": (saved, found["step"], found["same"]),

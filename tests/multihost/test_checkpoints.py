@@ -176,8 +176,11 @@ class _Subclass(int):
 
 
 def test_what_would_not_come_back_as_it_is_is_named(tmp_path):
+    donated = jnp.ones(3)
+    donated.delete()
     wrong = {
         "big": 2**63,
+        "donated": donated,
         "endian": np.zeros(2, ">i8"),
         "int": _Subclass(3),
         "long": np.zeros(2, np.longdouble),
@@ -199,6 +202,7 @@ def test_what_would_not_come_back_as_it_is_is_named(tmp_path):
     assert str(raised.value) == textwrap.dedent(f"""\
         a checkpoint cannot hold all of the state:
           * ['big'] is a int
+          * ['donated'] is an array that was donated or deleted
           * ['endian'] is a ndarray of >i8
           * ['int'] is a _Subclass
           * ['long'] is a ndarray of {np.dtype(np.longdouble)}
@@ -210,7 +214,8 @@ def test_what_would_not_come_back_as_it_is_is_named(tmp_path):
           * ['pair'].v is the path of 2 leaves
         Because only arrays of JAX and NumPy, numbers of 64 bits, and random keys are written, \
 each under a path of its own.
-        Leave these out of the state, and make them again when the program starts.""")
+        Leave these out of the state, and make them again when the program starts. Of a step with \
+donation, take what it returned.""")
 
 
 def test_newer_checkpoints_are_not_overwritten_in_passing(tmp_path):
@@ -238,10 +243,28 @@ def test_force_saves_the_last_step(tmp_path):
         assert checkpoints.restore({"n": 0}) == ({"n": 2}, 2)
 
 
-@pytest.mark.parametrize("option", ["every", "keep"])
-def test_less_than_one_is_refused(tmp_path, option):
-    with pytest.raises(ValueError, match=f"^Checkpoints: {option} must be at least 1, not 0.$"):
-        Checkpoints(tmp_path, **{option: 0})
+def test_some_are_kept_for_good(tmp_path):
+    with Checkpoints(tmp_path, every=1, keep=1, keep_period=3) as checkpoints:
+        for step in range(1, 9):
+            checkpoints.save(step, {"n": step})
+    assert names_in(tmp_path) == ["3", "6", "8"]
+
+
+@pytest.mark.parametrize("option", ["every", "keep", "keep_period"])
+@pytest.mark.parametrize("value", [0, 1.5])
+def test_less_than_one_is_refused(tmp_path, option, value):
+    refused = f"^Checkpoints: {option} must be an integer of at least 1, not {value}.$"
+    with pytest.raises(ValueError, match=refused):
+        Checkpoints(tmp_path, **{option: value})
+
+
+def test_a_step_is_an_integer(tmp_path):
+    """A folder 2.0 would never be found again."""
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        with pytest.raises(TypeError, match="step must be an integer, not 2.0"):
+            checkpoints.save(2.0, {"n": 2})
+        assert checkpoints.save(jnp.int32(2), {"n": 2})
+    assert names_in(tmp_path) == ["2"]
 
 
 def test_without_orbax_the_remedy_is_told(tmp_path):
@@ -369,6 +392,7 @@ def test_what_goes_wrong_in_one_rank_is_told_in_all(starts):
     assert found["in use"].startswith("CheckpointInUseError: another job saves its checkpoints in")
     lost = "CheckpointError: step 2 is not saved:\n  * ['cut']/0 is not there\n"
     assert found["lost"].startswith(lost)
+    assert found["lost later"].startswith(lost)
     assert found["names"] == [".jax_dist.lock", "1"]
     assert "/1 cannot be read:\n  * MemoryError: no room\n" in found["unreadable"]
     assert found["then"] == (True, 2, [2.0, 2.0, 2.0])

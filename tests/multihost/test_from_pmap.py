@@ -279,6 +279,16 @@ class TestConvert:
         assert ("statz" if arguments else "nothing") in err
         assert not (tmp_path / "new").exists()
 
+    def test_nothing_is_written_into_what_is_read(self, tmp_path):
+        path = written_by_orbax(tmp_path, replicated(make_state()))
+        (tmp_path / "link").symlink_to(path)
+        before = sorted(path.rglob("*"))
+
+        for inside in (path / "new", tmp_path / "link" / "new"):
+            code, _, err = convert(path, inside)
+            assert (code, "which stays as it is" in err) == (2, True)
+        assert sorted(path.rglob("*")) == before
+
     def test_what_is_no_checkpoint(self, tmp_path):
         (tmp_path / "text").write_text("hello")
         (tmp_path / "folder").mkdir()

@@ -21,8 +21,8 @@ def _state(step: int) -> dict:
 _CHANGES = ("os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree")
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_whenever_a_process_dies_the_newest_whole_step_is_restored(tmp_path, keep):
+@pytest.mark.parametrize(("keep", "wait"), [(1, True), (1, False), (2, True), (3, False)])
+def test_whenever_a_process_dies_the_newest_whole_step_is_restored(tmp_path, keep, wait):
     """What would be left is copied at each change that a save makes to the disk, in any thread."""
     folder, left, copying = tmp_path / "saved", tmp_path / "left", threading.RLock()
     seen: list[str] = []
@@ -43,8 +43,8 @@ def test_whenever_a_process_dies_the_newest_whole_step_is_restored(tmp_path, kee
         for step in range(1, 5):
             checkpoints.save(step, _state(step))
         watching.append(True)
-        checkpoints.save(5, _state(5))
-        watching.clear()
+        checkpoints.save(5, _state(5), wait=wait)
+    watching.clear()
 
     restored = []
     for number in range(len(seen)):

@@ -107,25 +107,21 @@ class TestReading:
             found = manager.restore(2, args=orbax.args.StandardRestore())
         assert found["['w']"].tolist() == [2, 2, 2]
 
-    @_NOISE
-    def test_a_step_that_was_never_whole_gives_way(self, tmp_path):
-        """Its manifest lists what lies there, as an earlier version wrote it."""
-        for step in (1, 2):
-            written_before_the_manager(tmp_path, step)
-        manifest = json.loads((tmp_path / "2" / "jax_dist.json").read_text())
-        for name in [name for name in manifest["files"] if "/d/" in name]:
-            (tmp_path / "2" / name).unlink()
-            del manifest["files"][name]
-        dumped = json.dumps([manifest["leaves"], manifest["files"]], sort_keys=True).encode()
-        manifest["digest"] = hashlib.sha256(dumped).hexdigest()
-        (tmp_path / "2" / "jax_dist.json").write_text(json.dumps(manifest))
+    def test_what_it_may_not_read_is_no_damage(self, tmp_path, monkeypatch):
+        """As of a job of another user: an older step, or none, would be silently wrong."""
+        saved(tmp_path, 1, 2)
 
-        with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning) as warned:
-            state, step = checkpoints.restore(state_of(0))
+        def refuse(*_, **__):
+            raise PermissionError(errno.EACCES, "Permission denied")
 
-        assert (step, state["n"]) == (1, 1)
-        assert f"{tmp_path / '2'} is damaged" in str(warned[0].message)
-        assert f"{tmp_path / '1'} is restored instead" in str(warned[0].message)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(CheckpointError, match="file cannot be read:\n.*Not a directory"):
+            Checkpoints(tmp_path / "file").restore(state_of(0))
+        for name in ("jax_dist._notes.content", "jax_dist.multihost.step_folders._checksum"):
+            with monkeypatch.context() as patched, Checkpoints(tmp_path) as checkpoints:
+                patched.setattr(name, refuse)
+                with pytest.raises(CheckpointError, match=" cannot be read:\n.*Permission denied"):
+                    checkpoints.restore(state_of(0))
 
     def test_no_older_one_is_taken_where_nothing_is_damaged(self, tmp_path, monkeypatch):
         saved(tmp_path, 1, 2)
@@ -337,24 +333,21 @@ class TestLock:
                 reader.save(2, {"n": 2}, force=True)
 
         # A kill leaves it free, and what the job had begun is removed.
-        (tmp_path / ".jax_dist.lock").write_text("process 1 on host, since now, writes 7")
-        for name in ("7.orbax-checkpoint-tmp", "8.orbax-checkpoint-tmp", ".unfinished"):
-            (tmp_path / name).mkdir()
+        for name in ("7.orbax-checkpoint-tmp", ".unfinished/2.orbax-checkpoint-tmp"):
+            (tmp_path / name).mkdir(parents=True)
         os.kill(other.pid, signal.SIGSTOP)
         with pytest.raises(CheckpointInUseError):  # it may go on
             Checkpoints(tmp_path, every=1)
-        assert (tmp_path / "7.orbax-checkpoint-tmp").exists()
+        assert (tmp_path / ".unfinished" / "2.orbax-checkpoint-tmp").exists()
         other.kill()
         other.wait()
 
         with Checkpoints(tmp_path, every=1) as checkpoints:
             assert checkpoints.restore({"n": 0})[1] == 1
+            assert not (tmp_path / ".unfinished").exists()
             assert checkpoints.save(2, {"n": 2})
-        assert sorted(path.name for path in tmp_path.glob("[0-9]*")) == [
-            "1",
-            "2",
-            "8.orbax-checkpoint-tmp",  # nothing says that it was ours
-        ]
+        left = ["1", "2", "7.orbax-checkpoint-tmp"]  # nothing says that the last one was ours
+        assert sorted(path.name for path in tmp_path.glob("[!.]*")) == left
 
     def test_a_child_does_not_keep_it(self, tmp_path):
         """As a worker that was forked, and lives on when its parent has been killed."""
@@ -384,6 +377,24 @@ class TestLock:
             Checkpoints(tmp_path, every=1).__exit__()
         finally:
             os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+    def test_it_is_taken_again_where_it_was_removed(self, tmp_path):
+        """As by a program that cleans up, or with the folder."""
+        folder = tmp_path / "steps"
+        with Checkpoints(folder, every=1) as checkpoints:
+            checkpoints.save(1, {"n": 1})
+            (folder / ".jax_dist.lock").unlink()
+            checkpoints.save(2, {"n": 2})
+            with pytest.raises(CheckpointInUseError):
+                Checkpoints(folder, every=1)
+
+            folder.rename(tmp_path / "old")
+            with Checkpoints(folder, every=1) as other:
+                other.save(1, {"n": 7})
+                with pytest.raises(CheckpointInUseError):
+                    checkpoints.save(3, {"n": 3})
+                assert other.save(2, {"n": 8})
+            assert sorted(path.name for path in folder.glob("[!.]*")) == ["1", "2"]
 
     def test_it_is_given_back(self, tmp_path):
         with Checkpoints(tmp_path, every=1), pytest.raises(CheckpointInUseError):
