@@ -23,9 +23,10 @@ def planned(options: argparse.Namespace, progress: Callable[[str], object]) -> A
     """
     if options.on and "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not here
-    if options.program:
-        return _of_program(options, progress)
-    return _of_names(options, progress)
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no result
+        if options.program:
+            return _of_program(options, progress)
+        return _of_names(options, progress)
 
 
 def _of_program(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:

@@ -114,6 +114,7 @@ import a_trainer
 if __name__ == "__main__":
     assert jax.pmap(lambda x: jax.lax.psum(x, "i"), "i")(jnp.ones(8))[0] == 8
     params, batch = a_trainer.example_args()
+    print("training")
     step = jax.pmap(a_trainer.step, axis_name="i", donate_argnums=0)
     spread = lambda x, rows: jnp.ones((8, rows, *x.shape[2:]))
     step(spread(params, 256), spread(batch, int(sys.argv[1])))
@@ -127,7 +128,7 @@ if __name__ == "__main__":
     ids=" ".join,
 )
 @pytest.mark.parametrize("named", [[], ["step"]], ids=["found", "named"])
-def test_a_program_is_run_up_to_its_step(command, named, trainer, monkeypatch):
+def test_a_program_is_run_up_to_its_step(command, named, trainer, monkeypatch, capsys):
     (trainer.parent / "main.py").write_text(_PROGRAM)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -140,6 +141,7 @@ def test_a_program_is_run_up_to_its_step(command, named, trainer, monkeypatch):
     state, batch = 4 * 256 * 64, 4 * 6 * 256
     assert (code, rows) == (0, {"jax.pmap": state + batch, "fsdp": state // 8 + batch})
     assert all(row["is_quick"] for row in found["rows"])
+    assert capsys.readouterr() == ("", "training\n")
     assert err.splitlines()[:2] == [
         f"runs {' '.join(command)}, up to its step",
         "step takes 71.7 kB on each device",
