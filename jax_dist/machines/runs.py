@@ -73,8 +73,8 @@ class _Search:
     def __init__(self, name: str | None):
         self.found: MappedStep | None = None
         self._name = name
-        self._called: dict[str, str] = {}  # by name: why it is not the step
-        self._returned: dict[int, tuple[Callable, list[Any]]] = {}  # of those that take only state
+        self._called: dict[Callable, str] = {}  # why it is not the step
+        self._returned: dict[Callable, list[Any]] = {}  # by those that take only their state
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ class _Search:
             yield
 
     def told(self) -> list[str]:
-        return [f"it called {name}: {why}" for name, why in self._called.items()]
+        return [f"it called {function_name(each)}: {why}" for each, why in self._called.items()]
 
     def _watched_way(self, way: Callable) -> Callable:
         def pmap(*args: Any, **kwargs: Any) -> Any:
@@ -98,22 +98,20 @@ class _Search:
     def _call(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return function(*args, **kwargs)  # a part of what is compiled
-        name = function_name(function)
-        if self._name in (None, name):
-            self._look(name, function, args, kwargs)
+        if self._name in (None, function_name(function)):
+            self._look(function, args, kwargs)
         else:
-            self._called[name] = "another name"
+            self._called[function] = "another name"
         result = function(*args, **kwargs)
-        if id(function) in self._returned:
-            self._returned[id(function)] = function, jax.tree.leaves(result)
+        if function in self._returned:
+            self._returned[function] = jax.tree.leaves(result)
         return result
 
-    def _look(self, name: str, function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _look(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         """Ends the program if this is the step."""
-        _, results = self._returned.get(id(function), (function, []))
-        own = {id(leaf) for leaf in results}
+        own = {id(leaf) for leaf in self._returned.get(function, [])}
         again = any(id(leaf) in own for leaf in jax.tree.leaves((args, kwargs)))
-        if not again and name in self._called:
+        if not again and function in self._called:
             return
         step = MappedStep.of_mapped(function, args, kwargs)
         carried = step.state(jax.local_device_count())
@@ -122,8 +120,10 @@ class _Search:
             self.found = step
             raise _Reached
         if carried:
-            self._returned[id(function)] = function, []
-        self._called[name] = "nothing else goes in" if carried else "no result is like an argument"
+            self._returned[function] = []
+        self._called[function] = (
+            "nothing else goes in" if carried else "no result is like an argument"
+        )
 
 
 class _Watched:

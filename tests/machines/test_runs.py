@@ -72,6 +72,14 @@ def _advance(state):
     return state + 1
 
 
+def test_functions_of_one_name_are_told_apart():
+    def run():
+        jax.pmap(lambda x: jax.lax.psum(x, "i"), "i")(jnp.ones(_N))
+        jax.pmap(lambda weights, batch: weights - batch.sum())(jnp.ones((_N, 8)), _rows(2))
+
+    assert [leaf.shape for leaf in step_of(run).slices] == [(8,), (2, 8)]
+
+
 def test_a_named_function_is_the_step_at_its_first_call():
     assert step_of(lambda: _train(jax.pmap, []), "_init").name == "_init"
 
