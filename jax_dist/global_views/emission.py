@@ -3,10 +3,6 @@
 Shapes: a shared value is `[*s]`, however it lies; one that varies is `[N, *s]`, cut over the mapped
 axis, so that each device has its own `[1, *s]`. The body sees `[*s]` of both.
 
-Loops and branches run in the global view with islands in their bodies. What is carried keeps one
-form: a carry that varies once varies from the start, so a shared value goes in as `[N, *s]`. A scan
-walks over the first dimension, so what varies comes as `[T, N, *s]`.
-
 A part of the state may also be gathered where it is read, and again where it is read again. A
 device then does not keep all whole arrays from the forward to the backward pass; more is sent for
 it. With FSDP this is called to reshard after the forward pass. A scan over stacked layers gathers
@@ -16,7 +12,7 @@ one layer in each turn.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -28,8 +24,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist.global_views import loops
 from jax_dist.global_views.islands import BodyPlan, Island, Step
-from jax_dist.global_views.uniformity import bodies_of_while
+from jax_dist.global_views.uniformity import fixed_in, operands_of_bodies
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Atom, Handler, Values
 from jax_dist.passes.primitive_facts import record_of
@@ -94,14 +91,34 @@ class Emitter:
     # ---- outside
 
     def _run_entered(self, plan: BodyPlan, step: Step, values: "_Values") -> Values:
-        eqn, whole = step.eqn, _reads_whole(step)
+        eqn, whole = step.eqn, self._read_whole(step)
         operands = [
-            values.whole(atom) if isinstance(atom, Var) and place in whole else values.plain(atom)
-            for place, atom in enumerate(eqn.invars)
+            values.whole(atom) if isinstance(atom, Var) and atom in whole else values.plain(atom)
+            for atom in eqn.invars
         ]
-        rule = {"scan": _scan, "while": _while, "cond": _cond}[_compat.name_of(eqn)]
         with interpreter.located(eqn, anew=True):
-            return rule(_Forms(self, plan, eqn), step, operands)
+            return loops.run(self, plan, step, operands)
+
+    def _read_whole(self, step: Step) -> set[Atom]:
+        """What the bodies of a loop read whole, and does not change from turn to turn.
+
+        It is gathered before the loop, if it is cut, and not in each turn.
+        """
+        if record_of(step.eqn).kind != "loop":
+            return set()
+        found, fixed = set(), fixed_in(step.eqn)
+        for inner, places in zip(step.inner, operands_of_bodies(step.eqn), strict=True):
+            read: set[Atom] = set()
+            for stage in inner.stages:
+                read.update(stage.island.reads if stage.island is not None else ())
+                for each in stage.outside:
+                    if each.inner:
+                        read |= self._read_whole(each)
+                    elif self.cuts_state and self._needs_whole(each.eqn):
+                        read.update(a for a in each.eqn.invars if isinstance(a, Var))
+            inputs = zip(inner.body.invars[len(inner.consts) :], places, strict=True)
+            found |= {step.eqn.invars[n] for var, n in inputs if n in fixed and var in read}
+        return found
 
     def _run_outside(self, eqn: JaxprEqn, values: "_Values") -> Values:
         is_whole = self.cuts_state and self._needs_whole(eqn)
@@ -123,6 +140,9 @@ class Emitter:
             return False
         if self.reorders and record.sums and not record.ordered:
             return False
+        operands: list[Any] = [atom.aval for atom in eqn.invars]
+        if record.reduces and not jnp.issubdtype(operands[0].dtype, jnp.inexact):
+            return False  # exact in any order
         bodies = interpreter.bodies(eqn)
         if bodies and record.call in ("inline", "ruled"):
             inside = [inner for body in bodies for inner in interpreter.open_jaxpr(body).eqns]
@@ -219,7 +239,7 @@ class Emitter:
             outs = run([*whole[:first], *carry, *xs])
             return outs[:carried], outs[carried:]
 
-        return _scanned(turn, eqn, whole[first : first + carried], whole[first + carried :])
+        return loops.scanned(turn, eqn, whole[first : first + carried], whole[first + carried :])
 
     def _with_whole(
         self, eqn: JaxprEqn, values: Values, read: Mapping[int, _Shard], places: Sequence[int]
@@ -271,12 +291,6 @@ def _without_constraint(eqn: JaxprEqn) -> Any:
     return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
 
 
-def _scanned(turn: Callable, eqn: JaxprEqn, start: Values, walked: Values) -> Values:
-    kept = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-    carry, ys = lax.scan(turn, start, walked, **kept)
-    return [*carry, *ys]
-
-
 def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard]:
     """The operands that the body of an equation takes in parts.
 
@@ -294,100 +308,3 @@ def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard
     body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
     results = {atom for atom in body.outvars if isinstance(atom, Var)}
     return {place: part for place, part in found.items() if body.invars[place] not in results}
-
-
-# ---- loops and branches
-
-
-class _Forms:
-    """The forms of the operands and of the results of a loop or a branch."""
-
-    def __init__(self, runs: Emitter, plan: BodyPlan, eqn: JaxprEqn):
-        self.runs = runs
-        self.ins = [plan.is_shared(atom) for atom in eqn.invars]
-        self.outs = [plan.is_shared(var) for var in eqn.outvars]
-        self.cuts = [plan.cuts.get(var) for var in eqn.outvars]
-
-    def given(self, values: Sequence[Any], wanted: Sequence[bool], first: int = 0) -> Values:
-        """Operands from `first` on, in the form in which a body takes them."""
-        return self._changed(values, self.ins[first : first + len(values)], wanted)
-
-    def run(self, inner: BodyPlan, args: Sequence[Any]) -> Values:
-        """What a body gives, as results."""
-        outs = self.runs.run(inner, args)
-        return self.carried(self._changed(outs, inner.outs, self.outs[: len(outs)]))
-
-    def carried(self, values: Sequence[Any]) -> Values:
-        """Values that lie as the first results are wanted."""
-        laid = zip(values, self.cuts[: len(values)], strict=True)
-        return [x if spec is None else self.runs.laid(x, spec) for x, spec in laid]
-
-    def _changed(
-        self, values: Sequence[Any], had: Sequence[bool], wanted: Sequence[bool]
-    ) -> Values:
-        forms = zip(values, had, wanted, strict=True)
-        return [x if was == will else self.runs.for_each_device(x) for x, was, will in forms]
-
-
-def _scan(forms: _Forms, step: Step, values: Values) -> Values:
-    (inner,) = step.inner
-    layout = _compat.scan_layout(step.eqn.params, len(values), len(step.eqn.outvars))
-    constants, carried = len(layout.constants), len(layout.carries_in)
-    values = forms.given(values, inner.ins)
-    fixed, start = values[:constants], values[constants : constants + carried]
-    of_turns = zip(values[constants + carried :], inner.ins[constants + carried :], strict=True)
-    walked = [x if is_shared else jnp.moveaxis(x, 1, 0) for x, is_shared in of_turns]
-
-    def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
-        outs = forms.run(inner, [*fixed, *carry, *xs])
-        return outs[:carried], outs[carried:]
-
-    outs = _scanned(turn, step.eqn, forms.carried(start), walked)
-    of_turns = zip(outs[carried:], forms.outs[carried:], strict=True)
-    ys = [y if is_shared else jnp.moveaxis(y, 0, 1) for y, is_shared in of_turns]
-    return [*outs[:carried], *ys]
-
-
-def _while(forms: _Forms, step: Step, values: Values) -> Values:
-    params = step.eqn.params
-    plans = dict(zip(bodies_of_while(step.eqn), step.inner, strict=True))
-    condition, body = plans["cond_jaxpr"], plans["body_jaxpr"]
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_condition = forms.given(values[:first], condition.ins[:first])
-    of_body = forms.given(values[first:second], body.ins[: second - first], first)
-    start = forms.given(values[second:], body.ins[second - first :], second)
-    return lax.while_loop(
-        lambda carry: forms.runs.run(condition, [*of_condition, *carry])[0],
-        lambda carry: forms.run(body, [*of_body, *carry]),
-        forms.carried(start),
-    )
-
-
-def _cond(forms: _Forms, step: Step, values: Values) -> Values:
-    index, *operands = values
-    branches = [lambda *args, plan=plan: forms.run(plan, args) for plan in step.inner]
-    return lax.switch(jnp.asarray(index, jnp.int32), branches, *operands)
-
-
-def _reads_whole(step: Step) -> set[int]:
-    """The operands that islands in the bodies read, and that do not change from turn to turn.
-
-    They are gathered before the loop, if they are cut, and not in each turn.
-    """
-    eqn = step.eqn
-    if _compat.name_of(eqn) == "scan":
-        layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-        offsets = [list(layout.constants)]
-    elif _compat.name_of(eqn) == "while":
-        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        of = {"cond_jaxpr": range(first), "body_jaxpr": range(first, first + second)}
-        offsets = [list(of[name]) for name in bodies_of_while(eqn)]
-    else:
-        return set()
-    found = set()
-    for inner, places in zip(step.inner, offsets, strict=True):
-        islands = [stage.island for stage in inner.stages if stage.island is not None]
-        read = {var for island in islands for var in island.reads}
-        inputs = inner.body.invars[len(inner.consts) :]
-        found.update(place for var, place in zip(inputs, places, strict=False) if var in read)
-    return found
