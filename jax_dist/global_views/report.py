@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jax_dist._usage import counted
 from jax_dist.global_views import state_placement
@@ -41,6 +42,7 @@ class Leaf:
     type: jax.ShapeDtypeStruct  # of one device, `[*s]`
     shared: bool
     sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
+    wanted: P  # how it is to lie if it is shared
     size: int  # N
     origin: VaryingOrigin | None  # where it began to vary
     inputs: tuple[str, ...]  # the paths of the arguments that vary and reach it
@@ -54,6 +56,10 @@ class Leaf:
     @property
     def is_cut(self) -> bool:
         return state_placement.is_cut(self.sharding.spec)
+
+    @property
+    def is_kept_from_cut(self) -> bool:
+        return not self.shared and state_placement.is_cut(self.wanted)
 
     @property
     def bytes_per_device(self) -> int:

@@ -7,12 +7,13 @@ sees; `B` are the rows of this process. `by_device` is the sharding of `[N, *s]`
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -33,15 +34,17 @@ class StateType:
 
     structure: Any
     leaves: tuple[jax.ShapeDtypeStruct, ...]
+    # The paths of leaves whose first dimension may count devices, though it was taken not to.
+    unsure: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     @property
     def tree(self) -> Any:
         return jax.tree.unflatten(self.structure, self.leaves)
 
-    def fits(self, structure: Any, shapes: Sequence[tuple[int, ...]], size: int) -> bool:
-        """Whether leaves of these shapes, each `[*s]` or `[N, *s]`, are such a state."""
+    def fits(self, structure: Any, shapes: Sequence[tuple[int, ...]], sizes: Set[int]) -> bool:
+        """Whether leaves of these shapes are such a state, each `[*s]`, or stacked so often."""
         return structure == self.structure and all(
-            shape in (kind.shape, (size, *kind.shape))
+            shape == kind.shape or (shape[1:] == kind.shape and {*shape[:1]} <= sizes)
             for shape, kind in zip(shapes, self.leaves, strict=True)
         )
 
@@ -54,7 +57,7 @@ class GivenState:
     leaves: tuple[Any, ...]
     paths: tuple[str, ...]
     short_paths: tuple[str, ...]
-    stacked: bool
+    stacked: tuple[bool, ...]  # of each leaf
     by_device: NamedSharding
 
     def put(self, place: int, sharding: NamedSharding, *, varies: bool | None) -> Any:
@@ -67,7 +70,7 @@ class GivenState:
             `[N, *s]` where the slices differ.
         """
         leaf = self.leaves[place]
-        if not self.stacked:
+        if not self.stacked[place]:
             whole = NamedSharding(self.by_device.mesh, P())
             placed = put_whole(leaf, whole if varies else sharding)
             return for_each_device(placed, self.by_device) if varies else placed
@@ -78,15 +81,22 @@ class GivenState:
 
     @classmethod
     def of(
-        cls, state: Any, name: str, by_device: NamedSharding, *, stacked: bool | None = None
+        cls,
+        state: Any,
+        name: str,
+        by_device: NamedSharding,
+        *,
+        stacked: Any = None,
+        known: StateType | None = None,
     ) -> "GivenState":
-        """A state, with whether it has a dimension for devices.
+        """A state, with which leaves have a dimension for devices.
 
         Args:
           state: a tree of arrays.
           name: of the argument, for messages.
           by_device: where a leaf goes that varies.
-          stacked: as the user said; None if he said nothing.
+          stacked: as the user said, for all or as a tree; None if he said nothing.
+          known: the type of an earlier one.
         """
         with_paths, structure = jax.tree.flatten_with_path(state)
         paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
@@ -94,13 +104,24 @@ class GivenState:
         leaves = tuple(leaf for _, leaf in with_paths)
         here = _local_count(by_device)
         sizes = {_size(by_device), here}
-        if stacked is None:
-            stacked = _is_stacked(leaves, paths, sizes)
+        unsure: frozenset[str] = frozenset()
+        shapes = [jnp.shape(leaf) for leaf in leaves]
+        if stacked is not None:
+            own = jax.tree.leaves(jax.tree.broadcast(stacked, state))
+        elif known is not None and known.fits(structure, shapes, sizes):
+            own = [shape != kind.shape for shape, kind in zip(shapes, known.leaves, strict=True)]
+            unsure = known.unsure
+        else:
+            own = [_is_stacked(leaves, paths, sizes)] * len(leaves)
+            named = zip(paths, shapes, own, strict=True)
+            unsure = frozenset(
+                path for path, shape, is_own in named if not is_own and {*shape[:1]} & sizes
+            )
         types = []
-        for path, leaf in zip(paths, leaves, strict=True):
+        for path, leaf, is_own in zip(paths, leaves, own, strict=True):
             kind = type_of(leaf)
             shape = kind.shape
-            if stacked:
+            if is_own:
                 if not shape or shape[0] not in sizes:
                     raise refusal(
                         PlacementError,
@@ -113,8 +134,8 @@ class GivenState:
                     )
                 shape = shape[1:]
             types.append(jax.ShapeDtypeStruct(shape, kind.dtype))
-        kinds = StateType(structure, tuple(types))
-        return cls(kinds, leaves, paths, short, stacked, by_device)
+        kinds = StateType(structure, tuple(types), unsure)
+        return cls(kinds, leaves, paths, short, tuple(own), by_device)
 
 
 def _is_stacked(leaves: Sequence[Any], paths: Sequence[str], sizes: set[int]) -> bool:
@@ -154,7 +175,7 @@ def which_vary(
     """
     shapes = [jnp.shape(leaf) for leaf in leaves]
     for state in known:
-        if state.fits(structure, shapes, size):
+        if state.fits(structure, shapes, {size}):
             pairs = zip(shapes, state.leaves, strict=True)
             return [shape != kind.shape for shape, kind in pairs]
     kinds = {(kind.shape, kind.dtype) for state in known for kind in state.leaves}
@@ -213,6 +234,9 @@ def put_slices(leaf: Any, by_device: NamedSharding) -> jax.Array:
 
 def for_each_device(value: Any, by_device: NamedSharding) -> Any:
     """`[*s] -> [N, *s]`: each device its own copy."""
+    is_here = isinstance(value, Tracer) or not isinstance(value, jax.Array)
+    if not is_here and value.sharding.device_set != by_device.device_set:
+        value = put_whole(value, NamedSharding(by_device.mesh, P()))
     return _stack(by_device)(value)
 
 

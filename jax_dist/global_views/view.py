@@ -1,7 +1,6 @@
 """A step that was written for pmap, on global arrays."""
 
 import contextlib
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -9,27 +8,26 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jax_dist import _compat
 from jax_dist.errors import (
     ArgumentTypeError,
     DeviceCountError,
     GlobalViewError,
-    MappedAxisError,
     PlacementError,
     UnsupportedError,
     refusal,
 )
-from jax_dist.global_views import programs, state_placement
-from jax_dist.global_views.programs import Ready, Setting, StepProgram
-from jax_dist.global_views.report import GlobalViewReport, Leaf
-from jax_dist.global_views.state_placement import GivenState, Shardings, StateType
+from jax_dist.global_views import state_placement
+from jax_dist.global_views.programs import Setting
+from jax_dist.global_views.report import GlobalViewReport
+from jax_dist.global_views.signatures import Signatures
+from jax_dist.global_views.state_placement import Shardings
 from jax_dist.mapping import axes, body, meshes, placement
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
-from jax_dist.mapping.body import Call, type_of
+from jax_dist.mapping.body import Call
 from jax_dist.passes.captures import Captures, Policy, Watch, is_lifted_outside
 
 
@@ -152,10 +150,7 @@ class GlobalView:
 
     def __init__(self, fun: Callable, setting: Setting):
         self._fun, self._setting = fun, setting
-        self._ready: dict[Any, Ready] = {}
-        self._programs: dict[Any, StepProgram] = {}
-        self._known: dict[int, StateType] = {}  # of each state argument
-        self._last: StepProgram | None = None
+        self._signatures = Signatures(fun, setting)
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +171,7 @@ class GlobalView:
         is_traced = body.any_tracer(call.leaves)
         if not is_traced:
             self._check_runs("a call")
-        ready = self._ready_for(call)
+        ready = self._signatures.ready_for(call)
         leaves = ready.given(call)
         if not (is_traced and is_lifted_outside()):
             self._watch.warn_of(ready.program.body.lifted.captures, lifted=not is_traced)
@@ -184,7 +179,7 @@ class GlobalView:
             return ready.program.call(leaves)
 
     def place(
-        self, state: Any, *rest: Any, stacked: bool | None = None, argument: int | None = None
+        self, state: Any, *rest: Any, stacked: Any = None, argument: int | None = None
     ) -> Any:
         """Puts a state on the devices as the step keeps it.
 
@@ -195,7 +190,8 @@ class GlobalView:
           *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
             else these are placed as if they were shared, and the first call makes one for each
             device of them.
-          stacked: whether the state is `[N, *s]`; by default that is found, where it can be.
+          stacked: whether the state is `[N, *s]`: True, False, or a tree of them as the state, or
+            the start of one. By default that is found, where it can be.
           argument: the position of the one state argument that is given here, of several.
 
         Returns:
@@ -208,13 +204,17 @@ class GlobalView:
         numbers = self._setting.state if argument is None else (argument,)
         several = len(numbers) > 1
         parts = tuple(state) if several else (state,)
+        of_each = several and isinstance(stacked, tuple)
+        said = stacked if of_each else (stacked,) * len(parts)
         if len(parts) != len(numbers) or not {*numbers} <= {*self._setting.state}:
             raise self._no_state_argument(len(self._setting.state), len(parts))
         own = {
-            number: self._read(part, axes.argument_name(self._fun, number), stacked=stacked)
-            for number, part in zip(numbers, parts, strict=True)
+            number: self._signatures.read(
+                part, axes.argument_name(self._fun, number), number, stacked=said
+            )
+            for number, part, said in zip(numbers, parts, said, strict=True)
         }
-        self._known.update({number: given.type for number, given in own.items()})
+        self._signatures.known.update({number: given.type for number, given in own.items()})
         program = None
         if rest:
             others = iter(rest)
@@ -222,8 +222,10 @@ class GlobalView:
                 own[n].type.tree if n in own else next(others)
                 for n in range(len(parts) + len(rest))
             ]
-            program = self._ready_for(self._bound(tuple(args), {})).program
-        placed = tuple(self._placed(number, given, program) for number, given in own.items())
+            program = self._signatures.ready_for(self._bound(tuple(args), {})).program
+        placed = tuple(
+            self._signatures.placed(number, given, program) for number, given in own.items()
+        )
         return placed if several else placed[0]
 
     def first(self, state: Any) -> Any:
@@ -262,10 +264,10 @@ class GlobalView:
         """Treats each leaf of the state, or of a part of it, as what it is."""
         with_paths, structure = jax.tree.flatten_with_path(state)
         leaves = [leaf for _, leaf in with_paths]
-        if not self._known:  # nothing was placed, so that it is as the user made it
-            varies: list[bool | None] = [self._read(state, "state").stacked] * len(leaves)
+        if not self._signatures.known:  # nothing was placed, so that it is as the user made it
+            varies: list[bool | None] = [*self._signatures.read(state, "state").stacked]
         else:
-            known = tuple(self._known.values())
+            known = tuple(self._signatures.known.values())
             told = state_placement.which_vary(leaves, structure, known, self._setting.size)
             varies = [
                 self._varies_where_it_lies(leaf) if own is None else own
@@ -289,11 +291,11 @@ class GlobalView:
 
     def _varies_where_it_lies(self, leaf: Any) -> bool | None:
         """Whether an array has one value for each device, by the leaves that are kept so."""
-        if self._last is None or not isinstance(leaf, jax.Array):
+        if self._signatures.last is None or not isinstance(leaf, jax.Array):
             return None
         found = {
             not each.shared
-            for each in self._last.leaves.values()
+            for each in self._signatures.last.leaves.values()
             if (each.whole.shape, each.whole.dtype) == (leaf.shape, leaf.dtype)
             and leaf.sharding.is_equivalent_to(each.sharding, leaf.ndim)
         }
@@ -319,23 +321,23 @@ class GlobalView:
     @property
     def shardings(self) -> Any:
         """How the state lies: a tree of `NamedSharding` for the state, or a tuple of trees."""
-        return self._tree_of_state(lambda leaf: leaf.sharding, "shardings")
+        return self._signatures.tree_of_state(lambda leaf: leaf.sharding, "shardings")
 
     @property
     def types(self) -> Any:
         """The types of the state as it is kept, with shardings: what a checkpoint is read into."""
-        return self._tree_of_state(lambda leaf: leaf.whole, "types")
+        return self._signatures.tree_of_state(lambda leaf: leaf.whole, "types")
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for arguments, or their types, as `jax.jit(...).lower` gives it."""
         call = self._bound(args, kwargs)
-        ready = self._ready_for(call)
+        ready = self._signatures.ready_for(call)
         with self._context(traced=body.any_tracer(call.leaves)):
             return ready.program.lower(call.leaves)
 
     def report(self) -> GlobalViewReport:
         """What was found of each leaf of the state, and how the step runs."""
-        return self._program_for("report").report
+        return self._signatures.program_for("report").report
 
     # ---- behind the scenes
 
@@ -368,116 +370,6 @@ class GlobalView:
         if jax.sharding.get_abstract_mesh().empty:
             return contextlib.nullcontext()
         return meshes.context_of(self._setting.mesh) if traced else meshes.no_mesh()
-
-    def _ready_for(self, call: Call) -> Ready:
-        types = [type_of(leaf) for leaf in call.leaves]
-        key = (call.structure, call.static, *map(_key_of, types))
-        ready = self._ready.get(key)
-        if ready is None:
-            ready = self._settled(call, types)
-            if ready.program.cacheable:
-                self._ready[key] = ready
-        self._last = ready.program
-        return ready
-
-    def _settled(self, call: Call, types: list[Any]) -> Ready:
-        """What a call needs whose types were not seen before."""
-        state, size = self._types_of_state(call, types), self._setting.size
-        leaf_axes = list(call.axes)
-        for place, kind in state.items():
-            types[place] = jax.ShapeDtypeStruct((size, *kind.shape), kind.dtype)
-            leaf_axes[place] = 0
-        for place, (kind, axis) in enumerate(zip(types, leaf_axes, strict=True)):
-            rank = len(kind.shape)
-            if axis is not None and (not -rank <= axis < rank or kind.shape[axis] != size):
-                path = call.paths()[place]
-                raise refusal(
-                    MappedAxisError,
-                    what=f"'{self._setting.fun_name}' is mapped over {size} devices",
-                    which=[
-                        f"{path} has shape {tuple(kind.shape)}, which is to be {size} along "
-                        f"dimension {axis}"
-                    ],
-                    why="each device takes one slice",
-                    do="Give [N, b, ...] for N devices, as place_batch makes it of rows.",
-                )
-        told = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
-        key = (call.structure, call.static, *map(_key_of, types))
-        program = self._programs.get(key)
-        if program is None:
-            with meshes.outside_of_meshes():
-                program = programs.build(self._setting, told, state)
-            if program.cacheable:
-                self._programs[key] = program
-        leaves = program.leaves.items()
-        whole = {n for n, leaf in leaves if jnp.shape(call.leaves[n]) == leaf.type.shape}
-        lifted = tuple(n for n, leaf in leaves if n in whole and not leaf.shared)
-        merged = tuple(n for n, leaf in leaves if n not in whole and leaf.shared)
-        return Ready(program, lifted, merged)
-
-    def _types_of_state(self, call: Call, types: Sequence[Any]) -> dict[int, jax.ShapeDtypeStruct]:
-        """The type of each leaf of the state on one device, `[*s]`, by its place."""
-        args, _ = call.rebuild(call.leaves)
-        found: dict[int, jax.ShapeDtypeStruct] = {}
-        for number in self._setting.state:
-            places = [place for place, owner in enumerate(call.owners) if owner == number]
-            known = self._known.get(number)
-            structure = jax.tree.structure(args[number])
-            shapes = [types[place].shape for place in places]
-            if known is None or not known.fits(structure, shapes, self._setting.size):
-                known = self._known[number] = self._type_of_state(number, args[number])
-            found.update(zip(places, known.leaves, strict=True))
-        return found
-
-    def _type_of_state(self, number: int, given: Any) -> StateType:
-        """Of one of which nothing was known: not traced, it may have the device axis."""
-        leaves = jax.tree.leaves(given)
-        is_array = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-        if is_array and not body.any_tracer(leaves):
-            return self._read(given, axes.argument_name(self._fun, number)).type
-        types = [type_of(leaf) for leaf in leaves]
-        own = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in types)
-        return StateType(jax.tree.structure(given), own)
-
-    def _read(self, state: Any, name: str, *, stacked: bool | None = None) -> GivenState:
-        return state_placement.GivenState.of(state, name, self._setting.by_device, stacked=stacked)
-
-    def _placed(self, number: int, given: GivenState, program: StepProgram | None) -> Any:
-        """One argument of the state on the mesh."""
-        if program is None:
-            setting, paths = self._setting, given.short_paths
-            specs = state_placement.specs_of(
-                setting.shardings, setting.by_device, paths, given.type.leaves
-            )
-            lie = [(NamedSharding(setting.mesh, spec), None) for spec in specs]
-        else:
-            own = [leaf for leaf in program.leaves.values() if leaf.argument == number]
-            lie = [(leaf.sharding, not leaf.shared) for leaf in own]
-        values = [given.put(n, sharding, varies=varies) for n, (sharding, varies) in enumerate(lie)]
-        return jax.tree.unflatten(given.type.structure, values)
-
-    def _tree_of_state(self, of_leaf: Callable[[Leaf], Any], what: str) -> Any:
-        leaves, trees = self._program_for(what).leaves.values(), []
-        for number in self._setting.state:
-            own = [leaf for leaf in leaves if leaf.argument == number]
-            trees.append(jax.tree.unflatten(self._known[number].structure, map(of_leaf, own)))
-        return trees[0] if len(trees) == 1 else tuple(trees)
-
-    def _program_for(self, what: str) -> StepProgram:
-        """The last one, of which something is asked."""
-        if self._last is None:
-            raise refusal(
-                GlobalViewError,
-                what=f"'{what}' of a global view is not known yet",
-                which=["it was neither called nor given a state with the other arguments"],
-                why="which leaves are shared is found in the traced step",
-                do="Call it first, or place(state, *the other arguments).",
-            )
-        return self._last
-
-
-def _key_of(kind: Any) -> tuple:
-    return kind.shape, kind.dtype, kind.weak_type
 
 
 def _unknown_choice(argument: str, value: object, choices: str) -> ArgumentTypeError:
