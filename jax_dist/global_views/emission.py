@@ -12,6 +12,7 @@ one layer in each turn.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -26,7 +27,8 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist.global_views import loops
 from jax_dist.global_views.islands import BodyPlan, Island, Step
-from jax_dist.global_views.uniformity import fixed_in, operands_of_bodies
+from jax_dist.global_views.mesh_axes import MeshAxes, without_constraint
+from jax_dist.global_views.uniformity import Cuts, fixed_in, operands_of_bodies
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Atom, Handler, Values
 from jax_dist.passes.primitive_facts import record_of
@@ -37,6 +39,7 @@ class _Shard:
     """One of the parts that a value is given in."""
 
     dim: int  # along which they are cut
+    over: Any  # the mesh axes
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # numbers of gathers
 
 
@@ -49,7 +52,7 @@ class Emitter:
     """How plans are run: on which mesh, and how exactly."""
 
     mesh: Mesh
-    name: Any  # of the mapped axis, and of its mesh axis
+    axes: MeshAxes
     cuts_state: bool  # whether any shared value may be cut
     regathers: bool  # whether islands gather what is cut where they read it, each time
     reorders: bool  # whether sums may be taken over cut values, in another order
@@ -59,7 +62,7 @@ class Emitter:
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
         """The results of a body: shared `[*s]`, others `[N, *s]`, as `plan.outs` says."""
         known: dict[Var, Any] = dict(zip(plan.body.invars, [*plan.consts, *args], strict=True))
-        values = _Values(self, known)
+        values = _Values(self, plan.cuts, known)
         for stage in plan.stages:
             for step in stage.outside:
                 if step.inner:
@@ -85,24 +88,31 @@ class Emitter:
 
     def for_each_device(self, value: Any) -> Any:
         """`[*s] -> [N, *s]`: each device its own copy."""
-        value, size = self.whole(value), self.mesh.shape[self.name]
-        return self.laid(jnp.broadcast_to(value, (size, *jnp.shape(value))), P(self.name))
+        value = self.for_islands(value)
+        stacked = jnp.broadcast_to(value, (math.prod(self.axes.sizes.values()), *jnp.shape(value)))
+        return self.laid(stacked, self.axes.varying(stacked.ndim))
+
+    def for_islands(self, value: Any, spec: P | None = None) -> Any:
+        """A shared value, gathered along the mapped axis; `spec` says how it lies."""
+        if not self.axes.free:
+            return self.whole(value)
+        return value if spec is None else self.laid(value, self.axes.gathered(spec))
 
     # ---- outside
 
     def _run_entered(self, plan: BodyPlan, step: Step, values: "_Values") -> Values:
         eqn, whole = step.eqn, self._read_whole(step)
         operands = [
-            values.whole(atom) if isinstance(atom, Var) and atom in whole else values.plain(atom)
-            for atom in eqn.invars
+            (values.for_islands if place in whole and isinstance(atom, Var) else values.plain)(atom)
+            for place, atom in enumerate(eqn.invars)
         ]
         with interpreter.located(eqn, anew=True):
             return loops.run(self, plan, step, operands)
 
-    def _read_whole(self, step: Step) -> set[Atom]:
-        """What the bodies of a loop read whole, and does not change from turn to turn.
+    def _read_whole(self, step: Step) -> set[int]:
+        """The operands that the bodies of a loop read whole, and that do not change in its turns.
 
-        It is gathered before the loop, if it is cut, and not in each turn.
+        They are gathered before the loop, if they are cut, and not in each turn.
         """
         if record_of(step.eqn).kind != "loop":
             return set()
@@ -112,12 +122,13 @@ class Emitter:
             for stage in inner.stages:
                 read.update(stage.island.reads if stage.island is not None else ())
                 for each in stage.outside:
-                    if each.inner:
-                        read |= self._read_whole(each)
-                    elif self.cuts_state and self._needs_whole(each.eqn):
-                        read.update(a for a in each.eqn.invars if isinstance(a, Var))
+                    needed = self._read_whole(each) if each.inner else ()
+                    if not each.inner and self.cuts_state and self._needs_whole(each.eqn):
+                        needed = range(len(each.eqn.invars))
+                    operands = (each.eqn.invars[n] for n in needed)
+                    read.update(atom for atom in operands if isinstance(atom, Var))
             inputs = zip(inner.body.invars[len(inner.consts) :], places, strict=True)
-            found |= {step.eqn.invars[n] for var, n in inputs if n in fixed and var in read}
+            found |= {place for var, place in inputs if place in fixed and var in read}
         return found
 
     def _run_outside(self, eqn: JaxprEqn, values: "_Values") -> Values:
@@ -126,7 +137,7 @@ class Emitter:
         given = [(values.whole if is_whole else values.plain)(var) for var in operands]
         stretch = _stretch([eqn], operands, eqn.outvars)
         if self.anew:
-            outs = rebind.evaluate(stretch, given, _without_constraint)
+            outs = rebind.evaluate(stretch, given, without_constraint)
         else:
             outs = eval_jaxpr(stretch, (), *given)
         # Or a body in it would be cut, as its reader wants the result.
@@ -157,14 +168,17 @@ class Emitter:
         body = _stretch(island.eqns, island.reads, island.makes)
         scattered = [eqn for eqn in body.eqns if any(v in island.scatters for v in eqn.outvars)]
 
+        def cut(var: Var) -> Any:
+            """Over what it is cut, of what is scattered or comes in parts."""
+            return plan.cuts[var][island.scatters.get(var, parts.get(var))]
+
         def summed(eqn: JaxprEqn, operands: Values) -> Values:
             """A psum, of which some results are wanted cut."""
-            dims = map(island.scatters.get, eqn.outvars)
             return [
-                lax.psum(value, self.name)
-                if dim is None
-                else lax.psum_scatter(value, self.name, scatter_dimension=dim, tiled=True)
-                for value, dim in zip(operands, dims, strict=True)
+                lax.psum(value, tuple(self.axes.sizes))
+                if var not in island.scatters
+                else self.axes.collective_over(cut(var), value, island.scatters[var])
+                for value, var in zip(operands, eqn.outvars, strict=True)
             ]
 
         def on_device(*blocks: Any) -> Values:
@@ -172,7 +186,8 @@ class Emitter:
                 block if is_shared(var) else lax.squeeze(block, [0])
                 for var, block in zip(island.reads, blocks, strict=True)
             ]
-            handlers = self._gathering(body, {var: _Shard(dim) for var, dim in parts.items()})
+            shards = {var: _Shard(dim, cut(var)) for var, dim in parts.items()}
+            handlers = self._gathering(body, shards)
             handlers.update((id(eqn), summed) for eqn in scattered)
             outs = self._run_inside(body, slices, handlers)
             return [
@@ -182,8 +197,8 @@ class Emitter:
 
         def spec(var: Var, dim: int | None) -> P:
             if not is_shared(var):
-                return P(self.name)
-            return P() if dim is None else P(*[None] * dim, self.name)
+                return P(self.axes.part)
+            return P() if dim is None else P(*[None] * dim, cut(var))
 
         mapped = jax.shard_map(
             on_device,
@@ -192,18 +207,25 @@ class Emitter:
             out_specs=[spec(var, island.scatters.get(var)) for var in island.makes],
             # As in pmap: with types, a gradient by what is shared would be summed twice.
             check_vma=False,
+            axis_names=set(self.axes.sizes) if self.axes.free else set(self.mesh.axis_names),
         )
         is_whole = lambda var: is_shared(var) and var not in parts
-        return mapped(*[(values.whole if is_whole(v) else values.plain)(v) for v in island.reads])
+        given = [(values.for_islands if is_whole(v) else values.plain)(v) for v in island.reads]
+        return mapped(*given)
 
     def _run_inside(self, jaxpr: Any, values: Sequence[Any], handlers: _Handlers) -> Values:
         """A body, with some equations handled otherwise."""
         if self.anew_inside:
-            of_eqn = lambda eqn: handlers.get(id(eqn)) or _without_constraint(eqn)
+            of_eqn = lambda eqn: handlers.get(id(eqn)) or self._inside(eqn)
             return rebind.evaluate(jaxpr, values, of_eqn)
         eqns = enumerate(interpreter.open_jaxpr(jaxpr).eqns)
         at = {place: handlers[id(eqn)] for place, eqn in eqns if id(eqn) in handlers}
         return interpreter.run(jaxpr, values, at, anew=True)
+
+    def _inside(self, eqn: JaxprEqn) -> Handler | None:
+        if record_of(eqn).tied and not self.anew:
+            return interpreter.replay
+        return self.axes.handler_of(eqn)
 
     # ---- what islands gather
 
@@ -256,7 +278,7 @@ class Emitter:
                 more = tuple(range(next(read[n].uses)))
                 value = jnp.expand_dims(value, more)
                 axis = read[n].dim + len(more)
-                value = lax.all_gather(value, self.name, axis=axis, tiled=True)
+                value = lax.all_gather(value, read[n].over, axis=axis, tiled=True)
                 value = jnp.squeeze(value, more)
             values[n] = value
         return values
@@ -267,8 +289,10 @@ class _Values:
     """What is known while a body runs; what is gathered once is kept."""
 
     emitter: Emitter
+    cuts: Cuts
     known: dict[Var, Any]
     gathered: dict[Var, Any] = dataclasses.field(default_factory=dict)
+    for_all: dict[Var, Any] = dataclasses.field(default_factory=dict)
 
     def plain(self, atom: Atom) -> Any:
         if isinstance(atom, Literal):
@@ -276,7 +300,12 @@ class _Values:
             return value
         return self.known[atom]
 
-    def whole(self, var: Var) -> Any:
+    def for_islands(self, var: Atom) -> Any:
+        if var not in self.for_all:
+            self.for_all[var] = self.emitter.for_islands(self.known[var], self.cuts.get(var))
+        return self.for_all[var]
+
+    def whole(self, var: Atom) -> Any:
         if var not in self.gathered:
             self.gathered[var] = self.emitter.whole(self.known[var])
         return self.gathered[var]
@@ -285,10 +314,6 @@ class _Values:
 def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:
     effects = frozenset().union(*[eqn.effects for eqn in eqns])
     return Jaxpr((), list(reads), list(makes), eqns, effects, interpreter.unnamed())
-
-
-def _without_constraint(eqn: JaxprEqn) -> Any:
-    return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
 
 
 def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard]:
@@ -302,7 +327,11 @@ def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard
     elif _compat.name_of(eqn) == "scan":
         layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
         first = len(layout.constants) + len(layout.carries_in)
-        found = {n: _Shard(part.dim - 1) for n, part in read.items() if n >= first and part.dim}
+        found = {
+            n: _Shard(part.dim - 1, part.over)
+            for n, part in read.items()
+            if n >= first and part.dim
+        }
     else:
         return {}
     body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])

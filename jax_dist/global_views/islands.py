@@ -12,6 +12,7 @@ its update of shared parameters with it.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist.errors import UnsupportedError, refusal
+from jax_dist.global_views.mesh_axes import names_of
 from jax_dist.global_views.uniformity import Cuts, SharedAxis, wanted_cuts, wanted_in_bodies
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Atom, Values
@@ -306,7 +308,9 @@ class _Planner:
         """The dimension that is wanted cut over the mapped axis, and over no other."""
         aval: Any = var.aval
         for dim, part in enumerate(self.cuts.get(var) or ()):
-            if part == self.axis.name and aval.shape[dim] % self.axis.size == 0:
+            sizes = [self.axis.on_mesh.get(name) for name in names_of(part)]
+            own = [size for size in sizes if size is not None]
+            if own and own == sizes and aval.shape[dim] % math.prod(own) == 0:
                 return dim
         return None
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from jax_dist.errors import PlacementError, refusal
 from jax_dist.global_views import state_placement
 from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan
+from jax_dist.global_views.mesh_axes import MeshAxes
 from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
 from jax_dist.mapping import axes, placement
@@ -36,6 +38,7 @@ class Setting:
 
     fun_name: str
     name: Any  # of the mapped axis
+    mesh_axes: tuple[Any, ...]  # that it is, outermost first
     in_axes: AxisPrefix
     out_axes: AxisPrefix
     state: tuple[int, ...]  # positions, as those below
@@ -51,22 +54,27 @@ class Setting:
     def mesh(self) -> Mesh:
         """With Auto axes: on others, shardings are types, and a step has none."""
         if self.given_mesh is None:
-            return _compat.auto_mesh(np.array(jax.devices()), (self.name,))
+            return _compat.auto_mesh(np.array(jax.devices()), self.mesh_axes)
         return _compat.auto_mesh(self.given_mesh.devices, self.given_mesh.axis_names)
 
     @property
     def size(self) -> int:
-        return self.mesh.shape[self.name]
+        return math.prod(self.axes.sizes.values())
+
+    @functools.cached_property
+    def axes(self) -> MeshAxes:
+        return MeshAxes(self.name, {name: self.mesh.shape[name] for name in self.mesh_axes})
 
     @property
     def by_device(self) -> NamedSharding:
         """Of `[N, *s]`."""
-        return NamedSharding(self.mesh, P(self.name))
+        return NamedSharding(self.mesh, P(self.axes.part))
 
     @functools.cached_property
     def options(self) -> Options:
         """As for pmap."""
-        devices = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(self.name), 0)
+        own = [self.mesh.axis_names.index(name) for name in self.mesh_axes]
+        devices = np.moveaxis(self.mesh.devices, own, range(len(own)))
         return Options(
             axis_name=self.name,
             in_axes=self.in_axes,
@@ -76,7 +84,7 @@ class Setting:
             choice=DeviceChoice(
                 fun_name=self.fun_name,
                 axis_name=self.name,
-                devices=tuple(row[0] for row in devices.reshape(len(devices), -1)),
+                devices=tuple(row[0] for row in devices.reshape(self.size, -1)),
                 backend=None,
                 axis_size=None,
                 virtual=False,
@@ -132,17 +140,23 @@ class StepProgram:
 
     @functools.cached_property
     def emitter(self) -> Emitter:
-        mesh = self.setting.mesh.abstract_mesh
-        # As a shard_map over all axes shows it.
-        inside = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
+        setting, mesh = self.setting, self.setting.mesh.abstract_mesh
+        further = frozenset(mesh.axis_names) - {*setting.mesh_axes}
+        cut_over = {name for leaf in self.leaves.values() for name in leaf.names if leaf.shared}
+        # Sums over what is cut have another order.
+        free = further if setting.scatters and further & cut_over else frozenset()
+        mesh_axes = dataclasses.replace(setting.axes, free=free)
+        # As a shard_map over these axes shows it.
+        manual = dict.fromkeys(frozenset(mesh.axis_names) - free, AxisType.Manual)
+        inside = mesh.update_axis_types(manual)
         return Emitter(
-            self.setting.mesh,
-            self.setting.name,
+            setting.mesh,
+            mesh_axes,
             cuts_state=any(leaf.is_cut for leaf in self.leaves.values()),
-            regathers=self.setting.regathers,
-            reorders=self.setting.scatters,
+            regathers=setting.regathers,
+            reorders=setting.scatters,
             anew=bool(self.meshes),
-            anew_inside=bool(self.meshes - {inside}),
+            anew_inside=bool(self.meshes - {inside}) or mesh_axes.changes_equations,
         )
 
     @functools.cached_property
@@ -164,7 +178,7 @@ class StepProgram:
                 out_shardings.append(self.leaves[self.results[place]].sharding)
             else:
                 rank = self.body.jaxpr.out_avals[place].ndim + 1
-                spec = axes.spec_of_axis(axis, rank, self.setting.name)
+                spec = axes.spec_of_axis(axis, rank, self.setting.axes.part)
                 out_shardings.append(NamedSharding(self.setting.mesh, spec))
         static = self.setting.static
         donated = (
@@ -211,7 +225,7 @@ class StepProgram:
                 spec = self.leaves[place].sharding.spec if place in self.leaves else P()
                 given.append(run.laid(leaf, spec))
             else:
-                given.append(run.laid(jnp.moveaxis(leaf, axis, 0), P(self.setting.name)))
+                given.append(run.laid(jnp.moveaxis(leaf, axis, 0), run.axes.varying(leaf.ndim)))
         outs = run.run(self.plan, [*captured, *given])
         results = []
         for place, (out, is_shared) in enumerate(zip(outs, self.plan.outs, strict=True)):

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist._usage import counted
 from jax_dist.global_views import state_placement
+from jax_dist.global_views.mesh_axes import names_of
 from jax_dist.global_views.uniformity import VaryingOrigin
 from jax_dist.passes.pipeline import human_bytes
 
@@ -54,12 +55,19 @@ class Leaf:
         return jax.ShapeDtypeStruct(shape, self.type.dtype, sharding=self.sharding)
 
     @property
+    def names(self) -> set[Any]:
+        """The mesh axes that it is cut over."""
+        return {name for part in self.sharding.spec for name in names_of(part)}
+
+    @property
     def is_cut(self) -> bool:
         return state_placement.is_cut(self.sharding.spec)
 
     @property
     def is_kept_from_cut(self) -> bool:
-        return not self.shared and state_placement.is_cut(self.wanted)
+        """Whether it was to be cut over the mapped axis, along which each device has its own."""
+        wanted = {name for part in self.wanted for name in names_of(part)}
+        return not self.shared and not wanted.isdisjoint(names_of(self.sharding.spec[0]))
 
     @property
     def bytes_per_device(self) -> int:

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.errors import GlobalViewError, PlacementError, refusal
+from jax_dist.global_views.mesh_axes import names_of
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.placement import is_key, own, with_data
 
@@ -73,8 +74,8 @@ class GivenState:
         if not self.stacked[place]:
             whole = NamedSharding(self.by_device.mesh, P())
             placed = put_whole(leaf, whole if varies else sharding)
-            return for_each_device(placed, self.by_device) if varies else placed
-        stacked = put_slices(leaf, self.by_device)
+            return for_each_device(placed, sharding) if varies else placed
+        stacked = put_slices(leaf, sharding if varies else self.by_device)
         if varies or (varies is None and not _all_equal(stacked)):
             return stacked
         return one_of_equals(stacked, sharding, self.paths[place])
@@ -192,14 +193,14 @@ def which_vary(
 
 
 def _size(by_device: NamedSharding) -> int:
-    return by_device.mesh.shape[by_device.spec[0]]
+    return math.prod(by_device.mesh.shape[name] for name in names_of(by_device.spec[0]))
 
 
 def _local_count(by_device: NamedSharding) -> int:
     mesh: Any = by_device.mesh
     if _compat.is_compile_only(mesh.devices.flat[0]):  # of as many processes as it may be
         return _size(by_device)
-    return mesh.local_mesh.shape[by_device.spec[0]]
+    return math.prod(mesh.local_mesh.shape[name] for name in names_of(by_device.spec[0]))
 
 
 def put_whole(leaf: Any, sharding: NamedSharding) -> jax.Array:
@@ -357,8 +358,8 @@ def specs_of(
     if shardings == "replicated":
         return [P()] * len(leaves)
     if shardings == "fsdp":
-        size, name = _size(by_device), by_device.spec[0]
-        return [_fully_sharded(leaf.shape, size, name) for leaf in leaves]
+        name = names_of(by_device.spec[0])[-1]  # along the others, copied
+        return [_fully_sharded(leaf.shape, by_device.mesh.shape[name], name) for leaf in leaves]
     specs = []
     for path, leaf in zip(paths, leaves, strict=True):
         spec = shardings(path, leaf)
@@ -396,7 +397,7 @@ def _misfit(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> str |
     if len(spec) > len(shape):
         return "it has more parts than dimensions"
     for length, part in zip(shape, spec, strict=False):
-        names = part if isinstance(part, tuple) else (part,) if part is not None else ()
+        names = names_of(part)
         unknown = [name for name in names if name not in mesh.shape]
         if unknown:
             return f"the mesh has the axes {mesh.axis_names}, and not {unknown}"

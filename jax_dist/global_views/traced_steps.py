@@ -12,6 +12,7 @@ from jax_dist import _compat
 from jax_dist.errors import GlobalViewError, UnsupportedError, refusal
 from jax_dist.global_views import state_placement
 from jax_dist.global_views.islands import BodyPlan, plan
+from jax_dist.global_views.mesh_axes import names_of
 from jax_dist.global_views.programs import Setting, StateLeaves, StepProgram
 from jax_dist.global_views.report import Leaf
 from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin
@@ -64,7 +65,7 @@ class _TracedStep:
         self, setting: Setting, call: Call, state: StateLeaves, varying: Set[int], found: Body
     ):
         self._setting, self._call, self._state, self._body = setting, call, state, found
-        self._axis = SharedAxis(found.axis, setting.size)
+        self._axis = SharedAxis(found.axis, setting.axes.sizes)
         self._paths = call.paths()
         self._captures = [capture.name for capture in found.lifted.captures]
         self._results = self._results_of_state()
@@ -99,7 +100,7 @@ class _TracedStep:
                 lie.append(leaves[place].sharding)
             else:
                 in_axes.append(axis)
-                spec = axes.spec_of_axis(axis, len(leaf.shape), setting.name)
+                spec = axes.spec_of_axis(axis, len(leaf.shape), setting.axes.part)
                 lie.append(NamedSharding(setting.mesh, spec))
         results, structure = self._results, call.structure
         return StepProgram(
@@ -152,11 +153,11 @@ class _TracedStep:
         leaves: dict[int, Leaf] = {}
         for (place, kind), spec in zip(self._state.items(), specs, strict=True):
             path, shared, why, through = self._paths[place], self._ins[hidden + place], None, ()
-            lie = NamedSharding(setting.mesh, spec if shared else P(setting.name))
             if not shared:
                 why = self._origin(hidden + place, result_of[place])
                 through = tuple(each for each in self._paths_of(why) if each != path)
-                if callable(setting.shardings) and state_placement.is_cut(spec):
+                is_cut = {n for part in spec for n in names_of(part)} & {*setting.mesh_axes}
+                if callable(setting.shardings) and is_cut:
                     raise refusal(
                         GlobalViewError,
                         what="a leaf of the state cannot be cut, for each device has another one",
@@ -167,6 +168,12 @@ class _TracedStep:
                         "pmap, one for each device.",
                     )
             owner = cast(int, call.owners[place])
+            own = (
+                spec
+                if shared
+                else P(setting.axes.part, *(spec if callable(setting.shardings) else ()))
+            )
+            lie = NamedSharding(setting.mesh, own)
             leaves[place] = Leaf(owner, path, kind, shared, lie, spec, setting.size, why, through)
         if setting.shardings == "fsdp":
             self._check_something_cut(leaves, specs)

@@ -30,9 +30,9 @@ from jax_dist.passes.uniformity import NOWHERE, Invariance, Same
 class SharedAxis:
     """The mapped axis, and what is known along it."""
 
-    def __init__(self, name: Any, size: int):
+    def __init__(self, name: Any, on_mesh: Mapping[Any, int]):
         self.name = name
-        self.size = size
+        self.on_mesh = on_mesh  # the sizes of the mesh axes that it is
         self._scope: Same = frozenset({name})
         self._invariance = Invariance()
 

@@ -39,6 +39,7 @@ def global_view(
     out_axes: AxisPrefix = 0,
     state: int | Sequence[int] | None = 0,
     mesh: Mesh | None = None,
+    mesh_axes: Sequence[Hashable] | None = None,
     shardings: Shardings = "replicated",
     static_broadcasted_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
@@ -55,23 +56,27 @@ def global_view(
 
     Args:
       fun: the step of one device, with its collectives.
-      axis_name: the mapped axis, and an axis of the mesh.
+      axis_name: the mapped axis.
       in_axes: as for pmap. Of the state it says nothing: a leaf of it is `[*s]`, or `[N, *s]` where
         it varies.
       out_axes: as for pmap; 0 gives `[N, *s]`, None the one value that all devices have. Of the
         state it says nothing.
       state: the position of the argument that is carried from call to call, or several; the
         results of the same structure are its new value. None, if nothing is carried.
-      mesh: with `axis_name` among its axes; by default all devices in a row. Along further axes the
-        same is computed, and leaves of the state may be cut.
+      mesh: by default all devices in a row. Leaves of the state may be cut over its further axes,
+        and what is computed with them is then cut, too (tensor parallelism).
+      mesh_axes: the axes of the mesh that the mapped axis is, outermost first; by default the one
+        of its name. Batches are cut over all of them.
       shardings: "replicated"; "fsdp", which cuts the longest dimension that the devices divide, of
-        leaves from 1024 elements on; or a function of the path of a leaf, as in "params/w", and its
-        type, that gives a `PartitionSpec`.
+        leaves from 1024 elements on, over the last of `mesh_axes`, and copies over the others; or a
+        function of the path of a leaf, as in "params/w", and its type, that gives a
+        `PartitionSpec`.
       static_broadcasted_argnums: positions of arguments that are compile-time constants.
       donate_argnums: positions of arguments whose memory the results may take over; give the state.
       gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
         and sums over such parts, as in the norm of all gradients, be taken in another order.
-        "reduce" gathers instead, and gives the bits of pmap. Without parts there is no difference.
+        "reduce" gathers instead, and gives the bits of pmap: along further axes each device then
+        computes the same. Without parts there is no difference.
       regather: whether what lies in parts is gathered each time that it is read, in the forward
         and again in the backward pass, and in each turn of a scan over layers; else once in a step.
         It takes less memory, and sends more.
@@ -84,7 +89,7 @@ def global_view(
 
     Raises:
       ArgumentTypeError: an argument is none of its choices.
-      DeviceCountError: the mesh has no such axis.
+      DeviceCountError: the mesh has no such axes.
       UnsupportedError: jax is older than 0.10. When called: the step maps inside, or cuts over the
         mapped axis itself.
       CapturedArrayError: when called, there are captured arrays, and `captures` is "error".
@@ -120,17 +125,20 @@ def global_view(
         raise _unknown_choice("shardings", shardings, choices)
     axes.check_axes("in_axes", in_axes)
     axes.check_axes("out_axes", out_axes)
-    if mesh is not None and axis_name not in mesh.axis_names:
+    own = (axis_name,) if mesh_axes is None else tuple(mesh_axes)
+    there = own if mesh is None else mesh.axis_names
+    if not own or len({*own}) < len(own) or not {*own} <= {*there} or (mesh is None and own[1:]):
         raise refusal(
             DeviceCountError,
-            what=f"the mesh has no axis {axis_name!r}",
-            which=[f"mesh.axis_names is {tuple(mesh.axis_names)}"],
-            why="the mapped axis of the function is one of the mesh's",
-            do=f"Name it so, as in Mesh(devices, ({axis_name!r},)), or leave mesh out.",
+            what=f"the mesh has no axes {own!r}, each once",
+            which=["there is no mesh=" if mesh is None else f"mesh.axis_names is {tuple(there)}"],
+            why="the mapped axis of the function is laid over them",
+            do=f"Name one so, as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=.",
         )
     setting = Setting(
         fun_name=axes.function_name(fun),
         name=axis_name,
+        mesh_axes=own,
         in_axes=in_axes,
         out_axes=out_axes,
         state=_positions("state", () if state is None else state),

@@ -1,0 +1,98 @@
+"""The mapped axis on a mesh: which of its axes it is, and what XLA may cut over the others.
+
+In the step the mapped axis has one name. On the mesh it may be several axes, and a collective of
+the step goes over all of them. Where the islands are manual over these axes only, XLA cuts what is
+computed in them over the further ones, as the state lies. What it cannot cut runs in a `shard_map`
+of its own, whole on each device along the further axes.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import JaxprEqn
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _compat
+from jax_dist.passes import interpreter, rebind
+from jax_dist.passes.interpreter import Handler, Values
+from jax_dist.passes.primitive_facts import record_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeshAxes:
+    """Where the mapped axis lies."""
+
+    name: Any  # in the step
+    sizes: Mapping[Any, int]  # of the mesh axes that it is, outermost first
+    free: frozenset[Any] = frozenset()  # the further axes, if XLA may cut over them in islands
+
+    @property
+    def part(self) -> Any:
+        """Of a spec: what cuts a dimension over all devices of the mapped axis."""
+        return tuple(self.sizes) if len(self.sizes) > 1 else next(iter(self.sizes))
+
+    def varying(self, rank: int) -> P:
+        """How a value of each device lies, `[N, *s]`."""
+        return P(self.part, *[P.UNCONSTRAINED if self.free else None] * (rank - 1))
+
+    def gathered(self, spec: P) -> P:
+        """As a spec, but whole along the mapped axis."""
+        own = [tuple(n for n in names_of(part) if n not in self.sizes) for part in spec]
+        return P(*[part or None for part in own])
+
+    def collective_over(self, part: Any, value: Any, dim: int) -> Any:
+        """The sum over all devices, of which each keeps its part along one dimension."""
+        names = names_of(part)
+        value = lax.psum_scatter(value, names, scatter_dimension=dim, tiled=True)
+        others = tuple(name for name in self.sizes if name not in names)
+        return lax.psum(value, others) if others else value
+
+    # ---- equations in islands
+
+    @property
+    def changes_equations(self) -> bool:
+        return bool(self.free) or self._has_other_names
+
+    @property
+    def _has_other_names(self) -> bool:
+        return tuple(self.sizes) != (self.name,)
+
+    def handler_of(self, eqn: JaxprEqn) -> Handler | None:
+        """What to do with an equation instead of binding it as it is."""
+        if self._has_other_names and self.name in interpreter.named_axes(eqn):
+            return self._over_mesh_axes
+        if self.free and record_of(eqn).unsplit:
+            return self._whole
+        return without_constraint(eqn)
+
+    def _over_mesh_axes(self, eqn: JaxprEqn, values: Values) -> Values:
+        if _compat.name_of(eqn) == "axis_index":
+            return [lax.axis_index(tuple(self.sizes))]
+        parameter = record_of(eqn).axes
+        named = names_of(eqn.params[parameter])
+        own = [each for name in named for each in (self.sizes if name == self.name else (name,))]
+        return rebind.bind_again(eqn.replace(params={**eqn.params, parameter: tuple(own)}), values)
+
+    def _whole(self, eqn: JaxprEqn, values: Values) -> Values:
+        bind = interpreter.replay if record_of(eqn).tied else rebind.bind_again
+        mapped = jax.shard_map(
+            lambda *whole: bind(eqn, list(whole)),
+            in_specs=tuple(P() for _ in values),
+            out_specs=[P() for _ in eqn.outvars],
+            axis_names=set(self.free),
+            check_vma=False,
+        )
+        return mapped(*values)
+
+
+def without_constraint(eqn: JaxprEqn) -> Handler | None:
+    """Leaves out a constraint, which holds for the mesh that it was traced with."""
+    return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
+
+
+def names_of(part: Any) -> tuple[Any, ...]:
+    """The axes that one part of a spec, or a parameter of a collective, names."""
+    return tuple(part) if isinstance(part, tuple | list) else () if part is None else (part,)
