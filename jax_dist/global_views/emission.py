@@ -175,9 +175,9 @@ class Emitter:
         def summed(eqn: JaxprEqn, operands: Values) -> Values:
             """A psum, of which some results are wanted cut."""
             return [
-                lax.psum(value, tuple(self.axes.sizes))
-                if var not in island.scatters
-                else self.axes.collective_over(cut(var), value, island.scatters[var])
+                self.axes.summed(value, cut(var), island.scatters[var])
+                if var in island.scatters
+                else self.axes.summed(value)
                 for value, var in zip(operands, eqn.outvars, strict=True)
             ]
 

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
@@ -28,6 +30,9 @@ class MeshAxes:
     name: Any  # in the step
     sizes: Mapping[Any, int]  # of the mesh axes that it is, outermost first
     free: frozenset[Any] = frozenset()  # the further axes, if XLA may cut over them in islands
+    widens: bool = (
+        False  # XLA for CPU then aborts at a sum of bfloat16, unless it is one of float32
+    )
 
     @property
     def part(self) -> Any:
@@ -43,12 +48,16 @@ class MeshAxes:
         own = [tuple(n for n in names_of(part) if n not in self.sizes) for part in spec]
         return P(*[part or None for part in own])
 
-    def collective_over(self, part: Any, value: Any, dim: int) -> Any:
-        """The sum over all devices, of which each keeps its part along one dimension."""
-        names = names_of(part)
-        value = lax.psum_scatter(value, names, scatter_dimension=dim, tiled=True)
-        others = tuple(name for name in self.sizes if name not in names)
-        return lax.psum(value, others) if others else value
+    def summed(self, value: Any, part: Any = None, dim: int = 0) -> Any:
+        """The sum over all devices; of `part`, each keeps its own piece along a dimension."""
+        wide, over = self._widened(value), tuple(self.sizes)
+        if names := names_of(part):
+            wide = lax.psum_scatter(wide, names, scatter_dimension=dim, tiled=True)
+            over = tuple(name for name in over if name not in names)
+        return (lax.psum(wide, over) if over else wide).astype(value.dtype)
+
+    def _widened(self, value: Any) -> Any:
+        return value.astype(jnp.float32) if self.widens and value.dtype == jnp.bfloat16 else value
 
     # ---- equations in islands
 
@@ -62,19 +71,33 @@ class MeshAxes:
 
     def handler_of(self, eqn: JaxprEqn) -> Handler | None:
         """What to do with an equation instead of binding it as it is."""
-        if self._has_other_names and self.name in interpreter.named_axes(eqn):
-            return self._over_mesh_axes
+        if self.free and not names_of_constraint(eqn).isdisjoint(self.free):
+            return self._constrained
+        is_own = self.name in interpreter.named_axes(eqn)
+        if is_own and (self._has_other_names or self.widens):
+            return self._collective
         if self.free and record_of(eqn).unsplit:
             return self._whole
         return without_constraint(eqn)
 
-    def _over_mesh_axes(self, eqn: JaxprEqn, values: Values) -> Values:
+    def _constrained(self, eqn: JaxprEqn, values: Values) -> Values:
+        spec, free = eqn.params["sharding"].spec, eqn.params["unconstrained_dims"]
+        named = [*spec, *[None] * (jnp.ndim(values[0]) - len(spec))]
+        parts = [P.UNCONSTRAINED if dim in free else part for dim, part in enumerate(named)]
+        here = NamedSharding(jax.sharding.get_abstract_mesh(), P(*parts))
+        return [lax.with_sharding_constraint(values[0], here)]
+
+    def _collective(self, eqn: JaxprEqn, values: Values) -> Values:
         if _compat.name_of(eqn) == "axis_index":
             return [lax.axis_index(tuple(self.sizes))]
-        parameter = record_of(eqn).axes
-        named = names_of(eqn.params[parameter])
+        record = record_of(eqn)
+        named = names_of(eqn.params[record.axes])
         own = [each for name in named for each in (self.sizes if name == self.name else (name,))]
-        return rebind.bind_again(eqn.replace(params={**eqn.params, parameter: tuple(own)}), values)
+        eqn = eqn.replace(params={**eqn.params, record.axes: tuple(own)})
+        if record.over not in ("sum", "max", "min", "scatter"):
+            return rebind.bind_again(eqn, values)
+        outs = rebind.bind_again(eqn, [self._widened(value) for value in values])
+        return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]
 
     def _whole(self, eqn: JaxprEqn, values: Values) -> Values:
         bind = interpreter.replay if record_of(eqn).tied else rebind.bind_again
@@ -91,6 +114,13 @@ class MeshAxes:
 def without_constraint(eqn: JaxprEqn) -> Handler | None:
     """Leaves out a constraint, which holds for the mesh that it was traced with."""
     return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
+
+
+def names_of_constraint(eqn: JaxprEqn) -> set[Any]:
+    """The mesh axes that a constraint of the user cuts over; none of another equation."""
+    is_one = _compat.name_of(eqn) == "sharding_constraint"
+    spec = getattr(eqn.params["sharding"], "spec", P()) if is_one else P()
+    return {name for part in spec for name in names_of(part)}
 
 
 def names_of(part: Any) -> tuple[Any, ...]:

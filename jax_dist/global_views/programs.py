@@ -18,13 +18,14 @@ from jax_dist.errors import PlacementError, refusal
 from jax_dist.global_views import state_placement
 from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan
-from jax_dist.global_views.mesh_axes import MeshAxes
+from jax_dist.global_views.mesh_axes import MeshAxes, names_of_constraint
 from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
 from jax_dist.mapping import axes, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
 from jax_dist.mapping.meshes import DeviceChoice
+from jax_dist.passes import interpreter
 from jax_dist.passes import programs as compiled
 from jax_dist.passes.captures import Captures
 from jax_dist.passes.constants import put_copy
@@ -142,10 +143,13 @@ class StepProgram:
     def emitter(self) -> Emitter:
         setting, mesh = self.setting, self.setting.mesh.abstract_mesh
         further = frozenset(mesh.axis_names) - {*setting.mesh_axes}
-        cut_over = {name for leaf in self.leaves.values() for name in leaf.names if leaf.shared}
+        cut_over = {name for leaf in self.leaves.values() for name in leaf.names}
+        for eqn in interpreter.equations(self.body.jaxpr):
+            cut_over |= names_of_constraint(eqn)
         # Sums over what is cut have another order.
         free = further if setting.scatters and further & cut_over else frozenset()
-        mesh_axes = dataclasses.replace(setting.axes, free=free)
+        is_cpu = setting.mesh.devices.flat[0].platform == "cpu"
+        mesh_axes = dataclasses.replace(setting.axes, free=free, widens=bool(free) and is_cpu)
         # As a shard_map over these axes shows it.
         manual = dict.fromkeys(frozenset(mesh.axis_names) - free, AxisType.Manual)
         inside = mesh.update_axis_types(manual)

@@ -8,11 +8,10 @@ from jax.extend.core import Var
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat
 from jax_dist.errors import GlobalViewError, UnsupportedError, refusal
 from jax_dist.global_views import state_placement
 from jax_dist.global_views.islands import BodyPlan, plan
-from jax_dist.global_views.mesh_axes import names_of
+from jax_dist.global_views.mesh_axes import names_of, names_of_constraint
 from jax_dist.global_views.programs import Setting, StateLeaves, StepProgram
 from jax_dist.global_views.report import Leaf
 from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin
@@ -43,17 +42,16 @@ def build(
             do="Map once, over a mesh of all devices, or keep jax_dist.pmap for this function.",
         )
     for eqn in interpreter.equations(found.jaxpr):
-        if _compat.name_of(eqn) != "sharding_constraint":
-            continue
-        sharding = eqn.params["sharding"]
-        if state_placement.is_cut(getattr(sharding, "spec", P())):
+        further = {*setting.mesh.axis_names} - {*setting.mesh_axes}
+        if not names_of_constraint(eqn) <= further:
             line = interpreter.source_line(eqn) or "an unknown line"
             raise refusal(
                 UnsupportedError,
                 what="the mapped function cuts an array over the mapped axis itself",
-                which=[f"with_sharding_constraint at {line}: {sharding}"],
+                which=[f"with_sharding_constraint at {line}: {eqn.params['sharding']}"],
                 why="it is the program of one device, which has nothing to cut over that axis",
-                do="Remove the constraint; say how the state lies by shardings=.",
+                do="Remove the constraint; say how the state lies by shardings=. Further axes of "
+                "the mesh may be named.",
             )
     return _TracedStep(setting, call, state, varying, found).program()
 

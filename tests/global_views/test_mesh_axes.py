@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
-from jax_dist.errors import DeviceCountError, GlobalViewError
+from jax_dist.errors import DeviceCountError, GlobalViewError, UnsupportedError
 
 pytestmark = pytest.mark.rewriting
 
@@ -256,6 +256,44 @@ def test_what_xla_cannot_cut_is_whole_there(inner):
 
     np.testing.assert_allclose(hidden, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(state["params"]["a"], wanted["params"]["a"][0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("gradients", ["scatter", "reduce"])
+def test_a_constraint_of_the_step_may_name_further_axes(gradients):
+    mesh, whole = _mesh(i=4, model=2), lambda path, leaf: P()
+
+    cut = jax.NamedSharding(mesh, P(None, "model"))
+
+    def step(state, x, y, constrained=lambda hidden: lax.with_sharding_constraint(hidden, cut)):
+        def loss(params):
+            return jnp.mean((jnp.tanh(constrained(x @ params["a"])) @ params["b"] - y) ** 2)
+
+        gradient = lax.pmean(jax.grad(loss)(state["params"]), "i")
+        params = jax.tree.map(lambda p, g: p - 0.125 * g, state["params"], gradient)
+        return {**state, "params": params}
+
+    x, y = (np.tile(each, (1, 8, 1))[:4] for each in (X, Y))
+    view = global_view(step, "i", mesh=mesh, shardings=whole, gradients=gradients)
+    state = view.place(_state(), x, y, stacked=False)
+    new = view(state, x, y)
+
+    plain = lambda *args: (step(*args, lambda hidden: hidden), 0)
+    (wanted, _), pmapped = _under_pmap(plain, _state(), x, y, times=1)
+    np.testing.assert_allclose(new["params"]["a"], wanted["params"]["a"][0], rtol=0, atol=3e-6)
+    share = _flops(view.lower(state, x, y).compile()) / _flops(pmapped)
+    assert share < 0.65 if gradients == "scatter" else share > 0.9
+
+
+@pytest.mark.parametrize("name", ["i", "other"])
+def test_a_constraint_over_the_mapped_axis_is_refused(name):
+    other = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "other"))
+
+    def step(w, x):
+        return lax.with_sharding_constraint(w, jax.NamedSharding(other, P(name))), x
+
+    view = global_view(step, "i", mesh=_mesh(i=4, model=2))
+    with pytest.raises(UnsupportedError, match=r"test_mesh_axes.py:\d+: NamedSharding"):
+        view(view.place(X[0, 0], stacked=False), X[:4])
 
 
 def test_a_leaf_that_varies_cannot_be_cut_over_the_mapped_axis():

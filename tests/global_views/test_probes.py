@@ -28,7 +28,10 @@ QUICK = (
     *("psum in groups", "rbg bits", "custom vmap", "gradient by a kernel", "ragged dot"),
     *("pbroadcast", "cond on a mean"),
 )
-QUICK_ON_MESHES = ("ppermute without the last", "psum in groups", "rbg bits", "ragged dot")
+QUICK_ON_MESHES = (
+    *("ppermute without the last", "psum in groups", "rbg bits", "psum bfloat16"),
+    "psum_scatter bfloat16",
+)
 
 
 @pytest.mark.parametrize(
