@@ -82,12 +82,10 @@ def test_a_gradient_is_scattered_in_a_replica_and_summed_over_replicas():
     view = global_view(_step, "i", mesh=mesh, mesh_axes=HSDP, shardings="fsdp")
     text = view.lower(_state(), X, Y).as_text()
 
-    found = re.findall(r'"stablehlo\.(reduce_scatter|all_reduce)".*?tensor<(\dx\d)xi64>', text)
-    assert sorted(found) == [
-        *[("all_reduce", "1x8")],  # the loss
-        *[("all_reduce", "4x2")] * 2,
-        *[("reduce_scatter", "2x4")] * 2,
-    ]
+    found = re.findall(r"stablehlo\.(reduce_scatter|all_reduce)", text)
+    assert sorted(found) == ["all_reduce"] * 3 + ["reduce_scatter"] * 2  # one is for the loss
+    parts = re.findall(r"all_reduce.*?-> (tensor<\S+>)", text, re.DOTALL)
+    assert sorted(parts) == ["tensor<64x64xf32>"] * 2 + ["tensor<f32>"]
 
 
 @pytest.mark.parametrize("regather", [False, True])
