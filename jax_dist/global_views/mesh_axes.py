@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist.mapping.copies import names_of
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.passes.primitive_facts import record_of
@@ -61,9 +62,11 @@ class MeshAxes:
 
     # ---- equations in islands
 
-    @property
-    def changes_equations(self) -> bool:
-        return bool(self.free) or self._has_other_names
+    def changes(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation is another one in islands on this mesh."""
+        # The mesh that it was traced with stands in its context.
+        is_index = bool(self.free) and _compat.name_of(eqn) == "axis_index"
+        return is_index or self._handler_of(eqn) is not None
 
     @property
     def _has_other_names(self) -> bool:
@@ -71,6 +74,9 @@ class MeshAxes:
 
     def handler_of(self, eqn: JaxprEqn) -> Handler | None:
         """What to do with an equation instead of binding it as it is."""
+        return self._handler_of(eqn) or without_constraint(eqn)
+
+    def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
         if self.free and not names_of_constraint(eqn).isdisjoint(self.free):
             return self._constrained
         is_own = self.name in interpreter.named_axes(eqn)
@@ -78,7 +84,7 @@ class MeshAxes:
             return self._collective
         if self.free and record_of(eqn).unsplit:
             return self._whole
-        return without_constraint(eqn)
+        return None
 
     def _constrained(self, eqn: JaxprEqn, values: Values) -> Values:
         spec, free = eqn.params["sharding"].spec, eqn.params["unconstrained_dims"]
@@ -121,8 +127,3 @@ def names_of_constraint(eqn: JaxprEqn) -> set[Any]:
     is_one = _compat.name_of(eqn) == "sharding_constraint"
     spec = getattr(eqn.params["sharding"], "spec", P()) if is_one else P()
     return {name for part in spec for name in names_of(part)}
-
-
-def names_of(part: Any) -> tuple[Any, ...]:
-    """The axes that one part of a spec, or a parameter of a collective, names."""
-    return tuple(part) if isinstance(part, tuple | list) else () if part is None else (part,)

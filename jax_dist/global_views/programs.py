@@ -15,13 +15,12 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.errors import PlacementError, refusal
-from jax_dist.global_views import state_placement
 from jax_dist.global_views.emission import Emitter
 from jax_dist.global_views.islands import BodyPlan
 from jax_dist.global_views.mesh_axes import MeshAxes, names_of_constraint
 from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
-from jax_dist.mapping import axes, placement
+from jax_dist.mapping import axes, copies, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
 from jax_dist.mapping.meshes import DeviceChoice
@@ -118,7 +117,7 @@ class StepProgram:
             return tuple(
                 put_copy(value, whole)
                 if _compat.is_compile_only(self.setting.mesh.devices.flat[0])
-                else state_placement.put_whole(value, whole)
+                else copies.put_whole(value, whole)
                 for value in self.body.lifted.values
             )
 
@@ -160,7 +159,8 @@ class StepProgram:
             regathers=setting.regathers,
             reorders=setting.scatters,
             anew=bool(self.meshes),
-            anew_inside=bool(self.meshes - {inside}) or mesh_axes.changes_equations,
+            anew_inside=bool(self.meshes - {inside})
+            or interpreter.contains(self.body.jaxpr, mesh_axes.changes),
         )
 
     @functools.cached_property
@@ -225,11 +225,11 @@ class StepProgram:
         run, given = self.emitter, []
         captured, leaves = leaves[: self._hidden], leaves[self._hidden :]
         for place, (leaf, axis) in enumerate(zip(leaves, self.in_axes, strict=True)):
+            spec = self.leaves[place].sharding.spec if place in self.leaves else None
             if axis is None:
-                spec = self.leaves[place].sharding.spec if place in self.leaves else P()
-                given.append(run.laid(leaf, spec))
+                given.append(run.laid(leaf, spec or P()))
             else:
-                given.append(run.laid(jnp.moveaxis(leaf, axis, 0), run.axes.varying(leaf.ndim)))
+                given.append(run.laid(jnp.moveaxis(leaf, axis, 0), spec or P(run.axes.part)))
         outs = run.run(self.plan, [*captured, *given])
         results = []
         for place, (out, is_shared) in enumerate(zip(outs, self.plan.outs, strict=True)):
@@ -263,7 +263,7 @@ class Ready:
                     why="it comes out with a dimension for devices, and a loop wants it as it was",
                     do="Place the state before, by state = view.place(state, *other arguments).",
                 )
-            placed[place] = state_placement.for_each_device(placed[place], own[place].sharding)
+            placed[place] = copies.for_each_device(placed[place], own[place].sharding)
         for place in self.merged:
             placed[place] = self._one_of(placed[place], own[place])
         for place, target in enumerate(self.program.in_shardings):
@@ -300,8 +300,8 @@ class Ready:
                 why="whether its slices are equal cannot be seen there",
                 do="Place the state before, by state = view.place(state).",
             )
-        slices = state_placement.put_slices(stacked, self.program.setting.by_device)
-        return state_placement.one_of_equals(slices, leaf.sharding, leaf.path)
+        slices = copies.put_slices(stacked, self.program.setting.by_device)
+        return copies.one_of_equals(slices, leaf.sharding, leaf.path)
 
     def _check_is_of_all(self, call: Call, place: int) -> None:
         """Raises PlacementError for what is to be cut over processes, and is of this one alone."""

@@ -5,7 +5,6 @@ sees; `B` are the rows of this process. `by_device` is the sharding of `[N, *s]`
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal, TypeAlias
@@ -13,15 +12,21 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat
 from jax_dist.errors import GlobalViewError, PlacementError, refusal
-from jax_dist.global_views.mesh_axes import names_of
 from jax_dist.mapping.body import type_of
-from jax_dist.mapping.placement import is_key, own, with_data
+from jax_dist.mapping.copies import (
+    all_equal,
+    count,
+    for_each_device,
+    local_count,
+    names_of,
+    one_of_equals,
+    put_slices,
+    put_whole,
+)
 
 _Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
 Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule
@@ -76,7 +81,7 @@ class GivenState:
             placed = put_whole(leaf, whole if varies else sharding)
             return for_each_device(placed, sharding) if varies else placed
         stacked = put_slices(leaf, sharding if varies else self.by_device)
-        if varies or (varies is None and not _all_equal(stacked)):
+        if varies or (varies is None and not all_equal(stacked)):
             return stacked
         return one_of_equals(stacked, sharding, self.paths[place])
 
@@ -103,8 +108,8 @@ class GivenState:
         paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
         short = tuple(jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in with_paths)
         leaves = tuple(leaf for _, leaf in with_paths)
-        here = _local_count(by_device)
-        sizes = {_size(by_device), here}
+        here = local_count(by_device)
+        sizes = {count(by_device), here}
         unsure: frozenset[str] = frozenset()
         shapes = [jnp.shape(leaf) for leaf in leaves]
         if stacked is not None:
@@ -189,122 +194,12 @@ def which_vary(
     return found
 
 
-# ---- arrays
-
-
-def _size(by_device: NamedSharding) -> int:
-    return math.prod(by_device.mesh.shape[name] for name in names_of(by_device.spec[0]))
-
-
-def _local_count(by_device: NamedSharding) -> int:
-    mesh: Any = by_device.mesh
-    if _compat.is_compile_only(mesh.devices.flat[0]):  # of as many processes as it may be
-        return _size(by_device)
-    return math.prod(mesh.local_mesh.shape[name] for name in names_of(by_device.spec[0]))
-
-
-def put_whole(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """An array of which each process has the whole.
-
-    It is one of its own: the step may take over its memory, and the caller keeps theirs.
-    """
-    if is_key(leaf):
-        return with_data(leaf, lambda data: put_whole(data, sharding))
-    leaf = own(leaf, sharding)
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return _moved(sharding)(leaf)
-    if not isinstance(leaf, jax.Array) or not sharding.is_fully_addressable:
-        host = np.asarray(leaf, dtype=type_of(leaf).dtype)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-    return jax.device_put(leaf, sharding)
-
-
-def put_slices(leaf: Any, by_device: NamedSharding) -> jax.Array:
-    """`[N, *s]`, or the `[L, *s]` of this process, with a slice on each device."""
-    if is_key(leaf):
-        return with_data(leaf, lambda data: put_slices(data, by_device))
-    is_local = by_device.is_fully_addressable
-    if isinstance(leaf, jax.Array) and (is_local or not leaf.is_fully_addressable):
-        return put_whole(leaf, by_device)
-    host = own(np.asarray(leaf), by_device)
-    if is_local:
-        return jax.device_put(host, by_device)
-    shape = (_size(by_device), *host.shape[1:])
-    return jax.make_array_from_process_local_data(by_device, host, shape)
-
-
-def for_each_device(value: Any, by_device: NamedSharding) -> Any:
-    """`[*s] -> [N, *s]`: each device its own copy."""
-    is_here = isinstance(value, Tracer) or not isinstance(value, jax.Array)
-    if not is_here and value.sharding.device_set != by_device.device_set:
-        value = put_whole(value, NamedSharding(by_device.mesh, P()))
-    return _stack(by_device)(value)
-
-
-def one_of_equals(stacked: jax.Array, sharding: NamedSharding, path: str) -> jax.Array:
-    """`[N, *s] -> [*s]`, where all slices are equal. Raises PlacementError where they are not."""
-    if not _all_equal(stacked):
-        raise refusal(
-            PlacementError,
-            what="a leaf of the state is to be shared, and its slices are not equal",
-            which=[f"{path}: other devices have other bits than the first"],
-            why="the step makes it the same on all devices, so that one slice stands for all",
-            do="Find out why the copies drifted apart; to go on from one of them, give "
-            "jax_dist.unreplicate(state).",
-        )
-    return _taken(sharding)(stacked)
-
-
-def _all_equal(stacked: jax.Array) -> bool:
-    """Whether all slices have the same bits; compared on the devices."""
-    data = jax.random.key_data(stacked) if is_key(stacked) else stacked
-    sharding: Any = data.sharding
-    return bool(_compare(NamedSharding(sharding.mesh, P()))(data))
-
-
-# The programs for that, one for each layout.
-
-
-@functools.lru_cache(maxsize=256)
-def _moved(sharding: NamedSharding) -> Any:
-    return jax.jit(lambda value: value, out_shardings=sharding)
-
-
-@functools.lru_cache(maxsize=256)
-def _taken(sharding: NamedSharding) -> Any:
-    return jax.jit(lambda stacked: stacked[0], out_shardings=sharding)
-
-
-@functools.lru_cache(maxsize=256)
-def _stack(by_device: NamedSharding) -> Any:
-    def stack(value: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(value, (_size(by_device), *value.shape))
-
-    return jax.jit(stack, out_shardings=by_device)
-
-
-@functools.lru_cache(maxsize=64)
-def _compare(whole: NamedSharding) -> Any:
-    def compare(stacked: jax.Array) -> jax.Array:
-        bits = _bits(stacked)
-        return jnp.all(bits == bits[:1])
-
-    return jax.jit(compare, out_shardings=whole)
-
-
-def _bits(array: jax.Array) -> jax.Array:
-    """The same bits as integers, so that NaN equals NaN, and -0 is not 0."""
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        return jnp.stack([_bits(array.real), _bits(array.imag)], -1)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        return array
-    width = array.dtype.itemsize * 8
-    return jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{width}"))
+# ---- batches
 
 
 def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> Any:
     """`[L, b, ...]`, or `[B, ...]`, of each process as `[N, b, ...]` of all."""
-    here = _local_count(by_device)
+    here = local_count(by_device)
 
     def place(path: Any, leaf: Any) -> Any:
         name = "batch" + jax.tree_util.keystr(path)

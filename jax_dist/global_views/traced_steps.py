@@ -11,12 +11,13 @@ from jax.sharding import PartitionSpec as P
 from jax_dist.errors import GlobalViewError, UnsupportedError, refusal
 from jax_dist.global_views import state_placement
 from jax_dist.global_views.islands import BodyPlan, plan
-from jax_dist.global_views.mesh_axes import names_of, names_of_constraint
+from jax_dist.global_views.mesh_axes import names_of_constraint
 from jax_dist.global_views.programs import Setting, StateLeaves, StepProgram
 from jax_dist.global_views.report import Leaf
 from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin
 from jax_dist.mapping import axes, body
 from jax_dist.mapping.body import Body, Call
+from jax_dist.mapping.copies import names_of
 from jax_dist.passes import interpreter
 
 

@@ -24,7 +24,7 @@ from jax_dist.global_views.programs import Setting
 from jax_dist.global_views.report import GlobalViewReport
 from jax_dist.global_views.signatures import Signatures
 from jax_dist.global_views.state_placement import Shardings
-from jax_dist.mapping import axes, body, meshes, placement
+from jax_dist.mapping import axes, body, copies, meshes, placement
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Call
@@ -265,8 +265,8 @@ class GlobalView:
         Raises:
           PlacementError: an array is no leaf of the state.
         """
-        copies = lambda leaf: state_placement.for_each_device(leaf, self._setting.by_device)
-        return self._by_leaf(state, "stacked", shared=copies, varying=jnp.copy)
+        repeated = lambda leaf: copies.for_each_device(leaf, self._setting.by_device)
+        return self._by_leaf(state, "stacked", shared=repeated, varying=jnp.copy)
 
     def _by_leaf(self, state: Any, method: str, *, shared: Callable, varying: Callable) -> Any:
         """Treats each leaf of the state, or of a part of it, as what it is."""

@@ -327,8 +327,8 @@ def test_the_picture_has_a_bar_for_each_way_and_the_limit():
     assert texts.count("no program") == 1
     assert "500.0 MB for programs" in texts
     kinds = [each.get("class") for each in root.iter(f"{inside}rect")]
-    assert kinds == ["card", "arguments", "rest", "arguments", "rest", "rest", "over",
-                     "arguments", "rest"]  # fmt: skip
+    assert kinds == ["card", "part0", "part1", "part0", "part1", "part1", "over",
+                     "part0", "part1"]  # fmt: skip
     widths = [float(each.get("width")) for each in root.iter(f"{inside}rect")][1:]
     assert widths[0] + widths[1] == pytest.approx(400 * 906.2e6 / _LIMIT, abs=0.2)
     assert all(float(line.get("x1")) <= 530 for line in root.iter(f"{inside}line"))
