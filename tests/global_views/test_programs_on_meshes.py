@@ -1,7 +1,9 @@
 """Training programs of all kinds on meshes of several axes: pmap's bits, or its numbers.
 
 Without a further axis all is equal to the bit. With one, sums have another order, so float64 is
-compared, to 1e-9 of the largest number of a leaf.
+compared, to 1e-9 of the largest number of a leaf. Adafactor averages over rows and columns, which
+XLA for CPU adds up as they happen to lie in memory, in any two programs; so it is compared so only.
+And `optax.MultiSteps` does not take float64.
 """
 
 from collections.abc import Callable
@@ -189,7 +191,7 @@ def _rule(over: str) -> Callable:
 
 
 @pytest.mark.parametrize("sizes", [None, (2, 4), (4, 2)])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"adafactor"}))
 def test_the_bits_are_those_of_pmap(name, sizes):
     step, state, batch = PROGRAMS[name]()
     options: Any = {"shardings": "fsdp", "gradients": "reduce"}
@@ -208,7 +210,7 @@ def test_the_bits_are_those_of_pmap(name, sizes):
 
 
 @pytest.mark.parametrize("sizes", [{"i": 2, "model": 4}, {"i": 4, "model": 2}, None])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"accumulated"}))
 def test_with_a_further_axis_only_sums_have_another_order(name, sizes):
     axes = ("i",) if sizes else ("replica", "shard")
     sizes = sizes or {"replica": 2, "shard": 2, "model": 2}
