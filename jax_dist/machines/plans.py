@@ -44,8 +44,8 @@ def plan(
       axis_name: of the mapped axis, where `fun` is the function of one device.
       state: the position of the argument that is carried from call to call, or several; by
         default what comes back.
-      ways: of "jax.pmap", "jax_dist.pmap", "replicated", "fsdp" and "fsdp-regather"; by default
-        all, but for "jax_dist.pmap" where it makes the program of `jax.pmap`.
+      ways: of "jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp" and "fsdp-regather"; by
+        default all but "hsdp", and "jax_dist.pmap" where it makes the program of `jax.pmap`.
       progress: is told what has been compiled, a line at a time.
       **options: those of pmap, with `axis_name`.
 
