@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping.copies import names_of
+from jax_dist.mapping.copies import axes_of, names_of
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.passes.primitive_facts import record_of
@@ -126,4 +126,4 @@ def names_of_constraint(eqn: JaxprEqn) -> set[Any]:
     """The mesh axes that a constraint of the user cuts over; none of another equation."""
     is_one = _compat.name_of(eqn) == "sharding_constraint"
     spec = getattr(eqn.params["sharding"], "spec", P()) if is_one else P()
-    return {name for part in spec for name in names_of(part)}
+    return axes_of(spec)

@@ -23,6 +23,7 @@ from jax_dist.global_views.state_placement import Shardings
 from jax_dist.mapping import axes, copies, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
+from jax_dist.mapping.copies import axes_of
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
 from jax_dist.passes import programs as compiled
@@ -142,7 +143,7 @@ class StepProgram:
     def emitter(self) -> Emitter:
         setting, mesh = self.setting, self.setting.mesh.abstract_mesh
         further = frozenset(mesh.axis_names) - {*setting.mesh_axes}
-        cut_over = {name for leaf in self.leaves.values() for name in leaf.names}
+        cut_over = {n for leaf in self.leaves.values() for n in axes_of(leaf.sharding.spec)}
         for eqn in interpreter.equations(self.body.jaxpr):
             cut_over |= names_of_constraint(eqn)
         # Sums over what is cut have another order.

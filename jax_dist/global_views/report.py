@@ -11,9 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _pictures
 from jax_dist._usage import counted
-from jax_dist.global_views import state_placement
 from jax_dist.global_views.uniformity import VaryingOrigin
-from jax_dist.mapping.copies import names_of
+from jax_dist.mapping.copies import axes_of, names_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,19 +36,14 @@ class Leaf:
         return jax.ShapeDtypeStruct(shape, self.type.dtype, sharding=self.sharding)
 
     @property
-    def names(self) -> set[Any]:
-        """The mesh axes that it is cut over."""
-        return {name for part in self.sharding.spec for name in names_of(part)}
-
-    @property
     def is_cut(self) -> bool:
-        return state_placement.is_cut(self.sharding.spec)
+        return bool(axes_of(self.sharding.spec))
 
     @property
     def is_kept_from_cut(self) -> bool:
         """Whether it was to be cut over the mapped axis, along which each device has its own."""
-        wanted = {name for part in self.wanted for name in names_of(part)}
-        return not self.shared and not wanted.isdisjoint(names_of(self.sharding.spec[0]))
+        own = names_of(self.sharding.spec[0]) if not self.shared else ()
+        return not axes_of(self.wanted).isdisjoint(own)
 
     @property
     def bytes_per_device(self) -> int:

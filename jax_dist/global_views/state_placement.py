@@ -300,8 +300,3 @@ def _misfit(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> str |
         if length % size:
             return f"{size} devices do not divide {length}"
     return None
-
-
-def is_cut(spec: P) -> bool:
-    """Whether it cuts anything."""
-    return any(part is not None and part != () for part in spec)

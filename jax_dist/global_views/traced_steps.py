@@ -17,7 +17,7 @@ from jax_dist.global_views.report import Leaf
 from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin
 from jax_dist.mapping import axes, body
 from jax_dist.mapping.body import Body, Call
-from jax_dist.mapping.copies import names_of
+from jax_dist.mapping.copies import axes_of
 from jax_dist.passes import interpreter
 
 
@@ -155,7 +155,7 @@ class _TracedStep:
             if not shared:
                 why = self._origin(hidden + place, result_of[place])
                 through = tuple(each for each in self._paths_of(why) if each != path)
-                is_cut = {n for part in spec for n in names_of(part)} & {*setting.mesh_axes}
+                is_cut = axes_of(spec) & {*setting.mesh_axes}
                 if callable(setting.shardings) and is_cut:
                     raise refusal(
                         GlobalViewError,
@@ -199,7 +199,7 @@ class _TracedStep:
 
     def _check_something_cut(self, leaves: dict[int, Leaf], specs: Sequence[P]) -> None:
         pairs = zip(leaves.values(), specs, strict=True)
-        wanted = [leaf for leaf, spec in pairs if state_placement.is_cut(spec)]
+        wanted = [leaf for leaf, spec in pairs if axes_of(spec)]
         if wanted and not any(leaf.shared for leaf in wanted):
             raise refusal(
                 GlobalViewError,

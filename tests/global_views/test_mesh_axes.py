@@ -89,6 +89,22 @@ def test_a_gradient_is_scattered_in_a_replica_and_summed_over_replicas():
 
 
 @pytest.mark.parametrize("regather", [False, True])
+@pytest.mark.parametrize("part", ["shard", "replica", HSDP, HSDP[::-1]])
+def test_a_gradient_is_scattered_as_its_parameter_is_cut(part, regather):
+    rule = lambda path, leaf: P(None, part) if path.endswith("/a") else P()
+    options: Any = {"mesh": _mesh(replica=2, shard=4), "mesh_axes": HSDP, "shardings": rule}
+    view = global_view(_step, "i", regather=regather, **options)
+    new, _ = view(view.place(_state(), X, Y, stacked=False), X, Y)
+
+    wanted, _ = jax.pmap(_step, "i", in_axes=(None, 0, 0))(_state(), X, Y)
+    for leaf, other in zip(jax.tree.leaves(new), jax.tree.leaves(wanted), strict=True):
+        other = other if leaf.ndim == other.ndim else other[0]
+        np.testing.assert_allclose(leaf, other, rtol=1e-5, atol=1e-6)
+    assert view.report().scattered == 1
+    assert new["params"]["a"].sharding.spec == P(None, part)
+
+
+@pytest.mark.parametrize("regather", [False, True])
 def test_drawn_steps_over_several_axes(regather):
     def step(state, x):
         return step_of(11)(state, x)
