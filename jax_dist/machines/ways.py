@@ -34,7 +34,7 @@ def lowered(
 def usual(step: MappedStep, devices: Sequence[Any]) -> tuple[str, ...]:
     """The ways that are worth a look: `jax_dist.pmap` only where it replaces gathers.
 
-    HSDP takes more memory than FSDP; it is for those who know that their network is slow.
+    HSDP keeps more of the state than FSDP; it is for those who know that their network is slow.
     """
     with outside_of_meshes():
         before = _gathers(step.program(len(devices))[0])
