@@ -1,13 +1,15 @@
 """A character-level transformer, written for pmap, trained with its state sharded over the devices.
 
     python examples/fsdp_transformer.py --devices 8
+    NPROC=16 python examples/fsdp_transformer.py --devices 8 --model_parallel 2
     jax-dist launch -n 2 --cpu-devices 4 -- python examples/fsdp_transformer.py
 
 `train_step` is a step for `jax.pmap`: each device has all parameters, takes its part of the batch,
 and averages the gradients. It is trained twice, from the same parameters on the same text: under
 `jax_dist.pmap`, and unchanged under `jax_dist.global_view(..., shardings="fsdp")`, where a device
 keeps one part of the parameters and of Adam's two moments. The losses are the same; the picture has
-them, and the memory of one device.
+them, and the memory of one device. With `--model_parallel M`, M devices share their rows, and each
+computes a part of every layer; the step is unchanged again.
 
 The text is that of the documentation. Shapes: `D` devices, `b` rows on each, `T` characters a row,
 `V` different characters, `H` the width.
@@ -18,7 +20,7 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import jax
@@ -26,6 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
 
 import jax_dist
@@ -146,12 +150,28 @@ def under_pmap(size: Size, seed: int, steps: int) -> Run:
     return _trained(step, state, batches(size, seed, steps))
 
 
-def sharded(size: Size, seed: int, steps: int) -> Run:
+def sharded(size: Size, seed: int, steps: int, model_parallel: int = 1) -> Run:
     step = jax_dist.global_view(
-        train_step, "batch", shardings="fsdp", donate_argnums=0, out_axes=(0, None)
+        train_step,
+        "batch",
+        mesh=Mesh(np.array(jax.devices()).reshape(-1, model_parallel), ("batch", "model")),
+        shardings="fsdp" if model_parallel == 1 else over_both,
+        donate_argnums=0,
+        out_axes=(0, None),
     )
-    rows = map(step.place_batch, batches(size, seed, steps))
+    grouped = lambda rows: rows.reshape(-1, model_parallel * size.rows, rows.shape[-1])
+    rows = (step.place_batch(grouped(each)) for each in batches(size, seed, steps))
     return _trained(step, step.place(first_state(size, seed), stacked=False), rows)
+
+
+def over_both(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+    """Of two matrices in a row, the first by columns over "model", the second by rows."""
+    match path.rsplit("/", maxsplit=1)[-1]:
+        case "read" | "up":
+            return P(None, "batch", "model")
+        case "write" | "down":
+            return P(None, "model", "batch")
+    return P()
 
 
 def _trained(step: Any, state: State, rows: Iterator[Any]) -> Run:
@@ -199,9 +219,6 @@ def picture(runs: dict[str, Run], folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
-WAYS: dict[str, Callable[[Size, int, int], Run]] = {"pmap": under_pmap, "global view": sharded}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
@@ -212,13 +229,17 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="10m", help="parameters: 10m, or 60,000")
     parser.add_argument("--steps", type=int, default=20, help="updates of the parameters")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and drawn rows")
+    parser.add_argument(
+        "--model_parallel", type=int, default=1, help="devices that share a layer; divides them"
+    )
     parser.add_argument("--out", type=pathlib.Path, default="runs/fsdp_transformer")
     flags = parser.parse_args()
     if flags.devices:
         simulated_devices(flags.devices)
     multihost.initialize()
     size = SIZES[flags.size]
-    runs = {name: way(size, flags.seed, flags.steps) for name, way in WAYS.items()}
+    given = size, flags.seed, flags.steps
+    runs = {"pmap": under_pmap(*given), "global view": sharded(*given, flags.model_parallel)}
     if jax.process_index():
         return
     one, other = runs.values()

@@ -28,6 +28,7 @@ __all__ = (
     "DonationError",
     "FailedBeforeError",
     "GlobalViewError",
+    "GlobalViewWarning",
     "JoinError",
     "MappedAxisError",
     "MemoryGrowthError",
@@ -122,6 +123,10 @@ class RecordError(ValueError):
 
 class GlobalViewError(ValueError):
     """A step, or an argument of `global_view`, is not what its state in parts needs."""
+
+
+class GlobalViewWarning(UserWarning):
+    """A state of `global_view` does not lie as it was to."""
 
 
 class TopologyError(ValueError):

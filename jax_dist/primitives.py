@@ -70,6 +70,8 @@ class Primitive:
     """Computes what its one body computes; that it is an equation matters to others."""
     tied: bool = False
     """Cannot be bound again under another mesh than that of its trace."""
+    unsplit: bool = False
+    """XLA cannot cut it over devices by itself, or makes something else of it when it does."""
     call: _Call | None = None
     """Of a call: one that means nothing by being one; a checkpoint; one with its own derivative."""
     over: _Over | None = None
@@ -152,7 +154,8 @@ plain reduces: reduce_prod
 plain sums: dot_general ragged_dot_general
 plain sums from 0.10: scaled_dot
 plain sums ordered: conv_general_dilated cumsum reduce_window_sum scatter-add scatter-sub
-plain ordered: approx_top_k cumlogsumexp cumprod fft reduce_window scatter-max scatter-min
+plain ordered unsplit: fft
+plain ordered: approx_top_k cumlogsumexp cumprod reduce_window scatter-max scatter-min
 plain ordered: scatter-mul select_and_gather_add select_and_scatter select_and_scatter_add
 plain: cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu
 plain: lu_pivots_to_permutation qr reduce schur svd symmetric_product triangular_solve tridiagonal
@@ -162,7 +165,7 @@ plain tied: custom_linear_solve
 
 # random numbers; rng_uniform has no key: each device has a state of its own
 plain runs_keys draws: random_bits random_gamma
-plain draws: rng_bit_generator
+plain draws unsplit: rng_bit_generator
 plain runs_keys: random_fold_in random_seed random_split
 plain: random_clone random_unwrap random_wrap threefry2x32
 plain from 0.10: philox2x32 philox4x32 threefry4x32
@@ -195,9 +198,11 @@ collective unknown axes from 0.10: unreduced_psum # a sum that is still to come
 collective unknown axis_name from 0.10: all_gather_reduced unreduced_reduce_scatter
 
 # what no parameter shows
-callback: debug_callback debug_print io_callback pure_callback
-opaque: after_all create_token custom_lin custom_partitioning dce_sink empty2 ffi_call get swap
-opaque tied: pallas_call
+callback: debug_callback debug_print
+callback unsplit: io_callback pure_callback
+opaque: after_all create_token custom_lin custom_partitioning dce_sink empty2 get swap
+opaque unsplit: ffi_call
+opaque tied unsplit: pallas_call
 opaque from 0.10: call_hi_primitive stage # the first one, unless it can be expanded
 opaque to 0.7: xla_pmap
 """

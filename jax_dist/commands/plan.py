@@ -74,7 +74,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--ways",
         metavar="NAMES",
-        help="with commas between, of: jax.pmap, jax_dist.pmap, replicated, fsdp, fsdp-regather",
+        help="with commas between, of: jax.pmap, jax_dist.pmap, replicated, fsdp, hsdp, fsdp-"
+        "regather",
     )
     parser.add_argument("--state", metavar="POSITIONS", help="of the arguments that are carried")
     parser.add_argument(

@@ -3,10 +3,6 @@
 Shapes: a shared value is `[*s]`, however it lies; one that varies is `[N, *s]`, cut over the mapped
 axis, so that each device has its own `[1, *s]`. The body sees `[*s]` of both.
 
-Loops and branches run in the global view with islands in their bodies. What is carried keeps one
-form: a carry that varies once varies from the start, so a shared value goes in as `[N, *s]`. A scan
-walks over the first dimension, so what varies comes as `[T, N, *s]`.
-
 A part of the state may also be gathered where it is read, and again where it is read again. A
 device then does not keep all whole arrays from the forward to the backward pass; more is sent for
 it. With FSDP this is called to reshard after the forward pass. A scan over stacked layers gathers
@@ -16,7 +12,8 @@ one layer in each turn.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -28,8 +25,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist.global_views import loops
 from jax_dist.global_views.islands import BodyPlan, Island, Step
-from jax_dist.global_views.uniformity import bodies_of_while
+from jax_dist.global_views.mesh_axes import MeshAxes, without_constraint
+from jax_dist.global_views.uniformity import Cuts, fixed_in, operands_of_bodies
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Atom, Handler, Values
 from jax_dist.passes.primitive_facts import record_of
@@ -40,6 +39,7 @@ class _Shard:
     """One of the parts that a value is given in."""
 
     dim: int  # along which they are cut
+    over: Any  # the mesh axes
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # numbers of gathers
 
 
@@ -52,7 +52,7 @@ class Emitter:
     """How plans are run: on which mesh, and how exactly."""
 
     mesh: Mesh
-    name: Any  # of the mapped axis, and of its mesh axis
+    axes: MeshAxes
     cuts_state: bool  # whether any shared value may be cut
     regathers: bool  # whether islands gather what is cut where they read it, each time
     reorders: bool  # whether sums may be taken over cut values, in another order
@@ -62,7 +62,7 @@ class Emitter:
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
         """The results of a body: shared `[*s]`, others `[N, *s]`, as `plan.outs` says."""
         known: dict[Var, Any] = dict(zip(plan.body.invars, [*plan.consts, *args], strict=True))
-        values = _Values(self, known)
+        values = _Values(self, plan.cuts, known)
         for stage in plan.stages:
             for step in stage.outside:
                 if step.inner:
@@ -88,20 +88,48 @@ class Emitter:
 
     def for_each_device(self, value: Any) -> Any:
         """`[*s] -> [N, *s]`: each device its own copy."""
-        value, size = self.whole(value), self.mesh.shape[self.name]
-        return self.laid(jnp.broadcast_to(value, (size, *jnp.shape(value))), P(self.name))
+        value = self.for_islands(value)
+        stacked = jnp.broadcast_to(value, (math.prod(self.axes.sizes.values()), *jnp.shape(value)))
+        return self.laid(stacked, self.axes.varying(stacked.ndim))
+
+    def for_islands(self, value: Any, spec: P | None = None) -> Any:
+        """A shared value, gathered along the mapped axis; `spec` says how it lies."""
+        if not self.axes.free:
+            return self.whole(value)
+        return value if spec is None else self.laid(value, self.axes.gathered(spec))
 
     # ---- outside
 
     def _run_entered(self, plan: BodyPlan, step: Step, values: "_Values") -> Values:
-        eqn, whole = step.eqn, _reads_whole(step)
+        eqn, whole = step.eqn, self._read_whole(step)
         operands = [
-            values.whole(atom) if isinstance(atom, Var) and place in whole else values.plain(atom)
+            (values.for_islands if place in whole and isinstance(atom, Var) else values.plain)(atom)
             for place, atom in enumerate(eqn.invars)
         ]
-        rule = {"scan": _scan, "while": _while, "cond": _cond}[_compat.name_of(eqn)]
         with interpreter.located(eqn, anew=True):
-            return rule(_Forms(self, plan, eqn), step, operands)
+            return loops.run(self, plan, step, operands)
+
+    def _read_whole(self, step: Step) -> set[int]:
+        """The operands that the bodies of a loop read whole, and that do not change in its turns.
+
+        They are gathered before the loop, if they are cut, and not in each turn.
+        """
+        if record_of(step.eqn).kind != "loop":
+            return set()
+        found, fixed = set(), fixed_in(step.eqn)
+        for inner, places in zip(step.inner, operands_of_bodies(step.eqn), strict=True):
+            read: set[Atom] = set()
+            for stage in inner.stages:
+                read.update(stage.island.reads if stage.island is not None else ())
+                for each in stage.outside:
+                    needed = self._read_whole(each) if each.inner else ()
+                    if not each.inner and self.cuts_state and self._needs_whole(each.eqn):
+                        needed = range(len(each.eqn.invars))
+                    operands = (each.eqn.invars[n] for n in needed)
+                    read.update(atom for atom in operands if isinstance(atom, Var))
+            inputs = zip(inner.body.invars[len(inner.consts) :], places, strict=True)
+            found |= {place for var, place in inputs if place in fixed and var in read}
+        return found
 
     def _run_outside(self, eqn: JaxprEqn, values: "_Values") -> Values:
         is_whole = self.cuts_state and self._needs_whole(eqn)
@@ -109,7 +137,7 @@ class Emitter:
         given = [(values.whole if is_whole else values.plain)(var) for var in operands]
         stretch = _stretch([eqn], operands, eqn.outvars)
         if self.anew:
-            outs = rebind.evaluate(stretch, given, _without_constraint)
+            outs = rebind.evaluate(stretch, given, without_constraint)
         else:
             outs = eval_jaxpr(stretch, (), *given)
         # Or a body in it would be cut, as its reader wants the result.
@@ -123,6 +151,9 @@ class Emitter:
             return False
         if self.reorders and record.sums and not record.ordered:
             return False
+        operands: list[Any] = [atom.aval for atom in eqn.invars]
+        if record.reduces and not jnp.issubdtype(operands[0].dtype, jnp.inexact):
+            return False  # exact in any order
         bodies = interpreter.bodies(eqn)
         if bodies and record.call in ("inline", "ruled"):
             inside = [inner for body in bodies for inner in interpreter.open_jaxpr(body).eqns]
@@ -137,14 +168,17 @@ class Emitter:
         body = _stretch(island.eqns, island.reads, island.makes)
         scattered = [eqn for eqn in body.eqns if any(v in island.scatters for v in eqn.outvars)]
 
+        def cut(var: Var) -> Any:
+            """Over what it is cut, of what is scattered or comes in parts."""
+            return plan.cuts[var][island.scatters.get(var, parts.get(var))]
+
         def summed(eqn: JaxprEqn, operands: Values) -> Values:
             """A psum, of which some results are wanted cut."""
-            dims = map(island.scatters.get, eqn.outvars)
             return [
-                lax.psum(value, self.name)
-                if dim is None
-                else lax.psum_scatter(value, self.name, scatter_dimension=dim, tiled=True)
-                for value, dim in zip(operands, dims, strict=True)
+                self.axes.summed(value, cut(var), island.scatters[var])
+                if var in island.scatters
+                else self.axes.summed(value)
+                for value, var in zip(operands, eqn.outvars, strict=True)
             ]
 
         def on_device(*blocks: Any) -> Values:
@@ -152,7 +186,8 @@ class Emitter:
                 block if is_shared(var) else lax.squeeze(block, [0])
                 for var, block in zip(island.reads, blocks, strict=True)
             ]
-            handlers = self._gathering(body, {var: _Shard(dim) for var, dim in parts.items()})
+            shards = {var: _Shard(dim, cut(var)) for var, dim in parts.items()}
+            handlers = self._gathering(body, shards)
             handlers.update((id(eqn), summed) for eqn in scattered)
             outs = self._run_inside(body, slices, handlers)
             return [
@@ -162,8 +197,8 @@ class Emitter:
 
         def spec(var: Var, dim: int | None) -> P:
             if not is_shared(var):
-                return P(self.name)
-            return P() if dim is None else P(*[None] * dim, self.name)
+                return P(self.axes.part)
+            return P() if dim is None else P(*[None] * dim, cut(var))
 
         mapped = jax.shard_map(
             on_device,
@@ -172,18 +207,25 @@ class Emitter:
             out_specs=[spec(var, island.scatters.get(var)) for var in island.makes],
             # As in pmap: with types, a gradient by what is shared would be summed twice.
             check_vma=False,
+            axis_names=set(self.axes.sizes) if self.axes.free else set(self.mesh.axis_names),
         )
         is_whole = lambda var: is_shared(var) and var not in parts
-        return mapped(*[(values.whole if is_whole(v) else values.plain)(v) for v in island.reads])
+        given = [(values.for_islands if is_whole(v) else values.plain)(v) for v in island.reads]
+        return mapped(*given)
 
     def _run_inside(self, jaxpr: Any, values: Sequence[Any], handlers: _Handlers) -> Values:
         """A body, with some equations handled otherwise."""
         if self.anew_inside:
-            of_eqn = lambda eqn: handlers.get(id(eqn)) or _without_constraint(eqn)
+            of_eqn = lambda eqn: handlers.get(id(eqn)) or self._inside(eqn)
             return rebind.evaluate(jaxpr, values, of_eqn)
         eqns = enumerate(interpreter.open_jaxpr(jaxpr).eqns)
         at = {place: handlers[id(eqn)] for place, eqn in eqns if id(eqn) in handlers}
         return interpreter.run(jaxpr, values, at, anew=True)
+
+    def _inside(self, eqn: JaxprEqn) -> Handler | None:
+        if record_of(eqn).tied and not self.anew:
+            return interpreter.replay
+        return self.axes.handler_of(eqn)
 
     # ---- what islands gather
 
@@ -219,7 +261,7 @@ class Emitter:
             outs = run([*whole[:first], *carry, *xs])
             return outs[:carried], outs[carried:]
 
-        return _scanned(turn, eqn, whole[first : first + carried], whole[first + carried :])
+        return loops.scanned(turn, eqn, whole[first : first + carried], whole[first + carried :])
 
     def _with_whole(
         self, eqn: JaxprEqn, values: Values, read: Mapping[int, _Shard], places: Sequence[int]
@@ -236,7 +278,7 @@ class Emitter:
                 more = tuple(range(next(read[n].uses)))
                 value = jnp.expand_dims(value, more)
                 axis = read[n].dim + len(more)
-                value = lax.all_gather(value, self.name, axis=axis, tiled=True)
+                value = lax.all_gather(value, read[n].over, axis=axis, tiled=True)
                 value = jnp.squeeze(value, more)
             values[n] = value
         return values
@@ -247,8 +289,10 @@ class _Values:
     """What is known while a body runs; what is gathered once is kept."""
 
     emitter: Emitter
+    cuts: Cuts
     known: dict[Var, Any]
     gathered: dict[Var, Any] = dataclasses.field(default_factory=dict)
+    for_all: dict[Var, Any] = dataclasses.field(default_factory=dict)
 
     def plain(self, atom: Atom) -> Any:
         if isinstance(atom, Literal):
@@ -256,7 +300,12 @@ class _Values:
             return value
         return self.known[atom]
 
-    def whole(self, var: Var) -> Any:
+    def for_islands(self, var: Atom) -> Any:
+        if var not in self.for_all:
+            self.for_all[var] = self.emitter.for_islands(self.known[var], self.cuts.get(var))
+        return self.for_all[var]
+
+    def whole(self, var: Atom) -> Any:
         if var not in self.gathered:
             self.gathered[var] = self.emitter.whole(self.known[var])
         return self.gathered[var]
@@ -265,16 +314,6 @@ class _Values:
 def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:
     effects = frozenset().union(*[eqn.effects for eqn in eqns])
     return Jaxpr((), list(reads), list(makes), eqns, effects, interpreter.unnamed())
-
-
-def _without_constraint(eqn: JaxprEqn) -> Any:
-    return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
-
-
-def _scanned(turn: Callable, eqn: JaxprEqn, start: Values, walked: Values) -> Values:
-    kept = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-    carry, ys = lax.scan(turn, start, walked, **kept)
-    return [*carry, *ys]
 
 
 def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard]:
@@ -288,106 +327,13 @@ def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard
     elif _compat.name_of(eqn) == "scan":
         layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
         first = len(layout.constants) + len(layout.carries_in)
-        found = {n: _Shard(part.dim - 1) for n, part in read.items() if n >= first and part.dim}
+        found = {
+            n: _Shard(part.dim - 1, part.over)
+            for n, part in read.items()
+            if n >= first and part.dim
+        }
     else:
         return {}
     body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
     results = {atom for atom in body.outvars if isinstance(atom, Var)}
     return {place: part for place, part in found.items() if body.invars[place] not in results}
-
-
-# ---- loops and branches
-
-
-class _Forms:
-    """The forms of the operands and of the results of a loop or a branch."""
-
-    def __init__(self, runs: Emitter, plan: BodyPlan, eqn: JaxprEqn):
-        self.runs = runs
-        self.ins = [plan.is_shared(atom) for atom in eqn.invars]
-        self.outs = [plan.is_shared(var) for var in eqn.outvars]
-        self.cuts = [plan.cuts.get(var) for var in eqn.outvars]
-
-    def given(self, values: Sequence[Any], wanted: Sequence[bool], first: int = 0) -> Values:
-        """Operands from `first` on, in the form in which a body takes them."""
-        return self._changed(values, self.ins[first : first + len(values)], wanted)
-
-    def run(self, inner: BodyPlan, args: Sequence[Any]) -> Values:
-        """What a body gives, as results."""
-        outs = self.runs.run(inner, args)
-        return self.carried(self._changed(outs, inner.outs, self.outs[: len(outs)]))
-
-    def carried(self, values: Sequence[Any]) -> Values:
-        """Values that lie as the first results are wanted."""
-        laid = zip(values, self.cuts[: len(values)], strict=True)
-        return [x if spec is None else self.runs.laid(x, spec) for x, spec in laid]
-
-    def _changed(
-        self, values: Sequence[Any], had: Sequence[bool], wanted: Sequence[bool]
-    ) -> Values:
-        forms = zip(values, had, wanted, strict=True)
-        return [x if was == will else self.runs.for_each_device(x) for x, was, will in forms]
-
-
-def _scan(forms: _Forms, step: Step, values: Values) -> Values:
-    (inner,) = step.inner
-    layout = _compat.scan_layout(step.eqn.params, len(values), len(step.eqn.outvars))
-    constants, carried = len(layout.constants), len(layout.carries_in)
-    values = forms.given(values, inner.ins)
-    fixed, start = values[:constants], values[constants : constants + carried]
-    of_turns = zip(values[constants + carried :], inner.ins[constants + carried :], strict=True)
-    walked = [x if is_shared else jnp.moveaxis(x, 1, 0) for x, is_shared in of_turns]
-
-    def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
-        outs = forms.run(inner, [*fixed, *carry, *xs])
-        return outs[:carried], outs[carried:]
-
-    outs = _scanned(turn, step.eqn, forms.carried(start), walked)
-    of_turns = zip(outs[carried:], forms.outs[carried:], strict=True)
-    ys = [y if is_shared else jnp.moveaxis(y, 0, 1) for y, is_shared in of_turns]
-    return [*outs[:carried], *ys]
-
-
-def _while(forms: _Forms, step: Step, values: Values) -> Values:
-    params = step.eqn.params
-    plans = dict(zip(bodies_of_while(step.eqn), step.inner, strict=True))
-    condition, body = plans["cond_jaxpr"], plans["body_jaxpr"]
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_condition = forms.given(values[:first], condition.ins[:first])
-    of_body = forms.given(values[first:second], body.ins[: second - first], first)
-    start = forms.given(values[second:], body.ins[second - first :], second)
-    return lax.while_loop(
-        lambda carry: forms.runs.run(condition, [*of_condition, *carry])[0],
-        lambda carry: forms.run(body, [*of_body, *carry]),
-        forms.carried(start),
-    )
-
-
-def _cond(forms: _Forms, step: Step, values: Values) -> Values:
-    index, *operands = values
-    branches = [lambda *args, plan=plan: forms.run(plan, args) for plan in step.inner]
-    return lax.switch(jnp.asarray(index, jnp.int32), branches, *operands)
-
-
-def _reads_whole(step: Step) -> set[int]:
-    """The operands that islands in the bodies read, and that do not change from turn to turn.
-
-    They are gathered before the loop, if they are cut, and not in each turn.
-    """
-    eqn = step.eqn
-    if _compat.name_of(eqn) == "scan":
-        layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-        offsets = [list(layout.constants)]
-    elif _compat.name_of(eqn) == "while":
-        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        of = {"cond_jaxpr": range(first), "body_jaxpr": range(first, first + second)}
-        offsets = [list(of[name]) for name in bodies_of_while(eqn)]
-    else:
-        return set()
-    found = set()
-    for inner, places in zip(step.inner, offsets, strict=True):
-        islands = [stage.island for stage in inner.stages if stage.island is not None]
-        read = {var for island in islands for var in island.reads}
-        inputs = inner.body.invars[len(inner.consts) :]
-        found.update(place for var, place in zip(inputs, places, strict=False) if var in read)
-    return found

@@ -4,7 +4,7 @@ What is shared runs outside, on global arrays; what varies, and every collective
 `shard_map`. Equations are put by what they need, not by where they stand: an island takes all that
 can run when its stage has come, so a step of one all-reduce has one island, however many leaves its
 gradients have. Loops, and branches on something shared, are entered where they make something
-shared: their bodies have stages of their own.
+shared, or keep something in parts: their bodies have stages of their own.
 
 Calls that hold both what is shared and what varies are written out in the body around them: an
 equation goes to one place, so a jit around a whole step would have to go into an island as one, and
@@ -12,6 +12,7 @@ its update of shared parameters with it.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +20,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist.errors import UnsupportedError, refusal
-from jax_dist.global_views.uniformity import (
-    Cuts,
-    SharedAxis,
-    wanted_cuts,
-    wanted_in_bodies,
-)
+from jax_dist.global_views.uniformity import Cuts, SharedAxis, wanted_cuts, wanted_in_bodies
+from jax_dist.mapping.copies import names_of
 from jax_dist.passes import interpreter
 from jax_dist.passes.interpreter import Atom, Values
 from jax_dist.passes.primitive_facts import record_of
@@ -104,15 +101,20 @@ def plan(
       tied: whether types name the mesh of an island. Outside, each equation is then bound again,
         and those that cannot be run inside.
     """
-    body, consts = _written_out(axis, jaxpr, ins)
+    in_parts = any(spec is not None for spec in wanted)
+    body, consts = _written_out(axis, jaxpr, ins, in_parts=in_parts)
     shared = axis.shared_in(body, [*[True] * len(consts), *ins])
     cuts = wanted_cuts(body, wanted, shared)
     stages = _Planner(axis, body, shared, cuts, scatters, tied).stages()
     return BodyPlan(body, tuple(consts), tuple(ins), shared, cuts, stages)
 
 
-def _written_out(axis: SharedAxis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jaxpr, list[Any]]:
+def _written_out(
+    axis: SharedAxis, jaxpr: Any, ins: Sequence[bool], *, in_parts: bool
+) -> tuple[Jaxpr, list[Any]]:
     """The body without those calls that would have to go to two places.
+
+    Nor those of which some equations may need whole what others take in parts.
 
     And the values of its first inputs, the constants. An open jaxpr of jax 0.12 has none of its
     own, so that here they are inputs on all versions.
@@ -126,6 +128,7 @@ def _written_out(axis: SharedAxis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jax
         # Of a call in another that is written out, nothing is known yet; so it is, too.
         outs = {facts.get(var) for var in eqn.outvars}
         is_split = None in outs or len(outs) > 1 or axis.is_used_by(eqn)
+        is_split |= in_parts and interpreter.holds(eqn, _looks_around)
         return record_of(eqn).call == "inline" and is_split
 
     def write(inner: Jaxpr, known: dict[Var, Atom]) -> list[Atom]:
@@ -149,6 +152,12 @@ def _written_out(axis: SharedAxis, jaxpr: Any, ins: Sequence[bool]) -> tuple[Jax
 
     outvars, inputs = write(body, {}), [*constvars, *body.invars]
     return Jaxpr((), inputs, outvars, eqns, body.effects, interpreter.unnamed()), consts
+
+
+def _looks_around(eqn: JaxprEqn) -> bool:
+    """Whether an element of a result may depend on several of an operand."""
+    record = record_of(eqn)
+    return not (record.elementwise or record.moves or record.kind == "call")
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -217,8 +226,11 @@ class _Planner:
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
-        """Whether it makes something shared; then a condition of its own is shared, too."""
-        if record_of(eqn).kind not in ("loop", "branch") or not self.axis.is_made_alike_by(eqn):
+        """Whether it makes something shared, or something in parts; a condition is then shared."""
+        if record_of(eqn).kind not in ("loop", "branch"):
+            return False
+        in_parts = any(self.cuts.get(var) is not None for var in eqn.outvars)
+        if not in_parts and not self.axis.is_made_alike_by(eqn):
             return False
         # Under vmap a condition has many elements, and lax.while_loop takes one.
         if _compat.name_of(eqn) == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape != ():
@@ -296,7 +308,9 @@ class _Planner:
         """The dimension that is wanted cut over the mapped axis, and over no other."""
         aval: Any = var.aval
         for dim, part in enumerate(self.cuts.get(var) or ()):
-            if part == self.axis.name and aval.shape[dim] % self.axis.size == 0:
+            sizes = [self.axis.on_mesh.get(name) for name in names_of(part)]
+            own = [size for size in sizes if size is not None]
+            if own and own == sizes and aval.shape[dim] % math.prod(own) == 0:
                 return dim
         return None
 

@@ -2,35 +2,35 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.errors import GlobalViewError, PlacementError, UnsupportedError, refusal
-from jax_dist.global_views import state_placement
+from jax_dist.errors import PlacementError, refusal
 from jax_dist.global_views.emission import Emitter
-from jax_dist.global_views.islands import BodyPlan, plan
+from jax_dist.global_views.islands import BodyPlan
+from jax_dist.global_views.mesh_axes import MeshAxes, names_of_constraint
 from jax_dist.global_views.report import GlobalViewReport, Leaf
 from jax_dist.global_views.state_placement import Shardings
-from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin
-from jax_dist.mapping import axes, body, placement
+from jax_dist.mapping import axes, copies, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
+from jax_dist.mapping.copies import axes_of
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
 from jax_dist.passes import programs as compiled
 from jax_dist.passes.captures import Captures
 from jax_dist.passes.constants import put_copy
 
-_StateLeaves: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, the types on one device
+StateLeaves: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, the types on one device
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,6 +39,7 @@ class Setting:
 
     fun_name: str
     name: Any  # of the mapped axis
+    mesh_axes: tuple[Any, ...]  # that it is, outermost first
     in_axes: AxisPrefix
     out_axes: AxisPrefix
     state: tuple[int, ...]  # positions, as those below
@@ -54,22 +55,27 @@ class Setting:
     def mesh(self) -> Mesh:
         """With Auto axes: on others, shardings are types, and a step has none."""
         if self.given_mesh is None:
-            return _compat.auto_mesh(np.array(jax.devices()), (self.name,))
+            return _compat.auto_mesh(np.array(jax.devices()), self.mesh_axes)
         return _compat.auto_mesh(self.given_mesh.devices, self.given_mesh.axis_names)
 
     @property
     def size(self) -> int:
-        return self.mesh.shape[self.name]
+        return math.prod(self.axes.sizes.values())
+
+    @functools.cached_property
+    def axes(self) -> MeshAxes:
+        return MeshAxes(self.name, {name: self.mesh.shape[name] for name in self.mesh_axes})
 
     @property
     def by_device(self) -> NamedSharding:
         """Of `[N, *s]`."""
-        return NamedSharding(self.mesh, P(self.name))
+        return NamedSharding(self.mesh, P(self.axes.part))
 
     @functools.cached_property
     def options(self) -> Options:
         """As for pmap."""
-        devices = np.moveaxis(self.mesh.devices, self.mesh.axis_names.index(self.name), 0)
+        own = [self.mesh.axis_names.index(name) for name in self.mesh_axes]
+        devices = np.moveaxis(self.mesh.devices, own, range(len(own)))
         return Options(
             axis_name=self.name,
             in_axes=self.in_axes,
@@ -79,7 +85,7 @@ class Setting:
             choice=DeviceChoice(
                 fun_name=self.fun_name,
                 axis_name=self.name,
-                devices=tuple(row[0] for row in devices.reshape(len(devices), -1)),
+                devices=tuple(row[0] for row in devices.reshape(self.size, -1)),
                 backend=None,
                 axis_size=None,
                 virtual=False,
@@ -112,7 +118,7 @@ class StepProgram:
             return tuple(
                 put_copy(value, whole)
                 if _compat.is_compile_only(self.setting.mesh.devices.flat[0])
-                else state_placement.put_whole(value, whole)
+                else copies.put_whole(value, whole)
                 for value in self.body.lifted.values
             )
 
@@ -135,17 +141,27 @@ class StepProgram:
 
     @functools.cached_property
     def emitter(self) -> Emitter:
-        mesh = self.setting.mesh.abstract_mesh
-        # As a shard_map over all axes shows it.
-        inside = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
+        setting, mesh = self.setting, self.setting.mesh.abstract_mesh
+        further = frozenset(mesh.axis_names) - {*setting.mesh_axes}
+        cut_over = {n for leaf in self.leaves.values() for n in axes_of(leaf.sharding.spec)}
+        for eqn in interpreter.equations(self.body.jaxpr):
+            cut_over |= names_of_constraint(eqn)
+        # Sums over what is cut have another order.
+        free = further if setting.scatters and further & cut_over else frozenset()
+        is_cpu = setting.mesh.devices.flat[0].platform == "cpu"
+        mesh_axes = dataclasses.replace(setting.axes, free=free, widens=bool(free) and is_cpu)
+        # As a shard_map over these axes shows it.
+        manual = dict.fromkeys(frozenset(mesh.axis_names) - free, AxisType.Manual)
+        inside = mesh.update_axis_types(manual)
         return Emitter(
-            self.setting.mesh,
-            self.setting.name,
+            setting.mesh,
+            mesh_axes,
             cuts_state=any(leaf.is_cut for leaf in self.leaves.values()),
-            regathers=self.setting.regathers,
-            reorders=self.setting.scatters,
+            regathers=setting.regathers,
+            reorders=setting.scatters,
             anew=bool(self.meshes),
-            anew_inside=bool(self.meshes - {inside}),
+            anew_inside=bool(self.meshes - {inside})
+            or interpreter.contains(self.body.jaxpr, mesh_axes.changes),
         )
 
     @functools.cached_property
@@ -167,7 +183,7 @@ class StepProgram:
                 out_shardings.append(self.leaves[self.results[place]].sharding)
             else:
                 rank = self.body.jaxpr.out_avals[place].ndim + 1
-                spec = axes.spec_of_axis(axis, rank, self.setting.name)
+                spec = axes.spec_of_axis(axis, rank, self.setting.axes.part)
                 out_shardings.append(NamedSharding(self.setting.mesh, spec))
         static = self.setting.static
         donated = (
@@ -210,11 +226,11 @@ class StepProgram:
         run, given = self.emitter, []
         captured, leaves = leaves[: self._hidden], leaves[self._hidden :]
         for place, (leaf, axis) in enumerate(zip(leaves, self.in_axes, strict=True)):
+            spec = self.leaves[place].sharding.spec if place in self.leaves else None
             if axis is None:
-                spec = self.leaves[place].sharding.spec if place in self.leaves else P()
-                given.append(run.laid(leaf, spec))
+                given.append(run.laid(leaf, spec or P()))
             else:
-                given.append(run.laid(jnp.moveaxis(leaf, axis, 0), P(self.setting.name)))
+                given.append(run.laid(jnp.moveaxis(leaf, axis, 0), spec or P(run.axes.part)))
         outs = run.run(self.plan, [*captured, *given])
         results = []
         for place, (out, is_shared) in enumerate(zip(outs, self.plan.outs, strict=True)):
@@ -225,215 +241,6 @@ class StepProgram:
                 out = jnp.moveaxis(run.for_each_device(out) if is_shared else out, 0, axis)
             results.append(out)
         return results
-
-
-def build(setting: Setting, call: Call, state: _StateLeaves) -> StepProgram:
-    """Traces and settles a step.
-
-    Args:
-      setting: what was said.
-      call: of types; leaves of the state as under pmap, `[N, *s]` and mapped over the first.
-      state: by the places of its leaves, their types on one device.
-    """
-    found = body.Body.of(setting.options, call)
-    if found.regions:
-        regions = sorted(repr(str(each)) for each in found.regions)
-        raise refusal(
-            UnsupportedError,
-            what=f"'{call.fun_name}' calls a mapped function inside",
-            which=[f"a pmap over {', '.join(regions)}"],
-            why="the global view cuts over one mapped axis",
-            do="Map once, over a mesh of all devices, or keep jax_dist.pmap for this function.",
-        )
-    for eqn in interpreter.equations(found.jaxpr):
-        if _compat.name_of(eqn) != "sharding_constraint":
-            continue
-        sharding = eqn.params["sharding"]
-        if state_placement.is_cut(getattr(sharding, "spec", P())):
-            line = interpreter.source_line(eqn) or "an unknown line"
-            raise refusal(
-                UnsupportedError,
-                what="the mapped function cuts an array over the mapped axis itself",
-                which=[f"with_sharding_constraint at {line}: {sharding}"],
-                why="it is the program of one device, which has nothing to cut over that axis",
-                do="Remove the constraint; say how the state lies by shardings=.",
-            )
-    return _TracedStep(setting, call, state, found).program()
-
-
-class _TracedStep:
-    """Finds which leaves of the state of a traced step are shared, and plans the step."""
-
-    def __init__(self, setting: Setting, call: Call, state: _StateLeaves, found: Body):
-        self._setting, self._call, self._state, self._body = setting, call, state, found
-        self._axis = SharedAxis(found.axis, setting.size)
-        self._paths = call.paths()
-        self._captures = [capture.name for capture in found.lifted.captures]
-        self._results = self._results_of_state()
-        # What is captured is one object for all devices.
-        hidden = [True] * len(self._captures)
-        ins = [place in state or of_leaf is None for place, of_leaf in enumerate(call.axes)]
-        pairs = [(len(hidden) + place, result) for result, place in self._results.items()]
-        self._ins = self._axis.settled(found.jaxpr, [*hidden, *ins], pairs)
-
-    def program(self) -> StepProgram:
-        setting, call, found = self._setting, self._call, self._body
-        leaves = self._leaves()
-        wanted: list[P | None] = [None] * len(found.out_axes)
-        for result, place in self._results.items():
-            if leaves[place].shared and leaves[place].is_cut:
-                wanted[result] = leaves[place].sharding.spec
-        meshes = {  # types that name one hold for it alone
-            sharding.mesh
-            for eqn in interpreter.equations(found.jaxpr)
-            for atom in (*eqn.invars, *eqn.outvars)
-            if (sharding := getattr(atom.aval, "sharding", None)) is not None
-            and not sharding.mesh.empty
-        }
-        jaxpr, tied = found.jaxpr, bool(meshes)
-        planned = plan(self._axis, jaxpr, self._ins, wanted, scatters=setting.scatters, tied=tied)
-        self._check_results(planned)
-        in_axes, lie = [], []  # of each argument leaf
-        for place, (leaf, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
-            if place in leaves:
-                in_axes.append(None if leaves[place].shared else 0)
-                lie.append(leaves[place].sharding)
-            else:
-                in_axes.append(axis)
-                spec = axes.spec_of_axis(axis, len(leaf.shape), setting.name)
-                lie.append(NamedSharding(setting.mesh, spec))
-        results, structure = self._results, call.structure
-        return StepProgram(
-            setting, found, planned, leaves, results, in_axes, lie, structure, meshes
-        )
-
-    def _results_of_state(self) -> dict[int, int]:
-        """Which result leaf is the new value of which argument leaf."""
-        call, avals = self._call, self._body.jaxpr.out_avals
-        numbers = jax.tree.unflatten(self._body.out_tree, range(len(avals)))
-        parts = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
-        args, _ = call.rebuild(list(range(len(call.leaves))))
-        pairs: dict[int, int] = {}
-        for argument in self._setting.state:
-            own = [place for place in self._state if call.owners[place] == argument]
-            kinds = [(self._state[place].shape, self._state[place].dtype) for place in own]
-            structure = jax.tree.structure(args[argument])
-            for part in parts:
-                outs = jax.tree.leaves(part)
-                if (
-                    pairs.keys().isdisjoint(outs)
-                    and jax.tree.structure(part) == structure
-                    and [(avals[n].shape, avals[n].dtype) for n in outs] == kinds
-                ):
-                    pairs.update(zip(outs, own, strict=True))
-                    break
-            else:
-                name = axes.argument_name(call.fun, argument)
-                raise refusal(
-                    GlobalViewError,
-                    what=f"'{call.fun_name}' gives no new state",
-                    which=[f"no result has the structure, shapes and dtypes of argument '{name}'"],
-                    why="a state that is carried comes out as it goes in",
-                    do="Give the position of the carried argument by state=; None if there is "
-                    "none.",
-                )
-        return pairs
-
-    def _leaves(self) -> dict[int, Leaf]:
-        setting, call, hidden = self._setting, self._call, len(self._captures)
-        args, kwargs = jax.tree.unflatten(call.structure, call.leaves)
-        short = [  # as in "params/dense/kernel", from the argument on
-            jax.tree_util.keystr(path, simple=True, separator="/")
-            for tree in (*args, *(kwargs[name] for name in sorted(kwargs)))
-            for path, _ in jax.tree.leaves_with_path(tree)
-        ]
-        paths, kinds = [short[place] for place in self._state], list(self._state.values())
-        specs = state_placement.specs_of(setting.shardings, setting.by_device, paths, kinds)
-        result_of = {place: result for result, place in self._results.items()}
-        leaves: dict[int, Leaf] = {}
-        for (place, kind), spec in zip(self._state.items(), specs, strict=True):
-            path, shared, why, through = self._paths[place], self._ins[hidden + place], None, ()
-            if not shared:
-                why = self._origin(hidden + place, result_of[place])
-                through = tuple(each for each in self._paths_of(why) if each != path)
-                if callable(setting.shardings) and state_placement.is_cut(spec):
-                    raise refusal(
-                        GlobalViewError,
-                        what="a leaf of the state cannot be cut, for each device has another one",
-                        which=[f"{path}, to be cut as {spec}: {_begins(why, through)}"],
-                        why="only what is the same on all devices can be kept in parts",
-                        do=f"Average it over devices (jax.lax.pmean) {_when(why)}, or let "
-                        "shardings give PartitionSpec() for it: it then stays as it was under "
-                        "pmap, one for each device.",
-                    )
-                spec = P(setting.name)
-            owner, lie = cast(int, call.owners[place]), NamedSharding(setting.mesh, spec)
-            leaves[place] = Leaf(owner, path, kind, shared, lie, setting.size, why, through)
-        if setting.shardings == "fsdp":
-            self._check_something_cut(leaves, specs)
-        return leaves
-
-    def _origin(self, place: int, result: int) -> VaryingOrigin:
-        """Where one leaf began to vary, if it came in shared, and all others as they have settled.
-
-        Args:
-          place: of the leaf among the inputs of the body.
-          result: its new value among the results.
-        """
-        supposed = [n == place or shared for n, shared in enumerate(self._ins)]
-        if self._axis.shared_out(self._body.jaxpr, supposed)[result]:
-            supposed = self._ins  # it varies by way of the others
-        jaxpr = interpreter.open_jaxpr(self._body.jaxpr)
-        shared = self._axis.shared_in(jaxpr, supposed)
-        return VaryingOrigin.of(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[place])
-
-    def _paths_of(self, why: VaryingOrigin) -> list[str]:
-        """The names of the inputs that vary and reach a value."""
-        paths = [*self._captures, *self._paths]
-        return [paths[n] for n in why.inputs]
-
-    def _check_something_cut(self, leaves: dict[int, Leaf], specs: Sequence[P]) -> None:
-        pairs = zip(leaves.values(), specs, strict=True)
-        wanted = [leaf for leaf, spec in pairs if state_placement.is_cut(spec)]
-        if wanted and not any(leaf.shared for leaf in wanted):
-            raise refusal(
-                GlobalViewError,
-                what=f"no leaf of the state of '{self._call.fun_name}' can be cut",
-                which=[f"{leaf.path} begins to vary at {leaf.origin}" for leaf in wanted[:8]],
-                why="only what is the same on all devices can be kept in parts",
-                do="Average the gradients over devices (jax.lax.pmean) in the step, or use "
-                "shardings='replicated'.",
-            )
-
-    def _check_results(self, planned: BodyPlan) -> None:
-        found = self._body
-        for place, (axis, shared) in enumerate(zip(found.out_axes, planned.outs, strict=True)):
-            if axis is not None or shared or place in self._results:
-                continue
-            jaxpr = interpreter.open_jaxpr(found.jaxpr)
-            result: Any = jaxpr.outvars[place]
-            facts = self._axis.shared_in(jaxpr, planned.ins)
-            why = VaryingOrigin.of(jaxpr, facts, result, Var(result.aval))
-            tree = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
-            named = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
-            raise refusal(
-                GlobalViewError,
-                what=f"a result of '{self._call.fun_name}' is said to be shared (out_axes=None), "
-                "and varies",
-                which=[f"the result{named[place]}: {_begins(why, self._paths_of(why))}"],
-                why="of values that differ, one cannot stand for all",
-                do=f"Average it over devices (jax.lax.pmean) {_when(why)}, or give out_axes=0 for "
-                "it.",
-            )
-
-
-def _when(why: VaryingOrigin) -> str:
-    return "after that line" if why.is_unknown else "before that line"
-
-
-def _begins(why: VaryingOrigin, inputs: Sequence[str]) -> str:
-    through = f", through {', '.join(inputs)}" if inputs else ""
-    return f"it begins to vary at {why}{through}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -448,7 +255,16 @@ class Ready:
         """The leaves where the program wants them."""
         placed, own = list(call.leaves), self.program.leaves
         for place in self.lifted:
-            placed[place] = state_placement.for_each_device(placed[place], own[place].sharding)
+            if isinstance(placed[place], Tracer):
+                raise refusal(
+                    PlacementError,
+                    what="a leaf of the state that varies is given as one value inside a traced "
+                    "function",
+                    which=[f"{own[place].path} begins to vary at {own[place].origin}"],
+                    why="it comes out with a dimension for devices, and a loop wants it as it was",
+                    do="Place the state before, by state = view.place(state, *other arguments).",
+                )
+            placed[place] = copies.for_each_device(placed[place], own[place].sharding)
         for place in self.merged:
             placed[place] = self._one_of(placed[place], own[place])
         for place, target in enumerate(self.program.in_shardings):
@@ -485,8 +301,8 @@ class Ready:
                 why="whether its slices are equal cannot be seen there",
                 do="Place the state before, by state = view.place(state).",
             )
-        slices = state_placement.put_slices(stacked, self.program.setting.by_device)
-        return state_placement.one_of_equals(slices, leaf.sharding, leaf.path)
+        slices = copies.put_slices(stacked, self.program.setting.by_device)
+        return copies.one_of_equals(slices, leaf.sharding, leaf.path)
 
     def _check_is_of_all(self, call: Call, place: int) -> None:
         """Raises PlacementError for what is to be cut over processes, and is of this one alone."""

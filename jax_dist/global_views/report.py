@@ -1,35 +1,18 @@
-"""What was found of a step in the global view, as a table and as a picture.
-
-The picture is an SVG image of the memory of one device, before and after: two bars to one scale,
-what a device holds of the state under pmap, and in the global view. Colours follow the reader's
-theme; each part also has its name and its bytes beside it, for who sees none.
-"""
+"""What was found of a step in the global view, as a table and as a picture."""
 
 import dataclasses
-import html
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from jax_dist import _pictures
 from jax_dist._usage import counted
-from jax_dist.global_views import state_placement
 from jax_dist.global_views.uniformity import VaryingOrigin
-from jax_dist.passes.pipeline import human_bytes
-
-_WIDTH, _SCALE, _LEFT, _ROW = 720, 520, 16, 64
-_STYLE = """
-svg { font-family: system-ui, sans-serif; font-size: 14px; fill: #1a1a1a; }
-.small { font-size: 12px; fill: #555; }
-.part0 { fill: #3b6fb6; } .part1 { fill: #8fb3e0; } .part2 { fill: #d08a3c; }
-.card { fill: #fff; stroke: #ccc; }
-@media (prefers-color-scheme: dark) {
-  svg { fill: #eee; } .small { fill: #aaa; } .card { fill: #1b1b1f; stroke: #444; }
-}
-"""
+from jax_dist.mapping.copies import axes_of, names_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +24,7 @@ class Leaf:
     type: jax.ShapeDtypeStruct  # of one device, `[*s]`
     shared: bool
     sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
+    wanted: P  # how it is to lie if it is shared
     size: int  # N
     origin: VaryingOrigin | None  # where it began to vary
     inputs: tuple[str, ...]  # the paths of the arguments that vary and reach it
@@ -53,7 +37,13 @@ class Leaf:
 
     @property
     def is_cut(self) -> bool:
-        return state_placement.is_cut(self.sharding.spec)
+        return bool(axes_of(self.sharding.spec))
+
+    @property
+    def is_kept_from_cut(self) -> bool:
+        """Whether it was to be cut over the mapped axis, along which each device has its own."""
+        own = names_of(self.sharding.spec[0]) if not self.shared else ()
+        return not axes_of(self.wanted).isdisjoint(own)
 
     @property
     def bytes_per_device(self) -> int:
@@ -95,7 +85,7 @@ class GlobalViewReport:
             here[kind] += leaf.bytes_per_device
         before = ("to be sharded", "shared and whole", "different on each device")
         after = ("sharded", "whole", "different on each device")
-        return _draw(
+        return _pictures.stacked_bars(
             f"State of {self.function} on one of {self.devices} devices",
             {
                 "pmap": dict(zip(before, under_pmap, strict=True)),
@@ -165,38 +155,3 @@ def _item_size(dtype: Any) -> int:
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         return math.prod(data.shape) * data.dtype.itemsize
     return dtype.itemsize
-
-
-def _draw(title: str, bars: Mapping[str, Mapping[str, int]]) -> str:
-    """The bars below each other, to one scale, as the text of an SVG file.
-
-    Each bar has the bytes of its parts by their names; parts at the same place have one colour.
-    """
-    height = 56 + len(bars) * _ROW
-    name = html.escape(title)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" role="img">',
-        f"<title>{name}</title>",
-        f"<style>{_STYLE}</style>",
-        f'<rect class="card" x="1" y="1" width="{_WIDTH - 2}" height="{height - 2}" rx="8"/>',
-        f'<text x="{_LEFT}" y="28">{name}</text>',
-    ]
-    largest = max(sum(parts.values()) for parts in bars.values())
-    for row, (bar, parts) in enumerate(bars.items()):
-        top, left = 44 + row * _ROW, float(_LEFT)
-        for number, (part, size) in enumerate(parts.items()):
-            width = _SCALE * size / largest if largest else 0.0
-            if size:
-                lines.append(
-                    f'<rect class="part{number}" x="{left:.1f}" y="{top}" width="{width:.1f}" '
-                    f'height="24"><title>{html.escape(part)}: {size:,} bytes</title></rect>'
-                )
-            left += width
-        shown = ", ".join(f"{human_bytes(size)} {part}" for part, size in parts.items() if size)
-        said = html.escape(f"{bar}: {shown}")
-        lines += [
-            f'<text x="{left + 8:.1f}" y="{top + 17}">{human_bytes(sum(parts.values()))}</text>',
-            f'<text class="small" x="{_LEFT}" y="{top + 42}">{said}</text>',
-        ]
-    return "\n".join([*lines, "</svg>", ""])

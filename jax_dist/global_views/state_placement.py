@@ -5,9 +5,8 @@ sees; `B` are the rows of this process. `by_device` is the sharding of `[N, *s]`
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -16,10 +15,18 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat
 from jax_dist.errors import GlobalViewError, PlacementError, refusal
 from jax_dist.mapping.body import type_of
-from jax_dist.mapping.placement import is_key, own, with_data
+from jax_dist.mapping.copies import (
+    all_equal,
+    count,
+    for_each_device,
+    local_count,
+    names_of,
+    one_of_equals,
+    put_slices,
+    put_whole,
+)
 
 _Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
 Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule
@@ -33,15 +40,17 @@ class StateType:
 
     structure: Any
     leaves: tuple[jax.ShapeDtypeStruct, ...]
+    # The paths of leaves whose first dimension may count devices, though it was taken not to.
+    unsure: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     @property
     def tree(self) -> Any:
         return jax.tree.unflatten(self.structure, self.leaves)
 
-    def fits(self, structure: Any, shapes: Sequence[tuple[int, ...]], size: int) -> bool:
-        """Whether leaves of these shapes, each `[*s]` or `[N, *s]`, are such a state."""
+    def fits(self, structure: Any, shapes: Sequence[tuple[int, ...]], sizes: Set[int]) -> bool:
+        """Whether leaves of these shapes are such a state, each `[*s]`, or stacked so often."""
         return structure == self.structure and all(
-            shape in (kind.shape, (size, *kind.shape))
+            shape == kind.shape or (shape[1:] == kind.shape and {*shape[:1]} <= sizes)
             for shape, kind in zip(shapes, self.leaves, strict=True)
         )
 
@@ -54,7 +63,7 @@ class GivenState:
     leaves: tuple[Any, ...]
     paths: tuple[str, ...]
     short_paths: tuple[str, ...]
-    stacked: bool
+    stacked: tuple[bool, ...]  # of each leaf
     by_device: NamedSharding
 
     def put(self, place: int, sharding: NamedSharding, *, varies: bool | None) -> Any:
@@ -67,40 +76,58 @@ class GivenState:
             `[N, *s]` where the slices differ.
         """
         leaf = self.leaves[place]
-        if not self.stacked:
+        if not self.stacked[place]:
             whole = NamedSharding(self.by_device.mesh, P())
             placed = put_whole(leaf, whole if varies else sharding)
-            return for_each_device(placed, self.by_device) if varies else placed
-        stacked = put_slices(leaf, self.by_device)
-        if varies or (varies is None and not _all_equal(stacked)):
+            return for_each_device(placed, sharding) if varies else placed
+        stacked = put_slices(leaf, sharding if varies else self.by_device)
+        if varies or (varies is None and not all_equal(stacked)):
             return stacked
         return one_of_equals(stacked, sharding, self.paths[place])
 
     @classmethod
     def of(
-        cls, state: Any, name: str, by_device: NamedSharding, *, stacked: bool | None = None
+        cls,
+        state: Any,
+        name: str,
+        by_device: NamedSharding,
+        *,
+        stacked: Any = None,
+        known: StateType | None = None,
     ) -> "GivenState":
-        """A state, with whether it has a dimension for devices.
+        """A state, with which leaves have a dimension for devices.
 
         Args:
           state: a tree of arrays.
           name: of the argument, for messages.
           by_device: where a leaf goes that varies.
-          stacked: as the user said; None if he said nothing.
+          stacked: as the user said, for all or as a tree; None if he said nothing.
+          known: the type of an earlier one.
         """
         with_paths, structure = jax.tree.flatten_with_path(state)
         paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
         short = tuple(jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in with_paths)
         leaves = tuple(leaf for _, leaf in with_paths)
-        here = _local_count(by_device)
-        sizes = {_size(by_device), here}
-        if stacked is None:
-            stacked = _is_stacked(leaves, paths, sizes)
+        here = local_count(by_device)
+        sizes = {count(by_device), here}
+        unsure: frozenset[str] = frozenset()
+        shapes = [jnp.shape(leaf) for leaf in leaves]
+        if stacked is not None:
+            own = jax.tree.leaves(jax.tree.broadcast(stacked, state))
+        elif known is not None and known.fits(structure, shapes, sizes):
+            own = [shape != kind.shape for shape, kind in zip(shapes, known.leaves, strict=True)]
+            unsure = known.unsure
+        else:
+            own = [_is_stacked(leaves, paths, sizes)] * len(leaves)
+            named = zip(paths, shapes, own, strict=True)
+            unsure = frozenset(
+                path for path, shape, is_own in named if not is_own and {*shape[:1]} & sizes
+            )
         types = []
-        for path, leaf in zip(paths, leaves, strict=True):
+        for path, leaf, is_own in zip(paths, leaves, own, strict=True):
             kind = type_of(leaf)
             shape = kind.shape
-            if stacked:
+            if is_own:
                 if not shape or shape[0] not in sizes:
                     raise refusal(
                         PlacementError,
@@ -113,8 +140,8 @@ class GivenState:
                     )
                 shape = shape[1:]
             types.append(jax.ShapeDtypeStruct(shape, kind.dtype))
-        kinds = StateType(structure, tuple(types))
-        return cls(kinds, leaves, paths, short, stacked, by_device)
+        kinds = StateType(structure, tuple(types), unsure)
+        return cls(kinds, leaves, paths, short, tuple(own), by_device)
 
 
 def _is_stacked(leaves: Sequence[Any], paths: Sequence[str], sizes: set[int]) -> bool:
@@ -154,7 +181,7 @@ def which_vary(
     """
     shapes = [jnp.shape(leaf) for leaf in leaves]
     for state in known:
-        if state.fits(structure, shapes, size):
+        if state.fits(structure, shapes, {size}):
             pairs = zip(shapes, state.leaves, strict=True)
             return [shape != kind.shape for shape, kind in pairs]
     kinds = {(kind.shape, kind.dtype) for state in known for kind in state.leaves}
@@ -167,119 +194,12 @@ def which_vary(
     return found
 
 
-# ---- arrays
-
-
-def _size(by_device: NamedSharding) -> int:
-    return by_device.mesh.shape[by_device.spec[0]]
-
-
-def _local_count(by_device: NamedSharding) -> int:
-    mesh: Any = by_device.mesh
-    if _compat.is_compile_only(mesh.devices.flat[0]):  # of as many processes as it may be
-        return _size(by_device)
-    return mesh.local_mesh.shape[by_device.spec[0]]
-
-
-def put_whole(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """An array of which each process has the whole.
-
-    It is one of its own: the step may take over its memory, and the caller keeps theirs.
-    """
-    if is_key(leaf):
-        return with_data(leaf, lambda data: put_whole(data, sharding))
-    leaf = own(leaf, sharding)
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return _moved(sharding)(leaf)
-    if not isinstance(leaf, jax.Array) or not sharding.is_fully_addressable:
-        host = np.asarray(leaf, dtype=type_of(leaf).dtype)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-    return jax.device_put(leaf, sharding)
-
-
-def put_slices(leaf: Any, by_device: NamedSharding) -> jax.Array:
-    """`[N, *s]`, or the `[L, *s]` of this process, with a slice on each device."""
-    if is_key(leaf):
-        return with_data(leaf, lambda data: put_slices(data, by_device))
-    is_local = by_device.is_fully_addressable
-    if isinstance(leaf, jax.Array) and (is_local or not leaf.is_fully_addressable):
-        return put_whole(leaf, by_device)
-    host = own(np.asarray(leaf), by_device)
-    if is_local:
-        return jax.device_put(host, by_device)
-    shape = (_size(by_device), *host.shape[1:])
-    return jax.make_array_from_process_local_data(by_device, host, shape)
-
-
-def for_each_device(value: Any, by_device: NamedSharding) -> Any:
-    """`[*s] -> [N, *s]`: each device its own copy."""
-    return _stack(by_device)(value)
-
-
-def one_of_equals(stacked: jax.Array, sharding: NamedSharding, path: str) -> jax.Array:
-    """`[N, *s] -> [*s]`, where all slices are equal. Raises PlacementError where they are not."""
-    if not _all_equal(stacked):
-        raise refusal(
-            PlacementError,
-            what="a leaf of the state is to be shared, and its slices are not equal",
-            which=[f"{path}: other devices have other bits than the first"],
-            why="the step makes it the same on all devices, so that one slice stands for all",
-            do="Find out why the copies drifted apart; to go on from one of them, give "
-            "jax_dist.unreplicate(state).",
-        )
-    return _taken(sharding)(stacked)
-
-
-def _all_equal(stacked: jax.Array) -> bool:
-    """Whether all slices have the same bits; compared on the devices."""
-    data = jax.random.key_data(stacked) if is_key(stacked) else stacked
-    sharding: Any = data.sharding
-    return bool(_compare(NamedSharding(sharding.mesh, P()))(data))
-
-
-# The programs for that, one for each layout.
-
-
-@functools.lru_cache(maxsize=256)
-def _moved(sharding: NamedSharding) -> Any:
-    return jax.jit(lambda value: value, out_shardings=sharding)
-
-
-@functools.lru_cache(maxsize=256)
-def _taken(sharding: NamedSharding) -> Any:
-    return jax.jit(lambda stacked: stacked[0], out_shardings=sharding)
-
-
-@functools.lru_cache(maxsize=256)
-def _stack(by_device: NamedSharding) -> Any:
-    def stack(value: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(value, (_size(by_device), *value.shape))
-
-    return jax.jit(stack, out_shardings=by_device)
-
-
-@functools.lru_cache(maxsize=64)
-def _compare(whole: NamedSharding) -> Any:
-    def compare(stacked: jax.Array) -> jax.Array:
-        bits = _bits(stacked)
-        return jnp.all(bits == bits[:1])
-
-    return jax.jit(compare, out_shardings=whole)
-
-
-def _bits(array: jax.Array) -> jax.Array:
-    """The same bits as integers, so that NaN equals NaN, and -0 is not 0."""
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        return jnp.stack([_bits(array.real), _bits(array.imag)], -1)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        return array
-    width = array.dtype.itemsize * 8
-    return jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{width}"))
+# ---- batches
 
 
 def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> Any:
     """`[L, b, ...]`, or `[B, ...]`, of each process as `[N, b, ...]` of all."""
-    here = _local_count(by_device)
+    here = local_count(by_device)
 
     def place(path: Any, leaf: Any) -> Any:
         name = "batch" + jax.tree_util.keystr(path)
@@ -333,8 +253,8 @@ def specs_of(
     if shardings == "replicated":
         return [P()] * len(leaves)
     if shardings == "fsdp":
-        size, name = _size(by_device), by_device.spec[0]
-        return [_fully_sharded(leaf.shape, size, name) for leaf in leaves]
+        name = names_of(by_device.spec[0])[-1]  # along the others, copied
+        return [_fully_sharded(leaf.shape, by_device.mesh.shape[name], name) for leaf in leaves]
     specs = []
     for path, leaf in zip(paths, leaves, strict=True):
         spec = shardings(path, leaf)
@@ -372,7 +292,7 @@ def _misfit(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> str |
     if len(spec) > len(shape):
         return "it has more parts than dimensions"
     for length, part in zip(shape, spec, strict=False):
-        names = part if isinstance(part, tuple) else (part,) if part is not None else ()
+        names = names_of(part)
         unknown = [name for name in names if name not in mesh.shape]
         if unknown:
             return f"the mesh has the axes {mesh.axis_names}, and not {unknown}"
@@ -380,8 +300,3 @@ def _misfit(shape: Sequence[int], spec: Any, mesh: Mesh | AbstractMesh) -> str |
         if length % size:
             return f"{size} devices do not divide {length}"
     return None
-
-
-def is_cut(spec: P) -> bool:
-    """Whether it cuts anything."""
-    return any(part is not None and part != () for part in spec)

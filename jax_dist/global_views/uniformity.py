@@ -9,7 +9,8 @@ How a value is wanted, the layout of the state says. A new parameter is the old 
 the gradient, element by element; if it is cut, so may all be that it is made of. So the sum of a
 gradient over devices can be scattered, each device getting the part that it keeps. Said of the
 results, this goes backwards through equations that work element by element or only move dimensions,
-and into loops by their carries. What is made of such parts in the same way lies as they do.
+and through the bodies of loops and branches. What is made of such parts in the same way lies as
+they do.
 """
 
 import dataclasses
@@ -29,9 +30,9 @@ from jax_dist.passes.uniformity import NOWHERE, Invariance, Same
 class SharedAxis:
     """The mapped axis, and what is known along it."""
 
-    def __init__(self, name: Any, size: int):
+    def __init__(self, name: Any, on_mesh: Mapping[Any, int]):
         self.name = name
-        self.size = size
+        self.on_mesh = on_mesh  # the sizes of the mesh axes that it is
         self._scope: Same = frozenset({name})
         self._invariance = Invariance()
 
@@ -174,6 +175,8 @@ def wanted_cuts(body: Jaxpr, results: Sequence[Any], shared: Mapping[Var, bool])
     for eqn in reversed(body.eqns):
         wanted = [cuts.get(var) for var in eqn.outvars]
         if any(spec is not None for spec in wanted):
+            wanted = _settled(eqn, wanted)
+            _want(cuts, eqn.outvars, wanted, shared)
             _want(cuts, eqn.invars, _operands(eqn, wanted), shared)
     for eqn in body.eqns:
         if len(eqn.outvars) == 1:
@@ -182,21 +185,51 @@ def wanted_cuts(body: Jaxpr, results: Sequence[Any], shared: Mapping[Var, bool])
 
 
 def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
-    """For each body of a loop or a branch, how its results are wanted."""
-    bodies = interpreter.bodies(eqn)
-    if _compat.name_of(eqn) == "cond":
-        return [list(wanted) for _ in bodies]
+    """For each body of a call, a loop or a branch, how its results are wanted."""
     if _compat.name_of(eqn) == "while":
         found = {"cond_jaxpr": [None], "body_jaxpr": list(wanted)}
         return [found[name] for name in bodies_of_while(eqn)]
-    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-    carried = set(layout.carries_out)
-    return [[spec if place in carried else None for place, spec in enumerate(wanted)]]
+    results = list(wanted)
+    if _compat.name_of(eqn) == "scan":
+        carried = {out for _, out in carries(eqn)}
+        in_turn = lambda spec: spec is not None and tuple(spec[:1]) == (None,)
+        of_turn = lambda spec: P(*spec[1:]) if in_turn(spec) else None
+        results = [w if n in carried else of_turn(w) for n, w in enumerate(wanted)]
+    return [list(results) for _ in interpreter.bodies(eqn)]
+
+
+def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
+    """For each body of a call, a loop or a branch, which operand each of its inputs is."""
+    places = list(range(len(eqn.invars)))
+    if _compat.name_of(eqn) == "while":
+        first = eqn.params["cond_nconsts"]
+        second = first + eqn.params["body_nconsts"]
+        found = {"cond_jaxpr": places[:first], "body_jaxpr": places[first:second]}
+        return [found[name] + places[second:] for name in bodies_of_while(eqn)]
+    first = int(record_of(eqn).kind == "branch")
+    return [places[first:] for _ in interpreter.bodies(eqn)]
 
 
 def bodies_of_while(eqn: JaxprEqn) -> list[str]:
     """The parameters that its bodies are in, in the order of `interpreter.bodies`."""
     return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
+
+
+def carries(eqn: JaxprEqn) -> list[tuple[int, int]]:
+    """Of a loop, the places of each carry: among its operands, and among its results."""
+    if _compat.name_of(eqn) == "while":
+        first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        return [(first + out, out) for out in range(len(eqn.outvars))]
+    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+    return list(zip(layout.carries_in, layout.carries_out, strict=True))
+
+
+def fixed_in(eqn: JaxprEqn) -> range:
+    """Of a loop, the operands that are the same in all its turns."""
+    if _compat.name_of(eqn) == "while":
+        return range(eqn.params["cond_nconsts"] + eqn.params["body_nconsts"])
+    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+    return range(len(layout.constants))
 
 
 def _want(
@@ -209,33 +242,45 @@ def _want(
 
 def _operands(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     """How the operands of an equation are wanted, if its results are wanted so."""
-    params, unknown, record = eqn.params, [None] * len(eqn.invars), record_of(eqn)
+    unknown, record = [None] * len(eqn.invars), record_of(eqn)
     match _compat.name_of(eqn):
         case _ if record.elementwise:
             shape = _shape(eqn.outvars[0])
             return [wanted[0] if _shape(atom) == shape else None for atom in eqn.invars]
         case "squeeze" | "transpose" | "broadcast_in_dim":
             return [_before_move(eqn, wanted[0]), *unknown[1:]]
-        case _ if record.kind == "call":
-            return _inputs(interpreter.bodies(eqn)[0], wanted)
-        case "cond":
-            return [None, *_inputs(interpreter.bodies(eqn)[0], wanted)]
-        case "while":
-            return [*unknown[: params["cond_nconsts"] + params["body_nconsts"]], *wanted]
-        case "scan":
-            layout = _compat.scan_layout(params, len(eqn.invars), len(eqn.outvars))
-            of_carry = dict(zip(layout.carries_in, layout.carries_out, strict=True))
-            return [
-                wanted[of_carry[place]] if place in of_carry else None
-                for place in range(len(eqn.invars))
-            ]
+        case _ if record.kind in ("call", "branch", "loop"):
+            return _through_bodies(eqn, wanted)
     return unknown
 
 
-def _inputs(jaxpr: Any, wanted: Sequence[Any]) -> list[Any]:
-    body = interpreter.open_jaxpr(jaxpr)
-    inside = wanted_cuts(body, wanted, {})
-    return [inside.get(var) for var in body.invars]
+def _settled(eqn: JaxprEqn, wanted: list[Any]) -> list[Any]:
+    """How the results of a loop are wanted: a carry, too, as the turns before want it."""
+    if record_of(eqn).kind != "loop":
+        return wanted
+    while True:
+        more, read = list(wanted), _through_bodies(eqn, wanted)
+        for into, out in carries(eqn):
+            more[out] = read[into] if more[out] is None else more[out]
+        if more == wanted:
+            return wanted
+        wanted = more
+
+
+def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
+    """How operands are wanted by bodies: where one of several wants a part, it is one."""
+    found: list[Any] = [None] * len(eqn.invars)
+    is_scan = _compat.name_of(eqn) == "scan"
+    walked = len(eqn.invars) if not is_scan else len(fixed_in(eqn)) + len(carries(eqn))
+    results, places = wanted_in_bodies(eqn, wanted), operands_of_bodies(eqn)
+    for jaxpr, own, operands in zip(interpreter.bodies(eqn), results, places, strict=True):
+        body = interpreter.open_jaxpr(jaxpr)
+        inside = wanted_cuts(body, own, {})
+        for var, place in zip(body.invars, operands, strict=True):
+            spec = inside.get(var)
+            if found[place] is None and spec is not None:
+                found[place] = spec if place < walked else P(None, *spec)
+    return found
 
 
 def _before_move(eqn: JaxprEqn, spec: P) -> P | None:

@@ -1,7 +1,6 @@
 """A step that was written for pmap, on global arrays."""
 
 import contextlib
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -9,27 +8,26 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jax_dist import _compat
 from jax_dist.errors import (
     ArgumentTypeError,
     DeviceCountError,
     GlobalViewError,
-    MappedAxisError,
     PlacementError,
     UnsupportedError,
     refusal,
 )
-from jax_dist.global_views import programs, state_placement
-from jax_dist.global_views.programs import Ready, Setting, StepProgram
-from jax_dist.global_views.report import GlobalViewReport, Leaf
-from jax_dist.global_views.state_placement import GivenState, Shardings, StateType
-from jax_dist.mapping import axes, body, meshes, placement
+from jax_dist.global_views import state_placement
+from jax_dist.global_views.programs import Setting
+from jax_dist.global_views.report import GlobalViewReport
+from jax_dist.global_views.signatures import Signatures
+from jax_dist.global_views.state_placement import Shardings
+from jax_dist.mapping import axes, body, copies, meshes, placement
 from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
-from jax_dist.mapping.body import Call, type_of
+from jax_dist.mapping.body import Call
 from jax_dist.passes.captures import Captures, Policy, Watch, is_lifted_outside
 
 
@@ -41,6 +39,7 @@ def global_view(
     out_axes: AxisPrefix = 0,
     state: int | Sequence[int] | None = 0,
     mesh: Mesh | None = None,
+    mesh_axes: Sequence[Hashable] | None = None,
     shardings: Shardings = "replicated",
     static_broadcasted_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
@@ -57,23 +56,27 @@ def global_view(
 
     Args:
       fun: the step of one device, with its collectives.
-      axis_name: the mapped axis, and an axis of the mesh.
+      axis_name: the mapped axis.
       in_axes: as for pmap. Of the state it says nothing: a leaf of it is `[*s]`, or `[N, *s]` where
         it varies.
       out_axes: as for pmap; 0 gives `[N, *s]`, None the one value that all devices have. Of the
         state it says nothing.
       state: the position of the argument that is carried from call to call, or several; the
         results of the same structure are its new value. None, if nothing is carried.
-      mesh: with `axis_name` among its axes; by default all devices in a row. Along further axes the
-        same is computed, and leaves of the state may be cut.
+      mesh: by default all devices in a row. Leaves of the state may be cut over its further axes,
+        and what is computed with them is then cut, too (tensor parallelism).
+      mesh_axes: the axes of the mesh that the mapped axis is, outermost first; by default the one
+        of its name. Batches are cut over all of them.
       shardings: "replicated"; "fsdp", which cuts the longest dimension that the devices divide, of
-        leaves from 1024 elements on; or a function of the path of a leaf, as in "params/w", and its
-        type, that gives a `PartitionSpec`.
+        leaves from 1024 elements on, over the last of `mesh_axes`, and copies over the others; or a
+        function of the path of a leaf, as in "params/w", and its type, that gives a
+        `PartitionSpec`.
       static_broadcasted_argnums: positions of arguments that are compile-time constants.
       donate_argnums: positions of arguments whose memory the results may take over; give the state.
       gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
         and sums over such parts, as in the norm of all gradients, be taken in another order.
-        "reduce" gathers instead, and gives the bits of pmap. Without parts there is no difference.
+        "reduce" gathers instead, and gives the bits of pmap: along further axes each device then
+        computes the same. Without parts there is no difference.
       regather: whether what lies in parts is gathered each time that it is read, in the forward
         and again in the backward pass, and in each turn of a scan over layers; else once in a step.
         It takes less memory, and sends more.
@@ -86,7 +89,7 @@ def global_view(
 
     Raises:
       ArgumentTypeError: an argument is none of its choices.
-      DeviceCountError: the mesh has no such axis.
+      DeviceCountError: the mesh has no such axes.
       UnsupportedError: jax is older than 0.10. When called: the step maps inside, or cuts over the
         mapped axis itself.
       CapturedArrayError: when called, there are captured arrays, and `captures` is "error".
@@ -122,17 +125,20 @@ def global_view(
         raise _unknown_choice("shardings", shardings, choices)
     axes.check_axes("in_axes", in_axes)
     axes.check_axes("out_axes", out_axes)
-    if mesh is not None and axis_name not in mesh.axis_names:
+    own = (axis_name,) if mesh_axes is None else tuple(mesh_axes)
+    there = own if mesh is None else mesh.axis_names
+    if not own or len({*own}) < len(own) or not {*own} <= {*there} or (mesh is None and own[1:]):
         raise refusal(
             DeviceCountError,
-            what=f"the mesh has no axis {axis_name!r}",
-            which=[f"mesh.axis_names is {tuple(mesh.axis_names)}"],
-            why="the mapped axis of the function is one of the mesh's",
-            do=f"Name it so, as in Mesh(devices, ({axis_name!r},)), or leave mesh out.",
+            what=f"the mesh has no axes {own!r}, each once",
+            which=["there is no mesh=" if mesh is None else f"mesh.axis_names is {tuple(there)}"],
+            why="the mapped axis of the function is laid over them",
+            do=f"Name one so, as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=.",
         )
     setting = Setting(
         fun_name=axes.function_name(fun),
         name=axis_name,
+        mesh_axes=own,
         in_axes=in_axes,
         out_axes=out_axes,
         state=_positions("state", () if state is None else state),
@@ -152,10 +158,7 @@ class GlobalView:
 
     def __init__(self, fun: Callable, setting: Setting):
         self._fun, self._setting = fun, setting
-        self._ready: dict[Any, Ready] = {}
-        self._programs: dict[Any, StepProgram] = {}
-        self._known: dict[int, StateType] = {}  # of each state argument
-        self._last: StepProgram | None = None
+        self._signatures = Signatures(fun, setting)
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +179,7 @@ class GlobalView:
         is_traced = body.any_tracer(call.leaves)
         if not is_traced:
             self._check_runs("a call")
-        ready = self._ready_for(call)
+        ready = self._signatures.ready_for(call)
         leaves = ready.given(call)
         if not (is_traced and is_lifted_outside()):
             self._watch.warn_of(ready.program.body.lifted.captures, lifted=not is_traced)
@@ -184,7 +187,7 @@ class GlobalView:
             return ready.program.call(leaves)
 
     def place(
-        self, state: Any, *rest: Any, stacked: bool | None = None, argument: int | None = None
+        self, state: Any, *rest: Any, stacked: Any = None, argument: int | None = None
     ) -> Any:
         """Puts a state on the devices as the step keeps it.
 
@@ -195,7 +198,8 @@ class GlobalView:
           *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
             else these are placed as if they were shared, and the first call makes one for each
             device of them.
-          stacked: whether the state is `[N, *s]`; by default that is found, where it can be.
+          stacked: whether the state is `[N, *s]`: True, False, or a tree of them as the state, or
+            the start of one. By default that is found, where it can be.
           argument: the position of the one state argument that is given here, of several.
 
         Returns:
@@ -208,13 +212,17 @@ class GlobalView:
         numbers = self._setting.state if argument is None else (argument,)
         several = len(numbers) > 1
         parts = tuple(state) if several else (state,)
+        of_each = several and isinstance(stacked, tuple)
+        said = stacked if of_each else (stacked,) * len(parts)
         if len(parts) != len(numbers) or not {*numbers} <= {*self._setting.state}:
             raise self._no_state_argument(len(self._setting.state), len(parts))
         own = {
-            number: self._read(part, axes.argument_name(self._fun, number), stacked=stacked)
-            for number, part in zip(numbers, parts, strict=True)
+            number: self._signatures.read(
+                part, axes.argument_name(self._fun, number), number, stacked=said
+            )
+            for number, part, said in zip(numbers, parts, said, strict=True)
         }
-        self._known.update({number: given.type for number, given in own.items()})
+        self._signatures.known.update({number: given.type for number, given in own.items()})
         program = None
         if rest:
             others = iter(rest)
@@ -222,8 +230,10 @@ class GlobalView:
                 own[n].type.tree if n in own else next(others)
                 for n in range(len(parts) + len(rest))
             ]
-            program = self._ready_for(self._bound(tuple(args), {})).program
-        placed = tuple(self._placed(number, given, program) for number, given in own.items())
+            program = self._signatures.ready_for(self._bound(tuple(args), {})).program
+        placed = tuple(
+            self._signatures.placed(number, given, program) for number, given in own.items()
+        )
         return placed if several else placed[0]
 
     def first(self, state: Any) -> Any:
@@ -255,17 +265,17 @@ class GlobalView:
         Raises:
           PlacementError: an array is no leaf of the state.
         """
-        copies = lambda leaf: state_placement.for_each_device(leaf, self._setting.by_device)
-        return self._by_leaf(state, "stacked", shared=copies, varying=jnp.copy)
+        repeated = lambda leaf: copies.for_each_device(leaf, self._setting.by_device)
+        return self._by_leaf(state, "stacked", shared=repeated, varying=jnp.copy)
 
     def _by_leaf(self, state: Any, method: str, *, shared: Callable, varying: Callable) -> Any:
         """Treats each leaf of the state, or of a part of it, as what it is."""
         with_paths, structure = jax.tree.flatten_with_path(state)
         leaves = [leaf for _, leaf in with_paths]
-        if not self._known:  # nothing was placed, so that it is as the user made it
-            varies: list[bool | None] = [self._read(state, "state").stacked] * len(leaves)
+        if not self._signatures.known:  # nothing was placed, so that it is as the user made it
+            varies: list[bool | None] = [*self._signatures.read(state, "state").stacked]
         else:
-            known = tuple(self._known.values())
+            known = tuple(self._signatures.known.values())
             told = state_placement.which_vary(leaves, structure, known, self._setting.size)
             varies = [
                 self._varies_where_it_lies(leaf) if own is None else own
@@ -289,11 +299,11 @@ class GlobalView:
 
     def _varies_where_it_lies(self, leaf: Any) -> bool | None:
         """Whether an array has one value for each device, by the leaves that are kept so."""
-        if self._last is None or not isinstance(leaf, jax.Array):
+        if self._signatures.last is None or not isinstance(leaf, jax.Array):
             return None
         found = {
             not each.shared
-            for each in self._last.leaves.values()
+            for each in self._signatures.last.leaves.values()
             if (each.whole.shape, each.whole.dtype) == (leaf.shape, leaf.dtype)
             and leaf.sharding.is_equivalent_to(each.sharding, leaf.ndim)
         }
@@ -319,23 +329,23 @@ class GlobalView:
     @property
     def shardings(self) -> Any:
         """How the state lies: a tree of `NamedSharding` for the state, or a tuple of trees."""
-        return self._tree_of_state(lambda leaf: leaf.sharding, "shardings")
+        return self._signatures.tree_of_state(lambda leaf: leaf.sharding, "shardings")
 
     @property
     def types(self) -> Any:
         """The types of the state as it is kept, with shardings: what a checkpoint is read into."""
-        return self._tree_of_state(lambda leaf: leaf.whole, "types")
+        return self._signatures.tree_of_state(lambda leaf: leaf.whole, "types")
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for arguments, or their types, as `jax.jit(...).lower` gives it."""
         call = self._bound(args, kwargs)
-        ready = self._ready_for(call)
+        ready = self._signatures.ready_for(call)
         with self._context(traced=body.any_tracer(call.leaves)):
             return ready.program.lower(call.leaves)
 
     def report(self) -> GlobalViewReport:
         """What was found of each leaf of the state, and how the step runs."""
-        return self._program_for("report").report
+        return self._signatures.program_for("report").report
 
     # ---- behind the scenes
 
@@ -368,116 +378,6 @@ class GlobalView:
         if jax.sharding.get_abstract_mesh().empty:
             return contextlib.nullcontext()
         return meshes.context_of(self._setting.mesh) if traced else meshes.no_mesh()
-
-    def _ready_for(self, call: Call) -> Ready:
-        types = [type_of(leaf) for leaf in call.leaves]
-        key = (call.structure, call.static, *map(_key_of, types))
-        ready = self._ready.get(key)
-        if ready is None:
-            ready = self._settled(call, types)
-            if ready.program.cacheable:
-                self._ready[key] = ready
-        self._last = ready.program
-        return ready
-
-    def _settled(self, call: Call, types: list[Any]) -> Ready:
-        """What a call needs whose types were not seen before."""
-        state, size = self._types_of_state(call, types), self._setting.size
-        leaf_axes = list(call.axes)
-        for place, kind in state.items():
-            types[place] = jax.ShapeDtypeStruct((size, *kind.shape), kind.dtype)
-            leaf_axes[place] = 0
-        for place, (kind, axis) in enumerate(zip(types, leaf_axes, strict=True)):
-            rank = len(kind.shape)
-            if axis is not None and (not -rank <= axis < rank or kind.shape[axis] != size):
-                path = call.paths()[place]
-                raise refusal(
-                    MappedAxisError,
-                    what=f"'{self._setting.fun_name}' is mapped over {size} devices",
-                    which=[
-                        f"{path} has shape {tuple(kind.shape)}, which is to be {size} along "
-                        f"dimension {axis}"
-                    ],
-                    why="each device takes one slice",
-                    do="Give [N, b, ...] for N devices, as place_batch makes it of rows.",
-                )
-        told = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
-        key = (call.structure, call.static, *map(_key_of, types))
-        program = self._programs.get(key)
-        if program is None:
-            with meshes.outside_of_meshes():
-                program = programs.build(self._setting, told, state)
-            if program.cacheable:
-                self._programs[key] = program
-        leaves = program.leaves.items()
-        whole = {n for n, leaf in leaves if jnp.shape(call.leaves[n]) == leaf.type.shape}
-        lifted = tuple(n for n, leaf in leaves if n in whole and not leaf.shared)
-        merged = tuple(n for n, leaf in leaves if n not in whole and leaf.shared)
-        return Ready(program, lifted, merged)
-
-    def _types_of_state(self, call: Call, types: Sequence[Any]) -> dict[int, jax.ShapeDtypeStruct]:
-        """The type of each leaf of the state on one device, `[*s]`, by its place."""
-        args, _ = call.rebuild(call.leaves)
-        found: dict[int, jax.ShapeDtypeStruct] = {}
-        for number in self._setting.state:
-            places = [place for place, owner in enumerate(call.owners) if owner == number]
-            known = self._known.get(number)
-            structure = jax.tree.structure(args[number])
-            shapes = [types[place].shape for place in places]
-            if known is None or not known.fits(structure, shapes, self._setting.size):
-                known = self._known[number] = self._type_of_state(number, args[number])
-            found.update(zip(places, known.leaves, strict=True))
-        return found
-
-    def _type_of_state(self, number: int, given: Any) -> StateType:
-        """Of one of which nothing was known: not traced, it may have the device axis."""
-        leaves = jax.tree.leaves(given)
-        is_array = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-        if is_array and not body.any_tracer(leaves):
-            return self._read(given, axes.argument_name(self._fun, number)).type
-        types = [type_of(leaf) for leaf in leaves]
-        own = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in types)
-        return StateType(jax.tree.structure(given), own)
-
-    def _read(self, state: Any, name: str, *, stacked: bool | None = None) -> GivenState:
-        return state_placement.GivenState.of(state, name, self._setting.by_device, stacked=stacked)
-
-    def _placed(self, number: int, given: GivenState, program: StepProgram | None) -> Any:
-        """One argument of the state on the mesh."""
-        if program is None:
-            setting, paths = self._setting, given.short_paths
-            specs = state_placement.specs_of(
-                setting.shardings, setting.by_device, paths, given.type.leaves
-            )
-            lie = [(NamedSharding(setting.mesh, spec), None) for spec in specs]
-        else:
-            own = [leaf for leaf in program.leaves.values() if leaf.argument == number]
-            lie = [(leaf.sharding, not leaf.shared) for leaf in own]
-        values = [given.put(n, sharding, varies=varies) for n, (sharding, varies) in enumerate(lie)]
-        return jax.tree.unflatten(given.type.structure, values)
-
-    def _tree_of_state(self, of_leaf: Callable[[Leaf], Any], what: str) -> Any:
-        leaves, trees = self._program_for(what).leaves.values(), []
-        for number in self._setting.state:
-            own = [leaf for leaf in leaves if leaf.argument == number]
-            trees.append(jax.tree.unflatten(self._known[number].structure, map(of_leaf, own)))
-        return trees[0] if len(trees) == 1 else tuple(trees)
-
-    def _program_for(self, what: str) -> StepProgram:
-        """The last one, of which something is asked."""
-        if self._last is None:
-            raise refusal(
-                GlobalViewError,
-                what=f"'{what}' of a global view is not known yet",
-                which=["it was neither called nor given a state with the other arguments"],
-                why="which leaves are shared is found in the traced step",
-                do="Call it first, or place(state, *the other arguments).",
-            )
-        return self._last
-
-
-def _key_of(kind: Any) -> tuple:
-    return kind.shape, kind.dtype, kind.weak_type
 
 
 def _unknown_choice(argument: str, value: object, choices: str) -> ArgumentTypeError:

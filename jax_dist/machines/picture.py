@@ -8,20 +8,10 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jax_dist import _pictures
 from jax_dist.passes.pipeline import human_bytes
 
-_WIDTH, _LEFT, _SCALE, _ROW = 720, 130, 400, 34
-_STYLE = """
-svg { font-family: system-ui, sans-serif; font-size: 14px; fill: #1a1a1a; }
-.small { font-size: 12px; fill: #555; }
-.arguments { fill: #3b6fb6; } .rest { fill: #8fb3e0; } .over { fill: #c0392b; }
-.limit { stroke: #1a1a1a; stroke-dasharray: 4 3; }
-.card { fill: #fff; stroke: #ccc; }
-@media (prefers-color-scheme: dark) {
-  svg { fill: #eee; } .small { fill: #aaa; } .card { fill: #1b1b1f; stroke: #444; }
-  .limit { stroke: #eee; }
-}
-"""
+_LEFT, _SCALE, _ROW = 130, 400, 34
 
 
 class Bar(NamedTuple):
@@ -58,20 +48,8 @@ def draw(title: str, bars: Sequence[Bar]) -> str:
         top += 20
     legend = "dark: arguments; light: results and temporary memory; red: more than there is"
     height = top + 30
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-            f'width="{_WIDTH}" height="{height}" role="img">',
-            f"<title>{html.escape(title)}</title>",
-            f"<style>{_STYLE}</style>",
-            f'<rect class="card" x="1" y="1" width="{_WIDTH - 2}" height="{height - 2}" rx="8"/>',
-            f'<text x="16" y="28">{html.escape(title)}</text>',
-            *lines,
-            f'<text class="small" x="16" y="{height - 14}">{legend}</text>',
-            "</svg>",
-            "",
-        ]
-    )
+    lines.append(f'<text class="small" x="16" y="{height - 14}">{legend}</text>')
+    return _pictures.card(title, height, lines)
 
 
 def _bar(bar: Bar, top: int, scale: float) -> list[str]:
@@ -81,7 +59,7 @@ def _bar(bar: Bar, top: int, scale: float) -> list[str]:
         return [name, f'<text class="small" x="{_LEFT}" y="{top + 15}">no program</text>']
     memory = bar.peak if bar.memory is None else bar.memory
     edges = [0, min(bar.arguments, memory), min(bar.peak, memory), bar.peak]
-    lines, kinds = [name], ("arguments", "rest", "over")
+    lines, kinds = [name], ("part0", "part1", "over")
     for kind, start, end in zip(kinds, edges, edges[1:], strict=False):
         if end > start:
             lines.append(

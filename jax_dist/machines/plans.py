@@ -48,8 +48,8 @@ def plan(
       axis_name: of the mapped axis, where `fun` is the function of one device.
       state: the position of the argument that is carried from call to call, or several; by
         default what comes back.
-      ways: of "jax.pmap", "jax_dist.pmap", "replicated", "fsdp" and "fsdp-regather"; by default
-        all, but for "jax_dist.pmap" where it makes the program of `jax.pmap`.
+      ways: of "jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp" and "fsdp-regather"; by
+        default all but "hsdp", and "jax_dist.pmap" where it makes the program of `jax.pmap`.
       quick: compiles with the least effort, some five times faster, and with the usual one what so
         takes over 70 % of the memory. The other programs are not those that will run: their peaks
         are estimates, mostly too high.

@@ -32,12 +32,16 @@ def lowered(
 
 
 def usual(step: MappedStep, devices: Sequence[Any]) -> tuple[str, ...]:
-    """The ways that are worth a look: `jax_dist.pmap` only where it replaces gathers."""
+    """The ways that are worth a look: `jax_dist.pmap` only where it replaces gathers.
+
+    HSDP keeps more of the state than FSDP; it is for those who know that their network is slow.
+    """
     with outside_of_meshes():
         before = _gathers(step.program(len(devices))[0])
     traced = step.mapped(pmap, devices, captures="allow").trace if before else None
     reduced = traced is not None and _gathers(traced(*step.leaves(len(devices))).jaxpr) < before
-    return tuple(way for way in WAYS if reduced or way != "jax_dist.pmap")
+    left_out = {"hsdp"} if reduced else {"hsdp", "jax_dist.pmap"}
+    return tuple(way for way in WAYS if way not in left_out)
 
 
 def _gathers(jaxpr: ClosedJaxpr) -> int:
@@ -52,7 +56,7 @@ def _by_us(step: MappedStep, devices: Sequence[Any], _: Any) -> jax.stages.Lower
     return step.mapped(pmap, devices).lower(*step.leaves(len(devices)))
 
 
-def _in_global_view(**options: Any) -> Callable[..., jax.stages.Lowered]:
+def _in_global_view(*, by_host: bool = False, **options: Any) -> Callable[..., jax.stages.Lowered]:
     def lower(
         step: MappedStep, devices: Sequence[Any], state: Sequence[int] | None
     ) -> jax.stages.Lowered:
@@ -68,13 +72,17 @@ def _in_global_view(**options: Any) -> Callable[..., jax.stages.Lowered]:
         args, kwargs = step.call.rebuild(step.leaves(len(devices), whole=carried))
         dims, _ = step.call.rebuild(step.axes)
         static = step.options.static
+        rows, names = np.array(devices), (step.axis_name,)
+        if by_host:
+            rows, names = _hosts(devices), ("hosts", "devices")
         view = global_view(
             step.call.fun,
             step.axis_name,
             in_axes=tuple(None if n in static else dim for n, dim in enumerate(dims)),
             out_axes=step.options.out_axes,
             state=carried,
-            mesh=_compat.auto_mesh(np.array(devices), (step.axis_name,)),
+            mesh=_compat.auto_mesh(rows, names),
+            mesh_axes=names,
             static_broadcasted_argnums=static,
             donate_argnums=step.options.donated,
             **options,
@@ -84,11 +92,28 @@ def _in_global_view(**options: Any) -> Callable[..., jax.stages.Lowered]:
     return lower
 
 
+def _hosts(devices: Sequence[Any]) -> np.ndarray:
+    """The devices, a row for each host."""
+    rows: dict[int, list[Any]] = {}
+    for device in devices:
+        rows.setdefault(device.process_index, []).append(device)
+    if len({*map(len, rows.values())}) > 1:
+        raise refusal(
+            GlobalViewError,
+            what="the hosts have unlike numbers of devices",
+            which=[f"host {host} has {len(own)}" for host, own in rows.items()],
+            why="the state is cut over the devices of each in the same way",
+            do="Choose another way, or other devices.",
+        )
+    return np.array([*rows.values()])
+
+
 WAYS: dict[str, Callable[..., jax.stages.Lowered]] = {
     "jax.pmap": _by_jax,
     "jax_dist.pmap": _by_us,
     "replicated": _in_global_view(shardings="replicated"),
     "fsdp": _in_global_view(shardings="fsdp"),
+    "hsdp": _in_global_view(shardings="fsdp", by_host=True),
     "fsdp-regather": _in_global_view(shardings="fsdp", regather=True),
 }
 """By name: as it is; by `jax_dist.pmap`; and with its state as `global_view` can keep it."""

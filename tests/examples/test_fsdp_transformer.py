@@ -27,7 +27,7 @@ def example() -> ModuleType:
 def test_both_ways_have_the_same_losses_and_the_state_is_an_eighth(example, tmp_path):
     size = example.SIZES["small"]
 
-    runs = {name: way(size, 0, 4) for name, way in example.WAYS.items()}
+    runs = {"pmap": example.under_pmap(size, 0, 4), "global view": example.sharded(size, 0, 4)}
 
     one, other = runs.values()
     # Adam divides by a root: where XLA fuses otherwise, the last bit of a gradient shows.
@@ -40,6 +40,16 @@ def test_both_ways_have_the_same_losses_and_the_state_is_an_eighth(example, tmp_
     assert other.peak < one.peak
     picture = example.picture(runs, tmp_path)
     assert matplotlib.image.imread(picture).shape[:2] == (420, 1080)
+
+
+@pytest.mark.slow
+def test_devices_may_share_a_layer(example):
+    size = example.SIZES["small"]
+
+    one, other = example.under_pmap(size, 0, 4), example.sharded(size, 0, 4, model_parallel=2)
+
+    np.testing.assert_allclose(one.losses, other.losses, rtol=1e-6)
+    assert other.kept < one.kept / 4
 
 
 @pytest.mark.slow

@@ -83,4 +83,4 @@ def compare(
 def _of_batch(view: Any, state: Any, count: int) -> list[Any]:
     """How the arguments after the state are wanted."""
     del count
-    return list(view._last.in_shardings[len(jax.tree.leaves(state)) :])
+    return list(view._signatures.last.in_shardings[len(jax.tree.leaves(state)) :])

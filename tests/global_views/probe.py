@@ -1,6 +1,7 @@
 """One thing that JAX can do on a device, as a step that pmap and the global view both run."""
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 from against_pmap import PLAIN, assert_same
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
 
@@ -39,23 +42,46 @@ def under_pmap(probe: Probe) -> Any:
     return mapped.lower(*probe.args).compile(compiler_options=PLAIN)(*probe.args)
 
 
-def in_global_view(probe: Probe) -> Any:
-    options: Any = {"state": None, "in_axes": probe.in_axes, "captures": "allow"}
-    view = global_view(probe.step, "i", **options)
-    program = view.lower(*probe.args).compile(compiler_options=PLAIN)
-    placed = jax.device_put(probe.args, program.input_shardings[0])
-    return program(*placed)
+FOLDED = {"mesh": (2, 4), "mesh_axes": ("replica", "shard")}
+FREE = {"mesh": (8, 1), "mesh_axes": ("shard",)}  # and one that XLA has, though nothing to cut
+FOLDED_FREE = {"mesh": (2, 4, 1), "mesh_axes": ("replica", "shard")}
 
 
-def check(probe: Probe) -> None:
+def in_global_view(
+    probe: Probe, *, mesh: tuple[int, ...] | None = None, mesh_axes: tuple[str, ...] = ()
+) -> Any:
+    """With a mesh, there is a state; it lies in parts over the axis after the mapped ones."""
+    options: Any = {"in_axes": probe.in_axes, "captures": "allow", "state": None}
+    step, args = probe.step, probe.args
+    if mesh is not None:
+        names = (*mesh_axes, "model")[: len(mesh)]
+        devices = np.array(jax.devices()).reshape(mesh)
+        step, args = lambda state, *args: (state, probe.step(*args)), (np.ones(8), *args)
+        options |= {
+            "in_axes": (0, *probe.in_axes),
+            "state": 0,
+            "mesh": Mesh(devices, names),
+            "mesh_axes": mesh_axes,
+            "shardings": lambda path, leaf: P(names[-1]),
+        }
+    view = global_view(step, "i", **options)
+    if mesh is not None:
+        args = (view.place(args[0], stacked=False), *args[1:])
+    program = view.lower(*args).compile(compiler_options=PLAIN)
+    placed = jax.device_put(args, program.input_shardings[0])
+    out = program(*placed)
+    return out if mesh is None else out[1]
+
+
+def check(probe: Probe, **options: Any) -> None:
     """Equal to the bit, or refused by both."""
     if probe.refused is None:
-        assert_same(in_global_view(probe), under_pmap(probe))
+        assert_same(in_global_view(probe, **options), under_pmap(probe))
         return
-    for run in (under_pmap, in_global_view):
+    for run in (under_pmap, functools.partial(in_global_view, **options)):
         with pytest.raises(probe.refused) as refused:
             run(probe)
-        assert str(refused.value), f"{probe.name}: {run.__name__} says nothing"
+        assert str(refused.value), f"{probe.name}: {run} says nothing"
 
 
 def names(probes: Sequence[Probe]) -> list[str]:

@@ -31,7 +31,7 @@ def planned(fun, *args, ins=(True, False), wanted=None, scatters=False, tied=Fal
     args = args or (W, X)
     jaxpr = jax.make_jaxpr(fun, axis_env=[("i", 4), ("j", 2)])(*args)
     wanted = wanted or [None] * len(jaxpr.jaxpr.outvars)
-    return islands.plan(SharedAxis("i", 4), jaxpr, ins, wanted, scatters=scatters, tied=tied)
+    return islands.plan(SharedAxis("i", {"i": 4}), jaxpr, ins, wanted, scatters=scatters, tied=tied)
 
 
 def _name(eqn):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from probe import Probe, check, in_global_view, names, under_pmap
+from probe import FOLDED, FOLDED_FREE, FREE, Probe, check, in_global_view, names, under_pmap
 from probes_bodies import PROBES as BODIES
 from probes_collective import PROBES as COLLECTIVE
 from probes_library import PROBES as LIBRARY
@@ -28,6 +28,10 @@ QUICK = (
     *("psum in groups", "rbg bits", "custom vmap", "gradient by a kernel", "ragged dot"),
     *("pbroadcast", "cond on a mean"),
 )
+QUICK_ON_MESHES = (
+    *("ppermute without the last", "psum in groups", "rbg bits", "psum bfloat16"),
+    "psum_scatter bfloat16",
+)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +45,20 @@ def test_probe(probe: Probe):
     check(probe)
 
 
+@pytest.mark.parametrize("options", [FOLDED, FREE, FOLDED_FREE], ids=["folded", "free", "both"])
+@pytest.mark.parametrize(
+    "probe",
+    [
+        pytest.param(probe, id=name, marks=() if name in QUICK_ON_MESHES else pytest.mark.slow)
+        for probe, name in zip(PROBES, names(PROBES), strict=True)
+    ],
+)
+def test_probe_on_a_mesh_of_several_axes(probe: Probe, options: dict):
+    check(probe, **options)
+
+
 def test_the_quick_ones_are_there():
-    assert set(QUICK) <= set(names(PROBES))
+    assert {*QUICK, *QUICK_ON_MESHES} <= set(names(PROBES))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
-from jax_dist.errors import GlobalViewError, PlacementError
+from jax_dist.errors import GlobalViewError, GlobalViewWarning, PlacementError
 
 pytestmark = pytest.mark.rewriting
 
@@ -55,7 +55,7 @@ def test_a_state_placed_alone_is_completed_by_the_first_call():
         placed = view(placed, _X)
 
     assert placed["mean"].shape == (8, 128)
-    assert view._last.jitted._cache_size() == 1
+    assert view._signatures.last.jitted._cache_size() == 1
     assert view.shardings["w"].spec == P(None, "i")
     assert view.types["mean"].shape == (8, 128)
 
@@ -103,6 +103,25 @@ def test_a_step_that_one_device_may_skip_makes_its_state_vary():
     assert "pmean" in str(told.value)
 
 
+def test_a_leaf_that_varies_and_was_to_be_cut_is_named_once_with_bytes_and_line():
+    def step(state, x):
+        new = state["w"] - lax.pmean(jnp.mean(x), "i")
+        last = jnp.where(x[0, 0] > 0, new, state["last"])  # of one device
+        return {"w": new, "last": last, "mean": state["mean"] + x.mean(0)}
+
+    state = {"w": _W, "last": _W, "mean": np.zeros(16, np.float32)}
+    view = global_view(step, "i", shardings="fsdp")
+    with pytest.warns(GlobalViewWarning, match="not cut, for each device has others") as told:
+        placed = view.place(state, _X, stacked=False)
+    view(view(placed, _X), _X[:, :2])  # once for both programs
+
+    (text,) = [str(each.message) for each in told]
+    assert "state['last'], 8.2 kB per device" in text
+    assert _line(step, "of one device") in text
+    assert "state['mean']" not in text  # too small to be cut
+    global_view(step, "i")(state, _X)  # nothing was to be cut
+
+
 def test_a_leaf_that_varies_and_is_to_be_cut_is_refused_with_path_and_line():
     state = {"w": _W, "mean": np.zeros(128, np.float32)}
     view = global_view(
@@ -140,7 +159,7 @@ def test_the_state_of_pmap_comes_in_if_its_copies_are_equal():
     view = global_view(_unsynchronised, "i", shardings="fsdp", gradients="reduce")
     kept = view.place(reference, _X)  # its means differ, and it goes on from there
     seen = view.lower(kept, _X).compile(compiler_options=PLAIN)
-    x = jax.device_put(_X, view._last.in_shardings[-1])
+    x = jax.device_put(_X, view._signatures.last.in_shardings[-1])
 
     assert_same(seen(kept, x), program(reference, _X))
 

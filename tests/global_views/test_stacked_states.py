@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist import global_view
-from jax_dist.errors import PlacementError
+from jax_dist.errors import GlobalViewWarning, PlacementError
 
 pytestmark = pytest.mark.rewriting
 
@@ -131,3 +131,135 @@ def test_a_placed_state_shares_no_memory_with_what_was_given(
     jax.tree.map(lambda leaf: leaf.delete(), state)
 
     assert np.asarray(own["w"]).min() == np.asarray(own["own"]).min() == (1 if on_device else 7)
+
+
+# ---- states of which some leaves have a dimension for devices, and others have none
+
+
+def _mixed():
+    return {"w": np.ones((64, 32), np.float32), "own": np.arange(8, dtype=np.float32)}
+
+
+@pytest.mark.parametrize("how", ["with the batch", "alone", "called", "traced"])
+def test_a_leaf_that_may_have_a_value_for_each_device_is_asked_for(how):
+    """It would become one of `[8, 8]`, each device with all values of all devices."""
+    view = _view()
+
+    def run():
+        match how:
+            case "with the batch":
+                view.place(_mixed(), _X)
+            case "alone":
+                view(view.place(_mixed()), _X)
+            case "called":
+                view(_mixed(), _X)
+            case "traced":
+                jax.jit(view)(_mixed(), _X)
+
+    words = "given as one value inside" if how == "traced" else "one value for each device, or"
+    with pytest.raises(PlacementError, match=words) as told:
+        run()
+    assert "state['own']" in str(told.value)
+    assert "test_stacked_states.py" in str(told.value)  # where it begins to vary
+
+
+def test_a_tree_says_which_leaves_have_a_value_for_each_device():
+    view, other = _view(), _view()
+    said = {"w": False, "own": True}
+    expected = other.place({**_state(), "own": np.float32(0)}, _X, stacked=False)
+    expected["own"] = expected["own"] + np.arange(8, dtype=np.float32)
+
+    state = view.place(_mixed(), _X, stacked=said)
+    assert {name: leaf.shape for name, leaf in state.items()} == {"w": (64, 32), "own": (8,)}
+    _same(view(state, _X)[0], other(expected, _X)[0])
+    whole = view.place(_mixed(), _X, stacked=False)
+    assert whole["own"].shape == (8, 8)
+
+
+def test_trees_for_several_states():
+    view = global_view(lambda w, own, x: _pair(*_step({"w": w, "own": own}, x)), "i", state=(0, 1))
+    w, own = view.place((_mixed()["w"], _mixed()["own"]), _X, stacked=(False, True))
+    assert (w.shape, own.shape) == ((64, 32), (8,))
+
+
+def _pair(state, metric):
+    return state["w"], state["own"], metric
+
+
+def test_a_placed_state_can_be_placed_again():
+    view = _view()
+    state, _ = view(view.place(_state(), stacked=False), _X)
+
+    for again in (state, jax.tree.map(np.asarray, state)):
+        placed = view.place(again, _X)
+        assert placed["own"].shape == (8,)
+        _same(placed, state)
+
+
+def test_copies_that_differ_are_named_with_their_bytes():
+    given = jax.tree.map(np.array, _stacked())
+    given["own"][3] = 1
+
+    view = _view()
+    with pytest.warns(GlobalViewWarning, match="copies of leaves of the state differ") as told:
+        placed = view.place(given, stacked=True)
+    (text,) = [str(each.message) for each in told]
+    assert "state['own'], 32 B" in text
+    assert "state['w']" not in text
+    assert placed["own"].shape == (8,)
+    view.place(given, stacked=True)  # once is enough
+
+
+# ---- states from elsewhere
+
+
+@pytest.mark.parametrize("device", [0, 5])
+def test_what_varies_is_moved_from_another_device(device):
+    view, other = _view(), _view()
+    state = _state()
+    expected = other(other.place(_state(), stacked=False), _X)
+    state["own"] = jax.device_put(state["own"], jax.devices()[device])
+    _same(view(state, _X), expected)
+
+    elsewhere = jax.device_put(_state(), jax.devices()[device])
+    _same(_view().place(elsewhere, _X), other.place(_state(), _X, stacked=False))
+    with pytest.raises(PlacementError, match="does not lie as the global view keeps it"):
+        _view()(elsewhere, _X)
+
+
+# ---- one state in several programs
+
+
+def _sometimes(state, x, training):
+    return _step(state, x)[0] if training else state
+
+
+@pytest.mark.parametrize("turns", [[True, False, True], [False, True, False]])
+def test_a_leaf_that_varies_in_one_branch_of_a_static_argument_does_in_all(turns):
+    view = global_view(_sometimes, "i", shardings="fsdp", static_broadcasted_argnums=2)
+    other = _view()
+    state = view.place(_state(), _X, turns[0], stacked=False)
+    expected = other.place(_state(), _X, stacked=False)
+    x = _X * np.arange(8, dtype=np.float32).reshape(8, 1, 1)
+
+    for training in turns:
+        state = view(state, x, training)
+        expected = other(expected, x)[0] if training else expected
+        _same(view.first(state), other.first(expected))
+    assert state["own"].shape == (8,)
+    assert np.unique(state["own"]).size == 8
+    assert view(state, x, turns[1])["own"].shape == (8,)
+
+
+def test_a_scan_over_a_view():
+    view = _view()
+    state = view.place(_state(), _X, stacked=False)
+    run = jax.jit(lambda state, xs: lax.scan(view, state, xs))
+    last, sums = run(state, np.stack([_X, -_X]))
+
+    first, one = view(state, _X)
+    expected, two = view(first, -_X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), last, expected)
+    np.testing.assert_array_equal(sums, np.stack([one, two]))
+    with pytest.raises(PlacementError, match="given as one value inside a traced"):
+        run(view.first(state), _X[None])

@@ -76,7 +76,7 @@ def test_a_loop_compiles_once_and_gives_up_its_memory():
         state, _ = view(state, *batch)
 
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
-    assert view._last.jitted._cache_size() == 1
+    assert view._signatures.last.jitted._cache_size() == 1
     memory = view.lower(state, *batch).compile().memory_analysis()
     assert memory.alias_size_in_bytes == view.report().bytes_per_device
     assert view.report().bytes_per_device < 0.15 * view.report().bytes_under_pmap
@@ -165,7 +165,7 @@ def test_a_rule_cuts_over_other_axes_of_the_mesh_too():
     def rule(path, leaf):
         return P("model", "i") if path == "params/w1" else P()
 
-    view = global_view(_adam, "i", mesh=mesh, shardings=rule)
+    view = global_view(_adam, "i", mesh=mesh, shardings=rule, gradients="reduce")
     state, _ = view(view.place(_state()), x[:4], y[:4])
 
     assert state["params"]["w1"].sharding.spec == P("model", "i")
@@ -187,4 +187,4 @@ def test_a_mesh_of_explicit_axes_will_do():
             state, metrics = view(state, *_batch())
 
     assert np.isfinite(metrics["own"]).all()
-    assert view._last.jitted._cache_size() == 1
+    assert view._signatures.last.jitted._cache_size() == 1

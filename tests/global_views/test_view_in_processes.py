@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
 from jax_dist.errors import PlacementError
@@ -85,3 +87,36 @@ def test_two_processes_have_the_numbers_of_one():
             "* x of shape (8, 4, 16) is a jax.Array on devices of this process",
             "* state['mean'] of shape (8, 64) is a numpy.ndarray",
         ]
+
+
+def _on_meshes() -> list:
+    """What each device holds in the end: copied over processes, and cut over a further axis."""
+    devices = np.array(jax.devices())
+    pair = ("replica", "shard")
+    rule = lambda path, leaf: P("i", "model") if path == "w" else P("model")
+    kinds = (
+        {"mesh": Mesh(devices.reshape(2, 4), pair), "mesh_axes": pair, "shardings": "fsdp"},
+        {"mesh": Mesh(devices.reshape(4, 2), ("i", "model")), "shardings": rule},
+    )
+    held = []
+    for options in kinds:
+        view = global_view(_step, "i", out_axes=(0, None), **options)
+        batch = view.place_batch(np.split(_ROWS, jax.process_count())[jax.process_index()])
+        given = {"w": _W, "mean": np.zeros(64, np.float32)}
+        state = view.place(given, batch, stacked=False)
+        for _ in range(2):
+            state, _ = jax.block_until_ready(view(state, batch))
+        shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
+        held += [(shard.device.id, np.asarray(shard.data).tolist()) for shard in shards]
+    return held
+
+
+def test_a_mesh_of_several_axes_may_be_of_two_processes():
+    one = _on_meshes()
+    two = [each for outcome in run_processes(_on_meshes, processes=2, cpu_devices=4)
+           for each in outcome.value]  # fmt: skip
+    first = sorted({device for device, _ in two})
+    named = {device: number for number, device in enumerate(first)}
+
+    assert len(first) == 8
+    assert sorted((named[device], data) for device, data in two) == sorted(one)

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import textwrap
+import types
 import xml.etree.ElementTree as ET
 
 import jax
@@ -13,8 +14,13 @@ import numpy as np
 import pytest
 
 import jax_dist
-from jax_dist.errors import ArgumentTypeError, TopologyError, UnsupportedError
-from jax_dist.machines import plans
+from jax_dist.errors import (
+    ArgumentTypeError,
+    GlobalViewError,
+    TopologyError,
+    UnsupportedError,
+)
+from jax_dist.machines import plans, ways
 from jax_dist.machines.cost import Collective, ProgramCost
 from jax_dist.machines.plans import plan
 from jax_dist.machines.report import Machine, Plan, PlannedWay
@@ -353,8 +359,8 @@ def test_the_picture_has_a_bar_for_each_way_and_the_limit():
     assert texts.count("no program") == 1
     assert "500.0 MB for programs" in texts
     kinds = [each.get("class") for each in root.iter(f"{inside}rect")]
-    assert kinds == ["card", "arguments", "rest", "arguments", "rest", "rest", "over",
-                     "arguments", "rest"]  # fmt: skip
+    assert kinds == ["card", "part0", "part1", "part0", "part1", "part1", "over",
+                     "part0", "part1"]  # fmt: skip
     widths = [float(each.get("width")) for each in root.iter(f"{inside}rect")][1:]
     assert widths[0] + widths[1] == pytest.approx(400 * 906.2e6 / _LIMIT, abs=0.2)
     assert all(float(line.get("x1")) <= 530 for line in root.iter(f"{inside}line"))
@@ -372,3 +378,20 @@ def test_explain_has_the_plan_of_a_machine():
     assert [(each.kind, each.size) for each in report.after.collectives] == [("all-reduce", 8)]
     assert "Ways to run it" in str(report)
     assert jax_dist.explain(mapped, *args).plan is None
+
+
+@pytest.mark.parametrize(("hosts", "share"), [(1, 8), (2, 4)])
+def test_the_state_is_cut_in_a_host_and_copied_over_hosts(monkeypatch, hosts, share):
+    rows = lambda devices: np.array(devices).reshape(hosts, -1)  # all are of one process here
+    monkeypatch.setattr(ways, "_hosts", rows)
+    found = {row.way: row.program for row in _planned(ways=["jax.pmap", "hsdp"]).rows}
+
+    assert found["hsdp"].argument_bytes == _STATE_BYTES // share + _BATCH_BYTES
+    assert found["jax.pmap"].argument_bytes == _STATE_BYTES + _BATCH_BYTES
+
+
+def test_devices_have_a_row_for_each_host():
+    devices = [types.SimpleNamespace(process_index=host) for host in (0, 1, 0, 1)]
+    assert ways._hosts(devices).tolist() == [devices[::2], devices[1::2]]
+    with pytest.raises(GlobalViewError, match="host 1 has 1"):
+        ways._hosts(devices[:3])

@@ -1,0 +1,129 @@
+"""The mapped axis on a mesh: which of its axes it is, and what XLA may cut over the others.
+
+In the step the mapped axis has one name. On the mesh it may be several axes, and a collective of
+the step goes over all of them. Where the islands are manual over these axes only, XLA cuts what is
+computed in them over the further ones, as the state lies. What it cannot cut runs in a `shard_map`
+of its own, whole on each device along the further axes.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _compat
+from jax_dist.mapping.copies import axes_of, names_of
+from jax_dist.passes import interpreter, rebind
+from jax_dist.passes.interpreter import Handler, Values
+from jax_dist.passes.primitive_facts import record_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeshAxes:
+    """Where the mapped axis lies."""
+
+    name: Any  # in the step
+    sizes: Mapping[Any, int]  # of the mesh axes that it is, outermost first
+    free: frozenset[Any] = frozenset()  # the further axes, if XLA may cut over them in islands
+    widens: bool = (
+        False  # XLA for CPU then aborts at a sum of bfloat16, unless it is one of float32
+    )
+
+    @property
+    def part(self) -> Any:
+        """Of a spec: what cuts a dimension over all devices of the mapped axis."""
+        return tuple(self.sizes) if len(self.sizes) > 1 else next(iter(self.sizes))
+
+    def varying(self, rank: int) -> P:
+        """How a value of each device lies, `[N, *s]`."""
+        return P(self.part, *[P.UNCONSTRAINED if self.free else None] * (rank - 1))
+
+    def gathered(self, spec: P) -> P:
+        """As a spec, but whole along the mapped axis."""
+        own = [tuple(n for n in names_of(part) if n not in self.sizes) for part in spec]
+        return P(*[part or None for part in own])
+
+    def summed(self, value: Any, part: Any = None, dim: int = 0) -> Any:
+        """The sum over all devices; of `part`, each keeps its own piece along a dimension."""
+        wide, over = self._widened(value), tuple(self.sizes)
+        if names := names_of(part):
+            wide = lax.psum_scatter(wide, names, scatter_dimension=dim, tiled=True)
+            over = tuple(name for name in over if name not in names)
+        return (lax.psum(wide, over) if over else wide).astype(value.dtype)
+
+    def _widened(self, value: Any) -> Any:
+        return value.astype(jnp.float32) if self.widens and value.dtype == jnp.bfloat16 else value
+
+    # ---- equations in islands
+
+    def changes(self, eqn: JaxprEqn) -> bool:
+        """Whether an equation is another one in islands on this mesh."""
+        # The mesh that it was traced with stands in its context.
+        is_index = bool(self.free) and _compat.name_of(eqn) == "axis_index"
+        return is_index or self._handler_of(eqn) is not None
+
+    @property
+    def _has_other_names(self) -> bool:
+        return tuple(self.sizes) != (self.name,)
+
+    def handler_of(self, eqn: JaxprEqn) -> Handler | None:
+        """What to do with an equation instead of binding it as it is."""
+        return self._handler_of(eqn) or without_constraint(eqn)
+
+    def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
+        if self.free and not names_of_constraint(eqn).isdisjoint(self.free):
+            return self._constrained
+        is_own = self.name in interpreter.named_axes(eqn)
+        if is_own and (self._has_other_names or self.widens):
+            return self._collective
+        if self.free and record_of(eqn).unsplit:
+            return self._whole
+        return None
+
+    def _constrained(self, eqn: JaxprEqn, values: Values) -> Values:
+        spec, free = eqn.params["sharding"].spec, eqn.params["unconstrained_dims"]
+        named = [*spec, *[None] * (jnp.ndim(values[0]) - len(spec))]
+        parts = [P.UNCONSTRAINED if dim in free else part for dim, part in enumerate(named)]
+        here = NamedSharding(jax.sharding.get_abstract_mesh(), P(*parts))
+        return [lax.with_sharding_constraint(values[0], here)]
+
+    def _collective(self, eqn: JaxprEqn, values: Values) -> Values:
+        if _compat.name_of(eqn) == "axis_index":
+            return [lax.axis_index(tuple(self.sizes))]
+        record = record_of(eqn)
+        named = names_of(eqn.params[record.axes])
+        own = [each for name in named for each in (self.sizes if name == self.name else (name,))]
+        eqn = eqn.replace(params={**eqn.params, record.axes: tuple(own)})
+        if record.over not in ("sum", "max", "min", "scatter"):
+            return rebind.bind_again(eqn, values)
+        outs = rebind.bind_again(eqn, [self._widened(value) for value in values])
+        return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]
+
+    def _whole(self, eqn: JaxprEqn, values: Values) -> Values:
+        bind = interpreter.replay if record_of(eqn).tied else rebind.bind_again
+        mapped = jax.shard_map(
+            lambda *whole: bind(eqn, list(whole)),
+            in_specs=tuple(P() for _ in values),
+            out_specs=[P() for _ in eqn.outvars],
+            axis_names=set(self.free),
+            check_vma=False,
+        )
+        return mapped(*values)
+
+
+def without_constraint(eqn: JaxprEqn) -> Handler | None:
+    """Leaves out a constraint, which holds for the mesh that it was traced with."""
+    return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
+
+
+def names_of_constraint(eqn: JaxprEqn) -> set[Any]:
+    """The mesh axes that a constraint of the user cuts over; none of another equation."""
+    is_one = _compat.name_of(eqn) == "sharding_constraint"
+    spec = getattr(eqn.params["sharding"], "spec", P()) if is_one else P()
+    return axes_of(spec)
