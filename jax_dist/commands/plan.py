@@ -7,6 +7,7 @@ is run.
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,9 +21,15 @@ MOST_DEVICES = 64  # each has its copy of the state, in the memory of this machi
 
 _EPILOG = """\
 exit codes: 0 some way fits on each machine, 1 on one of them none does, 2 the command was invalid
+or there is no program of any way
+
+ways: jax.pmap, the program as it is; replicated, by global_view with a whole copy of the state on
+each device; fsdp, with the state in parts, gathered once in a step; fsdp-regather, gathered each
+time that it is read; by name only: hsdp, in parts over the devices of a host and copied over hosts
 
 A program runs here on as many simulated devices as the first machine has (--devices), up to the
-first call of a mapped function whose result goes in again, or of NAME; then it is ended.
+first call of its training step (the first mapped function that gets what it returned, and more), or
+of NAME; then it is ended. A program without such a step runs to its end.
 
 Without one, the arguments are those of a call of the mapped function, of any number of slices;
 with --axis-name, those of one device. An expression that makes arrays is only traced: it takes no
@@ -111,11 +118,16 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     told: Callable[[str], object] = (lambda text: None) if options.quiet else line.print
     try:
         found = plan_run.planned(options, told)
+    except KeyboardInterrupt:
+        print("jax-dist plan: interrupted", file=err, flush=True)
+        os._exit(Exit.INTERRUPTED)  # at a common exit, Python waits for what is being compiled
     finally:
         line.close()
-    if options.plot:
-        outputs.save("--plot", options.plot, found.picture(), "a picture of jax-dist plan")
     print(json.dumps(found.to_dict(), indent=2) if options.json else str(found), file=out)
+    if options.plot:  # it may fail, and the table is not to be lost
+        outputs.save("--plot", options.plot, found.picture(), "a picture of jax-dist plan")
+    if all(row.problem for row in found.rows):
+        return Exit.USAGE
     fits = all(_some_fit(found, machine) for machine in found.machines)
     return Exit.OK if fits else Exit.FINDINGS
 

@@ -41,6 +41,7 @@ def _of_program(options: argparse.Namespace, progress: Callable[[str], object]) 
             raise MisuseError(f"{flag} is for a step that is named: the program says it")
     program = _program_of(options.program)
     with _said_of(told):
+        plans.check_ways(_ways(options.ways))
         machines = plans.machines_of(options.on or _devices_here())
         if options.on or options.devices:
             _simulate(options.devices, len(machines[0].devices))
@@ -63,14 +64,18 @@ def _program_of(command: Sequence[str]) -> Callable[[], object]:
     words = list(command)
     if re.fullmatch(r"python[\d.]*(\.exe)?", os.path.basename(words[0])):
         words.pop(0)
+        while words and re.fullmatch(r"-[bBdEiIOPqsSuv]+", words[0]):  # they take no value
+            words.pop(0)
     if words[:1] == ["-m"] and words[1:]:
         return lambda: _run(words[1:], os.getcwd(), runpy.run_module, words[1], alter_sys=True)
     if words and os.path.isfile(words[0]):
         folder = os.path.dirname(os.path.abspath(words[0]))
         return lambda: _run(words, folder, runpy.run_path, words[0])
+    if words and words[0].endswith(".py"):
+        raise MisuseError(f"there is no file {words[0]}")
     raise MisuseError(
-        f"{' '.join(command)!r} is no Python program. Give it as -- python train.py, or as "
-        "-- python -m package.train."
+        f"{' '.join(command)!r} cannot be run here: the program runs in this process. Give it as "
+        "-- python train.py, or as -- python -m package.train."
     )
 
 

@@ -1,11 +1,12 @@
 """Compiles a step in several ways for several machines, and says what each takes and what fits."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -90,8 +91,7 @@ def plan_step(
     """The same of a step that has been found."""
     carried = (state,) if isinstance(state, int) else state
     told = progress or (lambda line: None)
-    for way in ways or ():
-        _check_way(way)
+    check_ways(ways)
     asked = [
         (machine, way)
         for machine in machines
@@ -99,7 +99,7 @@ def plan_step(
     ]
     workers = min(_AT_ONCE, os.cpu_count() or 1, len(asked))
     told(f"compiles {_usage.counted(len(asked), 'program')}, {workers} at a time")
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    with _pool(workers) as pool:
         begun = []
         for machine, way in asked:
             try:  # tracing is Python's, one at a time
@@ -114,7 +114,19 @@ def plan_step(
             row = each if isinstance(each, PlannedWay) else each.result()
             told(f"{number} of {len(begun)}: {row.told}")
             rows.append(row)
-    return Plan(step.name, tuple(machines), tuple(rows))
+    return Plan(step.name, tuple(machines), tuple(rows), step.given)
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    """Threads that nobody waits for where something went wrong, as an interrupt."""
+    pool = concurrent.futures.ThreadPoolExecutor(workers)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def _compiled_quickly(machine: Machine, way: str, lowered: jax.stages.Lowered) -> PlannedWay:
@@ -196,15 +208,17 @@ def _step(
     return MappedStep.of_mapped(fun, args, keywords)
 
 
-def _check_way(way: str) -> None:
-    if way not in ways_of.WAYS:
-        raise refusal(
-            ArgumentTypeError,
-            what=f"plan knows no way {way!r}",
-            which=[f"they are {', '.join(ways_of.WAYS)}"],
-            why="each is another program",
-            do=_usage.hint(way, ways_of.WAYS, "Give one of them."),
-        )
+def check_ways(ways: Sequence[str] | None) -> None:
+    """Raises ArgumentTypeError for a way that there is not."""
+    for way in ways or ():
+        if way not in ways_of.WAYS:
+            raise refusal(
+                ArgumentTypeError,
+                what=f"plan knows no way {way!r}",
+                which=[f"they are {', '.join(ways_of.WAYS)}"],
+                why="only these are programs that it can make of a step",
+                do=_usage.hint(way, ways_of.WAYS, "Give one of them."),
+            )
 
 
 def machines_of(on: Any) -> list[Machine]:

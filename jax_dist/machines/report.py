@@ -89,6 +89,7 @@ class Plan:
     name: str  # of the step
     machines: tuple[Machine, ...]
     rows: tuple[PlannedWay, ...]  # by machine
+    slices: int | None = None  # of the call that was planned; None: it is of one device
 
     def on(self, machine: Machine) -> tuple[PlannedWay, ...]:
         """The ways on one machine."""
@@ -104,6 +105,7 @@ class Plan:
         return {
             "name": self.name,
             "advice": self.advice,
+            "slices": self.slices,
             "machines": [
                 {
                     "name": each.name,
@@ -141,7 +143,10 @@ class Plan:
         if any(row.program for row in self.rows):
             cycles = any(row.cycles for row in self.rows)
             quick = any(row.is_quick for row in self.rows)
-            notes = [*[_QUICK] * quick, _MOVED, *[_CYCLES] * cycles]
+            ways = dict.fromkeys(row.way for row in self.rows if row.way in _WAYS)
+            named = (rendering.ReportEntry(way, _WAYS[way]) for way in ways)
+            yield rendering.Section("What the ways are", rendering.aligned(named))
+            notes = [*self._batches(), _REST, *[_QUICK] * quick, _MOVED, *[_CYCLES] * cycles]
             entries = (rendering.ReportEntry(*note) for note in notes)
             yield rendering.Section("What the numbers are", rendering.aligned(entries))
 
@@ -154,20 +159,42 @@ class Plan:
     def _repr_html_(self) -> str:
         return rendering.as_html(f"{self.name}: {self.advice}", self.sections())
 
+    def _batches(self) -> Iterator[tuple[str, str]]:
+        """Where the machine has other devices than the call had slices."""
+        others = [each for each in self.machines if len(each.devices) != self.slices]
+        if self.slices is None or not others:
+            return
+        told = ", ".join(
+            f"{len(each.devices) / self.slices:g} times as much on {each.name}" for each in others
+        )
+        had = counted(self.slices, "slice")
+        yield "a batch", f"the call had {had}; each device gets one, which makes {told} in all"
+
     def _advice(self, machine: Machine) -> str:
         rows = [row for row in self.on(machine) if row.needed is not None]
         if not rows:
             return f"No way gives a program for {machine.name}."
         least = min(rows, key=lambda row: row.needed or 0)
-        needs = f"{least.way} needs least there, {human_bytes(least.needed or 0)}"
+        needs = f"{least.way} needs least, {human_bytes(least.needed or 0)}"
         if machine.memory is None:
-            return f"On {machine.name}, {needs.replace(' there', '')}; its limit is unknown."
-        fitting = [row.way for row in rows if row.fits]
+            return f"On {machine.name}, {needs}; its limit is unknown."
+        fitting = [row for row in rows if row.fits]
         if not fitting:
-            return f"It does not fit on {machine.name}: {needs} of {human_bytes(machine.memory)}."
-        if len(fitting) == len(rows):
-            return f"It fits on {machine.name} in each way; {needs}."
-        return f"It fits on {machine.name} only as {' or '.join(fitting)}; {needs}."
+            return (
+                f"It does not fit on {machine.name}: {needs} of {human_bytes(machine.memory)}. Try "
+                "more devices, or less for each."
+            )
+        names = " or ".join(row.way for row in fitting)
+        where = "in each way" if len(fitting) == len(self.on(machine)) else f"only as {names}"
+        quickest = min(fitting, key=_sent)
+        if quickest is least or len(fitting) == 1:
+            return f"It fits on {machine.name} {where}; {needs}."
+        return f"It fits on {machine.name} {where}; {quickest.way} sends least, {needs}."
+
+
+def _sent(row: PlannedWay) -> tuple[float, int]:
+    """By what a way sends; of those that send as much, by what it needs."""
+    return row.program.moved_bytes if row.program else 0.0, row.needed or 0
 
 
 def _memory(rows: tuple[PlannedWay, ...]) -> Iterator[rendering.Part]:
@@ -176,13 +203,12 @@ def _memory(rows: tuple[PlannedWay, ...]) -> Iterator[rendering.Part]:
     for row in rows:
         if row.needed is None:
             continue
-        parts = (None, None)
-        if row.program is not None:
-            parts = (row.program.argument_bytes, row.program.temp_bytes)
-        shown = ("-" if size is None else human_bytes(size) for size in (*parts, row.needed))
+        given = None if row.program is None else row.program.argument_bytes
+        rest = None if given is None else row.needed - given
+        shown = ("-" if size is None else human_bytes(size) for size in (given, rest, row.needed))
         cells.append((row.way, row.verdict, *shown))
     if cells:
-        header = ("way", "on one device", "arguments", "temporary", "peak")
+        header = ("way", "on one device", "arguments", "the rest", "peak")
         yield rendering.Table(header, tuple(cells), numbers=3)
     problems = [row for row in rows if row.problem]
     yield from rendering.aligned(rendering.ReportEntry(row.way, row.problem) for row in problems)
@@ -195,7 +221,9 @@ def _work(rows: tuple[PlannedWay, ...]) -> rendering.Table:
     for row, program in programs:
         cycles = "-" if row.cycles is None else f"{row.cycles / 1e6:.1f} M"
         seconds = f"{row.seconds or 0:.1f} s"
-        cells.append((row.way, human_bytes(program.moved_bytes), cycles, seconds))
+        is_bound = any(each.runs == "in a loop of unknown length" for each in program.collectives)
+        moved = f"{'at least ' * is_bound}{human_bytes(program.moved_bytes)}"
+        cells.append((row.way, moved, cycles, seconds))
     notes = tuple(_kinds(program) for _, program in programs)
     header = ("way", "moved", "cycles", "compiled in")
     return rendering.Table(header, tuple(cells), numbers=3, notes=notes)
@@ -214,14 +242,28 @@ def _kinds(program: ProgramCost) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "none"
 
 
+_WAYS = {
+    "jax.pmap": "the program as it is",
+    "jax_dist.pmap": "the same, a gather replaced by a sum",
+    "replicated": "by global_view, a whole copy of the state on each device",
+    "fsdp": "by global_view, the state in parts, gathered once in a step",
+    "hsdp": "by global_view, in parts over the devices of a host, copied over hosts",
+    "fsdp-regather": "in parts, gathered each time that it is read: less memory, more sent",
+}
+_REST = (
+    "the rest",
+    "results that take over no donated argument, and what the step works with, at its peak",
+)
 _QUICK = (
     "peak",
     "of programs that were compiled with the least effort (--quick): an estimate, 13 and 36 % too "
-    "high for two trainers that were tried; what comes near the limit is compiled in full",
+    "high for two trainers that were tried, too low for small programs; what comes near the limit "
+    "is compiled in full",
 )
 _MOVED = (
     "moved",
-    "from each device in one step, around a ring; what is in a loop of unknown length counts once",
+    "sent over the network by each device in one step, around a ring; what is in a loop of unknown "
+    "length counts once, so that it is more",
 )
 _CYCLES = (
     "cycles",

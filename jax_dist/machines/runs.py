@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import os
 import sys
+import sysconfig
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from unittest import mock
 import jax
 from jax.core import Tracer
 
+from jax_dist._usage import hint
 from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.machines.steps import MappedStep
 from jax_dist.mapping.axes import function_name
@@ -47,24 +50,39 @@ def step_of(program: Callable[[], object], name: str | None = None) -> MappedSte
             ended = error
     if search.found is not None:  # even if the program caught what was to end it
         return search.found
-    failed = isinstance(ended, Exception)
-    looked_for = f"'{name}'" if name else "a mapped function whose result goes in again"
+    looked_for = f"'{name}'" if name else "a training step, which gets its result again"
+    how = next((how for kind, how in _ENDS.items() if isinstance(ended, kind)), "ended")
     raise refusal(
         UnsupportedError,
-        what=f"the program {'raised' if failed else 'ended'} before it called {looked_for}",
-        which=[*([_told(ended)] if failed else []), *search.told()],
+        what=f"the program {how} before it called {looked_for}",
+        which=[*_told(ended), *search.told()],
         why="the step is planned by the arguments that it gets",
-        do="See that it runs." if failed else "Give the name of one that it calls.",
+        do=search.advice(is_broken=isinstance(ended, Exception)),
     ) from ended
-
-
-def _told(error: BaseException) -> str:
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error}, at {last.filename}:{last.lineno}"
 
 
 class _Reached(BaseException):
     """Ends the program: no `except Exception` of its own keeps it."""
+
+
+_ENDS = {_Reached: "came to its step", SystemExit: "exited", Exception: "raised"}
+
+
+def _told(error: BaseException | None) -> list[str]:
+    """What ended the program, with the place in it."""
+    if error is None or isinstance(error, _Reached):
+        return []
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith(("<", *_INSTALLED))]
+    at = f", at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    return [f"{type(error).__name__}: {error}{at}"]
+
+
+_INSTALLED = tuple(
+    folder + os.sep
+    for name, folder in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+) + (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
 
 
 class _Search:
@@ -73,6 +91,7 @@ class _Search:
     def __init__(self, name: str | None):
         self.found: MappedStep | None = None
         self._name = name
+        self._mapped: list[str] = []  # the names of all mapped functions
         self._called: dict[Callable, str] = {}  # why it is not the step
         self._returned: dict[Callable, list[Any]] = {}  # by those that take only their state
 
@@ -85,30 +104,37 @@ class _Search:
             yield
 
     def told(self) -> list[str]:
-        return [f"it called {function_name(each)}: {why}" for each, why in self._called.items()]
+        told = [f"it called {function_name(each)}: {why}" for each, why in self._called.items()]
+        return told or ["it called no function that jax.pmap or jax_dist.pmap has mapped"]
+
+    def advice(self, *, is_broken: bool) -> str:
+        if is_broken:
+            return "Mend what it raised; --devices says how many devices it sees."
+        if self._name is None or not self._mapped:
+            return "Give the name of a mapped function that it calls."
+        return hint(self._name, self._mapped, "Give the name of a mapped function.")
 
     def _watched_way(self, way: Callable) -> Callable:
         def pmap(*args: Any, **kwargs: Any) -> Any:
             if not args and "fun" not in kwargs:
                 return functools.partial(pmap, **kwargs)
-            return _Watched(way(*args, **kwargs), self._call)
+            made = way(*args, **kwargs)
+            self._mapped.append(function_name(made))
+            return _Watched(made, self._call)
 
         return pmap
 
     def _call(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return function(*args, **kwargs)  # a part of what is compiled
-        if self._name in (None, function_name(function)):
-            self._look(function, args, kwargs)
-        else:
-            self._called[function] = "another name"
+        self._look(function, args, kwargs)
         result = function(*args, **kwargs)
         if function in self._returned:
             self._returned[function] = jax.tree.leaves(result)
         return result
 
     def _look(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Ends the program if this is the step."""
+        """Ends the program if this is the step, or if it trains and there is none of the name."""
         own = {id(leaf) for leaf in self._returned.get(function, [])}
         again = any(id(leaf) in own for leaf in jax.tree.leaves((args, kwargs)))
         if not again and function in self._called:
@@ -116,9 +142,15 @@ class _Search:
         step = MappedStep.of_mapped(function, args, kwargs)
         carried = step.state(jax.local_device_count())
         others = {owner for owner in step.call.owners if owner not in carried}
-        if again or self._name or (carried and others):
-            self.found = step
-            raise _Reached
+        is_named = self._name == function_name(function)
+        if is_named or again or (carried and others):
+            if is_named or self._name is None:
+                self.found = step
+                raise _Reached
+            self._called[function] = "another name"
+            if self._name not in self._mapped:  # it would train to its end
+                raise _Reached
+            return
         if carried:
             self._returned[function] = []
         self._called[function] = (

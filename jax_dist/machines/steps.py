@@ -28,6 +28,7 @@ class MappedStep:
     call: Call
     slices: tuple[jax.ShapeDtypeStruct, ...]  # what one device gives for each leaf of the arguments
     axes: tuple[Axis, ...]  # where the mapped axis stands in each leaf, from the left
+    given: int | None = None  # slices of the call that it was found in
 
     @property
     def name(self) -> str:
@@ -147,7 +148,7 @@ class MappedStep:
             call = Call.bind(said, inner.__wrapped__, args, kwargs)
         else:
             said, call = _first_pmap(fun, args, kwargs)
-        _ = call.size  # which says what is wrong where there is no one size
+        given = call.size
         slices, from_left = [], []
         for kind, axis in zip(map(type_of, call.leaves), call.axes, strict=True):
             shape = list(kind.shape)
@@ -156,7 +157,7 @@ class MappedStep:
                 del shape[axis]
             slices.append(type_of(kind, shape))
             from_left.append(axis)
-        return cls(said, call, tuple(slices), tuple(from_left))
+        return cls(said, call, tuple(slices), tuple(from_left), given)
 
 
 class _Found(Exception):  # noqa: N818  # it ends a trace, and is no error
@@ -183,6 +184,9 @@ def _first_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, Call
             jax.eval_shape(traced, [type_of(leaves[place]) for place in places])
     except _Found as found:
         return _in_our_words(fun, *found.args)
+    except NameError as error:  # a collective, outside of any map
+        if "unbound axis" not in str(error):
+            raise
     raise refusal(
         UnsupportedError,
         what=f"'{axes.function_name(fun)}' maps nothing",

@@ -111,9 +111,14 @@ def _taken_apart(name: str) -> tuple[str, str]:
     """
     >>> _taken_apart("V5E-16"), _taken_apart("h100")
     (('v5e', '16'), ('h100', ''))
+    >>> _taken_apart("v5litepod-16")
+    ('v5e', '16')
     """
     word, _, shape = name.lower().replace("-", ":").partition(":")
-    return word, shape
+    return _CLOUD_NAMES.get(word, word), shape
+
+
+_CLOUD_NAMES = {"v5litepod": "v5e"}  # as Google Cloud has it
 
 
 def _gpus(

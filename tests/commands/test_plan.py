@@ -124,7 +124,12 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "command",
-    [["python", "main.py", "6"], ["main.py", "6"], ["python3.12", "-m", "main", "6"]],
+    [
+        ["python", "main.py", "6"],
+        ["main.py", "6"],
+        ["python3", "-u", "main.py", "6"],
+        ["python3.12", "-m", "main", "6"],
+    ],
     ids=" ".join,
 )
 @pytest.mark.parametrize("named", [[], ["step"]], ids=["found", "named"])
@@ -151,10 +156,11 @@ def test_a_program_is_run_up_to_its_step(command, named, trainer, monkeypatch, c
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--", "python", "other.py"], "'python other.py' is no Python program. Give it as"),
-        (["--", "bash", "a_trainer.py"], "'bash a_trainer.py' is no Python program."),
+        (["--", "python", "other.py"], "there is no file other.py"),
+        (["--", "bash", "a_trainer.py"], "'bash a_trainer.py' cannot be run here"),
+        (["--ways", "zero", "--", "python", "a_trainer.py"], "plan knows no way 'zero'"),
         (["--args", "read", "--", "python", "a_trainer.py"], "--args is for a step that is named"),
-        (["--", "python", "a_trainer.py"], "the program ended before it called a mapped function"),
+        (["--", "python", "a_trainer.py"], "the program exited before it called a training step"),
         (["a_trainer.py:p_step"], "--args is missing. Give the arguments of the step; or, behind"),
         ([], "no step is given. Give a program that calls it"),
         (
@@ -278,3 +284,30 @@ def test_an_evaluation_carries_nothing(trainer):
     """).strip()
         in out
     )
+
+
+def test_without_any_program_the_command_was_invalid(trainer):
+    code, out, _ = _run(
+        "a_trainer.py:p_evaluate", "--args", "example_args", "--ways", "fsdp,replicated"
+    )
+
+    assert code == 2
+    assert out.startswith("<lambda>: No way gives a program for 8 cpu devices.")
+
+
+def test_a_picture_that_cannot_be_written_does_not_take_the_table_along(trainer):
+    code, out, err = _run(
+        "a_trainer.py:p_step", "--args", "example_args", "--plot", "no/such/folder/plan.svg"
+    )
+
+    assert code == 2
+    assert "no/such/folder" in err
+    assert out == "" or out.startswith("step: ")
+
+
+def test_a_collective_of_a_function_that_is_not_mapped(trainer):
+    code, _, err = _run("a_trainer.py:step", "--args", "params(), np.ones((4, 256), np.float32)")
+
+    assert code == 2
+    assert "'step' maps nothing" in err
+    assert "axis_name=" in err

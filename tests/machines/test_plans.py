@@ -237,7 +237,8 @@ def test_a_program_that_the_compiler_refuses_for_its_size_is_a_row(monkeypatch):
     assert (row.fits, row.needed, row.problem) == (False, 21_958_020_301, "")
     assert row.verdict == "does NOT fit, by 5.0 GB"
     assert found.advice == (
-        "It does not fit on v5e:16x16: fsdp needs least there, 22.0 GB of 16.9 GB."
+        "It does not fit on v5e:16x16: fsdp needs least, 22.0 GB of 16.9 GB. Try more devices, or "
+        "less for each."
     )
 
 
@@ -304,13 +305,13 @@ def _whole():
 
 def test_the_whole_table():
     assert str(_whole()) == textwrap.dedent("""\
-        step: It fits on v5e:2x4 in each way; fsdp needs least there, 546.6 MB. It fits
-          on tiny only as fsdp; fsdp needs least there, 480.0 MB.
+        step: It fits on v5e:2x4 in each way; fsdp needs least, 546.6 MB. It fits on
+          tiny only as fsdp; fsdp needs least, 480.0 MB.
 
         v5e:2x4: 8 devices on 1 host, with 16.9 GB for programs on each
-          way       on one device       arguments  temporary      peak
-          jax.pmap  fits, 16.0 GB free   377.6 MB   619.3 MB  906.2 MB
-          fsdp      fits, 16.4 GB free   377.6 MB   619.3 MB  546.6 MB
+          way       on one device       arguments  the rest      peak
+          jax.pmap  fits, 16.0 GB free   377.6 MB  528.6 MB  906.2 MB
+          fsdp      fits, 16.4 GB free   377.6 MB  169.0 MB  546.6 MB
 
         v5e:2x4, in one step
           way          moved  cycles  compiled in
@@ -320,9 +321,9 @@ def test_the_whole_table():
             2 all-reduce
 
         tiny: 8 devices on 1 host, with 500.0 MB for programs on each
-          way       on one device              arguments  temporary      peak
-          jax.pmap  does NOT fit, by 406.0 MB          -          -  906.0 MB
-          fsdp      fits, 20.0 MB free          377.6 MB   619.3 MB  480.0 MB
+          way       on one device              arguments  the rest      peak
+          jax.pmap  does NOT fit, by 406.0 MB          -         -  906.0 MB
+          fsdp      fits, 20.0 MB free          377.6 MB  102.4 MB  480.0 MB
           replicated  the step maps inside
 
         tiny, in one step
@@ -330,12 +331,49 @@ def test_the_whole_table():
           fsdp  236.0 MB       -       41.7 s
             2 all-reduce
 
+        What the ways are
+          jax.pmap    the program as it is
+          fsdp        by global_view, the state in parts, gathered once in a step
+          replicated  by global_view, a whole copy of the state on each device
+
         What the numbers are
-          moved   from each device in one step, around a ring; what is in a loop of
-                  unknown length counts once
-          cycles  the compiler's own estimate of what it orders its work by, bodies of
-                  loops once, waiting for other devices left out: it compares programs
-                  for one machine, and is no time""")
+          the rest  results that take over no donated argument, and what the step works
+                    with, at its peak
+          moved     sent over the network by each device in one step, around a ring;
+                    what is in a loop of unknown length counts once, so that it is more
+          cycles    the compiler's own estimate of what it orders its work by, bodies of
+                    loops once, waiting for other devices left out: it compares programs
+                    for one machine, and is no time""")
+
+
+def test_of_ways_that_fit_the_one_that_sends_least_is_named_too():
+    ring = Collective("all-reduce", ("i",), 16, 1, 64, 1_000.0)
+    less = PlannedWay("v5e:2x4", "replicated", ProgramCost((ring,)), 1.0, _LIMIT, 900_000_000)
+    fsdp = _row("v5e:2x4", "fsdp", 546_600_000)
+    machine = Machine("v5e:2x4", tuple(jax.devices()), _LIMIT)
+
+    assert Plan("step", (machine,), (less, fsdp)).advice == (
+        "It fits on v5e:2x4 in each way; replicated sends least, fsdp needs least, 546.6 MB."
+    )
+
+
+def test_a_batch_of_another_size_is_said():
+    machine = Machine("v5e:2x4", tuple(jax.devices()), _LIMIT)
+    rows = (_row("v5e:2x4", "fsdp", 546_600_000),)
+
+    text = str(Plan("step", (machine,), rows, slices=2))
+
+    assert "the call had 2 slices; each device gets one, which makes 4 times as" in text
+    assert "a batch" not in str(Plan("step", (machine,), rows, slices=8))
+
+
+def test_what_a_loop_of_unknown_length_sends_is_a_lower_bound():
+    runs = "in a loop of unknown length"
+    looped = Collective("all-gather", ("i",), 16, 1, 64, 8e9, runs=runs)
+    row = PlannedWay("tiny", "fsdp", ProgramCost((looped,)), 1.0, _LIMIT, 5 * 10**8)
+    machine = Machine("tiny", tuple(jax.devices()), _LIMIT)
+
+    assert "at least 8.0 GB" in str(Plan("step", (machine,), (row,)))
 
 
 def test_the_plan_as_data():

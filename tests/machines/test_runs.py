@@ -106,6 +106,15 @@ def _trainer():
     return Trainer()
 
 
+def test_a_name_that_is_mapped_may_be_called_after_the_step():
+    def run():
+        step, last = jax.pmap(_step, "i"), jax.pmap(_init)
+        step(jnp.ones((_N, 8)), _rows(2))
+        last(jax.random.split(jax.random.key(0), _N))
+
+    assert step_of(run, "_init").name == "_init"
+
+
 def test_a_pmap_inside_of_a_jitted_function_runs_as_ever():
     def run():
         mapped = jax.pmap(_step, "i")
@@ -144,20 +153,37 @@ def _fail():
     raise KeyError("rows")
 
 
+def _misspelled():
+    _train(jax.pmap, [])
+
+
 @pytest.mark.parametrize(
     ("run", "name", "lines"),
     [
         (
             _leave,
             None,
-            ["the program ended before it called a mapped function whose result goes in again:",
-             "it called _init: no result is like an argument", "Give the name of one"],
+            ["the program exited before it called a training step, which gets its result again:",
+             "SystemExit: 3, at ", "test_runs.py:", "it called _init: no result is like an",
+             "Give the name of a mapped function that it calls."],
         ),
         (
             _fail,
             "train_step",
             ["the program raised before it called 'train_step':", "KeyError: 'rows', at ",
-             "test_runs.py:", "it called <lambda>: another name", "See that it runs."],
+             "test_runs.py:", "it called <lambda>: nothing else goes in", "Mend what it raised"],
+        ),
+        (
+            _misspelled,
+            "_stepp",
+            ["the program came to its step before it called '_stepp':",
+             "it called _step: another name", "Did you mean _step?"],
+        ),
+        (
+            lambda: None,
+            None,
+            ["the program ended before it called a training step",
+             "it called no function that jax.pmap or jax_dist.pmap has mapped"],
         ),
     ],
 )  # fmt: skip
