@@ -4,6 +4,7 @@ A new release of JAX fails here, with the names to add to `jax_dist/primitives.p
 """
 
 import ast
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterator
@@ -365,3 +366,31 @@ def test_no_other_file_lists_primitives():
     ]
 
     assert found == []
+
+
+def test_of_what_has_no_record_nothing_is_known():
+    unknown = dataclasses.asdict(primitives.record("of a user"))
+
+    assert unknown.pop("name") == "of a user"
+    assert unknown.pop("kind") == "opaque"
+    assert not any(unknown.values())
+
+
+def test_a_record_has_the_facts_of_its_line_and_no_others():
+    known = {field.name for field in dataclasses.fields(primitives.Primitive)}
+    for line in primitives.TABLE.splitlines():
+        words, _, names = line.partition("#")[0].partition(":")
+        for name in names.split():
+            facts = dataclasses.asdict(primitives.RECORDS[name])
+            assert {fact for fact, held in facts.items() if held is True} == known & set(
+                words.split()
+            ), name
+
+
+def test_after_which_collectives_all_devices_have_the_same():
+    alike = {name for name, each in primitives.RECORDS.items() if each.makes_alike}
+
+    assert alike == {
+        *("psum", "psum_invariant", "pmax", "pmin"),
+        *("all_gather", "all_gather_invariant", "pbroadcast"),
+    }
