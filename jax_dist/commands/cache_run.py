@@ -305,6 +305,9 @@ def _programs(name: str) -> Iterable[tuple[Any, ...]]:
         programs = getattr(importlib.import_module(place), function)
     except (ModuleNotFoundError, AttributeError) as error:
         raise MisuseError(f"{name} cannot be found: {text_of(error)}") from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {text_of(error)}"
+        raise MisuseError(f"{place} cannot be imported: {said}") from error
     return programs()
 
 

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -62,6 +63,8 @@ def _check(options: argparse.Namespace) -> None:
     for each in modules:
         if not each.endswith(".py"):
             raise MisuseError(f"--helpers {each}: the name must end with .py, or be {_FULL}")
+        if not os.path.basename(each)[: -len(".py")].isidentifier():
+            raise MisuseError(f"--helpers {each}: no program could import a module of this name")
     if len(modules) > 1:
         raise MisuseError(f"--helpers names one module, not {counted(len(modules), 'module')}")
     if options.idiomatic and options.write and not options.verify:
@@ -69,6 +72,8 @@ def _check(options: argparse.Namespace) -> None:
             "--idiomatic writes only what is proved: add --verify and, behind --, a command that "
             "runs the code; or leave --write out to see the diff"
         )
+    if options.program and shutil.which(options.program[0]) is None:
+        raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
     if options.verify and not options.program:
         raise MisuseError("--verify needs a command: jax-dist migrate --verify src -- python a.py")
     if options.program and not options.verify:

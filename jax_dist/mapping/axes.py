@@ -215,6 +215,11 @@ def argument_paths(
     return paths
 
 
+def kept(tree: Any) -> Any:
+    """The axes as they are now: the containers may be changed later."""
+    return jax.tree.map(lambda axis: axis, tree, is_leaf=lambda axis: axis is None)
+
+
 def function_name(fun: Callable) -> str:
     """Without an address in it, for it is part of the program and of its cache key."""
     while isinstance(fun, functools.partial):

@@ -191,7 +191,7 @@ def pmap(
         options = Options(
             axis_name=axis_name,
             in_axes=in_axes,
-            out_axes=out_axes,
+            out_axes=axes.kept(out_axes),
             static=_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
             donated=_numbers("donate_argnums", donate_argnums),
             choice=DeviceChoice(

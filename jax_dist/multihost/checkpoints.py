@@ -93,7 +93,8 @@ class Checkpoints:
                 raise ValueError(
                     f"Checkpoints: {name} must be an integer of at least 1, not {number}."
                 )
-        self._folder = pathlib.Path(folder).absolute()
+        path = pathlib.Path(folder).absolute()
+        self._folder = path.resolve() if ".." in path.parts else path  # TensorStore takes no ".."
         self._every, self._kept = every, (keep, keep_period)
         self._last = 0  # the step that was restored or saved last
         self._pending: int | None = None  # the step that is being written

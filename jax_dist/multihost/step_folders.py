@@ -47,12 +47,18 @@ os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in tuple
 class _Manifest(NamedTuple):
     leaves: dict[str, str]  # path to type, as in {"['w']": "float32[3]"}
     files: dict[str, tuple[int, int]]  # path in the folder to bytes and CRC-32
-    digest: str  # of the two
+    digest: str  # of the two and the step, which an earlier version left out
 
     @classmethod
-    def of(cls, leaves: dict[str, str], files: dict[str, tuple[int, int]]) -> "_Manifest":
-        dumped = json.dumps([leaves, files], sort_keys=True).encode()
+    def of(
+        cls, leaves: dict[str, str], files: dict[str, tuple[int, int]], *step: int
+    ) -> "_Manifest":
+        dumped = json.dumps([leaves, files, *step], sort_keys=True).encode()
         return cls(leaves, files, hashlib.sha256(dumped).hexdigest())
+
+    def is_of(self, step: int) -> bool:
+        parts = self.leaves, self.files
+        return self in (_Manifest.of(*parts, step), _Manifest.of(*parts))
 
 
 def steps_in(folder: pathlib.Path, *, ours: bool = False) -> list[int]:
@@ -77,8 +83,8 @@ def examine(folder: pathlib.Path) -> tuple[dict[str, str], list[str]]:
         raise
     except OSError:
         manifest = None
-    if manifest is None or manifest != _Manifest.of(manifest.leaves, manifest.files):
-        return {}, [f"it has no {MANIFEST} that can be read"]
+    if manifest is None or not manifest.is_of(int(folder.name)):
+        return {}, [f"it has no {MANIFEST} that can be read and is of this step"]
     found = []
     for name, written in sorted(manifest.files.items()):
         try:
@@ -233,11 +239,11 @@ class StepWriter:
         written = self._ours / str(step)
         try:
             # What goes missing after it was listed has no checksum, or is missed by `examine`.
-            paths = sorted(path for path in (written / ITEM).rglob("*") if path.is_file())
+            paths = sorted(path for path in written.rglob("*") if path.is_file())
             files = {str(path.relative_to(written)): _checksum(path) for path in paths}
             if lost := missing(written / ITEM):
                 raise OSError(lost[0])
-            manifest = json.dumps(_Manifest.of(leaves, files)._asdict(), indent=1)
+            manifest = json.dumps(_Manifest.of(leaves, files, step)._asdict(), indent=1)
             (written / MANIFEST).write_text(manifest)
             sync_tree(written)
             written.rename(self._folder / str(step))

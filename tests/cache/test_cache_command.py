@@ -192,10 +192,12 @@ def test_warm_starts_the_processes_that_a_program_has(tmp_path):
         ("programs.py", "programs.py names no function; write programs.py:programs"),
         ("none.py:programs", "none.py:programs cannot be found"),
         ("programs.py:nothing", "programs.py:nothing cannot be found"),
+        ("broken.py:programs", "broken cannot be imported: ZeroDivisionError: division by zero"),
     ],
 )
 def test_warm_says_what_it_cannot_find(tmp_path, programs, said, monkeypatch, capsys):
     (tmp_path / "programs.py").write_text(PROGRAMS)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     err = io.StringIO()

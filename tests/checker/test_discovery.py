@@ -73,6 +73,20 @@ class TestFind:
 
         assert _find("pkg") == ("pkg/c.py", "pkg/deep/d.py", "pkg/other.py")
 
+    def test_what_is_no_file_is_left_alone(self):
+        os.symlink("round.py", "pkg/round.py")
+        os.mkfifo("pkg/pipe.py")
+
+        assert _find("pkg") == ("pkg/c.py", "pkg/deep/d.py")
+
+    def test_a_name_that_is_no_text_is_told_in_text(self):
+        pathlib.Path(os.fsdecode(b"pkg/x\xff.py")).touch()
+
+        found = sources.find_files(["pkg"], Patterns(sources.EXCLUDED, "."))
+
+        assert found.files == ("pkg/c.py", "pkg/deep/d.py")
+        assert found.unreadable == (r"pkg/x\udcff.py",)
+
     def test_folders_that_cannot_be_opened_are_told(self, monkeypatch):
         def scandir(folder, real=os.scandir):
             if folder == "pkg/deep":

@@ -74,6 +74,15 @@ def _misuse(*arguments: str) -> str:
     return err.getvalue()
 
 
+def test_a_command_that_there_is_not_and_a_module_that_nobody_could_import():
+    assert "nosuchprogram cannot be started: there is no such program" in _misuse(
+        "--verify", "a.py", "--", "nosuchprogram"
+    )
+    assert "--helpers a-b.py: no program could import a module of this name" in _misuse(
+        "--to", "jax", "--helpers", "a-b.py", "a.py"
+    )
+
+
 def test_a_diff_is_shown_and_nothing_is_written(folder: pathlib.Path):
     (folder / "a.py").write_text(_BEFORE)
 

@@ -151,6 +151,14 @@ def test_axes_other_than_the_first():
     assert negative.shape == (3, 8, 1)
 
 
+def test_out_axes_are_those_of_the_decoration():
+    out_axes = {"a": 0}
+    mapped = jax_dist.pmap(lambda x: {"a": x}, out_axes=out_axes)
+    out_axes["a"] = None
+
+    assert mapped(np.arange(8.0, dtype=np.float32))["a"].shape == (8,)
+
+
 def test_out_axes_none_gives_the_value_of_the_first_device():
     result = jax_dist.pmap(lambda x: x * 10, out_axes=None)(_EIGHT + 1)
 

@@ -1,5 +1,6 @@
 """Checkpoints: what is saved comes back as it was, whatever happened to the newest one."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -120,6 +121,45 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, how):
     assert newest == 2
     assert again["w"][799] == 3 * 799
     assert names_in(tmp_path) == ["1", "2", "2.damaged"]
+
+
+def test_a_folder_that_got_the_name_of_another_step_is_damaged(tmp_path):
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        checkpoints.save(1, {"w": np.full(3, 1.0)})
+        checkpoints.save(2, {"w": np.full(3, 2.0)})
+    (tmp_path / "2").rename(tmp_path / "9")
+
+    with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning, match="of this st"):
+        restored, step = checkpoints.restore({"w": np.zeros(3)})
+
+    assert (step, restored["w"].tolist()) == (1, [1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("kept", ["1/jax_dist.json", "1/default/_METADATA"])
+def test_every_file_of_a_step_is_known(kept, tmp_path):
+    with Checkpoints(tmp_path, every=1) as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3)})
+    manifest = json.loads((tmp_path / "1" / "jax_dist.json").read_text())
+    there = {
+        str(path.relative_to(tmp_path / "1"))
+        for path in (tmp_path / "1").rglob("*")
+        if path.is_file()
+    }
+
+    assert set(manifest["files"]) == there - {"jax_dist.json"}
+    assert (tmp_path / kept).is_file()
+
+
+def test_a_folder_may_be_named_from_the_one_above(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with Checkpoints("../steps", every=1) as checkpoints:
+        checkpoints.save(1, {"w": np.ones(3)})
+
+    with Checkpoints(tmp_path / "here" / ".." / "steps") as checkpoints:
+        _, step = checkpoints.restore({"w": np.zeros(3)})
+    assert step == 1
+    assert names_in(tmp_path / "steps") == ["1"]
 
 
 def test_with_nothing_whole_the_state_is_the_one_given(tmp_path):

@@ -149,7 +149,7 @@ class FoundFiles:
     """What a search gave, each part sorted."""
 
     files: tuple[str, ...]  # named as the user named the folder they are in
-    unreadable: tuple[str, ...] = ()  # folders that could not be opened
+    unreadable: tuple[str, ...] = ()  # folders that could not be opened, names that are not UTF-8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,12 +284,17 @@ class _Walk:
                     continue
                 if self._exclude.match_name(entry.name) or self._exclude.match_place(path):
                     continue
-                if is_folder:
+                if not _is_text(path):  # no message could name it
+                    self.unreadable.append(path.encode(errors="backslashreplace").decode())
+                elif is_folder:
                     yield path
-                elif not entry.is_symlink():
-                    self.files.append(path)
-                elif entry.is_file():  # neither a folder nor a link that leads nowhere
-                    self.links.append(path)
+                elif os.path.isfile(path):  # no pipe, nor a link that leads nowhere
+                    (self.links if entry.is_symlink() else self.files).append(path)
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path is UTF-8: others reach Python with surrogates in them."""
+    return not any("\udc80" <= character <= "\udcff" for character in path)
 
 
 def _plain(path: str) -> str:
