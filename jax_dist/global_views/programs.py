@@ -67,6 +67,11 @@ class Setting:
         return MeshAxes(self.name, {name: self.mesh.shape[name] for name in self.mesh_axes})
 
     @property
+    def further(self) -> frozenset[Any]:
+        """The axes of the mesh that the mapped axis is not."""
+        return frozenset(self.mesh.axis_names) - {*self.mesh_axes}
+
+    @property
     def by_device(self) -> NamedSharding:
         """Of `[N, *s]`."""
         return NamedSharding(self.mesh, P(self.axes.part))
@@ -93,6 +98,7 @@ class Setting:
             arrays="global",
             captures=self.captures,
             gathers="keep",
+            further=tuple((n, self.mesh.shape[n]) for n in sorted(self.further, key=str)),
         )
 
 
@@ -142,12 +148,12 @@ class StepProgram:
     @functools.cached_property
     def emitter(self) -> Emitter:
         setting, mesh = self.setting, self.setting.mesh.abstract_mesh
-        further = frozenset(mesh.axis_names) - {*setting.mesh_axes}
         cut_over = {n for leaf in self.leaves.values() for n in axes_of(leaf.sharding.spec)}
         for eqn in interpreter.equations(self.body.jaxpr):
             cut_over |= names_of_constraint(eqn)
         # Sums over what is cut have another order.
-        free = further if setting.scatters and further & cut_over else frozenset()
+        frees = setting.scatters and setting.further & cut_over
+        free = setting.further if frees else frozenset()
         is_cpu = setting.mesh.devices.flat[0].platform == "cpu"
         mesh_axes = dataclasses.replace(setting.axes, free=free, widens=bool(free) and is_cpu)
         # As a shard_map over these axes shows it.

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
@@ -141,9 +140,9 @@ def global_view(
         mesh_axes=own,
         in_axes=in_axes,
         out_axes=out_axes,
-        state=_positions("state", () if state is None else state),
-        static=_positions("static_broadcasted_argnums", static_broadcasted_argnums),
-        donated=_positions("donate_argnums", donate_argnums),
+        state=axes.argument_numbers("state", () if state is None else state),
+        static=axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
+        donated=axes.argument_numbers("donate_argnums", donate_argnums),
         given_mesh=mesh,
         shardings=shardings,
         scatters=gradients == "scatter",
@@ -388,13 +387,3 @@ def _unknown_choice(argument: str, value: object, choices: str) -> ArgumentTypeE
         why="it decides where the state lies, and what is summed how",
         do=f"Give {choices}.",
     )
-
-
-def _positions(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
-    try:
-        numbers = [operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))]
-    except TypeError:
-        raise mapping_refusals.bad_argument_numbers(argument, value) from None
-    if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
-        raise mapping_refusals.bad_argument_numbers(argument, value)
-    return tuple(sorted(numbers))
