@@ -178,8 +178,8 @@ class Signatures:
                     for leaf in own
                 ],
                 why=f"there are {self._setting.size} devices, and each has its own value of it",
-                do="Say which, by place(state, *other arguments, stacked=...): a tree as the state, "
-                "with True where the first dimension counts devices; or False, if it never does.",
+                do="Say which, by place(state, *other arguments, stacked=...): a tree as the state "
+                "that is True where the first dimension counts devices; False if it never does.",
             )
 
     def _warn(self, lines: dict[str, str], *, what: str, why: str, do: str) -> None:
