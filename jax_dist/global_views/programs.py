@@ -232,7 +232,10 @@ class StepProgram:
         run, given = self.emitter, []
         captured, leaves = leaves[: self._hidden], leaves[self._hidden :]
         for place, (leaf, axis) in enumerate(zip(leaves, self.in_axes, strict=True)):
-            spec = self.leaves[place].sharding.spec if place in self.leaves else None
+            own = self.leaves.get(place)
+            spec = own.sharding.spec if own else None
+            if own and own.is_away:
+                leaf = jax.device_put(leaf, NamedSharding(run.mesh, own.sharding.spec))
             if axis is None:
                 given.append(run.laid(leaf, spec or P()))
             else:
@@ -240,12 +243,12 @@ class StepProgram:
         outs = run.run(self.plan, [*captured, *given])
         results = []
         for place, (out, is_shared) in enumerate(zip(outs, self.plan.outs, strict=True)):
-            axis = self.body.out_axes[place]
-            if place in self.results:
-                axis = None if self.leaves[self.results[place]].shared else 0
+            axis, own = self.body.out_axes[place], self.leaves.get(self.results.get(place, -1))
+            if own:
+                axis = None if own.shared else 0
             if axis is not None:
                 out = jnp.moveaxis(run.for_each_device(out) if is_shared else out, 0, axis)
-            results.append(out)
+            results.append(jax.device_put(out, own.sharding) if own and own.is_away else out)
         return results
 
 
@@ -280,14 +283,14 @@ class Ready:
             if not (target.is_fully_addressable or target.is_fully_replicated):
                 self._check_is_of_all(call, place)
             if not isinstance(leaf, jax.Array) or leaf.sharding == target or not leaf.committed:
+                if place in own and own[place].is_away:  # jit does not move it there
+                    placed[place] = copies.put_whole(leaf, target)
                 continue
             if place in own and not leaf.sharding.is_equivalent_to(target, leaf.ndim):
                 raise refusal(
                     PlacementError,
                     what="a leaf of the state does not lie as the global view keeps it",
-                    which=[
-                        f"{own[place].path} lies as {leaf.sharding}, and is kept as {target.spec}"
-                    ],
+                    which=[f"{own[place].path} lies as {leaf.sharding}, and is kept as {target}"],
                     why="to move it in each call would cost more than the step",
                     do="Place the state once, by state = view.place(state).",
                 )

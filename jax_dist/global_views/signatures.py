@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from jax_dist.errors import (
     GlobalViewError,
@@ -61,10 +60,10 @@ class Signatures:
         """One argument of the state on the mesh."""
         if program is None:
             setting, paths = self._setting, given.short_paths
-            specs = state_placement.specs_of(
+            layouts = state_placement.layouts_of(
                 setting.shardings, setting.by_device, paths, given.type.leaves
             )
-            lie = [(NamedSharding(setting.mesh, spec), None) for spec in specs]
+            lie = [(each, None) for each in layouts]
         else:
             own = [leaf for leaf in program.leaves.values() if leaf.argument == number]
             lie = [(leaf.sharding, not leaf.shared) for leaf in own]

@@ -160,11 +160,12 @@ class _TracedStep:
             for path, _ in jax.tree.leaves_with_path(tree)
         ]
         paths, kinds = [short[place] for place in self._state], list(self._state.values())
-        specs = state_placement.specs_of(setting.shardings, setting.by_device, paths, kinds)
+        layouts = state_placement.layouts_of(setting.shardings, setting.by_device, paths, kinds)
         result_of = {place: result for result, place in self._results.items()}
         leaves: dict[int, Leaf] = {}
-        for (place, kind), spec in zip(self._state.items(), specs, strict=True):
+        for (place, kind), layout in zip(self._state.items(), layouts, strict=True):
             path, shared, why, through = self._paths[place], self._ins[hidden + place], None, ()
+            spec = layout.spec
             if not shared:
                 why = self._origin(hidden + place, result_of[place])
                 through = tuple(each for each in self._paths_of(why) if each != path)
@@ -182,10 +183,10 @@ class _TracedStep:
             owner = cast(int, call.owners[place])
             further = spec if callable(setting.shardings) else ()
             own = spec if shared else P(setting.axes.part, *further)
-            lie = NamedSharding(setting.mesh, own)
+            lie = NamedSharding(setting.mesh, own, memory_kind=layout.memory_kind)
             leaves[place] = Leaf(owner, path, kind, shared, lie, spec, setting.size, why, through)
         if setting.shardings == "fsdp":
-            self._check_something_cut(leaves, specs)
+            self._check_something_cut(leaves)
         return leaves
 
     def _origin(self, place: int, result: int) -> VaryingOrigin:
@@ -207,9 +208,8 @@ class _TracedStep:
         paths = [*self._captures, *self._paths]
         return [paths[n] for n in why.inputs]
 
-    def _check_something_cut(self, leaves: dict[int, Leaf], specs: Sequence[P]) -> None:
-        pairs = zip(leaves.values(), specs, strict=True)
-        wanted = [leaf for leaf, spec in pairs if axes_of(spec)]
+    def _check_something_cut(self, leaves: dict[int, Leaf]) -> None:
+        wanted = [leaf for leaf in leaves.values() if axes_of(leaf.wanted)]
         if wanted and not any(leaf.shared for leaf in wanted):
             raise refusal(
                 GlobalViewError,
