@@ -37,7 +37,7 @@ class Leaf:
     @property
     def is_away(self) -> bool:
         """Whether it lies in another memory than that of the device, as in "pinned_host"."""
-        return self.sharding.memory_kind != NamedSharding(self.sharding.mesh, P()).memory_kind
+        return self.sharding.memory_kind not in (None, "device")
 
     @property
     def is_cut(self) -> bool:
