@@ -95,6 +95,20 @@ def test_a_state_is_brought_there_and_read_from_there():
         view(other.place(start, X, stacked=False), X)
 
 
+def test_it_stays_there_in_a_scan_over_steps():
+    view = _view(jax.devices())
+    state = view.place(_state(), X, stacked=False)
+    turns = jax.jit(lambda s: lax.scan(lambda s, _: view(s, X), s, length=2)[0])
+    twice = turns(state)
+
+    assert _kinds(twice) == _kinds(state)
+    for _ in range(2):
+        state, _ = view(state, X)
+    for (path, leaf), other in zip(_leaves(twice), jax.tree.leaves(state), strict=True):
+        message = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(leaf, other, rtol=1e-5, atol=1e-6, err_msg=message)
+
+
 def test_a_sharding_of_another_mesh_is_refused():
     mesh = Mesh(np.array(jax.devices()[:4]), ("i",))
     rule = lambda path, leaf: NamedSharding(mesh, P(), memory_kind="pinned_host")
