@@ -3,12 +3,14 @@
     python benchmarks/global_view.py                          # six workloads, some minutes
     python benchmarks/global_view.py --only mlp,transformer
     python benchmarks/global_view.py --processes 2 --only mlp,transformer
+    python benchmarks/global_view.py --only bodies,hsdp,model     # compiled only, seconds
 
 All ways of a workload run in one process, on 8 simulated CPU devices, so that ratios mean something
 on a busy machine. Time is CPU time of the whole process, the least of some steps; memory is that of
 the compiled program's own analysis, and "held" what the live arrays of one device take. "by hand"
 is FSDP as one writes it: parameters gathered, gradients scattered, and an update on one eighth.
-With several processes, the figures are those of the first.
+With several processes, the figures are those of the first. The programs of `state_programs` are
+only compiled: optimizers in branches and loops, groups, and a further axis of the mesh.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from state_programs import PROGRAMS, Program
 from state_workloads import DEVICES, WORKLOADS, Tree, Workload
 
 from jax_dist import global_view
@@ -81,6 +84,11 @@ def main() -> None:
     asked = parser.parse_args()
     simulated_devices(DEVICES)
     for name in asked.only.split(","):
+        if name in PROGRAMS:
+            print(f"{name}, jax {jax.__version__}, one of {DEVICES} devices\n{COMPILED_HEAD}")
+            for program in PROGRAMS[name]():
+                print(compared(program), flush=True)
+            continue
         if asked.processes == 1:
             rows = measured(name)
         else:
@@ -105,6 +113,34 @@ def measured(name: str) -> list[Row]:
     mesh = Mesh(np.array(jax.devices()), ("i",))
     wanted: list[Reference] = []
     return [_row(way, make, wanted) for way, make in ways(workload, mesh).items()]
+
+
+# ---- what is only compiled
+
+
+COMPILED_HEAD = (
+    f"  {'':30} {'args B':>11} {'temp B':>11} {'both':>6} {'FLOPs':>6}  sent, bytes of the results"
+)
+
+
+def compared(program: Program) -> str:
+    """One line of the table; both kinds of memory, and the FLOPs, are divided by pmap's."""
+    devices = jax.devices()[: program.count]
+    mapped = jax.pmap(program.step, "i", devices=devices, donate_argnums=0)
+    stack = lambda leaf: jax.ShapeDtypeStruct((program.count, *leaf.shape), leaf.dtype)
+    under_pmap = mapped.lower(jax.tree.map(stack, program.state), *program.batch).compile()
+    view = global_view(program.step, "i", donate_argnums=0, **program.options)
+    here = view.lower(program.state, *program.batch).compile()
+    (args, temps, flops), theirs = _analysed(here), _analysed(under_pmap)
+    both, share = (args + temps) / sum(theirs[:2]), flops / theirs[2]
+    text = f"  {program.name:30} {args:>11,} {temps:>11,} {both:6.2f} {share:6.2f}"
+    return f"{text}  {sent(here.as_text())}"
+
+
+def _analysed(compiled: Any) -> tuple[int, int, float]:
+    memory = compiled.memory_analysis()
+    flops = (compiled.cost_analysis() or {}).get("flops", 0.0)
+    return memory.argument_size_in_bytes, memory.temp_size_in_bytes, flops
 
 
 # ---- the ways

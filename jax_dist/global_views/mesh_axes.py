@@ -31,9 +31,8 @@ class MeshAxes:
     name: Any  # in the step
     sizes: Mapping[Any, int]  # of the mesh axes that it is, outermost first
     free: frozenset[Any] = frozenset()  # the further axes, if XLA may cut over them in islands
-    widens: bool = (
-        False  # XLA for CPU then aborts at a sum of bfloat16, unless it is one of float32
-    )
+    # XLA for CPU then aborts at a sum of bfloat16, unless it is one of float32.
+    widens: bool = False
 
     @property
     def part(self) -> Any:
@@ -126,4 +125,4 @@ def names_of_constraint(eqn: JaxprEqn) -> set[Any]:
     """The mesh axes that a constraint of the user cuts over; none of another equation."""
     is_one = _compat.name_of(eqn) == "sharding_constraint"
     spec = getattr(eqn.params["sharding"], "spec", P()) if is_one else P()
-    return axes_of(spec)
+    return axes_of(spec) - {P.UNCONSTRAINED}

@@ -67,6 +67,11 @@ class Setting:
         return MeshAxes(self.name, {name: self.mesh.shape[name] for name in self.mesh_axes})
 
     @property
+    def further(self) -> frozenset[Any]:
+        """The axes of the mesh that the mapped axis is not."""
+        return frozenset(self.mesh.axis_names) - {*self.mesh_axes}
+
+    @property
     def by_device(self) -> NamedSharding:
         """Of `[N, *s]`."""
         return NamedSharding(self.mesh, P(self.axes.part))
@@ -93,6 +98,7 @@ class Setting:
             arrays="global",
             captures=self.captures,
             gathers="keep",
+            further=tuple((n, self.mesh.shape[n]) for n in sorted(self.further, key=str)),
         )
 
 
@@ -142,12 +148,12 @@ class StepProgram:
     @functools.cached_property
     def emitter(self) -> Emitter:
         setting, mesh = self.setting, self.setting.mesh.abstract_mesh
-        further = frozenset(mesh.axis_names) - {*setting.mesh_axes}
         cut_over = {n for leaf in self.leaves.values() for n in axes_of(leaf.sharding.spec)}
         for eqn in interpreter.equations(self.body.jaxpr):
             cut_over |= names_of_constraint(eqn)
         # Sums over what is cut have another order.
-        free = further if setting.scatters and further & cut_over else frozenset()
+        frees = setting.scatters and setting.further & cut_over
+        free = setting.further if frees else frozenset()
         is_cpu = setting.mesh.devices.flat[0].platform == "cpu"
         mesh_axes = dataclasses.replace(setting.axes, free=free, widens=bool(free) and is_cpu)
         # As a shard_map over these axes shows it.
@@ -226,7 +232,10 @@ class StepProgram:
         run, given = self.emitter, []
         captured, leaves = leaves[: self._hidden], leaves[self._hidden :]
         for place, (leaf, axis) in enumerate(zip(leaves, self.in_axes, strict=True)):
-            spec = self.leaves[place].sharding.spec if place in self.leaves else None
+            own = self.leaves.get(place)
+            spec = own.sharding.spec if own else None
+            if own and own.is_away:
+                leaf = jax.device_put(leaf, NamedSharding(run.mesh, own.sharding.spec))
             if axis is None:
                 given.append(run.laid(leaf, spec or P()))
             else:
@@ -234,12 +243,12 @@ class StepProgram:
         outs = run.run(self.plan, [*captured, *given])
         results = []
         for place, (out, is_shared) in enumerate(zip(outs, self.plan.outs, strict=True)):
-            axis = self.body.out_axes[place]
-            if place in self.results:
-                axis = None if self.leaves[self.results[place]].shared else 0
+            axis, own = self.body.out_axes[place], self.leaves.get(self.results.get(place, -1))
+            if own:
+                axis = None if own.shared else 0
             if axis is not None:
                 out = jnp.moveaxis(run.for_each_device(out) if is_shared else out, 0, axis)
-            results.append(out)
+            results.append(jax.device_put(out, own.sharding) if own and own.is_away else out)
         return results
 
 
@@ -274,14 +283,14 @@ class Ready:
             if not (target.is_fully_addressable or target.is_fully_replicated):
                 self._check_is_of_all(call, place)
             if not isinstance(leaf, jax.Array) or leaf.sharding == target or not leaf.committed:
+                if place in own and own[place].is_away:  # jit does not move it there
+                    placed[place] = copies.put_whole(leaf, target)
                 continue
             if place in own and not leaf.sharding.is_equivalent_to(target, leaf.ndim):
                 raise refusal(
                     PlacementError,
                     what="a leaf of the state does not lie as the global view keeps it",
-                    which=[
-                        f"{own[place].path} lies as {leaf.sharding}, and is kept as {target.spec}"
-                    ],
+                    which=[f"{own[place].path} lies as {leaf.sharding}, and is kept as {target}"],
                     why="to move it in each call would cost more than the step",
                     do="Place the state once, by state = view.place(state).",
                 )

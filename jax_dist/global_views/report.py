@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -36,6 +35,11 @@ class Leaf:
         return jax.ShapeDtypeStruct(shape, self.type.dtype, sharding=self.sharding)
 
     @property
+    def is_away(self) -> bool:
+        """Whether it lies in another memory than that of the device, as in "pinned_host"."""
+        return self.sharding.memory_kind not in (None, "device")
+
+    @property
     def is_cut(self) -> bool:
         return bool(axes_of(self.sharding.spec))
 
@@ -47,13 +51,14 @@ class Leaf:
 
     @property
     def bytes_per_device(self) -> int:
-        shape = self.sharding.shard_shape(self.whole.shape)
-        return math.prod(shape) * _item_size(self.type.dtype)
+        """In the memory of the device."""
+        shape = (0,) if self.is_away else self.sharding.shard_shape(self.whole.shape)
+        return math.prod(shape) * self.type.dtype.itemsize
 
     @property
     def bytes_under_pmap(self) -> int:
         """The whole of it."""
-        return self.type.size * _item_size(self.type.dtype)
+        return self.type.size * self.type.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,7 +128,8 @@ class GlobalViewReport:
                 leaf.path,
                 f"{leaf.type.dtype}{list(leaf.type.shape)}",
                 "shared" if leaf.origin is None else f"varies from {leaf.origin}",
-                str(leaf.sharding.spec).replace("PartitionSpec", "P"),
+                str(leaf.sharding.spec).replace("PartitionSpec", "P")
+                + (f" in {leaf.sharding.memory_kind}" if leaf.is_away else ""),
                 f"{leaf.bytes_per_device:,}",
             )
             for leaf in self.leaves
@@ -147,11 +153,3 @@ class GlobalViewReport:
             f"{self.bytes_under_pmap:,}"
         )
         return "\n".join(lines)
-
-
-def _item_size(dtype: Any) -> int:
-    """The bytes of one element; of a random key, those of its data."""
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
-        return math.prod(data.shape) * data.dtype.itemsize
-    return dtype.itemsize

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from jax_dist.errors import (
     GlobalViewError,
@@ -61,10 +60,10 @@ class Signatures:
         """One argument of the state on the mesh."""
         if program is None:
             setting, paths = self._setting, given.short_paths
-            specs = state_placement.specs_of(
+            layouts = state_placement.layouts_of(
                 setting.shardings, setting.by_device, paths, given.type.leaves
             )
-            lie = [(NamedSharding(setting.mesh, spec), None) for spec in specs]
+            lie = [(each, None) for each in layouts]
         else:
             own = [leaf for leaf in program.leaves.values() if leaf.argument == number]
             lie = [(leaf.sharding, not leaf.shared) for leaf in own]
@@ -178,8 +177,8 @@ class Signatures:
                     for leaf in own
                 ],
                 why=f"there are {self._setting.size} devices, and each has its own value of it",
-                do="Place the state, and say which: stacked=False, if the first dimension does not "
-                "count devices; else a tree as the state, with True for such a leaf.",
+                do="Say which, by place(state, *other arguments, stacked=...): a tree as the state "
+                "that is True where the first dimension counts devices; False if it never does.",
             )
 
     def _warn(self, lines: dict[str, str], *, what: str, why: str, do: str) -> None:

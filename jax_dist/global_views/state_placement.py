@@ -28,7 +28,7 @@ from jax_dist.mapping.copies import (
     put_whole,
 )
 
-_Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
+_Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P | NamedSharding]
 Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule
 
 _SMALL = 1024  # elements; below, a leaf stays whole under "fsdp"
@@ -233,12 +233,12 @@ def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> A
 # ---- layouts
 
 
-def specs_of(
+def layouts_of(
     shardings: Shardings,
     by_device: NamedSharding,
     paths: Sequence[str],
     leaves: Sequence[jax.ShapeDtypeStruct],
-) -> list[P]:
+) -> list[NamedSharding]:
     """How each leaf is to lie if it is shared.
 
     Args:
@@ -250,15 +250,19 @@ def specs_of(
     Raises:
       GlobalViewError: a rule gives a spec that does not fit.
     """
-    if shardings == "replicated":
-        return [P()] * len(leaves)
-    if shardings == "fsdp":
-        name = names_of(by_device.spec[0])[-1]  # along the others, copied
-        return [_fully_sharded(leaf.shape, by_device.mesh.shape[name], name) for leaf in leaves]
-    specs = []
+    mesh, found = by_device.mesh, []
     for path, leaf in zip(paths, leaves, strict=True):
-        spec = shardings(path, leaf)
-        misfit = _misfit(leaf.shape, spec, by_device.mesh)
+        if callable(shardings):
+            given: Any = shardings(path, leaf)
+        elif shardings == "fsdp":
+            name = names_of(by_device.spec[0])[-1]  # along the others, copied
+            given = _fully_sharded(leaf.shape, mesh.shape[name], name)
+        else:
+            given = P()
+        spec, kind = given, None
+        if isinstance(given, NamedSharding) and given.mesh.shape == mesh.shape:
+            spec, kind = given.spec, given.memory_kind
+        misfit = _misfit(leaf.shape, spec, mesh)
         if misfit is not None:
             raise refusal(
                 GlobalViewError,
@@ -266,10 +270,10 @@ def specs_of(
                 which=[f"{path} of shape {tuple(leaf.shape)}: {spec!r}"],
                 why=misfit,
                 do="Give a PartitionSpec over the axes of the mesh, whose sizes divide the "
-                "dimensions.",
+                "dimensions; or a NamedSharding of this mesh, with a memory kind.",
             )
-        specs.append(spec)
-    return specs
+        found.append(NamedSharding(mesh, spec, memory_kind=kind))
+    return found
 
 
 def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:

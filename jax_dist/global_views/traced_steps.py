@@ -8,6 +8,7 @@ from jax.extend.core import Var
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_dist._exceptions import text_of
 from jax_dist.errors import GlobalViewError, UnsupportedError, refusal
 from jax_dist.global_views import state_placement
 from jax_dist.global_views.islands import BodyPlan, plan
@@ -18,7 +19,7 @@ from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin
 from jax_dist.mapping import axes, body
 from jax_dist.mapping.body import Body, Call
 from jax_dist.mapping.copies import axes_of
-from jax_dist.passes import interpreter
+from jax_dist.passes import interpreter, pipeline
 
 
 def build(
@@ -32,7 +33,13 @@ def build(
       state: by the places of its leaves, their types on one device.
       varying: the places of those that come in with a value for each device.
     """
-    found = body.Body.of(setting.options, call)
+    try:
+        found = body.Body.of(setting.options, call)
+    except ValueError as error:
+        said, *_ = text_of(error).split(" You probably")
+        if not any(sign in said for sign in _CONSTRAINT_SIGNS):
+            raise
+        raise _bad_constraint(pipeline.line_of(error), said) from error
     if found.regions:
         regions = sorted(repr(str(each)) for each in found.regions)
         raise refusal(
@@ -43,18 +50,24 @@ def build(
             do="Map once, over a mesh of all devices, or keep jax_dist.pmap for this function.",
         )
     for eqn in interpreter.equations(found.jaxpr):
-        further = {*setting.mesh.axis_names} - {*setting.mesh_axes}
-        if not names_of_constraint(eqn) <= further:
-            line = interpreter.source_line(eqn) or "an unknown line"
-            raise refusal(
-                UnsupportedError,
-                what="the mapped function cuts an array over the mapped axis itself",
-                which=[f"with_sharding_constraint at {line}: {eqn.params['sharding']}"],
-                why="it is the program of one device, which has nothing to cut over that axis",
-                do="Remove the constraint; say how the state lies by shardings=. Further axes of "
-                "the mesh may be named.",
-            )
+        if not names_of_constraint(eqn) <= setting.further:
+            raise _bad_constraint(interpreter.source_line(eqn), eqn.params["sharding"])
     return _TracedStep(setting, call, state, varying, found).program()
+
+
+# Of JAX, where a constraint is only a spec, which holds for the mesh that is traced on.
+_CONSTRAINT_SIGNS = ("is not found in mesh", "can only refer to Auto axes of the mesh")
+
+
+def _bad_constraint(line: str, said: object) -> UnsupportedError:
+    return refusal(
+        UnsupportedError,
+        what="the mapped function cuts an array over the mapped axis, or one that the mesh lacks",
+        which=[f"with_sharding_constraint at {line or 'an unknown line'}: {said}"],
+        why="it is the program of one device, which has nothing to cut over the mapped axis",
+        do="Remove the constraint; say how the state lies by shardings=. Further axes of the mesh "
+        "may be named.",
+    )
 
 
 class _TracedStep:
@@ -147,11 +160,12 @@ class _TracedStep:
             for path, _ in jax.tree.leaves_with_path(tree)
         ]
         paths, kinds = [short[place] for place in self._state], list(self._state.values())
-        specs = state_placement.specs_of(setting.shardings, setting.by_device, paths, kinds)
+        layouts = state_placement.layouts_of(setting.shardings, setting.by_device, paths, kinds)
         result_of = {place: result for result, place in self._results.items()}
         leaves: dict[int, Leaf] = {}
-        for (place, kind), spec in zip(self._state.items(), specs, strict=True):
+        for (place, kind), layout in zip(self._state.items(), layouts, strict=True):
             path, shared, why, through = self._paths[place], self._ins[hidden + place], None, ()
+            spec = layout.spec
             if not shared:
                 why = self._origin(hidden + place, result_of[place])
                 through = tuple(each for each in self._paths_of(why) if each != path)
@@ -167,15 +181,12 @@ class _TracedStep:
                         "pmap, one for each device.",
                     )
             owner = cast(int, call.owners[place])
-            own = (
-                spec
-                if shared
-                else P(setting.axes.part, *(spec if callable(setting.shardings) else ()))
-            )
-            lie = NamedSharding(setting.mesh, own)
+            further = spec if callable(setting.shardings) else ()
+            own = spec if shared else P(setting.axes.part, *further)
+            lie = NamedSharding(setting.mesh, own, memory_kind=layout.memory_kind)
             leaves[place] = Leaf(owner, path, kind, shared, lie, spec, setting.size, why, through)
         if setting.shardings == "fsdp":
-            self._check_something_cut(leaves, specs)
+            self._check_something_cut(leaves)
         return leaves
 
     def _origin(self, place: int, result: int) -> VaryingOrigin:
@@ -197,9 +208,8 @@ class _TracedStep:
         paths = [*self._captures, *self._paths]
         return [paths[n] for n in why.inputs]
 
-    def _check_something_cut(self, leaves: dict[int, Leaf], specs: Sequence[P]) -> None:
-        pairs = zip(leaves.values(), specs, strict=True)
-        wanted = [leaf for leaf, spec in pairs if axes_of(spec)]
+    def _check_something_cut(self, leaves: dict[int, Leaf]) -> None:
+        wanted = [leaf for leaf in leaves.values() if axes_of(leaf.wanted)]
         if wanted and not any(leaf.shared for leaf in wanted):
             raise refusal(
                 GlobalViewError,

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
@@ -70,13 +69,14 @@ def global_view(
       shardings: "replicated"; "fsdp", which cuts the longest dimension that the devices divide, of
         leaves from 1024 elements on, over the last of `mesh_axes`, and copies over the others; or a
         function of the path of a leaf, as in "params/w", and its type, that gives a
-        `PartitionSpec`.
+        `PartitionSpec`; or a `NamedSharding` of the mesh, whose memory kind the leaf is kept in
+        between two steps.
       static_broadcasted_argnums: positions of arguments that are compile-time constants.
       donate_argnums: positions of arguments whose memory the results may take over; give the state.
       gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
         and sums over such parts, as in the norm of all gradients, be taken in another order.
-        "reduce" gathers instead, and gives the bits of pmap: along further axes each device then
-        computes the same. Without parts there is no difference.
+        "reduce" gathers instead, and takes each sum in pmap's order: along further axes each device
+        then computes the same. Without parts there is no difference.
       regather: whether what lies in parts is gathered each time that it is read, in the forward
         and again in the backward pass, and in each turn of a scan over layers; else once in a step.
         It takes less memory, and sends more.
@@ -141,9 +141,9 @@ def global_view(
         mesh_axes=own,
         in_axes=in_axes,
         out_axes=out_axes,
-        state=_positions("state", () if state is None else state),
-        static=_positions("static_broadcasted_argnums", static_broadcasted_argnums),
-        donated=_positions("donate_argnums", donate_argnums),
+        state=axes.argument_numbers("state", () if state is None else state),
+        static=axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
+        donated=axes.argument_numbers("donate_argnums", donate_argnums),
         given_mesh=mesh,
         shardings=shardings,
         scatters=gradients == "scatter",
@@ -249,9 +249,9 @@ class GlobalView:
         Raises:
           PlacementError: an array is no leaf of the state.
         """
-        return self._by_leaf(
-            state, "first", shared=jnp.copy, varying=lambda leaf: jnp.copy(leaf[0])
-        )
+        here = lambda leaf: jax.device_put(leaf, jax.memory.Space.Device)
+        own = lambda leaf: jnp.copy(here(leaf)[0])
+        return self._by_leaf(state, "first", shared=jnp.copy, varying=own)
 
     def stacked(self, state: Any) -> Any:
         """The state as pmap has it, for a function that is still mapped by it.
@@ -388,13 +388,3 @@ def _unknown_choice(argument: str, value: object, choices: str) -> ArgumentTypeE
         why="it decides where the state lies, and what is summed how",
         do=f"Give {choices}.",
     )
-
-
-def _positions(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
-    try:
-        numbers = [operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))]
-    except TypeError:
-        raise mapping_refusals.bad_argument_numbers(argument, value) from None
-    if any(number < 0 for number in numbers) or len(set(numbers)) < len(numbers):
-        raise mapping_refusals.bad_argument_numbers(argument, value)
-    return tuple(sorted(numbers))

@@ -4,11 +4,13 @@ Shapes: `N` is the size of the mapped axis, spread one slice a device; `*s` is t
 """
 
 import collections
+import contextlib
 import functools
 import inspect
+import operator
 import re
 import reprlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -37,6 +39,15 @@ def check_name(axis_name: Any) -> None:
             why="collectives find the axis by its name",
             do=f"Give one name, as in axis_name={name!r}.",
         ) from None
+
+
+def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
+    """Ascending, each once. Raises ValueError unless they are positions."""
+    with contextlib.suppress(TypeError):
+        numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
+        if min(numbers, default=0) >= 0:
+            return tuple(sorted(numbers))
+    raise refusals.bad_argument_numbers(argument, value)
 
 
 def check_axes(argument: str, prefix: AxisPrefix) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AxisType, Sharding
+from jax.sharding import AbstractMesh, AxisType, Sharding
 
 from jax_dist import _compat
 from jax_dist._exceptions import text_of
@@ -41,6 +41,7 @@ class Options:
     arrays: str  # "local" or "global"
     captures: Captures
     gathers: Gathers
+    further: tuple[tuple[Any, int], ...] = ()  # axes of the mesh that a body may name, with sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,8 +232,12 @@ def _jaxpr_of(
         if not any(sign in said for sign in signs):
             raise
         mesh = options.choice.lay_out(call.size, whole=True).mesh.abstract_mesh
-        manual = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
-        with meshes.context_of(manual):
+        mesh = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
+        if options.further:
+            axis_types = (*mesh.axis_types, *(AxisType.Auto for _ in options.further))
+            names, sizes = zip(*mesh.shape_tuple, *options.further, strict=True)
+            mesh = AbstractMesh(sizes, names, axis_types=axis_types)
+        with meshes.context_of(mesh):
             return trace()
     except NameError as error:
         if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(text_of(error))):

@@ -7,9 +7,7 @@ method, which is another object at each access, is known by its function and its
 to `jax.pmap`. All are held weakly, for a dispatcher must not keep its own key alive.
 """
 
-import contextlib
 import functools
-import operator
 import sys
 import types
 import weakref
@@ -192,8 +190,8 @@ def pmap(
             axis_name=axis_name,
             in_axes=in_axes,
             out_axes=axes.kept(out_axes),
-            static=_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
-            donated=_numbers("donate_argnums", donate_argnums),
+            static=axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
+            donated=axes.argument_numbers("donate_argnums", donate_argnums),
             choice=DeviceChoice(
                 fun_name=axes.function_name(fun),
                 axis_name=axis_name if isinstance(axis_name, str) else UNNAMED,
@@ -229,14 +227,6 @@ def _devices(devices: Any) -> tuple[Device, ...] | None:
         why="slice k of the mapped axis runs on device k of it",
         do=do,
     )
-
-
-def _numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
-    with contextlib.suppress(TypeError):
-        numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
-        if min(numbers, default=0) >= 0:
-            return tuple(sorted(numbers))
-    raise refusals.bad_argument_numbers(argument, value)
 
 
 def _stand_in() -> Callable | None:

@@ -219,7 +219,7 @@ class StepWriter:
         self._release()
 
     def _has_lock(self) -> bool:
-        """Whether whoever comes would find the folder locked, by this process."""
+        """Whether the next job would find the folder locked, by this process."""
         try:
             here = (self._folder / _LOCK).stat()
             return self._lock in _held and os.path.samestat(os.fstat(self._lock), here)

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from types import FrameType
@@ -55,6 +56,14 @@ def user_line() -> str:
     """Where the user's code is now: "train.py:12", or "" if there is none of it."""
     _, frame = _user_frame()
     return "" if frame is None else f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def line_of(error: BaseException) -> str:
+    """Where the user's code was when an error was raised, as `user_line` gives it."""
+    trace = traceback.walk_tb(error.__traceback__)
+    files = [(frame.f_code.co_filename, line) for frame, line in trace]
+    lines = [f"{shown(f)}:{line}" for f, line in files if not f.startswith(_OURS_AND_JAX)]
+    return lines[-1] if lines else ""
 
 
 def _user_frame() -> tuple[int, FrameType | None]:

@@ -273,10 +273,14 @@ def test_what_xla_cannot_cut_is_whole_there(inner):
 
 
 @pytest.mark.parametrize("gradients", ["scatter", "reduce"])
-def test_a_constraint_of_the_step_may_name_further_axes(gradients):
+@pytest.mark.parametrize(
+    ("spec", "names_mesh"),
+    [(P(None, "model"), True), (P(None, "model"), False), (P(P.UNCONSTRAINED, "model"), False)],
+)
+def test_a_constraint_of_the_step_may_name_further_axes(gradients, spec, names_mesh):
     mesh, whole = _mesh(i=4, model=2), lambda path, leaf: P()
 
-    cut = jax.NamedSharding(mesh, P(None, "model"))
+    cut = jax.NamedSharding(mesh, spec) if names_mesh else spec
 
     def step(state, x, y, constrained=lambda hidden: lax.with_sharding_constraint(hidden, cut)):
         def loss(params):
@@ -308,6 +312,29 @@ def test_a_constraint_over_the_mapped_axis_is_refused(name):
     view = global_view(step, "i", mesh=_mesh(i=4, model=2))
     with pytest.raises(UnsupportedError, match=r"test_mesh_axes.py:\d+: NamedSharding"):
         view(view.place(X[0, 0], stacked=False), X[:4])
+
+
+@pytest.mark.parametrize("spec", [P("i"), P("replica"), P("nothing"), P(("replica", "model"))])
+def test_a_constraint_that_is_only_a_spec_and_does_not_hold_is_refused(spec):
+    def step(w, x):
+        return lax.with_sharding_constraint(w, spec), x
+
+    mesh = _mesh(replica=2, shard=2, model=2)
+    view = global_view(step, "i", mesh=mesh, mesh_axes=HSDP)
+    with pytest.raises(UnsupportedError, match=r"test_mesh_axes.py:\d+: (The spec|Res)"):
+        view(view.place(X[0, 0], stacked=False), X[:4])
+
+
+def test_a_spec_alone_names_further_axes_where_the_mapped_axis_is_several():
+    def step(w, x):
+        hidden = lax.with_sharding_constraint(x @ w, P(None, "model"))
+        return w - lax.pmean(hidden.sum(0), "i"), hidden
+
+    mesh = _mesh(replica=2, shard=2, model=2)
+    view = global_view(step, "i", mesh=mesh, mesh_axes=HSDP)
+    w = view.place(np.ones((64, 64), np.float32), stacked=False)
+    assert '[{}, {"model"}]' in view.lower(w, X[:4]).as_text()
+    np.testing.assert_allclose(view(w, X[:4])[1], X[:4] @ np.ones((64, 64)), atol=1e-4)
 
 
 def test_a_leaf_that_varies_cannot_be_cut_over_the_mapped_axis():

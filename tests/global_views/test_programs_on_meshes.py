@@ -1,9 +1,9 @@
 """Training programs of all kinds on meshes of several axes: pmap's bits, or its numbers.
 
-Without a further axis all is equal to the bit. With one, sums have another order, so float64 is
-compared, to 1e-9 of the largest number of a leaf. Adafactor averages over rows and columns, which
-XLA for CPU adds up as they happen to lie in memory, in any two programs; so it is compared so only.
-And `optax.MultiSteps` does not take float64.
+Without a further axis all is equal to the bit, but for groups on jax 0.12. With one, sums have
+another order, so float64 is compared, to 1e-9 of the largest number of a leaf. Adafactor averages
+over rows and columns, which XLA for CPU adds up as they happen to lie in memory, in any two
+programs; so it is compared so only. And `optax.MultiSteps` does not take float64.
 """
 
 from collections.abc import Callable

@@ -160,6 +160,7 @@ def test_a_leaf_that_may_have_a_value_for_each_device_is_asked_for(how):
     with pytest.raises(PlacementError, match=words) as told:
         run()
     assert "state['own']" in str(told.value)
+    assert how == "traced" or "stacked=...): a tree as the state" in str(told.value)
     assert "test_stacked_states.py" in str(told.value)  # where it begins to vary
 
 
@@ -174,6 +175,16 @@ def test_a_tree_says_which_leaves_have_a_value_for_each_device():
     _same(view(state, _X)[0], other(expected, _X)[0])
     whole = view.place(_mixed(), _X, stacked=False)
     assert whole["own"].shape == (8, 8)
+
+
+def test_the_state_of_another_view_is_taken_where_it_is_said_what_is_stacked():
+    one, other = _view(), _view()
+    state, _ = one(one.place(_state(), _X, stacked=False), _X)
+
+    with pytest.raises(PlacementError, match=r"stacked=\.\.\."):
+        other(state, _X)
+    placed = other.place(state, _X, stacked={"w": False, "own": True})
+    _same(other(placed, _X)[0], one(state, _X)[0])
 
 
 def test_trees_for_several_states():
