@@ -106,6 +106,7 @@ _COUNTS = [
     ("launch -n 1 --restarts {} -- true", 0, 1_000_000),
     ("lint --jobs {} a.py", 1, 1024),
     ("migrate --devices {} a.py", 1, 4096),
+    ("plan --devices {} -- a.py", 1, 64),
     ("cache verify --runs {} -- true", 2, 1000),
     ("cache warm --devices {} a:b", 1, 4096),
     ("cache warm --processes {} a:b", 1, 1024),

@@ -337,12 +337,13 @@ def test_a_report_ends_with_the_plan():
     plan = Plan("step", (machine,), rows)
     report = Report("step", *[ProgramCost()] * 2, _STABLE, _STABLE, plan=plan)
 
-    assert str(report).splitlines()[2:8] == [
+    assert str(report).splitlines()[2:9] == [
         "Ways to run it",
-        "  It does not fit on v5e:2x2: fsdp needs least there, 20.0 GB of 16.9 GB.",
+        "  It does not fit on v5e:2x2: fsdp needs least, 20.0 GB of 16.9 GB. Try more",
+        "  devices, or less for each.",
         "",
         "v5e:2x2: 4 devices on 1 host, with 16.9 GB for programs on each",
-        "  way   on one device            arguments  temporary     peak",
-        "  fsdp  does NOT fit, by 3.1 GB          -          -  20.0 GB",
+        "  way   on one device            arguments  the rest     peak",
+        "  fsdp  does NOT fit, by 3.1 GB          -         -  20.0 GB",
     ]
     assert report.to_dict()["plan"]["rows"][0]["fits"] is False
