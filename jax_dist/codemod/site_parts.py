@@ -61,8 +61,8 @@ def _is_handed_on(module: Module, reference: ast.expr) -> bool:
 
 def _is_seen(module: Module, site: Site) -> bool:
     """Whether all uses of an alias are places of this file."""
-    statement = module.parent(site.node)
-    targets: list[Any] = getattr(statement, "targets", None) or [statement.target]  # type: ignore[attr-defined]
+    statement: Any = module.parent(site.node)  # an assignment, of one of the two kinds
+    targets: list[Any] = getattr(statement, "targets", None) or [statement.target]
     places = {each.reference for each in pmaps.sites(module)}
     for target in targets:
         if not isinstance(target, ast.Name):

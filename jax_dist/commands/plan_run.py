@@ -41,7 +41,8 @@ def _of_program(options: argparse.Namespace, progress: Callable[[str], object]) 
             raise MisuseError(f"{flag} is for a step that is named: the program says it")
     program = _program_of(options.program)
     with _said_of(told):
-        plans.check_ways(_ways(options.ways))
+        ways = _ways(options.ways)
+        plans.check_ways(ways)
         machines = plans.machines_of(options.on or _devices_here())
         if options.on or options.devices:
             _simulate(options.devices, len(machines[0].devices))
@@ -53,7 +54,7 @@ def _of_program(options: argparse.Namespace, progress: Callable[[str], object]) 
             step,
             machines,
             state=_positions("--state", options.state),
-            ways=_ways(options.ways),
+            ways=ways,
             quick=options.quick,
             progress=progress,
         )

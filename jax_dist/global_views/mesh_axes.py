@@ -18,10 +18,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping.copies import axes_of, names_of
+from jax_dist.mapping.copies import names_of
 from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.passes.primitive_facts import record_of
+from jax_dist.uniformity import cut_along
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ def without_constraint(eqn: JaxprEqn) -> Handler | None:
     return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
 
 
-def names_of_constraint(eqn: JaxprEqn) -> set[Any]:
+def names_of_constraint(eqn: JaxprEqn) -> frozenset[Any]:
     """The mesh axes that a constraint of the user cuts over; none of another equation."""
     is_one = _compat.name_of(eqn) == "sharding_constraint"
     spec = getattr(eqn.params["sharding"], "spec", P()) if is_one else P()
-    return axes_of(spec) - {P.UNCONSTRAINED}
+    return cut_along(spec) - {P.UNCONSTRAINED}

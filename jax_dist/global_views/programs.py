@@ -23,12 +23,12 @@ from jax_dist.global_views.state_placement import Shardings
 from jax_dist.mapping import axes, copies, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
-from jax_dist.mapping.copies import axes_of
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
 from jax_dist.passes import programs as compiled
 from jax_dist.passes.captures import Captures
 from jax_dist.passes.constants import put_copy
+from jax_dist.uniformity import cut_along
 
 StateLeaves: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, the types on one device
 
@@ -148,7 +148,7 @@ class StepProgram:
     @functools.cached_property
     def emitter(self) -> Emitter:
         setting, mesh = self.setting, self.setting.mesh.abstract_mesh
-        cut_over = {n for leaf in self.leaves.values() for n in axes_of(leaf.sharding.spec)}
+        cut_over = {n for leaf in self.leaves.values() for n in cut_along(leaf.sharding.spec)}
         for eqn in interpreter.equations(self.body.jaxpr):
             cut_over |= names_of_constraint(eqn)
         # Sums over what is cut have another order.

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _pictures
 from jax_dist._usage import counted
 from jax_dist.global_views.uniformity import VaryingOrigin
-from jax_dist.mapping.copies import axes_of, names_of
+from jax_dist.mapping.copies import names_of
+from jax_dist.uniformity import cut_along
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,13 +42,13 @@ class Leaf:
 
     @property
     def is_cut(self) -> bool:
-        return bool(axes_of(self.sharding.spec))
+        return bool(cut_along(self.sharding.spec))
 
     @property
     def is_kept_from_cut(self) -> bool:
         """Whether it was to be cut over the mapped axis, along which each device has its own."""
         own = names_of(self.sharding.spec[0]) if not self.shared else ()
-        return not axes_of(self.wanted).isdisjoint(own)
+        return not cut_along(self.wanted).isdisjoint(own)
 
     @property
     def bytes_per_device(self) -> int:

@@ -18,8 +18,8 @@ from jax_dist.global_views.report import Leaf
 from jax_dist.global_views.uniformity import SharedAxis, VaryingOrigin
 from jax_dist.mapping import axes, body
 from jax_dist.mapping.body import Body, Call
-from jax_dist.mapping.copies import axes_of
 from jax_dist.passes import interpreter, pipeline
+from jax_dist.uniformity import cut_along
 
 
 def build(
@@ -169,7 +169,7 @@ class _TracedStep:
             if not shared:
                 why = self._origin(hidden + place, result_of[place])
                 through = tuple(each for each in self._paths_of(why) if each != path)
-                is_cut = axes_of(spec) & {*setting.mesh_axes}
+                is_cut = cut_along(spec) & {*setting.mesh_axes}
                 if callable(setting.shardings) and is_cut:
                     raise refusal(
                         GlobalViewError,
@@ -209,7 +209,7 @@ class _TracedStep:
         return [paths[n] for n in why.inputs]
 
     def _check_something_cut(self, leaves: dict[int, Leaf]) -> None:
-        wanted = [leaf for leaf in leaves.values() if axes_of(leaf.wanted)]
+        wanted = [leaf for leaf in leaves.values() if cut_along(leaf.wanted)]
         if wanted and not any(leaf.shared for leaf in wanted):
             raise refusal(
                 GlobalViewError,

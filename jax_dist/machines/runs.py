@@ -5,7 +5,6 @@ import functools
 import os
 import sys
 import sysconfig
-import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from jax_dist._usage import hint
 from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.machines.steps import MappedStep
 from jax_dist.mapping.axes import function_name
+from jax_dist.passes.pipeline import place_of
 
 
 def step_of(program: Callable[[], object], name: str | None = None) -> MappedStep:
@@ -72,9 +72,8 @@ def _told(error: BaseException | None) -> list[str]:
     """What ended the program, with the place in it."""
     if error is None or isinstance(error, _Reached):
         return []
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not each.filename.startswith(("<", *_INSTALLED))]
-    at = f", at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    place = place_of(error, ("<", *_INSTALLED))
+    at = f", at {place[0]}:{place[1]}" if place else ""
     return [f"{type(error).__name__}: {error}{at}"]
 
 
@@ -82,7 +81,7 @@ _INSTALLED = tuple(
     folder + os.sep
     for name, folder in sysconfig.get_paths().items()
     if name in ("stdlib", "platstdlib", "purelib", "platlib")
-) + (os.path.dirname(os.path.dirname(__file__)) + os.sep,)
+)
 
 
 class _Search:

@@ -27,11 +27,6 @@ def names_of(part: Any) -> tuple[Any, ...]:
     return tuple(part) if isinstance(part, tuple | list) else () if part is None else (part,)
 
 
-def axes_of(spec: P) -> set[Any]:
-    """The axes that a spec cuts over."""
-    return {name for part in spec for name in names_of(part)}
-
-
 def count(by_device: NamedSharding) -> int:
     """N."""
     return math.prod(by_device.mesh.shape[name] for name in names_of(by_device.spec[0]))

@@ -278,11 +278,11 @@ class Checkpoints:
     ) -> tuple[int, dict[str, Any], dict[str, np.ndarray], dict[str, list[str]]]:
         """The newest whole step, or 0; its arrays; those that are copies; what is damaged."""
         tried, trouble = 0, ""
+        own = jax.process_index() == 0
         while True:
             try:
                 # Rank 0 looks, and tells the others: they must not restore different ones.
-                own = jax.process_index() == 0
-                answer = self._in_all(lambda: json.dumps(self._look()) if own else "")  # noqa: B023
+                answer = self._in_all(lambda: json.dumps(self._look()) if own else "")
             except OSError as error:
                 raise _unreadable(self._folder, text_of(error)) from error
             step, saved, damages = json.loads(broadcast_one_to_all(answer, timeout=_TIMEOUT))

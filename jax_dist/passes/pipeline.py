@@ -58,12 +58,24 @@ def user_line() -> str:
     return "" if frame is None else f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+def place_of(error: BaseException, beside: tuple[str, ...] = ()) -> tuple[str, int] | None:
+    """The file and line where the user's code was when an error was raised.
+
+    Args:
+      error: that was raised.
+      beside: what the names of files begin with that are not the user's, beside ours and JAX's.
+    """
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not (file := frame.f_code.co_filename).startswith((*_OURS_AND_JAX, *beside)):
+            found = file, line
+    return found
+
+
 def line_of(error: BaseException) -> str:
-    """Where the user's code was when an error was raised, as `user_line` gives it."""
-    trace = traceback.walk_tb(error.__traceback__)
-    files = [(frame.f_code.co_filename, line) for frame, line in trace]
-    lines = [f"{shown(f)}:{line}" for f, line in files if not f.startswith(_OURS_AND_JAX)]
-    return lines[-1] if lines else ""
+    """The same, as `user_line` gives it."""
+    place = place_of(error)
+    return "" if place is None else f"{shown(place[0])}:{place[1]}"
 
 
 def _user_frame() -> tuple[int, FrameType | None]:

@@ -284,17 +284,13 @@ class _Walk:
                     continue
                 if self._exclude.match_name(entry.name) or self._exclude.match_place(path):
                     continue
-                if not _is_text(path):  # no message could name it
-                    self.unreadable.append(path.encode(errors="backslashreplace").decode())
+                told = path.encode(errors="backslashreplace").decode()
+                if told != path:  # it is not UTF-8, and no message could name it
+                    self.unreadable.append(told)
                 elif is_folder:
                     yield path
                 elif os.path.isfile(path):  # no pipe, nor a link that leads nowhere
                     (self.links if entry.is_symlink() else self.files).append(path)
-
-
-def _is_text(path: str) -> bool:
-    """Whether a path is UTF-8: others reach Python with surrogates in them."""
-    return not any("\udc80" <= character <= "\udcff" for character in path)
 
 
 def _plain(path: str) -> str:
