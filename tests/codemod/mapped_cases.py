@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_IS_OLD = jax.__version_info__ < (0, 8)  # not promised there: see docs/mapped.md
+_IS_OLD = jax.__version_info__ < (0, 8)  # not promised there: see docs/migrating.md
 
 
 def rows(*shape: int, dtype: Any = np.float32) -> np.ndarray:

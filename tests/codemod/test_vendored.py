@@ -35,7 +35,7 @@ from jax_dist.codemod.vendored.mapped import (
 from jax_dist.testing import run_processes
 
 _FOLDER = pathlib.Path(module.__file__).parent
-_IS_OLD = jax.__version_info__ < (0, 8)  # not promised there: see docs/mapped.md
+_IS_OLD = jax.__version_info__ < (0, 8)  # not promised there: see docs/migrating.md
 _IS_EARLY = not _IS_OLD and jax.__version_info__ < (0, 10)
 _REFUSED_EARLY = {  # jax.pmap moves no arrays in 0.8 and 0.9
     "what lies on one device",
