@@ -32,7 +32,6 @@ _SEARCH_BOOST = {
     "design.md": 0.1,
     "flax.md": 4,  # before the rules, which have the same words in their titles
 }
-_FIRST_RULE = re.compile(r"^## JXD", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -69,9 +68,6 @@ def _chain(pages: list[Page]) -> None:
 def on_page_markdown(text: str, page: Page, **_: Any) -> str:
     if boost := _SEARCH_BOOST.get(page.file.src_uri):
         page.meta.setdefault("search", {"boost": boost})
-    if page.file.src_uri == "rules.md":
-        cut = _FIRST_RULE.search(text)
-        text = text[: cut.start()] if cut else text
     text = _FILE.sub(r'```\1 title="\2"', text)
     text = _RULE_LINK.sub(lambda match: f"(rules/{match[1].upper()}.md)", text)
     text = _HELP.sub(lambda match: _help(match[1].split()), text)

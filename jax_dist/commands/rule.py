@@ -35,9 +35,10 @@ def add_parser(commands: Any) -> None:
     which.add_argument("--all", action="store_true", help="all rules")
     parser.add_argument(
         "--output-format",
-        choices=("text", "json", "markdown"),
+        choices=("text", "json", "markdown", "table"),
         default="text",
-        help="text (the default; with --all one line for each rule), json or markdown: whole pages",
+        help="text (the default; with --all one line for each rule); json or markdown: whole "
+        "pages; table: a row for each rule, in Markdown",
     )
     parser.set_defaults(run=_run)
 
@@ -78,9 +79,11 @@ _ONE = {
     "text": lambda page: f"{page}\n",
     "json": lambda page: _json(dataclasses.asdict(page)),
     "markdown": markdown.page_markdown,
+    "table": lambda page: markdown.table([page]),
 }
 _ALL = {
     "text": _list,
     "json": lambda pages: _json([dataclasses.asdict(page) for page in pages]),
     "markdown": markdown.book,
+    "table": markdown.table,
 }

@@ -87,10 +87,27 @@ def test_all_pages_as_json():
     assert [page["code"] for page in pages] == sorted(linter.PAGES)
 
 
-def test_the_documentation_has_the_pages_of_today():
+def test_a_row_says_what_a_rule_finds_and_what_it_costs():
+    rows = [f"| {page.summary} | {page.cost} | " for page in linter.PAGES.values()]
+    _, out, _ = _run("--all", "--output-format", "table")
+
+    assert [row for row in rows if row not in out] == []
+    assert [page.code for page in linter.PAGES.values() if not (page.summary and page.cost)] == []
+    assert max(len(row) for row in rows) < 150  # a few words
+
+
+def test_all_pages_as_markdown_follow_their_table():
+    _, table, _ = _run("--all", "--output-format", "table")
     _, out, _ = _run("--all", "--output-format", "markdown")
 
-    remedy = "run: jax-dist rule --all --output-format markdown > docs/rules.md"
+    assert out.startswith(table)
+    assert out.count("\n### What it does\n") == len(linter.PAGES)
+
+
+def test_the_documentation_has_the_table_of_today():
+    _, out, _ = _run("--all", "--output-format", "table")
+
+    remedy = "run: jax-dist rule --all --output-format table > docs/rules.md"
     assert out == _DOCS.read_text(encoding="utf-8"), remedy
 
 

@@ -5,20 +5,22 @@ from collections.abc import Sequence
 
 from jax_dist.checker.rules import Page
 
-_HEAD = """\
+_TABLE = """\
 # Lint rules
 
-These are the rules of `jax-dist lint`. `jax-dist rule CODE` prints one of these pages; this command
-writes all of them:
-
-```text
-jax-dist rule --all --output-format markdown > docs/rules.md
-```
+These are the rules of `jax-dist lint`. `jax-dist rule CODE` explains one of them, with an example
+and what to write instead.
 
 Suppress a finding with `# noqa: CODE` or `# jax-dist: ignore[CODE]` on its line. A *safe* fix gives
 the same values and shapes, in one process and in many; `--fix` applies it. An *unsafe* fix should
-be right, but a person should review it; `--unsafe-fixes` applies it. A *display* fix is only a
-sketch. The pages are data:
+be right, but review it; `--unsafe-fixes` applies it. A *display* fix is only a sketch. Rules marked
+*off* can only say "may": `--extend-select CODE` turns them on.
+
+| rule | finds | what it costs you | fix |
+|---|---|---|---|
+ROWS
+
+The pages are data:
 
 ```pycon
 >>> from jax_dist.checker.engine.linter import PAGES
@@ -26,22 +28,29 @@ sketch. The pages are data:
 'psum-of-one'
 ```
 
-| code | name | fix | on by default |
-|---|---|---|---|
-ROWS
+This command writes this page, and `--output-format markdown` all of them:
 
+```text
+jax-dist rule --all --output-format table > docs/rules.md
+```
 """
 
 
+def table(pages: Sequence[Page]) -> str:
+    """One row for each rule, with the anchor that links to it name."""
+    return _TABLE.replace("ROWS", "\n".join(map(_row, pages)))
+
+
+def _row(page: Page) -> str:
+    anchor = f"{page.code.lower()}-{page.name}"
+    name = f'<a id="{anchor}"></a>[{page.code}](#{anchor}) {page.name}'
+    off = "" if page.default else ", off"
+    return f"| {name} | {page.summary} | {page.cost} | {page.fix_level}{off} |"
+
+
 def book(pages: Sequence[Page]) -> str:
-    """One document with a table of the rules and all pages."""
-    rows = "\n".join(
-        f"| [{page.code}](#{page.code.lower()}-{page.name}) | {page.name} | {page.fix_level} "
-        f"| {'yes' if page.default else 'no'} |"
-        for page in pages
-    )
-    chapters = "\n".join(page_markdown(page, 2) for page in pages)
-    return _HEAD.replace("ROWS", rows) + chapters
+    """The table of the rules, and all their pages."""
+    return f"{table(pages)}\n" + "\n".join(page_markdown(page, 2) for page in pages)
 
 
 def page_markdown(page: Page, level: int = 1) -> str:

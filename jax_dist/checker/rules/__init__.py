@@ -34,6 +34,8 @@ class Page:
     since: str  # the jax versions it holds for, such as "jax 0.10.0: removed."
     source: str  # where it is documented or was measured
     default: bool = True  # False: only where asked for, because it can only say "may"
+    summary: str = ""  # what it finds, in a few words: its row in the table of rules
+    cost: str = ""  # what that costs, in as few
 
     def __str__(self) -> str:
         headings = (

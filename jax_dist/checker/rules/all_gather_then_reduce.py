@@ -10,6 +10,8 @@ from jax_dist.checker.rules import Found, Page, rule
 _PAGE = Page(
     code="JXD301",
     name="all-gather-then-reduce",
+    summary="a gather that is only summed, averaged or compared",
+    cost="every device receives and keeps the blocks of all others",
     what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
     "dimension or over all dimensions, by mean, sum, max or min.",
     why="Every device receives and keeps the blocks of all others, only to add them up: 2 MiB of "

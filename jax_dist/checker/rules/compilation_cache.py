@@ -11,6 +11,8 @@ from jax_dist.checker.rules import Found, Page, rule
 _PARTITIONING = Page(
     code="JXD402",
     name="custom-partitioning-outside-shard-map",
+    summary="a `custom_partitioning` operation outside `shard_map`",
+    cost="the cache misses in every run",
     what="Finds calls of a function made by `custom_partitioning`, inside a function that the file "
     "passes to jit and not to shard_map.",
     why="The program contains the address of a Python object, so its key in the persistent cache "
@@ -53,6 +55,8 @@ def _custom_partitioning_outside_shard_map(module: Module) -> Iterator[Found]:
 _CALLBACK = Page(
     code="JXD405",
     name="callback-not-cached",
+    summary="a callback or a `jax.debug.print`",
+    cost="through jax 0.10.2 the program is never cached",
     what="Finds `jax.pure_callback`, `jax.experimental.io_callback`, `jax.debug.callback` and "
     "`jax.debug.print`.",
     why="Through jax 0.10.2 a program with a callback is never written to the persistent cache, "
@@ -83,6 +87,8 @@ def _callback_not_cached(module: Module) -> Iterator[Found]:
 _CONFIG = Page(
     code="JXD406",
     name="cache-config",
+    summary="a cache folder without a minimum compile time, or open to all",
+    cost="small programs are not cached; others can run code as you",
     what="Finds code that sets the folder of the persistent compilation cache but leaves the "
     "minimum compile time at its default, and folders that anyone can write to.",
     why="By default only programs that took 1 second to compile are kept: 0 of 3 programs of a "

@@ -17,6 +17,8 @@ from jax_dist.checker.rules import Found, Page, rule
 _REPLICATE = Page(
     code="JXD201",
     name="flax-replicate",
+    summary="Flax's `replicate`",
+    cost="a device axis in every shape that you save, log or compare",
     what="Finds every use of `flax.jax_utils.replicate`.",
     why="It adds a leading dimension with one copy for each device, because pmap splits its "
     "arguments along one. A replicated array needs no such dimension. With it, every shape "
@@ -41,6 +43,8 @@ def _flax_replicate(module: Module) -> Iterator[Found]:
 _UNREPLICATE = Page(
     code="JXD202",
     name="flax-unreplicate",
+    summary="Flax's `unreplicate`, or `x[0]` of a tree",
+    cost="a computation over all devices to read one slice",
     what="Finds `flax.jax_utils.unreplicate`, and `tree_map(lambda x: x[0], tree)` if the file "
     "shows that the arrays come from a mapped call or were replicated.",
     why="Indexing a sharded array is a computation over the whole mesh: 1.9 ms, against 26 us to "
@@ -116,6 +120,8 @@ def _is_sliced(module: Module, tree: ast.expr) -> bool:
 _INDEX = Page(
     code="JXD203",
     name="index-zero-of-sharded",
+    summary="`y[0]` of what a mapped function returned",
+    cost="a computation over all devices to read one slice",
     what="Finds `y[0]` if the file shows that `y` is an array that a mapped function returned, "
     "with one slice for each device. It says nothing if `y` may be a tuple.",
     why="Indexing a sharded array is a computation over the whole mesh: 1.9 ms, against 26 us to "
@@ -175,6 +181,8 @@ def _fix_of_index(module: Module, node: ast.Subscript, found: tuple[Origin, ...]
 _FAKE = Page(
     code="JXD204",
     name="fake-device-axis",
+    summary="a batch, a key or a copy with a device axis made by hand",
+    cost="data moves between devices at each call, if the cut does not fit",
     what="Finds arrays that get a leading device dimension for pmap: `x.reshape((n, -1))` and "
     "`jax.random.split(key, n)` with the number of devices as `n`, stacks of `n` copies, and "
     "Flax's `shard`, `shard_prng_key`, `prefetch_to_device` and `pad_shard_unpad`.",
@@ -243,6 +251,8 @@ def _candidates(module: Module) -> list[ast.Call]:
 _REDUCE = Page(
     code="JXD205",
     name="reduce-outside-jit",
+    summary="`jnp.sum` or its like of a mapped result, outside `jit`",
+    cost="one more program over all devices; may fail with several processes",
     what="Finds `jnp.sum`, `mean`, `max` and similar reductions of the result of a mapped "
     "function, outside any traced function.",
     why="Each is a program over the whole mesh, compiled and dispatched separately. With several "

@@ -11,6 +11,8 @@ from jax_dist.checker.rules import Found, Page, rule
 _REPEATED = Page(
     code="JXD501",
     name="repeated-noise",
+    summary="a draw with a shared key for data that is split",
+    cost="the same noise on every device",
     what="Finds, in functions given to `pmap` or `shard_map`, a draw with a key that all devices "
     "share, for an argument that differs between them: a draw of `jax.random` of its shape, and "
     "dropout of Flax, Haiku or Equinox.",
@@ -212,6 +214,8 @@ class _Body:
 _DRIFTING = Page(
     code="JXD502",
     name="drifting-copies",
+    summary="a key for each device in a result that is declared equal",
+    cost="copies of the state drift apart",
     what="Finds, in a `shard_map` with `check_vma=False` and `out_specs=P()`, a function without "
     "any collective that folds `axis_index` into a key.",
     why="`out_specs=P()` says that all devices have the same result, and with `check_vma=False` "

@@ -10,6 +10,8 @@ from jax_dist.checker.rules import Found, Page, rule
 _PAGE = Page(
     code="JXD206",
     name="host-local-input",
+    summary="`process_index()` in data for a mapped function",
+    cost="a port to `jit(shard_map)` takes a part for the whole",
     what="Finds `jax.process_index()` and `jax.process_count()` if the file shows that their "
     "results reach an argument of a mapped function.",
     why="pmap takes each process's own part of the data and joins the parts by itself. A "

@@ -15,6 +15,8 @@ def _nothing(module: Module) -> Iterator[Found]:
 UNUSED = Page(
     code="JXD900",
     name="unused-suppression",
+    summary="a suppression that suppresses nothing",
+    cost="it would hide a new finding",
     what="Reports codes in `# noqa: JXD...`, `# jax-dist: ignore[...]` and `# jax-dist: "
     "ignore-file[...]` that suppress nothing. Codes of other tools are ignored, and so is a "
     "`# noqa` without codes.",
@@ -30,6 +32,8 @@ _unused_suppression = rule(UNUSED, triggers=())(_nothing)
 SYNTAX_ERROR = Page(
     code="JXD901",
     name="syntax-error",
+    summary="a file that Python cannot parse",
+    cost="nothing in it was checked",
     what="Reports a file that the running Python cannot parse, or whose bytes are not text.",
     why="Nothing in the file was checked. One cause is syntax that is newer than the running "
     "Python.",
@@ -44,6 +48,8 @@ _syntax_error = rule(SYNTAX_ERROR, triggers=())(_nothing)
 UNKNOWN = Page(
     code="JXD902",
     name="bad-suppression-code",
+    summary="a suppression with an unknown code",
+    cost="it suppresses nothing",
     what="Reports `# noqa: JXD...`, `# jax-dist: ignore[...]` and `# jax-dist: ignore-file[...]` "
     "with a code or name that no rule has, and `# jax-dist:` before any other word.",
     why="The comment was meant to suppress a rule, but has no effect.",

@@ -10,6 +10,8 @@ from jax_dist.checker.rules import Found, Page, rule
 _PAGE = Page(
     code="JXD302",
     name="make-mesh-explicit",
+    summary="`jax.make_mesh` without `axis_types`",
+    cost="Explicit axes since jax 0.9: ValueErrors in `shard_map`",
     what="Finds `jax.make_mesh` without `axis_types`, or with its first argument passed by "
     "keyword.",
     why="The default of `axis_types` changed from Auto to Explicit in jax 0.9.0. On an Explicit "

@@ -14,6 +14,8 @@ from jax_dist.checker.rules._renames import Rename
 _SHARD_MAP = Page(
     code="JXD105",
     name="experimental-shard-map",
+    summary="`jax.experimental.shard_map`, `check_rep=`, `auto=`",
+    cost="TypeError, or a deprecation warning",
     what="Finds `jax.experimental.shard_map.shard_map`, and `check_rep=` or `auto=` passed to "
     "`jax.shard_map`.",
     why="The experimental function is deprecated. `jax.shard_map` takes the mesh and the specs "
@@ -130,6 +132,8 @@ def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
 _PJIT = Page(
     code="JXD106",
     name="pjit-to-jit",
+    summary="`pjit` in place of `jax.jit`",
+    cost="a deprecation warning; it will be removed",
     what="Finds `pjit` and `with_sharding_constraint` from `jax.experimental.pjit`.",
     why="`pjit` is deprecated since jax 0.8.0, and is `jax.jit` with one difference: it reads a "
     "`PartitionSpec` in its shardings with the mesh of `with mesh:`. `jax.jit` needs `with "
@@ -224,6 +228,8 @@ def _kinds(module: Module, value: ast.expr) -> Iterator[Literal["spec", "shardin
 _PVARY = Page(
     code="JXD107",
     name="pvary-to-pcast",
+    summary="`lax.pvary` in place of `lax.pcast`",
+    cost="AttributeError since jax 0.10",
     what="Finds `jax.lax.pvary`, under any alias, and its imports.",
     why="It was removed: jax 0.10.2 raises an AttributeError.",
     example="import jax\n\nx = jax.lax.pvary(x, 'i')\n",

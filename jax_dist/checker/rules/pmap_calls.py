@@ -12,6 +12,8 @@ from jax_dist.checker.rules import Found, Page, _renames, rule
 _CALL = Page(
     code="JXD001",
     name="pmap-call",
+    summary="`jax.pmap` is used",
+    cost="maintenance mode; wrong sums under `jit` with several processes",
     what="Finds every use of `jax.pmap`: calls, decorators, partials, aliases, aliases of other "
     "files, and pmap passed on as a value; and `equinox.filter_pmap` and `flax.nnx.pmap`, which "
     "call it.",
@@ -53,6 +55,8 @@ def _pmap_call(module: Module) -> Iterator[Found]:
 _UNDER_JIT = Page(
     code="JXD002",
     name="jit-of-pmap",
+    summary="`jit`, `scan`, `cond` or `grad` around a pmap",
+    cost="wrong sums with several processes, without an error",
     what="Finds `jax.jit`, `lax.scan`, `lax.while_loop`, `lax.cond` or `jax.grad` around a "
     "`jax.pmap`: directly, as decorators, or around a function that calls it.",
     why="With several processes, a traced `jax.pmap` sees only the devices of its own process: "
@@ -97,6 +101,8 @@ def _without_jit(edits: tuple[Edit, ...]) -> Fix | None:
 _NESTED = Page(
     code="JXD003",
     name="nested-pmap",
+    summary="a pmap inside a pmap",
+    cost="ValueError since jax 0.8",
     what="Finds a `jax.pmap` of a `jax.pmap`: directly, as decorators, or where a mapped function "
     "calls another one.",
     why="It raises a ValueError now that pmap is `jit(shard_map)`: the mesh of the inner one is "
@@ -147,6 +153,8 @@ def _called_inside(module: Module, sites: list[Site]) -> Iterator[ast.expr]:
 _LOWER = Page(
     code="JXD004",
     name="pmap-lower",
+    summary="`.lower`, `.trace` or `.__wrapped__` of a pmapped function",
+    cost="it takes global arrays now, or is missing",
     what="Finds `.lower`, `.__wrapped__` and `.trace` of a function made by `jax.pmap`.",
     why="`.lower` gives the inner `jit(shard_map)`: when called, it takes and returns global "
     "arrays, and does not build them from the slices of one process as pmap does. "

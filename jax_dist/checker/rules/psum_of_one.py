@@ -11,6 +11,8 @@ from jax_dist.checker.rules import Found, Page, rule
 _PAGE = Page(
     code="JXD306",
     name="psum-of-one",
+    summary="`lax.psum(1, axis)` in place of `lax.axis_size(axis)`",
+    cost="nothing at run time; it reads as communication",
     what="Finds `jax.lax.psum(1, axis)`, under any alias.",
     why="It reads as communication, but JAX folds it to a constant while tracing.",
     example="n = jax.lax.psum(1, 'i')\n",

@@ -14,6 +14,8 @@ from jax_dist.checker.rules._old_names import NAMES, PLACEMENTS, SHARDINGS
 _REPLICATED = Page(
     code="JXD101",
     name="removed-device-put-replicated",
+    summary="`jax.device_put_replicated`",
+    cost="AttributeError since jax 0.10",
     what="Finds `jax.device_put_replicated`, under any alias.",
     why="It was removed: jax 0.10.2 raises an AttributeError. Brax 0.14.2 does not start on that "
     "version for this reason.",
@@ -37,6 +39,8 @@ def _removed_device_put_replicated(module: Module) -> Iterator[Found]:
 _SHARDED = Page(
     code="JXD102",
     name="removed-device-put-sharded",
+    summary="`jax.device_put_sharded`",
+    cost="AttributeError since jax 0.10",
     what="Finds `jax.device_put_sharded`, under any alias.",
     why="It was removed: jax 0.10.2 raises an AttributeError.",
     example="import jax\n\nbatch = jax.device_put_sharded(shards, jax.local_devices())\n",
@@ -58,6 +62,8 @@ def _removed_device_put_sharded(module: Module) -> Iterator[Found]:
 _SHARDING_CLASS = Page(
     code="JXD103",
     name="removed-sharding-class",
+    summary="`PmapSharding` and other removed shardings",
+    cost="AttributeError; `isinstance` tests answer False before",
     what="Finds `PmapSharding`, `PositionalSharding`, `GSPMDSharding` and other removed classes of "
     "`jax.sharding`.",
     why="Using the name raises an AttributeError or ImportError, even in an `isinstance`. The "
@@ -91,6 +97,8 @@ def _removed_sharding_class(module: Module) -> Iterator[Found]:
 _NAME = Page(
     code="JXD108",
     name="removed-name",
+    summary="another removed name, such as `jax.tree_map`",
+    cost="AttributeError or ImportError",
     what="Finds imports and uses of names and modules that jax has removed or renamed: "
     "`jax.tree_map` and its family, `jax.host_id`, `jax.lib.xla_bridge`, "
     "`jax.experimental.host_callback`, `jax.core.Primitive`, `jax.random.KeyArray` and "

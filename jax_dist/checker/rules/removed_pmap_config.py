@@ -10,6 +10,8 @@ from jax_dist.checker.rules import Found, Page, _renames, rule
 _PAGE = Page(
     code="JXD104",
     name="removed-pmap-config",
+    summary="a removed option, such as `jax_pmap_shmap_merge`",
+    cost="AttributeError; as a variable it is ignored",
     what="Finds `jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed flags for "
     "pmap and sharding, as options of `jax.config` and as environment variables.",
     why="Setting or reading the option raises `AttributeError: Unrecognized config option` (jax "

@@ -12,6 +12,8 @@ from jax_dist.checker.rules import Found, Page, rule
 _PAGE = Page(
     code="JXD207",
     name="spec-tuple-compare",
+    summary="`==` between a `PartitionSpec` and a tuple",
+    cost="False since jax 0.10: the other branch runs",
     what="Finds `==`, `!=` and `in` between a `PartitionSpec` and tuples.",
     why="A PartitionSpec is not equal to a tuple since jax 0.10.0: `P('i') == ('i',)` is True on "
     "0.7.2 and silently False on 0.10.2, so the program takes the other branch.",

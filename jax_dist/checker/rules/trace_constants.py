@@ -14,6 +14,8 @@ from jax_dist.checker.rules import Found, Page, rule
 _CAPTURED = Page(
     code="JXD401",
     name="captured-array",
+    summary="an array that a mapped or jitted function captures",
+    cost="a large program, slow to compile, that may miss the cache",
     what="Finds arrays that a function given to pmap, shard_map or jit, or a function of the file "
     "that it calls, captures instead of taking them as arguments: names of the module or of an "
     "enclosing function, and `self.` attributes, that are assigned from calls of jax.numpy, NumPy, "
@@ -191,6 +193,8 @@ def _is_small_literal(node: ast.expr) -> bool:
 _UNSTABLE_VALUE = Page(
     code="JXD403",
     name="unstable-trace-value",
+    summary="a time, a random number or an `id` that is read while tracing",
+    cost="one constant for all calls; the cache misses in every run",
     what="Finds Python's and NumPy's random numbers, times, `uuid`, `os.getpid`, `id` and `hash` "
     "in functions passed to pmap, shard_map or jit. jit is checked only in files that also "
     "mention pmap or shard_map.",
@@ -237,6 +241,8 @@ def _calls_of_builtins(module: Module, *names: str) -> Iterator[ast.Call]:
 _SET_ORDER = Page(
     code="JXD404",
     name="set-order-in-trace",
+    summary="a loop over a set while tracing",
+    cost="another program in each process; the cache misses",
     what="Finds loops over a set in functions passed to pmap, shard_map or jit. jit is checked "
     "only in files that also mention pmap or shard_map.",
     why="The order of a set of strings differs in each process (PYTHONHASHSEED), and so does the "
