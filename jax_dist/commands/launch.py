@@ -47,7 +47,7 @@ examples:
   jax-dist launch -n 4 --only-rank 0 --log-dir logs -- python train.py
   jax-dist launch -n 2 --cpu-devices 1 --timeout 60 -- python -m pytest tests/multihost
 
-On several machines, the cluster starts the processes: docs/launch.md shows the same program on
+On several machines, the cluster starts the processes: docs/processes.md shows the same program on
 SLURM, Kubernetes, Kubeflow Trainer, Ray, TPU pods, MPI and torchrun.
 """
 _RANKS = "Did you mean `-n` or `--processes`?"

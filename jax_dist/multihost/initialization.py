@@ -253,7 +253,7 @@ def initialize(
             which=[f"it listens at {plan.bind}, without a token"],
             why="a stranger who says that it is one of the ranks would take its place",
             do="Set JAX_DIST_TOKEN to the same 32 random characters in all processes; "
-            "docs/launch.md shows how on each kind of cluster.",
+            "docs/processes.md shows how on each kind of cluster.",
         )
         warnings.warn(warning, stacklevel=2)
     job = _job = Job(

@@ -226,7 +226,7 @@ def test_the_train_job_is_one_by_the_schema_of_its_resource():
     assert found.spec.trainer.env[0].value_from.secret_key_ref.key == "token"
 
 
-# ---- the table of variables in docs/launch.md
+# ---- the table of variables in docs/processes.md
 
 _OF_ENGINES = {  # what each engine sets in rank 1 of 4, and what is made of it
     "jax-dist launch": (
@@ -274,7 +274,7 @@ _OF_ENGINES = {  # what each engine sets in rank 1 of 4, and what is made of it
 
 def _table() -> dict[str, list[str]]:
     """The engines of the page, and the variables that it says they set."""
-    page = (_FOLDER.parent / "launch.md").read_text()
+    page = (_FOLDER.parent / "processes.md").read_text()
     start = page.index("| engine | address of rank 0 |")
     rows = page[start : page.index("\n\n", start)].splitlines()[2:]
     cells = [row.strip("| ").split(" | ") for row in rows]
