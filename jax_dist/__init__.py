@@ -8,6 +8,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist import errors as errors
     from jax_dist import multihost as multihost
     from jax_dist.consistency.api import check as check
+    from jax_dist.consistency.api import compare_device_counts as compare_device_counts
     from jax_dist.errors import CapturedArrayWarning as CapturedArrayWarning
     from jax_dist.errors import DonationError as DonationError
     from jax_dist.errors import MemoryGrowthError as MemoryGrowthError
@@ -34,7 +35,7 @@ __version__ = "0.1.0"
 
 _NAMES = {  # what Python sees: imported on first use, so that source tools never load jax
     "cache": "cache",
-    "consistency.api": "check",
+    "consistency.api": "check compare_device_counts",
     "errors": "errors CapturedArrayWarning DonationError MemoryGrowthError RecompileError "
     "TransferError",
     "global_views.view": "global_view",
@@ -59,7 +60,7 @@ __all__ = (
     "allow_recompiles",
     "allow_transfers",
     "cache",
-    "check",
+    "compare_device_counts",
     "device_put_replicated",
     "device_put_sharded",
     "errors",

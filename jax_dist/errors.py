@@ -102,7 +102,7 @@ class RewriteError(ValueError):
 
 
 class ConsistencyError(ValueError):
-    """What is given to `check` cannot be checked on several numbers of devices."""
+    """What is given to `compare_device_counts` cannot be run on several numbers of devices."""
 
 
 class CacheDirectoryError(ValueError):

@@ -134,10 +134,10 @@ def assert_same_on(
     """Asserts that a function computes the same on any number of devices.
 
     Args:
-      fun: the function; see `jax_dist.check`.
+      fun: the function; see `jax_dist.compare_device_counts`.
       *args: its arguments.
       devices: the numbers of devices to compare with one.
-      **options: what else `jax_dist.check` takes, such as `axis_name` and `in_axes`.
+      **options: others of `jax_dist.compare_device_counts`, such as `axis_name` and `in_axes`.
 
     Returns:
       The report of the check.
@@ -150,7 +150,7 @@ def assert_same_on(
     >>> assert_same_on(total, jnp.arange(8.0), axis_name="i", devices=(1, 2)).ok
     True
     """
-    report = jax_dist.check(fun, *args, devices=devices, **options)
+    report = jax_dist.compare_device_counts(fun, *args, devices=devices, **options)
     if not report.ok or report.skipped:
         raise AssertionError(str(report))
     return report

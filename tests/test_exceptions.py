@@ -179,5 +179,5 @@ def test_a_check_raises_what_the_function_raises(how: str):
         raise error
 
     with pytest.raises(type(error)) as caught:
-        jax_dist.check(fails, jnp.ones(8), axis_name="i", devices=(2,))
+        jax_dist.compare_device_counts(fails, jnp.ones(8), axis_name="i", devices=(2,))
     assert caught.value is error

@@ -11,7 +11,6 @@ _PAGES = [*_ROOT.glob("*.md"), *(_ROOT / "docs").rglob("*.md")]
 _FRONT = (
     "README.md",
     "docs/index.md",
-    "docs/start.md",
     "docs/migration-guide.md",
     "docs/errors.md",
 )

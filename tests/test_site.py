@@ -33,7 +33,9 @@ def _module(path: pathlib.Path):
 def test_every_page_is_in_the_navigation():
     pages = {path.relative_to(_DOCS).as_posix() for path in _DOCS.rglob("*.md")}
 
-    assert pages == _NAV
+    assert pages - _NAV == {"design.md"}  # for contributors: the architecture page leads there
+    assert pages >= _NAV
+    assert len(pages) <= 30
 
 
 def test_every_public_name_is_in_the_reference():
@@ -87,7 +89,7 @@ def test_nothing_is_fetched_from_elsewhere():
 
 
 def test_the_table_of_versions_has_each_that_changed_something():
-    page = (_DOCS / "versions.md").read_text()
+    page = (_DOCS / "errors.md").read_text()
 
     for version in ("0.7.2", "0.8.0", "0.9.0", "0.10.0", "0.10.2", "0.11.0"):
         assert re.search(rf"^\| (after )?{re.escape(version)}", page, re.MULTILINE), version
@@ -235,12 +237,12 @@ def test_the_search_finds_the_page_first(tmp_path):
     if shutil.which("node") is None:
         pytest.skip("needs node, which runs the search of the site")
     pages = {
-        "unreplicate": "flax.html#replace-replicate-and-unreplicate",
-        "dropout": "flax.html#dropout",
+        "unreplicate": "libraries.html#replace-replicate-and-unreplicate",
+        "dropout": "libraries.html#dropout",
         "donate": "pmap.html#training-loops-donate-the-state",
-        "equinox": "equinox.html",
-        "batch norm": "flax.html#batch-norm",
-        "orbax": "preemption.html",
+        "equinox": "libraries.html#equinox",
+        "batch norm": "libraries.html#batch-norm",
+        "orbax": "processes.html#preemption-and-checkpoints",
     }
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
     subprocess.run(command, cwd=_ROOT, check=True)

@@ -30,7 +30,7 @@ _WORKER = "https://unpkg.com/iframe-worker/shim"  # that the offline plugin woul
 _SEARCH_BOOST = {
     "architecture.md": 0.1,  # its list of files has every word; other pages explain it
     "design.md": 0.1,
-    "flax.md": 4,  # before the rules, which have the same words in their titles
+    "libraries.md": 4,  # before the rules, which have the same words in their titles
 }
 
 
@@ -48,7 +48,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
     pages = [Page(None, files.src_uris[f"rules/{code}.md"], config) for code in sorted(PAGES)]
     for page in pages:
         page.title = f"{page.file.name} {PAGES[page.file.name].name}"
-    lint = next(item for item in nav.items if item.title == "Lint")
+    lint = next(item for item in nav.items if item.title == "Migrate")
     section = Section("Each rule", pages)
     section.parent = lint
     for page in pages:

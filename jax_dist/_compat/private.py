@@ -107,7 +107,7 @@ def part(module: str, name: str, *, use: str) -> Any:
             what=f"jax_dist cannot {use} with jax {jax.__version__}",
             which=[f"{module}.{name} is not there"],
             why="JAX has no public way to it, and its private parts change",
-            do="Use a jax that jax_dist was tested with, or go without; see docs/versions.md.",
+            do="Use a jax that jax_dist was tested with, or go without; see docs/errors.md.",
         )
     return found
 

@@ -1,7 +1,8 @@
-"""`check`: does a function compute the same on any number of devices? And the report on it."""
+"""Does a function compute the same on any number of devices? The comparison, and its report."""
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ class Consistency:
         return rendering.as_html(f"{self.name}: {self.summary}", _sections(self))
 
 
-def check(
+def compare_device_counts(
     fun: Callable,
     *args: Any,
     axis_name: Hashable | None = None,
@@ -136,12 +137,14 @@ def check(
     >>> import jax, jax.numpy as jnp
     >>> def mean(x):
     ...     return jax.lax.psum(jnp.mean(x), "i")
-    >>> report = check(mean, jnp.arange(8.0), axis_name="i", devices=(1, 2))
+    >>> report = compare_device_counts(mean, jnp.arange(8.0), axis_name="i", devices=(1, 2))
     >>> report.ok, report.findings[0].what
     (False, "a sum over 'i' of means: 2 times too large")
     """
     if not _compat.CAN_REWRITE:
-        raise UnsupportedError(f"jax_dist.check needs jax 0.10 or later, not {jax.__version__}")
+        raise UnsupportedError(
+            f"compare_device_counts needs jax 0.10 or later, not {jax.__version__}"
+        )
     subject = _subject(fun, args, axis_name, in_axes, mesh)
     counts = [count for count in dict.fromkeys(devices) if isinstance(count, int) and count > 1]
     if not counts or any(not isinstance(count, int) or count < 1 for count in devices):
@@ -174,7 +177,7 @@ def check(
     if findings and isinstance(subject, PerDevice) and shared_axes != in_axes:
         with contextlib.suppress(ConsistencyError):  # what it takes may need all rows
             rest = {"in_axes": shared_axes, "out_axes": out_axes, "devices": left}
-            if check(fun, *shared, axis_name=axis_name, **rest).ok:
+            if compare_device_counts(fun, *shared, axis_name=axis_name, **rest).ok:
                 results = tuple(each for found in findings for each in found.results)
                 findings = (_of_copies(args, shared, results),)
     notes = ()
@@ -184,6 +187,13 @@ def check(
             "rounding",
         )
     return Consistency(subject.name, tuple(left), skipped, verdicts, findings, notes)
+
+
+def check(fun: Callable, *args: Any, **options: Any) -> Consistency:
+    """The name of `compare_device_counts` until 0.1; it will be removed."""
+    words = "jax_dist.check is now jax_dist.compare_device_counts, with the same arguments"
+    warnings.warn(words, DeprecationWarning, stacklevel=2)
+    return compare_device_counts(fun, *args, **options)
 
 
 def _without_copies(args: tuple, in_axes: AxisPrefix) -> tuple[tuple, AxisPrefix]:
@@ -330,4 +340,5 @@ def _entry(finding: Explanation) -> rendering.ReportEntry:
     if finding.results:
         details.append(f"seen in {', '.join(finding.results)}")
     text = finding.what + (f" ({finding.code})" if finding.code else "")
-    return rendering.ReportEntry("", f"{finding.where or 'line unknown'}: {text}", tuple(details))
+    place = f"{finding.where}: " if finding.where else ""
+    return rendering.ReportEntry("", place + text, tuple(details))

@@ -180,8 +180,9 @@ class Global:
             which=[which, f"it is to be checked on {devices}"],
             why="the number of devices is that of the mesh, and it is fixed in the function",
             do="Give a function with a parameter named mesh, as in "
-            "check(lambda x, mesh: jax.shard_map(f, mesh=mesh, ...)(x), x, mesh=mesh), or "
-            "leave out mesh= in jax.shard_map, which then takes the one that is set.",
+            "compare_device_counts(lambda x, mesh: jax.shard_map(f, mesh=mesh, ...)(x), x, "
+            "mesh=mesh), or leave out mesh= in jax.shard_map, which then takes the mesh that is "
+            "set.",
         )
 
 

@@ -145,7 +145,7 @@ def _sections(report: Report) -> Iterator[rendering.Section]:
                 finding.what,
                 (
                     *([f"because {finding.why}"] if finding.why else []),
-                    finding.where or "line unknown",
+                    *([finding.where] if finding.where else []),
                 ),
             )
             for finding in report.findings

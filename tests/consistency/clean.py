@@ -1,4 +1,4 @@
-"""Programs that compute the same on any number of devices: `check` must not say a word."""
+"""Programs that compute the same on any number of devices: nothing must be found."""
 
 import functools
 

@@ -29,8 +29,10 @@ class Case(NamedTuple):
 
     def report(self, devices=(1, 2, 4)):
         if self.mesh is not None:
-            return jax_dist.check(self.fun, *self.args, mesh=self.mesh(), devices=devices)
-        return jax_dist.check(
+            return jax_dist.compare_device_counts(
+                self.fun, *self.args, mesh=self.mesh(), devices=devices
+            )
+        return jax_dist.compare_device_counts(
             self.fun,
             *self.args,
             axis_name="i",

@@ -1,4 +1,4 @@
-"""`check` names the line of planted bugs, and says nothing of clean programs.
+"""`compare_device_counts` names the line of planted bugs, and says nothing of clean programs.
 
 By default a part of both lists runs, on one number of devices; all of it is slow.
 """
@@ -92,7 +92,7 @@ def _wrong_mean(x):
 
 
 def test_the_report_teaches():
-    report = jax_dist.check(_wrong_mean, TARGETS, axis_name="i", devices=(1, 2, 4))
+    report = jax_dist.compare_device_counts(_wrong_mean, TARGETS, axis_name="i", devices=(1, 2, 4))
     (finding,) = report.findings
 
     assert finding.what == "a sum over 'i' of means: 4 times too large"
@@ -118,7 +118,7 @@ def test_noise_of_own_keys_in_what_is_shared():
         key = random.fold_in(key, lax.axis_index("i"))
         return w + random.normal(key, w.shape), lax.psum(jnp.sum(x), "i")
 
-    report = jax_dist.check(
+    report = jax_dist.compare_device_counts(
         step, KEY, WEIGHTS, TARGETS, axis_name="i", in_axes=(None, None, 0), devices=(2,)
     )
     (finding,) = report.findings
@@ -131,7 +131,9 @@ def test_keys_may_be_the_devices_own():
     def fold(key, x):
         return random.fold_in(key, lax.axis_index("i")), lax.psum(jnp.sum(x), "i")
 
-    report = jax_dist.check(fold, KEY, TARGETS, axis_name="i", in_axes=(None, 0), devices=(2,))
+    report = jax_dist.compare_device_counts(
+        fold, KEY, TARGETS, axis_name="i", in_axes=(None, 0), devices=(2,)
+    )
     assert report.ok
 
 
@@ -140,7 +142,7 @@ def test_what_rounding_could_hide_is_undecided():
         mean = lax.pmean(jnp.mean(x), "i") * 0.1 + 0.5
         return lax.fori_loop(0, 60, lambda _, at: 3.99 * at * (1 - at), mean)
 
-    report = jax_dist.check(chaotic, TARGETS, axis_name="i", devices=(2,))
+    report = jax_dist.compare_device_counts(chaotic, TARGETS, axis_name="i", devices=(2,))
 
     assert not report.ok
     assert [each.undecided for each in report.verdicts] == [True]
@@ -153,17 +155,19 @@ def test_the_tolerance_follows_the_program():
     def amplifying(x):
         return (lax.psum(jnp.sum(x), "i") + 1e3) - 1e3
 
-    assert jax_dist.check(amplifying, TARGETS, axis_name="i", devices=(4,)).ok
+    assert jax_dist.compare_device_counts(amplifying, TARGETS, axis_name="i", devices=(4,)).ok
 
     def slightly_wrong(x):
         size = lax.axis_size("i")
         return lax.psum(jnp.sum(x), "i") * (1 + 1e-4 * (size - 1))
 
-    assert not jax_dist.check(slightly_wrong, TARGETS, axis_name="i", devices=(4,)).ok
+    assert not jax_dist.compare_device_counts(
+        slightly_wrong, TARGETS, axis_name="i", devices=(4,)
+    ).ok
 
 
 def test_numbers_of_devices_that_do_not_divide_are_left_out_and_named():
-    report = jax_dist.check(
+    report = jax_dist.compare_device_counts(
         lambda x: lax.psum(x.sum(), "i"), jnp.arange(6.0), axis_name="i", devices=(2, 4)
     )
 
@@ -176,7 +180,9 @@ def test_out_axes_says_along_what_results_join():
         return jnp.stack([x, x])
 
     def along(out_axes):
-        return jax_dist.check(halves, TARGETS, axis_name="i", out_axes=out_axes, devices=(2,)).ok
+        return jax_dist.compare_device_counts(
+            halves, TARGETS, axis_name="i", out_axes=out_axes, devices=(2,)
+        ).ok
 
     assert along(1)
     assert along(None)
@@ -199,13 +205,13 @@ def _total(mesh):
 def test_a_mesh_of_the_functions_own_is_refused_with_a_way_out():
     mesh = mesh_of(4)
     with pytest.raises(ConsistencyError, match="mesh of its own") as raised:
-        jax_dist.check(_total(mesh), TARGETS, mesh=mesh, devices=(2,))
+        jax_dist.compare_device_counts(_total(mesh), TARGETS, mesh=mesh, devices=(2,))
     assert "parameter named mesh" in str(raised.value)
 
 
 def test_the_mesh_is_that_of_the_arguments_too():
     x = jax.device_put(TARGETS, NamedSharding(mesh_of(4), P("data")))
-    report = jax_dist.check(lambda x, mesh: _total(mesh)(x), x, devices=(2, 4))
+    report = jax_dist.compare_device_counts(lambda x, mesh: _total(mesh)(x), x, devices=(2, 4))
     assert (report.ok, report.devices) == (True, (2, 4))
 
 
@@ -215,13 +221,15 @@ def test_results_joined_from_one_device_only():
     def first_of_all(x):
         return jax.shard_map(jnp.sum, in_specs=P("data"), out_specs=P(), check_vma=False)(x)
 
-    report = jax_dist.check(first_of_all, TARGETS, mesh=mesh_of(4), devices=(4,))
+    report = jax_dist.compare_device_counts(first_of_all, TARGETS, mesh=mesh_of(4), devices=(4,))
     assert not report.ok
     assert "the sum over 'data' is missing" in report.findings[0].what
 
 
 def test_of_a_jit_there_is_little_to_say_and_it_says_so():
-    report = jax_dist.check(jax.jit(jnp.sum), TARGETS, mesh=mesh_of(4), devices=(4,))
+    report = jax_dist.compare_device_counts(
+        jax.jit(jnp.sum), TARGETS, mesh=mesh_of(4), devices=(4,)
+    )
     assert report.ok
     assert "no shard_map is in it" in str(report)
 
@@ -243,12 +251,12 @@ def test_of_a_jit_there_is_little_to_say_and_it_says_so():
 )
 def test_what_cannot_be_checked_is_refused(options, which):
     with pytest.raises(ConsistencyError, match=which):
-        jax_dist.check(lambda x: x, ROWS, **options)
+        jax_dist.compare_device_counts(lambda x: x, ROWS, **options)
 
 
 def test_another_structure_is_refused():
     with pytest.raises(ConsistencyError, match="another structure"):
-        jax_dist.check(lambda x: list(x), TARGETS, axis_name="i", devices=(2,))
+        jax_dist.compare_device_counts(lambda x: list(x), TARGETS, axis_name="i", devices=(2,))
 
 
 # ---- in tests of users
@@ -272,18 +280,30 @@ def test_copies_of_an_argument_are_no_fault_of_the_program():
     """As jax.pmap takes them, one for each device: with one copy, all is well."""
     noise = np.random.default_rng(0).normal(size=(16, 5)).astype(np.float32)
     theta = np.linspace(-1, 1, 5, dtype=np.float32)
-    found = jax_dist.check(_fitness, np.stack([theta] * 8), noise, axis_name="i")
+    found = jax_dist.compare_device_counts(_fitness, np.stack([theta] * 8), noise, axis_name="i")
 
     assert [each.what for each in found.findings] == [
         "the rows of args[0] are all equal, and each device gets another number of them"
     ]
     assert "in_axes=None" in found.findings[0].do
-    assert jax_dist.check(_fitness, theta, noise, axis_name="i", in_axes=(None, 0)).ok
+    assert jax_dist.compare_device_counts(
+        _fitness, theta, noise, axis_name="i", in_axes=(None, 0)
+    ).ok
 
 
 def test_equal_rows_hide_no_fault():
     """A batch of ones is no copy of anything."""
     wrong = lambda w, x: w - jax.lax.psum(jnp.mean(x), "i")
-    found = jax_dist.check(wrong, np.ones(3), np.ones((8, 3)), axis_name="i", in_axes=(None, 0))
+    found = jax_dist.compare_device_counts(
+        wrong, np.ones(3), np.ones((8, 3)), axis_name="i", in_axes=(None, 0)
+    )
 
     assert [each.equation for each in found.findings] == ["psum"]
+
+
+def test_the_old_name_still_works_and_says_the_new_one():
+    with pytest.warns(DeprecationWarning, match="jax_dist.compare_device_counts") as caught:
+        report = jax_dist.check(lambda x: x, TARGETS, axis_name="i", devices=(2,))
+
+    assert report.ok
+    assert caught[0].filename == __file__

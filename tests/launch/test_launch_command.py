@@ -83,7 +83,14 @@ def test_help_teaches():
 
     assert shown.returncode == 0
     assert shown.stdout.startswith(_USAGE)
-    for word in ("--cpu-devices", "exit codes:", "examples:", "docs/processes.md", "SIGTERM", "124"):
+    for word in (
+        "--cpu-devices",
+        "exit codes:",
+        "examples:",
+        "docs/processes.md",
+        "SIGTERM",
+        "124",
+    ):
         assert word in shown.stdout
 
 

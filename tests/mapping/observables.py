@@ -2,7 +2,7 @@
 
     python tests/mapping/observables.py
 
-prints the table of differences in docs/pmap.md. An observable that is not in the table is the same
+prints the table of differences in docs/reference/mapping.md. An observable that is not in the table is the same
 for both.
 """
 

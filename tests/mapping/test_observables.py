@@ -1,4 +1,4 @@
-"""What is seen of a mapped function is as with jax.pmap, but for the rows of docs/pmap.md."""
+"""What is seen of a mapped function is as with jax.pmap, but for the rows of docs/reference/mapping.md."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ import jax_dist
 
 pytestmark = pytest.mark.mapping
 
-_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "pmap.md"
+_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "mapping.md"
 _HEAD = "| what is seen | `jax.pmap` | `jax_dist.pmap` |"
 
 # jax 0.7.2 has another jax.pmap. In its words, and in these, it differs from ours:

@@ -1,4 +1,4 @@
-"""How far a reduction may move a result, by dtype; docs/gathers.md states the same bounds."""
+"""How far a reduction may move a result, by dtype; docs/rewriting.md states the same bounds."""
 
 from collections.abc import Iterator
 from typing import Any

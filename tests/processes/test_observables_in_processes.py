@@ -1,4 +1,4 @@
-"""What is seen of a mapped function in several processes, beside jax.pmap: a table in docs/pmap.md.
+"""What is seen of a mapped function in several processes, beside jax.pmap: a table in docs/reference/mapping.md.
 
     python tests/processes/test_observables_in_processes.py
 
@@ -19,7 +19,7 @@ from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.mapping
 
-_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "pmap.md"
+_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "mapping.md"
 _HEAD = "| first number in each process | `jax.pmap` | `jax_dist.pmap` |"
 
 

@@ -90,7 +90,6 @@ def test_the_whole_report():
         Noted
           JXD303  psum of a gradient
                   because it is summed already
-                  line unknown
 
         Captured arrays
           name       type              now      bytes

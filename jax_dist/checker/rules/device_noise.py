@@ -25,8 +25,8 @@ _REPEATED = Page(
     "    return x + jax.random.normal(key, x.shape)\n",
     fix="None: equal noise on all devices may be meant; then say so by an ignore comment.",
     since="Any jax.",
-    source="Measured on jax 0.10.2. `jax_dist.explain` and `jax_dist.check` see what the text does "
-    "not show.",
+    source="Measured on jax 0.10.2. `jax_dist.explain` and `jax_dist.compare_device_counts` see "
+    "what the text does not show.",
 )
 
 # With the key first; the shape as the second argument, the third, or by keyword.
