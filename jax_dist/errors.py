@@ -14,7 +14,6 @@ _E = typing.TypeVar("_E", bound=Exception)
 __all__ = (
     "ArgumentTypeError",
     "AxesError",
-    "AxesTypeError",
     "CacheDirectoryError",
     "CacheWarning",
     "CapturedArrayError",
@@ -32,16 +31,13 @@ __all__ = (
     "JoinError",
     "MappedAxisError",
     "MemoryGrowthError",
-    "MissingPackageError",
     "MissingRanksError",
     "NestingError",
     "OpenPortWarning",
     "PlacementError",
     "RecompileError",
-    "RecordError",
     "RewriteError",
     "StaticArgumentError",
-    "TopologyError",
     "TransferError",
     "UnboundAxisError",
     "UnequalError",
@@ -55,10 +51,6 @@ class MappedAxisError(ValueError):
 
 class AxesError(ValueError):
     """`in_axes` or `out_axes` does not fit the values that it describes."""
-
-
-class AxesTypeError(TypeError):
-    """`in_axes` or `out_axes` holds something other than integers and None."""
 
 
 class ArgumentTypeError(TypeError):
@@ -117,20 +109,12 @@ class FailedBeforeError(RuntimeError):
     """A compilation was not tried, since it failed in an earlier run."""
 
 
-class RecordError(ValueError):
-    """A file is not a record of what was compiled."""
-
-
 class GlobalViewError(ValueError):
     """A step, or an argument of `global_view`, is not what its state in parts needs."""
 
 
 class GlobalViewWarning(UserWarning):
     """A state of `global_view` does not lie as it was to."""
-
-
-class TopologyError(ValueError):
-    """There is no such machine to compile for."""
 
 
 class TransferError(RuntimeError):
@@ -179,10 +163,6 @@ class CheckpointInUseError(CheckpointError):
 
 class CheckpointWarning(UserWarning):
     """A checkpoint is damaged, and an older one is used."""
-
-
-class MissingPackageError(ImportError):
-    """A package is needed that is not installed."""
 
 
 def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:

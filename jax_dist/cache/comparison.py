@@ -69,7 +69,7 @@ def diff(a: _Recorded, b: _Recorded) -> RunComparison:
       For each program with a different key: the components, the causes, and the lines.
 
     Raises:
-      RecordError: a file is not a record.
+      ValueError: a file is not a record.
       OSError: a file cannot be read.
 
     >>> import jax, numpy as np

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 from jax_dist import _notes
 from jax_dist.cache.store import replace
-from jax_dist.errors import RecordError
 
 _FORMAT = 1
 
@@ -129,7 +128,7 @@ class Record:
           What was compiled.
 
         Raises:
-          RecordError: it is not a record.
+          ValueError: it is not a record.
           OSError: it cannot be read.
         """
         path = Path(path)
@@ -151,4 +150,4 @@ def _read(file: Path) -> tuple[Compile, ...]:
             return found
     except (ValueError, TypeError, LookupError) as error:
         problem = f"{type(error).__name__}: {error}"
-    raise RecordError(f"{file} is not a record of jax_dist.cache.record: {problem}")
+    raise ValueError(f"{file} is not a record of jax_dist.cache.record: {problem}")

@@ -23,7 +23,6 @@ from jax_dist.cache.diagnosis import doctor
 from jax_dist.cache.records import Record
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
-from jax_dist.errors import RecordError
 
 _TAIL = 20  # lines of a program that failed
 _GREEN, _RED, _CYAN, _PLAIN = "\x1b[32m", "\x1b[1;31m", "\x1b[36m", "\x1b[0m"
@@ -181,7 +180,7 @@ def _record(path: str) -> Record:
     """The record; what is wrong with it is said to the user."""
     try:
         return Record.load(path)
-    except RecordError as error:
+    except ValueError as error:
         raise MisuseError(str(error)) from error
     except OSError as error:
         raise MisuseError(f"{path}: {error.strerror}") from error
@@ -230,6 +229,11 @@ def _prune(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
 def _warm(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
     if ":" not in options.programs:
         raise MisuseError(f"{options.programs} names no function; write programs.py:programs")
+    with contextlib.closing(terminal.ProgressLine(err, "compiling")):
+        return _warmed(options, out, err)
+
+
+def _warmed(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
     if options.processes > 1:
         found = _in_processes(options)
     else:

@@ -1,6 +1,7 @@
 """Converts checkpoints that pmap's programs saved: every leaf has a leading device axis in them."""
 
 import argparse
+import contextlib
 import pathlib
 from typing import Any, TextIO
 
@@ -27,8 +28,7 @@ _CHOICES = ("mean", "first", "keep")
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
-        "checkpoint",
-        help="convert checkpoints that pmap's programs saved",
+        "checkpoint",  # without `help`, so that `jax-dist --help` does not list it
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=Help,
@@ -58,17 +58,21 @@ def add_parser(commands: Any) -> None:
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Converts one checkpoint and says what became of it."""
-    from jax_dist.errors import CheckpointError, MissingPackageError
+    from jax_dist.errors import CheckpointError
     from jax_dist.multihost import conversion
 
     try:
-        converted = conversion.convert(
-            options.source, options.target, choices=dict(options.leaf), option="--leaf PART=CHOICE"
-        )
+        with contextlib.closing(terminal.ProgressLine(err, "converting")):
+            converted = conversion.convert(
+                options.source,
+                options.target,
+                choices=dict(options.leaf),
+                option="--leaf PART=CHOICE",
+            )
     except CheckpointError as error:
         print(f"jax-dist checkpoint: {error}", file=err)
         return Exit.FINDINGS
-    except (MissingPackageError, OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"jax-dist checkpoint: {error}", file=err)
         return Exit.USAGE
     print(

@@ -186,7 +186,9 @@ class _Parser(argparse.ArgumentParser):
             if runs and not word.startswith("-") and not before.startswith("-"):
                 return None  # here the command begins, whose options are its own
             name = word.partition("=")[0]
-            if re.match(r"--\w", name) and name not in self.options():
+            if not name.startswith("--"):
+                name = name[:2]  # `-n2` is `-n 2`
+            if re.match(r"--?[a-zA-Z]", name) and name not in self._option_string_actions:
                 return name
             before = word
         return None
@@ -196,6 +198,8 @@ class _Parser(argparse.ArgumentParser):
 
         if option in self._meant:
             return self._meant[option]
+        if not option.startswith("--"):
+            return self._hint([f"`{each}`" for each in self.options() if each[2] == option[1]])
         own = {each.strip("-"): f"`{each}`" for each in self.options()}
         others = [
             (each.strip("-"), f"`{name} {each}`")
@@ -204,6 +208,8 @@ class _Parser(argparse.ArgumentParser):
             if name != self.prog
         ]
         word = option.strip("-")
+        if any(name == f"{self.prog} {word}" for name, _ in self.subparsers()):
+            return self._hint([f"`{self.prog} {word}`"])
         same = [said for name, said in others if name == word]
         found = _usage.nearest(word, [*own, *dict(others)])
         near = same if len(same) <= _FEW else []
@@ -212,7 +218,12 @@ class _Parser(argparse.ArgumentParser):
         elif not near and found:
             near.append(dict(others)[found])
         near += [said for name, said in own.items() if word in name.split("-") and said not in near]
-        return f"Did you mean {' or '.join(near)}?" if near else ""
+        return self._hint(near)
+
+    def _hint(self, near: list[str]) -> str:
+        if near:
+            return f"Did you mean {' or '.join(near)}?"
+        return f"`{self.prog} --help` lists the options."
 
 
 class _Completion(argparse.Action):

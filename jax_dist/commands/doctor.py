@@ -5,6 +5,7 @@ the doctor. Attach the output to a bug report.
 """
 
 import argparse
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
@@ -51,10 +52,10 @@ def add_parser(commands: Any) -> None:
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Diagnoses and prints."""
-    del err
     from jax_dist.doctor import diagnose  # not at the top: `--help` need not wait
 
-    found = diagnose(options.timeout)
+    with contextlib.closing(terminal.ProgressLine(err, "waiting for the devices")):
+        found = diagnose(options.timeout)
     if options.json:
         print(json.dumps(found.to_dict(), indent=2), file=out)
     else:

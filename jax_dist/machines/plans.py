@@ -63,8 +63,8 @@ def plan(
     Raises:
       ArgumentTypeError: there is no such way, or options of pmap are given without `axis_name`.
       UnsupportedError: nothing is mapped in `fun`.
-      TopologyError: there is no such machine.
-      MissingPackageError: the compiler of a machine is not installed.
+      ValueError: there is no such machine.
+      ImportError: the compiler of a machine is not installed.
 
     >>> import jax, jax.numpy as jnp
     >>> def step(w, x):

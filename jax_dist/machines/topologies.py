@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jax_dist import _compat, _usage
 from jax_dist._compat.private import Device
 from jax_dist._exceptions import text_of
-from jax_dist.errors import MissingPackageError, TopologyError, UnsupportedError, refusal
+from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.machines.chips import CHIPS, Chip, GpuChip, TpuChip
 
 
@@ -61,14 +61,14 @@ def topology(name: str, *, hosts: int | None = None, devices: int | None = None)
       devices: GPUs of each host; 8 by default.
 
     Raises:
-      TopologyError: there is no such chip, or no such slice of it.
-      MissingPackageError: its compiler is not installed; the message has the command.
+      ValueError: there is no such chip, or no such slice of it.
+      ImportError: its compiler is not installed; the message has the command.
       UnsupportedError: jax is older than 0.10.
 
     >>> topology("v5:4x4")
     Traceback (most recent call last):
     ...
-    jax_dist.errors.TopologyError: there is no machine 'v5:4x4':
+    jax_dist.ValueError: there is no machine 'v5:4x4':
       * 'v5' is none of a100, b200, h100, h200, l4, v4, v5e, v5p, v6e, v7x
     Because the compiler has to know the chip.
     Did you mean v5e?
@@ -77,7 +77,7 @@ def topology(name: str, *, hosts: int | None = None, devices: int | None = None)
     chip = CHIPS.get(word)
     if chip is None:
         raise refusal(
-            TopologyError,
+            ValueError,
             what=f"there is no machine {name!r}",
             which=[f"{word!r} is none of {', '.join(sorted(CHIPS))}"],
             why="the compiler has to know the chip",
@@ -97,7 +97,7 @@ def topology(name: str, *, hosts: int | None = None, devices: int | None = None)
     grid = chip.shape_of(shape) if shape else None
     if grid is None or hosts or devices:
         raise refusal(
-            TopologyError,
+            ValueError,
             what=f"{name!r} is no slice of TPUs",
             which=[f"{chip.name} is a grid of {chip.dimensions} dimensions, of {chip.largest} "
                    "chips at most"],
@@ -132,7 +132,7 @@ def _gpus(
     good = len(parts) in (0, 2) and all(part.isdecimal() and int(part) for part in parts)
     if not good or (parts and said) or any(each < 1 for each in said):
         raise refusal(
-            TopologyError,
+            ValueError,
             what=f"{name!r} is no group of GPUs",
             which=[f"hosts={hosts}, devices={devices}"],
             why="it is so many hosts, with so many GPUs each",
@@ -176,7 +176,7 @@ def _made(name: str, chip: Chip, shape: tuple[int, ...]) -> Topology:
     except jax.errors.JaxRuntimeError as error:
         usual = f" such as {chip.usual}" if isinstance(chip, TpuChip) else ""
         raise refusal(
-            TopologyError,
+            ValueError,
             what=f"the compiler knows no machine {name!r}",
             which=[text_of(error).splitlines()[0]],
             why="not every grid of chips is a slice",
@@ -186,7 +186,7 @@ def _made(name: str, chip: Chip, shape: tuple[int, ...]) -> Topology:
 
 
 def _check_installed(name: str, chip: Chip) -> None:
-    """Raises MissingPackageError where the compiler for a chip is not here."""
+    """Raises ImportError where the compiler for a chip is not here."""
     extra, modules = "cuda12", ("jax_cuda12_plugin", "jax_cuda13_plugin")
     if isinstance(chip, TpuChip):
         extra, modules = "tpu", ("libtpu",)
@@ -194,7 +194,7 @@ def _check_installed(name: str, chip: Chip) -> None:
         return
     package = f"jax[{extra}]=={jax.__version__}"
     raise refusal(
-        MissingPackageError,
+        ImportError,
         what=f"the compiler for {name} is not installed",
         which=[f"there is no module {' or '.join(modules)}"],
         why="it compiles without the hardware, and comes in a package of its own",

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, MappedAxisError, refusal
+from jax_dist.errors import ArgumentTypeError, AxesError, MappedAxisError, refusal
 from jax_dist.mapping import refusals
 
 Axis: TypeAlias = int | None  # where the mapped axis sits in one array; None: not mapped
@@ -51,11 +51,11 @@ def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ..
 
 
 def check_axes(argument: str, prefix: AxisPrefix) -> None:
-    """Raises AxesTypeError unless all leaves of `prefix` are integers or None."""
+    """Raises ArgumentTypeError unless all leaves of `prefix` are integers or None."""
     for leaf in jax.tree.leaves(prefix):
         if type(leaf) is not int:
             raise refusal(
-                AxesTypeError,
+                ArgumentTypeError,
                 what=f"pmap {argument} must be an int, None, or a container of these",
                 which=[f"{argument}={prefix!r} holds {leaf!r}, of type {type(leaf).__name__}"],
                 why="it says which dimension of each array is mapped",
@@ -85,7 +85,7 @@ def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[A
         name = f"output{jax.tree_util.keystr(path)}"
         if not _is_array_like(leaf):
             raise refusal(
-                AxesTypeError,
+                ArgumentTypeError,
                 what=f"pmap of '{fun_name}' cannot return a value that is no array",
                 which=[f"{name} is a {type(leaf).__name__}: {leaf!r}"],
                 why="each device computes its own value, and they are put together along out_axes",

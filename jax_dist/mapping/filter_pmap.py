@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError, refusal
+from jax_dist.errors import ArgumentTypeError, AxesError, refusal
 from jax_dist.mapping.pmap import pmap
 
 _AXIS = "<filter_pmap>"  # of a function that names none
@@ -409,7 +409,7 @@ def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
             if axis is not None and not isinstance(axis, int):
                 path = jax.tree.leaves_with_path(part)[number][0]
                 raise refusal(
-                    AxesTypeError,
+                    ArgumentTypeError,
                     what=f"{argument} of filter_pmap hold something else than axes",
                     which=[f"{axis!r} for {jax.tree_util.keystr(path) or 'a leaf'}"],
                     why="an axis is an integer, or None for what is not mapped",

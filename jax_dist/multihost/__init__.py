@@ -14,16 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
-    from jax_dist.errors import (
-        CheckpointError,
-        CheckpointInUseError,
-        CheckpointWarning,
-        DisagreementError,
-        JoinError,
-        MissingRanksError,
-        OpenPortWarning,
-        UnequalError,
-    )
     from jax_dist.multihost.agreement import agree
     from jax_dist.multihost.checkpoints import Checkpoints
     from jax_dist.multihost.collectives import (
@@ -41,15 +31,7 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.multihost.main_thread import preempted, reached_preemption_sync_point
 
 _HOMES = {  # what Python sees: imported on first use, so that the launcher never loads jax
-    "CheckpointError": "jax_dist.errors",
-    "CheckpointInUseError": "jax_dist.errors",
-    "CheckpointWarning": "jax_dist.errors",
     "Checkpoints": "jax_dist.multihost.checkpoints",
-    "DisagreementError": "jax_dist.errors",
-    "JoinError": "jax_dist.errors",
-    "MissingRanksError": "jax_dist.errors",
-    "OpenPortWarning": "jax_dist.errors",
-    "UnequalError": "jax_dist.errors",
     "agree": "jax_dist.multihost.agreement",
     "assert_equal": "jax_dist.multihost.collectives",
     "broadcast_one_to_all": "jax_dist.multihost.collectives",
@@ -63,15 +45,7 @@ _HOMES = {  # what Python sees: imported on first use, so that the launcher neve
     "watchdog": "jax_dist.multihost.failures",
 }
 __all__ = (
-    "CheckpointError",
-    "CheckpointInUseError",
-    "CheckpointWarning",
     "Checkpoints",
-    "DisagreementError",
-    "JoinError",
-    "MissingRanksError",
-    "OpenPortWarning",
-    "UnequalError",
     "agree",
     "assert_equal",
     "broadcast_one_to_all",

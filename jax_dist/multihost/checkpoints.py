@@ -21,12 +21,7 @@ import jax
 import numpy as np
 
 from jax_dist._exceptions import text_of
-from jax_dist.errors import (
-    CheckpointError,
-    CheckpointWarning,
-    message,
-    refusal,
-)
+from jax_dist.errors import CheckpointError, CheckpointWarning, message, refusal
 from jax_dist.multihost import main_thread, ranks
 from jax_dist.multihost.agreement import Fingerprint, agree_on, describe
 from jax_dist.multihost.collectives import broadcast_one_to_all, is_whole
@@ -84,7 +79,7 @@ class Checkpoints:
 
         Raises:
           CheckpointInUseError: another job saves there.
-          MissingPackageError: Orbax is not installed.
+          ImportError: Orbax is not installed.
           ValueError: `every`, `keep` or `keep_period` is no integer, or less than 1.
         """
         options = {"every": every, "keep": keep, "keep_period": keep_period}

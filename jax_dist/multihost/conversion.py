@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_dist.errors import CheckpointError, MissingPackageError, message, refusal
+from jax_dist.errors import CheckpointError, message, refusal
 from jax_dist.multihost.state_leaves import NUMBERS, TypedLeaf
 
 _CHOICES = ("mean", "first")
@@ -57,7 +57,7 @@ def convert(
         differ.
       FileExistsError: there is something at `target`.
       FileNotFoundError: there is nothing at `source`.
-      MissingPackageError: Flax or Orbax is not installed.
+      ImportError: Flax or Orbax is not installed.
       ValueError: a choice names no leaf, or `target` is in `source`.
     """
     source, target = source.absolute(), target.absolute()
@@ -282,7 +282,7 @@ def imported(module: str, package: str, why: str, what: str = "converting this c
     """The module.
 
     Raises:
-      MissingPackageError: it is not installed.
+      ImportError: it is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -295,7 +295,7 @@ def imported(module: str, package: str, why: str, what: str = "converting this c
             why=why,
             do=f'Run: pip install "{package}"',
         )
-        raise MissingPackageError(text, name=module.partition(".")[0]) from None
+        raise ImportError(text, name=module.partition(".")[0]) from None
 
 
 def _unknown(path: pathlib.Path, which: str) -> CheckpointError:

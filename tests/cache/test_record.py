@@ -13,7 +13,6 @@ from cache_runs import forking_python
 from jax_dist import _compat
 from jax_dist.cache.recorder import operations_of, record
 from jax_dist.cache.records import Record
-from jax_dist.errors import RecordError
 
 _OUTCOMES = """
 import json, os, sys
@@ -212,14 +211,14 @@ def _value_of(table):
 def test_what_is_no_record_is_refused(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
 
-    with pytest.raises(RecordError, match=r"run\.json is not a record of jax_dist\.cache\.record"):
+    with pytest.raises(ValueError, match=r"run\.json is not a record of jax_dist\.cache\.record"):
         Record.load(tmp_path / "run.json")
 
 
 def test_a_record_of_another_format_is_refused_by_its_number(tmp_path):
     (tmp_path / "run.json").write_text('{"format": 99, "compiles": [], "texts": []}')
 
-    with pytest.raises(RecordError, match="its format is 99, and this version reads 1"):
+    with pytest.raises(ValueError, match="its format is 99, and this version reads 1"):
         Record.load(tmp_path / "run.json")
 
 

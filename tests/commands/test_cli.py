@@ -1,6 +1,7 @@
 """The command line: help and exit codes."""
 
 import io
+import re
 import subprocess
 import sys
 
@@ -100,3 +101,44 @@ def test_bash_completes(capsys, tmp_path, words, completed):
     run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
 
     assert run.stdout.split() == completed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["migrate", "-w", "a.py"], "Did you mean `--write`?"),
+        (["launch", "-t", "5", "-n", "2"], "Did you mean `--timeout`?"),
+        (["--lint", "a.py"], "Did you mean `jax-dist lint`?"),
+        (["cache", "--verify"], "Did you mean `jax-dist cache verify`?"),
+        (["lint", "--format", "json", "a.py"], "Did you mean `--output-format`?"),
+        (["lint", "--zzzzzz", "a.py"], "`jax-dist lint --help` lists the options."),
+        (["launch", "-n2", "--zzzzzz"], "`jax-dist launch --help` lists the options."),
+    ],
+)
+def test_an_unknown_option_names_the_nearest_or_where_they_are(capsys, arguments, advice):
+    with pytest.raises(SystemExit) as caught:
+        _run(*arguments)
+    err = capsys.readouterr().err
+    command = "" if arguments[0].startswith("-") else f" {arguments[0]}"
+
+    assert caught.value.code == 2
+    assert err.startswith(f"usage: jax-dist{command} [") or f"usage: jax-dist{command} -n" in err
+    assert err.endswith(f". {advice}\n")
+
+
+def test_help_lists_what_is_used_every_day(capsys):
+    with pytest.raises(SystemExit):
+        _run("--help")
+    listed = re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE)
+
+    assert {"lint", "migrate", "plan"} <= set(listed)
+    assert {"certificate", "checkpoint"}.isdisjoint(listed)
+
+
+@pytest.mark.parametrize("command", ["certificate", "checkpoint"])
+def test_what_help_does_not_list_works_as_before(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        _run(command, "--help")
+
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: jax-dist {command} ")

@@ -1,6 +1,7 @@
 """`jax_dist.topology`: names of machines, and what is said of those that there are not."""
 
 import importlib.util
+import re
 import sys
 import textwrap
 
@@ -8,7 +9,7 @@ import jax
 import pytest
 
 import jax_dist
-from jax_dist.errors import MissingPackageError, TopologyError, UnsupportedError
+from jax_dist.errors import UnsupportedError
 from jax_dist.machines import chips, topologies
 
 pytestmark = pytest.mark.rewriting
@@ -100,10 +101,9 @@ def test_a_topology_makes_meshes_of_all_its_devices(asked):
     ],
 )
 def test_a_machine_that_there_is_not_is_refused(name, counts, line, asked):
-    with pytest.raises(TopologyError) as raised:
+    with pytest.raises(ValueError, match=re.escape(line)):
         jax_dist.topology(name, **counts)
 
-    assert line in str(raised.value).splitlines() or line in str(raised.value)
     assert not asked
 
 
@@ -117,7 +117,7 @@ def test_a_compiler_that_is_not_installed_is_named_with_its_command(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     topologies._made.cache_clear()
 
-    with pytest.raises(MissingPackageError) as raised:
+    with pytest.raises(ImportError) as raised:
         jax_dist.topology(name)
 
     shown = {"v5e:4x4": "v5e:4x4", "h100": "h100:1x8"}[name]

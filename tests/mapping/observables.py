@@ -2,8 +2,8 @@
 
     python tests/mapping/observables.py
 
-prints the table of differences in docs/reference/mapping.md. An observable that is not in the table is the same
-for both.
+prints the table of differences in docs/reference/mapping.md. An observable that is not in the table
+is the same for both.
 """
 
 import contextlib

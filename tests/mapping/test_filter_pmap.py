@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import jax_dist
-from jax_dist.errors import ArgumentTypeError, AxesError, AxesTypeError
+from jax_dist.errors import ArgumentTypeError, AxesError
 
 eqx = pytest.importorskip("equinox")
 pytestmark = pytest.mark.mapping
@@ -212,7 +212,7 @@ def test_a_compiled_call_takes_its_own_kind_of_arguments():
         ({"in_axes": (0, 0, 0)}, (X, 3), {}, AxesError, "prefix"),
         ({"in_axes": (2, None)}, (X, 3), {}, AxesError, "axis 2|in_axes"),
         ({}, (X, X[:4]), {}, ValueError, "size"),
-        ({"in_axes": "0"}, (X, 3), {}, AxesTypeError, "'0'"),
+        ({"in_axes": "0"}, (X, 3), {}, ArgumentTypeError, "'0'"),
         ({"out_axes": (0, 0)}, (X, 3), {}, AxesError, "out_axes of filter_pmap do not fit"),
     ],
 )

@@ -152,7 +152,7 @@ def test_out_axes_that_is_no_prefix():
 
 
 def test_an_output_that_is_no_array():
-    with pytest.raises(errors.AxesTypeError, match=r"output\[1\] is a str: 'done'"):
+    with pytest.raises(errors.ArgumentTypeError, match=r"output\[1\] is a str: 'done'"):
         jax_dist.pmap(lambda x: (x, "done"))(_EIGHT)
 
 

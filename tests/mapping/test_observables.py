@@ -1,4 +1,4 @@
-"""What is seen of a mapped function is as with jax.pmap, but for the rows of docs/reference/mapping.md."""
+"""A mapped function is as with jax.pmap, but for the rows of docs/reference/mapping.md."""
 
 import pathlib
 import re

@@ -11,13 +11,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from preemption_jobs import train
 
-from jax_dist.multihost import (
-    CheckpointError,
-    Checkpoints,
-    CheckpointWarning,
-    DisagreementError,
-    step_folders,
-)
+from jax_dist.errors import CheckpointError, CheckpointWarning, DisagreementError
+from jax_dist.multihost import Checkpoints, step_folders
 
 
 def first_start(folder: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from jobs import free_port
 
-from jax_dist import multihost
+from jax_dist import errors
 from jax_dist.multihost import rendezvous
 from jax_dist.multihost.channel import Channel
 from jax_dist.multihost.rendezvous import RendezvousPlan
@@ -31,7 +31,7 @@ def meet(*plans: RendezvousPlan) -> list[str]:
     def go(number: int, plan: RendezvousPlan) -> None:
         try:
             peers = rendezvous.meet(plan)
-        except multihost.JoinError as error:
+        except errors.JoinError as error:
             results[number] = str(error)
         else:
             results[number] = f"met {sorted(peers)}"

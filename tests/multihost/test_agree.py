@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jobs import after_rank_0
 
-from jax_dist import _compat, multihost
+from jax_dist import _compat, errors, multihost
 from jax_dist.multihost.agreement import Fingerprint, differences
 from jax_dist.multihost.ranks import name_ranks
 from jax_dist.testing import run_processes
@@ -47,7 +47,7 @@ def _miss(rank: int, is_through: pathlib.Path) -> None:
 def _outcome(call) -> str:
     try:
         call()
-    except multihost.DisagreementError as error:
+    except errors.DisagreementError as error:
         return f"{type(error).__name__}: {error}"
     return "agreed"
 
@@ -114,8 +114,8 @@ def test_in_one_process_everybody_agrees():
 
 
 def test_a_missing_rank_is_a_disagreement_and_a_timeout():
-    assert issubclass(multihost.MissingRanksError, multihost.DisagreementError)
-    assert issubclass(multihost.MissingRanksError, TimeoutError)
+    assert issubclass(errors.MissingRanksError, errors.DisagreementError)
+    assert issubclass(errors.MissingRanksError, TimeoutError)
 
 
 def _static_function() -> None:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_dist.multihost import CheckpointError, Checkpoints, CheckpointWarning, step_folders
+from jax_dist.errors import CheckpointError, CheckpointWarning
+from jax_dist.multihost import Checkpoints, step_folders
 
 
 def state_of(step: int) -> dict:

@@ -15,7 +15,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.multihost import CheckpointError, Checkpoints, CheckpointWarning
+from jax_dist.errors import CheckpointError, CheckpointWarning
+from jax_dist.multihost import Checkpoints
 from jax_dist.testing import run_processes
 
 
@@ -328,7 +329,7 @@ def test_without_orbax_the_remedy_is_told(tmp_path):
     ).stdout
 
     assert printed == textwrap.dedent("""\
-        MissingPackageError orbax
+        ImportError orbax
         Checkpoints needs a package that is not installed:
           * orbax-checkpoint
         Because Orbax writes the checkpoints.

@@ -13,7 +13,8 @@ from flax import jax_utils, serialization
 from flax.training.train_state import TrainState
 
 from jax_dist.commands.cli import main
-from jax_dist.multihost import CheckpointError, Checkpoints
+from jax_dist.errors import CheckpointError
+from jax_dist.multihost import Checkpoints
 
 
 def make_state() -> TrainState:

@@ -28,7 +28,7 @@ from strangers import (
     speak,
 )
 
-from jax_dist import multihost
+from jax_dist import errors, multihost
 from jax_dist.multihost import initialization, rendezvous
 from jax_dist.multihost.channel import Channel
 from jax_dist.multihost.initialization import Membership
@@ -285,9 +285,7 @@ def test_other_machines_are_let_in_by_a_token_only(monkeypatch):
     monkeypatch.setattr(initialization._compat, "backend_started", lambda: False)
     address = f"192.0.2.1:{free_port()}"  # of no interface here: rank 0 listens at all of them
     with (
-        pytest.warns(
-            multihost.OpenPortWarning, match="accepts anyone who can reach its port"
-        ) as seen,
+        pytest.warns(errors.OpenPortWarning, match="accepts anyone who can reach its port") as seen,
         pytest.raises(ZeroDivisionError),
     ):
         multihost.initialize(address, 2, 0)
@@ -338,7 +336,7 @@ def test_a_taken_port_is_an_error_of_python(monkeypatch):
     monkeypatch.setattr(initialization._compat, "backend_started", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"localhost:{server.getsockname()[1]}"
-        with pytest.raises(multihost.JoinError) as raised:
+        with pytest.raises(errors.JoinError) as raised:
             multihost.initialize(address, 2, 0, initialization_timeout=20)
 
     assert str(raised.value).startswith("rank 0 cannot listen at 127.0.0.1:")
@@ -455,7 +453,7 @@ def test_slurm_is_asked_by_jax(monkeypatch):
     ],
 )
 def test_half_a_membership_is_refused(arguments, environment, line):
-    with pytest.raises(multihost.JoinError) as caught:
+    with pytest.raises(errors.JoinError) as caught:
         initialization.find(*arguments, None, timeout=1, environment=environment)
 
     assert f"  * {line}" in str(caught.value)

@@ -81,7 +81,8 @@ def test_fifty_kills_lose_no_step(tmp_path, keep):
 _ON_A_SMALL_DISK = """\
 import subprocess, sys
 import numpy as np
-from jax_dist.multihost import CheckpointError, Checkpoints
+from jax_dist.errors import CheckpointError
+from jax_dist.multihost import Checkpoints
 def mount(*arguments):
     subprocess.run(["mount", *arguments, sys.argv[1]], check=True)
 def save_some():

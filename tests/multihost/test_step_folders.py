@@ -19,13 +19,8 @@ import numpy as np
 import orbax.checkpoint as orbax
 import pytest
 
-from jax_dist.multihost import (
-    CheckpointError,
-    CheckpointInUseError,
-    Checkpoints,
-    CheckpointWarning,
-    step_folders,
-)
+from jax_dist.errors import CheckpointError, CheckpointInUseError, CheckpointWarning
+from jax_dist.multihost import Checkpoints, step_folders
 
 # Where a read of Orbax's fails, TensorStore may still answer for the others, to a closed loop.
 _NOISE = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -19,7 +19,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.multihost import CheckpointInUseError, Checkpoints
+from jax_dist.errors import CheckpointInUseError
+from jax_dist.multihost import Checkpoints
 
 _SIZE = 24 * 5000  # floats; cut over 1, 2, 3 or 4 devices
 

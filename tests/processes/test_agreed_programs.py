@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist import _compat, multihost
+from jax_dist import _compat, errors
 from jax_dist.multihost import agreement
 from jax_dist.testing import run_processes
 
@@ -126,7 +126,7 @@ def rewrite_rows() -> dict[str, object]:
 def _outcome(fun: Callable, *args) -> str | list[float]:
     try:
         return [shard.data.item() for shard in fun(*args).addressable_shards]
-    except multihost.DisagreementError as error:
+    except errors.DisagreementError as error:
         return f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""What is seen of a mapped function in several processes, beside jax.pmap: a table in docs/reference/mapping.md.
+"""In several processes, beside jax.pmap: a table in docs/reference/mapping.md.
 
     python tests/processes/test_observables_in_processes.py
 
