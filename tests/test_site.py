@@ -242,7 +242,19 @@ def test_the_search_finds_the_page_first(tmp_path):
         "donate": "pmap.html#training-loops-donate-the-state",
         "equinox": "libraries.html#equinox",
         "batch norm": "libraries.html#batch-norm",
-        "orbax": "processes.html#preemption-and-checkpoints",
+        "orbax": "processes.html#preemption-and-checkpoints-with-orbax",
+        "axis_name": "pmap.html#moving-from-jaxpmap-axis_name-and-decorators",
+        "in_axes": "pmap.html#which-dimension-is-mapped-in_axes-and-out_axes",
+        "FSDP": "sharded-parameters.html",
+        "replicate": "libraries.html#replace-replicate-and-unreplicate",
+        "cache key": "cache.html#why-did-it-miss-the-cache-key",
+        "check_vma": "rewriting.html#gradients-that-are-summed-twice-check_vma-jxd303",
+        "captured array": "rewriting.html#captured-arrays-jxd401",
+        "recompile": "guards.html#what-makes-jax-recompile",
+        "slurm": "processes.html#on-a-cluster",
+        "Found an unbound axis name: i": "errors.html#found-an-unbound-axis-name-i",
+        "JXD301": "rules/JXD301.html",
+        "simulated_devices": "testing.html#simulated-devices-simulated_devices",
     }
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
     subprocess.run(command, cwd=_ROOT, check=True)
@@ -250,4 +262,6 @@ def test_the_search_finds_the_page_first(tmp_path):
     ran = subprocess.run(search, capture_output=True, text=True, check=True)
 
     found = json.loads(ran.stdout)
-    assert {query: found[query][0] for query in pages} == pages
+    # Where only a page is named, the best of its sections may be any.
+    first = {q: found[q][0] if "#" in pages[q] else found[q][0].partition("#")[0] for q in pages}
+    assert first == pages

@@ -30,8 +30,14 @@ _WORKER = "https://unpkg.com/iframe-worker/shim"  # that the offline plugin woul
 _SEARCH_BOOST = {
     "architecture.md": 0.1,  # its list of files has every word; other pages explain it
     "design.md": 0.1,
-    "libraries.md": 4,  # before the rules, which have the same words in their titles
+    "index.md": 0.3,  # it has a word of each page
+    "migration-guide.md": 0.5,
+    "reference/index.md": 0.2,
+    "examples.md": 0.5,
+    "libraries.md": 3,
+    "sharded-parameters.md": 1.5,
 }
+_SEARCH_BOOST_OF_FOLDERS = {"reference": 0.5, "rules": 0.4}  # after the page that explains it
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -66,7 +72,8 @@ def _chain(pages: list[Page]) -> None:
 
 
 def on_page_markdown(text: str, page: Page, **_: Any) -> str:
-    if boost := _SEARCH_BOOST.get(page.file.src_uri):
+    folder = page.file.src_uri.rpartition("/")[0]
+    if boost := _SEARCH_BOOST.get(page.file.src_uri, _SEARCH_BOOST_OF_FOLDERS.get(folder)):
         page.meta.setdefault("search", {"boost": boost})
     text = _FILE.sub(r'```\1 title="\2"', text)
     text = _RULE_LINK.sub(lambda match: f"(rules/{match[1].upper()}.md)", text)
