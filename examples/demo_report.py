@@ -30,7 +30,7 @@ def table_of(runs: Sequence[Run], explained: dict[str, Any] | None) -> Table:
         ("tracing and compiling", lambda run: _seconds(run.trained["compile"])),
         ("programs compiled for it", lambda run: str(run.trained["programs"])),
         ("program size", lambda run: _bytes(_size(run, explained))),
-        ("exchanged, per step and device", lambda run: _bytes(_exchanged(run, explained))),
+        ("sent, per step and device", lambda run: _bytes(_sent(run, explained))),
         ("peak memory of the process", lambda run: _bytes(run.trained["peak_memory"])),
         ("first step, second start", lambda run: _seconds(run.again["first_step"])),
         ("theta differs from before by", lambda run: f"{_difference(run, runs[0]):.1g}"),
@@ -64,11 +64,10 @@ def _size(run: Run, explained: dict[str, Any] | None) -> float | None:
     return explained and explained["report"]["before"]["stablehlo_bytes"]
 
 
-def _exchanged(run: Run, explained: dict[str, Any] | None) -> float | None:
+def _sent(run: Run, explained: dict[str, Any] | None) -> float | None:
     if run.facts:
-        return sum(run.facts["exchanged"].values())
-    collectives = explained and explained["report"]["before"]["collectives"]
-    return collectives and sum(each["result_bytes"] for each in collectives)
+        return run.facts["sent"]
+    return explained and explained["report"]["moved_bytes"]["before"]
 
 
 def _difference(run: Run, first: Run) -> float:

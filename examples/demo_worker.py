@@ -97,7 +97,8 @@ def facts(program: ModuleType, n_devices: int, seed: int) -> None:
     update, args = program.example_update(seed, n_devices)
     lowered = update.lower(*args)
     exchanged = es_common.exchanged(lowered.compile().as_text())
-    say("facts", program_size=len(lowered.as_text()), exchanged=exchanged)
+    sent = es_common.sent(exchanged, n_devices)
+    say("facts", program_size=len(lowered.as_text()), exchanged=exchanged, sent=sent)
 
 
 def explain(program: ModuleType, n_devices: int, seed: int) -> None:

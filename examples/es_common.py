@@ -145,6 +145,13 @@ def exchanged(hlo: str) -> dict[str, int]:
     return found
 
 
+def sent(given: dict[str, int], n_devices: int) -> float:
+    """The bytes that one device sends for collectives that give so many, on a ring of devices."""
+    rounds = {"all-reduce": 2}  # its parts go round twice: once to be added up, once as sums
+    share = (n_devices - 1) / n_devices
+    return sum(rounds.get(kind, 1) * size * share for kind, size in given.items())
+
+
 def progress(first: int, generations: int) -> tqdm.tqdm:
     """The numbers of the generations, from `first` on, with a bar, which the first process shows.
 

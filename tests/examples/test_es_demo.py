@@ -20,7 +20,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _DEMO = _ROOT / "examples" / "demo.py"
 
 
-def measured(label: str, colour: str, scale: float, exchanged: dict[str, int]) -> Run:
+def measured(label: str, colour: str, scale: float, sent: float) -> Run:
     return Run(
         label,
         "program.py",
@@ -36,15 +36,15 @@ def measured(label: str, colour: str, scale: float, exchanged: dict[str, int]) -
             "peak_memory": 1.5e9,
             "theta": [1.0, 2.0 + scale],
         },
-        facts={"program_size": 128e6 * scale, "exchanged": exchanged},
+        facts={"program_size": 128e6 * scale, "sent": sent},
         again={"first_step": 2.5 * scale},
     )
 
 
 def test_the_table_says_what_was_measured():
     runs = [
-        measured("before: pmap", "red", 1.0, {"all-gather": 4160}),
-        measured("by hand: shard_map", "green", 0.25, {"all-gather": 512, "all-reduce": 456}),
+        measured("before: pmap", "red", 1.0, 3640.0),
+        measured("by hand: shard_map", "green", 0.25, 968.0),
     ]
     console = Console(width=90, record=True, file=io.StringIO())
 
@@ -58,27 +58,27 @@ def test_the_table_says_what_was_measured():
     assert rows["each later step"] == "25 ms 6 ms"
     assert rows["tracing and compiling"] == "18.00 s 4.50 s"
     assert rows["program size"] == "128.0 MB 32.0 MB"
-    assert rows["exchanged, per step and device"] == "4.2 kB 968 B"
+    assert rows["sent, per step and device"] == "3.6 kB 968 B"
     assert rows["peak memory of the process"] == "1.5 GB 1.5 GB"
     assert rows["first step, second start"] == "2.50 s 625 ms"
 
 
 def test_what_was_not_looked_into_is_taken_from_explain():
-    run = measured("before", "red", 1.0, {})
+    run = measured("before", "red", 1.0, 0.0)
     run.facts = {}
-    collectives = [{"result_bytes": 512}, {"result_bytes": 3648}]
-    said = {"report": {"before": {"stablehlo_bytes": 128_183_900, "collectives": collectives}}}
+    moved = {"before": 3640.0, "after": 1246.0}
+    said = {"report": {"before": {"stablehlo_bytes": 128_183_900}, "moved_bytes": moved}}
     console = Console(width=90, record=True, file=io.StringIO())
 
     console.print(demo_report.table_of([run], said))
 
     text = console.export_text()
     assert "128.2 MB" in text
-    assert "4.2 kB" in text
+    assert "3.6 kB" in text
 
 
 def test_the_picture(tmp_path):
-    demo_report.draw([measured("before", "red", 1.0, {})], tmp_path / "demo.png")
+    demo_report.draw([measured("before", "red", 1.0, 0.0)], tmp_path / "demo.png")
 
     assert matplotlib.image.imread(tmp_path / "demo.png").shape == (540, 840, 4)
 
