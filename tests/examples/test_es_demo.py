@@ -63,6 +63,16 @@ def test_the_table_says_what_was_measured():
     assert rows["first step, second start"] == "2.50 s 625 ms"
 
 
+def test_the_front_page_has_the_rows_of_the_demo():
+    run = measured("before: jax.pmap", "red", 1.0, 3640.0)
+    (names, *_) = demo_report.table_of([run], None).columns
+    page = (_ROOT / "README.md").read_text()
+    table = page[page.index("| on one machine, at the same time |") :].partition("\n\n")[0]
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
+
+    assert rows == [*names.cells]
+
+
 def test_what_was_not_looked_into_is_taken_from_explain():
     run = measured("before", "red", 1.0, 0.0)
     run.facts = {}
@@ -148,5 +158,7 @@ def test_the_whole_demo_for_machines(tmp_path):
     assert [run["trained"]["programs"] for run in (before, migrated, by_hand)] == [2, 1, 1]
     assert migrated["facts"]["program_size"] < said["explain"]["before"]["stablehlo_bytes"] / 100
     assert by_hand["facts"]["exchanged"] == {"all-gather": 512, "all-reduce": 456}
+    assert by_hand["facts"]["sent"] == 512 * 7 / 8 + 2 * 456 * 7 / 8
+    assert said["explain"]["moved_bytes"]["after"] == migrated["facts"]["sent"]  # one unit
     assert len(migrated["curve"]) == 4
     assert pathlib.Path(said["picture"]).stat().st_size > 10_000
