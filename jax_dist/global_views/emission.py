@@ -245,7 +245,9 @@ class Emitter:
         inside = _parts_inside(eqn, read)
         whole = self._with_whole(eqn, values, read, [n for n in read if n not in inside])
         if not inside:
-            return (rebind.bind_again if self.anew_inside else interpreter.replay)(eqn, whole)
+            if self.anew_inside:
+                return rebind.bind_again(eqn, whole, self._inside)
+            return interpreter.replay(eqn, whole)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
         parts = {body.invars[place]: part for place, part in inside.items()}

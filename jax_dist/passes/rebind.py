@@ -6,6 +6,7 @@ context. On the way, chosen equations can be handled otherwise, at any depth, al
 custom_jvp and custom_vjp.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -174,10 +175,14 @@ def evaluate(
     return untied_literals(body.outvars, interpreter.run(jaxpr, args, handlers, anew=True))
 
 
-def bind_again(eqn: JaxprEqn, values: Values) -> Values:
-    """One equation, bound again."""
+def bind_again(eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _: None) -> Values:
+    """One equation, bound again, if it has no handler; and those in it."""
     values = untied_literals(eqn.invars, values)
-    return _bind(eqn, values, evaluate, (), interpreter.context_here())
+    handler = handler_of(eqn)
+    if handler is not None:
+        return handler(eqn, values)
+    again = functools.partial(evaluate, handler_of=handler_of)
+    return _bind(eqn, values, again, (), interpreter.context_here())
 
 
 def without_mesh(eqn: JaxprEqn, params: Mapping[str, Any] | None = None) -> JaxprEqn:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from packaging.version import Version
 
 from jax_dist import global_view
@@ -24,9 +25,9 @@ if Version(importlib.metadata.version("jaxlib")) < Version("0.11"):  # unknown i
 DEVICES = 8
 
 
-def stacked(state: Any) -> Any:
+def stacked(state: Any, count: int = DEVICES) -> Any:
     """As `flax.jax_utils.replicate` gives it."""
-    return jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * DEVICES), state)
+    return jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * count), state)
 
 
 def bits(array: Any) -> tuple[Any, ...]:
@@ -40,47 +41,85 @@ def as_pmap(tree: Any, like: Any) -> Any:
     """`[*s]` of the global view as the `[N, *s]` of pmap."""
 
     def again(leaf: Any, other: Any) -> Any:
-        return leaf if leaf.shape == other.shape else stacked(leaf)
+        return leaf if leaf.shape == other.shape else stacked(leaf, len(other))
 
     return jax.tree.map(again, tree, like)
 
 
-def assert_same(got: Any, wanted: Any) -> None:
-    """Equal to the bit; what is shared has one value instead of N."""
+def assert_same(got: Any, wanted: Any, bound: float = 0) -> None:
+    """Equal to the bit; or each leaf to a part of its largest number. What is shared has one value.
+
+    A leaf of whole numbers, or of a key, has the same bits either way.
+    """
     paired = zip(
         jax.tree.leaves_with_path(wanted), jax.tree.leaves(as_pmap(got, wanted)), strict=True
     )
     for (path, one), other in paired:
-        assert bits(one) == bits(other), jax.tree_util.keystr(path)
+        name = jax.tree_util.keystr(path)
+        if not bound or not jnp.issubdtype(one.dtype, jnp.inexact):
+            assert bits(one) == bits(other), name
+            continue
+        theirs = np.asarray(one)
+        largest = float(np.abs(theirs).max(initial=0))
+        np.testing.assert_allclose(other, theirs, rtol=0, atol=bound * largest, err_msg=name)
 
 
 def compare(
-    step: Callable, state: Any, *batch: Any, times: int = 2, axis_name: str = "i", **options: Any
+    step: Callable,
+    state: Any,
+    *batch: Any,
+    times: int = 2,
+    axis_name: str = "i",
+    given: Any = False,
+    bound: float = 0,
+    scanned: bool = False,
+    **options: Any,
 ) -> Any:
-    """Runs a step so often, both ways; gives the view and its last state."""
-    reference = stacked(state)
-    program = jax.jit(jax.pmap(step, axis_name=axis_name)).lower(reference, *batch)
-    pmapped = program.compile(compiler_options=PLAIN)
+    """Runs a step so often, both ways; gives the view and its last state.
+
+    Args:
+      step: of one device.
+      state: as it starts.
+      *batch: `[N, ...]`, for the first N devices under pmap.
+      times: how often it is run.
+      axis_name: the mapped axis.
+      given: of each leaf of the state, whether it is `[N, *s]` already, as `place` takes it.
+      bound: 0 if all bits are to be those of pmap; else the difference that a leaf may have.
+      scanned: whether the view runs in a scan of one program, and not in one program for each step.
+      **options: of `global_view`.
+    """
+    count = len(jax.tree.leaves(batch)[0])
+    copy = lambda own, leaf: leaf if own else stacked(leaf, count)
+    reference = jax.tree.map(copy, jax.tree.broadcast(given, state), state)
+    mapped = jax.pmap(step, axis_name=axis_name, devices=jax.devices()[:count])
+    pmapped = jax.jit(mapped).lower(reference, *batch).compile(compiler_options=PLAIN)
     view = global_view(step, axis_name, **{"captures": "allow", **options})
-    held = view.place(state, *batch, stacked=False)
+    held = view.place(state, *batch, stacked=given)
+    if scanned:
+        turns = jax.tree.map(lambda leaf: np.stack([leaf] * times), batch)
+        run = jax.jit(lambda held, turns: lax.scan(lambda one, own: view(one, *own), held, turns))
+        program = run.lower(held, turns).compile(compiler_options=PLAIN)
+        held, rest = program(held, turns)
+        for turn in range(times):
+            reference, wanted = pmapped(reference, *batch)
+            assert_same(jax.tree.map(lambda leaf, turn=turn: leaf[turn], rest), wanted, bound)
+        assert_same(held, reference, bound)
+        return view, held
     seen = view.lower(held, *batch).compile(compiler_options=PLAIN)
     others = [
         jax.device_put(leaf, sharding)
-        for leaf, sharding in zip(
-            jax.tree.leaves(batch), _of_batch(view, held, len(batch)), strict=True
-        )
+        for leaf, sharding in zip(jax.tree.leaves(batch), _of_batch(view, held), strict=True)
     ]
     others = jax.tree.unflatten(jax.tree.structure(batch), others)
     for _ in range(times):
         wanted = pmapped(reference, *batch)
         got = seen(held, *others)
-        assert_same(got, wanted)
+        assert_same(got, wanted, bound)
         reference = wanted[0] if isinstance(wanted, tuple) else wanted
         held = got[0] if isinstance(got, tuple) else got
     return view, held
 
 
-def _of_batch(view: Any, state: Any, count: int) -> list[Any]:
+def _of_batch(view: Any, state: Any) -> list[Any]:
     """How the arguments after the state are wanted."""
-    del count
     return list(view._signatures.last.in_shardings[len(jax.tree.leaves(state)) :])

@@ -1,8 +1,10 @@
 """Random steps with a state, the same for the same seed.
 
 A step makes new values from the leaves of its state and a batch: functions of one and of two
-values, collectives, bodies of all kinds. Its new state are some of these values, so that some
-leaves stay the same on all devices, and others do not. All values have one shape, of the size of 1.
+values, collectives, also of groups of devices, bodies of all kinds. Its new state are some of these
+values, so that some leaves stay the same on all devices, and others do not. Parameters, a moment
+and a sum of gradients are the same on all, and are updated as optimizers do it: in branches and
+loops, clipped by a norm, with what needs a leaf whole. All values have one shape, of the size of 1.
 
 Each value stands behind a barrier: XLA drops the zero of `x + 0.0`, and with it the sign of `-0.0`,
 in whichever of two programs it sees that it is one.
@@ -18,40 +20,67 @@ from jax import lax
 
 Array = jax.Array
 SHAPE = (8, 4)
-LEAVES = ("a", "b", "c")
+ALIKE = ("a", "b", "moment", "sum")  # leaves that are always the same on all devices
 
 
 def state_of(seed: int) -> dict[str, np.ndarray]:
+    """What all devices start with."""
     rng = np.random.default_rng(seed)
-    return {name: rng.normal(size=SHAPE).astype(np.float32) for name in LEAVES}
+    state = {name: rng.normal(size=SHAPE).astype(np.float32) for name in ("a", "b", "c", "moment")}
+    key = rng.integers(2**32, size=2, dtype=np.uint32)
+    return {**state, "sum": np.zeros(SHAPE, np.float32), "turn": np.int32(0), "key": key}
 
 
-def batch_of(seed: int) -> np.ndarray:
+def batch_of(seed: int, count: int = 8) -> np.ndarray:
     return (
         np.random.default_rng(-1 - seed if seed < 0 else seed + 10**6)
-        .normal(size=(8, *SHAPE))
+        .normal(size=(count, *SHAPE))
         .astype(np.float32)
     )
 
 
-def step_of(seed: int) -> Callable[[dict, Array], tuple[dict, Array]]:
-    """Draws anew in every trace, from the seed."""
+def step_of(
+    seed: int, count: int = 8, *, jumps: bool = True
+) -> Callable[[dict, Array], tuple[dict, Array]]:
+    """Draws anew in every trace, from the seed.
+
+    Args:
+      seed: of all that is drawn.
+      count: of devices.
+      jumps: whether a last bit of a value may decide which of two is taken.
+    """
 
     def step(state: dict, x: Array) -> tuple[dict, Array]:
-        maker = _Maker(np.random.default_rng(seed))
-        values = maker.values_from([*state.values(), x], steps=7)
+        maker = _Maker(np.random.default_rng(seed), count, jumps=jumps, state=state)
+        leaves = [state[name] for name in ("a", "b", "c", "moment")]
+        values = maker.values_from([*leaves, x], steps=7)
         # A leaf that is not touched, or one that only met what is shared, stays shared.
-        new = {name: maker.pick([state[name], *values[-5:]]) for name in LEAVES}
-        shared = lax.pmean(values[-1], "i") if maker.chance(0.7) else state["a"]
-        new["a"] = 0.5 * state["a"] + 0.25 * shared
-        return new, values[-1]
+        new = {"c": maker.pick([state["c"], *values[-5:]])}
+        new["b"] = maker.pick([state["b"], (state["b"] + lax.pmean(values[-2], "i")) / 2])
+        shared = lax.pmean(values[-1], "i") if maker.chance(0.8) else state["a"]
+        new |= maker.updated({name: state[name] for name in ("a", "moment", "sum")}, shared)
+        if "own" in state:  # of each device
+            new["own"] = 0.5 * state["own"] + values[-3] * lax.axis_index("i")
+        return {**state, **new, "turn": state["turn"] + 1}, values[-1]
 
     return step
 
 
 class _Maker:
-    def __init__(self, rng: np.random.Generator, *, meets: bool = True, smooth: bool = False):
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        count: int,
+        *,
+        jumps: bool,
+        state: dict,
+        meets: bool = True,
+        smooth: bool = False,
+    ):
         self._rng = rng
+        self._count = count
+        self._jumps = jumps
+        self._state = state
         self._meets = meets  # whether collectives may stand here
         self._smooth = smooth  # whether there is a derivative to take
 
@@ -64,9 +93,9 @@ class _Maker:
     def values_from(self, values: list[Array], steps: int, depth: int = 0) -> list[Array]:
         values = list(values)
         for _ in range(steps):
-            kinds = [self._one, self._two, self._along, self._two, self._constant]
+            kinds = [self._one, self._two, self._along, self._two, self._constant, self._noise]
             if self._meets:
-                kinds += [self._meet, self._meet, self._indexed]
+                kinds += [self._meet, self._meet, self._meet_in_groups, self._indexed]
             if depth < 2:
                 kinds += [self._jit, self._scan, self._loop, self._cond, self._rematted]
                 kinds += [] if self._smooth else [self._gradient]
@@ -76,27 +105,36 @@ class _Maker:
     def _some(self, values: list[Array]) -> Array:
         return self.pick(values[-6:])
 
+    def _weights(self, like: Array) -> Array:
+        return jnp.asarray(self._rng.normal(size=(4, 4)), like.dtype)
+
     # ---- one step each
 
     def _one(self, values: list[Array], depth: int) -> Array:
         del depth
-        return self.pick([jnp.sin, jnp.cos, jnp.negative, jnp.abs])(self._some(values))
+        kinds = [jnp.sin, jnp.cos, jnp.negative]
+        kinds += [jnp.abs] if self._jumps or not self._smooth else []
+        return self.pick(kinds)(self._some(values))
 
     def _two(self, values: list[Array], depth: int) -> Array:
         del depth
         x, y = self._some(values), self._some(values)
-        return self.pick([lax.add, lax.mul, lax.sub, lambda x, y: jnp.where(x > 0, x, y)])(x, y)
+        kinds = [lax.add, lax.mul, lax.sub]
+        kinds += [lambda x, y: jnp.where(x > 0, x, y)] if self._jumps else []
+        return self.pick(kinds)(x, y)
 
     def _along(self, values: list[Array], depth: int) -> Array:
         del depth
         x = self._some(values)
-        weights = jnp.asarray(self._rng.normal(size=(4, 4)), jnp.float32)
+        weights = self._weights(x)
         kinds = [
             lambda x: x @ weights,
             lambda x: x - jnp.mean(x, 0),
             lambda x: jnp.cumsum(x, 0) / 8,
             lambda x: jnp.roll(x, 1, 1),
             lambda x: x.T.reshape(SHAPE),
+            lambda x: jnp.take(x, jnp.asarray([3, 1, 0, 2]), axis=1),
+            lambda x: jnp.concatenate([x[4:], -x[:4]]),
         ]
         if not self._smooth:
             kinds += [lambda x: jnp.sort(x, 0), lambda x: x - jnp.max(x, 1, keepdims=True)]
@@ -105,27 +143,51 @@ class _Maker:
     def _constant(self, values: list[Array], depth: int) -> Array:
         del depth
         key = jax.random.key(int(self._rng.integers(100)))
-        return self._some(values) * jax.random.uniform(key, SHAPE)
+        x = self._some(values)
+        return x * jax.random.uniform(key, SHAPE, x.dtype)
+
+    def _noise(self, values: list[Array], depth: int) -> Array:
+        """From a key of the state; of all devices, or of each."""
+        del depth
+        key = jax.random.fold_in(jax.random.wrap_key_data(self._state["key"]), self._state["turn"])
+        if self._meets and self.chance(0.5):
+            key = jax.random.fold_in(key, lax.axis_index("i"))
+        x = self._some(values)
+        return x * jax.random.bernoulli(key, 0.75, SHAPE).astype(x.dtype)
 
     def _indexed(self, values: list[Array], depth: int) -> Array:
         del depth
-        return self._some(values) * (1 + lax.axis_index("i") / 8)
+        return self._some(values) * (1 + lax.axis_index("i") / self._count).astype(values[0].dtype)
 
     def _meet(self, values: list[Array], depth: int) -> Array:
         del depth
-        ring = [(n, (n + 1) % 8) for n in range(8)]
+        count = self._count
+        ring = [(n, (n + 1) % count) for n in range(count)]
         kinds = [
             lambda x: lax.pmean(x, "i"),
             lambda x: lax.psum(x, "i") / 8,
             lambda x: lax.all_gather(x, "i").mean(0),
-            lambda x: lax.all_gather(x, "i")[3],
-            lambda x: lax.ppermute(x, "i", ring[:5]),
+            lambda x: lax.all_gather(x, "i")[3 % count],
+            lambda x: lax.ppermute(x, "i", ring[: count // 2 + 1]),
             lambda x: lax.ppermute(x, "i", ring),
             lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True),
             lambda x: lax.all_gather(lax.psum_scatter(x, "i", tiled=True), "i", tiled=True),
         ]
         if not self._smooth:
             kinds += [lambda x: lax.pmax(x, "i"), lambda x: lax.pmin(x, "i")]
+        return self.pick(kinds)(self._some(values))
+
+    def _meet_in_groups(self, values: list[Array], depth: int) -> Array:
+        del depth
+        half = self._count // 2
+        numbers = np.arange(self._count)
+        groups = self.pick([numbers.reshape(2, half), numbers.reshape(half, 2).T]).tolist()
+        kinds = [
+            lambda x: lax.psum(x, "i", axis_index_groups=groups) / 8,
+            lambda x: lax.all_gather(x, "i", axis_index_groups=groups).mean(0),
+        ]
+        if not self._smooth:
+            kinds += [lambda x: lax.pmax(x, "i", axis_index_groups=groups)]
         return self.pick(kinds)(self._some(values))
 
     # ---- bodies
@@ -138,7 +200,14 @@ class _Maker:
         around = [self._some(values)]
 
         def inner(*args: Array) -> Array:
-            maker = _Maker(np.random.default_rng(seed), meets=meets, smooth=smooth)
+            maker = _Maker(
+                np.random.default_rng(seed),
+                self._count,
+                jumps=self._jumps,
+                state=self._state,
+                meets=meets,
+                smooth=smooth,
+            )
             return maker.values_from([*around, *args], 3, depth + 1)[-1]
 
         return inner
@@ -172,7 +241,7 @@ class _Maker:
         if self._smooth:
             return lax.fori_loop(0, 2, lambda _, x: body(x), x)
         count = 2 if alike else lax.axis_index("i") % 3
-        if alike and self._meets and self.chance(0.5):
+        if alike and self._meets and self._jumps and self.chance(0.5):
             largest = lambda x: lax.pmax(jnp.max(jnp.abs(x)), "i")
             going = lambda turn: (turn[0] < 3) & (largest(turn[1]) > 0.2)
             return lax.while_loop(going, lambda turn: (turn[0] + 1, body(turn[1]) / 2), (0, x))[1]
@@ -184,11 +253,67 @@ class _Maker:
         alike = self._meets and self.chance(0.6)
         x, y = self._some(values), self._some(values)
         branches = [self._inner(values, depth, meets=alike) for _ in range(2)]
-        chosen = jnp.sum(y) > 0
-        if alike:
-            chosen = lax.psum(jnp.sum(y), "i") > 0
+        if not self._jumps:
+            chosen = self._state["turn"] % 2 == 0 if alike else lax.axis_index("i") % 2 == 0
+        else:
+            chosen = lax.psum(jnp.sum(y), "i") > 0 if alike else jnp.sum(y) > 0
         return lax.cond(chosen, *branches, x)
 
     def _gradient(self, values: list[Array], depth: int) -> Array:
         inner = self._inner(values, depth, smooth=True)
         return jax.grad(lambda x: jnp.sum(inner(x) ** 2))(self._some(values))
+
+    # ---- as optimizers do it
+
+    def updated(self, own: dict, gradient: Array) -> dict:
+        """New leaves of what is the same on all devices."""
+        if self.chance(0.3):
+            norm = jnp.sqrt(jnp.sum(gradient * gradient))
+            gradient = gradient / jnp.maximum(norm, 1)
+        update = self._update()
+        match self.pick(["plain", "accumulated", "skipped", "switched", "scan", "while"]):
+            case "accumulated":
+                total = own["sum"] + gradient
+                due = self._state["turn"] % 2 == 1
+                apply = lambda own: {**update(own, total / 2), "sum": jnp.zeros_like(total)}
+                return lax.cond(due, apply, lambda own: {**own, "sum": total}, own)
+            case "skipped":
+                finite = jnp.isfinite(gradient).all() & (self._state["turn"] < 5)
+                return lax.cond(finite, lambda own: update(own, gradient), lambda own: own, own)
+            case "switched":
+                others = [update, self._update(), lambda own, _: own]
+                return lax.switch(self._state["turn"] % 3, others, own, gradient)
+            case "scan":
+                parts = jnp.stack([gradient, -gradient / 2])
+                return lax.scan(lambda own, part: (update(own, part), None), own, parts)[0]
+            case "while":
+                start = (jnp.int32(0), own)
+                going = lambda turn: turn[0] <= self._state["turn"] % 2
+                return lax.while_loop(
+                    going, lambda turn: (turn[0] + 1, update(turn[1], gradient)), start
+                )[1]
+        return update(own, gradient)
+
+    def _update(self) -> Callable[[dict, Array], dict]:
+        weights = np.asarray(self._rng.normal(size=(4, 4)), np.float32)
+        kinds = [
+            lambda m, g: 0.75 * m + g,
+            lambda m, g: jnp.tanh(m - g) * 0.5,
+            lambda m, g: jnp.sqrt(m * m + g * g),
+            lambda m, g: (m + g).T.reshape(SHAPE) / 2,
+            lambda m, g: 0.5 * m + (g - jnp.mean(g, 0)),  # whole
+            lambda m, g: 0.5 * m + g @ weights.astype(g.dtype) / 4,
+        ]
+        if self._jumps:
+            kinds += [lambda m, g: jnp.where(g > 0, m, g), lambda m, g: m + jnp.sort(g, 0)]
+        kind = self.pick(kinds)
+        once_more = self.chance(0.3)
+
+        def update(own: dict, gradient: Array) -> dict:
+            moment = kind(own["moment"], gradient)
+            if once_more:
+                small = self._state["turn"] % 2 == 0
+                moment = lax.cond(small, jnp.tanh, lambda m: 0.5 * m, moment)
+            return {**own, "a": 0.5 * own["a"] - 0.125 * moment, "moment": moment}
+
+        return update

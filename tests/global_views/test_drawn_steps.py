@@ -1,12 +1,21 @@
-"""Random steps have the numbers of pmap, to the bit, and some of their state is shared."""
+"""Random steps have the numbers of pmap, and some of their state is shared.
 
+To the bit, as long as each sum is the one of pmap; in float64 to 1e-9 of the largest number of a
+leaf, where sums go over parts.
+"""
+
+import dataclasses
 import gc
+import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
-from against_pmap import compare
-from drawn_steps import batch_of, state_of, step_of
+from against_pmap import compare, stacked
+from drawn_steps import ALIKE, batch_of, state_of, step_of
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 pytestmark = pytest.mark.rewriting
@@ -14,46 +23,122 @@ pytestmark = pytest.mark.rewriting
 BATCH = 3  # steps compiled as one
 
 
-def _compare(seeds: Iterable[int], **options):
-    """Several steps as one; gives what was found of their state."""
-    steps = {f"{seed}": step_of(seed) for seed in seeds}
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """On which mesh, and how, a drawn step is run."""
+
+    sizes: dict[str, int]  # of the mesh; the last axis but "model" is what the state is cut over
+    gradients: str = "reduce"
+    regather: bool = False
+    scanned: bool = False  # in a scan over steps
+    mixed: bool = False  # some leaves come as pmap has them
+
+    @property
+    def mapped(self) -> tuple[str, ...]:
+        return tuple(name for name in self.sizes if name != "model")
+
+    @property
+    def count(self) -> int:
+        return 8 // self.sizes.get("model", 1)
+
+    def rule(self, path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        """Cuts what is always shared over the mapped axis, and all over a further one."""
+        further = "model" if "model" in self.sizes else None
+        name = path.rsplit("/", maxsplit=1)[-1]
+        if name in ALIKE:
+            return P(self.mapped if name == "b" else self.mapped[-1], further)
+        return P(None, further) if leaf.ndim == 2 else P()
+
+
+_LINE, _WIDE, _TALL = {"i": 8}, {"replica": 2, "shard": 4}, {"replica": 4, "shard": 2}
+_BOTH = {"replica": 2, "shard": 2, "model": 2}
+WAYS = [
+    Way(_LINE),
+    Way(_LINE, regather=True, mixed=True),
+    Way(_LINE, scanned=True),
+    Way(_WIDE, mixed=True),
+    Way(_TALL, regather=True),
+    Way(_TALL, scanned=True, mixed=True),
+    Way({"i": 4, "model": 2}),
+    Way({"i": 2, "model": 4}, mixed=True, scanned=True),
+    Way(_BOTH, regather=True),
+    Way(_LINE, "scatter"),
+    Way(_WIDE, "scatter", scanned=True),
+    Way({"i": 4, "model": 2}, "scatter"),
+    Way({"i": 2, "model": 4}, "scatter", regather=True),
+    Way({"i": 4, "model": 2}, "scatter", scanned=True, mixed=True),
+    Way(_BOTH, "scatter"),
+]
+
+
+def drawn(seeds: Iterable[int], way: Way) -> Any:
+    """Several steps as one, in the global view and under pmap; gives what was found of the state."""
+    count, exact = way.count, way.gradients == "reduce"
+    steps = {f"{seed}": step_of(seed, count, jumps=exact) for seed in seeds}
     states = {name: state_of(int(name)) for name in steps}
-    batch = {name: batch_of(int(name)) for name in steps}
+    batch = {name: batch_of(int(name), count) for name in steps}
+    given: Any = False
+    if way.mixed:
+        for name, state in states.items():
+            state["c"] = np.asarray(stacked(state["c"], count))
+            state["own"] = batch_of(-2 - int(name), count)
+        mixed = {"c": True, "own": True}
+        given = {name: {leaf: leaf in mixed for leaf in states[name]} for name in states}
 
     def step(state: dict, x: dict) -> tuple[dict, dict]:
         outs = {name: each(state[name], x[name]) for name, each in steps.items()}
         return {name: new for name, (new, _) in outs.items()}, {n: y for n, (_, y) in outs.items()}
 
-    view, _ = compare(step, states, batch, **options)
+    with jax.enable_x64(not exact), warnings.catch_warnings():
+        if not exact:
+            wide = lambda leaf: leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf
+            states, batch = jax.tree.map(lambda leaf: wide(np.asarray(leaf)), (states, batch))
+        view, _ = compare(
+            step,
+            states,
+            batch,
+            given=given,
+            bound=0 if exact else 1e-9,
+            scanned=way.scanned,
+            mesh=Mesh(np.array(jax.devices()).reshape(*way.sizes.values()), tuple(way.sizes)),
+            mesh_axes=way.mapped,
+            shardings=way.rule,
+            gradients=way.gradients,
+            regather=way.regather,
+        )
     return view.report().leaves
 
 
-def _rule(path: str, leaf: jax.ShapeDtypeStruct) -> P:
-    """Cuts what is always shared; the leaves are too small for "fsdp"."""
-    return P("i") if path.endswith("/a") else P()
+def way_of(first: int) -> Way:
+    return WAYS[first // BATCH % len(WAYS)]
+
+
+def _found_shared(first: int) -> None:
+    leaves = drawn(range(first, first + BATCH), way_of(first))
+
+    alike = [leaf for leaf in leaves if leaf.path.rsplit("'")[-2] in ALIKE]
+    assert len(alike) == BATCH * len(ALIKE)
+    assert all(leaf.shared for leaf in alike)
+    assert all(leaf.bytes_per_device * 2 <= leaf.bytes_under_pmap for leaf in alike)
+
+
+# One of each kind of mesh, and of each kind of sums.
+@pytest.mark.parametrize("number", [1, 4, 7, 13])
+def test_drawn_steps_have_the_numbers_of_pmap(number):
+    _found_shared(BATCH * number)
 
 
 @pytest.mark.slow
-def test_drawn_steps_have_the_numbers_of_pmap():
-    leaves = [
-        leaf for first in range(0, 9, BATCH) for leaf in _compare(range(first, first + BATCH))
-    ]
-
-    assert 0 < sum(leaf.shared for leaf in leaves) < len(leaves)
-
-
-@pytest.mark.parametrize(("first", "regather"), [(9, False), (12, True)])
-def test_drawn_steps_in_parts_have_the_numbers_of_pmap(first, regather):
-    seeds = range(first, first + BATCH)
-    leaves = _compare(seeds, shardings=_rule, gradients="reduce", regather=regather)
-
-    assert 0 < sum(leaf.shared for leaf in leaves) < len(leaves)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(12, 5012, 90))
+@pytest.mark.parametrize("first", range(0, 3000, 60))
 def test_thousands_of_drawn_steps_have_the_numbers_of_pmap(first):
-    for start in range(first, first + 90, BATCH):
-        _compare(range(start, start + BATCH), shardings=_rule, gradients="reduce")
+    for start in range(first, first + 60, BATCH):
+        _found_shared(start)
         jax.clear_caches()  # a process may map only so many pieces of code
         gc.collect()
+
+
+def test_some_leaves_of_drawn_steps_vary_and_some_do_not():
+    leaves = drawn(range(9), WAYS[0])
+    free = [leaf.shared for leaf in leaves if leaf.path.endswith("['c']")]
+
+    assert set(free) == {True, False}
