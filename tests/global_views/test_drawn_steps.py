@@ -72,7 +72,7 @@ WAYS = [
 
 
 def drawn(seeds: Iterable[int], way: Way) -> Any:
-    """Several steps as one, in the global view and under pmap; gives what was found of the state."""
+    """Several steps as one, both ways; gives what was found of the leaves of their state."""
     count, exact = way.count, way.gradients == "reduce"
     steps = {f"{seed}": step_of(seed, count, jumps=exact) for seed in seeds}
     states = {name: state_of(int(name)) for name in steps}
