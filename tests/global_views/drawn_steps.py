@@ -153,7 +153,8 @@ class _Maker:
         if self._meets and self.chance(0.5):
             key = jax.random.fold_in(key, lax.axis_index("i"))
         x = self._some(values)
-        return x * jax.random.bernoulli(key, 0.75, SHAPE).astype(x.dtype)
+        # Not a product with the mask: XLA may take it for a choice of 0, which has no sign.
+        return jnp.where(jax.random.bernoulli(key, 0.75, SHAPE), x, 0.25 * x)
 
     def _indexed(self, values: list[Array], depth: int) -> Array:
         del depth
