@@ -44,6 +44,7 @@ class Island:
     makes: tuple[Var, ...]
     scatters: Mapping[Var, int]  # results of a psum that are wanted cut, along which dimension
     parts: Mapping[Var, int]  # shared ones of `reads` that lie cut, and can be taken so
+    agreed: tuple[JaxprEqn, ...]  # the loops and branches in it where all devices go the same way
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -277,7 +278,8 @@ class _Planner:
         whole = {*_operands(*sums)}
         cut = {var: self._cut_along(var) for var in reads if var not in whole}
         parts = {var: dim for var, dim in cut.items() if dim is not None}
-        return _Stage(outside, Island(tuple(eqns), reads, makes, scatters, parts))
+        agreed = tuple(self.axis.agreed(eqns, self.shared))
+        return _Stage(outside, Island(tuple(eqns), reads, makes, scatters, parts, agreed))
 
     def _helping(self, reads: list[Var]) -> list[JaxprEqn]:
         """The cheap equations that make some of these variables, in program order."""

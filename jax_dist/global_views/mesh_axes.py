@@ -3,7 +3,8 @@
 In the step the mapped axis has one name. On the mesh it may be several axes, and a collective of
 the step goes over all of them. Where the islands are manual over these axes only, XLA cuts what is
 computed in them over the further ones, as the state lies. What it cannot cut runs in a `shard_map`
-of its own, whole on each device along the further axes.
+of its own, whole on each device along the further axes. So does a loop or a branch in which devices
+may go other ways: what XLA sends in its body waits for all devices, also for those that left it.
 """
 
 import dataclasses
@@ -34,6 +35,8 @@ class MeshAxes:
     free: frozenset[Any] = frozenset()  # the further axes, if XLA may cut over them in islands
     # XLA for CPU then aborts at a sum of bfloat16, unless it is one of float32.
     widens: bool = False
+    # The loops and branches in islands where all devices go the same way, by their identity.
+    agreed: frozenset[int] = frozenset()
 
     @property
     def part(self) -> Any:
@@ -82,7 +85,9 @@ class MeshAxes:
         is_own = self.name in interpreter.named_axes(eqn)
         if is_own and (self._has_other_names or self.widens):
             return self._collective
-        if self.free and record_of(eqn).unsplit:
+        record = record_of(eqn)
+        decides = record.kind == "branch" or _compat.name_of(eqn) == "while"
+        if self.free and (record.unsplit or (decides and id(eqn) not in self.agreed)):
             return self._whole
         return None
 
@@ -106,9 +111,15 @@ class MeshAxes:
         return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]
 
     def _whole(self, eqn: JaxprEqn, values: Values) -> Values:
-        bind = interpreter.replay if record_of(eqn).tied else rebind.bind_again
+        inside = dataclasses.replace(self, free=frozenset())
+
+        def bind(*whole: Any) -> Values:
+            if record_of(eqn).tied:
+                return interpreter.replay(eqn, whole)
+            return rebind.bind_again(eqn, list(whole), inside.handler_of)
+
         mapped = jax.shard_map(
-            lambda *whole: bind(eqn, list(whole)),
+            bind,
             in_specs=tuple(P() for _ in values),
             out_specs=[P() for _ in eqn.outvars],
             axis_names=set(self.free),

@@ -155,7 +155,9 @@ class StepProgram:
         frees = setting.scatters and setting.further & cut_over
         free = setting.further if frees else frozenset()
         is_cpu = setting.mesh.devices.flat[0].platform == "cpu"
-        mesh_axes = dataclasses.replace(setting.axes, free=free, widens=bool(free) and is_cpu)
+        agreed = frozenset(id(eqn) for island in self.plan.islands() for eqn in island.agreed)
+        widens = bool(free) and is_cpu
+        mesh_axes = dataclasses.replace(setting.axes, free=free, widens=widens, agreed=agreed)
         # As a shard_map over these axes shows it.
         manual = dict.fromkeys(frozenset(mesh.axis_names) - free, AxisType.Manual)
         inside = mesh.update_axis_types(manual)

@@ -14,7 +14,7 @@ they do.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -71,6 +71,22 @@ class SharedAxis:
                 return ins
             for place in demoted:
                 ins[place] = False
+
+    def agreed(self, eqns: Sequence[JaxprEqn], shared: Mapping[Var, bool]) -> Iterator[JaxprEqn]:
+        """The loops and branches, at any depth, in which all devices go the same way."""
+        for eqn in eqns:
+            if record_of(eqn).kind not in ("call", "loop", "branch"):
+                continue
+            ins = [isinstance(atom, Literal) or shared.get(atom, False) for atom in eqn.invars]
+            bodies, inputs = interpreter.bodies(eqn), self.shared_in_bodies(eqn, ins)
+            inner = list(zip(bodies, inputs, strict=True))
+            name = _compat.name_of(eqn)
+            if name == "while":
+                decides = inner[bodies_of_while(eqn).index("cond_jaxpr")]
+            if (name == "while" and all(self.shared_out(*decides))) or (name == "cond" and ins[0]):
+                yield eqn
+            for body, own in inner:
+                yield from self.agreed(interpreter.open_jaxpr(body).eqns, self.shared_in(body, own))
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, goes over the axis."""

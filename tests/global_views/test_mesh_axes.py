@@ -272,6 +272,56 @@ def test_what_xla_cannot_cut_is_whole_there(inner):
     np.testing.assert_allclose(state["params"]["a"], wanted["params"]["a"][0], rtol=0, atol=1e-5)
 
 
+def _sent_in_bodies(text: str) -> set[str]:
+    """The collectives in the bodies of loops and branches of a program, and in what they call."""
+    named = [(re.match(r"(?:ENTRY )?%?(\S+) ", part), part) for part in text.split("\n\n")]
+    parts = {found[1]: part for found, part in named if found}
+    called = r"(?:body|true_computation|false_computation)=(%[\w.\-]+)"
+    bodies = [*re.findall(called, text), *re.findall(r"branch_computations=\{(.*?)\}", text)]
+    queue = [name for each in bodies for name in re.findall(r"%([\w.\-]+)", each)]
+    assert queue
+    for name in queue:  # which grows
+        inner = re.findall(r"%([\w.\-]+)", parts[name])
+        queue += [each for each in dict.fromkeys(inner) if each in parts and each not in queue]
+    kinds = r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+    return {kind for name in queue for kind in re.findall(kinds, parts[name])}
+
+
+def _often(x, w):
+    """As often as the device says."""
+    return lax.fori_loop(0, lax.axis_index("i") + 1, lambda _, h: jnp.tanh(h @ w), x)
+
+
+def _some(x, w):
+    return lax.cond(x.sum() > 0, lambda: jnp.tanh(x @ w), lambda: x)
+
+
+def _same_often(x, w):
+    going = lambda turn: lax.pmax(turn[0], "i") < 3
+    return lax.while_loop(going, lambda turn: (turn[0] + 1, jnp.tanh(turn[1] @ w)), (0, x))[1]
+
+
+@pytest.mark.parametrize(("inner", "agree"), [(_often, False), (_some, False), (_same_often, True)])
+def test_nothing_is_sent_where_devices_may_go_other_ways(inner, agree):
+    def step(state, x):
+        hidden = inner(x, state["w"])
+        move = lax.pmean(x.T @ hidden, "i")
+        return {"w": state["w"] - 0.125 * move}, hidden
+
+    state, x = {"w": A[:, :64]}, X[:4]
+    view = global_view(
+        step, "i", mesh=_mesh(i=4, model=2), shardings=lambda path, leaf: P("i", "model")
+    )
+    held = view.place(state, x, stacked=False)
+    text = view.lower(held, x).compile().as_text()
+    new, hidden = view(held, x)
+    (wanted, theirs), _ = _under_pmap(step, state, x, times=1)
+
+    assert bool(_sent_in_bodies(text)) == agree
+    np.testing.assert_allclose(hidden, theirs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(new["w"], wanted["w"][0], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("gradients", ["scatter", "reduce"])
 @pytest.mark.parametrize(
     ("spec", "names_mesh"),
