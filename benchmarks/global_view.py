@@ -4,13 +4,15 @@
     python benchmarks/global_view.py --only mlp,transformer
     python benchmarks/global_view.py --processes 2 --only mlp,transformer
     python benchmarks/global_view.py --only bodies,hsdp,model     # compiled only, seconds
+    python benchmarks/global_view.py --on v5e:4x4,v5e:16x16       # for TPUs, with `jax[tpu]`
 
 All ways of a workload run in one process, on 8 simulated CPU devices, so that ratios mean something
 on a busy machine. Time is CPU time of the whole process, the least of some steps; memory is that of
 the compiled program's own analysis, and "held" what the live arrays of one device take. "by hand"
 is FSDP as one writes it: parameters gathered, gradients scattered, and an update on one eighth.
 With several processes, the figures are those of the first. The programs of `state_programs` are
-only compiled: optimizers in branches and loops, groups, and a further axis of the mesh.
+only compiled: optimizers in branches and loops, groups, and a further axis of the mesh; and those of
+`state_machines` by the compiler of TPUs, each way for the state to lie beside GSPMD by hand.
 """
 
 import argparse
@@ -26,9 +28,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from machine_programs import GIANT, LARGE
+from state_machines import HEAD as TPU_HEAD
+from state_machines import line, programs_of, ways_of
 from state_programs import PROGRAMS, Program
 from state_workloads import DEVICES, WORKLOADS, Tree, Workload
 
+import jax_dist
 from jax_dist import global_view
 from jax_dist.testing import run_processes, simulated_devices
 
@@ -81,7 +87,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--only", default=",".join(WORKLOADS), help="names, with commas between")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--on", help="TPUs to compile for, with commas between")
     asked = parser.parse_args()
+    if asked.on is not None:
+        for machine in asked.on.split(","):
+            print_on(machine)
+        return
     simulated_devices(DEVICES)
     for name in asked.only.split(","):
         if name in PROGRAMS:
@@ -107,6 +118,19 @@ def main() -> None:
         print("\n".join(row.text(*rows[:2]) for row in rows), flush=True)
 
 
+def print_on(name: str) -> None:
+    """Tables for TPUs: a transformer in each way, and one of 6.6 G parameters where it fits."""
+    devices = list(jax_dist.topology(name).devices)
+    for sizes in (LARGE, GIANT) if len(devices) >= 256 else (LARGE,):
+        print(
+            f"{sizes.layers} layers of {sizes.width} on {name}, jax {jax.__version__}\n{TPU_HEAD}"
+        )
+        for way in ways_of(devices, round(len(devices) ** 0.5)):
+            if sizes is LARGE or way.name == "tensor":
+                for program, lowered in programs_of(way, sizes):
+                    print(line(way.name, program, lowered), flush=True)
+
+
 def measured(name: str) -> list[Row]:
     """A row for each way; the first is pmap."""
     workload = WORKLOADS[name]()
@@ -119,7 +143,7 @@ def measured(name: str) -> list[Row]:
 
 
 COMPILED_HEAD = (
-    f"  {'':30} {'args B':>11} {'temp B':>11} {'both':>6} {'FLOPs':>6}  sent, bytes of the results"
+    f"  {'':36} {'args B':>11} {'temp B':>11} {'both':>6} {'FLOPs':>6}  sent, bytes of the results"
 )
 
 
@@ -133,7 +157,7 @@ def compared(program: Program) -> str:
     here = view.lower(program.state, *program.batch).compile()
     (args, temps, flops), theirs = _analysed(here), _analysed(under_pmap)
     both, share = (args + temps) / sum(theirs[:2]), flops / theirs[2]
-    text = f"  {program.name:30} {args:>11,} {temps:>11,} {both:6.2f} {share:6.2f}"
+    text = f"  {program.name:36} {args:>11,} {temps:>11,} {both:6.2f} {share:6.2f}"
     return f"{text}  {sent(here.as_text())}"
 
 

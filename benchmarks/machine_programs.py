@@ -119,6 +119,7 @@ class Sizes(NamedTuple):
 
 SMALL = Sizes(2, 256, 1024, 8, 129, 4)
 LARGE = Sizes(8, 512, 8192, 8, 1025, 8)  # 29 million parameters
+GIANT = Sizes(32, 4096, 32768, 32, 2049, 1)  # 6.6 thousand million
 OPTIMISER = optax.adamw(1e-3)
 
 
@@ -145,8 +146,15 @@ def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
 
 
-def transformer_loss(params: dict, tokens: jax.Array, heads: int) -> jax.Array:
-    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+def transformer_loss(
+    params: dict,
+    tokens: jax.Array,
+    heads: int,
+    lay: Callable[[jax.Array], jax.Array] = lambda x: x,
+    dtype: Any = jnp.bfloat16,
+) -> jax.Array:
+    """`lay` says how what goes from layer to layer lies, where that is written by hand."""
+    half = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     read, wanted = tokens[:, :-1], tokens[:, 1:]
     length = read.shape[1]
     past = jnp.tril(jnp.ones((length, length), bool))
@@ -160,9 +168,9 @@ def transformer_loss(params: dict, tokens: jax.Array, heads: int) -> jax.Array:
         weights = jax.nn.softmax(jnp.where(past, scores, -1e9).astype(jnp.float32))
         attended = (weights.astype(x.dtype) @ v).transpose(0, 2, 1, 3).reshape(x.shape)
         x = x + attended @ own["out"]
-        return x + jax.nn.gelu(_norm(x, own["norm2"]) @ own["up"]) @ own["down"], None
+        return lay(x + jax.nn.gelu(_norm(x, own["norm2"]) @ own["up"]) @ own["down"]), None
 
-    x = half["words"][read] + half["places"][:length]
+    x = lay(half["words"][read] + half["places"][:length])
     x, _ = lax.scan(jax.checkpoint(block), x, half["blocks"])
     scores = (_norm(x, half["norm"]) @ half["words"].T).astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(scores, wanted).mean()

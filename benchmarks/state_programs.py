@@ -1,15 +1,18 @@
 """Optimizers in branches and loops, and meshes of several axes; `global_view.py` compiles them.
 
-Two layers, 256 and 1024 wide. Each program is compared to pmap on the devices that the mapped axis
-has: all 8, or 4 or 2 of them where a further axis cuts what is computed.
+Two layers, 256 and 1024 wide; and a transformer of four layers, 128 wide. Each program is compared
+to pmap on the devices that the mapped axis has: all 8, or 4 or 2 of them where a further axis cuts
+what is computed.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import machine_programs
 import numpy as np
 import optax
 from jax import lax
@@ -31,10 +34,11 @@ class Program:
     state: Tree  # of one device
     options: dict[str, Any]  # of global_view
     count: int = DEVICES  # along the mapped axis
+    rows: tuple[Tree, ...] = (_TYPE((16, 256), "float32"),) * 2  # of the batch, on one device
 
     @property
     def batch(self) -> tuple[Tree, ...]:
-        return (_TYPE((self.count, 16, 256), "float32"),) * 2
+        return tuple(_TYPE((self.count, *each.shape), each.dtype) for each in self.rows)
 
 
 def _loss(params: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -68,6 +72,30 @@ def _thrice(state: Tree, gradient: Tree) -> Tree:
     return lax.scan(turn, state, length=3)[0]
 
 
+def _decoder() -> Program:
+    """Layers in a scan with remat; clipping and AdamW in MultiSteps, and a mean of parameters."""
+    sizes = machine_programs.Sizes(4, 128, 512, 4, 65, 4)
+    params, _ = machine_programs.transformer_state(sizes)
+    params["places"] = _TYPE((sizes.tokens, sizes.width), "float32")
+    tx = optax.MultiSteps(optax.chain(optax.clip_by_global_norm(0.1), _ADAM), 4)
+    loss_of = functools.partial(
+        machine_programs.transformer_loss, heads=sizes.heads, dtype=jnp.float32
+    )
+
+    def step(state: Tree, tokens: jax.Array) -> tuple[Tree, jax.Array]:
+        loss, gradient = jax.value_and_grad(loss_of)(state["params"], tokens)
+        updates, rest = tx.update(lax.pmean(gradient, "i"), state["tx"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+        mean = jax.tree.map(lambda m, p: 0.99 * m + 0.01 * p, state["mean"], params)
+        return {"params": params, "tx": rest, "mean": mean}, lax.pmean(loss, "i")
+
+    state = {"params": params, "tx": jax.eval_shape(tx.init, params), "mean": params}
+    tokens = (_TYPE((sizes.batch, sizes.tokens), "int32"),)
+    return Program(
+        "transformer, MultiSteps, mean, clip", step, state, {"shardings": "fsdp"}, rows=tokens
+    )
+
+
 def bodies() -> list[Program]:
     skips = optax.MultiSteps(_ADAM, 2, should_skip_update_fn=optax.skip_not_finite)
     return [
@@ -77,6 +105,7 @@ def bodies() -> list[Program]:
         _program("apply_if_finite(adamw, 3)", optax.apply_if_finite(_ADAM, 3)),
         _program("cond that skips adamw", _ADAM, _skipping),
         _program("scan of three updates", _ADAM, _thrice),
+        _decoder(),
     ]
 
 
