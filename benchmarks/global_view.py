@@ -11,8 +11,8 @@ on a busy machine. Time is CPU time of the whole process, the least of some step
 the compiled program's own analysis, and "held" what the live arrays of one device take. "by hand"
 is FSDP as one writes it: parameters gathered, gradients scattered, and an update on one eighth.
 With several processes, the figures are those of the first. The programs of `state_programs` are
-only compiled: optimizers in branches and loops, groups, and a further axis of the mesh; and those of
-`state_machines` by the compiler of TPUs, each way for the state to lie beside GSPMD by hand.
+only compiled: optimizers in branches and loops, groups, and a further axis of the mesh. Those of
+`state_machines` are compiled for TPUs, each way for the state to lie beside GSPMD by hand.
 """
 
 import argparse

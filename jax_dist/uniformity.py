@@ -10,7 +10,7 @@ Programs are jaxprs, in `passes.uniformity`, or the texts of jaxprs, in `codemod
 """
 
 import abc
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.primitives import Primitive
@@ -108,6 +108,26 @@ class Uniformity(abc.ABC):
             case "call":
                 return [ins for _ in inner]
         return [[NOWHERE] * len(self.opened(body).invars) for body in inner]
+
+    def agreed(self, eqns: Sequence[Any], facts: Facts, scope: Same) -> Iterator[Any]:
+        """The calls, loops and branches, at any depth, in which all devices go the same way.
+
+        `facts` are those of the body that the equations are of, and `scope` is around it.
+        """
+        for eqn in eqns:
+            kind = self.record(eqn).kind
+            if kind not in ("call", "loop", "branch"):
+                continue
+            ins = [self.same_of(atom, facts, scope) for atom in eqn.invars]
+            inner = [*zip(self.bodies(eqn), self.of_body_inputs(eqn, ins, scope), strict=True)]
+            decides = ins[:1] if kind == "branch" else []
+            if "cond_jaxpr" in eqn.params:
+                names = [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
+                decides = self.outputs(*inner[names.index("cond_jaxpr")], scope)
+            if all(scope <= same for same in decides):
+                yield eqn
+            for body, own in inner:
+                yield from self.agreed(self.opened(body).eqns, self.facts(body, own, scope), scope)
 
     # ---- equations
 

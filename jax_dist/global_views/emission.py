@@ -28,8 +28,9 @@ from jax_dist import _compat
 from jax_dist.global_views import loops
 from jax_dist.global_views.islands import BodyPlan, Island, Step
 from jax_dist.global_views.mesh_axes import MeshAxes, without_constraint
-from jax_dist.global_views.uniformity import Cuts, fixed_in, operands_of_bodies
+from jax_dist.global_views.uniformity import Cuts
 from jax_dist.passes import interpreter, rebind
+from jax_dist.passes.bodies import fixed_in, operands_of_bodies
 from jax_dist.passes.interpreter import Atom, Handler, Values
 from jax_dist.passes.primitive_facts import record_of
 

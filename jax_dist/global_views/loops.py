@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.global_views.islands import BodyPlan, Step
-from jax_dist.global_views.uniformity import bodies_of_while
+from jax_dist.passes.bodies import bodies_of_while
 from jax_dist.passes.interpreter import Values
 
 

@@ -14,7 +14,7 @@ they do.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.passes import interpreter
+from jax_dist.passes.bodies import bodies_of_while, carries, fixed_in, operands_of_bodies
 from jax_dist.passes.interpreter import Atom
 from jax_dist.passes.primitive_facts import record_of
 from jax_dist.passes.uniformity import NOWHERE, Invariance, Same
@@ -72,21 +73,10 @@ class SharedAxis:
             for place in demoted:
                 ins[place] = False
 
-    def agreed(self, eqns: Sequence[JaxprEqn], shared: Mapping[Var, bool]) -> Iterator[JaxprEqn]:
+    def agreed(self, eqns: Sequence[JaxprEqn], shared: Mapping[Var, bool]) -> list[JaxprEqn]:
         """The loops and branches, at any depth, in which all devices go the same way."""
-        for eqn in eqns:
-            if record_of(eqn).kind not in ("call", "loop", "branch"):
-                continue
-            ins = [isinstance(atom, Literal) or shared.get(atom, False) for atom in eqn.invars]
-            bodies, inputs = interpreter.bodies(eqn), self.shared_in_bodies(eqn, ins)
-            inner = list(zip(bodies, inputs, strict=True))
-            name = _compat.name_of(eqn)
-            if name == "while":
-                decides = inner[bodies_of_while(eqn).index("cond_jaxpr")]
-            if (name == "while" and all(self.shared_out(*decides))) or (name == "cond" and ins[0]):
-                yield eqn
-            for body, own in inner:
-                yield from self.agreed(interpreter.open_jaxpr(body).eqns, self.shared_in(body, own))
+        facts = dict(zip(shared, self._same([*shared.values()]), strict=True))
+        return [*self._invariance.agreed(eqns, facts, self._scope)]
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, goes over the axis."""
@@ -212,40 +202,6 @@ def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
         of_turn = lambda spec: P(*spec[1:]) if in_turn(spec) else None
         results = [w if n in carried else of_turn(w) for n, w in enumerate(wanted)]
     return [list(results) for _ in interpreter.bodies(eqn)]
-
-
-def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
-    """For each body of a call, a loop or a branch, which operand each of its inputs is."""
-    places = list(range(len(eqn.invars)))
-    if _compat.name_of(eqn) == "while":
-        first = eqn.params["cond_nconsts"]
-        second = first + eqn.params["body_nconsts"]
-        found = {"cond_jaxpr": places[:first], "body_jaxpr": places[first:second]}
-        return [found[name] + places[second:] for name in bodies_of_while(eqn)]
-    first = int(record_of(eqn).kind == "branch")
-    return [places[first:] for _ in interpreter.bodies(eqn)]
-
-
-def bodies_of_while(eqn: JaxprEqn) -> list[str]:
-    """The parameters that its bodies are in, in the order of `interpreter.bodies`."""
-    return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
-
-
-def carries(eqn: JaxprEqn) -> list[tuple[int, int]]:
-    """Of a loop, the places of each carry: among its operands, and among its results."""
-    if _compat.name_of(eqn) == "while":
-        first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
-        return [(first + out, out) for out in range(len(eqn.outvars))]
-    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-    return list(zip(layout.carries_in, layout.carries_out, strict=True))
-
-
-def fixed_in(eqn: JaxprEqn) -> range:
-    """Of a loop, the operands that are the same in all its turns."""
-    if _compat.name_of(eqn) == "while":
-        return range(eqn.params["cond_nconsts"] + eqn.params["body_nconsts"])
-    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-    return range(len(layout.constants))
 
 
 def _want(

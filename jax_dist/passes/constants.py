@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist.passes.bodies import operands_of_bodies
 from jax_dist.passes.interpreter import (
     Values,
     bodies,
@@ -203,21 +204,11 @@ def _frozen(jaxpr: Any, known: dict[int, Any]) -> Any:
 
 def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
     """For each body of an equation, its inputs by the place of the operand they stand for."""
-    inner = [open_jaxpr(body) for body in bodies(eqn)]
-    if _compat.name_of(eqn) == "while":
-        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        carry = range(first + second, len(eqn.invars))
-        condition, body = inner
-        return [
-            dict(zip([*range(first), *carry], condition.invars, strict=True)),
-            dict(zip([*range(first, first + second), *carry], body.invars, strict=True)),
-        ]
-    offset = 1 if _compat.name_of(eqn) == "cond" else 0  # its first operand picks the branch
+    inner = [open_jaxpr(body).invars for body in bodies(eqn)]
     return [
-        dict(enumerate(body.invars, offset))
-        if len(body.invars) + offset == len(eqn.invars)
-        else {}  # of an unknown form: what it reads counts as read by the equation
-        for body in inner
+        # Of an unknown form: what the body reads counts as read by the equation.
+        dict(zip(places, inputs, strict=True)) if len(places) == len(inputs) else {}
+        for places, inputs in zip(operands_of_bodies(eqn), inner, strict=True)
     ]
 
 

@@ -6,6 +6,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jax_dist import _compat, uniformity
 from jax_dist.passes import interpreter
+from jax_dist.passes.bodies import carries
 from jax_dist.passes.primitive_facts import record_of
 from jax_dist.primitives import Primitive
 from jax_dist.uniformity import NOWHERE as NOWHERE
@@ -40,8 +41,7 @@ class Invariance(uniformity.Uniformity):
         return isinstance(atom, Literal)
 
     def carries(self, eqn: JaxprEqn) -> list[tuple[int, int]]:
-        layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
-        return list(zip(layout.carries_in, layout.carries_out, strict=True))
+        return carries(eqn)
 
     def inside(self, eqn: JaxprEqn, scope: Same) -> Same:
         return scope | _compat.newly_manual_axes(eqn)
