@@ -142,9 +142,8 @@ class _Maker:
 
     def _constant(self, values: list[Array], depth: int) -> Array:
         del depth
-        key = jax.random.key(int(self._rng.integers(100)))
         x = self._some(values)
-        return x * jax.random.uniform(key, SHAPE, x.dtype)
+        return x * jnp.asarray(self._rng.uniform(size=SHAPE), x.dtype)
 
     def _noise(self, values: list[Array], depth: int) -> Array:
         """From a key of the state; of all devices, or of each."""
@@ -153,8 +152,11 @@ class _Maker:
         if self._meets and self.chance(0.5):
             key = jax.random.fold_in(key, lax.axis_index("i"))
         x = self._some(values)
+        mask = jax.random.key_data(key)[0] % 2 == 0
+        if self.chance(0.25):  # most of the time of the tests would be that of compiling this
+            mask = jax.random.bernoulli(key, 0.75, SHAPE)
         # Not a product with the mask: XLA may take it for a choice of 0, which has no sign.
-        return jnp.where(jax.random.bernoulli(key, 0.75, SHAPE), x, 0.25 * x)
+        return jnp.where(mask, x, 0.25 * x)
 
     def _indexed(self, values: list[Array], depth: int) -> Array:
         del depth
