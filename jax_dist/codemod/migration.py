@@ -28,6 +28,7 @@ from jax_dist.codemod import (
     site_parts,
 )
 from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Style, Texts
+from jax_dist.codemod.recorded_flow import FileFlow, RecordedFlow
 from jax_dist.codemod.results import (
     AXIS_STAYS,
     UNPROVED,
@@ -60,6 +61,7 @@ class MigrationOptions:
     full_helpers: bool = False  # with "jax": `mapped` keeps the whole contract of jax.pmap
     promises: Promises = Promises()
     is_tried: bool = False  # a run of the program will show what the text leaves open
+    flow: RecordedFlow | None = None  # which values carry the device axis, as a run has shown it
     target: Version | None = None  # the oldest jax that the code must run on; None: the newest
     # The plainest forms that were not shown to fail, by path and line; line 0: the whole file.
     limits: Mapping[tuple[str, int], Form] = dataclasses.field(default_factory=dict)
@@ -248,30 +250,33 @@ class _File:
     def places(self, module: Module) -> list[PlannedPlace]:
         """What becomes of each place of the file, as it is now."""
         facts = None
+        flow = None if self._options.flow is None else self._options.flow.of(module)
         if self._options.to != "jax_dist":
-            given = self._options.promises
-            facts = PmapFacts(module, self._context, given, is_tried=self._options.is_tried)
+            given, is_tried = self._options.promises, self._options.is_tried
+            facts = PmapFacts(module, self._context, given, is_tried=is_tried, flow=flow)
         if facts is not None and self._options.to == "global":
             from jax_dist.codemod import global_state  # only here: most runs do not need it
 
             project = self._context.project
             found = global_state.find(module, project, self._style, self._namer, facts)
         else:
-            found = self._of_pmaps(module, facts)
+            found = self._of_pmaps(module, facts, flow)
         return [self._without_unproved(each) for each in found]
 
-    def _of_pmaps(self, module: Module, facts: PmapFacts | None) -> list[PlannedPlace]:
+    def _of_pmaps(
+        self, module: Module, facts: PmapFacts | None, flow: FileFlow | None
+    ) -> list[PlannedPlace]:
         freed: dict[ast.expr, PlannedPlace] = {}
         kept: dict[ast.expr, str] = {}  # by the reference of a site: why its axis stays
-        if facts is not None and self._options.plainest is Form.IDIOMATIC:
+        if facts is not None and flow is not None:
             from jax_dist.codemod import idiomatic  # only here: most runs do not need it
 
-            differs = {
-                site: _DIFFERS
+            stay = {
+                site
                 for site in pmaps.sites(module)
                 if self._limit(module, site.reference) < Form.IDIOMATIC
             }
-            freed, kept = idiomatic.find(module, self._style, self._namer, facts, differs)
+            freed, kept = idiomatic.find(module, self._style, self._namer, facts, flow, stay)
         found: list[PlannedPlace] = []
         for site in pmaps.sites(module):
             place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
@@ -435,9 +440,6 @@ class _File:
                 path,
             )
         return "the definition of this alias is migrated"
-
-
-_DIFFERS = "without it, --verify did not find the same"
 
 
 def _moved(limits: dict[int, Form], before: Source, after: Source) -> dict[int, Form]:

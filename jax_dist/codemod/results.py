@@ -259,6 +259,13 @@ class ProjectContext:
                 return found[0]
         return ""
 
+    def is_in_another(self, pattern: re.Pattern[bytes], path: str) -> bool:
+        """Whether a file that is connected with one by imports has a text."""
+        return any(
+            other != path and pattern.search(data) and self.graph.are_connected(other, path)
+            for other, data in self.graph.files.items()
+        )
+
     @functools.cached_property
     def _meetings(self) -> "list[_PmapValue]":
         """All places of the projects to which jax.pmap goes as a value."""

@@ -13,7 +13,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from jax_dist.checker.model import flow, pmaps
@@ -23,6 +23,7 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.model.stacking import Kind, lists_devices
 from jax_dist.codemod import codegen, device_counts, site_parts
 from jax_dist.codemod.codegen import CallText, Texts, Value
+from jax_dist.codemod.recorded_flow import FileFlow
 from jax_dist.codemod.results import Left, ProjectContext
 from jax_dist.codemod.use_sites import Uses
 
@@ -53,6 +54,7 @@ class PmapFacts:
       context: its project.
       promises: of the user.
       is_tried: a run of the program will show what the text leaves open of its calls.
+      flow: what a run has shown already.
     """
 
     def __init__(
@@ -62,9 +64,10 @@ class PmapFacts:
         promises: Promises,
         *,
         is_tried: bool = False,
+        flow: FileFlow | None = None,
     ):
         self._module, self._context, self._promises = module, context, promises
-        self._is_tried = is_tried
+        self._is_tried, self._flow = is_tried, flow
         self._unknown: dict[Site, str] = {}  # by a place: the first thing that is not known of it
         for site in pmaps.sites(module):
             if site.form in _FORMS:
@@ -87,13 +90,25 @@ class PmapFacts:
         """What shows it; or ""."""
         return self._context.sign(self._module.source.path)
 
-    def unknown(self, site: Site) -> str:
-        """The first thing that is not known of a place; "" where all is."""
+    def is_read_elsewhere(self, field: str) -> bool:
+        """Whether another file of the program has a text that may read a field of an object."""
+        pattern = re.compile(rb"\." + field.encode() + rb"\b")
+        return self._context.is_in_another(pattern, os.path.abspath(self._module.source.path))
+
+    def unknown(self, site: Site, but: str = "") -> str:
+        """The first thing that is not known of a place; "" where all is.
+
+        Args:
+          site: the place.
+          but: an argument of pmap that does not count.
+        """
+        if but and site in self._unknown:
+            return self._of_text(site, but)
         return self._unknown.get(site, "pmap is not applied there")
 
     # --- facts that a place shows by itself
 
-    def _of_text(self, site: Site) -> str:
+    def _of_text(self, site: Site, but: str = "") -> str:
         if self.several_processes:
             return f"the program may run in several processes, without --one-process: {self.sign}"
         try:
@@ -104,11 +119,11 @@ class PmapFacts:
         if why := self._of_devices(site.arguments.get("devices")):
             return why
         for name in ("static_broadcasted_argnums", "backend", "axis_size"):
-            if name in site.arguments:
+            if name in site.arguments and name != but:
                 return f"it has {name}"
         if site.unknown:
             return f"its arguments come from {site.unknown}"
-        if why := self.unfit_place(site):
+        if why := self.unfit_place(site) or (self._flow.misfit(site) if self._flow else ""):
             return why
         return "" if self._is_tried else self._of_calls(site)
 
@@ -138,6 +153,8 @@ class PmapFacts:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
         if self._module.function(site.node) is None:
             return self._too_early(site)
+        if self._flow is not None and self._flow.is_mapped_once(site):
+            return ""
         if not site_parts.may_map_again(self._module, site) or self._is_own_method(site):
             return ""
         return "the function that it maps may be mapped again, and would be compiled again"
@@ -286,8 +303,12 @@ class DirectPlan:
     devices: str = ""  # where they are given; "" for all
 
     @classmethod
-    def of(cls, site: Site, texts: Texts) -> "DirectPlan":
-        """Raises Left where an argument cannot be read, or has no counterpart."""
+    def of(cls, site: Site, texts: Texts, without: Collection[str] = ()) -> "DirectPlan":
+        """The plan for a place, without some arguments of its pmap.
+
+        Raises:
+          Left: an argument cannot be read, or has no counterpart.
+        """
         module = texts.module
         if site.form not in _FORMS or site.fun is None:
             raise Left("pmap is not applied there")
@@ -301,7 +322,8 @@ class DirectPlan:
         given = {
             name: value
             for name, value in site.arguments.items()
-            if name in ("in_axes", "out_axes") or not _is_literal_none(value)
+            if name not in without
+            and (name in ("in_axes", "out_axes") or not _is_literal_none(value))
         }
         for name, value in given.items():
             if name not in _KNOWN:
@@ -370,11 +392,14 @@ class DirectPlan:
         text = f"{newline}@".join(texts.written(line, site.node) for line in lines)
         return Edit(at, end, above + mark + text)
 
-    def _specs(self) -> list[tuple[str, Value]]:
+    @property
+    def mesh(self) -> str:
         devices = self.devices or f"{self.texts.named('jax.devices')}()"
-        mesh = CallText(self.texts.named("jax.sharding.Mesh"), [devices, f"({self.axis},)"])
+        return f"{self.texts.named('jax.sharding.Mesh')}({devices}, ({self.axis},))"
+
+    def _specs(self) -> list[tuple[str, Value]]:
         return [
-            ("mesh", mesh),
+            ("mesh", self.mesh),
             ("in_specs", self.in_specs),
             ("out_specs", self.out_specs),
             ("check_vma", "False"),

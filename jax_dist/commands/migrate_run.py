@@ -30,6 +30,7 @@ from jax_dist.commands import outputs, terminal
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
+    from jax_dist.codemod.recorded_flow import RecordedFlow
     from jax_dist.codemod.verify.ledger import Ledger, LedgerEntry, Rung
 
 _STDIN = "-"
@@ -67,10 +68,10 @@ def _check(options: argparse.Namespace) -> None:
             raise MisuseError(f"--helpers {each}: no program could import a module of this name")
     if len(modules) > 1:
         raise MisuseError(f"--helpers names one module, not {counted(len(modules), 'module')}")
-    if options.idiomatic and options.write and not options.verify:
+    if options.idiomatic and not options.verify:
         raise MisuseError(
-            "--idiomatic writes only what is proved: add --verify and, behind --, a command that "
-            "runs the code; or leave --write out to see the diff"
+            "--idiomatic asks a run of the program what carries the device axis: add --verify "
+            "and, behind --, a command that runs the code"
         )
     if options.program and shutil.which(options.program[0]) is None:
         raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
@@ -121,6 +122,9 @@ class _Migrate:
 
     def run(self) -> Exit:
         files, context, looked_at = self._migrated()
+        if self._options.idiomatic and any(file.changed for file in files):
+            self._aim = dataclasses.replace(self._aim, flow=self._flow(files, context))
+            files, context, looked_at = self._migrated()
         proof = None
         if self._options.verify:
             files, proof = self._verified(files)
@@ -164,6 +168,33 @@ class _Migrate:
         return migration.migrate(self._paths, aim, helpers=path, **options)
 
     # --- proof
+
+    def _flow(
+        self, files: Sequence[FileMigration], context: ProjectContext
+    ) -> "RecordedFlow | None":
+        """Which values carry the device axis, by a run of the command as it is."""
+        from jax_dist.codemod.recorded_flow import WatchedFiles
+        from jax_dist.codemod.verify import trial
+
+        modules = [
+            context.project.module(load(file.path, file.before))
+            for file in files
+            if file.path.endswith(".py") and file.outcomes and not (file.problem or file.is_new)
+        ]
+        watched = WatchedFiles(modules)
+        progress = terminal.ProgressLine(self._err)
+        try:
+            record = trial.watched(
+                tuple(self._options.program),
+                watched.texts,
+                devices=self._options.devices,
+                timeout=self._options.timeout,
+                scratch=self._options.scratch,
+                progress=(lambda line: None) if self._options.quiet else progress.print,
+            )
+        finally:
+            progress.close()
+        return watched.flow(record, self._options.devices)
 
     def _verified(
         self, files: Sequence[FileMigration]

@@ -86,8 +86,9 @@ class _Found:
         self.compared += 1
         arguments: list[tuple[Array, Array, _Correspondence]] = []
         results: list[tuple[Array, Array, _Correspondence]] = []
-        if len(before.given) == len(after.given):
-            for one, other in _partners(before.given, after.given):
+        given, numbers = _without_new_numbers(before.given, after.given)
+        if len(before.given) == len(given):
+            for one, other in _partners(before.given, given):
                 arguments.append((one, other, self._array(call, f"argument{one.path}", one, other)))
         else:
             counts = f"{len(before.given)} arrays before, {len(after.given)} after"
@@ -102,7 +103,7 @@ class _Found:
             self.compared -= 1
             self.notes.append(f"call {call}: its result is of {unknown.split()[1]}")
         try:
-            signature = _signature(before, after, arguments, results)
+            signature = _signature(before, after, arguments, results, numbers)
         except _UnlikeError as reason:
             self.unproved = self.unproved or str(reason)
         else:
@@ -148,8 +149,14 @@ def _signature(
     after: CallRecord,
     arguments: Sequence[tuple[Array, Array, _Correspondence]],
     results: Sequence[tuple[Array, Array, _Correspondence]],
+    numbers: Sequence[Array],
 ) -> Mapping[str, Any]:
     """The two programs of a call, and how the arrays of one came from those of the other.
+
+    Args:
+      before, after: the call.
+      arguments, results: the arrays that belong together, and how they correspond.
+      numbers: arguments after it that were constants of the program before.
 
     Raises:
       _UnlikeError: there are none, or an array is another one.
@@ -161,14 +168,20 @@ def _signature(
         raise _UnlikeError("its arrays are not equal to the bit")
     if [new for _, new, _ in results] != list(after.returned):
         raise _UnlikeError("its results come in another order")
-    numbers = {path: number for number, path in enumerate(one["paths"])}
-    sources = {
-        new.path: [numbers.get(old.path), found[0]]
+    places = {path: number for number, path in enumerate(one["paths"])}
+    sources: dict[str, list[Any]] = {
+        new.path: [places.get(old.path), found[0]]
         for old, new, found in arguments
         if found is not None
     }
+    kinds = dict(zip(other["paths"], (kind for _, kind in other["text"]["in"]), strict=True))
+    for each in numbers:
+        if (kind := kinds.get(each.path, "")).endswith("[]"):
+            value = each.values().astype(kind.removesuffix("[]"))
+            sources[each.path] = [f"{kind} {value.tobytes().hex()}", "a number"]
     relation = [sources.get(path, [None, ""]) for path in other["paths"]]
-    if len(one["paths"]) != len(relation) or any(old is None for old, _ in relation):
+    own = [old for old, how in relation if how != "a number"]
+    if len(one["paths"]) != len(own) or any(old is None for old in own):
         raise _UnlikeError("its programs take other arguments")
     return {
         "before": one["text"],
@@ -256,6 +269,17 @@ def _times(before: Array, after: Array, how: How) -> str:
     factor = float(np.median(ratios))
     constant = np.all(np.abs(ratios - factor) <= 1e-3 * abs(factor))
     return f": {factor:.4g} times what it was" if constant and abs(factor - 1) > 1e-2 else ""
+
+
+def _without_new_numbers(
+    before: Sequence[Array], after: Sequence[Array]
+) -> tuple[list[Array], list[Array]]:
+    """The arguments after it, and apart the numbers of Python that were static before."""
+    known = {array.path for array in before}
+    is_new = lambda array: (
+        array.path not in known and array.dtype in ("int", "float") and array.archive is not None
+    )
+    return [each for each in after if not is_new(each)], [each for each in after if is_new(each)]
 
 
 def _partners(before: Sequence[Array], after: Sequence[Array]) -> list[tuple[Array, Array]]:

@@ -24,6 +24,8 @@ RULES = {
     "R7": "rows of each device are rows of one array, in the order of the devices",
     "R8": "one of equal rows is the array that they are copies of",
     "R9": "copies of an array, one on each device, are that array on all devices",
+    "R10": "a static number is an argument that all devices share; for the numbers of the run",
+    "R11": "a conversion to the type that a value has changes nothing",
 }
 _AXIS_PARAMETERS = ("axes", "axis_name", "spmd_axis_name", "newly_manual_axes", "manual_axes")
 _ONES = (
@@ -313,6 +315,8 @@ class Equations:
         self, primitive: str, parameters: Mapping, given: list, kinds: list[str]
     ) -> str | None:
         """The value that takes the place of an equation."""
+        if primitive == "convert_element_type" and given[0][1] == kinds[0]:
+            return self._used("R11", given[0][0])
         if primitive == "div" and given[1][0] in _ONES and given[0][1] == kinds[0]:
             return self._used("R3", given[0][0])
         if not primitives.record(primitive).reduces:

@@ -4,6 +4,7 @@ The calls of mapped functions lie in one folder for each process of the program;
 spots, in one file for each.
 """
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -42,6 +43,13 @@ class Array:
     rows: tuple[str, ...] = ()  # the digest of each row
     mean: float | None = None
 
+    def without_values(self) -> "Array":
+        """The same, with digests of its rows in place of its values."""
+        if self.archive is None or not self.shape:
+            return self
+        rows = (hashlib.sha256(row.tobytes()).hexdigest() for row in self.values())
+        return replace(self, archive=None, rows=tuple(rows))
+
     def values(self) -> np.ndarray:
         """From the disk, each time: a record may be larger than the memory."""
         assert self.archive is not None
@@ -73,6 +81,7 @@ class SiteRecord:
     hidden: bool = False  # of something that is not recorded
     calls: list[CallRecord] = field(default_factory=list)  # the first ones
     count: int = 0  # of all calls
+    number: int = 0  # in its process
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,7 @@ class RunRecord:
     sites: tuple[SiteRecord, ...] = ()  # process by process, in the order in which they were made
     problems: tuple[str, ...] = ()  # of the recording itself
     hosts: tuple[SiteRecord, ...] = ()  # host edits, with their numbers for functions
+    flows: tuple[Mapping[str, Any], ...] = ()  # what `recording.flow` wrote, of some processes
 
     @property
     def called(self) -> tuple[SiteRecord, ...]:
@@ -162,6 +172,7 @@ def _read_calls(folder: Path) -> RunRecord:
                 known[number] = SiteRecord(
                     process, event["file"], event["line"], within, event["function"], is_mapped
                 )
+                known[number].number = number
                 (hosts if kind == "host" else sites).append(known[number])
                 continue
             site = known[number]
@@ -186,7 +197,8 @@ def _read_calls(folder: Path) -> RunRecord:
                         known[event["cover"]].is_mapped = True
                 case "problem":
                     problems.append(f"{site.function}: {event['problem']}")
-    return RunRecord(tuple(sites), tuple(problems), tuple(hosts))
+    found = [json.loads(path.read_text()) for path in folder.glob("process-*/flow.json")]
+    return RunRecord(tuple(sites), tuple(problems), tuple(hosts), tuple(found))
 
 
 def _array(event: Mapping[str, Any], archive: Path) -> Array:

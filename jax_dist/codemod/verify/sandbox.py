@@ -101,12 +101,15 @@ class Workspace:
         self._devices, self._timeout = devices, timeout
         self._runs = 0
 
-    def recorded(self, changes: Mapping[Path, bytes], files: Iterable[Path]) -> Run:
+    def recorded(
+        self, changes: Mapping[Path, bytes], files: Iterable[Path], *, watched: bool = False
+    ) -> Run:
         """Runs the command to its end, with its mapped functions recorded.
 
         Args:
           changes: what files of the project hold for this run alone.
           files: that are being migrated, whose jitted functions are recorded too.
+          watched: whether the expressions of what they hold tell their values.
 
         Raises:
           OSError: the command cannot be started.
@@ -114,7 +117,7 @@ class Workspace:
         hooked = {path: _with_helper_recorded(data) for path, data in changes.items()}
         box = self._sandbox(hooked)
         inside = [box.inside(str(Path(file).resolve())) for file in files]
-        ended = self._run(box, {"files": inside})
+        ended = self._run(box, {"files": inside, "watched": watched})
         for site in ended.record.sites:
             site.file = box.outside(site.file)
         return ended

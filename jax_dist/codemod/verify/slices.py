@@ -29,6 +29,7 @@ from jax_dist.uniformity import NOWHERE, Same, Uniformity, cut_along
 
 # By the relation of an argument, and of a result; what stays as it is needs none.
 _OF_ARGUMENTS = {"as is": "", "one of equal copies": "R5", "device axis merged": "R7"}
+_NUMBER = "a number"  # was static: the first of its pair is the literal in its place
 _OF_RESULTS = {"as is": "", "one of equal copies": "R6", "device axis merged": "R7"}
 _OF_HOST_RESULTS = {"as is": "", "one of equal copies": "R9", "device axis merged": "R7"}
 _OPTIONS = (  # of a jit
@@ -107,16 +108,24 @@ def _by_slices(signature: Mapping[str, Any]) -> set[str]:
     if texts[0]["weak"] != texts[1]["weak"]:
         raise NotProvedError("its results have other weak types")
     sources = {number: old for number, (old, _) in enumerate(signature["arguments"])}
+    literals = {
+        number: f"literal({text})"
+        for number, (text, how) in enumerate(signature["arguments"])
+        if how == _NUMBER
+    }
     if {sources[number] for number in after.donated} != before.donated:
         raise NotProvedError("other arguments are donated")
     rules = {
         *_of_arguments(before, after, signature["arguments"]),
         *_of_results(before, after, signature["results"]),
+        *(("R10",) if literals else ()),
     }
     # The bodies, as functions of slices.
     names = {source: f"§{number}" for number, source in enumerate(before.given, 1)}
     one, used = before.written(names)
-    renamed = {source: names[_renamed(source, sources)] for source in after.given}
+    renamed = {
+        source: literals.get(source) or names[_renamed(source, sources)] for source in after.given
+    }
     other, others_used = after.written(renamed)
     equivalence.require_same(one, other)
     return rules | used | others_used
@@ -147,7 +156,8 @@ class _Program:
         equations = Equations(rules=True, axes={self.axis: "axis-0"}, counter=counter)
         computed = equations.run(self.body, [names[source] for source in self.given])
         results = [computed[place] for place, _ in self.returned]
-        return equations.text(sorted(names.values()), results), equations.used
+        variables = sorted(name for name in names.values() if name.startswith("§"))
+        return equations.text(variables, results), equations.used
 
     def _walk(self, text: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
         """The sources of the results; those of arguments are their numbers."""
@@ -212,10 +222,17 @@ def _cut(spec: Mapping[str, Any]) -> int | None:
 
 
 def _of_arguments(before: _Program, after: _Program, relation: Sequence[Any]) -> Iterator[str]:
-    sources = {number: old for number, (old, _) in enumerate(relation)}
+    sources = {number: old for number, (old, how) in enumerate(relation) if how != _NUMBER}
     if sorted(sources.values()) != sorted({*sources.values()}):
         raise NotProvedError("two arguments come from one")
-    partners = {_renamed(source, sources): array for source, array in after.given.items()}
+    numbers = {number for number, (_, how) in enumerate(relation) if how == _NUMBER}
+    partners = {
+        _renamed(source, sources): array
+        for source, array in after.given.items()
+        if source not in numbers
+    }
+    if any(after.given[each].cut is not None for each in numbers & {*after.given}):
+        raise NotProvedError("its shard_map cuts a number")
     if {*partners} != {*before.given}:
         raise NotProvedError("its shard_map takes other arrays")
     ways = {old: how for old, how in relation}
@@ -346,6 +363,25 @@ def _equal(text: Mapping[str, Any], given: Sequence[bool], axis: str) -> list[bo
     ins = [scope if each else NOWHERE for each in given]
     found = _TextUniformity().outputs(_TextProgram.of(text), ins, scope)
     return [axis in same for same in found]
+
+
+def alike_results(text: Mapping[str, Any], alike: Sequence[bool]) -> list[bool]:
+    """Which results of a mapped program are equal on all devices.
+
+    Args:
+      text: of a program that is one shard_map.
+      alike: of each argument, whether its slices are equal.
+
+    Raises:
+      NotProvedError: it is another program.
+    """
+    program = _Program(text)
+    copied = [
+        array.cut is None or (isinstance(source, int) and alike[source])
+        for source, array in program.given.items()
+    ]
+    equal = _equal(program.body, copied, program.axis)
+    return [equal[place] for place, _ in program.returned]
 
 
 # --- programs of the host

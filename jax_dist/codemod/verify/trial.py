@@ -21,7 +21,7 @@ from jax_dist.codemod.results import FileMigration, PlaceResult
 from jax_dist.codemod.verify import calls, edits, evidence, sandbox
 from jax_dist.codemod.verify.comparison import judged
 from jax_dist.codemod.verify.edits import Merged
-from jax_dist.codemod.verify.evidence import Evidence, Judgement, Run, entry
+from jax_dist.codemod.verify.evidence import Evidence, Judgement, Run, RunRecord, entry
 from jax_dist.codemod.verify.ledger import (
     Ledger,
     LedgerEntry,
@@ -74,6 +74,38 @@ def verified(
     apart = sandbox.stage(command, plan.after, devices=devices, timeout=timeout, scratch=scratch)
     with apart as stage:
         return _Trial(stage, plan, progress).ledger()
+
+
+def watched(
+    command: Sequence[str],
+    texts: Mapping[Path, bytes],
+    *,
+    devices: int = 8,
+    timeout: float | None = None,
+    scratch: Iterable[str] = (),
+    progress: Callable[[str], None] = lambda line: None,
+) -> RunRecord:
+    """Runs a command as it is, with expressions that tell their values.
+
+    Args:
+      command: as `verified` takes it.
+      texts: what the watched files hold for this run.
+      devices, timeout, scratch, progress: as `verified` takes them.
+
+    Raises:
+      MisuseError: there is no room for it.
+      OSError: the command cannot be started.
+    """
+    apart = sandbox.stage(command, texts, devices=devices, timeout=timeout, scratch=scratch)
+    with apart as stage:
+        progress("running the command to see what carries the device axis")
+        record = stage.recorded(texts, texts, watched=True).record
+        for site in record.sites:  # of the arrays themselves, nothing outlives the run
+            site.calls = [
+                replace(call, given=tuple(each.without_values() for each in call.given))
+                for call in site.calls
+            ]
+        return record
 
 
 class _Plan:

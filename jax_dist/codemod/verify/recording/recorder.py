@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import programs
+from .flow import Flow
 from .programs import is_traced
 
 _LARGE = 32 * 2**20  # bytes; of larger arrays only digests are kept
@@ -68,9 +69,10 @@ class CallRecorder:
     Args:
       folder: where the folders of the processes are made.
       files: the files that are being migrated.
+      flow: where arrays come from and go to, if that is asked for.
     """
 
-    def __init__(self, *, folder: str, files: list[str]):
+    def __init__(self, *, folder: str, files: list[str], flow: Flow | None = None):
         self._files: frozenset[str] = frozenset(os.path.realpath(file) for file in files)
         self._folder = _own_folder(folder)
         self._sites: dict[Any, _Site] = {}
@@ -79,6 +81,7 @@ class CallRecorder:
         self._thread = _Thread()
         self._texts = programs.ProgramTexts(self._write)
         self._process = os.getpid()
+        self._flow = flow
         atexit.register(self._write_totals)
 
     def hooked(self, module: str, name: str, real: Callable) -> Callable:
@@ -121,6 +124,8 @@ class CallRecorder:
             if recorded is fun and not static:
                 static = fun._recorded_static
             names = _several(kwargs.get("static_argnames") if name == "jit" else None, str)
+            if self._flow is not None:
+                self._flow.mapped(site.number, fun)
             bare = fun._recorded_function if isinstance(fun, _Recorded) else fun
             function = real(bare, *rest, **kwargs)
             call = functools.partial(self._call, site, function, static, names)
@@ -181,6 +186,9 @@ class CallRecorder:
         words = {name: arg for name, arg in kwargs.items() if name not in static_names}
         # Before the call, which may donate them.
         given = self._leaves(site, dynamic) + self._leaves(site, words)
+        flow = self._flow if site.kind == "pmap" else None
+        if flow is not None:
+            flow.given(site.number, args, words, tuple(constants))
         arguments = programs.Arguments(args, kwargs)
         returned: list[_Leaf] = []
         inside, raised, text = False, None, None
@@ -191,6 +199,8 @@ class CallRecorder:
             inside = is_traced(result)  # the call was part of a larger program
             if not inside:
                 returned = self._leaves(site, result)
+                if flow is not None:
+                    flow.returned(site.number, result)
                 text = self._text(site, function, arguments)
             return result
         except BaseException as error:
@@ -294,6 +304,8 @@ class CallRecorder:
         if os.getpid() == self._process and os.path.isdir(self._folder):
             for site in self._sites.values():
                 self._write(event="total", site=site.number, calls=site.calls)
+            if self._flow is not None:
+                self._flow.write(self._folder)
 
 
 def _leaf(path: str, leaf: Any) -> _Leaf:

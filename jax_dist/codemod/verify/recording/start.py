@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import guard
+from .flow import Flow
 
 # Where the names live that make mapped functions.
 _ENTRY_POINTS = {
@@ -36,11 +37,14 @@ _wanted: dict[str, Any] | None = None  # what the recorder takes; None in merged
 _recorder: Any = None  # there is none before the program has imported jax
 
 
-def start(*, merged: bool = False, writable: Sequence[str] = (), **wanted: Any) -> None:
+def start(
+    *, merged: bool = False, watched: bool = False, writable: Sequence[str] = (), **wanted: Any
+) -> None:
     """Has the program recorded.
 
     Args:
       merged: the program records itself: it calls `both`.
+      watched: its expressions tell their values.
       writable: the only folders that it may write to; none: any.
       **wanted: `folder` and `files`, as `CallRecorder` takes them.
     """
@@ -54,6 +58,9 @@ def start(*, merged: bool = False, writable: Sequence[str] = (), **wanted: Any) 
     _folder = wanted["folder"]
     if writable:
         guard.install(_folder, writable)
+    if watched:
+        wanted["flow"] = Flow()
+        wanted["flow"].install()
     if not merged:
         _wanted = wanted
         sys.meta_path.insert(0, _Finder(_hooking))

@@ -1,0 +1,365 @@
+"""What a file does with values that carry the device axis: how each is made, and how it is used."""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+from jax_dist.checker.model import functions, pmaps, scopes, stacking
+from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.stacking import Kind
+from jax_dist.codemod import device_counts
+from jax_dist.codemod.recorded_flow import FileFlow
+
+Way: TypeAlias = Literal[
+    "passes",  # the value goes on as it is
+    "first",  # the copy of one device is taken: `unreplicate(x)`, `x[0]`
+    "row",  # and something of it: `x[0, j]`
+    "reduced",  # to one number, over all that there is
+    "forest",  # flax's `get_metrics`: the first copy of each leaf of a list of trees, stacked
+    "needs axis",  # anything else
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Use:
+    """What is done with the value of one expression."""
+
+    way: Way
+    node: ast.expr  # the expression; of "first" and "row", that which takes the part
+    of: ast.expr
+    said: str = ""  # of what needs the axis
+    can_show: bool = True  # it can have the axis again, and nothing else sees that
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """How an expression makes values with a device axis.
+
+    `copies` are equal on all devices. Without the axis, `of` is left of the expression, or its
+    text changes by `edits`.
+    """
+
+    copies: bool
+    node: ast.expr
+    of: ast.expr | None = None
+    devices: ast.expr | None = None
+    edits: tuple[Edit, ...] = ()
+
+
+# --- how it is made
+
+# Their result has the shape that they are given, and its elements come in that order.
+_SHAPED = frozenset(
+    ("reshape", "zeros", "ones", "full", "empty", "normal", "uniform", "randint", "bernoulli")
+    + ("standard_normal", "integers", "random", "split", "broadcast_to")
+)
+# Element by element, or not at all.
+_ELEMENTWISE_METHODS = frozenset(("astype", "copy", "block_until_ready"))
+_ELEMENTWISE = frozenset(
+    ("numpy.asarray", "numpy.array", "jax.numpy.asarray", "jax.numpy.array", "jax.device_put")
+)
+
+
+def made(flow: FileFlow, node: ast.expr) -> Made | None:
+    """How an expression makes what it is; None where that is not known."""
+    return None if flow.has_others(node) else _made(flow.module, node)
+
+
+def _made(module: Module, node: ast.expr) -> Made | None:
+    done = stacking.stacking(module, node)
+    if isinstance(node, ast.Call) and done is not None and not device_counts.why_not(module, node):
+        devices = device_counts.first_devices(module, node)
+        return Made(done.kind is Kind.REPLICATED, node, done.of, devices)
+    match node:
+        case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _ELEMENTWISE_METHODS:
+            return _inside(module, node, inner)
+        case ast.Call(func=function, args=[inner, *_]):
+            if module.qualified_name(function) in _ELEMENTWISE:
+                return _inside(module, node, inner)
+    if not isinstance(node, ast.Call):
+        return None
+    shape = _shape(module, node)
+    name = _last_name(node.func)
+    if shape is None or name not in _SHAPED or not device_counts.counts_all(module, shape[0]):
+        return None
+    if name == "broadcast_to":  # the first dimension is new: all along it is alike
+        return Made(True, node, edits=_without_first(module, shape))
+    return Made(False, node, edits=_with_product(module, shape))
+
+
+def _inside(module: Module, node: ast.expr, inner: ast.expr) -> Made | None:
+    found = _made(module, inner)
+    is_edited = found is not None and found.edits
+    return dataclasses.replace(found, node=node) if found is not None and is_edited else None
+
+
+def _shape(module: Module, call: ast.Call) -> list[ast.expr] | None:
+    """The dimensions that a call is given, two or more: `(n, b, 3)`, `(n, b) + x.shape`, `n, b`."""
+    if any(each.arg in ("order", "axis", None) for each in call.keywords):
+        return None
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "reshape":
+        if module.qualified_name(call.func) is None and len(call.args) > 1:
+            return [*call.args]
+    named = [each.value for each in call.keywords if each.arg in ("shape", "size", "num", "newshape")]
+    for given in (*call.args, *named):
+        whole = given
+        while isinstance(given, ast.BinOp) and isinstance(given.op, ast.Add):
+            given = given.left
+        if isinstance(given, ast.Tuple) and given.elts and not isinstance(given.elts[0], ast.Starred):
+            more = 1 if whole is not given else 0
+            return given.elts if len(given.elts) + more > 1 else None
+    return None
+
+
+def _without_first(module: Module, shape: list[ast.expr]) -> tuple[Edit, ...]:
+    start = module.span(shape[0])[0]
+    if len(shape) == 1:  # `(n,) + x.shape`
+        return (Edit(start, module.span(shape[0])[1], ""),)
+    end = module.span(shape[1])[0]
+    edits = (Edit(start, end, ""),)
+    if len(shape) > 2:
+        return edits
+    after = module.span(shape[1])[1]
+    return (*edits, Edit(after, after, ","))  # a tuple of one
+
+
+def _with_product(module: Module, shape: list[ast.expr]) -> tuple[Edit, ...]:
+    """`(n, b, 3)` as `(n * b, 3)`; `(n, -1)` as `(-1,)`."""
+    if len(shape) < 2 or isinstance(shape[1], ast.Starred):
+        return ()
+    start, end = module.span(shape[0])[0], module.span(shape[1])[1]
+    simple = ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.Constant
+    text = lambda each: module.text(each) if isinstance(each, simple) else f"({module.text(each)})"
+    product = f"{text(shape[0])} * {text(shape[1])}"
+    if isinstance(shape[1], ast.UnaryOp):
+        product = module.text(shape[1])
+    is_tuple = isinstance(module.parent(shape[0]), ast.Tuple)
+    return (Edit(start, end, product + ("," if is_tuple and len(shape) == 2 else "")),)
+
+
+def maps_leaves(flow: FileFlow, node: ast.expr, serials: set[int]) -> ast.Call | None:
+    """The `tree_map(f, tree)` whose `f` has made the arrays; None where it is not all of them."""
+    module, function = flow.module, flow.module.function(node)
+    if function is None:
+        return None
+    calls = [
+        each
+        for each in flow.holders(serials)
+        if isinstance(each, ast.Call) and module.qualified_name(each.func) in stacking.TREE_MAPS
+        if each.args and pmaps.definition(module, each.args[0]) is function
+    ]
+    is_all = len(calls) == 1 and serials <= flow.serials(calls[0])
+    return calls[0] if is_all and isinstance(function, ast.Lambda) else None
+
+
+# --- how it is used
+
+_GET_METRICS = "flax.training.common_utils.get_metrics"
+_REDUCING = frozenset(("mean", "sum", "max", "min", "std", "var", "any", "all", "prod", "size"))
+_KEEPING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "update"))
+# Methods of trees and train states that change nothing in place.
+_OF_TREES = frozenset(
+    ("copy", "get", "items", "keys", "pop", "replace", "values", "_asdict", "_replace")
+)
+_DISPLAYS = (ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.keyword)
+_PASSING = (
+    *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return, ast.Yield, ast.Expr, ast.Lambda),
+    *(ast.For, ast.comprehension, ast.IfExp, ast.Await),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
+
+
+def use_of(flow: FileFlow, node: ast.expr) -> Use:
+    """What is done with the value of an expression that held arrays of mapped functions."""
+    module, is_array = flow.module, flow.is_array(node)
+    inner: ast.AST = node
+    around = module.parent(node)
+    while isinstance(around, _DISPLAYS):
+        inner, around = around, module.parent(around)
+    passes = Use("passes", node, node)
+    needs = Use("needs axis", node, node, f"line {node.lineno} needs it")
+    stuck = dataclasses.replace(needs, can_show=False)
+    match around:
+        case ast.Call() if around.func is not inner:
+            return _of_argument(flow, around, node)
+        case ast.Attribute(attr=name):
+            return _of_attribute(flow, around, node, name)
+        case ast.Subscript(value=value) if value is node and is_array:
+            return _of_index(flow, around, node)
+        case ast.Subscript(value=value):
+            return passes if value is node else needs
+        case ast.IfExp(test=test) if test is node:
+            return needs
+        case ast.For(iter=over) | ast.comprehension(iter=over) if over is node and is_array:
+            return stuck
+        case ast.Assign(targets=[ast.Tuple() | ast.List()], value=value) if value is node:
+            return stuck if is_array else passes  # a slice of each device in a name
+        case ast.Compare(ops=ops) if all(isinstance(each, ast.Is | ast.IsNot) for each in ops):
+            return passes
+        case ast.Return() | ast.Yield() | ast.Lambda() if not _comes_back(flow, node):
+            said = f"line {node.lineno} returns it to another file"
+            return dataclasses.replace(needs, said=said)
+        case ast.BoolOp():
+            return stuck
+    return passes if isinstance(around, _PASSING) else needs
+
+
+def _comes_back(flow: FileFlow, node: ast.expr) -> bool:
+    """Whether what a function returns was seen outside of it."""
+    function = flow.module.function(node)
+    inside = {*ast.walk(function)} if function is not None else set()
+    serials = flow.serials(node)
+    outside = (flow.serials(each) for each in flow.holders(serials) if each not in inside)
+    return serials <= set().union(*outside)
+
+
+def _of_argument(flow: FileFlow, call: ast.Call, node: ast.expr) -> Use:
+    module, serials = flow.module, flow.serials(node)
+    name = module.qualified_name(call.func) or ""
+    if flow.called_sites(call) and not flow.called_sites(call).isdisjoint(flow.takers(serials)):
+        return Use("passes", node, node)
+    is_only = call.args == [node] and not call.keywords
+    if name in stacking.UNREPLICATE and is_only:
+        return Use("first", call, node)
+    if stacking.first_of_leaves(module, call) is node:
+        return Use("first", call, node)
+    if name == _GET_METRICS and is_only:
+        return Use("forest", call, node)
+    if serials <= flow.serials(call) or _last_name(call.func) in _KEEPING:
+        return Use("passes", node, node)
+    root, _, last = name.rpartition(".")
+    if is_only and root in ("numpy", "jax.numpy") and last in _REDUCING and flow.is_array(node):
+        return Use("reduced", node, node)
+    if any(serials <= _read_inside(flow, each) for each in _called(module, call)):
+        return Use("passes", node, node)
+    to = " ".join(module.text(call.func).split())
+    return Use("needs axis", node, node, f"line {call.lineno} gives it to {to}")
+
+
+def _called(module: Module, call: ast.Call) -> Iterator[ast.AST]:
+    """The functions of the file that a call may run."""
+    name = _last_name(call.func)
+    for each in (call.func, *call.args):
+        if (found := pmaps.definition(module, each)) is not None:
+            yield found
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            yield node
+
+
+def _read_inside(flow: FileFlow, function: ast.AST) -> set[int]:
+    """The arrays that a function, or a method of a class, has held."""
+    return {serial for each in ast.walk(function) for serial in flow.serials(each)}
+
+
+def _of_attribute(flow: FileFlow, around: ast.Attribute, node: ast.expr, name: str) -> Use:
+    module, passes = flow.module, Use("passes", node, node)
+    call = module.parent(around)
+    is_method = isinstance(call, ast.Call) and call.func is around
+    if not flow.is_array(node):
+        if not is_method or name in _OF_TREES | _KEEPING:
+            return passes
+        inside = (_read_inside(flow, each) for each in _called(module, call))  # type: ignore[arg-type]
+        serials = flow.serials(node)
+        if any(serials & flow.serials(call)) or any(serials & each for each in inside):  # type: ignore[arg-type]
+            return passes
+    elif is_method and flow.serials(node) <= flow.serials(call):  # `x.block_until_ready()`
+        return passes
+    elif is_method and name in _REDUCING and not (call.args or call.keywords):  # type: ignore[union-attr]
+        return Use("reduced", node, node)
+    elif name == "dtype":
+        return passes
+    return Use("needs axis", node, node, f"line {node.lineno} uses its {name}")
+
+
+def _of_index(flow: FileFlow, around: ast.Subscript, node: ast.expr) -> Use:
+    if not isinstance(around.ctx, ast.Load):
+        said = f"line {node.lineno} changes it in place"
+        return Use("needs axis", node, node, said, can_show=False)
+    match around.slice:
+        case ast.Constant(value=0) if around.slice.value is not False:
+            return Use("first", around, node)
+        case ast.Tuple(elts=[ast.Constant(value=0), ast.Constant(value=int(j)), *_]) if j >= 0:
+            return Use("row", around, node)
+    text = " ".join(flow.module.text(around).split())
+    return Use("needs axis", node, node, f"line {node.lineno} uses {text}")
+
+
+def without_first_index(module: Module, around: ast.Subscript) -> Edit:
+    """`x[0, j]` as `x[j]`."""
+    first, second, *_ = around.slice.elts  # type: ignore[attr-defined]
+    return Edit(module.span(first)[0], module.span(second)[0], "")
+
+
+def _last_name(node: ast.expr) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+# --- the copy of one device, kept after the call that takes the memory of the state
+
+# What these give is no view of the array.
+_COPIES = frozenset(
+    ("jax.device_get", "numpy.asarray", "numpy.array", "copy.deepcopy")
+    + ("jax.numpy.array", "jax.numpy.copy")
+)
+_COPYING_BUILTINS = frozenset(("float", "int", "bool", "str", "repr", "print", "len"))
+_DEEPEST = 3
+
+
+def is_used_up(module: Module, first: ast.expr, depth: int = 0) -> bool:
+    """Whether the statement keeps nothing of `x[0]` or `unreplicate(x)` but a copy."""
+    node: ast.AST = first
+    for around in module.ancestors(first):
+        match around:
+            case ast.Call(func=function) if node is not function:
+                name = module.qualified_name(function)
+                if name in _COPIES:
+                    return True
+                is_builtin = isinstance(function, ast.Name) and function.id in _COPYING_BUILTINS
+                if is_builtin and name is None:
+                    return True
+                called = pmaps.definition(module, function)
+                if called is not None:
+                    return depth < _DEEPEST and _is_used_up_by(module, around, called, node, depth)
+            case ast.FormattedValue() | ast.If() | ast.While() | ast.Assert():
+                return True
+            case ast.Yield() | ast.NamedExpr():
+                return False
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name in _KEEPING:
+                return False
+            case ast.Expr():
+                return True
+            case ast.stmt():
+                return False
+        node = around
+    return False
+
+
+def _is_used_up_by(module: Module, call: Any, called: Any, argument: Any, depth: int) -> bool:
+    """Whether a function of this file keeps nothing of an argument."""
+    given = argument.value if isinstance(argument, ast.keyword) else argument
+    for parameter in scopes.parameters(called.args):
+        if functions.argument_of(module, call, called, parameter) is given:
+            reads = module.reads(module.scopes.of[called], parameter.arg)
+            return all(is_used_up(module, read, depth + 1) for read in reads)
+    return False
+
+
+def may_be_changed(module: Module, use: Use) -> bool:
+    """Whether containers that were new may be changed later: then they must not be the state's."""
+    if not isinstance(use.node, ast.Call) or is_used_up(module, use.node):
+        return False
+    root = use.of
+    while isinstance(root, ast.Attribute | ast.Subscript):
+        root = root.value
+    if isinstance(root, ast.Call):
+        return False  # nothing else has it
+    match module.statement(use.node):
+        case ast.Return() if isinstance(root, ast.Name):
+            found = module.scope(root).lookup(root.id)  # a name of the function ends with it
+            return found is None or found[0] is module.scopes.module
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if value is use.node:
+            return not isinstance(use.of, ast.Name) or use.of.id != name
+    return True

@@ -1,0 +1,342 @@
+"""Which values carry the device axis, as one run of the program has shown it.
+
+Before the run, each expression of a file is watched: `__jd_see__(7, state)` hands its value on and
+notes its arrays (`verify.recording.flow`). After it, every array that a mapped function took or
+gave is known wherever an expression held it: in a field, in a list, in another function. Slots
+that share arrays are one `Component`: they keep or lose the axis together.
+"""
+
+import ast
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.codemod.verify import slices
+from jax_dist.codemod.verify.equivalence import NotProvedError
+from jax_dist.codemod.verify.evidence import Array, RunRecord, SiteRecord
+from jax_dist.codemod.verify.recording.flow import NAME
+
+_WATCHED = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.IfExp, ast.ListComp)
+_HIDDEN = ast.JoinedStr  # `f"{x=}"` shows its own text, and Python 3.11 not where its parts are
+
+
+class Slot(NamedTuple):
+    """What a mapped function takes or gives."""
+
+    site: int  # the number of the place that maps it
+    side: str  # "in", "out"; "word" for an argument that is given by name
+    path: tuple[Any, ...]  # (position,); or through tuples of results
+
+
+def watched_nodes(module: Module) -> list[ast.expr]:
+    """The expressions of a file that are watched, in the order of their numbers."""
+    found: list[ast.expr] = []
+
+    def walk(node: ast.AST) -> None:
+        for name, value in ast.iter_fields(node):
+            if name in _unwatched(node):
+                continue
+            for each in value if isinstance(value, list) else (value,):
+                if isinstance(each, ast.AST) and not isinstance(each, _HIDDEN):
+                    if _is_watched(node, name, each):
+                        found.append(each)  # type: ignore[arg-type]
+                    walk(each)
+
+    walk(module.tree)
+    return found
+
+
+def _unwatched(node: ast.AST) -> tuple[str, ...]:
+    """The fields that hold no values of the run."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return ("decorator_list", "returns", "args", "bases", "keywords", "type_params")
+    if isinstance(node, ast.Lambda):
+        return ("args",)
+    return ("annotation", "pattern")
+
+
+def _is_watched(around: ast.AST, name: str, node: ast.AST) -> bool:
+    if not isinstance(node, _WATCHED):
+        return False
+    is_name_of_function = name == "func" and isinstance(node, ast.Name | ast.Attribute)
+    return isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and not is_name_of_function
+
+
+def _watched_code(module: Module, first: int) -> bytes:
+    """The code of a file, with its lines where they are, in which expressions tell their values."""
+    opened: dict[int, list[int]] = collections.defaultdict(list)  # by offset: numbers, outer first
+    closed: collections.Counter[int] = collections.Counter()
+    for number, node in enumerate(watched_nodes(module), first):  # outer ones come before inner ones
+        start, end = module.span(node)
+        opened[start].append(number)
+        closed[end] += 1
+    code, pieces, at = module.source.code, [], 0
+    for offset in sorted({*opened, *closed}):
+        pieces += [code[at:offset], b")" * closed[offset]]
+        pieces += [f"{NAME}({number}, ".encode() for number in opened[offset]]
+        at = offset
+    return b"".join((*pieces, code[at:]))
+
+
+class WatchedFiles:
+    """Files that a run is to watch.
+
+    Args:
+      modules: of the files, as they are before the migration.
+    """
+
+    def __init__(self, modules: Sequence[Module]):
+        self._first: dict[str, int] = {}  # by path: the number of the first expression
+        self._code: dict[str, bytes] = {}
+        self.texts: dict[Path, bytes] = {}
+        number = 0
+        for module in modules:
+            path = module.source.path
+            self._first[path], self._code[path] = number, module.source.code
+            self.texts[Path(path)] = module.source.written(_watched_code(module, number))
+            number += len(watched_nodes(module))
+
+    def flow(self, record: RunRecord, devices: int) -> "RecordedFlow":
+        """What a run of these texts on so many devices has shown."""
+        return RecordedFlow(self._first, self._code, record, devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedFlow:
+    """The flow of one run."""
+
+    first: Mapping[str, int]
+    code: Mapping[str, bytes]
+    record: RunRecord
+    devices: int
+
+    def of(self, module: Module) -> "FileFlow | None":
+        """That of a file; None where it is not what ran, or nothing was written down of it."""
+        path = module.source.path
+        if self.code.get(path) != module.source.code or len(self.record.flows) != 1:
+            return None
+        return FileFlow(module, self.first[path], self.record, self.devices)
+
+
+@dataclasses.dataclass(eq=False)
+class Component:
+    """Slots that share arrays."""
+
+    slots: set[Slot] = dataclasses.field(default_factory=set)
+    serials: set[int] = dataclasses.field(default_factory=set)
+
+
+class FileFlow:
+    """The flow as one file shows it.
+
+    Args:
+      module: the file.
+      first: the number of its first expression.
+      record: of a run that watched it, in one process.
+      devices: how many there were.
+    """
+
+    def __init__(self, module: Module, first: int, record: RunRecord, devices: int):
+        self.module: Module = module
+        self.nodes: list[ast.expr] = watched_nodes(module)
+        self._flow = record.flows[0]
+        self._record, self._first, self._devices = record, first, devices
+        self._numbers = {node: first + i for i, node in enumerate(self.nodes)}
+        self._slots = {
+            int(serial): [Slot(site, side, tuple(path)) for site, side, *path in slots]
+            for serial, slots in self._flow["slots"].items()
+        }
+
+    # --- expressions
+
+    @functools.cached_property
+    def _seen(self) -> dict[int, dict[int, bool]]:
+        """By expression: its arrays, and whether the array was all of it."""
+        return {
+            int(number): {int(serial): whole for serial, whole in seen["arrays"].items()}
+            for number, seen in self._flow["expressions"].items()
+            if seen["arrays"]
+        }
+
+    def serials(self, node: ast.AST) -> set[int]:
+        """The arrays of mapped functions that an expression held."""
+        return {*self._seen.get(self._numbers.get(node, -1), ())}  # type: ignore[call-overload]
+
+    def is_array(self, node: ast.AST) -> bool:
+        """Whether it always was one of these arrays, and no tree of them."""
+        seen = self._seen.get(self._numbers.get(node, -1), {})  # type: ignore[call-overload]
+        return bool(seen) and all(seen.values())
+
+    def has_others(self, node: ast.AST) -> bool:
+        """Whether it held other arrays too."""
+        return self._told(node).get("others", False)
+
+    def has_numbers(self, node: ast.AST) -> bool:
+        """Whether it held numbers of Python in a tree."""
+        return self._told(node).get("numbers", True)
+
+    def watches(self, node: Any) -> bool:
+        """Whether the run could tell of an expression."""
+        return node in self._numbers
+
+    def ran(self, node: ast.AST) -> bool:
+        return bool(self._told(node).get("hits"))
+
+    def called_sites(self, node: ast.AST) -> set[int]:
+        """The mapped functions whose results an expression is the first to hold."""
+        return {*self._told(node).get("sites", ())}
+
+    def _told(self, node: ast.AST) -> Mapping[str, Any]:
+        number = self._numbers.get(node)  # type: ignore[call-overload]
+        return self._flow["expressions"].get(str(number), {})
+
+    def holders(self, serials: set[int]) -> Iterator[ast.expr]:
+        """The expressions of the file that held some of these arrays."""
+        for node in self.nodes:
+            if not serials.isdisjoint(self.serials(node)):
+                yield node
+
+    def is_held_elsewhere(self, serials: set[int]) -> bool:
+        """Whether an expression of another file held one of them."""
+        own = range(self._first, self._first + len(self.nodes))
+        return any(
+            number not in own and not serials.isdisjoint(seen)
+            for number, seen in self._seen.items()
+        )
+
+    def makers(self, serials: set[int]) -> dict[ast.expr | None, set[int]]:
+        """The expressions that first held arrays, and these; None: another file, or none."""
+        found: dict[ast.expr | None, set[int]] = collections.defaultdict(set)
+        for serial in serials:
+            number = self._flow["born"].get(str(serial))
+            if number is not None:
+                own = 0 <= number - self._first < len(self.nodes)
+                found[self.nodes[number - self._first] if own else None].add(serial)
+            elif not any(slot.side == "out" for slot in self._slots[serial]):
+                found[None].add(serial)
+        return found
+
+    def takers(self, serials: set[int]) -> set[int]:
+        """The mapped functions that took one of these arrays."""
+        slots = (slot for serial in serials for slot in self._slots[serial])
+        return {slot.site for slot in slots if slot.side != "out"}
+
+    # --- mapped functions
+
+    @functools.cached_property
+    def sites(self) -> dict[Site, SiteRecord]:
+        """The places of the file that map, and what was called there; one place, one record."""
+        found: dict[Site, SiteRecord] = {}
+        taken: collections.Counter[int] = collections.Counter()
+        for site in pmaps.applications(self.module):
+            lines = {site.reference.lineno, site.node.lineno}
+            own = [each for each in self._of_file if each.line in lines]
+            taken.update(each.number for each in own)
+            if len(own) == 1:
+                found[site] = own[0]
+        return {site: each for site, each in found.items() if taken[each.number] == 1}
+
+    @functools.cached_property
+    def _of_file(self) -> list[SiteRecord]:
+        path = str(Path(self.module.source.path).resolve())
+        return [each for each in self._record.called if each.file == path]
+
+    def is_mapped_once(self, site: Site) -> bool:
+        """Whether no function was mapped a second time at a place."""
+        found = self.sites.get(site)
+        return found is not None and found.number not in self._flow["again"]
+
+    def misfit(self, site: Site) -> str:
+        """What its calls show that jit(shard_map) could not do; "" where nothing does."""
+        found = self.sites.get(site)
+        if found is None:
+            return ""
+        if any(form.get("words") for form in self.forms(found)):
+            return "a call gives arguments by name"
+        if any(array.devices < self._devices for call in found.calls for array in call.returned):
+            return "a call has fewer slices than there are devices"
+        return ""
+
+    def forms(self, site: SiteRecord) -> list[Mapping[str, Any]]:
+        """How it was called, and what came back: `arguments` and `words`, or `results`."""
+        return self._flow["forms"].get(str(site.number), [])
+
+    def static(self, site: SiteRecord) -> dict[int, set[str]]:
+        """By position of a static argument: the types of its values."""
+        found = (each for each in self._flow["static"] if each[0] == site.number)
+        return {position: {*kinds} for _, position, kinds in found}
+
+    def given(self, site: SiteRecord, position: int) -> Iterator[Array]:
+        """All arrays that were given there."""
+        for call in site.calls:
+            for array in call.given:
+                if array.path.startswith(f"[{position}]"):
+                    yield array
+
+    def alike_results(
+        self, site: SiteRecord, alike: set[int], results: Sequence[tuple[int, ...]]
+    ) -> dict[tuple[int, ...], bool]:
+        """Which results are the same on all devices, as the programs of all calls show it.
+
+        Args:
+          site: the place.
+          alike: the positions of arguments that are.
+          results: the paths of the results.
+        """
+        found = dict.fromkeys(results, True)
+        for text, paths in _programs(site):
+            given = [int(path.partition("]")[0].removeprefix("[")) in alike for path in text["paths"]]
+            try:
+                same = slices.alike_results(text["text"], given)
+            except NotProvedError:
+                same = []
+            for result in results:
+                prefix = "".join(f"[{each}]" for each in result)
+                own = [i for i, path in enumerate(paths) if path.startswith(prefix)]
+                found[result] &= len(same) == len(paths) and all(same[i] for i in own)
+        return found
+
+    # --- components
+
+    @functools.cached_property
+    def components(self) -> list[Component]:
+        """Of all slots of the run, those of other files too."""
+        up: dict[Slot, Slot] = {}
+
+        def root(slot: Slot) -> Slot:
+            while up.setdefault(slot, slot) != slot:
+                slot = up[slot]
+            return slot
+
+        for slots in self._slots.values():
+            for each in slots:
+                up[root(each)] = root(slots[0])
+        found: dict[Slot, Component] = collections.defaultdict(Component)
+        for serial, slots in self._slots.items():
+            part = found[root(slots[0])]
+            part.slots.update(slots)
+            part.serials.add(serial)
+        return list(found.values())
+
+
+def _programs(site: SiteRecord) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
+    """The program of each call that returned, and the paths of what it returned.
+
+    A call without a program has an empty one, of which nothing can be shown.
+    """
+    seen: list[Any] = []
+    for call in site.calls:
+        if call.raised is None and call.text not in seen:
+            seen.append(call.text)
+            text = call.text or {}
+            paths = [each.path for each in call.returned]
+            yield (text, paths) if "text" in text else ({"paths": [], "text": _NO_PROGRAM}, paths)
+
+
+_NO_PROGRAM: Mapping[str, Any] = {"in": [], "consts": [], "eqns": [], "out": []}
