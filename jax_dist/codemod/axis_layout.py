@@ -1,16 +1,13 @@
-"""Which arguments and results of mapped functions can do without the axis over devices in front.
+"""Which arguments and results of a mapped function carry one state, as the text shows it.
 
 Each argument and each result of a mapped function is a slot. What flows from a slot, or from a copy
-made for each device, into another slot ties the two: they are laid out alike, or not at all. A slot
-keeps its axis where anything is done with its values that is not followed.
+made for each device, into another slot ties the two: they are laid out alike, or not at all. What
+is not followed gets the values with the axis over devices in front, and gives them so.
 """
 
 import ast
 import dataclasses
-import enum
 import functools
-import types
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from jax_dist.checker.model import flow, functions, pmaps, stacking
@@ -18,17 +15,8 @@ from jax_dist.checker.model.flow import Flow, Origin
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import device_counts, escapes, shard_map, uniformity
-from jax_dist.codemod.uniformity import Same
+from jax_dist.codemod import device_counts, escapes, shard_map
 from jax_dist.codemod.use_sites import Collected, Escaped, First, GivenTo, Kept, Shown, Uses
-
-
-class AxisLayout(enum.Enum):
-    """How the values of a slot lie on the devices."""
-
-    STACKED = "a device axis in front"
-    SHARED = "whole on each device"
-    SPLIT = "one global array, cut along its first dimension"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,26 +57,17 @@ class Component:
     firsts: list[First] = dataclasses.field(default_factory=list)
     forests: list[ast.Call] = dataclasses.field(default_factory=list)  # of get_metrics
     shown: list[ast.expr] = dataclasses.field(default_factory=list)  # where others see the axis
-    donors: list[Site] = dataclasses.field(default_factory=list)  # that donate one of the slots
     kept: str = ""  # why the axis stays; "" where it can go
-    cautions: list[str] = dataclasses.field(default_factory=list)
 
     @property
-    def layout(self) -> AxisLayout:
-        """What the slots can be."""
+    def is_shared(self) -> bool:
+        """Whether all devices can hold it alike, without the axis."""
         kinds = {source.kind for source in self.sources}
         if self.kept or not self.slots:
-            return AxisLayout.STACKED
-        if kinds == {Kind.REPLICATED}:
-            return AxisLayout.SHARED
+            return False
         results = any(isinstance(slot, Result) for slot in self.slots)
-        if kinds == {Kind.SPLIT}:
-            return (
-                AxisLayout.STACKED if results or self.firsts or self.forests else AxisLayout.SPLIT
-            )
-        if not kinds and (self.firsts or self.forests) and results:
-            return AxisLayout.SHARED
-        return AxisLayout.STACKED
+        is_read = bool(self.firsts or self.forests)
+        return kinds == {Kind.REPLICATED} or (not kinds and is_read and results)
 
 
 class Layouts:
@@ -97,20 +76,9 @@ class Layouts:
     Args:
       module: the file.
       sites: the mapped functions that may be changed.
-      stacked_for_others: what is not followed gets the values with the axis in front, and gives
-        them so; and what differs from device to device may lose it.
-      keeping: those of which nothing is changed, each with the reason.
     """
 
-    def __init__(
-        self,
-        module: Module,
-        sites: list[Site],
-        *,
-        stacked_for_others: bool = False,
-        keeping: Mapping[Site, str] = types.MappingProxyType({}),
-    ):
-        self._stacked_for_others = stacked_for_others
+    def __init__(self, module: Module, sites: list[Site]):
         self._module = module
         self._flow: Flow = flow.of(module)
         self._uses = Uses(module)
@@ -134,16 +102,12 @@ class Layouts:
         told = _read_by_text(module)
         for site in sites:
             self._see_site(site)
-            if why := told or keeping.get(site):
-                self.keep_site(site, why)
+            if told:
+                self.keep_site(site, told)
         for node in self._uses.carriers():
             self._see_value(node)
         for slot, read in self._due:
             self._see_read(slot, read)
-        for site in sites:
-            self._see_donations(site)
-        while not (stacked_for_others or all([self._are_same(site) for site in sites])):
-            pass  # what is kept now differs for the functions that it is given to
 
     def arguments(self, site: Site) -> list[Argument] | None:
         """One slot for each positional argument; None where calls differ in their number."""
@@ -161,14 +125,6 @@ class Layouts:
         if arity is None:
             return [Result(site, None)]
         return [Result(site, position) for position in range(arity)]
-
-    def has_named_arguments(self, site: Site) -> bool:
-        """Whether a call gives arguments by name, which pmap maps over their first dimension."""
-        return any(call.keywords for call in self._calls[site])
-
-    def donating_calls(self, part: Component) -> list[ast.Call]:
-        """The calls that donate one of the slots."""
-        return [call for site in part.donors for call in self._calls[site]]
 
     # --- what flows
 
@@ -196,19 +152,12 @@ class Layouts:
 
     def _flows_in(self, origin: Origin, slot: Slot, argument: ast.expr) -> None:
         source = self._slot_of(origin)
-        if self._stacked_for_others:
-            depth = isinstance(source, Result) and source.position is not None
-            if source is None:
-                return
-            if len(origin.path) > depth:
-                why = f"line {argument.lineno} gives a part of what was made as a whole"
-                self.keep_slot(slot, why)
-                return
+        depth = isinstance(source, Result) and source.position is not None
         if source is None:
-            text = self._module.text(argument)
-            self.keep_slot(
-                slot, f"nothing shows that {text} in line {argument.lineno} is replicated"
-            )
+            return
+        if len(origin.path) > depth:
+            why = f"line {argument.lineno} gives a part of what was made as a whole"
+            self.keep_slot(slot, why)
         else:
             self._tie(source, slot)
 
@@ -234,27 +183,21 @@ class Layouts:
                 part.firsts.append(first)
             case GivenTo(call=call, position=position):
                 site = self._site_of.get(call)
-                if site is None and self._stacked_for_others:
+                if site is None:
                     part.shown.append(node)
-                elif site is None:
-                    self.keep_slot(
-                        known[0], f"line {call.lineno} gives it to a mapped function that stays"
-                    )
                 else:
                     self._tie(known[0], Argument(site, position))
             case Kept(caution=caution) if caution and self._is_shown(node):
                 part.shown.append(node)
-            case Kept(reads=reads, caution=caution):
+            case Kept(reads=reads):
                 self._due += ((known[0], read) for read in reads)
-                self._caution(part, caution)
             case Collected(calls=forests):
                 for call in forests:  # other values may be in the same list
                     self._tie(known[0], call)
                     if not any(call is each for each in self.component(call).forests):
                         self.component(call).forests.append(call)
-            case Shown(node=shown, to=function):
+            case Shown(node=shown):
                 part.shown.append(shown)
-                self._caution(part, f"line {shown.lineno} puts it back for {function}")
             case Escaped() if self._is_shown(node):
                 part.shown.append(node)
             case Escaped(why=why):
@@ -262,13 +205,13 @@ class Layouts:
 
     def _is_shown(self, node: ast.expr) -> bool:
         """Whether what is not followed can have the value with the axis."""
-        return self._stacked_for_others and self._uses.is_plain_read(node)
+        return self._uses.is_plain_read(node)
 
     def _see_mixture(self, node: ast.expr, slot: Slot, *, mixed: bool) -> None:
         """Where a value may also be another one, all of them must be alike."""
         origins = self._uses.origins(node)
         parameters = _given_parameters(self._module, node)
-        if self._stacked_for_others and parameters <= self._given_to_calls:
+        if parameters <= self._given_to_calls:
             given = self._given_to_calls  # mapped calls take the same values, with the axis
             if all(each.is_stacked or (each.node, each.path) in given for each in origins):
                 return
@@ -333,7 +276,7 @@ class Layouts:
     def _slot_of(self, origin: Origin) -> Slot | None:
         if origin.on_host or not _stays_inside(self._module, origin):
             return None
-        if self._stacked_for_others and not all(self._has_part(f, ()) for f in origin.through):
+        if not all(self._has_part(f, ()) for f in origin.through):
             return None
         if origin.site is not None:
             site = self._sites.get(origin.site.node)
@@ -363,53 +306,6 @@ class Layouts:
             if why := device_counts.why_not(module, node):
                 self.keep_slot(node, f"of {module.text(node.func)} in line {node.lineno} {why}")
         return node
-
-    def _see_donations(self, site: Site) -> None:
-        """A split copies its batch; without it, the batch itself would be donated."""
-        given = site.arguments.get("donate_argnums")
-        if given is None or (isinstance(given, ast.Constant) and given.value is None):
-            return
-        parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
-        donated: list[Any] = [
-            each.value if isinstance(each, ast.Constant) else "" for each in parts
-        ]
-        if any(type(position) is not int for position in donated):
-            self.keep_site(site, "donate_argnums is no literal that counts from the front")
-            return
-        for position in donated:
-            part = self.component(Argument(site, position))
-            part.donors.append(site)
-            if any(source.kind is Kind.SPLIT for source in part.sources):
-                part.kept = part.kept or "it is donated, and the batch that it is made of is not"
-
-    def _are_same(self, site: Site) -> bool:
-        """Whether nothing had to be kept: what differs from device to device needs the axis."""
-        arguments = self.arguments(site) or []
-        shared = [self.component(slot).layout is AxisLayout.SHARED for slot in arguments]
-        parts = [self.component(slot) for slot in arguments] if all(shared) else []
-        some = [part for part in parts if any(each.devices is not None for each in part.sources)]
-        for part in some:
-            part.kept = "its copies are on some of the devices, and no other argument shows which"
-        if some:
-            return False
-        results = self.results(site)
-        arity = None if results[0].position is None else len(results)
-        by_name = {each.arg for call in self._calls[site] for each in call.keywords}
-        found = uniformity.of_results(self._module, site, shared, by_name, arity)
-        done = True
-        for slot, same in zip(results, found, strict=True):
-            part = self.component(slot)
-            if part.layout is not AxisLayout.SHARED or same is Same.YES:
-                continue
-            which = "what it returns" if slot.position is None else f"result {slot.position}"
-            part.kept, done = f"nothing shows that {which} is the same on each device", False
-            if same is Same.NO:
-                part.kept = f"{which} differs from device to device"
-        return done
-
-    def _caution(self, part: Component, caution: str) -> None:
-        if caution and caution not in part.cautions:
-            part.cautions.append(caution)
 
     # --- ties
 

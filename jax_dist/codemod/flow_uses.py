@@ -41,8 +41,8 @@ class Made:
     text changes by `edits`.
     """
 
-    copies: bool
     node: ast.expr
+    copies: bool
     of: ast.expr | None = None
     devices: ast.expr | None = None
     edits: tuple[Edit, ...] = ()
@@ -71,7 +71,7 @@ def _made(module: Module, node: ast.expr) -> Made | None:
     done = stacking.stacking(module, node)
     if isinstance(node, ast.Call) and done is not None and not device_counts.why_not(module, node):
         devices = device_counts.first_devices(module, node)
-        return Made(done.kind is Kind.REPLICATED, node, done.of, devices)
+        return Made(node, done.kind is Kind.REPLICATED, done.of, devices)
     match node:
         case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _ELEMENTWISE_METHODS:
             return _inside(module, node, inner)
@@ -85,8 +85,8 @@ def _made(module: Module, node: ast.expr) -> Made | None:
     if shape is None or name not in _SHAPED or not device_counts.counts_all(module, shape[0]):
         return None
     if name == "broadcast_to":  # the first dimension is new: all along it is alike
-        return Made(True, node, edits=_without_first(module, shape))
-    return Made(False, node, edits=_with_product(module, shape))
+        return Made(node, copies=True, edits=_without_first(module, shape))
+    return Made(node, copies=False, edits=_with_product(module, shape))
 
 
 def _inside(module: Module, node: ast.expr, inner: ast.expr) -> Made | None:
@@ -99,17 +99,17 @@ def _shape(module: Module, call: ast.Call) -> list[ast.expr] | None:
     """The dimensions that a call is given, two or more: `(n, b, 3)`, `(n, b) + x.shape`, `n, b`."""
     if any(each.arg in ("order", "axis", None) for each in call.keywords):
         return None
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "reshape":
-        if module.qualified_name(call.func) is None and len(call.args) > 1:
-            return [*call.args]
-    named = [each.value for each in call.keywords if each.arg in ("shape", "size", "num", "newshape")]
+    is_method = isinstance(call.func, ast.Attribute) and module.qualified_name(call.func) is None
+    if is_method and _last_name(call.func) == "reshape" and len(call.args) > 1:
+        return [*call.args]
+    named = [each.value for each in call.keywords if each.arg in ("shape", "size", "num")]
     for given in (*call.args, *named):
         whole = given
         while isinstance(given, ast.BinOp) and isinstance(given.op, ast.Add):
             given = given.left
-        if isinstance(given, ast.Tuple) and given.elts and not isinstance(given.elts[0], ast.Starred):
-            more = 1 if whole is not given else 0
-            return given.elts if len(given.elts) + more > 1 else None
+        match given:
+            case ast.Tuple(elts=[first, *rest]) if not isinstance(first, ast.Starred):
+                return given.elts if rest or whole is not given else None
     return None
 
 
@@ -222,6 +222,10 @@ def _of_argument(flow: FileFlow, call: ast.Call, node: ast.expr) -> Use:
         return Use("passes", node, node)
     is_only = call.args == [node] and not call.keywords
     if name in stacking.UNREPLICATE and is_only:
+        outer = module.parent(call)
+        if isinstance(outer, ast.Call) and module.qualified_name(outer.func) == name:
+            said = f"line {call.lineno} takes a part of it twice"
+            return Use("needs axis", node, node, said, can_show=False)
         return Use("first", call, node)
     if stacking.first_of_leaves(module, call) is node:
         return Use("first", call, node)
@@ -241,7 +245,7 @@ def _of_argument(flow: FileFlow, call: ast.Call, node: ast.expr) -> Use:
 def _called(module: Module, call: ast.Call) -> Iterator[ast.AST]:
     """The functions of the file that a call may run."""
     name = _last_name(call.func)
-    for each in (call.func, *call.args):
+    for each in (call.func, *call.args, *(word.value for word in call.keywords)):
         if (found := pmaps.definition(module, each)) is not None:
             yield found
     for node in ast.walk(module.tree):

@@ -18,11 +18,8 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import uniformity
 from jax_dist.codemod.axis_layout import (
     Argument,
-    AxisLayout,
     Component,
     Layouts,
     Result,
@@ -31,7 +28,6 @@ from jax_dist.codemod.axis_layout import (
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.results import Left, PlannedPlace
 from jax_dist.codemod.shard_map import PmapFacts, is_default
-from jax_dist.codemod.uniformity import Same
 
 _CODE = _codes.PMAP_CALL
 _BY_HAND = "Call jax_dist.global_view by hand: the page on sharded parameters shows how."
@@ -54,7 +50,7 @@ def find(
         except Left as why:
             left[site.reference] = why
         else:
-            fit.append((site, Layouts(module, [site], stacked_for_others=True)))
+            fit.append((site, Layouts(module, [site])))
     # A step takes a batch too; what only synchronises a state does not, and leaves it to the step.
     fit.sort(key=lambda each: -len(each[1].arguments(each[0]) or []))
     found: list[PlannedPlace] = []
@@ -141,7 +137,6 @@ class _CarriedState:
         if order != [*range(len(found))]:
             # A global view takes the first results of the structure of a state for the new one.
             raise Left("its new state is not its first result", _BY_HAND)
-        self._check_copies(found)
         return found
 
     def _bound(self) -> tuple[str, scopes.NameScope]:
@@ -165,7 +160,7 @@ class _CarriedState:
         """Raises Left where the state cannot be followed."""
         if part.kept:
             raise Left("its state is not followed to the end", _BY_HAND, part.kept)
-        if not part.sources or part.layout is not AxisLayout.SHARED:
+        if not part.sources or not part.is_shared:
             raise Left(
                 f"nothing shows where its argument {number} is replicated",
                 "Replicate it in the same file, or call jax_dist.global_view by hand.",
@@ -209,40 +204,6 @@ class _CarriedState:
                     _BY_HAND,
                     f"line {made.lineno}",
                 )
-
-    def _check_copies(self, parts: dict[int, Component]) -> None:
-        """That no replicated argument which is no state gets into the state. Raises Left.
-
-        A global view takes it as one value for each device, and so would not cut the state.
-        """
-        states = [n in parts for n in range(len(self._layouts.arguments(self.site) or []))]
-        copied = [is_state or self._may_be_copies(n) for n, is_state in enumerate(states)]
-        if copied == states or self._varies(copied) or not self._varies(states):
-            return
-        number = next(n for n, is_state in enumerate(states) if copied[n] and not is_state)
-        raise Left(
-            f"its argument {number} is replicated, is no state of it, and changes its state",
-            "Give it by in_axes=None, or call jax_dist.global_view by hand.",
-        )
-
-    def _may_be_copies(self, number: int) -> bool:
-        """Whether an argument may be replicated, or be another state, at any call."""
-        found = flow.of(self.module)
-        own = (call for call, site in found.mapped_calls.items() if site.node is self.site.node)
-        for argument in (call.args[number] for call in own):
-            if any(each.kind in (Kind.REPLICATED, Kind.MAPPED) for each in found.origins(argument)):
-                return True
-            match argument:
-                case ast.Call(func=ast.Attribute(attr="stacked")):  # of a step that is done
-                    return True
-        return False
-
-    def _varies(self, shared: list[bool]) -> bool:
-        """Whether the new state differs from device to device, if these arguments do not."""
-        results = self._layouts.results(self.site)
-        arity = None if results[0].position is None else len(results)
-        found = uniformity.of_results(self.module, self.site, shared, set(), arity)
-        return found[0] is Same.NO
 
 
 def _is_first(axes: ast.expr | None, position: int | None) -> bool:

@@ -127,8 +127,10 @@ def _mapped(site: Site, facts: PmapFacts, flow: FileFlow) -> _Mapped:
     default = ast.Constant(value=0)
     given = site.arguments.get("in_axes", default)
     axes = given.elts if isinstance(given, ast.Tuple | ast.List) else [given] * arguments
-    if is_shared is None or len(shared) == arguments or any(
-        not shard_map.is_default(each) for i, each in enumerate(axes) if i not in shared
+    if (
+        is_shared is None
+        or len(shared) == arguments
+        or any(not shard_map.is_default(each) for i, each in enumerate(axes) if i not in shared)
     ):
         raise Left("its in_axes are not a flat tuple of 0 and None")
     static = flow.static(record)
@@ -408,27 +410,28 @@ class _Writer:
         direct = DirectPlan.of(site, texts, without=(_STATIC,))
         spec = texts.named("jax.sharding.PartitionSpec")
 
-        def text(side: str, path: _Path, axes: bool) -> str:
+        def layout(side: str, path: _Path) -> _Layout:
             part = plan.part(mapped, side, path)
-            layout = _Layout.SHARED if part is None else part.layout
-            if axes:
-                return "0" if layout is _Layout.STACKED else "None"
-            return f"{spec}()" if layout is _Layout.SHARED else f"{spec}({direct.axis})"
+            return _Layout.SHARED if part is None else part.layout
 
-        def ins(axes: bool) -> str:
-            each = [text("in", (i,), axes) for i in range(mapped.arguments)]
-            return each[0] if len({*each}) == 1 else f"({', '.join(each)})"
+        ins = [layout("in", (i,)) for i in range(mapped.arguments)]
+        outs = {path: layout("out", path) for path in mapped.results}
+        cut = f"{spec}({direct.axis})"
+        specs = dict.fromkeys(_Layout, cut) | {_Layout.SHARED: f"{spec}()"}
+        axes = dict.fromkeys(_Layout, "None") | {_Layout.STACKED: "0"}
 
-        def outs(axes: bool) -> str:
-            return _nested({path: text("out", path, axes) for path in mapped.results})
+        def written(texts: Mapping[_Layout, str]) -> tuple[str, str]:
+            given = _nested({(i,): texts[each] for i, each in enumerate(ins)})
+            return given, _nested({path: texts[each] for path, each in outs.items()})
 
-        shown = lambda axes: "" if axes == "0" else axes
+        (in_specs, out_specs), both = written(specs), written(axes)
+        in_axes, out_axes = ("" if each == "0" else each for each in both)
         direct = dataclasses.replace(
             direct,
-            in_specs=ins(False),
-            out_specs=outs(False),
-            in_axes=shown(ins(True)),
-            out_axes=shown(outs(True)),
+            in_specs=in_specs,
+            out_specs=out_specs,
+            in_axes=in_axes,
+            out_axes=out_axes,
             is_bare=plan.is_bare(mapped),
         )
         fix = direct.fix(group)

@@ -72,7 +72,9 @@ def _watched_code(module: Module, first: int) -> bytes:
     """The code of a file, with its lines where they are, in which expressions tell their values."""
     opened: dict[int, list[int]] = collections.defaultdict(list)  # by offset: numbers, outer first
     closed: collections.Counter[int] = collections.Counter()
-    for number, node in enumerate(watched_nodes(module), first):  # outer ones come before inner ones
+    for number, node in enumerate(
+        watched_nodes(module), first
+    ):  # outer ones come before inner ones
         start, end = module.span(node)
         opened[start].append(number)
         closed[end] += 1
@@ -291,7 +293,8 @@ class FileFlow:
         """
         found = dict.fromkeys(results, True)
         for text, paths in _programs(site):
-            given = [int(path.partition("]")[0].removeprefix("[")) in alike for path in text["paths"]]
+            positions = (path.partition("]")[0].removeprefix("[") for path in text["paths"])
+            given = [int(position) in alike for position in positions]
             try:
                 same = slices.alike_results(text["text"], given)
             except NotProvedError:

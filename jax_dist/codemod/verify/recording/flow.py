@@ -178,7 +178,7 @@ def _parts(tree: Any, path: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...],
 
 
 def _arrays(tree: Any) -> tuple[list[Any], bool]:
-    """Its arrays of rank 1 or more, none where it is traced; and whether it has numbers of Python."""
+    """Its arrays of rank 1 or more, none if it is traced; and whether it has numbers of Python."""
     import jax
     import numpy as np
 
