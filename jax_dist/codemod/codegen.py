@@ -84,8 +84,13 @@ class Texts:
         self._imports |= dict.fromkeys(imports)
         return text
 
-    def helper(self, function: str) -> str:
-        """The name of a function of the helpers; the file then gets it. Raises Left."""
+    def helper(self, function: str, *parts: str) -> str:
+        """The name of a function of the helpers, with these parts; the file then gets it.
+
+        Raises:
+          Left: it cannot be had there.
+        """
+        self._namer.needs(frozenset(parts))
         name = self._namer.named(self.module, function, self.at)
         if name.edits:
             raise Left("jax is imported inside of a function")
@@ -141,6 +146,18 @@ class Texts:
                 if not any(low <= at < high for low, high in spans):
                     found.append(token.string)
         return found
+
+    def around(self, function: str, inner: ast.expr, more: Sequence[str]) -> tuple[str, str]:
+        """What stands before and behind `inner` in a call that takes the place of the whole."""
+        start, end = f"{function}(", "".join(f", {each}" for each in more) + ")"
+        module, (low, high) = self.module, self.module.span(self.at)
+        row, text = module.source.line_text(low), module.text(inner)
+        is_long = len(row) - (high - low) + len(start + text + end) > self.style.width
+        if not is_long or "\n" in module.text(self.at):
+            return start, end
+        outer = indentation(row)
+        gap = f"\n{outer}{self.style.hang}"
+        return f"{start}{gap}", "".join(f",{gap}{each}" for each in more) + f",\n{outer})"
 
     # --- places
 

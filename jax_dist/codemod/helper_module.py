@@ -28,6 +28,7 @@ _WITHOUT_MAPPED = '"""Functions that JAX no longer has, by public names of JAX 0
 
 # What `mapped` can do beyond its core, in the order of a signature; "full" is all of it, and more.
 PARTS = ("axes", "static", "devices", "again", "processes", "full")
+ALL_PARTS = (*PARTS, "dims")  # of `per_device`: other dimensions than 0, and None
 _IN_AXES = frozenset(("axes", "static", "processes"))  # these need the second form
 
 _FORMS = ("core.py", "axes.py", "mapped.py")
@@ -84,6 +85,8 @@ def present_in(text: str) -> frozenset[str]:
             found.add(node.name)
             if node.name == "mapped":
                 found |= _parts_of(node)
+            elif node.name == "per_device" and len(node.args.args) > 1:
+                found.add("dims")
     return frozenset(found)
 
 
@@ -141,7 +144,7 @@ def _indented(text: str, unit: str) -> str:
 
 _AROUND = re.compile(r"\s*#: if ([\w &]+)")
 _BEHIND = re.compile(r"(.*?)  #: ([\w &]+)")
-_WITHOUT = re.compile(r"(\s*)#: ([\w &]+): (.*)")
+_WITHOUT = re.compile(r"(\s*)#: ([\w &]+):(?: (.*))?")
 
 
 def text_of(name: str, parts: Collection[str]) -> str:
@@ -159,7 +162,7 @@ def text_of(name: str, parts: Collection[str]) -> str:
         elif line.strip() == "#: end":
             is_in = True
         elif is_in and (found := _WITHOUT.fullmatch(line)):
-            kept += [found[1] + found[3]] if _holds(found[2], parts) else []
+            kept += [found[1] + (found[3] or "")] if _holds(found[2], parts) else []
         elif is_in and (found := _BEHIND.fullmatch(line)):
             kept += [found[1]] if _holds(found[2], parts) else []
         elif is_in:
@@ -194,12 +197,13 @@ class _Statement:
 @functools.cache
 def _trees(form: str, parts: frozenset[str]) -> tuple[tuple[list[str], ast.Module], ...]:
     """The lines and trees of a form of `mapped`, and of the file that has the other helpers."""
-    texts = dict.fromkeys((text_of(form, parts), text_of(_FULL, ())))
+    others = ("dims",) if parts & {"full", "dims"} else ()
+    texts = dict.fromkeys((text_of(form, (*parts, *others)), text_of(_FULL, others)))
     return tuple((text.splitlines(), ast.parse(text)) for text in texts)
 
 
 def _trees_for(needs: Collection[str]) -> tuple[tuple[list[str], ast.Module], ...]:
-    return _trees(form(needs), frozenset(needs) & frozenset(PARTS))
+    return _trees(form(needs), frozenset(needs) & frozenset(ALL_PARTS))
 
 
 def _docstring(needs: Collection[str]) -> str:

@@ -64,6 +64,7 @@ class _Mapped:
     results: tuple[_Path, ...]
     shared: frozenset[int]  # positions that are not mapped
     numbers: frozenset[int]  # static numbers, which can be shared
+    donated: frozenset[int]
 
 
 def find(
@@ -136,7 +137,18 @@ def _mapped(site: Site, facts: PmapFacts, flow: FileFlow) -> _Mapped:
     static = flow.static(record)
     if any(kinds - {"int", "float"} for kinds in static.values()):
         raise Left("it has static arguments that are no numbers")
-    return _Mapped(site, record, arguments, paths, frozenset(shared), frozenset(static))
+    donated = _donated(site, arguments)
+    return _Mapped(site, record, arguments, paths, frozenset(shared), frozenset(static), donated)
+
+
+def _donated(site: Site, arguments: int) -> frozenset[int]:
+    """The positions of what a place donates; all of them where the text does not say it."""
+    given = site.arguments.get("donate_argnums", ast.Tuple(elts=[]))
+    parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
+    if not all(isinstance(each, ast.Constant) for each in parts):
+        return frozenset(range(arguments))
+    values = (each.value for each in parts if isinstance(each, ast.Constant))
+    return frozenset(value % arguments for value in values if isinstance(value, int))
 
 
 class _Plan:
@@ -233,15 +245,16 @@ class _Plan:
             most = _MOST_SHOWN if has_input else 0
         else:
             needing, most = [*needing, *by_way.get("first", []), *by_way.get("forest", [])], 0
-            if self.donors(part) and any(each.edits or each.of for each in part.made):
+            if self.is_donated(part) and any(each.edits or each.of for each in part.made):
                 return "it is donated, and what it is made of is not"
         said = [use.said or f"line {use.node.lineno} takes a part of it" for use in needing]
         stuck = [use.said for use in needing if not use.can_show]
         return (stuck or said)[0] if stuck or len(needing) > most else ""
 
-    def donors(self, part: _Part) -> bool:
-        sites = {slot.site for slot in part.component.slots if slot.side == "in"}
-        return any("donate_argnums" in self._by_number[each].site.arguments for each in sites)
+    def is_donated(self, part: _Part) -> bool:
+        """Whether a mapped function takes the memory of one of its arguments."""
+        slots = (slot for slot in part.component.slots if slot.side == "in")
+        return any(slot.path[0] in self._by_number[slot.site].donated for slot in slots)
 
     def _check_all_ran(self, part: _Part) -> None:
         """Raises Left where a line that did not run reads or sets a name that has carried it."""
@@ -479,14 +492,14 @@ class _Writer:
             devices = "" if made.devices is None else f", {self._module.text(made.devices)}"
             return f"{texts.helper('replicated')}(", f"{devices})"
         # Donated, it must not take the memory of what it is a copy of.
-        own = ", may_alias=False" if self._plan.donors(part) else ""
+        own = ["may_alias=False"] if self._plan.is_donated(part) else []
         mesh = DirectPlan.of(taker.site, texts, without=(_STATIC,)).mesh
         where = f"{texts.named('jax.NamedSharding')}({mesh}, "
         where += f"{texts.named('jax.sharding.PartitionSpec')}())"
-        return f"{texts.named('jax.device_put')}(", f", {where}{own})"
+        return texts.around(texts.named("jax.device_put"), made.of, [where, *own])
 
     def _used(self, part: _Part, group: str) -> Iterator[Any]:
-        is_donated = self._plan.donors(part)
+        is_donated = self._plan.is_donated(part)
         for use in part.uses:
             if use.way == "passes" or (use.way == "reduced" and part.layout is _Layout.MERGED):
                 continue

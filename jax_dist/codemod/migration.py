@@ -226,7 +226,7 @@ class _File:
 
     def _with_helpers(self, source: Source, helpers: HelperNames) -> Source:
         """The file with the helpers inside, where that is their home. Raises Left."""
-        home, parts = helpers.home, helpers.used & frozenset(helper_module.PARTS)
+        home, parts = helpers.home, helpers.used & frozenset(helper_module.ALL_PARTS)
         if not home.is_inside:
             names = home.imported_by(sources.parse(source.python))
             self.helpers = Helpers(home.path, names | parts) if names else None
@@ -235,7 +235,7 @@ class _File:
         scope = module.scopes.module
         loads = {name for each in module.scopes.all for name in each.loads}
         missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
-        if "mapped" in loads and "mapped" not in missing:
+        if {"mapped", "per_device"} & loads - missing:
             helper_files.check_present(source.python.decode("utf-8", "replace"), parts)
         if not missing:
             return source

@@ -17,7 +17,7 @@ from jax_dist.checker.model.project import ImportGraph, Project, outermost_packa
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
 from jax_dist.codemod.helper_homes import Homes
-from jax_dist.codemod.helper_module import PARTS
+from jax_dist.codemod.helper_module import ALL_PARTS
 from jax_dist.codemod.process_signs import ProcessSigns
 
 Status: TypeAlias = Literal["done", "left"]
@@ -84,7 +84,7 @@ class Helpers:
 
     @property
     def functions(self) -> frozenset[str]:
-        return self.needs - set(PARTS)
+        return self.needs - set(ALL_PARTS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -364,7 +364,7 @@ class DirectPlan:
         depth = 2 if self.is_bare else 3  # calls around it
         mapped: Value = texts.moved(site.fun, depth)
         if not self.is_bare:
-            mapped = CallText(texts.helper("per_device"), [mapped], self._axes)
+            mapped = CallText(self._per_device, [mapped], self._axes)
         mapped = CallText(texts.named("jax.shard_map"), [mapped], self._specs())
         comments = texts.comments(whole, [site.fun, *site.arguments.values()])
         value = CallText(texts.named("jax.jit"), [mapped], self._donation, comments)
@@ -382,7 +382,7 @@ class DirectPlan:
             bound(texts.named("jax.shard_map"), self._specs()),
         ]
         if not self.is_bare:
-            lines.append(bound(texts.helper("per_device"), self._axes))
+            lines.append(bound(self._per_device, self._axes))
         comments = texts.comments(site.node, list(site.arguments.values()))
         newline = f"\n{texts.indent_of(site.node)}"
         above = "".join(f"{comment}{newline}" for comment in comments)
@@ -391,6 +391,10 @@ class DirectPlan:
         mark = "@" if comments else ""
         text = f"{newline}@".join(texts.written(line, site.node) for line in lines)
         return Edit(at, end, above + mark + text)
+
+    @property
+    def _per_device(self) -> str:
+        return self.texts.helper("per_device", *(("dims",) if self._axes else ()))
 
     @property
     def mesh(self) -> str:

@@ -7,7 +7,7 @@ must be the same.
 
 A first comment may say more:
   # result: [...]             what it gives, where the program itself needs functions that are gone
-  # also: promised idiomatic  more targets: --to jax with --one-process --all-devices, --idiomatic
+  # also: promised  one more target: --to jax with --one-process --all-devices
 
 `python tests/codemod/test_golden.py` writes what each case becomes; read the difference.
 """
@@ -32,15 +32,15 @@ from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.results import FileMigration, Form, ProjectContext
+from jax_dist.codemod.results import FileMigration, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
+_IDIOMATIC = pathlib.Path(__file__).parent / "idiomatic_programs"
 _OPTIONS = {
     "jax_dist": MigrationOptions(to="jax_dist"),
     "jax": MigrationOptions(to="jax"),
     "promised": MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True)),
-    "idiomatic": MigrationOptions(to="jax", plainest=Form.IDIOMATIC, slow_idioms=True),
 }
 
 
@@ -166,7 +166,8 @@ def test_a_wrong_migration_would_be_seen():
 @pytest.mark.parametrize("name", sorted(helper_module.functions()))
 def test_each_helper_is_in_some_case(name: str):
     texts = [text for case in names() for text in read(case).after.values()]
-    assert any(re.search(rf"(?m)^from _mapped import .*\b{name}\b", text) for text in texts)
+    texts += [path.read_text() for path in _IDIOMATIC.glob("*.txt")]
+    assert any(re.search(rf"(?m)^\+?from _mapped import .*\b{name}\b", text) for text in texts)
 
 
 @pytest.mark.parametrize("part", helper_module.PARTS[:-2])

@@ -1,8 +1,8 @@
 """Whole programs without the axis over devices: as text, and as numbers on 8 devices.
 
 Each file in idiomatic_programs/ is one program in the shape of a well-known training loop, with a
-function `result()`; then what it becomes, and what is said of each of its mapped functions: which
-arguments and results are free of the axis, and why the others are not.
+function `result()`; then what it becomes after a run of it, and what is said of each of its mapped
+functions: which arguments and results are free of the axis, and why the others are not.
 
 `python tests/codemod/test_idiomatic.py` writes what each becomes; read the difference.
 """
@@ -10,12 +10,15 @@ arguments and results are free of the axis, and why the others are not.
 import difflib
 import pathlib
 import re
+import tempfile
 from typing import NamedTuple
 
 import pytest
+import recorded
 import test_golden as golden
 import test_idiomatic_refused as small
 
+from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod.results import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "idiomatic_programs"
@@ -35,8 +38,16 @@ def read(name: str) -> Program:
 _NAMES = sorted(path.stem for path in _FOLDER.glob("*.txt"))
 
 
+@pytest.fixture(scope="module")
+def ran(shared_folder: pathlib.Path) -> recorded.Recorded:
+    pytest.importorskip("flax")
+    if not CAN_REWRITE:
+        pytest.skip("jax.pmap was another program")
+    return recorded.once(shared_folder, {name: read(name).before for name in _NAMES})
+
+
 def shown(migration: FileMigration) -> str:
-    """The changed lines, each added function as one comment, and what is said."""
+    """The changed lines, and what is said."""
     before, after = migration.before.decode(), golden.shown(migration)
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
     changed = [line for line in list(lines)[2:] if line.strip("+- ") and line[:2] != "@@"]
@@ -49,33 +60,29 @@ def shown(migration: FileMigration) -> str:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_the_changed_lines_are_as_written(name: str):
-    program = read(name)
-
-    assert shown(golden.migrated(program.before, "idiomatic")) == program.after
+def test_the_changed_lines_are_as_written(ran: recorded.Recorded, name: str):
+    assert shown(ran.migrated(name)) == read(name).after
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_a_second_run_changes_nothing(name: str):
-    once = golden.migrated(read(name).before, "idiomatic")
+def test_a_second_run_changes_nothing(ran: recorded.Recorded, name: str):
+    once = ran.migrated(name)
 
-    again = golden.migrated(once.after.decode(), "idiomatic")
+    again = golden.migrated(once.after.decode(), "jax")
 
     assert again.after == once.after
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_the_numbers_are_the_same(name: str):
-    pytest.importorskip("flax")
-    before = read(name).before
-    after = golden.migrated(before, "idiomatic").after.decode()
+def test_the_numbers_are_the_same(ran: recorded.Recorded, name: str):
+    after = ran.migrated(name).after.decode()
 
-    assert small.numbers(after) == small.numbers(before)
+    assert small.numbers(after) == small.numbers(read(name).before)
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_no_copy_for_each_device_is_left_without_a_reason(name: str):
-    migration = golden.migrated(read(name).before, "idiomatic")
+def test_no_copy_for_each_device_is_left_without_a_reason(ran: recorded.Recorded, name: str):
+    migration = ran.migrated(name)
 
     left = re.findall(r"\breplicate\(|\bunreplicate\(", migration.after.decode())
     assert left == [] or any("the device axis stays" in each.why for each in migration.outcomes)
@@ -83,9 +90,12 @@ def test_no_copy_for_each_device_is_left_without_a_reason(name: str):
 
 def write() -> None:
     """Writes what each program becomes."""
-    for name in _NAMES:
-        before = read(name).before
-        text = before + _MARK + shown(golden.migrated(before, "idiomatic"))
+    with tempfile.TemporaryDirectory() as place:
+        programs = {name: read(name).before for name in _NAMES}
+        ran = recorded.once(pathlib.Path(place), programs)
+        texts = {name: shown(ran.migrated(name)) for name in _NAMES}
+    for name, before in programs.items():
+        text = before + _MARK + texts[name]
         (_FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
 
 

@@ -467,31 +467,41 @@ def device_put_replicated(x: Any, devices: Sequence[Any]) -> Any:
     return device_put_sharded([x] * len(devices), devices)
 
 
-def per_device(
-    fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0
-) -> Callable[..., Any]:
+#: if dims
+def per_device(fun: Any, in_axes: Any = 0, out_axes: Any = 0) -> Any:
     """`fun` for jax.shard_map: its blocks have the mapped axes, of size 1.
 
-    `in_axes` and `out_axes` are those of jax.pmap; None for what all devices
-    share.
+    `in_axes` and `out_axes` are those of jax.pmap; None for what all share.
     """
 
-    def change(how: Callable[..., Any], axes: Any, tree: Any) -> Any:
-        def one(axis: int | None, part: Any) -> Any:
-            if axis is None:
-                return part
-            return jax.tree.map(lambda x: how(x, axis), part)
+    def each(change: Any, axes: Any, tree: Any) -> Any:
+        def one(axis: Any, part: Any) -> Any:
+            of_leaf = lambda x: change(x, axis)
+            return part if axis is None else jax.tree.map(of_leaf, part)
 
         return jax.tree.map(one, axes, tree, is_leaf=lambda axis: axis is None)
 
     @functools.wraps(fun)
-    def body(*args: Any) -> Any:
-        args = change(jax.numpy.squeeze, in_axes, args)
-        return change(jax.numpy.expand_dims, out_axes, fun(*args))
+    def block(*args: Any) -> Any:
+        args = each(jax.numpy.squeeze, in_axes, args)
+        return each(jax.numpy.expand_dims, out_axes, fun(*args))
 
-    return body
+    return block
 
 
+#: end
+#: not dims: def per_device(fun: Any) -> Any:
+#: not dims:     """`fun` of one slice, for the blocks of jax.shard_map."""
+#: not dims:     one = lambda x: jax.numpy.squeeze(x, 0)
+#: not dims:     back = lambda x: jax.numpy.expand_dims(x, 0)
+#: not dims:
+#: not dims:     @functools.wraps(fun)
+#: not dims:     def block(*args: Any) -> Any:
+#: not dims:         return jax.tree.map(back, fun(*jax.tree.map(one, args)))
+#: not dims:
+#: not dims:     return block
+#: not dims:
+#: not dims:
 def replicated(tree: Any, devices: Sequence[Any] | None = None) -> Any:
     """A whole copy of each leaf on every device, without an axis over them."""
     if (count := jax.process_count()) > 1:

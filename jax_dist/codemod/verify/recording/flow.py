@@ -180,6 +180,7 @@ def _parts(tree: Any, path: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...],
 def _arrays(tree: Any) -> tuple[list[Any], bool]:
     """Its arrays of rank 1 or more, none if it is traced; and whether it has numbers of Python."""
     import jax
+    import jax.core
     import numpy as np
 
     kinds = (jax.Array, np.ndarray)
