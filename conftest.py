@@ -4,8 +4,11 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import pickle
 import signal
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,3 +107,29 @@ def pytest_collection_finish() -> None:
 
 def _is_long(item: pytest.Item) -> bool:
     return item.path.name == "test_fuzz.py" or "the_numbers_are_the_same" in item.name
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Makes what takes long in one of the workers; the others wait for it, and get a copy."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+    def made(name: str, make: Callable[[pathlib.Path], Any]) -> Any:
+        folder = base / name
+        done = folder / "made.pickle"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            until = time.monotonic() + 300
+            while not done.exists():
+                assert time.monotonic() < until, f"another worker has failed to make {name}"
+                time.sleep(0.2)
+            return pickle.loads(done.read_bytes())
+        value = make(folder)
+        unfinished = folder / "unfinished"
+        unfinished.write_bytes(pickle.dumps(value))
+        unfinished.replace(done)
+        return value
+
+    return made

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, 26c51191f862. Yours to keep.
+# By jax-dist migrate 0.1.0, 89b976dd29ff. Yours to keep.
 """Functions that JAX no longer has, by public names of JAX 0.8 or newer."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,29 +11,25 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
-def per_device(
-    fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0
-) -> Callable[..., Any]:
+def per_device(fun: Any, in_axes: Any = 0, out_axes: Any = 0) -> Any:
     """`fun` for jax.shard_map: its blocks have the mapped axes, of size 1.
 
-    `in_axes` and `out_axes` are those of jax.pmap; None for what all devices
-    share.
+    `in_axes` and `out_axes` are those of jax.pmap; None for what all share.
     """
 
-    def change(how: Callable[..., Any], axes: Any, tree: Any) -> Any:
-        def one(axis: int | None, part: Any) -> Any:
-            if axis is None:
-                return part
-            return jax.tree.map(lambda x: how(x, axis), part)
+    def each(change: Any, axes: Any, tree: Any) -> Any:
+        def one(axis: Any, part: Any) -> Any:
+            of_leaf = lambda x: change(x, axis)
+            return part if axis is None else jax.tree.map(of_leaf, part)
 
         return jax.tree.map(one, axes, tree, is_leaf=lambda axis: axis is None)
 
     @functools.wraps(fun)
-    def body(*args: Any) -> Any:
-        args = change(jax.numpy.squeeze, in_axes, args)
-        return change(jax.numpy.expand_dims, out_axes, fun(*args))
+    def block(*args: Any) -> Any:
+        args = each(jax.numpy.squeeze, in_axes, args)
+        return each(jax.numpy.expand_dims, out_axes, fun(*args))
 
-    return body
+    return block
 
 
 def replicated(tree: Any, devices: Sequence[Any] | None = None) -> Any:

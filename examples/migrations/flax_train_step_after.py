@@ -71,7 +71,7 @@ def train_and_evaluate(steps=40, learning_rate=0.02):
             functools.partial(train_step, smoothing=0.1),
             mesh=jax.sharding.Mesh(jax.devices(), ("batch",)),
             in_specs=(P(), P("batch")),
-            out_specs=(P(), P()),
+            out_specs=P(),
             check_vma=False,
         ),
         donate_argnums=(0,),

@@ -57,10 +57,10 @@ def train_step(params, batch):
     jax.shard_map,
     mesh=jax.sharding.Mesh(jax.devices(), ("batch",)),
     in_specs=(P(), P("batch")),
-    out_specs=P("batch"),
+    out_specs=P(),
     check_vma=False,
 )
-@functools.partial(per_device, in_axes=(None, 0))
+@functools.partial(per_device, in_axes=(None, 0), out_axes=None)
 def eval_step(params, batch):
     image = embed(params["image"], batch["image"])
     text = embed(params["text"], batch["text"])
@@ -103,9 +103,9 @@ def train_and_evaluate(steps=60):
     hits, count, ranks = 0.0, 0.0, []
     for real in (BATCH_SIZE, BATCH_SIZE, 20):
         metrics, rank = eval_step(params, make_batch(rng, real))
-        hits += metrics["recall_at_5"][0]
-        count += metrics["count"][0]
-        ranks.append(np.asarray(rank[0]).reshape(-1)[:real])
+        hits += metrics["recall_at_5"]
+        count += metrics["count"]
+        ranks.append(np.asarray(rank).reshape(-1)[:real])
     return np.array(losses), float(hits / count), np.concatenate(ranks)
 
 

@@ -134,7 +134,7 @@ def learner_setup(seed, updates):
     learn_fn = get_learner_fn()
     learn = jax.jit(
         jax.shard_map(
-            per_device(lambda state: learn_fn(state, updates)),
+            per_device(lambda state: learn_fn(state, updates), out_axes=(0, None)),
             mesh=jax.sharding.Mesh(jax.devices(), ("device",)),
             in_specs=P("device"),
             out_specs=P("device"),

@@ -58,19 +58,19 @@ class Updater:
         self._opt = optimizer
         self.init = jax.jit(
             jax.shard_map(
-                per_device(self._init),
+                self._init,
                 mesh=jax.sharding.Mesh(jax.devices(), ("i",)),
-                in_specs=P("i"),
-                out_specs=P("i"),
+                in_specs=P(),
+                out_specs=P(),
                 check_vma=False,
             ),
         )
         self.update = jax.jit(
             jax.shard_map(
-                per_device(self._update),
+                per_device(self._update, in_axes=(None, 0), out_axes=None),
                 mesh=jax.sharding.Mesh(jax.devices(), ("i",)),
-                in_specs=P("i"),
-                out_specs=P("i"),
+                in_specs=(P(), P("i")),
+                out_specs=P(),
                 check_vma=False,
             ),
             donate_argnums=(0,),
@@ -122,14 +122,17 @@ def train(steps=60):
 
     # The same key everywhere, so that all devices begin with the same parameters.
     rng = jax.random.PRNGKey(428)
-    rng = jnp.broadcast_to(rng, (jax.local_device_count(),) + rng.shape)
+    rng = jax.device_put(
+        rng,
+        jax.sharding.NamedSharding(jax.sharding.Mesh(jax.devices(), ("i",)), P()),
+    )
     state = updater.init(rng)
     losses = []
     for _ in range(steps):
         state, metrics = updater.update(state, next(dataset))
-        losses.append(float(metrics["loss"][0]))
-    params = jax.tree.map(lambda x: np.asarray(x[0]), state["params"])
-    return np.array(losses), int(state["step"][0]), params
+        losses.append(float(metrics["loss"]))
+    params = jax.tree.map(lambda x: np.asarray(x), state["params"])
+    return np.array(losses), int(state["step"]), params
 
 
 def main():

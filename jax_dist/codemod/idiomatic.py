@@ -20,7 +20,7 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import escapes, flow_uses, shard_map
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.flow_uses import Made, Use
-from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
+from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot, variable
 from jax_dist.codemod.results import Form, Left, PlannedPlace
 from jax_dist.codemod.shard_map import DirectPlan, PmapFacts
 from jax_dist.codemod.verify.evidence import Array, SiteRecord
@@ -259,14 +259,14 @@ class _Plan:
     def _check_all_ran(self, part: _Part) -> None:
         """Raises Left where a line that did not run reads or sets a name that has carried it."""
         module, flow = self.flow.module, self.flow
-        names: dict[Any, str] = {}
+        names: dict[Any, str] = {}  # by variable
         for node in flow.holders(part.component.serials):
             if isinstance(node, ast.Name | ast.Attribute):
-                names[_variable(module, node)] = module.text(node)
+                names[variable(module, node)] = module.text(node)
         for node in ast.walk(module.tree):
             if not isinstance(node, ast.Name | ast.Attribute) or isinstance(node.ctx, ast.Del):
                 continue
-            text = names.get(_variable(module, node))
+            text = names.get(variable(module, node))
             if text is None:
                 continue
             if any(isinstance(each, ast.JoinedStr) for each in module.ancestors(node)):
@@ -346,14 +346,6 @@ class _Plan:
                 for part in merged:
                     changed |= part.keep(left.reason)
         return changed
-
-
-def _variable(module: Module, node: Any) -> Any:
-    """What tells one variable from another of its name."""
-    if isinstance(node, ast.Name):
-        found = module.scope(node).lookup(node.id)
-        return node.id, found[0] if found else None
-    return module.text(node)
 
 
 def _has_alike_rows(array: Array) -> bool:
@@ -494,12 +486,13 @@ class _Writer:
         # Donated, it must not take the memory of what it is a copy of.
         own = ["may_alias=False"] if self._plan.is_donated(part) else []
         mesh = DirectPlan.of(taker.site, texts, without=(_STATIC,)).mesh
-        where = f"{texts.named('jax.NamedSharding')}({mesh}, "
+        where = f"{texts.named('jax.sharding.NamedSharding')}({mesh}, "
         where += f"{texts.named('jax.sharding.PartitionSpec')}())"
         return texts.around(texts.named("jax.device_put"), made.of, [where, *own])
 
     def _used(self, part: _Part, group: str) -> Iterator[Any]:
         is_donated = self._plan.is_donated(part)
+        is_carried = any(slot.side == "in" for slot in part.component.slots)
         for use in part.uses:
             if use.way == "passes" or (use.way == "reduced" and part.layout is _Layout.MERGED):
                 continue
@@ -523,7 +516,7 @@ class _Writer:
             elif is_donated and not flow_uses.is_used_up(self._module, use.node):
                 start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
                 end, said = ")", f"{said}; it is copied, for the value may be donated later"
-            elif flow_uses.may_be_changed(self._module, use):
+            elif is_carried and flow_uses.may_be_changed(self._module, use):
                 start, end = f"{texts.named('jax.tree.map')}(lambda x: x, ", ")"
             yield self._shell(texts, use.of, start, end, group, said)
 

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from jax_dist import _codes
 from jax_dist.checker.engine import linter
@@ -28,7 +28,6 @@ from jax_dist.codemod import (
     site_parts,
 )
 from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Style, Texts
-from jax_dist.codemod.recorded_flow import FileFlow, RecordedFlow
 from jax_dist.codemod.results import (
     AXIS_STAYS,
     UNPROVED,
@@ -41,6 +40,9 @@ from jax_dist.codemod.results import (
     ProjectContext,
 )
 from jax_dist.codemod.shard_map import DirectPlan, PmapFacts, Promises
+
+if TYPE_CHECKING:
+    from jax_dist.codemod.recorded_flow import FileFlow, RecordedFlow
 
 Target: TypeAlias = Literal["jax_dist", "jax", "global"]
 _Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
@@ -61,7 +63,7 @@ class MigrationOptions:
     full_helpers: bool = False  # with "jax": `mapped` keeps the whole contract of jax.pmap
     promises: Promises = Promises()
     is_tried: bool = False  # a run of the program will show what the text leaves open
-    flow: RecordedFlow | None = None  # which values carry the device axis, as a run has shown it
+    flow: "RecordedFlow | None" = None  # which values carry the device axis, as a run has shown it
     target: Version | None = None  # the oldest jax that the code must run on; None: the newest
     # The plainest forms that were not shown to fail, by path and line; line 0: the whole file.
     limits: Mapping[tuple[str, int], Form] = dataclasses.field(default_factory=dict)
@@ -264,11 +266,12 @@ class _File:
         return [self._without_unproved(each) for each in found]
 
     def _of_pmaps(
-        self, module: Module, facts: PmapFacts | None, flow: FileFlow | None
+        self, module: Module, facts: PmapFacts | None, flow: "FileFlow | None"
     ) -> list[PlannedPlace]:
         freed: dict[ast.expr, PlannedPlace] = {}
         kept: dict[ast.expr, str] = {}  # by the reference of a site: why its axis stays
-        if facts is not None and flow is not None:
+        is_wanted = self._options.plainest is Form.IDIOMATIC
+        if facts is not None and flow is not None and is_wanted:
             from jax_dist.codemod import idiomatic  # only here: most runs do not need it
 
             stay = {

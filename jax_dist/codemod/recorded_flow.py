@@ -158,10 +158,10 @@ class FileFlow:
     # --- expressions
 
     @functools.cached_property
-    def _seen(self) -> dict[int, dict[int, bool]]:
-        """By expression: its arrays, and whether the array was all of it."""
+    def _seen(self) -> dict[int, dict[int, str]]:
+        """By expression: its arrays, and where in the value they were; "" for all of it."""
         return {
-            int(number): {int(serial): whole for serial, whole in seen["arrays"].items()}
+            int(number): {int(serial): where for serial, where in seen["arrays"].items()}
             for number, seen in self._flow["expressions"].items()
             if seen["arrays"]
         }
@@ -173,7 +173,7 @@ class FileFlow:
     def is_array(self, node: ast.AST) -> bool:
         """Whether it always was one of these arrays, and no tree of them."""
         seen = self._seen.get(self._numbers.get(node, -1), {})  # type: ignore[call-overload]
-        return bool(seen) and all(seen.values())
+        return bool(seen) and not any(seen.values())
 
     def has_others(self, node: ast.AST) -> bool:
         """Whether it held other arrays too."""
@@ -308,6 +308,19 @@ class FileFlow:
     # --- components
 
     @functools.cached_property
+    def _in_variables(self) -> dict[Any, list[Slot]]:
+        """By variable of a function, and place in its value: the slots that it has held."""
+        found: dict[Any, list[Slot]] = collections.defaultdict(list)
+        for node in self.nodes:
+            name = variable(self.module, node)
+            of_leaf = isinstance(self.module.function(node), ast.Lambda)
+            if name is None or of_leaf:
+                continue
+            for serial, where in self._seen.get(self._numbers[node], {}).items():
+                found[name, where] += self._slots[serial]
+        return found
+
+    @functools.cached_property
     def components(self) -> list[Component]:
         """Of all slots of the run, those of other files too."""
         up: dict[Slot, Slot] = {}
@@ -320,12 +333,23 @@ class FileFlow:
         for slots in self._slots.values():
             for each in slots:
                 up[root(each)] = root(slots[0])
+        for slots in self._in_variables.values():  # the next round of a loop may carry it on
+            for each in slots:
+                up[root(each)] = root(slots[0])
         found: dict[Slot, Component] = collections.defaultdict(Component)
         for serial, slots in self._slots.items():
             part = found[root(slots[0])]
             part.slots.update(slots)
             part.serials.add(serial)
         return list(found.values())
+
+
+def variable(module: Module, node: ast.expr) -> Any:
+    """What tells a variable from others of its name; None where it is none."""
+    if isinstance(node, ast.Attribute):
+        return module.text(node)
+    found = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
+    return (node.id, found[0]) if found else None  # type: ignore[union-attr]
 
 
 def _programs(site: SiteRecord) -> Iterator[tuple[Mapping[str, Any], list[str]]]:

@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax_dist.checker.model import flow, pmaps
 from jax_dist.checker.model.findings import Edit, Fix, Safety
@@ -23,9 +23,11 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.model.stacking import Kind, lists_devices
 from jax_dist.codemod import codegen, device_counts, site_parts
 from jax_dist.codemod.codegen import CallText, Texts, Value
-from jax_dist.codemod.recorded_flow import FileFlow
 from jax_dist.codemod.results import Left, ProjectContext
 from jax_dist.codemod.use_sites import Uses
+
+if TYPE_CHECKING:
+    from jax_dist.codemod.recorded_flow import FileFlow
 
 _FORMS = ("call", "decorator", "partial decorator")
 _ASKING = frozenset(
@@ -64,7 +66,7 @@ class PmapFacts:
         promises: Promises,
         *,
         is_tried: bool = False,
-        flow: FileFlow | None = None,
+        flow: "FileFlow | None" = None,
     ):
         self._module, self._context, self._promises = module, context, promises
         self._is_tried, self._flow = is_tried, flow
@@ -196,17 +198,23 @@ class PmapFacts:
         return False
 
     def _of_calls(self, site: Site) -> str:
-        """All calls are seen, by position, with nothing shared but literals."""
-        if lost := Uses(self._module).unseen(site):
+        """All calls are seen, by position, with nothing shared but literals.
+
+        Those that are not seen have a slice for each device where the user promises it: one by
+        name, or with an array that lies elsewhere, raises.
+        """
+        is_promised = self._promises.one_process and self._promises.all_devices
+        if lost := Uses(self._module).unseen(site, trusted=is_promised):
             return lost
-        made = self._calls.get(site.node)
-        if not made:
+        made = self._calls.get(site.node, [])
+        if not made and not is_promised:
             return "no call of it is seen"
         shared = shared_positions(site)
         if shared is None:
             return "its in_axes are not literal"
         for call in made:
-            if call.keywords or any(isinstance(each, ast.Starred) for each in call.args):
+            is_spread = any(isinstance(each, ast.Starred) for each in call.args)
+            if call.keywords or (is_spread and not is_promised):
                 return f"line {call.lineno} calls it with named or spread arguments"
             for position, argument in enumerate(call.args):
                 if shared(position) and not isinstance(argument, ast.Constant):

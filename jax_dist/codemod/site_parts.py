@@ -23,6 +23,7 @@ PART_OF = {
 IN_CORE = frozenset(("axis_name", "donate_argnums"))
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_MAINS = frozenset(("main", "train_and_evaluate"))  # as the programs of flax call them
 _DEEPEST = 4  # functions around a place, each called by the next one
 
 
@@ -127,7 +128,7 @@ def _runs_once(module: Module, node: ast.AST, depth: int) -> bool:
     is_top = module.function(function) is None and not isinstance(
         module.parent(function), ast.ClassDef
     )
-    if is_top and function.name == "main":
+    if is_top and function.name in _MAINS:
         return True
     calls = escapes.callers(module, function) if escapes.is_private(module, function) else None
     return calls is not None and len(calls) == 1 and _runs_once(module, calls[0], depth - 1)

@@ -149,9 +149,14 @@ class Uses:
             given, around = around, self._module.parent(around)
         return around if isinstance(around, ast.Call) and around.func is not given else None
 
-    def unseen(self, site: Site) -> str:
-        """Why not all calls of a mapped function are known; "" where they are."""
-        if why := _known_elsewhere(self._module, site):
+    def unseen(self, site: Site, *, trusted: bool = False) -> str:
+        """Why not all calls of a mapped function are known; "" where they are.
+
+        Args:
+          site: where it is mapped.
+          trusted: whether calls that are not seen fit; only transformations count.
+        """
+        if not trusted and (why := _known_elsewhere(self._module, site)):
             return why
         waiting = list(pmaps.held_by(self._module, site))
         seen: set[ast.expr] = set()
@@ -166,15 +171,16 @@ class Uses:
                     return f"line {read.lineno} may be run under a transformation"
                 called = self._flow.mapped_calls.get(call)
                 is_it = called is not None and called.node is site.node
-                if not is_it or not self._calls_it_alone(read):
+                if not trusted and not (is_it and self._calls_it_alone(read)):
                     return f"line {read.lineno} may call another function in its place"
             elif read is site.node and isinstance(call, ast.Assign | ast.AnnAssign):
                 continue  # its reads are among those which hold it
             else:
                 use = self.use_of(read)
-                if not isinstance(use, Kept):
+                if isinstance(use, Kept):
+                    waiting += use.reads
+                elif not trusted:
                     return f"the mapped function is handed on in line {read.lineno}"
-                waiting += use.reads
         return ""
 
     def _in_call(self, node: ast.expr, call: ast.Call) -> Use:

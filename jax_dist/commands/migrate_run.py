@@ -122,7 +122,8 @@ class _Migrate:
 
     def run(self) -> Exit:
         files, context, looked_at = self._migrated()
-        if self._options.idiomatic and any(file.changed for file in files):
+        is_run = self._options.verify and self._options.to == "jax"
+        if is_run and any(file.changed for file in files):
             self._aim = dataclasses.replace(self._aim, flow=self._flow(files, context))
             files, context, looked_at = self._migrated()
         proof = None

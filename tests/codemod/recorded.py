@@ -3,12 +3,9 @@
 import dataclasses
 import functools
 import hashlib
-import os
 import pathlib
-import pickle
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import sources
@@ -37,7 +34,6 @@ for name in {names!r}:
     with contextlib.suppress(Exception):  # some programs are wrong
         importlib.import_module(name).result()
 """
-_TIMEOUT = 300.0  # seconds that another process may take for it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,35 +53,29 @@ class Recorded:
         return migration.of_source(source, context, options)
 
 
-def once(base: pathlib.Path, programs: Mapping[str, str]) -> Recorded:
-    """Runs programs, or takes what another process has of the same ones.
+def once(made_once: Callable[..., Recorded], programs: Mapping[str, str]) -> Recorded:
+    """Runs programs in one of the workers.
 
     Args:
-      base: a folder that the processes of a test run share.
+      made_once: the fixture.
       programs: their texts, by names that are modules of Python.
     """
     digest = hashlib.sha256(repr(sorted(programs.items())).encode()).hexdigest()[:16]
-    folder = base / f"recorded-{digest}"
-    done = folder / "record.pickle"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        until = time.monotonic() + _TIMEOUT
-        while not done.exists():
-            assert time.monotonic() < until, "the process that runs the programs has failed"
-            time.sleep(0.2)
-        return Recorded(folder, pickle.loads(done.read_bytes()))
+    return made_once(f"recorded-{digest}", lambda folder: run(folder, programs))
+
+
+def run(folder: pathlib.Path, programs: Mapping[str, str]) -> Recorded:
+    """Runs programs, which are written to an empty folder."""
     (folder / ".git").mkdir()
-    paths = {name: folder / f"{name}.py" for name in programs}
     for name, text in programs.items():
-        paths[name].write_text(text)
+        (folder / f"{name}.py").write_text(text)
     (folder / "run_all.py").write_text(_RUN.format(names=[*programs]))
-    project = Project([str(each) for each in paths.values()])
-    modules = [project.module(load(str(each), each.read_bytes())) for each in paths.values()]
-    watched = WatchedFiles(modules)
-    record = trial.watched([sys.executable, str(folder / "run_all.py")], watched.texts)
-    flow = watched.flow(record, 8)
-    written = folder / "record.unfinished"
-    written.write_bytes(pickle.dumps(flow))
-    os.replace(written, done)
-    return Recorded(folder, flow)
+    paths = [folder / f"{name}.py" for name in programs]
+    return Recorded(folder, flow(paths, [sys.executable, str(folder / "run_all.py")]))
+
+
+def flow(paths: Sequence[pathlib.Path], command: Sequence[str]) -> RecordedFlow:
+    """What a command shows of some files, on 8 devices."""
+    project = Project([str(each) for each in paths])
+    watched = WatchedFiles([project.module(load(str(e), e.read_bytes())) for e in paths])
+    return watched.flow(trial.watched(command, watched.texts), 8)

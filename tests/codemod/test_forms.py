@@ -13,14 +13,11 @@ import pytest
 import recorded
 
 from jax_dist._compat import CAN_REWRITE
-from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.recorded_flow import RecordedFlow, WatchedFiles
+from jax_dist.codemod.recorded_flow import RecordedFlow
 from jax_dist.codemod.results import Form
 from jax_dist.codemod.shard_map import Promises
-from jax_dist.codemod.verify import trial
 from jax_dist.testing import run_processes
 
 pytest.importorskip("flax")
@@ -91,9 +88,7 @@ def _flow(path: pathlib.Path, calls: str) -> RecordedFlow:
     """What calls of the functions of a file show, on all of 8 devices."""
     run = path.with_name("run_all.py")
     run.write_text(calls)
-    project = Project([str(path)])
-    watched = WatchedFiles([project.module(load(str(path), path.read_bytes()))])
-    return watched.flow(trial.watched([sys.executable, str(run)], watched.texts), 8)
+    return recorded.flow([path], [sys.executable, str(run)])
 
 
 @pytest.fixture(scope="module", params=list(_FORMS))

@@ -335,23 +335,6 @@ def result():
         between(params)
     return jax_utils.unreplicate(params)
 """,
-    "its argument 1 is replicated, is no state of it, and changes its state": """\
-def step(params, other, batch):
-    params, _ = update(params, batch)
-    return jax.tree.map(lambda p, o: p + 0.125 * o, params, other)
-
-
-one_step = jax.pmap(step, axis_name="batch")
-other_step = jax.pmap(step, axis_name="batch")
-
-
-def result():
-    one, other = jax_utils.replicate(initial()), jax_utils.replicate(initial())
-    for rows in batches():
-        one = one_step(one, other, common_utils.shard(rows))
-        other = other_step(other, one, common_utils.shard(rows))
-    return jax_utils.unreplicate((one, other))
-""",
     "its out_axes may not map the state": """\
 p_step = jax.pmap(update, axis_name="batch", out_axes=(None, 0))
 

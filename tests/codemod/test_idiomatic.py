@@ -11,7 +11,8 @@ import difflib
 import pathlib
 import re
 import tempfile
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import recorded
@@ -39,11 +40,11 @@ _NAMES = sorted(path.stem for path in _FOLDER.glob("*.txt"))
 
 
 @pytest.fixture(scope="module")
-def ran(shared_folder: pathlib.Path) -> recorded.Recorded:
+def ran(made_once: Callable[..., Any]) -> recorded.Recorded:
     pytest.importorskip("flax")
     if not CAN_REWRITE:
         pytest.skip("jax.pmap was another program")
-    return recorded.once(shared_folder, {name: read(name).before for name in _NAMES})
+    return recorded.once(made_once, {name: read(name).before for name in _NAMES})
 
 
 def shown(migration: FileMigration) -> str:
@@ -92,7 +93,7 @@ def write() -> None:
     """Writes what each program becomes."""
     with tempfile.TemporaryDirectory() as place:
         programs = {name: read(name).before for name in _NAMES}
-        ran = recorded.once(pathlib.Path(place), programs)
+        ran = recorded.run(pathlib.Path(place), programs)
         texts = {name: shown(ran.migrated(name)) for name in _NAMES}
     for name, before in programs.items():
         text = before + _MARK + texts[name]

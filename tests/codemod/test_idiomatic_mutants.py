@@ -14,25 +14,18 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+import recorded
 from mutants import Mutant, mutant, sites
 
 import jax_dist
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
-from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.results import FileMigration, Form
-from jax_dist.codemod.shard_map import Promises
+from jax_dist.codemod.results import FileMigration
 from jax_dist.codemod.verify import trial
 from jax_dist.codemod.verify.ledger import Rung
 
 _FOLDER = pathlib.Path(__file__).with_name("idiomatic_programs")
 _ROOT = pathlib.Path(jax_dist.__file__).parents[1]
-_OPTIONS = MigrationOptions(
-    to="jax",
-    plainest=Form.IDIOMATIC,
-    slow_idioms=True,
-    promises=Promises(one_process=True, all_devices=True),
-)
 _COMMAND = [sys.executable, "program.py"]
 # What a program gives is printed, for what nobody maps or prints no verification can see.
 _PRINTED = """
@@ -51,7 +44,9 @@ def _migrated(folder: pathlib.Path, name: str) -> FileMigration:
     (folder / ".git").mkdir(parents=True)
     path = folder / "program.py"
     path.write_text(f"import jax\nimport numpy as np\n{text}{_PRINTED}")
-    found, _ = migration.migrate([str(path)], _OPTIONS, helpers="")
+    flow = recorded.flow([path], [sys.executable, str(path)])
+    options = dataclasses.replace(recorded.OPTIONS, flow=flow)
+    found, _ = migration.migrate([str(path)], options, helpers="")
     return next(each for each in found if each.path == str(path))
 
 

@@ -16,6 +16,7 @@ import pathlib
 import re
 import tempfile
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -83,11 +84,11 @@ def texts() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def ran(shared_folder: pathlib.Path) -> recorded.Recorded:
+def ran(made_once: Callable[..., Any]) -> recorded.Recorded:
     pytest.importorskip("flax")
     if not CAN_REWRITE:
         pytest.skip("jax.pmap was another program")
-    return recorded.once(shared_folder, texts())
+    return recorded.once(made_once, texts())
 
 
 def said(program: Program, migration: FileMigration) -> list[str]:
@@ -130,7 +131,7 @@ def test_the_numbers_are_the_same(ran: recorded.Recorded, number: int, program: 
 def write() -> None:
     """Writes what is said of each program."""
     with tempfile.TemporaryDirectory() as place:
-        ran = recorded.once(pathlib.Path(place), texts())
+        ran = recorded.run(pathlib.Path(place), texts())
         found = {each.text: said(each, ran.migrated(f"program_{n}")) for n, each in enumerate(_ALL)}
     for path in sorted(_FOLDER.glob("*.txt")):
         parts = []

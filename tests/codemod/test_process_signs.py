@@ -1,13 +1,15 @@
 """Several processes are concluded from a program's own calls and its launcher, and named."""
 
+import dataclasses
 import pathlib
+import sys
 
 import pytest
+import recorded
 
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import Form
-from jax_dist.codemod.shard_map import Promises
 
 _PROGRAM = "import jax\nfrom common import x\nf = jax.pmap(lambda y: y)\nf(x)\n"
 _WORDS = "the program may run in several processes, without --one-process: "
@@ -112,13 +114,14 @@ def test_what_stands_in_the_way_is_said_with_the_flag(project: pathlib.Path, to:
 def test_the_reason_why_an_axis_stays_is_said(project: pathlib.Path):
     text = "import jax\nf = jax.pmap(lambda x, y: x + y, in_axes=(None, 0), axis_name='i')\n"
     (project / "train.py").write_text(f"{text}f(1, jax.numpy.ones(8))\n")
-    promises = Promises(one_process=True, all_devices=True)
-    options = MigrationOptions(to="jax", plainest=Form.IDIOMATIC, promises=promises)
+    (project / "run.py").write_text("import train\n")
+    flow = recorded.flow([project / "train.py"], [sys.executable, str(project / "run.py")])
+    options = dataclasses.replace(recorded.OPTIONS, flow=flow)
     files, _ = migration.migrate([str(project / "train.py")], options)
     found = report.MigrationReport("jax", files).with_axis()
 
     assert [(where.endswith("train.py:2"), more, why) for where, more, why in found] == [
-        (True, 0, "it has in_axes")
+        (True, 0, "jax.numpy.ones(8) of line 3 is not known to make copies or rows")
     ]
 
 

@@ -528,9 +528,9 @@ def test_a_notebook(folder: pathlib.Path):
             "--helpers a: the name must end with .py, or be full\n",
         ),
         (
-            ("--idiomatic", "--to", "jax", "--write", "."),
-            "--idiomatic writes only what is proved: add --verify and, behind --, a command that "
-            "runs the code; or leave --write out to see the diff\n",
+            ("--idiomatic", "--to", "jax", "."),
+            "--idiomatic asks a run of the program what carries the device axis: add --verify "
+            "and, behind --, a command that runs the code\n",
         ),
         (
             ("--verify", "."),

@@ -23,11 +23,15 @@ import jax
 import pytest
 
 from jax_dist import CapturedArrayWarning
+from jax_dist._compat import CAN_REWRITE
+from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.recorded_flow import RecordedFlow, WatchedFiles
 from jax_dist.codemod.results import Form, ProjectContext
 from jax_dist.codemod.shard_map import Promises
+from jax_dist.codemod.verify import trial
 from jax_dist.commands.cli import main
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -75,6 +79,26 @@ def text(name: str) -> str:
     return (_FOLDER / f"{name}.py").read_text()
 
 
+def flow() -> RecordedFlow:
+    """What a run of all programs shows."""
+    paths = [str(_FOLDER / f"{name}_before.py") for name in _PROGRAMS]
+    project = Project(paths)
+    watched = WatchedFiles([project.module(load(e, pathlib.Path(e).read_bytes())) for e in paths])
+    here = str(pathlib.Path(__file__).parent)
+    run_all = f"import sys; sys.path.insert(0, {here!r}); import test_migrations as tests; "
+    run_all += "[tests.numbers_before(name) for name in tests._PROGRAMS]"
+    return watched.flow(trial.watched([sys.executable, "-c", run_all], watched.texts), 8)
+
+
+@pytest.fixture(scope="module")
+def options(made_once: Callable[..., Any]) -> MigrationOptions:
+    for program in _PROGRAMS.values():
+        pytest.importorskip(program.needs)
+    if not CAN_REWRITE:
+        pytest.skip("jax.pmap was another program")
+    return dataclasses.replace(_IDIOMATIC, flow=made_once("migrations", lambda folder: flow()))
+
+
 def migrated(name: str, options: MigrationOptions) -> str:
     path = str(_FOLDER / f"{name}_before.py")
     context = ProjectContext(Project((path,)), str(_HELPERS), frozenset({os.path.abspath(path)}))
@@ -84,7 +108,7 @@ def migrated(name: str, options: MigrationOptions) -> str:
 
 
 def helpers() -> str:
-    return helper_module.module({"per_device", "replicated"})
+    return helper_module.module({"dims", "per_device", "replicated"})
 
 
 def run(path: pathlib.Path, name: str) -> Any:
@@ -110,8 +134,8 @@ def test_no_program_is_forgotten():
 
 
 @_each
-def test_the_after_is_what_the_migration_makes_of_the_before(name):
-    assert migrated(name, _IDIOMATIC) == text(f"{name}_after")
+def test_the_after_is_what_the_migration_makes_of_the_before(name, options):
+    assert migrated(name, options) == text(f"{name}_after")
 
 
 def test_the_helpers_are_those_that_the_migration_writes():
@@ -209,6 +233,7 @@ _WRITE = (
 
 
 if __name__ == "__main__":
+    found = dataclasses.replace(_IDIOMATIC, flow=flow())
     for each in _PROGRAMS:
-        (_FOLDER / f"{each}_after.py").write_text(migrated(each, _IDIOMATIC))
+        (_FOLDER / f"{each}_after.py").write_text(migrated(each, found))
     _HELPERS.write_text(helpers())

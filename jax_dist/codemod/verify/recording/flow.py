@@ -33,7 +33,7 @@ class _Seen:
     def __init__(self) -> None:
         self.hits = 0
         self.with_arrays = 0
-        self.serials: dict[int, bool] = {}  # of its arrays; whether the array was all of it
+        self.serials: dict[int, str] = {}  # of its arrays; where in the value, "" for all of it
         self.has_numbers = False  # of Python, in a tree
 
 
@@ -88,13 +88,13 @@ class Flow:
             return
         seen.with_arrays += 1
         with self._lock:
-            for array in arrays:
+            for where, array in arrays:
                 serial, is_new = self._serial(array)
                 if is_new:
                     self._born[serial] = number
                 if (site := self._made.pop(serial, None)) is not None:
                     self._calls.setdefault(number, set()).add(site)
-                seen.serials[serial] = array is value
+                seen.serials[serial] = where
 
     def _serial(self, array: Any) -> tuple[int, bool]:
         known = self._live.get(id(array))
@@ -140,7 +140,7 @@ class Flow:
         self._forms.setdefault(site, set()).add(json.dumps(form))
 
     def _note(self, tree: Any, slot: tuple[Any, ...]) -> list[int]:
-        found = [self._serial(array)[0] for array in _arrays(tree)[0]]
+        found = [self._serial(array)[0] for _, array in _arrays(tree)[0]]
         for serial in found:
             self._slots.setdefault(serial, {})[slot] = None
         return found
@@ -151,7 +151,7 @@ class Flow:
         expressions = {
             number: {
                 "hits": seen.hits,
-                "arrays": {s: whole for s, whole in seen.serials.items() if s in slots},
+                "arrays": {s: where for s, where in seen.serials.items() if s in slots},
                 "others": any(s not in slots for s in seen.serials),
                 "numbers": seen.has_numbers,
                 "sites": sorted(self._calls.get(number, ())),
@@ -177,15 +177,25 @@ def _parts(tree: Any, path: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...],
     return [part for i, each in enumerate(tree) for part in _parts(each, (*path, i))]
 
 
-def _arrays(tree: Any) -> tuple[list[Any], bool]:
-    """Its arrays of rank 1 or more, none if it is traced; and whether it has numbers of Python."""
+def _arrays(tree: Any) -> tuple[list[tuple[str, Any]], bool]:
+    """Its arrays of rank 1 or more, and where; and whether it has numbers of Python.
+
+    There are none where it is traced.
+    """
     import jax
     import jax.core
     import numpy as np
 
     kinds = (jax.Array, np.ndarray)
-    leaves = [tree] if isinstance(tree, kinds) else jax.tree.leaves(tree)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if isinstance(tree, kinds):
+        leaves = [((), tree)]
+    else:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    if any(isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
         return [], False
-    found = [leaf for leaf in leaves if isinstance(leaf, kinds) and leaf.ndim]
-    return found, any(isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
+    found = [
+        (jax.tree_util.keystr(path), leaf)
+        for path, leaf in leaves
+        if isinstance(leaf, kinds) and leaf.ndim
+    ]
+    return found, any(isinstance(leaf, (bool, int, float, complex)) for _, leaf in leaves)
