@@ -58,7 +58,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
     section.parent = lint
     for page in pages:
         page.parent = section
-    lint.children.append(section)
+    lint.children.insert(lint.children.index(files.src_uris["rules.md"].page) + 1, section)
     nav.pages.extend(pages)
     _chain(nav.pages)
     return nav
