@@ -127,7 +127,7 @@ def print_on(name: str) -> None:
         )
         for way in ways_of(devices, round(len(devices) ** 0.5)):
             if sizes is LARGE or way.name == "tensor":
-                for program, lowered in programs_of(way, sizes):
+                for program, lowered in programs_of(way, sizes, 8 if sizes is GIANT else None):
                     print(line(way.name, program, lowered), flush=True)
 
 

@@ -78,10 +78,19 @@ def _as_megatron(count: int, path: str, leaf: Any) -> P:
     return P(*parts)
 
 
-def programs_of(way: Way, sizes: Sizes) -> Iterator[tuple[str, jax.stages.Lowered]]:
-    """The programs of a way; devices along a further axis have the rows of all of them."""
+def programs_of(
+    way: Way, sizes: Sizes, rows: int | None = None
+) -> Iterator[tuple[str, jax.stages.Lowered]]:
+    """The programs of a way.
+
+    Args:
+      way: how the state lies.
+      sizes: of the transformer.
+      rows: of the batch, for the devices along a further axis together; by default as many as they
+        have without one.
+    """
     state = programs.transformer_state(sizes)
-    here = sizes.batch * way.mesh.size // way.count
+    here = rows or sizes.batch * way.mesh.size // way.count
     step = functools.partial(programs.transformer_step, heads=sizes.heads)
     tokens = jax.ShapeDtypeStruct((way.count, here, sizes.tokens), np.int32)
     for name, regather in (("global view", False), ("global view, regather", True)):

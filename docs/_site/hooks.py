@@ -29,7 +29,6 @@ _HELP = re.compile(r"^<!-- help: ([a-z ]+) -->$", re.MULTILINE)
 _WORKER = "https://unpkg.com/iframe-worker/shim"  # that the offline plugin would load
 _SEARCH_BOOST = {
     "architecture.md": 0.1,  # its list of files has every word; other pages explain it
-    "design.md": 0.1,
     "index.md": 0.3,  # it has a word of each page
     "migration-guide.md": 0.5,
     "reference/index.md": 0.2,
@@ -59,7 +58,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
     section.parent = lint
     for page in pages:
         page.parent = section
-    lint.children.append(section)
+    lint.children.insert(lint.children.index(files.src_uris["rules.md"].page) + 1, section)
     nav.pages.extend(pages)
     _chain(nav.pages)
     return nav

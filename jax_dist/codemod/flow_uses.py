@@ -37,14 +37,15 @@ class Use:
 class Made:
     """How an expression makes values with a device axis.
 
-    `copies` are equal on all devices. Without the axis, `of` is left of the expression, or its
-    text changes by `edits`.
+    `copies` are equal on all devices. Without the axis, `of` is left of the expression; or the
+    text of `at`, a part of it, changes by `edits`.
     """
 
     node: ast.expr
     copies: bool
     of: ast.expr | None = None
     devices: ast.expr | None = None
+    at: ast.expr | None = None
     edits: tuple[Edit, ...] = ()
 
 
@@ -85,8 +86,8 @@ def _made(module: Module, node: ast.expr) -> Made | None:
     if shape is None or name not in _SHAPED or not device_counts.counts_all(module, shape[0]):
         return None
     if name == "broadcast_to":  # the first dimension is new: all along it is alike
-        return Made(node, copies=True, edits=_without_first(module, shape))
-    return Made(node, copies=False, edits=_with_product(module, shape))
+        return Made(node, copies=True, at=node, edits=_without_first(module, shape))
+    return Made(node, copies=False, at=node, edits=_with_product(module, shape))
 
 
 def _inside(module: Module, node: ast.expr, inner: ast.expr) -> Made | None:

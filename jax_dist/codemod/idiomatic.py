@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 from jax_dist import _codes
 from jax_dist.checker.model import pmaps
-from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import escapes, flow_uses, shard_map
@@ -29,6 +28,7 @@ _CODE = _codes.FAKE_DEVICE_AXIS
 _STATIC = "static_broadcasted_argnums"
 _MOST_SHOWN = 2  # places where a component gets its axis back
 _Path: TypeAlias = tuple[int, ...]
+_PlaceAt: TypeAlias = tuple[ast.expr, PlannedPlace]
 
 
 class _Layout(enum.Enum):
@@ -364,17 +364,12 @@ class _Writer:
         """The changes by their nodes; None where one more part had to keep the axis."""
         groups = self._groups()
         found: dict[ast.expr, PlannedPlace] = {}
-        edits: dict[str, dict[Edit, None]] = {}  # by group: of what makes values
         for part in self._plan.parts:
             if part.layout is _Layout.STACKED:
                 continue
             try:
                 group = groups[id(part)]
-                for each in (*self._made(part, group), *self._used(part, group)):
-                    if isinstance(each, Edit):
-                        edits.setdefault(group, {})[each] = None
-                    else:
-                        found[each[0]] = each[1]
+                found |= dict(self._made(part, group)) | dict(self._used(part, group))
             except Left as left:
                 part.keep(left.reason)
                 return None
@@ -382,7 +377,7 @@ class _Writer:
             if self._plan.is_free(mapped):
                 try:
                     group = groups[id(next(self._free(mapped)))]
-                    found[mapped.site.reference] = self._site(mapped, group, edits.pop(group, {}))
+                    found[mapped.site.reference] = self._site(mapped, group)
                 except Left as left:
                     for part in self._plan.slots(mapped):
                         part.keep(left.reason)
@@ -409,7 +404,7 @@ class _Writer:
 
     # --- mapped functions
 
-    def _site(self, mapped: _Mapped, group: str, more: Mapping[Edit, None]) -> PlannedPlace:
+    def _site(self, mapped: _Mapped, group: str) -> PlannedPlace:
         site, plan = mapped.site, self._plan
         texts = self._texts(site.node)
         direct = DirectPlan.of(site, texts, without=(_STATIC,))
@@ -440,7 +435,6 @@ class _Writer:
             is_bare=plan.is_bare(mapped),
         )
         fix = direct.fix(group)
-        fix = Fix(fix.title, Safety.UNSAFE, (*fix.edits, *more), fix.imports, group)
         said = self._said(mapped)
         place = self._module, site.reference, _CODE
         return PlannedPlace.done(*place, fix, said, Form.IDIOMATIC, is_mapped=True)
@@ -461,12 +455,16 @@ class _Writer:
 
     # --- what makes and uses values
 
-    def _made(self, part: _Part, group: str) -> Iterator[Any]:
+    def _made(self, part: _Part, group: str) -> Iterator[_PlaceAt]:
         for made in part.made:
             self._check_others(part, made.node)
-            if made.of is None:
-                yield from made.edits
+            if made.at is not None:
+                said = "one global array" if not made.copies else "one of the copies"
+                texts = self._texts(made.at)
+                place = texts.place(_CODE, made.edits, group, said, Form.IDIOMATIC)
+                yield made.at, place
                 continue
+            assert made.of is not None
             texts = self._texts(made.node)
             start, end = texts.brackets(made.of)
             said = "one global array"
@@ -490,7 +488,7 @@ class _Writer:
         where += f"{texts.named('jax.sharding.PartitionSpec')}())"
         return texts.around(texts.named("jax.device_put"), made.of, [where, *own])
 
-    def _used(self, part: _Part, group: str) -> Iterator[Any]:
+    def _used(self, part: _Part, group: str) -> Iterator[_PlaceAt]:
         is_donated = self._plan.is_donated(part)
         is_carried = any(slot.side == "in" for slot in part.component.slots)
         for use in part.uses:
@@ -522,7 +520,7 @@ class _Writer:
 
     def _shell(
         self, texts: Texts, of: ast.expr, start: str, end: str, group: str, said: str
-    ) -> tuple[ast.expr, PlannedPlace]:
+    ) -> _PlaceAt:
         edits = texts.shell(of, start, end)
         return texts.at, texts.place(_CODE, edits, group, said, Form.IDIOMATIC)
 

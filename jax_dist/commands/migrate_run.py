@@ -263,16 +263,12 @@ class _Migrate:
         """
         from jax_dist.codemod.verify import trial
 
-        # One program can hold both texts where values have the same form before and after.
-        made = [place.form for file in files for place in file.outcomes]
-        merge = Form.IDIOMATIC not in made and self._aim.to != "global"
         progress = terminal.ProgressLine(self._err)
         try:
             proof = trial.verified(
                 tuple(self._options.program),
                 files,
                 devices=self._options.devices,
-                merge=merge,
                 timeout=self._options.timeout,
                 scratch=self._options.scratch,
                 progress=(lambda line: None) if self._options.quiet else progress.print,

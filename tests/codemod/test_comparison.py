@@ -175,13 +175,11 @@ def test_an_error_on_one_side():
     assert compare(_site(before), _site(before), 0.0).problems == ()
 
 
-def test_too_few_calls_among_the_first_and_any_number_later(kept):
+def test_another_number_of_calls(kept):
     call = CallRecord((), (kept([1.0]),), None)
 
-    assert compare(_site(call, call), _site(call), 0.0).problems == ("calls: 2 before, 1 after",)
-    assert compare(_site(call, count=9), _site(call, count=8), 0.0).notes == (
-        "calls: 9 before, 8 after",
-    )
+    assert compare(_site(call, call), _site(call)).problems == ("calls: 2 before, 1 after",)
+    assert compare(_site(call), _site(call, call)).problems == ("calls: 1 before, 2 after",)
 
 
 def test_large_arrays_are_compared_by_their_digests(kept):

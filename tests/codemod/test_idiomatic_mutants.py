@@ -39,7 +39,7 @@ if __name__ == "__main__":
 
 
 def _migrated(folder: pathlib.Path, name: str) -> FileMigration:
-    """A program, with its helpers inside of it."""
+    """A program; the module of its helpers is in the folder."""
     text = (_FOLDER / f"{name}.txt").read_text().partition("# --- becomes\n")[0]
     (folder / ".git").mkdir(parents=True)
     path = folder / "program.py"
@@ -47,15 +47,19 @@ def _migrated(folder: pathlib.Path, name: str) -> FileMigration:
     flow = recorded.flow([path], [sys.executable, str(path)])
     options = dataclasses.replace(recorded.OPTIONS, flow=flow)
     found, _ = migration.migrate([str(path)], options, helpers="")
+    for each in found:
+        if each.is_new:
+            pathlib.Path(each.path).write_bytes(each.after)
     return next(each for each in found if each.path == str(path))
 
 
 def _printed(text: str, folder: pathlib.Path) -> str | None:
-    """What a program prints; None where it fails."""
+    """What a program prints, with the helpers of a folder; None where it fails."""
     with tempfile.TemporaryDirectory() as place:
         pathlib.Path(place, "program.py").write_text(text)
         flags = "--xla_force_host_platform_device_count=8"
-        environment = {"PYTHONPATH": str(_ROOT), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        path = os.pathsep.join([str(_ROOT), str(folder)])
+        environment = {"PYTHONPATH": path, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
         ran = subprocess.run(
             _COMMAND,
             cwd=place,
@@ -83,15 +87,15 @@ def _drawn(
     for name, kind, node in pool:
         program = programs[name]
         mutated = mutant(program.after.decode(), kind, node)
-        result = _printed(mutated.text, folder)
+        result = _printed(mutated.text, folder / name)
         if result is None:
             continue  # it raises, and so nobody believes it
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder / name)
             patch.setenv("PYTHONPATH", str(_ROOT))
             wrong = dataclasses.replace(program, after=mutated.text.encode())
-            ledger = trial.verified(_COMMAND, [wrong], merge=False)
-        same = result == _printed(program.before.decode(), folder)
+            ledger = trial.verified(_COMMAND, [wrong])
+        same = result == _printed(program.before.decode(), folder / name)
         yield name, mutated, ledger.worst, same
         number -= 1
         if not number:

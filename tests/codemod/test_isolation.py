@@ -44,7 +44,7 @@ def _verified(project: pathlib.Path, text: str, **options: object) -> Ledger:
     file = project / "program.py"
     file.write_text(text)
     migrated = FileMigration(str(file), file.read_bytes(), file.read_bytes() + b"print('end')\n")
-    return verified([sys.executable, "program.py"], [migrated], merge=False, **options)
+    return verified([sys.executable, "program.py"], [migrated], **options)
 
 
 def _tree(folder: pathlib.Path) -> dict[str, tuple[bytes, int]]:

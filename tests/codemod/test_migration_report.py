@@ -191,7 +191,7 @@ _ENTRIES = (
 
 
 def _proved(*entries: LedgerEntry, **more: Any) -> MigrationReport:
-    ledger = Ledger(("python", "a b.py"), entries, "copy", merged=True, **more)
+    ledger = Ledger(("python", "a b.py"), entries, "copy", **more)
     return MigrationReport("jax", _FILES, ledger.to_dict(), str(ledger), cautions=(_CAUTION,))
 
 

@@ -1,21 +1,21 @@
 """A wrong migration is never certified: mutants of the golden programs, each with one mistake.
 
-Each mutant is run by itself, and merged with the program that it was made of. Where its result is
-another one, the ledger may not call all of its places proved or replayed.
+Each mutant is run by itself, and verified against the program that it was made of. Where its result
+is another one, the ledger may not call all of its places proved or replayed.
 
 `python tests/codemod/test_mutants.py 300 1` draws so many, with seed 1, and prints a table.
 """
 
 import collections
 import contextlib
-import importlib
 import io
 import pathlib
 import random
+import shutil
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,14 +23,15 @@ import numpy as np
 import pytest
 from mutants import Mutant, mutant, sites
 
+import jax_dist
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.verify import edits, evidence
+from jax_dist.codemod.results import FileMigration
 from jax_dist.codemod.verify.ledger import Rung
+from jax_dist.codemod.verify.trial import verified
 
 _GOLDEN = pathlib.Path(__file__).with_name("golden")
-_RECORDING = "_jax_dist_recording"
 
 
 def _programs() -> Iterator[tuple[str, str]]:
@@ -76,28 +77,34 @@ def _bits(leaf: Any) -> tuple[Any, ...]:
     return array.tobytes(), str(array.dtype), array.shape, devices
 
 
-def _told(before: str, after: str, folder: pathlib.Path) -> Rung | None:
-    """The least sure place of the two texts in one run; None where they cannot be merged."""
-    merged = edits.Merged(str(folder / "program.py"), before, after, 0)
-    if merged.unmerged:
-        return None
-    recording = importlib.import_module("jax_dist.codemod.verify.recording")
-    parts = {
-        name: importlib.import_module(f"{recording.__name__}.{name}") for name in ("start", "pairs")
-    }
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as records:
-        patch.setitem(sys.modules, _RECORDING, recording)
-        for name, part in parts.items():
-            patch.setitem(sys.modules, f"{_RECORDING}.{name}", part)
-        parts["start"]._ran.clear()
-        parts["pairs"]._signatures.clear()
-        patch.setattr(parts["start"], "_folder", records)
-        if isinstance(_result(merged.text, folder), str):
-            return None
-        found = evidence.read(0, "", pathlib.Path(records)).ran
-    spots = {spot.number: spot for spot in merged.spots}
-    told = (evidence.judged(each, found, spots) for each in spots.values())
-    return min((each.rung for each in told), default=None)
+def _told(pairs: Sequence[tuple[str, str, pathlib.Path]], work: pathlib.Path) -> list[Rung]:
+    """The least sure place of each migration: before, after, the folder of its helpers."""
+    files = []
+    for number, (before, after, helpers) in enumerate(pairs):
+        folder = work / str(number)
+        shutil.copytree(helpers, folder)
+        path = folder / "program.py"
+        path.write_text(before)
+        files.append(FileMigration(str(path), before.encode(), after.encode()))
+    command = work / "every.py"
+    command.write_text(_EVERY.format([file.path for file in files]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(work)
+        patch.setenv("PYTHONPATH", str(pathlib.Path(jax_dist.__file__).parents[1]))
+        found = verified([sys.executable, str(command)], files)
+    rungs = [[each.rung for each in found.entries if each.path == file.path] for file in files]
+    return [min(each, default=Rung.NEVER_RAN) for each in rungs]
+
+
+_EVERY = """\
+import os, runpy, sys
+import jax
+for file in {}:
+    sys.modules.pop("_mapped", None)
+    sys.path[0] = os.path.dirname(file)
+    jax.clear_caches()
+    print(jax.tree.map(str, runpy.run_path(file)["result"]()))
+"""
 
 
 def _drawn(number: int, seed: int, folder: pathlib.Path) -> Iterator[tuple[Mutant, str, Any, Any]]:
@@ -112,6 +119,7 @@ def _drawn(number: int, seed: int, folder: pathlib.Path) -> Iterator[tuple[Mutan
             pool += random.Random(seed).sample(each, min(3, len(each)))
     random.Random(seed).shuffle(pool)
     results: dict[str, Any] = {}
+    drawn, pairs = [], []
     for name, text, after, kind, node in pool:
         here, mutated = folder / name, mutant(after, kind, node)
         if name not in results:
@@ -119,11 +127,14 @@ def _drawn(number: int, seed: int, folder: pathlib.Path) -> Iterator[tuple[Mutan
         result = _result(mutated.text, here)
         if isinstance(result, str) or isinstance(results[name], str):
             continue  # it raises, and so nobody believes it
-        rung = _told(text, mutated.text, here)
-        yield mutated, "two runs" if rung is None else str(rung), results[name], result
-        number -= 1
-        if not number:
-            return
+        drawn.append((mutated, results[name], result))
+        pairs.append((text, mutated.text, here))
+        if len(drawn) == number:
+            break
+    (folder / "verified").mkdir()
+    told = _told(pairs, folder / "verified")
+    for (mutated, before, after), rung in zip(drawn, told, strict=True):
+        yield mutated, str(rung), before, after
 
 
 _TRACED_ONCE = {
@@ -137,9 +148,12 @@ _TRACED_ONCE = {
 }
 
 
-@pytest.mark.parametrize("call", _TRACED_ONCE.values(), ids=_TRACED_ONCE)
-def test_what_jax_traces_once_is_not_taken_from_the_other_form(tmp_path, call):
-    before = f"""\
+@pytest.fixture(scope="module")
+def traced_once(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Rung]]:
+    """Of each, how sure the right migration is, and the wrong one."""
+    folder, pairs = tmp_path_factory.mktemp("programs"), []
+    for name, call in _TRACED_ONCE.items():
+        before = f"""\
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -166,10 +180,20 @@ step = jax.pmap(lambda x: {call}, "i")
 def result():
     return step(jnp.arange(8.0))
 """
-    after = _migrated(tmp_path, before)
+        after = _migrated(folder / name, before)
+        assert after is not None
+        pairs += [(before, text, folder / name) for text in (after, after.replace("pmean", "psum"))]
+    (folder / "verified").mkdir()
+    told = _told(pairs, folder / "verified")
+    return dict(zip(_TRACED_ONCE, map(list, zip(told[::2], told[1::2], strict=True)), strict=True))
 
-    assert _told(before, after, tmp_path) in (Rung.SAME_PROGRAM, Rung.REPLAYED)
-    assert _told(before, after.replace("pmean", "psum"), tmp_path) is Rung.DIFFERENT
+
+@pytest.mark.parametrize("name", _TRACED_ONCE)
+def test_what_jax_traces_once_is_not_taken_from_the_other_form(traced_once, name: str):
+    right, wrong = traced_once[name]
+
+    assert right in (Rung.SAME_PROGRAM, Rung.REPLAYED)
+    assert wrong is Rung.DIFFERENT
 
 
 @pytest.mark.slow

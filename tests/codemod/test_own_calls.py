@@ -24,13 +24,13 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     return tmp_path
 
 
-def _ledger(folder: pathlib.Path, *, merge: bool = True, **texts: str) -> Ledger:
+def _ledger(folder: pathlib.Path, **texts: str) -> Ledger:
     """Of programs that are migrated to jax_dist; the one called `program` runs."""
     for name, text in texts.items():
         (folder / f"{name}.py").write_text(text)
     paths = [str(folder / f"{name}.py") for name in texts]
     files, _ = migration.migrate(paths, MigrationOptions(to="jax_dist"))
-    return verified([sys.executable, "program.py"], files, merge=merge)
+    return verified([sys.executable, "program.py"], files)
 
 
 def _rungs(ledger: Ledger) -> dict[str, list[Rung]]:
@@ -58,17 +58,14 @@ print([pmap(jnp.sinh)(y) for y in ()], x.size > 8 and pmap(jnp.cosh)(x), used(x)
 """
 
 
-@pytest.mark.parametrize("merge", [True, False])
-def test_an_import_is_one_edit_and_each_of_its_uses_a_place(folder: pathlib.Path, *, merge: bool):
+def test_an_import_is_one_edit_and_each_of_its_uses_a_place(folder: pathlib.Path):
     """A line that never ran did not run: neither a short function nor half a conditional."""
-    proved = _PROVED if merge or CAN_REWRITE else Rung.SAME_IN_TWO_RUNS
-
-    assert _rungs(_ledger(folder, program=_IMPORTED, merge=merge)) == {
+    assert _rungs(_ledger(folder, program=_IMPORTED)) == {
         "program:5": [Rung.NEVER_RAN],
         "program:6": [Rung.NEVER_RAN],
-        "program:7": [Rung.NEVER_RAN, proved] if merge else [Rung.NEVER_RAN] * 2,
+        "program:7": [Rung.NEVER_RAN, _PROVED],
         "program:8": [Rung.NEVER_RAN],
-        "program:10": [proved],
+        "program:10": [_PROVED],
         "program:12": [Rung.NEVER_RAN],
         "program:13": [Rung.NEVER_RAN] * 2,
     }
@@ -149,16 +146,15 @@ sometimes(jnp.ones(8), jnp.ones(8))
 """
 
 
-@pytest.mark.parametrize("merge", [True, False])
-def test_a_call_that_raises_in_both_forms_shows_nothing(folder: pathlib.Path, *, merge: bool):
+def test_a_call_that_raises_in_both_forms_shows_nothing(folder: pathlib.Path):
     text = _RAISING.replace("always, sometimes = ", "always = ").replace(
         "(refuses), ", "(refuses)\nsometimes = "
     )
-    found = _ledger(folder, program=text, merge=merge)
+    found = _ledger(folder, program=text)
     always, sometimes = found.entries
 
     assert (always.rung, always.equal) == (Rung.RAISED, 0)
-    assert sometimes.rung is (_PROVED if merge or CAN_REWRITE else Rung.SAME_IN_TWO_RUNS)
+    assert sometimes.rung is _PROVED
     assert (sometimes.calls, sometimes.equal) == (1, 1)
     assert found.worst is Rung.RAISED
 
@@ -176,6 +172,6 @@ f(jnp.ones(8))
     place = PlaceResult(path, 3, None, "", "done", "scale = 2")
     after = changed(("scale = 2", "scale = 3"), source=before)
     file = FileMigration(path, before.encode(), after.encode(), (place,))
-    (found,) = verified([sys.executable, "program.py"], [file], merge=False).entries
+    (found,) = verified([sys.executable, "program.py"], [file]).entries
 
     assert found.rung is Rung.RAN

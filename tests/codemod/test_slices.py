@@ -336,8 +336,8 @@ def test_the_command_certifies_an_idiomatic_migration_place_by_place(tmp_path):
 
 def test_a_marked_program_knows_the_lines_before():
     text = "import jax\n\nx = 1\nif x:\n    y = 2\nz = 3\n"
-    places = [(3, "x = 1"), (5, "y = 2"), (6, "z = 3")]
-    marked = program_text.Marked("p.py", text, places, 0, {})
+    places = [(3, "x = 1", ""), (5, "y = 2", ""), (6, "z = 3", "")]
+    marked = program_text.Marked(text, places, 0, {})
     lines = marked.text.splitlines()
 
     for number, line in enumerate(text.splitlines(), 1):

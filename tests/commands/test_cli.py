@@ -4,10 +4,13 @@ import io
 import re
 import subprocess
 import sys
+import time
+from importlib import import_module
 
 import pytest
 
 import jax_dist
+from jax_dist.commands import terminal
 from jax_dist.commands.cli import main
 
 
@@ -142,3 +145,44 @@ def test_what_help_does_not_list_works_as_before(capsys, command):
 
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: jax-dist {command} ")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "arguments", "what"),
+    [
+        ("jax_dist.doctor", "diagnose", ("doctor",), "waiting for the devices"),
+        (
+            "jax_dist.multihost.conversion",
+            "convert",
+            ("checkpoint", "convert", "a", "b"),
+            "converting",
+        ),
+        (
+            "jax_dist.commands.cache_run",
+            "_warm_all",
+            ("cache", "warm", "programs.py:programs"),
+            "compiling",
+        ),
+    ],
+)
+def test_what_lasts_says_since_when_on_a_terminal(monkeypatch, module, name, arguments, what):
+    err = io.StringIO()
+    err.isatty = lambda: True
+    monkeypatch.setattr(terminal, "_TICK", 0.001)
+    monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
+
+    def lasts(*_: object, **__: object) -> None:
+        end = time.monotonic() + 60
+        while f"\r{what}, 0 s" not in err.getvalue() and time.monotonic() < end:
+            time.sleep(0.001)
+        raise _DoneError
+
+    monkeypatch.setattr(import_module(module), name, lasts)
+    with pytest.raises(SystemExit):  # a fault, as the command sees it
+        main(arguments, out=io.StringIO(), err=err)
+
+    assert f"\r{what}, 0 s" in err.getvalue()
+
+
+class _DoneError(Exception):
+    """Ends a command that has shown what is looked at."""

@@ -602,7 +602,7 @@ class _Trial:
             for each in file.outcomes
             if each.status == "done"
         ]
-        return Ledger(tuple(command), tuple(entries), "copy", merged=True)
+        return Ledger(tuple(command), tuple(entries), "copy")
 
 
 @pytest.mark.parametrize(
@@ -676,7 +676,6 @@ def test_verify_hands_its_options_on(folder: pathlib.Path, monkeypatch: pytest.M
     assert given == {
         "command": ("python", "train.py", "--", "--write"),
         "devices": 4,
-        "merge": True,
         "timeout": 60.0,
         "scratch": ["/scratch"],
     }

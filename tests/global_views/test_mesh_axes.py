@@ -118,6 +118,26 @@ def test_drawn_steps_over_several_axes(regather):
     compare(step, state_of(11), batch_of(11), mesh=mesh, mesh_axes=HSDP, **options)
 
 
+def _turned(w, x):
+    turn = lambda _, h: jnp.tanh(h @ w) * (1 + lax.axis_index("i") / 8)
+    return lax.fori_loop(0, 2, turn, x)
+
+
+def _gathered(w, x):
+    return x @ lax.all_gather(w, "i").mean(0)
+
+
+@pytest.mark.parametrize("read", [_turned, _gathered])
+def test_a_part_is_gathered_again_where_collectives_read_it(read):
+    def step(w, x):
+        gradient = lax.pmean(jax.grad(lambda w: jnp.sum(read(w, x) ** 2))(w), "i")
+        return w - 0.125 * gradient, read(w, x)
+
+    options: Any = {"mesh": _mesh(replica=2, shard=4), "mesh_axes": HSDP, "regather": True}
+    _, w = compare(step, A[:, :64], X, shardings="fsdp", gradients="reduce", **options)
+    assert w.sharding.spec == P("shard")
+
+
 def test_the_mapped_axis_may_have_another_name_on_the_mesh():
     view, state = compare(
         _step, _state(), X, Y, mesh=_mesh(data=8), mesh_axes=("data",), shardings="fsdp"

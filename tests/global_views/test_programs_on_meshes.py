@@ -8,7 +8,9 @@ largest number of a leaf. `optax.MultiSteps` does not take float64, and what is 
 precision rounds as coarsely in any; they have bounds of their own.
 """
 
+import gc
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -79,6 +81,14 @@ def _assert_lies_as_cut(view: Any, state: Any, sizes: dict[str, int]) -> None:
         assert leaf.bytes_per_device * parts == array.nbytes
         cut += leaf.shared and parts > 1
     assert cut >= 2
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """A process may map only so many pieces of code."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -7,28 +7,38 @@ Shapes: `N` is the size of the device axis, which `jax.pmap` puts first and a mi
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from jax_dist.codemod.verify.evidence import Array, CallRecord, SiteRecord, first_few
-from jax_dist.codemod.verify.ledger import How, SiteComparison
+from jax_dist.codemod.verify.evidence import Array, CallRecord, SiteRecord
+from jax_dist.codemod.verify.ledger import How, Key, SiteComparison
 
-_Correspondence: TypeAlias = tuple[How, float, float] | None  # None: they do not correspond
+_SHOWN = 3  # problems of one place
+_Related: TypeAlias = tuple[Array, Array, How | None]  # before, after; None: they do not correspond
 
 
-def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float = 0.0) -> SiteComparison:
-    """Compares the first calls.
+def compare(
+    before: SiteRecord,
+    after: SiteRecord | None,
+    tolerance: float = 0.0,
+    *,
+    may_move: bool = False,
+    ignored: Collection[Key] = (),
+) -> SiteComparison:
+    """Compares all calls.
 
     Args:
       before: the function as it was.
       after: the same function after the migration, if one was called.
       tolerance: how far a float may differ, relative to the largest value of its array.
+      may_move: whether its results may lie elsewhere than before: what puts them on devices.
+      ignored: what differs from run to run without the migration too, and so shows nothing.
     """
-    found = _Found(tolerance)
+    found = _Found(tolerance, may_move=may_move, ignored=ignored)
     if after is None:
-        found.problems[""] = "it was called before, and no mapped function like it after"
+        found.problems["", "calls"] = "it was called before, and no mapped function like it after"
     else:
         found.calls(before, after)
     return SiteComparison(
@@ -38,6 +48,7 @@ def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float = 0.0
         calls_before=before.count,
         calls_after=0 if after is None else after.count,
         compared=found.compared,
+        equal=found.equal,
         raised=found.raised,
         devices_before=_fewest_devices(before),
         devices_after=0 if after is None else _fewest_devices(after),
@@ -46,6 +57,9 @@ def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float = 0.0
         how=tuple(sorted(found.how)),
         problems=first_few(found.problems.values()),
         notes=first_few(found.notes),
+        differing=frozenset(found.problems),
+        same_form=found.same_form,
+        unsteady=found.unsteady,
         signatures=tuple(found.signatures.values()),
         unproved=found.unproved,
     )
@@ -54,38 +68,44 @@ def compare(before: SiteRecord, after: SiteRecord | None, tolerance: float = 0.0
 class _Found:
     """Gathers what differs in the calls of one function."""
 
-    def __init__(self, tolerance: float):
-        self.tolerance = tolerance
-        self.compared = self.raised = 0
+    def __init__(self, tolerance: float, *, may_move: bool, ignored: Collection[Key]):
+        self.tolerance, self.may_move, self.ignored = tolerance, may_move, ignored
+        self.compared = self.equal = self.raised = 0
         self.absolute = self.relative = 0.0
         self.how: set[How] = set()
-        self.problems: dict[str, str] = {}  # by what differs: its first difference says enough
+        # By what differs, and the kind of the difference: the first one says enough.
+        self.problems: dict[Key, str] = {}
         self.notes: list[str] = []
+        self.same_form, self.unsteady = True, False
         self.signatures: dict[str, Mapping[str, Any]] = {}  # by their text
         self.unproved = ""  # the first reason
+        self._differs = self._drifts = False  # the present call; what it is given
 
     def calls(self, before: SiteRecord, after: SiteRecord) -> None:
         for number, (one, other) in enumerate(zip(before.calls, after.calls, strict=False), 1):
+            self._differs = self._drifts = False
             self._call(number, one, other)
+        if before.count != len(before.calls):
+            self.unproved = self.unproved or "not all of its calls were written down"
+        calls = f"{before.count} before, {after.count} after"
         if not after.count:
-            self.problems["calls"] = "it was called before, and is not called after"
-        elif len(before.calls) > len(after.calls):
-            self.problems["calls"] = f"calls: {before.count} before, {after.count} after"
+            self._differing("", "calls", "it was called before, and is not called after")
         elif before.count != after.count:
-            self.notes.append(f"calls: {before.count} before, {after.count} after")
+            self._differing("", "calls", f"calls: {calls}")
+            seen = [call.text for call in before.calls[: len(after.calls)]]
+            if any(call.text not in seen for call in before.calls):
+                self.unproved = self.unproved or "not all of its programs were seen in both runs"
 
     def _call(self, call: int, before: CallRecord, after: CallRecord) -> None:
         if before.raised or after.raised:
-            raised = (
-                f"raised {before.raised or 'nothing'} before, {after.raised or 'nothing'} after"
-            )
+            names = before.raised or "nothing", after.raised or "nothing"
             if before.raised != after.raised:
-                self._different(call, "error", raised)
+                self._different(call, "error", "error", "raised {} before, {} after".format(*names))
             self.raised += 1
             return
         self.compared += 1
-        arguments: list[tuple[Array, Array, _Correspondence]] = []
-        results: list[tuple[Array, Array, _Correspondence]] = []
+        arguments: list[_Related] = []
+        results: list[_Related] = []
         given, numbers = _without_new_numbers(before.given, after.given)
         if len(before.given) == len(given):
             for one, other in _partners(before.given, given):
@@ -93,15 +113,101 @@ class _Found:
         else:
             counts = f"{len(before.given)} arrays before, {len(after.given)} after"
             self.notes.append(f"the arguments were not compared: {counts}")
+            self.same_form = False
+        self.same_form &= all(how == "as is" for *_, how in arguments)
+        self._drifts = self._differs
         if len(before.returned) == len(after.returned):
             for one, other in _partners(before.returned, after.returned):
                 results.append((one, other, self._result(call, f"result{one.path}", one, other)))
         else:
             counts = f"{len(before.returned)} arrays before, {len(after.returned)} after"
-            self._different(call, "result", counts)
-        if unknown := next((e.dtype for e in before.returned if e.dtype.startswith("unknown")), ""):
+            self._different(call, "result", "type", counts)
+        self.same_form &= all(how == "as is" for *_, how in results)
+        self._around(call, before, after)
+        self.equal += not self._differs
+        self._sign(before, after, arguments, results, numbers)
+
+    def _around(self, call: int, before: CallRecord, after: CallRecord) -> None:
+        """What a call is beside its arrays."""
+        if before.donated != after.donated and self.same_form:
+            for number in sorted({*before.donated} ^ {*after.donated}):
+                side = "before" if number in before.donated else "after"
+                self._different(call, f"argument {number}", "donation", f"donated {side} only")
+        unknown = [each.dtype for each in before.returned if each.dtype.startswith("unknown")]
+        if None in (before.structure, after.structure):
+            unknown.append("unknown structure")
+        elif before.structure != after.structure:
+            names = (str(each).split()[0] for each in (before.structure, after.structure))
+            said = "another structure: {} before, {} after".format(*names)
+            self._different(call, "result", "structure", said)
+        if unknown:
+            self._differs = True
             self.compared -= 1
-            self.notes.append(f"call {call}: its result is of {unknown.split()[1]}")
+            self.notes.append(f"call {call}: its result is of {unknown[0].split()[1]}")
+
+    def _result(self, call: int, what: str, before: Array, after: Array) -> How | None:
+        if (before.dtype, before.weak) != (after.dtype, after.weak):
+            kinds = (f"{'weak ' * e.weak}{e.dtype}" for e in (before, after))
+            self._different(call, what, "type", "{} before, {} after".format(*kinds))
+            if before.dtype != after.dtype:
+                return None
+        how = self._array(call, what, before, after)
+        moved = self._moved(before, after, how)
+        if moved and self.may_move:
+            self.notes.append(f"call {call}, {what}: {moved}")
+            if self.same_form:
+                self.unproved = self.unproved or "its results lie elsewhere than before"
+            self.same_form = False
+        elif moved:
+            self._different(call, what, "placement", moved)
+        if how is not None:
+            self.how.add(how)
+        return how
+
+    def _moved(self, before: Array, after: Array, how: How | None) -> str:
+        """How a result lies elsewhere: in the same form, all must be at its place."""
+        if after.devices < before.devices or (self.same_form and after.devices != before.devices):
+            return f"on {before.devices} devices before, on {after.devices} after"
+        if how not in (None, "one of equal copies") and after.parts < before.parts:
+            return f"cut into {before.parts} parts before, and into {after.parts} after"
+        if self.same_form and how == "as is" and after.placed != before.placed:
+            return "other slices on the devices, or another order of them"
+        return ""
+
+    def _array(self, call: int, what: str, before: Array, after: Array) -> How | None:
+        how = _relation(before, after)
+        if how is None:
+            shapes = f"{[*before.shape]} before, {[*after.shape]} after"
+            self._different(call, what, "shape", shapes)
+            return None
+        if self._drifts:  # from other arguments come other results
+            return how
+        absolute, relative, said = _difference(before, after, how)
+        if not relative <= self.tolerance:
+            self._different(call, what, "value", said)
+        if what.startswith("result"):
+            self.absolute = max(self.absolute, absolute)
+            self.relative = max(self.relative, relative)
+        return how
+
+    def _different(self, call: int, what: str, kind: str, said: str) -> None:
+        self._differs = True
+        self._differing(what, kind, f"call {call}, {what}: {said}")
+
+    def _differing(self, what: str, kind: str, said: str) -> None:
+        if (what, kind) in self.ignored:
+            self.unsteady = True
+        else:
+            self.problems.setdefault((what, kind), said)
+
+    def _sign(
+        self,
+        before: CallRecord,
+        after: CallRecord,
+        arguments: Sequence[_Related],
+        results: Sequence[_Related],
+        numbers: Sequence[Array],
+    ) -> None:
         try:
             signature = _signature(before, after, arguments, results, numbers)
         except _UnlikeError as reason:
@@ -109,46 +215,12 @@ class _Found:
         else:
             self.signatures.setdefault(json.dumps(signature, sort_keys=True), signature)
 
-    def _result(self, call: int, what: str, before: Array, after: Array) -> _Correspondence:
-        if after.devices < before.devices:
-            said = f"on {before.devices} devices before, on {after.devices} after"
-            self._different(call, what, said)
-        if before.dtype != after.dtype:
-            self._different(call, what, f"{before.dtype} before, {after.dtype} after")
-            return None
-        found = self._array(call, what, before, after)
-        if found is not None:
-            how, absolute, relative = found
-            if how != "one of equal copies" and after.parts < before.parts:
-                parts = f"cut into {before.parts} parts before, and into {after.parts} after"
-                self._different(call, what, parts)
-            self.how.add(how)
-            self.absolute = max(self.absolute, absolute)
-            self.relative = max(self.relative, relative)
-        return found
-
-    def _array(self, call: int, what: str, before: Array, after: Array) -> _Correspondence:
-        try:
-            how, absolute, relative = _difference(before, after)
-        except _UnlikeError as reason:
-            self._different(call, what, str(reason))
-            return None
-        if not relative <= self.tolerance:
-            size = f"differs by up to {absolute:.3g}, {relative:.2g} times its largest value"
-            if not absolute:
-                size = "differs in the sign of a zero, or in the bits of a NaN"
-            self._different(call, what, size + _times(before, after, how))
-        return how, absolute, relative
-
-    def _different(self, call: int, what: str, said: str) -> None:
-        self.problems.setdefault(what, f"call {call}, {what}: {said}")
-
 
 def _signature(
     before: CallRecord,
     after: CallRecord,
-    arguments: Sequence[tuple[Array, Array, _Correspondence]],
-    results: Sequence[tuple[Array, Array, _Correspondence]],
+    arguments: Sequence[_Related],
+    results: Sequence[_Related],
     numbers: Sequence[Array],
 ) -> Mapping[str, Any]:
     """The two programs of a call, and how the arrays of one came from those of the other.
@@ -164,15 +236,13 @@ def _signature(
     one, other = before.text or {}, after.text or {}
     if "text" not in one or "text" not in other:
         raise _UnlikeError(one.get("why") or other.get("why") or "its program was not written down")
-    if any(found is None or found[1] for _, _, found in (*arguments, *results)):
-        raise _UnlikeError("its arrays are not equal to the bit")
+    if any(how is None for *_, how in (*arguments, *results)):
+        raise _UnlikeError("its arrays have other shapes")
     if [new for _, new, _ in results] != list(after.returned):
         raise _UnlikeError("its results come in another order")
     places = {path: number for number, path in enumerate(one["paths"])}
     sources: dict[str, list[Any]] = {
-        new.path: [places.get(old.path), found[0]]
-        for old, new, found in arguments
-        if found is not None
+        new.path: [places.get(old.path), how] for old, new, how in arguments
     }
     kinds = dict(zip(other["paths"], (kind for _, kind in other["text"]["in"]), strict=True))
     for each in numbers:
@@ -184,41 +254,62 @@ def _signature(
     if len(one["paths"]) != len(own) or any(old is None for old in own):
         raise _UnlikeError("its programs take other arguments")
     return {
+        **both(one, other, sizes=all(how == "as is" for *_, how in (*arguments, *results))),
+        "arguments": relation,
+        "results": [how for *_, how in results],
+    }
+
+
+def both(one: Mapping[str, Any], other: Mapping[str, Any], *, sizes: bool) -> dict[str, Any]:
+    """Two texts as a recording has them, as `equivalence.proof` takes them.
+
+    Args:
+      one, other: before and after.
+      sizes: those for other numbers of devices too.
+    """
+    sides = {"before": one.get("sizes", {}), "after": other.get("sizes", {})} if sizes else {}
+    every = sorted({size for texts in sides.values() for size in texts}, key=int)
+    return {
         "before": one["text"],
         "after": other["text"],
-        "sizes": {},
+        "sizes": {n: {k: texts[n] for k, texts in sides.items() if n in texts} for n in every},
         "environment": other["environment"],
-        "arguments": relation,
-        "results": [found[0] for _, _, found in results if found is not None],
     }
 
 
 class _UnlikeError(Exception):
-    """Two arrays differ in more than their values; says how."""
+    """Two calls do not correspond; says why."""
 
 
-def _difference(before: Array, after: Array) -> tuple[How, float, float]:
-    """How two arrays correspond, and their largest difference, absolute and relative.
+def _relation(before: Array, after: Array) -> How | None:
+    """How two arrays correspond by their shapes; None where they do not."""
+    if before.archive is not None and after.archive is not None:
+        return next((how for how, _ in _views(before.values(), after.shape)), None)
+    merged = (math.prod(before.shape[:2]), *before.shape[2:])
+    if after.shape == before.shape:
+        return "as is"
+    if after.shape == before.shape[1:] and len({*before.rows}) == 1:
+        return "one of equal copies"
+    return "device axis merged" if after.shape == merged and len(before.shape) > 1 else None
 
-    Raises:
-      _UnlikeError: they do not correspond; or they do not equal each other, and are too large to
-        say how far they differ.
+
+def _difference(before: Array, after: Array, how: How) -> tuple[float, float, str]:
+    """The largest difference, absolute and relative, and in words.
+
+    Of a large array there are digests; a row-major reshape changes no byte, and so no digest.
     """
     if before.archive is not None and after.archive is not None:
-        one, other = before.values(), after.values()
-        for how, view in _views(one, other.shape):
-            return how, *_distance(view, other)
-    else:  # of a large one there are digests; a row-major reshape changes no byte, so no digest
-        merged = (math.prod(before.shape[:2]), *before.shape[2:])
-        if after.shape in (before.shape, merged) and _digest(before) == _digest(after):
-            return ("as is" if after.shape == before.shape else "device axis merged"), 0.0, 0.0
-        if after.shape == before.shape[1:] and set(before.rows) == {_digest(after)}:
-            return "one of equal copies", 0.0, 0.0
-        if before.shape == after.shape:
-            raise _UnlikeError(
-                f"a large array differs: mean {before.mean} before, {after.mean} after"
-            )
-    raise _UnlikeError(f"{[*before.shape]} before, {[*after.shape]} after")
+        view, other = dict(_views(before.values(), after.shape))[how], after.values()
+        absolute, relative = _distance(view, other)
+        said = f"differs by up to {absolute:.3g}, {relative:.2g} times its largest value"
+        if not absolute:
+            said = "differs in the sign of a zero, or in the bits of a NaN"
+        return absolute, relative, said + _times(view, other)
+    copied = how == "one of equal copies"
+    if (before.rows[0] if copied else _digest(before)) == _digest(after):
+        return 0.0, 0.0, ""
+    said = f"a large array differs: mean {before.mean} before, {after.mean} after"
+    return math.inf, math.inf, said
 
 
 def _views(values: np.ndarray, shape: tuple[int, ...]) -> Iterator[tuple[How, np.ndarray]]:
@@ -258,10 +349,8 @@ def _digest(array: Array) -> str:
     return array.digest or hashlib.sha256(array.values().tobytes()).hexdigest()
 
 
-def _times(before: Array, after: Array, how: How) -> str:
+def _times(view: np.ndarray, other: np.ndarray) -> str:
     """A constant factor tells what went wrong: a sum for a mean, over all devices."""
-    one, other = before.values(), after.values()
-    view = dict(_views(one, other.shape))[how]
     usual = (view != 0) & np.isfinite(view) & np.isfinite(other)
     if view.dtype.kind not in "f" or not np.any(usual):
         return ""
@@ -293,3 +382,10 @@ def _partners(before: Sequence[Array], after: Sequence[Array]) -> list[tuple[Arr
 def _fewest_devices(site: SiteRecord) -> int:
     results = [array.devices for call in site.calls for array in call.returned]
     return min(results, default=0)
+
+
+def first_few(texts: Iterable[str]) -> tuple[str, ...]:
+    """Without repetition, and not too many."""
+    different = list(dict.fromkeys(texts))
+    more = len(different) - _SHOWN
+    return tuple(different[:_SHOWN]) + ((f"and {more} more",) if more > 0 else ())

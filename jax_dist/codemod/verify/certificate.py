@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jax_dist._usage import counted
 from jax_dist.codemod.verify import equivalence, slices
 
 _FORMAT = 1
@@ -104,7 +105,7 @@ def headline(certificate: Mapping[str, Any]) -> str:
     counts = certificate["counts"]
     proved = sum(counts.get(rung, 0) for rung in _PROVED)
     rest = [f"{number} {rung}" for rung, number in counts.items() if rung not in _PROVED]
-    return ", ".join([f"{proved} of {sum(counts.values())} places proved", *rest])
+    return ", ".join([f"{proved} of {counted(sum(counts.values()), 'place')} proved", *rest])
 
 
 def _problems_of_place(place: Mapping[str, Any]) -> Iterator[str]:

@@ -5,15 +5,13 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jax_dist.codemod.verify import calls
-from jax_dist.codemod.verify.evidence import (
-    Run,
-    RunRecord,
-    SiteRecord,
-)
+from jax_dist.codemod.verify.evidence import Run, RunRecord, SiteRecord
 from jax_dist.codemod.verify.ledger import (
     Ending,
+    Key,
     MigrationVerdict,
     MigrationVerification,
 )
@@ -31,6 +29,7 @@ def judged(
     command: Sequence[str],
     first: Run,
     second: Run,
+    again: Run | None = None,
     *,
     files: Iterable[Path],
     tolerance: float = 0.0,
@@ -41,6 +40,7 @@ def judged(
       command: what ran.
       first: before the migration.
       second: after it.
+      again: before it once more; what differs between these two shows nothing.
       files: that were migrated; what is mapped there and was not compared is reported.
       tolerance: how far a float may differ, relative to the largest value of its array.
 
@@ -49,12 +49,16 @@ def judged(
     """
     before, after = first.record, second.record
     partners, new = pairs(before, after)
+    others = {} if again is None else {id(x): y for x, y in pairs(before, again.record)[0]}
     replaced = [
         one for one, other in partners if other is None and one.file.endswith(_OF_LIBRARIES)
     ]
-    partners = [(one, other) for one, other in partners if one not in replaced]
-    compared = (calls.compare(one, other, tolerance) for one, other in partners)
-    sites = tuple(dataclasses.replace(site, file=_relative(site.file)) for site in compared)
+    sites = []
+    for one, other in partners:
+        if one not in replaced:
+            ignored = unsteady(one, others.get(id(one))) if again is not None else ()
+            found = calls.compare(one, other, tolerance, ignored=ignored)
+            sites.append(dataclasses.replace(found, file=_relative(one.file), site=one))
     problems = ()
     # A command that failed before owes nothing; any other must end as it did.
     if first.exit_code == 0 and second.exit_code != 0:
@@ -76,11 +80,16 @@ def judged(
         verdict=verdict,
         before=_ending(first),
         after=_ending(second),
-        sites=sites,
+        sites=tuple(sites),
         problems=problems,
         unproven=unproven,
         notes=tuple(_notes(first, second, new)),
     )
+
+
+def unsteady(first: SiteRecord, again: SiteRecord | None) -> frozenset[Key]:
+    """What of a function differs between two runs of one program."""
+    return calls.compare(first, again).differing
 
 
 def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[str]:
@@ -167,28 +176,49 @@ def pairs(
       Each site that was called before with its partner, if it has one; and the mapped functions
       that were called after, and are nobody's partner.
     """
-    partners: dict[int, SiteRecord] = {}
-    # First those that were called; then, where one of two is idle in one run, all that there are.
-    for ones, others, keys in (
+    partners = _matched(
+        before,
+        # First those that were called; then, where one of two is idle in one run, all that there
+        # are.
         (before.called, after.called, _NAMED),
         ((*before.called, *before.idle), after.sites, _NAMED),
         (before.called, after.called, (_IN_ONE_FILE,)),
-    ):
+    )
+    taken = {id(site) for site in partners.values()}
+    new = [site for site in after.called if id(site) not in taken]
+    return [(site, partners.get(id(site))) for site in before.called], new
+
+
+def pairs_inside(before: RunRecord, after: RunRecord) -> dict[int, SiteRecord]:
+    """The partners, by identity, of what was traced as a part of something else."""
+    ones, others = ([s for s in run.sites if s.traced] for run in (before, after))
+    return _matched(before, (ones, others, _NAMED), parts=True)
+
+
+def _matched(
+    before: RunRecord, *rounds: tuple[Sequence[Any], Sequence[Any], Any], parts: bool = False
+) -> dict[int, SiteRecord]:
+    """Partners by identity, round by round: what is to be paired, with what, and by which keys.
+
+    Args:
+      before: the run, for the order of making.
+      *rounds: the surest first.
+      parts: what is only a part of what another site made may be a partner.
+    """
+    partners: dict[int, SiteRecord] = {}
+    for ones, others, keys in rounds:
         for key in keys:
             taken = {id(site) for site in partners.values()}
             left = {id(site) for site in ones} - {*partners}
             ones_left = [site for site in before.sites if id(site) in left]
-            # Not what is only a part of what another site made.
-            tops = [site for site in others if site.count or not site.inside]
+            tops = [site for site in others if parts or site.count or not site.inside]
             others_left = [site for site in tops if id(site) not in taken]
             groups = _groups(others_left, key)
             for shared, group in _groups(ones_left, key).items():
                 alike = groups.get(shared, [])
                 if len(alike) == len(group):  # of others, who is who would be a guess
                     partners |= {id(site): other for site, other in zip(group, alike, strict=True)}
-    taken = {id(site) for site in partners.values()}
-    new = [site for site in after.called if id(site) not in taken]
-    return [(site, partners.get(id(site))) for site in before.called], new
+    return partners
 
 
 def _groups(sites: Iterable[SiteRecord], key: _Key) -> dict[Hashable, list[SiteRecord]]:

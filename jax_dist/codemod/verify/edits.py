@@ -1,18 +1,12 @@
-"""What differs between two texts of one program: merged into one program, or as host edits.
-
-Merged, the old program has the new form beside each edited expression. `jax.pmap(f)` becomes
-`__jd__.both(3, lambda: (jax.pmap(f)), lambda: mapped(f))`, which evaluates both, compares, and
-gives the old value (`recording/pairs.py`). A place that another edit migrates, as that of an import
-does with each use of `pmap`, becomes `__jd__.use(4, pmap)`: its calls are its own. All else stays,
-line by line.
-"""
+"""What differs between two texts of one program: all edits, and those of the host in both forms."""
 
 import ast
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from jax_dist.codemod.verify.program_text import HostForm, ProgramText, Spot
+from jax_dist.codemod.verify.program_text import HostForm, ProgramText
 
 _BLOCKS = ("body", "orelse", "finalbody")
 _WITH_BLOCKS = ("handlers", "cases")
@@ -88,6 +82,8 @@ def _opcodes(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> list[Any]:
     def key(statement: ast.stmt) -> tuple[str, str]:
         if isinstance(statement, _IMPORTS):
             return "import", ast.dump(statement)
+        if isinstance(statement, ast.Assign):
+            return "assignment", ast.unparse(statement.targets)
         return type(statement).__name__, statement.name if isinstance(statement, _DEFINED) else ""
 
     ones, others = ([key(each) for each in block] for block in (old, new))
@@ -126,66 +122,42 @@ def _cannot_be_moved(expression: ast.expr) -> bool:
     return False
 
 
-# --- one program of two
+# --- all edits
 
 
-class Merged(_Walk):
-    """One file, merged; `text` is what became of it.
+@dataclass(frozen=True)
+class Change:
+    """What an edit replaces: an expression, an import that binds another thing, or a statement."""
+
+    line: int  # before, from 1
+    what: str
+    span: tuple[int, int] | None  # the bytes that it covers; None of a whole statement
+    imported: str = ""  # the name that an import binds
+
+
+def changes(program: ProgramText, after: ast.Module) -> list[Change]:
+    """The smallest expressions that differ, and the statements that do not correspond.
+
+    New imports, definitions and names change nothing by themselves, nor does an import that goes.
 
     Args:
-      path: its name, for the spots.
-      before: what it held, with `\\n` at the ends of lines.
-      after: what it holds when migrated.
-      first: the number of its first spot.
-      places: the lines and the texts of what was migrated.
+      program: the text before.
+      after: the syntax tree of what it became.
     """
+    search = _Changes(program)
+    search.block(program.tree.body, after.body)
+    return list(dict.fromkeys(search.changes))
 
-    def __init__(
-        self,
-        path: str,
-        before: str,
-        after: str,
-        first: int,
-        places: Iterable[tuple[int, str]] = (),
-    ):
-        self._path, self._first = path, first
-        self._program = ProgramText(before)
-        self.spots: list[Spot] = []
-        self.unmerged: list[tuple[int, str]] = []  # the line before, and what stands there
-        self.imported: dict[int, str] = {}  # by spot: the name that an edited import binds
-        super().__init__(self.spots, self.unmerged, self._program.edits)
-        self._in_class: list[frozenset[str]] = []  # names of the class whose body this is
-        self._old = self._program.tree
-        self._bound = {name for name, _ in _bound(self._old)}
-        self._block(self._old.body, ast.parse(after).body)
-        self._uses(dict.fromkeys(places))
-        self._program.import_start()
-        self.text: str = self._program.edited
 
-    def spots_of(self, line: int, what: str) -> list[list[Spot]]:
-        """The spots of each expression that begins in this line and reads like this, in order.
+class _Changes(_Walk):
+    def __init__(self, program: ProgramText):
+        self.changes: list[Change] = []
+        super().__init__(self.changes)
+        self._program = program
+        self._bound = {name for name, _ in _bound(program.tree)}
+        self._imports = {text for _, text in _bound(program.tree) if text}
 
-        There may be none of these, as of an import; then the spots of the line are those of one.
-        """
-        spans = self._program.spans(line, what)
-        if not spans:
-            return [[spot for spot in self.spots if spot.line == line]]
-        return [
-            [each for each in self.spots if each.start < stop and start < each.stop]
-            for start, stop in spans
-        ]
-
-    def _uses(self, places: Iterable[tuple[int, str]]) -> None:
-        """What no edit of its own changes has the calls that go through it for its own."""
-        for line, what in places:
-            for start, stop in self._program.spans(line, what):
-                if not any(a < stop and start < b for a, b, _ in self._program.edits):
-                    number = self._spot(line, (start, stop), what, "").number
-                    self._program.replace(start, stop, f"__jd__.use({number}, {what})")
-
-    # --- statements
-
-    def _block(self, old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
+    def block(self, old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
         for tag, i, j, k, m in _opcodes(old, new):
             if tag == "equal":
                 for one, other in zip(old[i:j], new[k:m], strict=True):
@@ -193,147 +165,75 @@ class Merged(_Walk):
                 continue
             for each in old[i:j]:
                 if not isinstance(each, _IMPORTS):
-                    self._leave(each)
-            imports = [each for each in old if isinstance(each, _IMPORTS)]
-            gone = [each for each in imports if not any(_same(each, other) for other in new)]
-            lines = [line for each in new[k:m] for line in self._addition(each, gone)]
-            if not lines or not old:
-                continue
-            # It goes where it stands in the new text.
-            if i == j < len(old):
-                at, near = self._program.line_of(old[j]), old[j]
-            else:
-                at, near = self._program.below(old[j - 1]), old[j - 1]
-            text = "".join(" " * near.col_offset + line + "\n" for line in lines)
-            if at > self._program.size:  # the file does not end with a newline
-                at, text = self._program.size, "\n" + text
-            self._program.replace(at, at, text)
+                    self._whole(each)
+            former = {
+                name: each
+                for each in old
+                if isinstance(each, _IMPORTS)
+                for name, _ in _imported(each)
+            }
+            near = old[min(i, len(old) - 1)] if old else None
+            for each in new[k:m]:
+                self._addition(each, former, near)
 
-    def _addition(self, added: ast.stmt, gone: Sequence[ast.stmt]) -> Iterator[str]:
-        """The lines of what only the new text has, if it binds new names."""
-        names = [name for name, _ in _bound(ast.Module([added], []), deep=False)]
+    def _addition(
+        self, added: ast.stmt, former: Mapping[str, ast.stmt], near: ast.stmt | None
+    ) -> None:
+        """What only the new text has, where it gives an old name another meaning, or acts."""
         if isinstance(added, _IMPORTS):
             for name, alias in _imported(added):
-                alone = ast.unparse(_only(added, alias))
-                former = next((each for each in gone if name in dict(_imported(each))), None)
-                if any(alone == text for _, text in _bound(self._old)):
+                text = ast.unparse(_only(added, alias))
+                if text in self._imports or name not in self._bound:
                     continue
-                if name not in self._bound or isinstance(added, ast.Import):
-                    yield alone
-                elif former is not None:
-                    self._rebound(added, alias, name, former)
-                else:
-                    self._leave(added)
-        elif isinstance(added, (*_DEFINED, ast.Assign)) and not self._bound & set(names):
-            yield from ast.unparse(added).split("\n")
-        elif not (isinstance(added, ast.Expr) and isinstance(added.value, ast.Constant)):
-            self._leave(added)
+                if isinstance(added, ast.Import) and "." in alias.name and not alias.asname:
+                    continue  # it binds the same package, and loads a part of it
+                if name in former:
+                    self._import(former[name], name)
+                elif near is not None:
+                    self._whole(near)
+            return
+        names = {name for name, _ in _bound(ast.Module([added], []), deep=False)}
+        is_text = isinstance(added, ast.Expr) and isinstance(added.value, ast.Constant)
+        binds = isinstance(added, (*_DEFINED, ast.Assign)) and not self._bound & names
+        if near is not None and not (is_text or binds):
+            self._whole(near)
 
-    def _rebound(
-        self, added: ast.Import | ast.ImportFrom, alias: ast.alias, name: str, former: ast.stmt
-    ) -> None:
-        """`from jax import pmap` that became `from jax_dist import pmap`."""
-        last = former.end_lineno or former.lineno
-        at = self._program.offset(last, former.end_col_offset)
-        span = self._program.offset(former.lineno, former.col_offset), at
-        text, imported = ast.unparse(former), ast.unparse(_only(added, alias))
-        number = self._spot(former.lineno, span, text, imported).number
-        self.imported[number] = name
-        new, old = f"__jd_new_{number}", f"__jd_old_{number}"
-        lines = (
-            ast.unparse(_only(added, ast.alias(alias.name, new))),
-            f"{old} = {name}",
-            f"{name} = __jd__.both({number}, lambda: {old}, lambda: {new})",
-        )
-        self._program.replace(at, at, "".join(f"; {line}" for line in lines))
+    def _import(self, former: ast.stmt, name: str) -> None:
+        start = self._program.offset(former.lineno, former.col_offset)
+        stop = self._program.offset(former.end_lineno, former.end_col_offset)
+        self.changes.append(Change(former.lineno, ast.unparse(former), (start, stop), name))
 
     def _statement(self, old: ast.stmt, new: ast.stmt) -> None:
         if _same(old, new):
             return
         if not self._tried(self._head, old, new):
-            self._leave(old)
+            self._whole(old)
             return
-        if isinstance(old, ast.ClassDef):
-            self._in_class.append(frozenset(name for name, _ in _bound(old, deep=False)))
-        elif isinstance(old, _FUNCTIONS):
-            self._in_class.append(frozenset())
         for pair in _blocks(old, new):
-            self._block(*pair)
-        if isinstance(old, _DEFINED):
-            self._in_class.pop()
+            self.block(*pair)
 
     def _head(self, old: Any, new: Any) -> None:
-        """What a statement has besides its blocks."""
+        """What a statement has besides its blocks; decorators are one expression, or alike."""
         ones, others = (getattr(each, "decorator_list", []) for each in (old, new))
-        if [ast.dump(each) for each in ones] != [ast.dump(each) for each in others]:
+        if not self._tried(self._node, ones, others):
             if not ones:
                 raise _UnlikeSyntaxError
-            name = "__jd_function__"
-            before, after = (
-                "".join(f"({ast.unparse(each)})(" for each in forms) + name + ")" * len(forms)
-                for forms in (ones, others)
-            )
-            first, last = ones[0], ones[-1]
-            start, stop = self._program.decorator(first), self._program.span(last)[1]
-            spot = self._spot(first.lineno, (start, stop), before, after)
-            lines = ("\n" * (last.end_lineno - first.lineno))[:-1]
-            function = f"@lambda {name}{self._own_names(before, after)}"
-            both = f"__jd__.both({spot.number}, lambda: {before}, lambda: {after})"
-            self._program.replace(start, stop, f"{function}: {both}{lines}")
+            span = self._program.span(ones[0])[0], self._program.span(ones[-1])[1]
+            what = self._program.between(*self._program.span(ones[0]))
+            self.changes.append(Change(ones[0].lineno, what, span))
         self._fields(old, new, _INNER)
 
-    def _leave(self, statement: ast.stmt) -> None:
-        self.unmerged.append((statement.lineno, ast.unparse(statement).partition("\n")[0]))
-
-    # --- expressions
+    def _whole(self, statement: ast.stmt) -> None:
+        text = ast.unparse(statement).partition("\n")[0]
+        self.changes.append(Change(statement.lineno, text, None))
 
     def _expression(self, old: ast.expr, new: ast.expr) -> None:
-        """Both forms of the smallest expression that holds the change, evaluated once each."""
-        if (
-            type(old) is type(new)
-            and self._goes_inside(old, new)
-            and self._tried(self._fields, old, new)
-        ):
+        if self._tried(self._fields, old, new):
             return
         if isinstance(old, _ONLY_INSIDE) or isinstance(getattr(old, "ctx", None), ast.Store):
             raise _UnlikeSyntaxError
-        if _cannot_be_moved(old) or _cannot_be_moved(new):
-            raise _UnlikeSyntaxError
-        start, stop = self._program.span(old)
-        one, other = self._program.between(start, stop), ast.unparse(new)
-        spot = self._spot(old.lineno, (start, stop), one, other)
-        own = self._own_names(one, other).removeprefix(", ")
-        first, second = (f"lambda{' ' if own else ''}{own}: {each}" for each in (f"({one})", other))
-        self._program.replace(start, stop, f"__jd__.both({spot.number}, {first}, {second})")
-
-    def _goes_inside(self, old: ast.expr, new: ast.expr) -> bool:
-        """Whether a part of the expression may be the place; else it is the whole."""
-        if isinstance(old, ast.Call) and isinstance(new, ast.Call):
-            names = [word.arg for word in old.keywords] == [word.arg for word in new.keywords]
-            given = names and len(old.args) == len(new.args)
-            # What is mapped is part of the place: `pmap(f)` is one thing, `pmap(f)(x)` is two.
-            parts = ([*each.args, *each.keywords] for each in (old, new))
-            alike = all(_same(x, y) for x, y in zip(*parts, strict=False))
-            return given and (_same(old.func, new.func) or alike)
-        if isinstance(old, ast.Attribute) and isinstance(new, ast.Attribute):
-            return old.attr == new.attr and not isinstance(old.value, ast.Name)
-        if isinstance(old, ast.Lambda) and isinstance(new, ast.Lambda):
-            return _same(old.args, new.args)
-        return not isinstance(old, ast.Name | ast.Constant | ast.JoinedStr | ast.FormattedValue)
-
-    def _spot(self, line: int, span: tuple[int, int], old: str, new: str) -> Spot:
-        spot = Spot(self._first + len(self.spots), self._path, line, *span, old, new)
-        self.spots.append(spot)
-        return spot
-
-    def _own_names(self, *texts: str) -> str:
-        """What a lambda in the body of a class cannot see, as defaults."""
-        names = self._in_class[-1] if self._in_class else frozenset()
-        if not names:
-            return ""
-        nodes = ast.walk(ast.parse(f"({', '.join(texts)})"))
-        used = {each.id for each in nodes if isinstance(each, ast.Name)}
-        return "".join(f", {name}={name}" for name in sorted(names & used))
+        span = self._program.span(old)
+        self.changes.append(Change(old.lineno, self._program.between(*span), span))
 
 
 def _only(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:

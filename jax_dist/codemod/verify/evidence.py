@@ -1,30 +1,20 @@
-"""What runs have written down, and how sure a spot of the merged program is by it.
+"""What runs have written down.
 
-The calls of mapped functions lie in one folder for each process of the program; what happened at
-spots, in one file for each.
+The calls of mapped functions lie in one folder for each process of the program; which places ran,
+in one file for each.
 """
 
 import hashlib
 import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jax_dist.codemod.results import PlaceResult
-from jax_dist.codemod.verify import slices
-from jax_dist.codemod.verify.equivalence import NotProvedError
-from jax_dist.codemod.verify.ledger import LedgerEntry, Rung
-from jax_dist.codemod.verify.program_text import Spot
-
 _SHOWN = 3  # problems of one place
 _TAIL_LINES = 12  # of a program's output
-_WHERE = re.compile(r" \(line [^)]*\)")  # of the program that ran, not of the user's
-_IDLE = ("it was made, and never called",)
 _MAPS_NOTHING = ("jit", "host")  # kinds of sites, but for a jit that has something mapped inside
 
 
@@ -42,6 +32,8 @@ class Array:
     digest: str = ""
     rows: tuple[str, ...] = ()  # the digest of each row
     mean: float | None = None
+    weak: bool = False  # its type is
+    placed: str = ""  # which device holds which part: equal where that is the same
 
     def without_values(self) -> "Array":
         """The same, with digests of its rows in place of its values."""
@@ -65,9 +57,11 @@ class CallRecord:
     returned: tuple[Array, ...]
     raised: str | None  # the class of the error, where it raised one
     text: Mapping[str, Any] | None = None  # of its program: `text` and `paths`, or `why` none
+    structure: str | None = ""  # of its result; None where that cannot be told
+    donated: tuple[int, ...] = ()  # the numbers of the arguments that it used up
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SiteRecord:
     """A place where functions are mapped or jitted, and the calls of what was made there."""
 
@@ -79,8 +73,14 @@ class SiteRecord:
     is_mapped: bool  # or a jit in whose trace something is mapped
     inside: bool = False  # was traced as a part of something else
     hidden: bool = False  # of something that is not recorded
-    calls: list[CallRecord] = field(default_factory=list)  # the first ones
-    count: int = 0  # of all calls
+    calls: list[CallRecord] = field(default_factory=list)
+    count: int = 0  # of all calls, also those that were not written down
+    places: set[int] = field(default_factory=set)  # that it was made at, or handed on through
+    around: set[int] = field(default_factory=set)  # places that ran within its calls
+    made: set[str] = field(default_factory=set)  # of which functions
+    told: set[str] = field(default_factory=set)  # which of these were called
+    covers: list["SiteRecord"] = field(default_factory=list)  # that it was traced as a part of
+    traced: list[Mapping[str, Any]] = field(default_factory=list)  # its texts as a part, as `text`
     number: int = 0  # in its process
 
 
@@ -111,22 +111,6 @@ class RunRecord:
         return tuple(s for s in self.sites if s.is_mapped and s.hidden and not s.count)
 
 
-@dataclass
-class Evidence:
-    """What happened at one spot."""
-
-    ran: bool = False
-    calls: int = 0  # or values
-    problems: list[tuple[str, str]] = field(default_factory=list)  # kind, and what is said
-    sides: Counter[str] = field(default_factory=Counter)  # "old", "new", "": inside of a trace
-    outer: set[int] = field(default_factory=set)  # the spots whose programs it is part of
-    texts: list[Mapping[str, Any]] = field(default_factory=list)  # one for each signature
-    uses: set[int] = field(default_factory=set)  # the places that go through it
-    raised: Counter[str] = field(default_factory=Counter)  # calls that raise in both forms
-    made: set[str] = field(default_factory=set)  # of which functions
-    called: set[str] = field(default_factory=set)  # which of these
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """How a program ended, and what it mapped."""
@@ -134,7 +118,8 @@ class Run:
     exit_code: int | None  # negative: the signal that ended it; None: it was stopped, being late
     output: str  # standard output and error
     record: RunRecord
-    ran: Mapping[int, Evidence] = field(default_factory=dict)  # by the numbers of spots
+    ran: frozenset[int] = frozenset()  # the numbers of the places that did
+    alone: frozenset[int] = frozenset()  # of those that gave what nobody records
     refused: tuple[str, ...] = ()  # the files that it tried to write to, and may not
 
     @property
@@ -152,7 +137,11 @@ def read(exit_code: int | None, output: str, folder: Path) -> Run:
     """
     refused = (each for path in sorted(folder.glob("refused-*.jsonl")) for each in _events(path))
     files = tuple(dict.fromkeys(map(str, refused)))
-    return Run(exit_code, output, _read_calls(folder), _read_spots(folder), files)
+    lists = (path.read_text().splitlines() for path in folder.glob("places-*.txt"))
+    told = [line.partition(" ") for lines in lists for line in lines]
+    ran = frozenset(int(number) for number, _, _ in told)
+    alone = frozenset(int(number) for number, _, is_alone in told if is_alone)
+    return Run(exit_code, output, _read_calls(folder), ran, alone, files)
 
 
 def _read_calls(folder: Path) -> RunRecord:
@@ -184,17 +173,30 @@ def _read_calls(folder: Path) -> RunRecord:
                         tuple(_array(each, path / event["arrays"]) for each in event[side])
                         for side in ("given", "returned")
                     )
-                    text = texts.get(event["text"])
-                    site.calls.append(CallRecord(given, returned, event["raised"], text))
+                    text, donated = texts.get(event["text"]), tuple(event["donated"])
+                    more = text, event["structure"], donated
+                    site.calls.append(CallRecord(given, returned, event["raised"], *more))
                     site.count = max(site.count, event["call"] + 1)
                 case "total":
                     site.count = max(site.count, event["calls"])
                 case "inside":
                     site.inside = True
+                    site.traced.append(texts.get(event["text"], {"why": "it has no text"}))
                     if event["cover"] is None:
                         site.hidden = True
-                    elif kinds[number] not in _MAPS_NOTHING:
-                        known[event["cover"]].is_mapped = True
+                    else:
+                        site.covers.append(known[event["cover"]])
+                        is_mapped = kinds[number] not in _MAPS_NOTHING
+                        known[event["cover"]].is_mapped |= is_mapped
+                case "place":
+                    site.places.add(event["place"])
+                case "around":
+                    site.around.add(event["place"])
+                    site.is_mapped = True  # or else it would not be compared
+                case "made":
+                    site.made.add(event["what"])
+                case "called":
+                    site.told.add(event["what"])
                 case "problem":
                     problems.append(f"{site.function}: {event['problem']}")
     found = [json.loads(path.read_text()) for path in folder.glob("process-*/flow.json")]
@@ -216,188 +218,3 @@ def _events(path: Path) -> Iterator[Any]:
                 yield json.loads(line)
             except json.JSONDecodeError:
                 return
-
-
-# --- spots
-
-
-def _read_spots(folder: Path) -> dict[int, Evidence]:
-    found: dict[int, Evidence] = {}
-    for path in sorted(folder.glob("places-*.jsonl")):
-        for event in _events(path):
-            evidence = found.setdefault(event["place"], Evidence())
-            match event["event"]:
-                case "ran":
-                    evidence.ran = True
-                case "call" | "value":
-                    evidence.calls += 1
-                    number = f"{event['event']} {evidence.calls}"
-                    evidence.problems += [(k, f"{number}: {said}") for k, said in event["problems"]]
-                case "inside":
-                    evidence.sides[event["side"]] += 1
-                    if event["of"] is not None:
-                        evidence.outer.add(event["of"])
-                case "text":
-                    evidence.texts.append(event)
-                case "use":
-                    evidence.uses.add(event["by"])
-                case "raised":
-                    evidence.raised[event["what"]] += 1
-                case "made" | "called":
-                    getattr(evidence, event["event"]).add(event["what"])
-    return found
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """How sure a spot is, and why."""
-
-    rung: Rung
-    calls: int = 0
-    equal: int = 0
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    rules: tuple[str, ...] = ()  # by which its programs are equal
-    signatures: tuple[Mapping[str, Any], ...] = ()  # the texts of these, where they prove it
-
-    def proved(self, signatures: Iterable[Mapping[str, Any]]) -> "Judgement":
-        """More than that all calls were equal, where the texts of the programs show it.
-
-        Args:
-          signatures: the texts, as `slices.proof` takes them.
-        """
-        signatures = tuple(signatures)
-        rules: set[str] = set()
-        try:
-            for each in signatures:
-                rules |= set(slices.proof(each))
-        except NotProvedError as reason:
-            return replace(self, notes=(*self.notes, f"its programs differ: {reason}"))
-        notes = list(self.notes)
-        for name, form in (("before", "old"), ("after", "new")):
-            sizes = [size for each in signatures for size in each["sizes"].items()]
-            alone = sorted({size for size, texts in sizes if [*texts] == [name]})
-            if name == "before" and len(alone) == len({size for size, _ in sizes}) > 0:
-                notes.append("it takes a slice for each of all devices, and no fewer")
-            elif alone:
-                notes.append(f"on {', '.join(alone)} of the devices only the {form} form runs")
-        return replace(
-            self,
-            rung=Rung.EQUAL_BY_RULES if rules else Rung.SAME_PROGRAM,
-            rules=tuple(sorted(rules)),
-            signatures=signatures,
-            notes=tuple(notes),
-        )
-
-
-def judged(
-    spot: Spot,
-    found: Mapping[int, Evidence],
-    spots: Mapping[int, Spot],
-    *,
-    lenient: bool = False,
-) -> Judgement:
-    """How sure a spot is.
-
-    Args:
-      spot: the place.
-      found: what happened at all of them.
-      spots: all, by number.
-      lenient: whether its results may lie elsewhere than before: what puts them on devices.
-    """
-    evidence = found.get(spot.number)
-    if evidence is None or not evidence.ran:
-        return Judgement(Rung.NEVER_RAN)
-    allowed = ("placement",) if lenient else ()
-    problems = [said for kind, said in evidence.problems if kind not in (*allowed, "unknown")]
-    notes = [said for kind, said in evidence.problems if kind in allowed]
-    unknown = [said for kind, said in evidence.problems if kind == "unknown"]
-    notes += [_said_of_raised(name, n) for name, n in evidence.raised.items()]
-    equal = evidence.calls - len({said.partition(":")[0] for said in problems})
-    if problems:
-        return Judgement(
-            Rung.DIFFERENT, evidence.calls, equal, first_few(problems), first_few(notes)
-        )
-    if unknown:
-        return Judgement(Rung.RAN, evidence.calls, equal, notes=first_few(unknown))
-    if evidence.raised and not evidence.calls:
-        return Judgement(Rung.RAISED, notes=first_few(notes))
-    others = {number: each for number, each in spots.items() if number != spot.number}
-    uses = [judged(others[n], found, others) for n in sorted(evidence.uses & {*others})]
-    if uses and not (evidence.calls or evidence.sides):
-        return _together(uses)
-    if idle := sorted(evidence.made - evidence.called):
-        named = dict.fromkeys(_WHERE.sub("", each) for each in idle)
-        notes = (f"never called: {', '.join(named)}",) if evidence.called else _IDLE
-        return Judgement(Rung.NEVER_RAN, evidence.calls, equal, notes=notes)
-    inside = _inside(evidence, found, others)
-    if not evidence.calls:
-        return inside or Judgement(Rung.NEVER_RAN, notes=_IDLE)
-    if inside is not None and inside.rung < Rung.REPLAYED:
-        return Judgement(inside.rung, evidence.calls, equal, notes=inside.notes)
-    replayed = Judgement(Rung.REPLAYED, evidence.calls, equal, notes=first_few(notes))
-    moved = any(kind in allowed for kind, _ in evidence.problems)
-    return replayed if moved else _by_text(replayed, evidence)
-
-
-def _said_of_raised(name: str, number: int) -> str:
-    calls = "1 call" if number == 1 else f"{number} calls"
-    return f"{calls} raised {name} in both forms, and so showed nothing"
-
-
-def _by_text(replayed: Judgement, evidence: Evidence) -> Judgement:
-    """More than that its calls were equal, where the texts of its programs show it."""
-    if not evidence.texts or any("why" in text for text in evidence.texts):
-        return replayed
-    different = {json.dumps(text, sort_keys=True): text for text in evidence.texts}
-    return replayed.proved(different.values())
-
-
-def _inside(
-    evidence: Evidence, found: Mapping[int, Evidence], spots: Mapping[int, Spot]
-) -> Judgement | None:
-    """What is known of a place inside of traced programs; None where it is not inside of any."""
-    if not evidence.sides:
-        return None
-    if times := evidence.sides[""]:  # what a traced call computes is its text, and nothing else
-        notes = ("it ran only inside a larger traced function",)
-        proof = _by_text(Judgement(Rung.REPLAYED, times, times, notes=notes), evidence)
-        if proof.rung > Rung.REPLAYED:
-            return proof
-        return Judgement(Rung.RAN, notes=proof.notes)
-    if not (evidence.sides["old"] and evidence.sides["new"]):
-        said = "JAX used one trace for both forms, so that they could not be told apart"
-        return Judgement(Rung.RAN, notes=(said,))
-    around = [spots[number] for number in sorted(evidence.outer & {*spots})]
-    lines = ", ".join(str(line) for line in sorted({each.line for each in around}))
-    notes = (f"checked as part of line {lines}",)
-    least = _together([judged(each, found, spots) for each in around])
-    return (
-        Judgement(Rung.RAN, notes=notes)
-        if least.rung < Rung.REPLAYED
-        else replace(least, notes=notes)
-    )
-
-
-def entry(place: PlaceResult, judgements: Sequence[Judgement]) -> LedgerEntry:
-    """A place is as sure as the least sure of its spots."""
-    return LedgerEntry(place.path, place.line, place.what, **vars(_together(judgements)))
-
-
-def _together(judgements: Sequence[Judgement]) -> Judgement:
-    return Judgement(
-        rung=min(each.rung for each in judgements),
-        calls=sum(each.calls for each in judgements),
-        equal=sum(each.equal for each in judgements),
-        problems=tuple(dict.fromkeys(said for each in judgements for said in each.problems)),
-        notes=tuple(dict.fromkeys(said for each in judgements for said in each.notes)),
-        rules=tuple(sorted({rule for each in judgements for rule in each.rules})),
-        signatures=tuple(text for each in judgements for text in each.signatures),
-    )
-
-
-def first_few(texts: Iterable[str]) -> tuple[str, ...]:
-    """Without repetition, and not too many."""
-    different = list(dict.fromkeys(texts))
-    more = len(different) - _SHOWN
-    return tuple(different[:_SHOWN]) + ((f"and {more} more",) if more > 0 else ())

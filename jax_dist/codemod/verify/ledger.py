@@ -30,6 +30,9 @@ How: TypeAlias = Literal[
 ]
 
 
+Key: TypeAlias = tuple[str, str]  # what differs, such as "result[0]", and the kind: "value", "type"
+
+
 class MigrationVerdict(enum.StrEnum):
     """What the two runs say of the migration."""
 
@@ -56,12 +59,23 @@ class SiteComparison:
     how: tuple[How, ...]  # results were compared
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    equal: int = 0  # calls in which nothing differs
+    differing: frozenset[Key] = frozenset()  # what the problems are about
+    same_form: bool = True  # all arrays are as they were, and where they were
+    unsteady: bool = False  # it differs from run to run, and what does so was left out
     signatures: tuple[Mapping[str, Any], ...] = ()  # of its programs, as `slices.proof` takes them
     unproved: str = ""  # why its calls have no such signature
+    site: Any = None  # the record of the function before
+
+    @property
+    def drifted(self) -> bool:
+        """Whether all that differs is what it is given: something before it differs."""
+        of_arguments = all(what[:8] == "argument" and k == "value" for what, k in self.differing)
+        return bool(self.differing) and of_arguments
 
     def to_dict(self) -> dict[str, Any]:
         largest = {name: f"largest_{name}_difference" for name in ("absolute", "relative")}
-        shown = _fields(self, "signatures", "unproved")
+        shown = _fields(self, "differing", "signatures", "unproved", "site")
         return {largest.get(name, name): value for name, value in shown.items()}
 
 
@@ -212,7 +226,6 @@ class Ledger:
     command: tuple[str, ...]
     entries: tuple[LedgerEntry, ...]
     kept_apart: str  # a key of _APART
-    merged: bool  # one run of both forms; else two runs
     exit_code: int | None = 0
     output: str = ""  # its end, where the command failed
     runs: MigrationVerification | None = None  # before and after, where that was needed
@@ -274,7 +287,6 @@ class Ledger:
             "worst": str(self.worst),
             "places": [entry.to_dict() for entry in self.entries],
             "kept_apart": self.kept_apart,
-            "merged": self.merged,
             "exit_code": self.exit_code,
             "runs": None if self.runs is None else self.runs.to_dict(),
             "problems": list(self.problems),
@@ -312,9 +324,8 @@ def _where(entries: Sequence[LedgerEntry]) -> str:
 
 def _lines(ledger: Ledger) -> Iterator[str]:
     yield ledger.headline[0].upper() + ledger.headline[1:]
-    how = "one run of both forms" if ledger.merged else "two runs, before and after"
     yield f"  command: {shlex.join(ledger.command)}"
-    yield f"  how:     {how}, in {_APART[ledger.kept_apart]}"
+    yield f"  how:     two runs, before and after, in {_APART[ledger.kept_apart]}"
     if ledger.entries:
         yield ""
         yield from _table(ledger.entries)

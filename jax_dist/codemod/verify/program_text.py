@@ -1,8 +1,9 @@
 """The text of one program of the user, with edits of ours that leave its lines where they are.
 
-With marks, it tells more of its run: which places ran, and what host edits gave. An expression
-`jax.pmap` becomes `(__jd__.ran(2) or jax.pmap)`, and a host edit, such as `unreplicate(x)`,
-`__jd__.host(3, lambda v: unreplicate(v), x)`. All else stays, and the lines in their order.
+With marks, it tells more of its run: which places ran, what was mapped there, and what host edits
+gave. An expression `jax.pmap` becomes `__jd__.place(2, (jax.pmap))`, and a host edit, such as
+`unreplicate(x)`, `__jd__.host(3, lambda v: unreplicate(v), x)`. All else stays, and the lines in
+their order.
 """
 
 import ast
@@ -12,19 +13,6 @@ from dataclasses import dataclass
 
 _IMPORT = "import _jax_dist_recording.start as __jd__"
 _VALUE = "__jd_value__"
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A place that a run reports: an expression with two forms, or a statement."""
-
-    number: int
-    path: str
-    line: int  # before, from 1
-    start: int  # the bytes that it covers
-    stop: int
-    old: str = ""
-    new: str = ""
 
 
 class ProgramText:
@@ -80,8 +68,14 @@ class ProgramText:
     def spans(self, line: int, what: str) -> list[tuple[int, int]]:
         """Where the expressions are that begin in this line and read like this."""
         nodes = (each for each in ast.walk(self.tree) if isinstance(each, ast.expr))
-        found = {self.span(each) for each in nodes if each.lineno == line}
+        found = {self.span(each) for each in nodes if each.lineno == line and _has_value(each)}
         return sorted(each for each in found if self.between(*each) == what)
+
+    def extents(self, line: int, what: str) -> list[tuple[int, int]]:
+        """The same; of what is called, with the call: what `pmap` maps is a part of its place."""
+        calls = [each for each in ast.walk(self.tree) if isinstance(each, ast.Call)]
+        around = {self.span(each.func): self.span(each) for each in calls}
+        return [around.get(each, each) for each in self.spans(line, what)]
 
     def entry(self, line: int) -> tuple[int, str] | None:
         """Where a call is made as soon as the statement at a line runs, and what is put there.
@@ -110,25 +104,19 @@ class ProgramText:
         """Where its first line begins, with its decorators."""
         return self._starts[_first_line(statement) - 1]
 
-    def below(self, statement: ast.stmt) -> int:
-        """Where the line after it begins; one more than there are bytes, if there is none."""
-        return self._starts[statement.end_lineno or statement.lineno]
-
     def between(self, start: int, stop: int) -> str:
         return self._bytes[start:stop].decode()
-
-    def decorator(self, first: ast.expr) -> int:
-        """Where the `@` of a decorator is."""
-        return self._bytes.rindex(b"@", 0, self.span(first)[0])
-
-    @property
-    def size(self) -> int:
-        return len(self._bytes)
 
 
 def _first_line(statement: ast.stmt) -> int:
     decorators: Sequence[ast.expr] = getattr(statement, "decorator_list", ())
     return min((each.lineno for each in decorators), default=statement.lineno)
+
+
+def _has_value(node: ast.expr) -> bool:
+    """Whether a call may stand around it."""
+    is_part = isinstance(node, ast.Starred | ast.Slice)
+    return not is_part and isinstance(getattr(node, "ctx", None), ast.Load | None)
 
 
 def _comes_first(statement: ast.stmt) -> bool:
@@ -159,25 +147,26 @@ class Marked:
     """One file with marks; `text` is what became of it.
 
     Args:
-      path: its name, for the spots.
       text: what it holds, with `\n` at the ends of lines.
-      places: the lines and the texts of what is to tell that it ran.
-      first: the number of the first spot.
+      places: the lines and the texts of what is to tell that it ran; of an import, with the name
+        that it binds.
+      first: the number of the first place.
       hosts: the expressions whose values are to be told, by number; of the syntax tree of `text`,
         as `edits.host_edits` gives them.
     """
 
     def __init__(
         self,
-        path: str,
         text: str,
-        places: Iterable[tuple[int, str]],
+        places: Iterable[tuple[int, str, str]],
         first: int,
         hosts: Mapping[int, HostForm],
     ):
-        self._path, self._first = path, first
-        self.spots: list[Spot] = []  # what tells that it ran
-        program = ProgramText(text)
+        self.count = first  # the number of the next place
+        # The numbers of what begins in a line and reads alike, in order; statements have lines.
+        self.numbers: dict[tuple[int, str], list[int]] = {}
+        self.by_line: set[tuple[int, str]] = set()
+        self._program = program = ProgramText(text)
         for number, form in hosts.items():  # the value keeps its place; what goes leaves its lines
             (start, stop), (inner, end) = program.span(form.node), program.span(form.of)
             before, after = program.between(start, inner), program.between(end, stop)
@@ -185,23 +174,48 @@ class Marked:
             program.replace(start, inner, head + "\n" * before.count("\n"))
             program.replace(end, stop, "\n" * after.count("\n") + ")")
         hosted = [*program.edits]  # these tell by what they record
-        for line, what in dict.fromkeys(places):
-            spans = program.spans(line, what)
-            for start, stop in spans:
-                if not any(a < at < b for a, b, _ in hosted for at in (start, stop)):
-                    program.replace(start, start, f"({self._ran(line, what)} or ")
-                    program.replace(stop, stop, ")")
-            entry = None if spans else program.entry(line)
-            if entry is not None:
-                program.replace(entry[0], entry[0], entry[1].format(self._ran(line, what)))
+        compared = {
+            program.span(each)
+            for node in ast.walk(program.tree)
+            if isinstance(node, ast.Compare)
+            for each in (node.left, *node.comparators)
+        }
+        expressions: list[tuple[int, int, int, str]] = []
+        for line, what, name in dict.fromkeys(places):
+            numbers = self.numbers.setdefault((line, what), [])
+            for start, stop in program.spans(line, what) if not name else ():
+                if any(a < at < b for a, b, _ in hosted for at in (start, stop)):
+                    continue
+                # What is compared stays the object that it is.
+                call = "ran({}) or" if (start, stop) in compared else "place({},"
+                expressions.append((stop - start, start, stop, call.format(self.count)))
+                numbers.append(self._next())
+            if not numbers:
+                self._mark_statement(line, what, name)
+        for _, start, stop, call in sorted(expressions):  # the inner ones first
+            program.replace(start, start, f"(__jd__.{call} (")
+            program.replace(stop, stop, "))" if " or" in call else ")))")
         program.import_start()
         self.text: str = program.edited
         self._added = program.added()
 
-    def _ran(self, line: int, what: str) -> str:
-        number = self._first + len(self.spots)
-        self.spots.append(Spot(number, self._path, line, 0, 0, what))
-        return f"__jd__.ran({number})"
+    def _mark_statement(self, line: int, what: str, name: str) -> None:
+        """It tells as soon as it runs; an import, when it has bound its name."""
+        program = self._program
+        if name:
+            former = next(e for e in ast.walk(program.tree) if getattr(e, "lineno", 0) == line)
+            at = program.offset(former.end_lineno, former.end_col_offset)  # pyright: ignore
+            self.numbers[line, what].append(self._next())
+            program.replace(at, at, f"; {name} = __jd__.place({self.count - 1}, {name})")
+        elif (entry := program.entry(line)) is not None:
+            self.by_line.add((line, what))
+            self.numbers[line, what].append(self._next())
+            text = entry[1].format(f"__jd__.place({self.count - 1}, None)")
+            program.replace(entry[0], entry[0], text)
+
+    def _next(self) -> int:
+        self.count += 1
+        return self.count - 1
 
     def line_before(self, line: int) -> int:
         """The line of the program without marks that a line of this one was."""

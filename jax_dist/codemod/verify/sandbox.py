@@ -122,17 +122,6 @@ class Workspace:
             site.file = box.outside(site.file)
         return ended
 
-    def merged(self, changes: Mapping[Path, bytes]) -> Run:
-        """Runs a merged program to its end; it writes down itself what happens at its places.
-
-        Args:
-          changes: what files of the project hold for this run alone.
-
-        Raises:
-          OSError: the command cannot be started.
-        """
-        return self._run(self._sandbox(changes), {"merged": True})
-
     def _sandbox(self, changes: Mapping[Path, bytes]) -> "_Sandbox":
         self._runs += 1
         folder = self._folder / f"sandbox-{self._runs}"

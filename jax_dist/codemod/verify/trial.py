@@ -1,13 +1,11 @@
 """Proves a migration place by place: runs the program in a sandbox, and never writes to its files.
 
-First one run of both texts together, in which old and new are compared at each edited expression.
-What cannot be merged is judged by two runs, before and after: a mapped function by its own calls, a
-host edit by its values. Any other place is judged by all mapped functions of the program, and by
-what that prints.
+Two runs, before and after, in which each place tells that it ran, and what was mapped there. A
+place is judged by its own calls and values; where something differs, a third run, before the
+migration again, says what differs from run to run anyway.
 """
 
 import ast
-import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +16,9 @@ from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
 from jax_dist.codemod import pmap_renames
 from jax_dist.codemod.results import FileMigration, PlaceResult
-from jax_dist.codemod.verify import calls, edits, evidence, sandbox
-from jax_dist.codemod.verify.comparison import judged
-from jax_dist.codemod.verify.edits import Merged
-from jax_dist.codemod.verify.evidence import Evidence, Judgement, Run, RunRecord, entry
+from jax_dist.codemod.verify import calls, comparison, edits, judging, sandbox
+from jax_dist.codemod.verify.evidence import Run, RunRecord
+from jax_dist.codemod.verify.judging import Own
 from jax_dist.codemod.verify.ledger import (
     Ledger,
     LedgerEntry,
@@ -29,14 +26,16 @@ from jax_dist.codemod.verify.ledger import (
     Rung,
     SiteComparison,
 )
-from jax_dist.codemod.verify.program_text import Marked, ProgramText, Spot
+from jax_dist.codemod.verify.program_text import Marked, ProgramText
 from jax_dist.codemod.verify.sandbox import Workspace
 
-_LENIENT = frozenset(pmap_renames.REMOVED.values())
+_LENIENT = frozenset(pmap_renames.REMOVED.values())  # of what puts values on devices
 _STEADY = "without the migration, the command computes the same twice"
 _UNSTEADY = (
-    "the command does not compute the same twice, even without the migration: give it fixed seeds"
+    "the command does not compute the same twice, even without the migration: with fixed seeds, "
+    "its calls could be compared too"
 )
+_FAILS = "the command fails without the migration too, and a command that fails is no proof"
 
 _Place: TypeAlias = tuple[str, int, str]  # the path, the line before, what stands there
 
@@ -46,7 +45,6 @@ def verified(
     files: Sequence[FileMigration],
     *,
     devices: int = 8,
-    merge: bool = True,
     timeout: float | None = None,
     scratch: Iterable[str] = (),
     progress: Callable[[str], None] = lambda line: None,
@@ -57,8 +55,6 @@ def verified(
       command: the program to run and its arguments; any that imports jax in a Python of its own.
       files: before and after.
       devices: how many CPU devices to simulate.
-      merge: tries one run of both texts; not where values take another form, as without the axis
-        over devices.
       timeout: the seconds that each run may take.
       scratch: folders, empty or new, that it may write to where there is no overlay of all files.
       progress: is told what begins.
@@ -67,7 +63,7 @@ def verified(
       MisuseError: a file no longer holds what it was migrated from, or there is no room.
       OSError: the command cannot be started.
     """
-    plan = _Plan(files, merge=merge)
+    plan = _Plan(files)
     for path, data in plan.before.items():
         if path.read_bytes() != data:
             raise MisuseError(f"{path} has changed since it was read; start again")
@@ -108,67 +104,85 @@ def watched(
         return record
 
 
+@dataclass(frozen=True)
+class _MarkedFile:
+    """One file, before and after, with marks."""
+
+    path: str
+    before: Marked
+    texts: tuple[bytes, bytes]
+    hosts: Mapping[int, _Place]  # by the number of a host edit
+
+
 class _Plan:
     """What is run, and where its places are."""
 
-    def __init__(self, files: Sequence[FileMigration], *, merge: bool):
+    def __init__(self, files: Sequence[FileMigration]):
         # A place may change by what another file defines.
-        self._files = [f for f in files if f.changed or any(o.status == "done" for o in f.outcomes)]
-        self.programs = [f for f in self._files if not f.is_new and f.path.endswith(".py")]
-        self.before = {Path(f.path): f.before for f in self._files if not f.is_new}
-        self.after = {Path(f.path): f.after for f in self._files}
-        # What is to be proved.
-        self.outcomes = [o for f in self._files for o in f.outcomes if o.status == "done"]
-        self.merged: dict[str, Merged] = {}  # by path
-        self.spots: dict[int, Spot] = {}
-        for file in self.programs if merge else ():
-            texts = _text(file, file.before), _text(file, file.after)
-            places = [(o.line, o.what) for o in file.outcomes if o.status == "done"]
-            merged = Merged(file.path, *texts, len(self.spots), places)
-            self.merged[file.path] = merged
-            self.spots |= {spot.number: spot for spot in merged.spots}
+        files = [f for f in files if f.changed or any(o.status == "done" for o in f.outcomes)]
+        self.before = {Path(f.path): f.before for f in files if not f.is_new}
+        self.after = {Path(f.path): f.after for f in files}
+        self.places = [o for f in files for o in f.outcomes if o.status == "done"]
+        self.files: list[_MarkedFile] = []
+        hosts = count = 0
+        for file in files:
+            if not file.is_new and file.path.endswith(".py"):
+                marked = self._marked(file, count, hosts)
+                self.files.append(marked)
+                count, hosts = marked.before.count, hosts + len(marked.hosts)
 
-    def merged_files(self) -> dict[Path, bytes]:
-        """What the files of the merged program hold."""
-        new = {Path(f.path): f.after for f in self._files if f.is_new}
-        for file in self.programs:
-            text = self.merged[file.path].text.encode()
-            new[Path(file.path)] = sources.read(file.path, file.before).written(text)
-        return new
-
-    def spots_of(self, place: PlaceResult) -> list[Spot]:
-        """Those of a place; of several that look alike in one line, each has its own."""
-        merged = self.merged.get(place.path)
-        if merged is None or place.cell is not None:
-            return []
-        found = merged.spots_of(place.line, place.what)
-        alike = [o for o in self.outcomes if _key(o) == _key(place)]
-        if len(found) == len(alike):
-            return found[next(i for i, each in enumerate(alike) if each is place)]
-        return [spot for each in found for spot in each]
-
-    def is_by_uses(self, spot: Spot) -> bool:
-        """Whether it is an import, of which other places say how sure they are."""
-        name = self.merged[spot.path].imported.get(spot.number)
-        return any((o.path, o.what) == (spot.path, name) for o in self.outcomes)
-
-    def left(self) -> list[PlaceResult]:
-        """Statements that cannot be merged, and that no outcome speaks of."""
-        known = {(each.path, each.line) for each in self.outcomes}
-        return [
-            PlaceResult(path, line, None, "", "done", text)
-            for path, merged in self.merged.items()
-            for line, text in merged.unmerged
-            if (path, line) not in known
-        ]
+    def _marked(self, file: FileMigration, first: int, hosts: int) -> _MarkedFile:
+        """A file, with a place for each edit that no outcome speaks of."""
+        old, new = (sources.read(file.path, d).code.decode() for d in (file.before, file.after))
+        program, other = ProgramText(old), ast.parse(new)
+        told = [o for o in self.places if o.path == file.path and o.cell is None]
+        names, own = {}, [*told]
+        for change in edits.changes(program, other):
+            if change.imported in {o.what for o in told} - {""}:
+                continue  # each use of it is a place
+            if not any(_covers(program, o, change) for o in told):
+                own.append(PlaceResult(file.path, change.line, None, "", "done", change.what))
+                names[change.line, change.what] = change.imported
+        self.places += own[len(told) :]
+        olds, news, at = {}, {}, {}
+        for one, two in edits.host_edits(program.tree, other):
+            if (place := _place_of(program, own, one.node)) is not None:
+                number = hosts + len(at)
+                olds[number], news[number], at[number] = one, two, key(place)
+        wanted = [(o.line, o.what, names.get((o.line, o.what), "")) for o in own]
+        sides = Marked(old, wanted, first, olds), Marked(new, (), 0, news)
+        texts = zip((file.before, file.after), sides, strict=True)
+        data = [sources.read(file.path, d).written(m.text.encode()) for d, m in texts]
+        return _MarkedFile(file.path, sides[0], (data[0], data[1]), at)
 
 
-def _key(place: PlaceResult) -> _Place:
+def key(place: PlaceResult) -> _Place:
     return place.path, place.line, place.what
 
 
-def _text(file: FileMigration, data: bytes) -> str:
-    return sources.read(file.path, data).code.decode()
+def _covers(program: ProgramText, place: PlaceResult, change: edits.Change) -> bool:
+    """Whether a change belongs to a place."""
+    spans = program.extents(place.line, place.what)
+    if change.span is None or not spans:
+        return change.line in _lines(place)
+    start, stop = change.span
+    return any(a < stop and start < b for a, b in spans)
+
+
+def _lines(place: PlaceResult) -> range:
+    return range(place.line, place.line + place.what.count("\n") + 1)
+
+
+def _place_of(
+    program: ProgramText, places: Iterable[PlaceResult], node: ast.expr
+) -> PlaceResult | None:
+    """The place that an expression is, or that is the statement around it."""
+    text = program.between(*program.span(node))
+    for place in places:
+        is_statement = node.lineno in _lines(place) and not program.spans(place.line, place.what)
+        if is_statement or (place.line, place.what) == (node.lineno, text):
+            return place
+    return None
 
 
 class _Trial:
@@ -178,49 +192,106 @@ class _Trial:
         self._refused: dict[str, None] = {}  # files that the runs may not write to, in order
 
     def ledger(self) -> Ledger:
-        plan, runs = self._plan, None
-        found, ended = self._merged_run() if plan.spots else ({}, None)
-        if ended is None:
-            self._notes.append(
-                "the two texts could not be run as one program: they were run one after the other"
-            )
-            entries, runs = self._two_runs([*plan.outcomes, *plan.left()])
-            code, output = runs.after.exit_code, ""
-        else:
-            code, output = ended
-            entries, open_ = self._by_spots(found)
-            unmerged = [(path, line) for path, m in plan.merged.items() for line, _ in m.unmerged]
-            if unmerged or open_:
-                names = [f"{os.path.relpath(path)}:{line}" for path, line in unmerged]
-                where = f": {', '.join(names[:3])}" if names else ""
-                self._notes.append(f"not all could be run as one program{where}")
-                more, runs = self._two_runs([*open_, *plan.left()])
-                entries += more
-            if code != 0:
-                entries = [
-                    replace(each, rung=min(each.rung, Rung.RAN), rules=(), signatures=())
-                    for each in entries
-                ]
-                self._notes.append(
-                    "the command fails without the migration too, and a command that fails is no "
-                    "proof"
-                )
-        if runs is not None:
-            self._notes += [*runs.unproven, *runs.notes]
-            if runs.after.exit_code != 0:
-                output = output or runs.after.output
-        self._notes += self._of_writing(failed=code != 0)
+        plan = self._plan
+        self._progress("running the command before the migration")
+        first = self._before()
+        self._progress("running the command after it")
+        marked = {Path(each.path): each.texts[1] for each in plan.files}
+        second = self._run(plan.after | marked)
+        runs, values = self._compared(first, second, None)
+        if runs.differs or any(each.problems for each in values.values()):
+            self._progress("running the command before the migration again, for something differs")
+            again = self._before()
+            alone, others = self._compared(first, again, None)
+            steady = not (alone.differs or any(each.problems for each in others.values()))
+            self._notes.append(_STEADY if steady else _UNSTEADY)
+            runs, values = self._compared(first, second, again)
+        entries = self._entries(first, second, runs, values)
+        entries, problems = _with_unexplained(entries, runs)
+        self._notes += [*runs.unproven, *runs.notes]
+        if first.exit_code != 0 and second.exit_code != 0:
+            self._notes.append(_FAILS)
+        self._notes += self._of_writing(failed=second.exit_code != 0)
         return Ledger(
             command=tuple(self._stage.command),
             entries=tuple(sorted(entries, key=lambda each: (each.path, each.line))),
             kept_apart=self._stage.way,
-            merged=ended is not None,
-            exit_code=code,
-            output=output,
+            exit_code=second.exit_code,
+            output=runs.after.output if second.exit_code != 0 else "",
             runs=runs,
-            problems=() if runs is None else runs.problems,
+            problems=tuple(dict.fromkeys((*runs.problems, *problems))),
             notes=tuple(self._notes),
         )
+
+    def _before(self) -> Run:
+        """The program as it was, with the lines of its places as they were."""
+        ran = self._run({Path(each.path): each.texts[0] for each in self._plan.files})
+        unmarked = {os.path.realpath(each.path): each.before for each in self._plan.files}
+        for site in ran.record.sites:
+            if site.file in unmarked:
+                site.line = unmarked[site.file].line_before(site.line)
+        return ran
+
+    def _run(self, changes: Mapping[Path, bytes]) -> Run:
+        ran = self._stage.recorded(changes, self._plan.after)
+        self._refused |= dict.fromkeys(ran.refused)
+        return ran
+
+    def _compared(
+        self, first: Run, second: Run, again: Run | None
+    ) -> tuple[MigrationVerification, dict[int, SiteComparison]]:
+        """What two runs say of mapped functions, and of host edits, by the record of these."""
+        command, files = self._stage.command, self._plan.after
+        runs = comparison.judged(command, first, second, again, files=files)
+        codes = {key(place): place.code for place in self._plan.places}
+        hosts = {str(n): codes[at] for each in self._plan.files for n, at in each.hosts.items()}
+        partners, others = (
+            {} if run is None else {(e.process, e.function): e for e in run.record.hosts}
+            for run in (second, again)
+        )
+        values = {}
+        for one in first.record.hosts:
+            if one.count:
+                name = one.process, one.function
+                ignored = comparison.unsteady(one, others.get(name)) if again is not None else ()
+                values[id(one)] = calls.compare(
+                    one,
+                    partners.get(name),
+                    may_move=hosts[one.function] in _LENIENT,
+                    ignored=ignored,
+                )
+        return runs, values
+
+    def _entries(
+        self,
+        first: Run,
+        second: Run,
+        runs: MigrationVerification,
+        values: Mapping[int, SiteComparison],
+    ) -> list[LedgerEntry]:
+        """Each place by its own calls and values."""
+        inside = comparison.pairs_inside(first.record, second.record)
+        numbers = _numbers(self._plan)
+        entries = []
+        for place, own, by_line in numbers:
+            path, mine = os.path.realpath(place.path), set(own)
+            sites = [s for s in first.record.sites if s.places & mine]
+            if by_line:
+                lines = _lines(place)
+                sites += [s for s in first.record.sites if s.file == path and s.line in lines]
+            file = next((each for each in self._plan.files if each.path == place.path), None)
+            hosts = {str(n) for n, at in file.hosts.items() if at == key(place)} if file else set()
+            given = [h for h in first.record.hosts if h.function in hosts]
+            told = {h.function for h in given if h.count or h.inside}
+            found = Own(
+                ran=bool(mine) and mine <= first.ran and told == hosts,
+                alone=bool(mine & first.alone) and not given and not (by_line and sites),
+                sites=[s for s in sites if s.is_mapped],
+                values=[values[id(h)] for h in given if id(h) in values],
+                around=[s for s in first.record.sites if s.around & mine],
+            )
+            entries.append(judging.entry(place, judging.judged(found, runs, inside)))
+        return entries
 
     def _of_writing(self, *, failed: bool) -> Iterator[str]:
         """What the runs were kept from, outside of the project."""
@@ -234,184 +305,36 @@ class _Trial:
         elif failed and self._stage.way == "locked copy":
             yield "outside of the project, the command may write to what --scratch names alone"
 
-    def _ended(self, run: Run) -> Run:
-        self._refused |= dict.fromkeys(run.refused)
-        return run
 
-    # --- one run of both texts
+def _numbers(plan: _Plan) -> Iterator[tuple[PlaceResult, list[int], bool]]:
+    """Each place, the numbers that are its own, and whether its calls are those of its lines.
 
-    def _merged_run(self) -> tuple[Mapping[int, Evidence], tuple[int | None, str] | None]:
-        """What happened, the exit code and the output; no code where the merge itself failed."""
-        self._progress("running both texts as one program")
-        ran = self._ended(self._stage.merged(self._plan.merged_files()))
-        if ran.exit_code == 0:
-            return ran.ran, (0, "")
-        self._progress("it failed: running the command without the migration")
-        plain = self._ended(self._stage.recorded({}, ()))
-        if plain.exit_code == ran.exit_code:
-            return ran.ran, (ran.exit_code, ran.tail)
-        return {}, None
-
-    def _by_spots(
-        self, found: Mapping[int, Evidence]
-    ) -> tuple[list[LedgerEntry], list[PlaceResult]]:
-        """The entries that the merged run can judge, and the outcomes of those that it cannot."""
-        plan, entries = self._plan, []
-        left: list[PlaceResult] = []
-        taken = {spot.number for each in plan.outcomes for spot in plan.spots_of(each)}
-        for outcome in plan.outcomes:
-            own = plan.spots_of(outcome)
-            merged = plan.merged.get(outcome.path)
-            if own:
-                lenient = outcome.code in _LENIENT
-                judge = functools.partial(evidence.judged, found=found, spots=plan.spots)
-                entries.append(entry(outcome, [judge(spot, lenient=lenient) for spot in own]))
-            elif merged is None or any(line == outcome.line for line, _ in merged.unmerged):
-                left.append(outcome)  # else another place does all: no expression was edited for it
-        for number, spot in plan.spots.items():
-            if number not in taken and not plan.is_by_uses(spot):
-                place = PlaceResult(spot.path, spot.line, None, "", "done", spot.old)
-                entries.append(entry(place, [evidence.judged(spot, found, plan.spots)]))
-        return entries, left
-
-    # --- two runs, before and after
-
-    def _two_runs(
-        self, places: Sequence[PlaceResult]
-    ) -> tuple[list[LedgerEntry], MigrationVerification]:
-        """Each place by its own function or values, else by all mapped functions."""
-        stage, plan = self._stage, self._plan
-        files = list(_marked_files(plan.programs, places))
-        paths = {*plan.after}
-        judge = functools.partial(judged, stage.command, files=paths)
-        self._progress("running the command before the migration")
-        first = self._ended(stage.recorded({each.path: each.texts[0] for each in files}, paths))
-        unmarked = {os.path.realpath(each.path): each.before for each in files}
-        for site in first.record.sites:
-            if site.file in unmarked:
-                site.line = unmarked[site.file].line_before(site.line)
-        self._progress("running the command after it")
-        second = self._ended(
-            stage.recorded(plan.after | {each.path: each.texts[1] for each in files}, paths)
-        )
-        found = judge(first, second)
-        if found.differs:
-            self._progress("running the command before the migration again, for something differs")
-            third = self._ended(stage.recorded(plan.before, paths))
-            self._notes.append(_UNSTEADY if judge(first, third).differs else _STEADY)
-        hosts, idle = _hosts(files, first, second), _idle(files, first)
-        entries = []
-        for place in places:
-            path = os.path.realpath(place.path)
-            lines = range(place.line, place.line + place.what.count("\n") + 1)
-            sites = [s for s in found.sites if os.path.realpath(s.file) == path and s.line in lines]
-            unused = [s.function for s in first.record.idle if s.file == path and s.line in lines]
-            own = sites or hosts.get(_key(place), ())
-            judgement = _judgement(found, own, unused, never=_key(place) in idle)
-            entries.append(entry(place, [judgement]))
-        return entries, found
-
-
-# --- the texts of two runs
-
-
-@dataclass(frozen=True, slots=True)
-class _MarkedFile:
-    path: Path
-    before: Marked
-    texts: tuple[bytes, bytes]  # before and after, both with marks
-    hosts: Mapping[int, _Place]
-
-
-def _marked_files(
-    files: Iterable[FileMigration], places: Sequence[PlaceResult]
-) -> Iterator[_MarkedFile]:
-    """Of the files that have places."""
-    spots = hosts = 0
-    for file in files:
-        own = [place for place in places if place.path == file.path]
-        if not own:
-            continue
-        one, other = _text(file, file.before), _text(file, file.after)
-        known = {(place.line, place.what): place for place in own if place.cell is None}
-        text, olds, news, at = ProgramText(one), {}, {}, {}
-        for old, new in edits.host_edits(text.tree, ast.parse(other)):
-            what = text.between(*text.span(old.node))
-            if (place := known.get((old.node.lineno, what))) is not None:
-                olds[hosts], news[hosts] = old, new
-                at[hosts] = place.path, place.line, place.what
-                hosts += 1
-        before = Marked(file.path, one, [(p.line, p.what) for p in own], spots, olds)
-        after = Marked(file.path, other, (), spots, news)
-        spots += len(before.spots)
-        sides = (file.before, before), (file.after, after)
-        old, new = (sources.read(file.path, d).written(m.text.encode()) for d, m in sides)
-        yield _MarkedFile(Path(file.path), before, (old, new), at)
-
-
-# --- what two runs say
-
-
-def _hosts(
-    files: Iterable[_MarkedFile], first: Run, second: Run
-) -> dict[_Place, list[SiteComparison]]:
-    """The values of each host edit, in each process of the program."""
-    partners = {(each.process, each.function): each for each in second.record.hosts}
-    places = {str(number): place for each in files for number, place in each.hosts.items()}
-    found: dict[_Place, list[SiteComparison]] = {}
-    for host in first.record.hosts:
-        if host.count:
-            partner = partners.get((host.process, host.function))
-            compared = calls.compare(host, partner)
-            found.setdefault(places[host.function], []).append(compared)
-    return found
-
-
-def _idle(files: Iterable[_MarkedFile], first: Run) -> set[_Place]:
-    """The places of which an expression never ran; of two that look alike, neither is sure."""
-    ran = {number for number, each in first.ran.items() if each.ran}
-    told = {host.function for host in first.record.hosts if host.count}
-    found = {place for each in files for n, place in each.hosts.items() if str(n) not in told}
-    for each in files:
-        spots = each.before.spots
-        found |= {(s.path, s.line, s.old) for s in spots if s.number not in ran}
-    return found
-
-
-def _judgement(
-    found: MigrationVerification,
-    own: Sequence[SiteComparison],
-    unused: Sequence[str],
-    *,
-    never: bool,
-) -> Judgement:
-    """How sure a place is by two runs: by its own calls or values, and by no other ones.
-
-    Args:
-      found: what the runs say of all.
-      own: what was mapped there, or what a host edit gave there.
-      unused: functions that were mapped there, and never called.
-      never: whether it never ran.
+    Of several places that look alike in one line, each has its own.
     """
-    if never or unused:
-        notes = (f"never called: {', '.join(unused)}",) if unused else ()
-        return Judgement(Rung.NEVER_RAN, notes=notes)
-    problems = [*found.problems, *(problem for site in own for problem in site.problems)]
-    calls, equal = sum(site.calls_before for site in own), sum(site.compared for site in own)
-    if problems or (not own and any(site.problems for site in found.sites)):
-        said = tuple(problems) or ("what is mapped around it differs",)
-        return Judgement(Rung.DIFFERENT, calls, 0, said)
-    if found.before.exit_code != 0:
-        return Judgement(Rung.RAN, notes=("the command failed before the migration",))
-    if not own:
-        return Judgement(Rung.RAN, notes=("it has no calls or values of its own to compare",))
-    raised = sum(site.raised for site in own)
-    if raised and not equal:
-        return Judgement(Rung.RAISED, notes=("its calls raise the same error in both runs",))
-    if not calls - raised == equal > 0:
-        return Judgement(Rung.RAN)
-    calls = equal
-    same = Judgement(Rung.SAME_IN_TWO_RUNS, calls, equal)
-    if unproved := next((site.unproved for site in own if site.unproved), ""):
-        return replace(same, notes=(unproved,))
-    return same.proved(each for site in own for each in site.signatures)
+    for place in plan.places:
+        marked = next((each.before for each in plan.files if each.path == place.path), None)
+        at = place.line, place.what
+        numbers = marked.numbers.get(at, []) if marked and place.cell is None else []
+        alike = [other for other in plan.places if key(other) == key(place)]
+        if len(alike) == len(numbers):
+            numbers = [numbers[next(i for i, each in enumerate(alike) if each is place)]]
+        yield place, numbers, marked is not None and at in marked.by_line
+
+
+def _with_unexplained(
+    entries: Sequence[LedgerEntry], runs: MigrationVerification
+) -> tuple[Sequence[LedgerEntry], tuple[str, ...]]:
+    """No place is sure where something differs that none of them explains."""
+    problems = [
+        *runs.problems,
+        *(
+            f"{site.file}:{site.line} {site.function}, {said}"
+            for site in runs.sites
+            for said in site.problems
+        ),
+    ]
+    if not problems or any(each.rung is Rung.DIFFERENT for each in entries):
+        return entries, ()
+    said = calls.first_few(problems)
+    lowered = {"rung": Rung.DIFFERENT, "rules": (), "signatures": (), "problems": said}
+    return [replace(each, **lowered) for each in entries], said

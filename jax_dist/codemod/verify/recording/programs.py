@@ -5,10 +5,12 @@ Types of parameters that are not known here are written as opaque, and no proof 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import hashlib
 import os
+import random
 import sys
 import threading
 import types
@@ -58,6 +60,11 @@ def text(function: Callable, arguments: list[Any]) -> dict[str, Any]:
       Exception: whatever the function raises when it is traced.
     """
     return _Writer([]).closed(jax.make_jaxpr(function)(*arguments))
+
+
+def described(value: Any) -> Any:
+    """A value as a parameter is written; what is not known here is opaque."""
+    return _Writer([])._value(value)
 
 
 class _Writer:
@@ -157,6 +164,8 @@ class _Writer:
                 return {"array": _digest(value)}
             case np.dtype():
                 return f"dtype {value}"
+            case jax.Device():
+                return {"device": [value.platform, value.id]}
             case _ if kind in ("UnspecifiedValue", "PRNGImpl"):
                 return f"{kind} {getattr(value, 'tag', '')}"
             case tuple() | list():
@@ -228,6 +237,8 @@ def _digest(value: Any) -> str:
     if not isinstance(value, np.ndarray | np.generic | jax.Array | bool | int | float | complex):
         return f"opaque {type(value).__name__}"
     array = np.asarray(value)
+    if array.dtype.hasobject:  # its bytes are addresses
+        return "opaque objects"
     data = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
     return f"{array.dtype}{list(array.shape)} {data}"
 
@@ -356,7 +367,22 @@ def _signature(leaf: Any, *, whole: bool) -> Any:
 
 
 def is_traced(tree: Any) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+    try:
+        leaves = jax.tree.leaves(tree)
+    except Exception:  # noqa: BLE001  # a constant that is no tree
+        return False
+    return any(isinstance(leaf, Tracer) for leaf in leaves)
+
+
+@contextlib.contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """A trace more draws no number of the program's."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002  # that of the program
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
 
 
 class ProgramTexts:
@@ -407,14 +433,20 @@ class ProgramTexts:
 
         def make(given: list[int]) -> dict[str, Any]:
             call = lambda args, kwargs: function(*args, **kwargs)
-            self._thread.is_tracing = True
-            try:
-                found = arguments.text(call, given, [arguments.leaves[i] for i in given])
-            finally:
-                self._thread.is_tracing = False
-            return {"text": found, "paths": [paths[i] for i in given]}
+            leaves = [arguments.leaves[i] for i in given]
+            found = arguments.text(call, given, leaves)
+            sizes: dict[str, Any] = {}
+            for size, resized in other_sizes(found, leaves):
+                with contextlib.suppress(Exception):  # it refuses that number of devices
+                    sizes[str(size)] = arguments.text(call, given, resized)
+            return {"text": found, "sizes": sizes, "paths": [paths[i] for i in given]}
 
-        found, whole = arguments.described(make, numbers=numbers)
+        self._thread.is_tracing = True
+        try:
+            with _same_random_numbers():
+                found, whole = arguments.described(make, numbers=numbers)
+        finally:
+            self._thread.is_tracing = False
         number = len(self._known)
         self._known[keys[whole]] = number, (function, arguments)
         self._write(event="text", site=site, number=number, **found)

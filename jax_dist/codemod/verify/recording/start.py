@@ -1,13 +1,12 @@
 """Has the entry points hooked as soon as the program imports them, and is what its marks call.
 
-Imports no jax itself: it waits for the program to do so, for that may take settings. What happens
-at each place is on disk immediately, one JSON object a line.
+Imports no jax itself: it waits for the program to do so, for that may take settings. The number of
+each place that runs is on disk immediately.
 """
 
 from __future__ import annotations
 
 import importlib.abc
-import json
 import os
 import random
 import re
@@ -32,18 +31,15 @@ _SEED = 0
 
 _folder = ""  # of the records; each process has a file of its own there
 _lock = threading.RLock()
-_ran: set[int] = set()
-_wanted: dict[str, Any] | None = None  # what the recorder takes; None in merged programs
+_told: set[str] = set()  # of places
+_wanted: dict[str, Any] | None = None  # what the recorder takes
 _recorder: Any = None  # there is none before the program has imported jax
 
 
-def start(
-    *, merged: bool = False, watched: bool = False, writable: Sequence[str] = (), **wanted: Any
-) -> None:
+def start(*, watched: bool = False, writable: Sequence[str] = (), **wanted: Any) -> None:
     """Has the program recorded.
 
     Args:
-      merged: the program records itself: it calls `both`.
       watched: its expressions tell their values.
       writable: the only folders that it may write to; none: any.
       **wanted: `folder` and `files`, as `CallRecorder` takes them.
@@ -61,9 +57,8 @@ def start(
     if watched:
         wanted["flow"] = Flow()
         wanted["flow"].install()
-    if not merged:
-        _wanted = wanted
-        sys.meta_path.insert(0, _Finder(_hooking))
+    _wanted = wanted
+    sys.meta_path.insert(0, _Finder(_hooking))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -133,62 +128,42 @@ def record_helper(names: dict[str, Any]) -> None:
         _hook(names, "mapped", names["mapped"], names["__name__"])
 
 
-# --- what marked and merged programs call
+# --- what marked programs call
 
 
-def ran(place: int) -> None:
+def ran(number: int) -> None:
     """The statement of a place is about to run."""
-    if place not in _ran:
-        _ran.add(place)
-        note(place, "ran")
+    _tell(f"{number}\n")
 
 
-def both(place: int, old: Callable[[], Any], new: Callable[[], Any]) -> Any:
-    """The value of the old form, compared with that of the new one.
+def place(number: int, value: Any) -> Any:
+    """The value of a place, from here on with the calls of this one.
 
     Args:
-      place: its number.
-      old: evaluates the old form.
-      new: evaluates the new one.
+      number: of the place.
+      value: what maps functions, a mapped function, or anything.
     """
-    from . import pairs
-
-    ran(place)
-    return pairs.both(place, old, new)
-
-
-def use(place: int, value: Any) -> Any:
-    """What another place has given, from here on with the calls of this one.
-
-    Args:
-      place: its number.
-      value: a function in both forms, or anything.
-    """
-    from . import pairs
-
-    ran(place)
-    return pairs.used(place, value)
+    ran(number)
+    found = None if _recorder is None else _recorder.placed(number, value)
+    if found is None:
+        _tell(f"{number} alone\n")
+    return value if found is None else found
 
 
-def host(place: int, function: Callable[[Any], Any], value: Any) -> Any:
+def _tell(line: str) -> None:
+    with _lock:
+        if line not in _told:
+            _told.add(line)
+            with open(os.path.join(_folder, f"places-{os.getpid()}.txt"), "a") as file:
+                file.write(line)
+
+
+def host(number: int, function: Callable[[Any], Any], value: Any) -> Any:
     """What a host edit gives, written down.
 
     Args:
-      place: its number.
+      number: its own.
       function: what it puts around the value.
       value: what it takes.
     """
-    return function(value) if _recorder is None else _recorder.host(place, function, value)
-
-
-def note(place: int, event: str, **more: Any) -> None:
-    """Adds a line.
-
-    Args:
-      place: the number of the spot.
-      event: "ran", "value", "call", "inside", "text" or "trouble".
-      **more: what else is to be known of it, in JSON's types.
-    """
-    line = json.dumps({"place": place, "event": event, **more}) + "\n"
-    with _lock, open(os.path.join(_folder, f"places-{os.getpid()}.jsonl"), "a") as file:
-        file.write(line)
+    return function(value) if _recorder is None else _recorder.host(number, function, value)
