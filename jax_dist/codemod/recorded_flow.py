@@ -184,7 +184,7 @@ class FileFlow:
         return self._told(node).get("numbers", True)
 
     def watches(self, node: Any) -> bool:
-        """Whether the run could tell of an expression."""
+        """Whether an expression is one of those that told their values."""
         return node in self._numbers
 
     def ran(self, node: ast.AST) -> bool:

@@ -121,7 +121,12 @@ def test_the_reason_why_an_axis_stays_is_said(project: pathlib.Path):
     found = report.MigrationReport("jax", files).with_axis()
 
     assert [(where.endswith("train.py:2"), more, why) for where, more, why in found] == [
-        (True, 0, "jax.numpy.ones(8) of line 3 is not known to make copies or rows")
+        (
+            True,
+            0,
+            "jax.numpy.ones(8) of line 3 is not known to make copies or rows; what it returns may "
+            "differ from device to device",
+        )
     ]
 
 

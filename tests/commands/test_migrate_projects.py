@@ -201,7 +201,8 @@ def test_values_that_come_from_themselves_have_an_end(folder: pathlib.Path, loop
     (folder / "b.py").write_text("import jax\n\nf = jax.pmap(lambda x: x)\n")
     out, err = io.StringIO(), io.StringIO()
 
-    code = main(("migrate", "--to", "global", "."), out=out, err=err)
+    promises = ("--one-process", "--all-devices")
+    code = main(("migrate", "--to", "jax", *promises, "."), out=out, err=err)
 
     assert code == 0, err.getvalue()
     assert out.getvalue().count("-f = jax.pmap(lambda x: x)") == 2
