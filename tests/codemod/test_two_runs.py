@@ -88,7 +88,7 @@ step(np.ones(8)), print(alone)
 
 
 def test_the_program_of_the_first_run_goes_its_own_way(folder: pathlib.Path):
-    """Names of `jax.pmap` are equal; a trace more draws no number; devices have their order."""
+    """Names of `jax.pmap` are equal, in a set too; devices have their order."""
     text = """\
 kinds = [jax.jit, jax.pmap]
 assert [kind == jax.pmap for kind in kinds] == [False, True]
@@ -105,7 +105,7 @@ turned(np.ones(8))
         folder,
         text,
         ("kinds = [jax.jit, jax.pmap]", "kinds = [jax.jit, (lambda: jax.pmap)()]"),
-        ("jax.pmap(noisy)", "jax.pmap(noisy, devices=jax.devices())"),
+        ("noise = jax.pmap", "noise = mapped"),
         ("later = jax.pmap", "later = mapped"),
         ("jax.pmap(jnp.cos)", "jax.pmap(jnp.cos, devices=jax.devices()[::-1])"),
     )
