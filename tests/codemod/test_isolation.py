@@ -65,6 +65,10 @@ _HARM = {
     "it changes rights": "os.chmod(outside + '/best.ckpt', 0o777)",
     "through a link": "os.remove('link/best.ckpt')",
     "through a link in the project": "open('link/sub/last.ckpt', 'a').write('theirs')",
+    "from an open folder": "folder = os.open(outside, os.O_RDONLY)\n"
+    "os.open('best.ckpt', os.O_WRONLY | os.O_TRUNC, dir_fd=folder)",
+    "a database": "import sqlite3\n"
+    "sqlite3.connect(outside + '/best.db').execute('create table t(x)')",
     "by a hard link": "try: os.link(outside + '/best.ckpt', 'a'); open('a', 'a').write('theirs')\n"
     "except OSError: os.chmod(outside, 0)",
 }

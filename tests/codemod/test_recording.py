@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import random
 import threading
 
 import jax
@@ -12,7 +13,7 @@ from verified_programs import recorded
 
 from jax_dist.codemod.verify.calls import compare
 from jax_dist.codemod.verify.evidence import Array, CallRecord, Run, SiteRecord
-from jax_dist.codemod.verify.recording import arrays
+from jax_dist.codemod.verify.recording import arrays, programs
 
 # Asserts within itself that mapped functions behave as ever.
 _HABITS = """\
@@ -298,6 +299,19 @@ def _kinds(old: object, new: object, folder: pathlib.Path, given: object = ()) -
 )
 def test_what_differs_between_two_values(old, new, kinds, tmp_path: pathlib.Path):
     assert _kinds(old, new, tmp_path) == kinds
+
+
+def test_a_trace_for_the_text_draws_no_number_of_the_program():
+    def noisy(x: jax.Array) -> jax.Array:
+        return x + np.random.normal() + random.random()  # noqa: NPY002
+
+    events: list[dict] = []
+    texts = programs.ProgramTexts(lambda **event: events.append(event))
+    states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    texts.number(0, noisy, programs.Arguments((jnp.ones(8),), {}))
+
+    assert "text" in events[0]
+    assert states == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
 
 
 def test_what_a_result_holds_of_the_arguments_is_known_by_its_place(tmp_path: pathlib.Path):

@@ -7,9 +7,11 @@ programs pass; where the system can, it stops them itself (`isolation.py`).
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import sys
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,8 +45,13 @@ def install(folder: str, writable: Sequence[str]) -> None:
             paths = [_real(arguments[_INSIDE[event]])]
         elif event in _NAMES:
             paths = [_name(arguments[i], arguments[j]) for i, j in _NAMES[event]]
+        elif event == "sqlite3.connect":
+            paths = [_database(arguments[0])]
         else:
             return
+        refuse(paths)
+
+    def refuse(paths: Sequence[str]) -> None:
         for path in paths:
             if path and not any(path == each or path.startswith(each + os.sep) for each in roots):
                 with open(os.path.join(folder, f"refused-{os.getpid()}.jsonl"), "a") as file:
@@ -52,12 +59,32 @@ def install(folder: str, writable: Sequence[str]) -> None:
                 said = "--verify lets a run write to the project and to --scratch FOLDER alone"
                 raise PermissionError(errno.EACCES, said, path)
 
+    opened = os.open
+
+    @functools.wraps(opened)
+    def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None and flags & _WRITES:  # of which the event does not tell
+            refuse([os.path.realpath(_name(path, dir_fd))])
+        return opened(path, flags, mode, dir_fd=dir_fd)
+
+    os.open = open_
     sys.addaudithook(hook)
 
 
 def _real(path: Any) -> str:
     """Where a path leads to; nothing of an open file."""
     return "" if isinstance(path, int) else os.path.realpath(os.fsdecode(path))
+
+
+def _database(path: Any) -> str:
+    """The file of a database that may be written to; nothing of one in memory."""
+    name = os.fsdecode(path)
+    if name.startswith("file:"):
+        name, _, query = name.removeprefix("file:").partition("?")
+        if "mode=ro" in query or "mode=memory" in query:
+            return ""
+        name = urllib.parse.unquote(name if name[:3] != "///" else name[2:])
+    return "" if name in ("", ":memory:") else os.path.realpath(name)
 
 
 def _name(path: Any, folder: int) -> str:
