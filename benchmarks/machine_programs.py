@@ -176,9 +176,11 @@ def transformer_loss(
     return optax.softmax_cross_entropy_with_integer_labels(scores, wanted).mean()
 
 
-def transformer_step(state: Any, tokens: jax.Array, heads: int = 8) -> tuple[Any, jax.Array]:
+def transformer_step(
+    state: Any, tokens: jax.Array, heads: int = 8, lay: Callable[..., jax.Array] = lambda x: x
+) -> tuple[Any, jax.Array]:
     params, optimiser = state
-    loss, gradient = jax.value_and_grad(transformer_loss)(params, tokens, heads)
+    loss, gradient = jax.value_and_grad(transformer_loss)(params, tokens, heads, lay)
     gradient, loss = lax.pmean((gradient, loss), "i")
     updates, optimiser = OPTIMISER.update(gradient, optimiser, params)
     return (optax.apply_updates(params, updates), optimiser), loss

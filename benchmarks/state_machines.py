@@ -92,12 +92,16 @@ def programs_of(
     state = programs.transformer_state(sizes)
     here = rows or sizes.batch * way.mesh.size // way.count
     step = functools.partial(programs.transformer_step, heads=sizes.heads)
+    whole = functools.partial(step, lay=lambda x: lax.with_sharding_constraint(x, P()))
     tokens = jax.ShapeDtypeStruct((way.count, here, sizes.tokens), np.int32)
-    for name, regather in (("global view", False), ("global view, regather", True)):
-        if regather and way.name == "replicated":
-            continue
+    listed: list[tuple[str, Callable, bool]] = [("global view", step, False)]
+    if way.name != "replicated":
+        listed.append(("global view, regather", step, True))
+    if way.name == "tensor":
+        listed.append(("global view, constrained", whole, False))
+    for name, used, regather in listed:
         view = global_view(
-            step, "i", mesh=way.mesh, mesh_axes=way.mapped, shardings=way.rule,
+            used, "i", mesh=way.mesh, mesh_axes=way.mapped, shardings=way.rule,
             out_axes=(None, None), donate_argnums=0, regather=regather,
         )  # fmt: skip
         yield name, view.lower(state, tokens)

@@ -80,7 +80,9 @@ class MeshAxes:
         return self._handler_of(eqn) or without_constraint(eqn)
 
     def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
-        if self.free and not names_of_constraint(eqn).isdisjoint(self.free):
+        # One that names no axis says that a value is whole along the further ones.
+        is_constraint = _compat.name_of(eqn) == "sharding_constraint"
+        if self.free and is_constraint and hasattr(eqn.params["sharding"], "spec"):
             return self._constrained
         is_own = self.name in interpreter.named_axes(eqn)
         if is_own and (self._has_other_names or self.widens):

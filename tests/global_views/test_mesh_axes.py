@@ -372,6 +372,26 @@ def test_a_constraint_of_the_step_may_name_further_axes(gradients, spec, names_m
     assert share < 0.65 if gradients == "scatter" else share > 0.9
 
 
+@pytest.mark.parametrize("gradients", ["scatter", "reduce"])
+def test_a_constraint_that_names_no_axis_makes_a_value_whole_along_further_ones(gradients):
+    def step(w, x, lay=lambda hidden: lax.with_sharding_constraint(hidden, P())):
+        loss = lambda w: jnp.sum(lay(jnp.tanh(x @ w)) ** 2)
+        return w - 0.125 * lax.pmean(jax.grad(loss)(w), "i"), lay(x @ w)
+
+    options: Any = {"mesh": _mesh(i=4, model=2), "gradients": gradients}
+    cut = lambda path, leaf: P("i", "model")
+    view = global_view(step, "i", shardings=cut, **options)
+    free = global_view(lambda w, x: step(w, x, lambda h: h), "i", shardings=cut, **options)
+    w, x = A[:, :64], X[:4]
+    count = lambda each: each.lower(w, x).as_text().count("sharding_constraint")
+    assert count(view) - count(free) == (3 if gradients == "scatter" else 0)  # one in the backward
+
+    new, hidden = view(view.place(w, x, stacked=False), x)
+    wanted, theirs = free(free.place(w, x, stacked=False), x)
+    np.testing.assert_allclose(hidden, theirs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(new, wanted, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["i", "other"])
 def test_a_constraint_over_the_mapped_axis_is_refused(name):
     other = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "other"))

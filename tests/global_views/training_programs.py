@@ -351,7 +351,8 @@ def _flax() -> Made:
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x, *, train):
-            x = nn.BatchNorm(use_running_average=not train, momentum=0.75)(nn.Dense(_HIDDEN)(x))
+            dense = nn.Dense(_HIDDEN, use_bias=False)  # whose gradient would be but roundings
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.75)(dense(x))
             x = nn.Dropout(0.25, deterministic=not train)(nn.relu(x))
             return nn.Dense(_WIDE)(x)
 
