@@ -269,7 +269,8 @@ class _Plan:
             text = names.get(variable(module, node))
             if text is None:
                 continue
-            if any(isinstance(each, ast.JoinedStr) for each in module.ancestors(node)):
+            within = any(isinstance(each, ast.JoinedStr) for each in module.ancestors(node))
+            if within and not flow.watches(node):
                 raise Left(f"line {node.lineno} formats {text}")
             if isinstance(module.parent(node), ast.AugAssign) and isinstance(node.ctx, ast.Store):
                 raise Left(f"line {node.lineno} changes {text} in place")

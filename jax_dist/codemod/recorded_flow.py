@@ -23,7 +23,6 @@ from jax_dist.codemod.verify.evidence import Array, RunRecord, SiteRecord
 from jax_dist.codemod.verify.recording.flow import NAME
 
 _WATCHED = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.IfExp, ast.ListComp)
-_HIDDEN = ast.JoinedStr  # `f"{x=}"` shows its own text, and Python 3.11 not where its parts are
 
 
 class Slot(NamedTuple):
@@ -43,13 +42,35 @@ def watched_nodes(module: Module) -> list[ast.expr]:
             if name in _unwatched(node):
                 continue
             for each in value if isinstance(value, list) else (value,):
-                if isinstance(each, ast.AST) and not isinstance(each, _HIDDEN):
+                if isinstance(each, ast.JoinedStr) and not _shows_parts(module, each):
+                    continue
+                if isinstance(each, ast.AST):
                     if _is_watched(node, name, each):
                         found.append(each)  # type: ignore[arg-type]
                     walk(each)
 
     walk(module.tree)
     return found
+
+
+def _shows_parts(module: Module, text: ast.JoinedStr) -> bool:
+    """Whether the parts of an f-string are where Python says: before 3.12, not always.
+
+    And `f"{x=}"` shows its own text.
+    """
+    before: ast.expr | None = None
+    for part in text.values:
+        if isinstance(part, ast.FormattedValue):
+            if isinstance(before, ast.Constant) and str(before.value).rstrip().endswith("="):
+                return False
+            try:
+                written = ast.parse(f"({module.text(part.value)})", mode="eval").body
+            except (SyntaxError, ValueError):
+                return False
+            if ast.dump(written) != ast.dump(part.value):
+                return False
+        before = part
+    return True
 
 
 def _unwatched(node: ast.AST) -> tuple[str, ...]:
@@ -180,7 +201,10 @@ class FileFlow:
         return self._told(node).get("others", False)
 
     def has_numbers(self, node: ast.AST) -> bool:
-        """Whether it held numbers of Python in a tree."""
+        """Whether it held numbers of Python in a tree; of what is not watched, it may."""
+        if isinstance(node, ast.Dict | ast.Tuple | ast.List):
+            parts = node.values if isinstance(node, ast.Dict) else node.elts
+            return any(map(self.has_numbers, parts))
         return self._told(node).get("numbers", True)
 
     def watches(self, node: Any) -> bool:

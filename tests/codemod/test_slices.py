@@ -440,3 +440,32 @@ def test_constants_of_a_program():
     assert proof(one, same, **relation) == ("R7",)
     with pytest.raises(NotProvedError):
         proof(one, after(scaled(other_scale), (32, 3), specs=(ROWS, ROWS)), **relation)
+
+
+def _shared_number(rate: float) -> dict[str, Any]:
+    """A static number of a pmap, 0.5, that became an argument of which `rate` was given."""
+
+    def block(x: jax.Array, number: Any) -> jax.Array:
+        return (x[0] * number)[None]
+
+    mapped = jax.shard_map(
+        block,
+        mesh=Mesh(jax.devices(), ("i",)),
+        in_specs=(ROWS, WHOLE),
+        out_specs=ROWS,
+        check_vma=False,
+    )
+    literal = f"float32[] {np.float32(rate).tobytes().hex()}"
+    return {
+        "before": before(lambda x: x * 0.5, (8, 3)),
+        "after": programs.text(jax.jit(mapped), [typed(8, 3), rate]),
+        "sizes": {},
+        "arguments": [[0, AS_IS], [literal, "a number"]],
+        "results": [AS_IS],
+    }
+
+
+def test_a_static_number_is_an_argument_that_all_devices_share():
+    assert "R10" in slices.proof(_shared_number(0.5))
+    with pytest.raises(NotProvedError):
+        slices.proof(_shared_number(0.25))

@@ -83,7 +83,7 @@ def _opcodes(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> list[Any]:
         if isinstance(statement, _IMPORTS):
             return "import", ast.dump(statement)
         if isinstance(statement, ast.Assign):
-            return "assignment", ast.unparse(statement.targets)
+            return "assignment", " = ".join(map(ast.unparse, statement.targets))
         return type(statement).__name__, statement.name if isinstance(statement, _DEFINED) else ""
 
     ones, others = ([key(each) for each in block] for block in (old, new))
