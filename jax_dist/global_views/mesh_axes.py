@@ -62,9 +62,10 @@ class MeshAxes:
         if names := names_of(part):
             scatter = lambda own: lax.psum_scatter(own, names, scatter_dimension=dim, tiled=True)
             if self.free:
-                lies = {"in_specs": self.gathered(spec), "out_specs": self.gathered(spec)}
-                free = set(self.free)
-                scatter = jax.shard_map(scatter, axis_names=free, check_vma=False, **lies)
+                lies, free = self.gathered(spec), set(self.free)
+                scatter = jax.shard_map(
+                    scatter, in_specs=lies, out_specs=lies, axis_names=free, check_vma=False
+                )
             wide = scatter(wide)
             over = tuple(name for name in over if name not in names)
         return (lax.psum(wide, over) if over else wide).astype(value.dtype)
