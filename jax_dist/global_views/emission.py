@@ -176,7 +176,7 @@ class Emitter:
         def summed(eqn: JaxprEqn, operands: Values) -> Values:
             """A psum, of which some results are wanted cut."""
             return [
-                self.axes.summed(value, cut(var), island.scatters[var])
+                self.axes.summed(value, cut(var), island.scatters[var], plan.cuts[var])
                 if var in island.scatters
                 else self.axes.summed(value)
                 for value, var in zip(operands, eqn.outvars, strict=True)

@@ -52,11 +52,21 @@ class MeshAxes:
         own = [tuple(n for n in names_of(part) if n not in self.sizes) for part in spec]
         return P(*[part or None for part in own])
 
-    def summed(self, value: Any, part: Any = None, dim: int = 0) -> Any:
-        """The sum over all devices; of `part`, each keeps its own piece along a dimension."""
+    def summed(self, value: Any, part: Any = None, dim: int = 0, spec: Any = ()) -> Any:
+        """The sum over all devices; of `part`, each keeps its own piece along a dimension.
+
+        XLA takes what is to be scattered whole along further axes, so each device scatters what it
+        has of it there, as `spec` says.
+        """
         wide, over = self._widened(value), tuple(self.sizes)
         if names := names_of(part):
-            wide = lax.psum_scatter(wide, names, scatter_dimension=dim, tiled=True)
+            scatter = lambda own: lax.psum_scatter(own, names, scatter_dimension=dim, tiled=True)
+            if self.free:
+                lies, free = self.gathered(spec), set(self.free)
+                scatter = jax.shard_map(
+                    scatter, in_specs=lies, out_specs=lies, axis_names=free, check_vma=False
+                )
+            wide = scatter(wide)
             over = tuple(name for name in over if name not in names)
         return (lax.psum(wide, over) if over else wide).astype(value.dtype)
 
@@ -71,10 +81,6 @@ class MeshAxes:
         is_index = bool(self.free) and _compat.name_of(eqn) == "axis_index"
         return is_index or self._handler_of(eqn) is not None
 
-    @property
-    def _has_other_names(self) -> bool:
-        return tuple(self.sizes) != (self.name,)
-
     def handler_of(self, eqn: JaxprEqn) -> Handler | None:
         """What to do with an equation instead of binding it as it is."""
         return self._handler_of(eqn) or without_constraint(eqn)
@@ -85,7 +91,7 @@ class MeshAxes:
         if self.free and is_constraint and hasattr(eqn.params["sharding"], "spec"):
             return self._constrained
         is_own = self.name in interpreter.named_axes(eqn)
-        if is_own and (self._has_other_names or self.widens):
+        if is_own and (tuple(self.sizes) != (self.name,) or self.widens):
             return self._collective
         record = record_of(eqn)
         decides = record.kind == "branch" or _compat.name_of(eqn) == "while"

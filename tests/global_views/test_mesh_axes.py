@@ -372,6 +372,16 @@ def test_a_constraint_of_the_step_may_name_further_axes(gradients, spec, names_m
     assert share < 0.65 if gradients == "scatter" else share > 0.9
 
 
+def test_each_device_scatters_what_it_has_of_a_gradient_along_further_axes():
+    x, y = X[:2], Y[:2]
+    view = global_view(_step, "i", mesh=_mesh(i=2, model=4), shardings=_rule)
+    text = view.lower(view.place(_state(), x, y, stacked=False), x, y).compile().as_text()
+
+    shapes = re.findall(r"f32\[([\d,]+)\]\S* reduce-scatter\(", text)
+    sizes = [np.prod([int(size) for size in shape.split(",")]) for shape in shapes]
+    assert sizes == [64 * 256 // 8] * 2
+
+
 @pytest.mark.parametrize("gradients", ["scatter", "reduce"])
 def test_a_constraint_that_names_no_axis_makes_a_value_whole_along_further_ones(gradients):
     def step(w, x, lay=lambda hidden: lax.with_sharding_constraint(hidden, P())):
