@@ -68,7 +68,7 @@ def topology(name: str, *, hosts: int | None = None, devices: int | None = None)
     >>> topology("v5:4x4")
     Traceback (most recent call last):
     ...
-    jax_dist.ValueError: there is no machine 'v5:4x4':
+    ValueError: there is no machine 'v5:4x4':
       * 'v5' is none of a100, b200, h100, h200, l4, v4, v5e, v5p, v6e, v7x
     Because the compiler has to know the chip.
     Did you mean v5e?
