@@ -8,11 +8,12 @@ be the same on all devices, by the programs of all calls, where it is to be shar
 import ast
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.codemod import escapes, flow_uses, shard_map
+from jax_dist.codemod import escapes, flow_uses, shard_map, unrun
 from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot, variable
 from jax_dist.codemod.results import Left
@@ -217,10 +218,12 @@ class Plan:
         return any(slot.path[0] in self._by_number[slot.site].donated for slot in slots)
 
     def _check_all_ran(self, part: Part) -> None:
-        """Raises Left where a line that did not run reads or sets a name that has carried it."""
-        module, flow = self.flow.module, self.flow
+        """Raises Left where what did not run, or is not seen, may make or read such values."""
+        module, flow, serials = self.flow.module, self.flow, part.component.serials
+        if self._unseen:
+            raise Left(self._unseen)
         names: dict[Any, str] = {}  # by variable
-        for node in flow.holders(part.component.serials):
+        for node in flow.holders(serials):
             if isinstance(node, ast.Name | ast.Attribute):
                 names[variable(module, node)] = module.text(node)
         for node in ast.walk(module.tree):
@@ -240,6 +243,17 @@ class Plan:
             looked_at = value if is_set and flow.watches(value) else None if is_set else node
             if looked_at is not None and flow.watches(looked_at) and not flow.ran(looked_at):
                 raise Left(f"line {node.lineno} has {text}, and never ran")
+        related = unrun.related(flow, serials)
+        for name in related.definitions:
+            if escapes.is_used_elsewhere(module, name):
+                raise Left(f"other files may use {name}, in which it is held")
+        if found := related.unrun():
+            raise Left(f"line {found.lineno} may have to do with it, and never ran")
+
+    @functools.cached_property
+    def _unseen(self) -> str:
+        """What may reach any value of the file without being seen; "" where nothing does."""
+        return unrun.reflection(self.flow) or unrun.unrun_maker(self.flow)
 
     def _check_others_read(self, node: Any, *, is_set: bool) -> None:
         """Raises Left where other files may read a global name, or a field that is set here."""

@@ -84,9 +84,7 @@ def flow() -> RecordedFlow:
     paths = [str(_FOLDER / f"{name}_before.py") for name in _PROGRAMS]
     project = Project(paths)
     watched = WatchedFiles([project.module(load(e, pathlib.Path(e).read_bytes())) for e in paths])
-    here = str(pathlib.Path(__file__).parent)
-    run_all = f"import sys; sys.path.insert(0, {here!r}); import test_migrations as tests; "
-    run_all += "[tests.numbers_before(name) for name in tests._PROGRAMS]"
+    run_all = f"import runpy; [runpy.run_path(path, run_name='__main__') for path in {paths!r}]"
     return watched.flow(trial.watched([sys.executable, "-c", run_all], watched.texts), 8)
 
 
