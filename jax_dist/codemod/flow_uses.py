@@ -260,19 +260,18 @@ def _read_inside(flow: FileFlow, function: ast.AST) -> set[int]:
 
 
 def _of_attribute(flow: FileFlow, around: ast.Attribute, node: ast.expr, name: str) -> Use:
-    module, passes = flow.module, Use("passes", node, node)
-    call = module.parent(around)
-    is_method = isinstance(call, ast.Call) and call.func is around
+    module, serials = flow.module, flow.serials(node)
+    passes = Use("passes", node, node)
+    call = module.call_of(around)
     if not flow.is_array(node):
-        if not is_method or name in _OF_TREES | _KEEPING:
+        if call is None or name in _OF_TREES | _KEEPING:
             return passes
-        inside = (_read_inside(flow, each) for each in _called(module, call))  # type: ignore[arg-type]
-        serials = flow.serials(node)
-        if any(serials & flow.serials(call)) or any(serials & each for each in inside):  # type: ignore[arg-type]
+        seen = (flow.serials(call), *(_read_inside(flow, each) for each in _called(module, call)))
+        if not all(map(serials.isdisjoint, seen)):
             return passes
-    elif is_method and flow.serials(node) <= flow.serials(call):  # `x.block_until_ready()`
+    elif call is not None and serials <= flow.serials(call):  # `x.block_until_ready()`
         return passes
-    elif is_method and name in _REDUCING and not (call.args or call.keywords):  # type: ignore[union-attr]
+    elif call is not None and name in _REDUCING and not (call.args or call.keywords):
         return Use("reduced", node, node)
     elif name == "dtype":
         return passes
@@ -294,7 +293,8 @@ def _of_index(flow: FileFlow, around: ast.Subscript, node: ast.expr) -> Use:
 
 def without_first_index(module: Module, around: ast.Subscript) -> Edit:
     """`x[0, j]` as `x[j]`."""
-    first, second, *_ = around.slice.elts  # type: ignore[attr-defined]
+    assert isinstance(around.slice, ast.Tuple)
+    first, second, *_ = around.slice.elts
     return Edit(module.span(first)[0], module.span(second)[0], "")
 
 

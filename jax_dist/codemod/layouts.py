@@ -169,10 +169,11 @@ class Plan:
         copies = {each.copies for each in part.made}
         inputs = [slot for slot in slots if slot.side == "in"]
         is_alike = all(map(_has_alike_rows, self._given(inputs)))
-        if copies <= {True} and is_alike and not self._unlike(part, Layout.SHARED):
+        unlike = self._unlike(part, Layout.SHARED) if is_alike else "its copies differ"
+        if copies <= {True} and not unlike:
             return Layout.SHARED
         if copies == {True}:
-            raise Left("its copies differ" if not is_alike else self._unlike(part, Layout.SHARED))
+            raise Left(unlike)
         if copies <= {False} and all(len(each.shape) > 1 for each in self._arrays(slots)):
             if not (why := self._unlike(part, Layout.MERGED)):
                 return Layout.MERGED

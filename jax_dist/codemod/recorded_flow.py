@@ -45,8 +45,8 @@ def watched_nodes(module: Module) -> list[ast.expr]:
                 if isinstance(each, ast.JoinedStr) and not _shows_parts(module, each):
                     continue
                 if isinstance(each, ast.AST):
-                    if _is_watched(node, name, each):
-                        found.append(each)  # type: ignore[arg-type]
+                    if isinstance(each, _WATCHED) and _is_watched(name, each):
+                        found.append(each)
                     walk(each)
 
     walk(module.tree)
@@ -82,9 +82,7 @@ def _unwatched(node: ast.AST) -> tuple[str, ...]:
     return ("annotation", "pattern")
 
 
-def _is_watched(around: ast.AST, name: str, node: ast.AST) -> bool:
-    if not isinstance(node, _WATCHED):
-        return False
+def _is_watched(name: str, node: ast.expr) -> bool:
     is_name_of_function = name == "func" and isinstance(node, ast.Name | ast.Attribute)
     return isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and not is_name_of_function
 
@@ -170,7 +168,7 @@ class FileFlow:
         self.nodes: list[ast.expr] = watched_nodes(module)
         self._flow = record.flows[0]
         self._record, self._first, self._devices = record, first, devices
-        self._numbers = {node: first + i for i, node in enumerate(self.nodes)}
+        self._numbers: dict[ast.AST, int] = {n: first + i for i, n in enumerate(self.nodes)}
         self._slots = {
             int(serial): [Slot(site, side, tuple(path)) for site, side, *path in slots]
             for serial, slots in self._flow["slots"].items()
@@ -189,11 +187,11 @@ class FileFlow:
 
     def serials(self, node: ast.AST) -> set[int]:
         """The arrays of mapped functions that an expression held."""
-        return {*self._seen.get(self._numbers.get(node, -1), ())}  # type: ignore[call-overload]
+        return {*self._seen.get(self._numbers.get(node, -1), ())}
 
     def is_array(self, node: ast.AST) -> bool:
         """Whether it always was one of these arrays, and no tree of them."""
-        seen = self._seen.get(self._numbers.get(node, -1), {})  # type: ignore[call-overload]
+        seen = self._seen.get(self._numbers.get(node, -1), {})
         return bool(seen) and not any(seen.values())
 
     def has_others(self, node: ast.AST) -> bool:
@@ -219,7 +217,7 @@ class FileFlow:
         return {*self._told(node).get("sites", ())}
 
     def _told(self, node: ast.AST) -> Mapping[str, Any]:
-        number = self._numbers.get(node)  # type: ignore[call-overload]
+        number = self._numbers.get(node)
         return self._flow["expressions"].get(str(number), {})
 
     def holders(self, serials: set[int]) -> Iterator[ast.expr]:
@@ -372,8 +370,10 @@ def variable(module: Module, node: ast.expr) -> Any:
     """What tells a variable from others of its name; None where it is none."""
     if isinstance(node, ast.Attribute):
         return module.text(node)
-    found = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
-    return (node.id, found[0]) if found else None  # type: ignore[union-attr]
+    if not isinstance(node, ast.Name):
+        return None
+    found = module.scope(node).lookup(node.id)
+    return (node.id, found[0]) if found else None
 
 
 def _programs(site: SiteRecord) -> Iterator[tuple[Mapping[str, Any], list[str]]]:

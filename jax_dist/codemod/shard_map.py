@@ -13,8 +13,8 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from jax_dist.checker.model import flow, pmaps
 from jax_dist.checker.model.findings import Edit, Fix, Safety
@@ -125,7 +125,7 @@ class PmapFacts:
                 return f"it has {name}"
         if site.unknown:
             return f"its arguments come from {site.unknown}"
-        if why := self.unfit_place(site) or (self._flow.misfit(site) if self._flow else ""):
+        if why := self._unfit_place(site) or (self._flow.misfit(site) if self._flow else ""):
             return why
         return "" if self._is_tried else self._of_calls(site)
 
@@ -151,7 +151,7 @@ class PmapFacts:
         values = self._module.values(given)
         return bool(values) and all(map(self._is_a_list, values))
 
-    def unfit_place(self, site: Site) -> str:
+    def _unfit_place(self, site: Site) -> str:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
         if self._module.function(site.node) is None:
             return self._too_early(site)
@@ -425,32 +425,6 @@ class DirectPlan:
     @property
     def _donation(self) -> list[tuple[str, str]]:
         return [("donate_argnums", self.donated)] if self.donated else []
-
-    def with_axes(self, edits: Sequence[Edit]) -> tuple[Edit, ...] | None:
-        """`edits`, which rename pmap, and the axes of the plan; None where it has no brackets."""
-        texts, module, call = self.texts, self.texts.module, self.site.node
-        if not isinstance(call, ast.Call) or not (call.args or call.keywords):
-            return None
-        given: Any = (*call.args, *call.keywords)
-        last = max(given, key=lambda each: (each.end_lineno, each.end_col_offset))
-        start, end = module.span(last)
-        before = module.source.line_text(start)[: module.source.position(start).column - 1]
-        if "\n" in module.text(call):
-            row = module.source.line_text(end)
-            axes = [f"{name}={text}" for name, text in self._axes]
-            is_long = len(row) + sum(len(each) + 2 for each in axes) > texts.style.width
-            gap = f",\n{codegen.indentation(before)}" if is_long or not before.strip() else ", "
-            new = "".join(f"{gap}{each}" for each in axes)
-            return tuple(sorted((*edits, Edit(end, end, new))))
-        low, high = module.span(call)
-        inside = [each for each in edits if low <= each.start and each.end <= high]
-        renamed = {each.start: each.text for each in inside}  # each is a whole name
-        text = lambda node: renamed.get(module.span(node)[0], module.text(node))
-        positional = [text(each) for each in call.args]
-        keywords = [(each.arg or "", module.text(each.value)) for each in call.keywords]
-        value = CallText(text(call.func), positional, [*keywords, *self._axes])
-        outside = [each for each in edits if each not in inside]
-        return tuple(sorted((*outside, Edit(low, high, texts.written(value, call)))))
 
 
 def _spec_text(axes: ast.expr | None, axis: str, spec: str, parameter: str) -> str:

@@ -36,7 +36,6 @@ class Shown:
     """It is given to a function of another file, once, in a statement of its own."""
 
     node: ast.expr
-    to: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,7 +205,7 @@ class Uses:
         is_statement = isinstance(self._module.parent(call), ast.Expr)
         is_repeated = any(isinstance(each, repeating) for each in self._module.ancestors(call))
         if name is not None and is_statement and not is_repeated:
-            return Shown(node, _short(self._module, call.func))
+            return Shown(node)
         return Escaped(f"line {node.lineno} gives it to {_short(self._module, call.func)}")
 
     def _collected(self, call: ast.Call) -> tuple[ast.Call, ...]:

@@ -1,6 +1,7 @@
 """What `jax-dist migrate` does with its options."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -183,18 +184,8 @@ class _Migrate:
             if file.path.endswith(".py") and file.outcomes and not (file.problem or file.is_new)
         ]
         watched = WatchedFiles(modules)
-        progress = terminal.ProgressLine(self._err)
-        try:
-            record = trial.watched(
-                tuple(self._options.program),
-                watched.texts,
-                devices=self._options.devices,
-                timeout=self._options.timeout,
-                scratch=self._options.scratch,
-                progress=(lambda line: None) if self._options.quiet else progress.print,
-            )
-        finally:
-            progress.close()
+        with self._running() as options:
+            record = trial.watched(tuple(self._options.program), watched.texts, **options)
         return watched.flow(record, self._options.devices)
 
     def _verified(
@@ -263,20 +254,24 @@ class _Migrate:
         """
         from jax_dist.codemod.verify import trial
 
-        progress = terminal.ProgressLine(self._err)
-        try:
-            proof = trial.verified(
-                tuple(self._options.program),
-                files,
-                devices=self._options.devices,
-                timeout=self._options.timeout,
-                scratch=self._options.scratch,
-                progress=(lambda line: None) if self._options.quiet else progress.print,
-            )
-        finally:
-            progress.close()
+        with self._running() as options:
+            proof = trial.verified(tuple(self._options.program), files, **options)
         self._attempts.append((how, proof))
         return proof
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[dict[str, Any]]:
+        """The options of runs of the command, whose progress is shown meanwhile."""
+        progress = terminal.ProgressLine(self._err)
+        try:
+            yield {
+                "devices": self._options.devices,
+                "timeout": self._options.timeout,
+                "scratch": self._options.scratch,
+                "progress": (lambda line: None) if self._options.quiet else progress.print,
+            }
+        finally:
+            progress.close()
 
     def _certify(self, files: Sequence[FileMigration], proof: "Ledger | None") -> None:
         """Writes the certificate of what is on the disk now."""

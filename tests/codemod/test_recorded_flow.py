@@ -1,6 +1,7 @@
 """What a run shows of values with a device axis: which are one, how they are made, what ran."""
 
 import ast
+import dataclasses
 import pathlib
 import sys
 
@@ -10,7 +11,9 @@ import recorded
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model.project import Project
+from jax_dist.codemod import migration
 from jax_dist.codemod.recorded_flow import FileFlow, WatchedFiles
+from jax_dist.codemod.results import Form
 
 pytestmark = pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
 
@@ -96,3 +99,38 @@ def test_the_text_that_runs_keeps_its_lines_and_what_shows_itself(tmp_path: path
     assert text.count(b"\n") == _PROGRAM.count("\n")
     assert b"{N=}" in text
     assert b"__jd_see__(" in text
+
+
+_SCORE = """\
+import jax
+import jax.numpy as jnp
+from flax import jax_utils
+
+p_score = jax.pmap(lambda x: jax.lax.pmean(x, "i"), axis_name="i")
+
+
+def score(x):
+    return p_score(jax_utils.replicate(x))
+
+
+if __name__ == "__main__":
+    print(score(jnp.ones(2))[0])
+"""
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_what_another_file_may_call_keeps_the_axis(tmp_path: pathlib.Path, *, is_used: bool):
+    pytest.importorskip("flax")
+    (tmp_path / ".git").mkdir()
+    path = tmp_path / "train.py"
+    path.write_text(_SCORE)
+    if is_used:
+        (tmp_path / "report.py").write_text("import train\n\nprint(train.score(1.0).sum())\n")
+
+    flow = recorded.flow([path], [sys.executable, str(path)])
+    options = dataclasses.replace(recorded.OPTIONS, flow=flow)
+    files, _ = migration.migrate([str(path)], options)
+    [place] = [o for each in files for o in each.outcomes if o.what == "jax.pmap"]
+
+    assert (place.form is Form.IDIOMATIC) is not is_used
+    assert ("other files may use score" in place.reason) is is_used
