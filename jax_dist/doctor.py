@@ -12,15 +12,15 @@ import os
 import pathlib
 import platform
 import re
-import signal
-import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
 import jax_dist
 from jax_dist import _codes
+from jax_dist.launch.ranks import run_to_end
 
 _PREFIXES = ("JAX_", "XLA_", "CUDA_VISIBLE", "NCCL_", "TPU_", "LIBTPU_", "OMPI_COMM_WORLD_")
 _NAMES = (
@@ -300,34 +300,19 @@ def _probed(environment: Mapping[str, str], timeout: float) -> Facts:
     """Runs all stages in a fresh process, which imports the same jax_dist, installed or not."""
     ours = str(pathlib.Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), ours]))
-    child = subprocess.Popen(
-        [sys.executable, "-m", "jax_dist.doctor"],
-        env={**environment, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # so that what it starts can be stopped with it
-    )
-    hung = False
-    try:
-        out, err = child.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        out, err = child.communicate()
-        hung = True
-    except BaseException:  # an interrupt: nothing is left behind
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        raise
-    lines = (line.removeprefix(_MARK) for line in out.splitlines() if _MARK in line)
-    stages = {line["stage"]: line["found"] for line in map(json.loads, lines)}
+    command = [sys.executable, "-m", "jax_dist.doctor"]
+    with tempfile.TemporaryDirectory(prefix="jax-dist-doctor-") as folder:
+        output = pathlib.Path(folder, "output")
+        code = run_to_end(command, {**environment, "PYTHONPATH": path}, output, timeout)
+        written = output.read_text(errors="replace").splitlines()
+    told = [line.rpartition(_MARK)[2] for line in written if _MARK in line]
+    stages = {line["stage"]: line["found"] for line in map(json.loads, told)}
     failed = next((name for name in _PROBES if name not in stages), None)
     # What a person needs: the line of C++ that ended it, or else the end of the traceback.
-    fatal = [match[1] for line in err.splitlines() if (match := _FATAL.match(line))]
-    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    fatal = [match[1] for line in written if (match := _FATAL.match(line))]
+    lines = [line.strip() for line in written if line.strip() and _MARK not in line]
     words = (fatal or lines or [""])[-1]
-    return Facts(environment, stages, failed, hung, words, _accelerators())
+    return Facts(environment, stages, failed, code is None, words, _accelerators())
 
 
 # --- the probe, from inside: each stage writes one line of JSON as soon as it is through, so that

@@ -1,4 +1,4 @@
-"""Switches JAX's persistent compilation cache on, so that it hits; fills it, and counts.
+"""Switches JAX's persistent compilation cache on, so that it hits, and counts.
 
 JAX reports each request to the watcher, which serves the entries, counts by function, and says why
 a program is not in the cache.
@@ -14,14 +14,13 @@ import pathlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self
 
 import jax
 
 from jax_dist import _compat
 from jax_dist.cache import entries, failures, store
-from jax_dist.cache.recorder import circumstances, key
+from jax_dist.cache.recorder import circumstances
 from jax_dist.cache.store import Store
 from jax_dist.errors import CacheWarning, message
 
@@ -169,72 +168,10 @@ def _prepared(asked: str) -> tuple[str | None, str]:
     return None, str(folder)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Warmed:
-    """What became of one program."""
-
-    function: str  # the name of its program, such as "jit_step"
-    hit: bool  # it was in the cache already
-    written: bool  # it is now
-    unwritten: str | None  # why not
-    seconds: float  # tracing included
-
-    def __str__(self) -> str:
-        if self.hit:
-            return f"{self.function}: in the cache"
-        end = "written" if self.written else f"not written: {self.unwritten}"
-        return f"{self.function}: compiled in {self.seconds:.1f} s, {end}"
-
-
-def warm(fun: Callable, /, *specs: Any, **named_specs: Any) -> Warmed:
-    """Compiles a program into the cache without running it, so that its first call hits.
-
-    Nothing is computed and no arguments are made, so one process can do it, on another day or
-    another machine with the same CPU type and jaxlib: with JAX_NUM_CPU_DEVICES as many simulated
-    devices, with `jax_mock_gpu_topology` GPUs that are not there (JAX ignores it on CPUs). Programs
-    of several processes are warmed by starting as many.
-
-    Args:
-      fun: a function of arrays, or what `jax.jit` or `jax_dist.pmap` made of one.
-      *specs: its arguments: trees of `jax.ShapeDtypeStruct`, with the shardings that the arrays
-        will have where that is not the default; static arguments as they are.
-      **named_specs: those by keyword.
-
-    Returns:
-      Whether it was in the cache before, and whether it is now.
-
-    >>> import tempfile
-    >>> from jax_dist import cache
-    >>> folder = cache.enable(tempfile.mkdtemp())
-    >>> def step(x):
-    ...     return x * 2
-    >>> x = jax.ShapeDtypeStruct((8,), jax.numpy.float32)
-    >>> warm(step, x).written, warm(step, x).hit
-    (True, True)
-    >>> cache.enable(None)
-    """
-    jitted: Any = fun if hasattr(fun, "lower") else jax.jit(fun)
-    start = time.monotonic()
-    lowered = jitted.lower(*specs, **named_specs)
-    with stats() as seen:  # only here: lowering may compile small programs of its own
-        lowered.compile()
-    seconds = time.monotonic() - start
-    if seen.functions:
-        name, counts = next(iter(seen.functions.items()))
-        why_not = next(iter(counts.unwritten), None)
-        return Warmed(name, counts.hits > 0, counts.written > 0, why_not, seconds)
-    # JAX compiled it in this process before, and asked for nothing.
-    found = key(lowered)
-    folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    there = bool(folder) and pathlib.Path(folder, found.name + entries.ENTRY).exists()
-    why_not = None if there else "this process compiled it before, without the cache"
-    return Warmed(found.function, there, written=False, unwritten=why_not, seconds=seconds)
-
-
 # --- what the cache did in this process, counted by function
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Counts:
     """Of one function, or of all together."""
 
@@ -246,6 +183,10 @@ class Counts:
     seconds_compiling: float = 0.0
     # Of the misses: why it is not in the cache; in the order in which they were seen.
     unwritten: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    def __add__(self, more: "Counts") -> "Counts":
+        names = [field.name for field in dataclasses.fields(Counts)]
+        return Counts(*(getattr(self, name) + getattr(more, name) for name in names))
 
     @property
     def requests(self) -> int:
@@ -264,37 +205,6 @@ class Counts:
         }
 
 
-class _Tally:
-    """Counts of each function, that several threads add to."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._functions: dict[str, Counts] = {}
-
-    def add(self, function: str, more: Counts) -> None:
-        with self._lock:
-            _add(self._functions.setdefault(function, Counts()), more)
-
-    def functions(self) -> dict[str, Counts]:
-        """A copy, in the order in which the functions came first."""
-        with self._lock:
-            return {name: _together([counts]) for name, counts in self._functions.items()}
-
-
-def _together(several: Iterable[Counts]) -> Counts:
-    total = Counts()
-    for counts in several:
-        _add(total, counts)
-    return total
-
-
-def _add(total: Counts, more: Counts) -> None:
-    for field in dataclasses.fields(Counts):
-        if field.name != "unwritten":
-            setattr(total, field.name, getattr(total, field.name) + getattr(more, field.name))
-    total.unwritten.update(more.unwritten)
-
-
 # --- the one watcher of JAX's persistent cache in this process: it serves, counts and says
 
 
@@ -303,8 +213,9 @@ class _Watcher:
 
     def __init__(self) -> None:
         self.settings: _CacheSettings | None = None
-        self.total: _Tally = _Tally()  # of the process, since somebody first asked
-        self.tallies: tuple[_Tally, ...] = (self.total,)
+        self.total: dict[str, Counts] = {}  # by function, since somebody first asked
+        self.counted: list[dict[str, Counts]] = [self.total]
+        self._lock = threading.Lock()
         self._store: Store | None = None
         self._failed: set[str] = set()  # keys, in this process
         self._run = f"{os.getpid()}-{time.time():.0f}"
@@ -343,11 +254,9 @@ class _Watcher:
             failures.raise_if_failed(folder, key, lambda: circumstances(program))
 
     def compiled(self, name: str, key: str, seconds: float, unwritten: str | None) -> None:
-        counts = Counts(misses=1, seconds_compiling=seconds)
-        if unwritten is None:
-            counts.written = 1
-        else:
-            counts.unwritten[unwritten] = 1
+        why = collections.Counter[str]() if unwritten is None else collections.Counter([unwritten])
+        written = int(unwritten is None)
+        counts = Counts(misses=1, written=written, seconds_compiling=seconds, unwritten=why)
         self._count(name, counts)
         folder = self._ledger()
         if folder is not None:
@@ -373,8 +282,9 @@ class _Watcher:
         _log.info("%s: did not compile (%.1f s)%s", name, seconds, end)
 
     def _count(self, name: str, counts: Counts) -> None:
-        for tally in self.tallies:
-            tally.add(name, counts)
+        with self._lock:
+            for functions in self.counted:
+                functions[name] = functions.get(name, Counts()) + counts
 
     def writes_everywhere(self) -> bool:
         return self.settings is not None and self.settings.writers == "every"
@@ -399,25 +309,25 @@ class Stats:
     """
 
     def __init__(self) -> None:
-        self._tally = watcher.total
+        self._functions = watcher.total
 
     def __enter__(self) -> Self:
-        self._tally = _Tally()
-        watcher.tallies += (self._tally,)
+        self._functions = {}
+        watcher.counted = [*watcher.counted, self._functions]
         return self
 
     def __exit__(self, *raised: object) -> None:
-        watcher.tallies = tuple(each for each in watcher.tallies if each is not self._tally)
+        watcher.counted = [each for each in watcher.counted if each is not self._functions]
 
     @property
     def functions(self) -> dict[str, Counts]:
         """The counts of each function, by the name of its program, such as `jit_step`."""
-        return self._tally.functions()
+        return dict(self._functions)
 
     @property
     def total(self) -> Counts:
         """The counts of all functions together."""
-        return _together(self.functions.values())
+        return sum(self.functions.values(), Counts())
 
     @property
     def requests(self) -> int:
