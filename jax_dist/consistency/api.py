@@ -24,8 +24,8 @@ from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.placement import is_key
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Consistency:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Consistency(rendering.Printed):
     """Whether a function computes the same on any number of devices."""
 
     name: str  # of the function
@@ -80,14 +80,12 @@ class Consistency:
             "notes": list(self.notes),
         }
 
-    def __repr__(self) -> str:  # at a prompt, the table
-        return str(self)
+    @property
+    def headline(self) -> str:
+        return f"{self.name}: {self.summary}"
 
-    def __str__(self) -> str:
-        return rendering.as_text(f"{self.name}: {self.summary}", _sections(self))
-
-    def _repr_html_(self) -> str:
-        return rendering.as_html(f"{self.name}: {self.summary}", _sections(self))
+    def sections(self) -> Iterator[rendering.Section]:
+        return _sections(self)
 
 
 def compare_device_counts(

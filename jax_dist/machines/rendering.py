@@ -1,7 +1,7 @@
-"""Prints a report for a terminal of 80 columns and for a notebook, from the same parts.
+"""Prints a report for a terminal of 80 columns; a notebook shows the same text.
 
 Nothing here knows what is reported: a report is a headline and sections, a section is a title and
-parts, and each kind of part knows its two forms.
+parts, and each kind of part knows its lines.
 """
 
 import dataclasses
@@ -21,10 +21,6 @@ _INSIDE = _WIDTH - len(_INDENT)  # of a section
 class Part(Protocol):
     def lines(self) -> Iterator[str]:
         """For a terminal, without the indent of the section."""
-        ...
-
-    def html(self) -> str:
-        """For a notebook, with every style in place: a page around it may have its own."""
         ...
 
 
@@ -48,11 +44,6 @@ class ReportEntry:
         for detail in self.details:
             start = len(label) or len(_INDENT)
             yield from _wrapped(" " * start + detail, _INSIDE, hanging=start + len(_INDENT))
-
-    def html(self) -> str:
-        label = f"<b>{html.escape(self.label)}</b> " if self.label else ""
-        details = "".join(f"<div {_DETAIL}>{html.escape(detail)}</div>" for detail in self.details)
-        return f"<div>{label}{html.escape(self.text)}{details}</div>"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,20 +72,6 @@ class Table:
                 note = _INDENT + self.notes[place - 1]
                 yield from _wrapped(note, _INSIDE, hanging=len(_INDENT))
 
-    def html(self) -> str:
-        header = "".join(self._html_cell("th", *pair) for pair in enumerate(self.header))
-        rows = [
-            "".join(self._html_cell("td", *pair) for pair in enumerate(row)) for row in self.rows
-        ]
-        for place, note in enumerate(self.notes):
-            rows[place] += f"<td {_WORD}>{html.escape(note)}</td>"
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table {_TABLE}><tr>{header}</tr>{body}</table>"
-
-    def _html_cell(self, tag: str, column: int, cell: str) -> str:
-        style = _NUMBER if column >= len(self.header) - self.numbers else _WORD
-        return f"<{tag} {style}>{html.escape(cell)}</{tag}>"
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bars:
@@ -115,15 +92,6 @@ class Bars:
     def _share(self, amount: float) -> float:
         return amount / (max(amount for _, amount, _ in self.rows) or 1)
 
-    def html(self) -> str:
-        rows = "".join(
-            f"<tr><td {_WORD}>{html.escape(label)}</td><td {_WORD}>"
-            f'<div style="width:{round(200 * self._share(amount))}px;{_FILLED}"></div></td>'
-            f"<td {_NUMBER}>{html.escape(text)}</td></tr>"
-            for label, amount, text in self.rows
-        )
-        return f"<table {_TABLE}>{rows}</table>"
-
 
 def aligned(entries: Iterable[ReportEntry]) -> tuple[ReportEntry, ...]:
     """The entries with labels of one length."""
@@ -132,23 +100,31 @@ def aligned(entries: Iterable[ReportEntry]) -> tuple[ReportEntry, ...]:
     return tuple(dataclasses.replace(each, label=each.label.ljust(width)) for each in every)
 
 
-def as_text(headline: str, sections: Iterable[Section]) -> str:
-    """No line is longer than 80 columns."""
-    lines = _wrapped(headline, _WIDTH, hanging=len(_INDENT))
-    for section in sections:
-        lines += ["", section.title]
-        lines += [_INDENT + line for part in section.parts for line in part.lines()]
-    return "\n".join(lines)
+class Printed:
+    """A report that is printed: the same text at a prompt, and in a notebook."""
 
+    __slots__ = ()
 
-def as_html(headline: str, sections: Iterable[Section]) -> str:
-    """One element, in the colours of the page around it."""
-    body = "".join(
-        f"<div {_TITLE}>{html.escape(section.title)}</div>"
-        + "".join(part.html() for part in section.parts)
-        for section in sections
-    )
-    return f"<div {_PAGE}><div><b>{html.escape(headline)}</b></div>{body}</div>"
+    @property
+    def headline(self) -> str:
+        raise NotImplementedError
+
+    def sections(self) -> Iterator[Section]:
+        """What is printed below the headline."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        lines = _wrapped(self.headline, _WIDTH, hanging=len(_INDENT))
+        for section in self.sections():
+            lines += ["", section.title]
+            lines += [_INDENT + line for part in section.parts for line in part.lines()]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _elided(text: str, width: int) -> str:
@@ -180,12 +156,3 @@ def _wrapped(text: str, width: int, *, hanging: int) -> list[str]:
 
 
 _AMOUNT = re.compile(r"(\d) ([kMGT]?B)\b")
-# Colours that are seen on white and on black; everything else is the page's own.
-_PAGE = 'style="font-family:monospace;font-size:90%;line-height:1.4"'
-_TITLE = 'style="margin-top:0.8em;font-weight:bold;opacity:0.7"'
-_DETAIL = 'style="margin-left:2em;opacity:0.8"'
-_TABLE = 'style="border-collapse:collapse;margin:0.2em 0"'
-_EDGE = "padding:0.1em 0.8em 0.1em 0;border-bottom:1px solid rgba(128,128,128,0.3)"
-_WORD = f'style="text-align:left;{_EDGE}"'
-_NUMBER = f'style="text-align:right;{_EDGE}"'
-_FILLED = "height:0.8em;background:#5b8db8"

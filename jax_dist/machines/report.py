@@ -82,8 +82,8 @@ class PlannedWay:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Plan(rendering.Printed):
     """A step in several ways on several machines. Printed, it fits a terminal of 80 columns."""
 
     name: str  # of the step
@@ -129,8 +129,11 @@ class Plan:
                 )
         return picture.draw(f"Memory of one device at the peak of {self.name}", bars)
 
+    @property
+    def headline(self) -> str:
+        return f"{self.name}: {self.advice}"
+
     def sections(self) -> Iterator[rendering.Section]:
-        """What both printed forms show below the advice."""
         for machine in self.machines:
             rows = self.on(machine)
             devices = counted(len(machine.devices), "device")
@@ -149,15 +152,6 @@ class Plan:
             notes = [*self._batches(), _REST, *[_QUICK] * quick, _MOVED, *[_CYCLES] * cycles]
             entries = (rendering.ReportEntry(*note) for note in notes)
             yield rendering.Section("What the numbers are", rendering.aligned(entries))
-
-    def __repr__(self) -> str:  # at a prompt, the table
-        return str(self)
-
-    def __str__(self) -> str:
-        return rendering.as_text(f"{self.name}: {self.advice}", self.sections())
-
-    def _repr_html_(self) -> str:
-        return rendering.as_html(f"{self.name}: {self.advice}", self.sections())
 
     def _batches(self) -> Iterator[tuple[str, str]]:
         """Where the machine has other devices than the call had slices."""

@@ -81,8 +81,8 @@ class CapturedArray:
     action: str  # what became of it: "lifted", "kept"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Report:
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Report(rendering.Printed):
     """What a rewriting did with a function. Printed, it fits a terminal of 80 columns."""
 
     name: str  # of the function
@@ -125,14 +125,12 @@ class Report:
             "plan": self.plan.to_dict() if self.plan else None,
         }
 
-    def __repr__(self) -> str:  # at a prompt, the table
-        return str(self)
+    @property
+    def headline(self) -> str:
+        return f"{self.name}: {self.summary}"
 
-    def __str__(self) -> str:
-        return rendering.as_text(f"{self.name}: {self.summary}", _sections(self))
-
-    def _repr_html_(self) -> str:
-        return rendering.as_html(f"{self.name}: {self.summary}", _sections(self))
+    def sections(self) -> Iterator[rendering.Section]:
+        return _sections(self)
 
 
 def _sections(report: Report) -> Iterator[rendering.Section]:

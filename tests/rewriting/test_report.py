@@ -3,7 +3,6 @@
 import dataclasses
 import html.parser
 import json
-import re
 import textwrap
 
 import jax
@@ -224,10 +223,8 @@ def test_the_notebook_shows_the_same_words():
     tags = _Tags(_REPORT._repr_html_())
 
     assert tags.open == []
-    assert tags.seen == {"div", "b", "table", "tr", "th", "td"}
-    shown = set(tags.words.split())
-    missing = [word for word in str(_REPORT).split() if word not in shown]
-    assert set("".join(missing)) <= set("█▏▎▍▌▋▊▉")  # bars are boxes there
+    assert tags.seen == {"pre"}
+    assert tags.words.strip() == str(_REPORT)
 
 
 def test_the_notebook_does_not_run_what_names_say():
@@ -235,12 +232,6 @@ def test_the_notebook_does_not_run_what_names_say():
 
     assert "<script" not in text
     assert "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;" in text
-
-
-def test_bars_of_the_notebook_are_to_scale():
-    report = Report("step", _BEFORE, _AFTER, _STABLE, _STABLE)
-
-    assert re.findall(r"width:(\d+)px", report._repr_html_()) == ["200", "25"]
 
 
 def test_what_is_lifted_and_what_is_kept():
