@@ -7,7 +7,6 @@ that leaves early takes others down with it.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import importlib.machinery
@@ -19,7 +18,6 @@ import os
 import pathlib
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,15 +30,12 @@ from typing import Any
 from jax_dist._exceptions import text_of, told
 from jax_dist.errors import refusal
 from jax_dist.launch.outcome import ending
-from jax_dist.launch.ranks import cpu_environment
+from jax_dist.launch.ranks import cpu_environment, dying_with_parent, reserved_port
 
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 2.0  # how long the others may go on after one failed
 _LEAVE_SECONDS = 5.0  # how long a process may take to leave when told to
-_PORTS = 3  # how many to try
-_PORT_TAKEN = ("Failed to start RPC server", "Failed to add port", "already in use")
 _SPARE_SECONDS = 30.0  # what a child that lost its parent may live beyond its timeout
-_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _TAIL_LINES = 30  # of a process's output, in a message
 
 # The child finds modules where this process finds them, so sys.path comes before everything else.
@@ -102,7 +97,6 @@ class _Task:
     processes: int
     address: str  # of rank 0: "127.0.0.1:port"
     timeout: float  # seconds
-    parent: int  # process id
 
 
 @dataclass(frozen=True)
@@ -187,28 +181,13 @@ def run_processes(
     """
     function = _Function.of(fun)
     deadline = time.monotonic() + timeout
-    for attempt in range(1, _PORTS + 1):
-        task = _Task(
-            function=function,
-            arguments=pickle.dumps(args),
-            processes=processes,
-            address=f"127.0.0.1:{_free_port()}",
-            timeout=timeout,
-            parent=os.getpid(),
-        )
+    with reserved_port() as port:
+        address = f"127.0.0.1:{port}"
+        task = _Task(function, pickle.dumps(args), processes, address, timeout)
         with _children(task, cpu_devices) as children:
             first = _wait(children, deadline)
-            if attempt < _PORTS and first is not None and first.found_port_taken():
-                continue
             _end(children, timed_out=first is None)
             return [_outcome(child, first, timeout) for child in children]
-    raise AssertionError("the last attempt returns")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -248,6 +227,7 @@ class _Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C is for the parent, which then ends them all
+                preexec_fn=dying_with_parent(),
             )
 
     def died(self) -> bool:
@@ -268,14 +248,6 @@ class _Child:
 
     def joined(self) -> bool:
         return (self._folder / f"{self.rank}.joined").exists()
-
-    def found_port_taken(self) -> bool:
-        """Whether rank 0 could not listen: it raises or crashes, with various texts."""
-        if self.rank != 0 or self.joined():
-            return False
-        report = self.report()
-        text = self.output() + (report.summary if report is not None else "")
-        return any(sign in text for sign in _PORT_TAKEN)
 
     def exit_code(self) -> int:
         return self._process.wait()
@@ -407,7 +379,9 @@ def _main() -> None:
     """The life of a child. `sys.argv` is `["-c", folder, rank]`."""
     folder, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
     task: _Task = pickle.loads((folder / "task").read_bytes())
-    _die_in_time(task)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # which the parent sends at its timeout
+    faulthandler.dump_traceback_later(task.timeout + _SPARE_SECONDS, exit=True)
     report = _attempt(task, folder, rank)
     unfinished = folder / f"{rank}.unfinished"
     unfinished.write_bytes(pickle.dumps(report))
@@ -420,17 +394,6 @@ def _main() -> None:
         multihost.part()
     # Not sys.exit: at exit, JAX waits up to 300 s for processes that may be gone already.
     os._exit(1 if report.value is None else 0)
-
-
-def _die_in_time(task: _Task) -> None:
-    """Lets this process show its stacks when asked, and not outlive its parent."""
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # which the parent sends at its timeout
-    faulthandler.dump_traceback_later(task.timeout + _SPARE_SECONDS, exit=True)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != task.parent:  # gone before the line above
-        os._exit(1)
 
 
 def _attempt(task: _Task, folder: pathlib.Path, rank: int) -> _Report:

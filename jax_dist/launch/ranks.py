@@ -149,7 +149,7 @@ class Rank:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C is for the launcher, which passes it on
-                preexec_fn=_dying_with_parent(),
+                preexec_fn=dying_with_parent(),
             )
         except OSError as error:
             raise StartError(f"{command[0]} cannot be started: {error.strerror}") from error
@@ -221,7 +221,7 @@ class Rank:
             os.killpg(self._process.pid, number)
 
 
-def _dying_with_parent() -> Callable[[], None] | None:
+def dying_with_parent() -> Callable[[], None] | None:
     """Linux ends the process itself when its launcher dies. Runs between fork and exec."""
     if sys.platform != "linux":
         return None

@@ -4,7 +4,6 @@ import os
 import pathlib
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -271,21 +270,6 @@ def test_a_function_that_another_process_cannot_find_is_refused(fun, name, why):
           * {why}
         Because each process imports the module again, and finds the function by its name.
         Define it at the top of a module, and pass what it needs as arguments.""")
-
-
-def test_a_taken_port_is_exchanged_for_another(monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        free_port = _test_processes._free_port
-        ports = [taken.getsockname()[1], free_port()]
-        monkeypatch.setattr(_test_processes, "_free_port", lambda: ports.pop(0))
-
-        fun = rank_functions.add
-        outcomes = run_processes(fun, {"x": 2}, 3, processes=1, timeout=SECONDS)
-
-    assert [outcome.value for outcome in outcomes] == [[0, 5]]
-    assert ports == []
 
 
 def _environment() -> dict[str, str]:
