@@ -205,31 +205,15 @@ def _in_our_words(
 
     of_device.__name__ = of_device.__qualname__ = axes.function_name(fun)
     of_device.__wrapped__ = inspect.unwrap(fun)  # pyright: ignore[reportFunctionMemberAccess]
-    numbers, keywords = jax.tree.unflatten(taken.in_tree, range(len(leaves)))
-    owner_of = {place: n for n, arg in enumerate(numbers) for place in jax.tree.leaves(arg)}
-    owner_of |= {place: key for key, arg in keywords.items() for place in jax.tree.leaves(arg)}
-    owners = tuple(owner_of[place] for place in range(len(leaves)))
-    kept = {owner for owner, own in zip(owners, taken.donated, strict=True) if not own}
+    call = Call.of_taken(taken, leaves, of_device, of_device.__name__)
+    kept = {owner for owner, own in zip(call.owners, taken.donated, strict=True) if not own}
+    owned = {owner for owner in call.owners if isinstance(owner, int)}
     said: Options = pmap(
         of_device,
         taken.axis_name,
         out_axes=taken.out_axes,
-        donate_argnums=tuple({owner for owner in owners if isinstance(owner, int)} - kept),
+        donate_argnums=tuple(owned - kept),
     )._dispatcher._options
-
-    def rebuild(values: Sequence[Any]) -> tuple[tuple, dict]:
-        return jax.tree.unflatten(taken.in_tree, list(values))
-
-    args, kwargs = rebuild(leaves)
-    call = Call(
-        fun=of_device,
-        rebuild=rebuild,
-        leaves=leaves,
-        axes=taken.in_axes,
-        owners=owners,
-        paths=lambda: axes.argument_paths(of_device, args, kwargs, list(range(len(args)))),
-        fun_name=of_device.__name__,
-    )
     return said, call
 
 

@@ -106,6 +106,23 @@ class Call:
         static = tuple(args[number] for number in options.static)
         return cls(fun, rebuild, leaves, leaf_axes, owners, paths, name, structure, static)
 
+    @classmethod
+    def of_taken(
+        cls, taken: _compat.TakenPmap, leaves: Sequence[Any], fun: Callable, name: str
+    ) -> "Call":
+        """The call of a `jax.pmap` that was taken over; `fun` has the place of its function."""
+
+        def rebuild(values: Sequence[Any]) -> tuple[tuple, dict]:
+            return jax.tree.unflatten(taken.in_tree, list(values))
+
+        args, kwargs = rebuild(leaves)
+        numbers, keywords = rebuild(range(len(leaves)))
+        owned = [*enumerate(numbers), *keywords.items()]
+        owner_of = {place: owner for owner, tree in owned for place in jax.tree.leaves(tree)}
+        owners = tuple(owner_of[place] for place in range(len(leaves)))
+        paths = lambda: axes.argument_paths(fun, args, kwargs, range(len(args)))
+        return cls(fun, rebuild, list(leaves), taken.in_axes, owners, paths, name)
+
 
 def any_tracer(leaves: Iterable[Any]) -> bool:
     """Whether the call is part of a trace outside."""

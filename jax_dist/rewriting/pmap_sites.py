@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax_dist import _codes, _compat, errors
 from jax_dist._compat.private import Device
 from jax_dist.errors import RewriteError
-from jax_dist.mapping import axes, body, emission, region
+from jax_dist.mapping import body, emission, region
 from jax_dist.mapping.body import Call, Options
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
@@ -137,21 +137,7 @@ def _in_our_words(
         captures="allow",
         gathers="keep",
     )
-
-    def rebuild(values: Sequence[Any]) -> tuple[tuple, dict]:
-        return jax.tree.unflatten(taken.in_tree, list(values))
-
-    args, kwargs = rebuild(leaves)
-    call = Call(
-        fun=taken.fun,
-        rebuild=rebuild,
-        leaves=list(leaves),
-        axes=taken.in_axes,
-        owners=tuple(range(len(leaves))),
-        paths=lambda: axes.argument_paths(taken.fun, args, kwargs, list(range(len(args)))),
-        fun_name="jax.pmap",
-    )
-    return options, call
+    return options, Call.of_taken(taken, leaves, taken.fun, "jax.pmap")
 
 
 def check_none_local(jaxpr: ClosedJaxpr) -> None:
