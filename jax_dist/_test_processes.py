@@ -30,7 +30,7 @@ from typing import Any
 from jax_dist._exceptions import text_of, told
 from jax_dist.errors import refusal
 from jax_dist.launch.outcome import ending
-from jax_dist.launch.ranks import cpu_environment, dying_with_parent, reserved_port
+from jax_dist.launch.ranks import cpu_environment, die_with, reserved_port
 
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 2.0  # how long the others may go on after one failed
@@ -97,6 +97,7 @@ class _Task:
     processes: int
     address: str  # of rank 0: "127.0.0.1:port"
     timeout: float  # seconds
+    parent: int  # process id
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def run_processes(
     deadline = time.monotonic() + timeout
     with reserved_port() as port:
         address = f"127.0.0.1:{port}"
-        task = _Task(function, pickle.dumps(args), processes, address, timeout)
+        task = _Task(function, pickle.dumps(args), processes, address, timeout, os.getpid())
         with _children(task, cpu_devices) as children:
             first = _wait(children, deadline)
             _end(children, timed_out=first is None)
@@ -227,7 +228,6 @@ class _Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C is for the parent, which then ends them all
-                preexec_fn=dying_with_parent(),
             )
 
     def died(self) -> bool:
@@ -379,6 +379,7 @@ def _main() -> None:
     """The life of a child. `sys.argv` is `["-c", folder, rank]`."""
     folder, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
     task: _Task = pickle.loads((folder / "task").read_bytes())
+    die_with(task.parent)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # which the parent sends at its timeout
     faulthandler.dump_traceback_later(task.timeout + _SPARE_SECONDS, exit=True)

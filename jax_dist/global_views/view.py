@@ -24,7 +24,6 @@ from jax_dist.global_views.report import GlobalViewReport
 from jax_dist.global_views.signatures import Signatures
 from jax_dist.global_views.state_placement import Shardings
 from jax_dist.mapping import axes, body, copies, meshes, placement
-from jax_dist.mapping import refusals as mapping_refusals
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Call
 from jax_dist.passes.captures import Captures, Policy, Watch, is_lifted_outside
@@ -114,8 +113,7 @@ def global_view(
             why="it reads traced programs, whose form was another one before",
             do="Upgrade jax, or keep jax_dist.pmap, which works from jax 0.7.2 on.",
         )
-    if not callable(fun):
-        raise mapping_refusals.not_callable(fun)
+    axes.check_function(fun)
     if gradients not in ("scatter", "reduce"):
         raise _unknown_choice("gradients", gradients, "'scatter' or 'reduce'")
     if captures not in get_args(Captures):

@@ -3,13 +3,14 @@
 import collections
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jax_dist.launch.outcome import Output, Stream
@@ -96,6 +97,7 @@ class Orphanage:
 # --- one process of a job, with all that it starts
 
 
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _TAIL_LINES = 20
 _GRACE_SECONDS = 2.0  # that a command by itself has to leave in, when told to
@@ -149,7 +151,7 @@ class Rank:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C is for the launcher, which passes it on
-                preexec_fn=dying_with_parent(),
+                preexec_fn=functools.partial(die_with, os.getpid()),
             )
         except OSError as error:
             raise StartError(f"{command[0]} cannot be started: {error.strerror}") from error
@@ -221,18 +223,12 @@ class Rank:
             os.killpg(self._process.pid, number)
 
 
-def dying_with_parent() -> Callable[[], None] | None:
-    """Linux ends the process itself when its launcher dies. Runs between fork and exec."""
-    if sys.platform != "linux":
-        return None
-    prctl, launcher = ctypes.CDLL(None).prctl, os.getpid()
-
-    def arrange() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # it died before the line above
+def die_with(parent: int) -> None:
+    """Linux ends this process itself when its parent dies. May run between fork and exec."""
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
             os._exit(1)
-
-    return arrange
 
 
 # --- a command by itself, run to its end

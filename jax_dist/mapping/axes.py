@@ -10,7 +10,7 @@ import inspect
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -19,10 +19,21 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jax_dist.errors import ArgumentTypeError, AxesError, MappedAxisError, refusal
-from jax_dist.mapping import refusals
 
 Axis: TypeAlias = int | None  # where the mapped axis sits in one array; None: not mapped
 AxisPrefix: TypeAlias = Any  # a tree of Axis, each standing for all leaves below it
+
+
+def check_function(fun: object) -> None:
+    """Raises TypeError for what cannot be mapped."""
+    if not callable(fun):
+        raise refusal(
+            TypeError,
+            what="pmap needs a function",
+            which=[f"fun is a {type(fun).__name__}: {fun!r}"],
+            why="it maps a function over devices",
+            do="Pass the function first, as in pmap(step, axis_name='i').",
+        )
 
 
 def check_name(axis_name: Any) -> None:
@@ -47,7 +58,13 @@ def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ..
         numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
         if min(numbers, default=0) >= 0:
             return tuple(sorted(numbers))
-    raise refusals.bad_argument_numbers(argument, value)
+    raise refusal(
+        ValueError,
+        what=f"pmap {argument} must hold non-negative integers",
+        which=[f"{argument}={value!r}"],
+        why="arguments are counted from the first one, which is 0",
+        do="Count the position of the argument from the left.",
+    )
 
 
 def check_axes(argument: str, prefix: AxisPrefix) -> None:
@@ -146,7 +163,7 @@ def mapped_size(
         )
     if len(distinct) > 1:
         names = paths()
-        raise refusals.mapped_sizes_differ(fun_name, {names[i]: n for i, n in sizes.items()})
+        raise mapped_sizes_differ(fun_name, {names[i]: n for i, n in sizes.items()})
     if distinct == {0}:
         names = paths()
         raise refusal(
@@ -157,6 +174,17 @@ def mapped_size(
             do="Pass at least one slice, or do not call it for an empty batch.",
         )
     return distinct.pop()
+
+
+def mapped_sizes_differ(fun_name: str, sizes: Mapping[str, int]) -> MappedAxisError:
+    """`sizes`: argument path to size, as in `{"batch['x']": 8, "mask": 7}`."""
+    return refusal(
+        MappedAxisError,
+        what=f"pmap of '{fun_name}' got arguments of different sizes along the mapped axis",
+        which=[f"{path} has size {size}" for path, size in sizes.items()],
+        why="every device takes one slice of each mapped argument",
+        do="Slice them alike, or give in_axes=None to what all devices share.",
+    )
 
 
 def _out_of_range(fun_name: str, which: Sequence[str], argument: str) -> AxesError:

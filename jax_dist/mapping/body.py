@@ -18,8 +18,9 @@ from jax.sharding import AbstractMesh, AxisType, Sharding
 
 from jax_dist import _compat
 from jax_dist._exceptions import text_of
-from jax_dist.errors import UnboundAxisError, refusal
-from jax_dist.mapping import axes, meshes, refusals
+from jax_dist._usage import counted
+from jax_dist.errors import StaticArgumentError, UnboundAxisError, refusal
+from jax_dist.mapping import axes, meshes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice, InnerAxis
 from jax_dist.passes import captures, constants
@@ -76,12 +77,10 @@ class Call:
 
         Raises:
           AxesError: in_axes is no prefix of the arguments.
-          StaticArgumentError: the call has too few positional arguments.
+          StaticArgumentError: a static argument is not among `args`, or cannot be hashed.
         """
         name = options.choice.fun_name
-        if options.static and options.static[-1] >= len(args):
-            most = axes.positional_count(fun)
-            raise refusals.static_argument_missing(name, options.static, len(args), most)
+        check_static(options, fun, args)
         numbers = [number for number in range(len(args)) if number not in options.static]
         mapped_args = tuple(args[number] for number in numbers)
         in_axes = options.in_axes
@@ -122,6 +121,38 @@ class Call:
         owners = tuple(owner_of[place] for place in range(len(leaves)))
         paths = lambda: axes.argument_paths(fun, args, kwargs, range(len(args)))
         return cls(fun, rebuild, list(leaves), taken.in_axes, owners, paths, name)
+
+
+def check_static(options: Options, fun: Callable, args: tuple[Any, ...]) -> None:
+    """Raises StaticArgumentError for a static argument that is not there, or has no hash."""
+    static, name = options.static, options.choice.fun_name
+    if static and static[-1] >= len(args):
+        given = counted(len(args), "positional argument")
+        which = [f"static_broadcasted_argnums is {static}", f"the call has {given}"]
+        do, most = "Pass them by position.", axes.positional_count(fun)
+        if most is not None and static[-1] >= most:
+            which.append(f"the function takes {counted(most, 'positional argument')}")
+            do = f"Count from 0: the last position is {most - 1}." if most else "Leave it out."
+        raise refusal(
+            StaticArgumentError,
+            what=f"pmap of '{name}' was called without one of its static arguments",
+            which=which,
+            why="static arguments are found by their position",
+            do=do,
+        ) from None
+    for number in static:
+        try:
+            hash(args[number])
+        except TypeError:
+            path, value = axes.argument_name(fun, number), args[number]
+            raise refusal(
+                StaticArgumentError,
+                what=f"Non-hashable static arguments are not supported by pmap of '{name}'",
+                which=[f"{path} is a {type(value).__name__}: {value!r}"],
+                why="each new value of a static argument is compiled for, and found again by "
+                "its hash",
+                do="Pass a hashable value (a tuple for a list), or map it with in_axes=None.",
+            ) from None
 
 
 def any_tracer(leaves: Iterable[Any]) -> bool:

@@ -33,9 +33,9 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._exceptions import text_of
-from jax_dist.errors import NestingError, PlacementError, StaticArgumentError, message, refusal
-from jax_dist.mapping import axes, emission, meshes, placement, refusals, region
-from jax_dist.mapping.body import Body, Call, Options, any_tracer, tracer, type_of
+from jax_dist.errors import NestingError, PlacementError, message, refusal
+from jax_dist.mapping import emission, meshes, placement, region
+from jax_dist.mapping.body import Body, Call, Options, any_tracer, check_static, tracer, type_of
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
@@ -134,7 +134,6 @@ class Dispatcher:
     # ---- a call that the front does not know
 
     def _first_sight(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
-        self._check_static(args)
         call = self._bind(args, kwargs)
         outside = meshes.Frame.around()
         if outside is not None:
@@ -244,7 +243,7 @@ class Dispatcher:
                 do="Give devices= to the outermost pmap only.",
             )
         if choice.axis_size not in (None, call.size):
-            raise refusals.size_not_as_promised(choice.fun_name, choice.axis_size, call.size)
+            raise meshes.size_not_as_promised(choice.fun_name, choice.axis_size, call.size)
         body = self._body_of(call)
         axis = InnerAxis(outside.free_name(self._options.axis_name), call.size)
         wanted = axis._replace(size=1) if choice.virtual else axis
@@ -313,7 +312,7 @@ class Dispatcher:
             try:  # a front compares static arguments before it asks Python about them
                 return call(*args, **kwargs)
             except (TypeError, ValueError):
-                self._check_static(args)
+                check_static(self._options, self._fun(), args)
                 raise
 
         self.call: Callable[..., Any] = explaining if self._options.static else call
@@ -346,25 +345,6 @@ class Dispatcher:
             layout_of=lambda call: self._find(call).layout,
         )
         self._renew()
-
-    def _check_static(self, args: tuple) -> None:
-        options, name = self._options, self._options.choice.fun_name
-        if options.static and options.static[-1] >= len(args):
-            most = axes.positional_count(self._fun())
-            raise refusals.static_argument_missing(name, options.static, len(args), most) from None
-        for number in options.static:
-            try:
-                hash(args[number])
-            except TypeError:
-                path, value = axes.argument_name(self._fun(), number), args[number]
-                raise refusal(
-                    StaticArgumentError,
-                    what=f"Non-hashable static arguments are not supported by pmap of '{name}'",
-                    which=[f"{path} is a {type(value).__name__}: {value!r}"],
-                    why="each new value of a static argument is compiled for, and found again by "
-                    "its hash",
-                    do="Pass a hashable value (a tuple for a list), or map it with in_axes=None.",
-                ) from None
 
 
 def _warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> None:

@@ -23,8 +23,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jax_dist import _compat
 from jax_dist._compat.private import Device
-from jax_dist.errors import DeviceCountError, refusal
-from jax_dist.mapping import axes, refusals
+from jax_dist.errors import DeviceCountError, MappedAxisError, refusal
+from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis
 
 UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
@@ -206,7 +206,7 @@ def _lay_out(
         )
     whole_size = local_size * len(owners)
     if choice.axis_size is not None and choice.axis_size != whole_size:
-        raise refusals.size_not_as_promised(choice.fun_name, choice.axis_size, whole_size)
+        raise size_not_as_promised(choice.fun_name, choice.axis_size, whole_size)
 
     width = math.prod(axis.size for axis in inner)
     rows = local_size
@@ -231,6 +231,16 @@ def _lay_out(
     shape = (rows * len(owners), *[axis.size for axis in inner])
     mesh = _compat.auto_mesh(chosen.reshape(shape), names)
     return Layout(mesh=mesh, size=whole_size, processes=len(owners))
+
+
+def size_not_as_promised(fun_name: str, axis_size: int, received: int) -> MappedAxisError:
+    return refusal(
+        MappedAxisError,
+        what=f"pmap of '{fun_name}' was promised axis_size={axis_size}, but received another",
+        which=[f"over all processes, the arguments have size {received}"],
+        why="axis_size is the size of the mapped axis over all processes",
+        do=f"Drop axis_size, or give axis_size={received}.",
+    )
 
 
 def owner_of(device: Device) -> int:

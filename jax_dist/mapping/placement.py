@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._compat.private import Device
-from jax_dist.errors import PlacementError, refusal
-from jax_dist.mapping import meshes, refusals
+from jax_dist.errors import PlacementError, UnsupportedError, refusal
+from jax_dist.mapping import meshes
 from jax_dist.passes.programs import is_staged
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
@@ -205,7 +205,14 @@ def check_runs(devices: Iterable[Device], what: str) -> None:
     """Raises UnsupportedError where `what` is to run on devices that only compile."""
     for device in devices:
         if _compat.is_compile_only(device):
-            raise refusals.runs_nothing(what, device)
+            raise refusal(
+                UnsupportedError,
+                what=f"{what} cannot run on these devices, which only compile",
+                which=[f"{device} is a device of a topology"],
+                why="no such machine is attached: its compiler is here, and nothing else of it",
+                do="Use .lower(...).compile(), with jax.ShapeDtypeStruct for arrays; to run it, "
+                "give devices of jax.devices().",
+            )
 
 
 def can_be_put(leaf: Any) -> bool:

@@ -32,8 +32,9 @@ import jax
 
 from jax_dist import _compat
 from jax_dist._compat.private import Device
+from jax_dist._usage import nearest
 from jax_dist.errors import ArgumentTypeError, DeviceCountError, refusal
-from jax_dist.mapping import axes, refusals
+from jax_dist.mapping import axes
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Options
 from jax_dist.mapping.dispatch import Dispatcher
@@ -156,7 +157,7 @@ def pmap(
     asked = dict(locals())  # the options, by name
     del asked["fun"], asked["unknown"]
     if unknown:
-        raise refusals.unknown_option("pmap", next(iter(unknown)), asked)
+        raise _unknown_option(next(iter(unknown)), asked)
     if fun is None:
         return functools.partial(pmap, **asked)
     devices = asked["devices"] = _devices(devices)
@@ -164,8 +165,7 @@ def pmap(
         return fake(fun, **{name: asked[name] for name in asked if name not in _OURS})
     dispatcher = _dispatcher_of(fun, tuple(asked.values()))
     if dispatcher is None:
-        if not callable(fun):
-            raise refusals.not_callable(fun)
+        axes.check_function(fun)
         if devices is not None and not devices:
             raise refusal(
                 DeviceCountError,
@@ -208,6 +208,19 @@ def pmap(
             fun, tuple(asked.values()), lambda living: Dispatcher(options, living)
         )
     return Mapped(fun, dispatcher, functools.partial(pmap, **asked))
+
+
+def _unknown_option(name: str, known: Iterable[str]) -> TypeError:
+    first, _, _ = name.partition("_")
+    alike = [each for each in known if each.startswith(first) or name in each]
+    near = next(iter(alike), None) or nearest(name, known)
+    return refusal(
+        TypeError,
+        what=f"pmap() got an unexpected keyword argument {name!r}",
+        which=[f"it takes {', '.join(known)}"],
+        why="the arguments of the function itself are given when it is called",
+        do=f"Did you mean {near}? If not, leave it out." if near else "Leave it out.",
+    )
 
 
 def _devices(devices: Any) -> tuple[Device, ...] | None:

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from jax_dist import _compat
 from jax_dist.errors import PlacementError, refusal
-from jax_dist.mapping import refusals
+from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis
 from jax_dist.mapping.body import Body, Call, Options, any_tracer, type_of
 from jax_dist.mapping.meshes import Layout
@@ -371,7 +371,7 @@ def _what_does_not_fit(call: Call, view: _LocalView) -> ValueError:
     }
     for path, size in sizes.items():
         if size not in (layout.local_size, layout.size):
-            return refusals.mapped_sizes_differ(call.fun_name, sizes)
+            return axes.mapped_sizes_differ(call.fun_name, sizes)
         if size != layout.local_size:
             return refusal(
                 PlacementError,

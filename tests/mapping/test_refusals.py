@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist import errors
-from jax_dist.mapping import axes, meshes, refusals
+from jax_dist.mapping import axes, meshes
 
 pytestmark = pytest.mark.mapping
 
@@ -22,7 +22,7 @@ _TWO = jax.devices()[:2]
 
 
 def test_sizes_that_differ_are_named_one_by_one():
-    error = refusals.mapped_sizes_differ("step", {"batch['x']": 8, "mask": 7})
+    error = axes.mapped_sizes_differ("step", {"batch['x']": 8, "mask": 7})
 
     assert str(error) == textwrap.dedent("""\
         pmap of 'step' got arguments of different sizes along the mapped axis:
