@@ -140,7 +140,22 @@ def _with_product(module: Module, shape: list[ast.expr]) -> tuple[Edit, ...]:
     return (Edit(start, end, product + ("," if is_tuple and len(shape) == 2 else "")),)
 
 
-def maps_leaves(flow: FileFlow, node: ast.expr, serials: set[int]) -> ast.Call | None:
+def makers(
+    flow: FileFlow, serials: set[int]
+) -> Iterator[tuple[ast.expr, Made | None] | tuple[None, None]]:
+    """What first held arrays that no mapped function gave, and how it makes them.
+
+    None and None: it is not in this file.
+    """
+    for node, own in flow.makers(serials).items():
+        if node is None:
+            yield None, None
+        elif not flow.called_sites(node):
+            outer = _maps_leaves(flow, node, own)
+            yield node, (outer and made(flow, outer)) or made(flow, node)
+
+
+def _maps_leaves(flow: FileFlow, node: ast.expr, serials: set[int]) -> ast.Call | None:
     """The `tree_map(f, tree)` whose `f` has made the arrays; None where it is not all of them."""
     module, function = flow.module, flow.module.function(node)
     if function is None:
@@ -200,7 +215,7 @@ def use_of(flow: FileFlow, node: ast.expr) -> Use:
         case ast.Compare(ops=ops) if all(isinstance(each, ast.Is | ast.IsNot) for each in ops):
             return passes
         case ast.Return() | ast.Yield() | ast.Lambda() if not _comes_back(flow, node):
-            said = f"line {node.lineno} returns it to another file"
+            said = f"line {node.lineno} returns it to where it is not seen"
             return dataclasses.replace(needs, said=said)
         case ast.BoolOp():
             return stuck
@@ -208,12 +223,21 @@ def use_of(flow: FileFlow, node: ast.expr) -> Use:
 
 
 def _comes_back(flow: FileFlow, node: ast.expr) -> bool:
-    """Whether what a function returns was seen outside of it."""
+    """Whether what a function returns was seen where this file calls it, or of a lambda anywhere.
+
+    What it calls itself has seen it too, which shows nothing.
+    """
     function = flow.module.function(node)
     inside = {*ast.walk(function)} if function is not None else set()
-    serials = flow.serials(node)
-    outside = (flow.serials(each) for each in flow.holders(serials) if each not in inside)
-    return serials <= set().union(*outside)
+    serials, found = flow.serials(node), set[int]()
+    is_plain = isinstance(function, ast.FunctionDef) and not any(
+        isinstance(each, ast.Yield | ast.YieldFrom) for each in functions.own_nodes(function)
+    )
+    for each in flow.holders(serials):
+        name = _last_name(each.func if isinstance(each, ast.Call) else each)
+        if each not in inside and not (is_plain and name != getattr(function, "name", "")):
+            found |= flow.serials(each)
+    return serials <= found
 
 
 def _of_argument(flow: FileFlow, call: ast.Call, node: ast.expr) -> Use:
@@ -284,11 +308,23 @@ def _of_index(flow: FileFlow, around: ast.Subscript, node: ast.expr) -> Use:
         return Use("needs axis", node, node, said, can_show=False)
     match around.slice:
         case ast.Constant(value=0) if around.slice.value is not False:
-            return Use("first", around, node)
+            way = "passes" if _is_of_leaves(flow.module, around) else "first"
+            return Use(way, around, node)
         case ast.Tuple(elts=[ast.Constant(value=0), ast.Constant(value=int(j)), *_]) if j >= 0:
             return Use("row", around, node)
     text = " ".join(flow.module.text(around).split())
     return Use("needs axis", node, node, f"line {node.lineno} uses {text}")
+
+
+def _is_of_leaves(module: Module, first: ast.Subscript) -> bool:
+    """Whether it is all that `lambda x: x[0]` does to the leaves of a tree, as a use of that."""
+    function = module.function(first)
+    calls = (each for each in ast.walk(module.tree) if isinstance(each, ast.Call))
+    return function is not None and any(
+        pmaps.definition(module, call.args[0]) is function
+        for call in calls
+        if stacking.first_of_leaves(module, call) is not None
+    )
 
 
 def without_first_index(module: Module, around: ast.Subscript) -> Edit:

@@ -1,33 +1,31 @@
 """`--to global`: a pmap trainer whose state is cut over the devices, by `jax_dist.global_view`.
 
 The step stays as it is, and so do its batches and its other results, which keep their device axis.
-Only the state changes its form: it is placed where it was replicated, read where one copy was
-taken, and given to other functions as pmap has it. Which of its leaves are the same on all devices
-is found when the step is traced, so the text need not show it. A step is migrated whole, or left
-whole with the reason.
+A run of the program has shown which arguments come back as results, what makes them and what reads
+them (`recorded_flow`). Only that state changes its form: it is placed where it was replicated, read
+where one copy was taken, and given to other functions as pmap has it. Which of its leaves are the
+same on all devices is found when the step is traced. A step is migrated whole, or left whole with
+the reason.
 """
 
 import ast
-import os
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from jax_dist import _codes
-from jax_dist.checker.model import flow, functions, pmaps, scopes, stacking
+from jax_dist.checker.model import pmaps, scopes
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod.axis_layout import (
-    Argument,
-    Component,
-    Layouts,
-    Result,
-    SlotSource,
-)
+from jax_dist.codemod import flow_uses, layouts
 from jax_dist.codemod.codegen import Namer, Style, Texts
-from jax_dist.codemod.results import Left, PlannedPlace
-from jax_dist.codemod.shard_map import PmapFacts, is_default
+from jax_dist.codemod.flow_uses import Made, Use
+from jax_dist.codemod.layouts import Mapped
+from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
+from jax_dist.codemod.results import UNSHOWN, Left, PlannedPlace
+from jax_dist.codemod.shard_map import PmapFacts
+from jax_dist.codemod.unrun import Seen
 
 _CODE = _codes.PMAP_CALL
 _BY_HAND = "Call jax_dist.global_view by hand: the page on sharded parameters shows how."
@@ -36,34 +34,45 @@ _TAKEN = frozenset(
     ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums")
 )
 _FORMS = ("call", "partial decorator")
+_OTHER_STEP = "another mapped function carries the same state"
 
 
 def find(
-    module: Module, project: Project, style: Style, namer: Namer, facts: PmapFacts
+    module: Module, style: Style, namer: Namer, facts: PmapFacts, flow: FileFlow | None
 ) -> list[PlannedPlace]:
-    """The steps of a file whose state can be cut, with their states; then those that stay."""
+    """The steps of a file whose state can be cut, with their states; then those that stay.
+
+    Args:
+      module: the file.
+      style, namer: how it is written.
+      facts: what is known of its places.
+      flow: what a run has shown; None: nothing.
+    """
     left: dict[ast.expr, Left] = {}
-    fit: list[tuple[Site, Layouts]] = []
+    fit: list[Mapped] = []
     for site in pmaps.sites(module):
         try:
             _check(site, facts)
+            if flow is None:
+                raise Left(UNSHOWN, "Add --verify and a command that runs it.")
+            fit.append(layouts.mapped_place(site, facts, flow))
         except Left as why:
             left[site.reference] = why
-        else:
-            fit.append((site, Layouts(module, [site])))
     # A step takes a batch too; what only synchronises a state does not, and leaves it to the step.
-    fit.sort(key=lambda each: -len(each[1].arguments(each[0]) or []))
+    fit.sort(key=lambda each: -each.arguments)
     found: list[PlannedPlace] = []
-    placed: dict[ast.expr, Site] = {}  # by which step
-    for site, layouts in fit:
+    taken: list[tuple[Component, Site]] = []  # by which step
+    for mapped in fit:
+        assert flow is not None
         try:
-            state = _CarriedState(module, project, layouts, site)
-            edited = _Edits(state, style, namer).places()
-            state.take(placed)
+            parts = _state(mapped, flow, Seen(flow, facts))
+            for component, site in taken:
+                if any(part.component is component for part in parts):
+                    raise Left(_OTHER_STEP, _BY_HAND, f"line {site.node.lineno}")
+            found += _Edits(flow, mapped.site, parts, style, namer).places()
+            taken += ((part.component, mapped.site) for part in parts)
         except Left as why:
-            left[site.reference] = why
-        else:
-            found += edited
+            left[mapped.site.reference] = why
     return found + [PlannedPlace.left(module, each, _CODE, why) for each, why in left.items()]
 
 
@@ -86,248 +95,140 @@ def _check(site: Site, facts: PmapFacts) -> None:
         )
 
 
-class _CarriedState:
-    """One mapped function and its state. Raises Left where that cannot be followed.
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """One argument of a step that comes back as a result."""
 
-    `layouts` are those of this function alone.
+    position: int
+    component: Component
+    made: Sequence[Made]  # where it is replicated
+    uses: Sequence[Use]  # what reads it, but for the step
+
+
+def _state(mapped: Mapped, flow: FileFlow, seen: Seen) -> list[_Part]:
+    """What a step carries and is replicated; other values that it carries keep the axis.
+
+    Raises Left where nothing is, or it cannot be followed.
     """
-
-    def __init__(self, module: Module, project: Project, layouts: Layouts, site: Site):
-        self.module, self.site = module, site
-        self._project, self._layouts = project, layouts
-        own = {id(layouts.component(slot)) for slot in layouts.results(site)}
-        arguments = enumerate(layouts.arguments(site) or [])
-        carried = [number for number, slot in arguments if id(layouts.component(slot)) in own]
-        if not carried:
-            raise Left("no argument of it comes back as a result, so that it has no state to cut")
-        self.name, self.scope = self._bound()
-        self.parts = self._states(carried)  # by the positions of the arguments
-
-    def take(self, placed: dict[ast.expr, Site]) -> None:
-        """Notes what this step puts in place, which no other step then does."""
-        sources = [source.node for part in self.parts.values() for source in part.sources]
-        for source in sources:
-            if source in placed:
-                line = placed[source].node.lineno
-                raise Left(
-                    "another mapped function carries the same state", _BY_HAND, f"line {line}"
-                )
-        placed.update(dict.fromkeys(sources, self.site))
-
-    def _states(self, carried: list[int]) -> dict[int, Component]:
-        """What is replicated, by position; other values that are carried keep the axis."""
-        found: dict[int, Component] = {}
-        left: list[Left] = []
-        for number in carried:
-            part = self._layouts.component(Argument(self.site, number))
-            try:
-                self._check(number, part)
-            except Left as why:
-                left.append(why)
-            else:
-                found[number] = part
-        if not found:
-            raise left[0]
-        if len({id(part) for part in found.values()}) < len(found):
-            raise Left("two of its arguments may be one state", _BY_HAND)
-        order = []
-        for number in sorted(found):
-            slots = [slot for slot in found[number].slots if isinstance(slot, Result)]
-            order += [slot.position or 0 for slot in slots]
-        if order != [*range(len(found))]:
-            # A global view takes the first results of the structure of a state for the new one.
-            raise Left("its new state is not its first result", _BY_HAND)
-        return found
-
-    def _bound(self) -> tuple[str, scopes.NameScope]:
-        """The name of the mapped function, and the scope that binds it, once. Raises Left."""
-        site, around = self.site, self.module.parent(self.site.node)
-        name, at = "", site.node
-        if site.form == "call" and isinstance(around, ast.Assign) and len(around.targets) == 1:
-            target = around.targets[0]
-            if isinstance(target, ast.Name):
-                name, at = target.id, target
-        elif site.form == "partial decorator":
-            name, at = site.fun.name, site.fun
-        found = self.module.scope(at).lookup(name) if name else None
-        if site.form == "partial decorator" and found is not None and found[0].is_class:
-            found = None
-        if found is None or len(found[1]) != 1:
-            raise Left("the mapped function has no name of its own, bound once", _BY_HAND)
-        return name, found[0]
-
-    def _check(self, number: int, part: Component) -> None:
-        """Raises Left where the state cannot be followed."""
-        if part.kept:
-            raise Left("its state is not followed to the end", _BY_HAND, part.kept)
-        if not part.sources or not part.is_shared:
-            raise Left(
-                f"nothing shows where its argument {number} is replicated",
-                "Replicate it in the same file, or call jax_dist.global_view by hand.",
-            )
-        self._check_steps(part)
-        for slot in part.slots:
-            if not isinstance(slot, Argument | Result):
-                continue
-            option = "in_axes" if isinstance(slot, Argument) else "out_axes"
-            if not _is_first(self.site.arguments.get(option), slot.position):
-                raise Left(f"its {option} may not map the state over its first dimension", _BY_HAND)
-        if part.forests:
-            raise Left("get_metrics takes its state", _BY_HAND, f"line {part.forests[0].lineno}")
-        for source in part.sources:
-            if source.devices is not None:
-                raise Left("its state is replicated on chosen devices", _BY_HAND)
-        for node in part.shown:
-            if why := _why_not_copied(self.module, self._project, node):
-                raise Left("its state is changed in place", _BY_HAND, why)
-
-    def _check_steps(self, part: Component) -> None:
-        """That no other step carries the state too: each call would copy it. Raises Left."""
-        module, mapped = self.module, flow.of(self.module).mapped_calls
-        own = [
-            scopes.block_of(module, module.statement(call))
-            for call, site in mapped.items()
-            if site.node is self.site.node
-        ]
-        for node in part.shown:
-            made = module.statement(node)
-            if module.parent(node) not in mapped or not isinstance(made, ast.Assign):
-                continue
-            targets = [each for target in made.targets for each in ast.walk(target)]
-            comes_back = any(
-                isinstance(each, ast.expr) and module.text(each) == module.text(node)
-                for each in targets
-            )
-            if comes_back and any(made in block for block in own if block):
-                raise Left(
-                    "another mapped function carries the same state",
-                    _BY_HAND,
-                    f"line {made.lineno}",
-                )
+    number = mapped.record.number
+    found: list[_Part] = []
+    left: list[Left] = []
+    results: list[int] = []  # the positions of what comes back
+    for position in range(mapped.arguments):
+        slot = Slot(number, "in", (position,))
+        component = next((each for each in flow.components if slot in each.slots), None)
+        own = () if component is None else component.slots
+        outs = {
+            path[0] if path else 0 for site, side, path in own if (site, side) == (number, "out")
+        }
+        if component is None or not outs:
+            continue
+        try:
+            found.append(_part(position, component, mapped, flow, seen))
+            results += sorted(outs)
+        except Left as why:
+            left.append(why)
+    if not found:
+        nothing = Left("no argument of it comes back as a result, so that it has no state to cut")
+        raise left[0] if left else nothing
+    if len({id(part.component) for part in found}) < len(found):
+        raise Left("two of its arguments may be one state", _BY_HAND)
+    if results != [*range(len(found))]:
+        # A global view takes the first results of the structure of a state for the new one.
+        raise Left("its new state is not its first result", _BY_HAND)
+    return found
 
 
-def _is_first(axes: ast.expr | None, position: int | None) -> bool:
-    """Whether `in_axes` or `out_axes` say 0 at a position."""
-    match axes:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) if position is not None:
-            return position < len(parts) and is_default(parts[position])
-    return is_default(axes)
+def _part(position: int, component: Component, mapped: Mapped, flow: FileFlow, seen: Seen) -> _Part:
+    """Raises Left where a state cannot be followed."""
+    try:
+        seen.check(component)
+    except Left as why:
+        raise Left("its state is not followed to the end", _BY_HAND, why.reason) from why
+    makers = [(node, made) for node, made in flow_uses.makers(flow, component.serials) if made]
+    made = [each for _, each in makers]
+    # What else gives it, such as another mapped function, has the axis, and the step takes it so.
+    copies = [each for each in made if each.copies and each.of is not None]
+    if not copies or len(copies) < len(made):
+        raise Left(
+            f"nothing shows where its argument {position} is replicated",
+            "Replicate it in the same file, or call jax_dist.global_view by hand.",
+        )
+    if any(each.devices is not None for each in copies):
+        raise Left("its state is replicated on chosen devices", _BY_HAND)
+    _check_steps(component, mapped, flow)
+    own = flow.results(mapped.record).union(*(flow.serials(node) for node, _ in makers))
+    holders = flow.holders(own & component.serials)
+    uses = [use for node in holders if (use := _use(flow, mapped, node)) is not None]
+    for use in uses:
+        if use.way == "forest":
+            raise Left("get_metrics takes its state", _BY_HAND, f"line {use.node.lineno}")
+        if not use.can_show:
+            raise Left("its state is not followed to the end", _BY_HAND, use.said)
+    return _Part(position, component, copies, uses)
 
 
-_CHANGING = frozenset(
-    ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
-)
-_ATTRIBUTE_SETTERS = ("setattr", "delattr")
-_DEEPEST = 4  # calls that are followed
+def _use(flow: FileFlow, mapped: Mapped, node: ast.expr) -> Use | None:
+    """What reads a value of the state, and is not the step; None where it goes on as it is."""
+    around = flow.module.parent(node)
+    if isinstance(around, ast.Call) and around.func is not node:
+        others = flow.called_sites(around) & flow.takers(flow.serials(node))
+        if others - {mapped.record.number}:
+            return Use("needs axis", node, node, "another mapped function takes it")
+    use = flow_uses.use_of(flow, node)
+    return None if use.way == "passes" else use
 
 
-def _why_not_copied(module: Module, project: Project, node: ast.expr, depth: int = 0) -> str:
-    """Why an argument of a call must be the value itself; "" where a copy does as well.
-
-    Of functions that are in no file of the project nothing is said.
-    """
-    around = module.parent(node)
-    call = module.parent(around) if isinstance(around, ast.keyword) else around
-    if not isinstance(call, ast.Call) or call.func is node or depth > _DEEPEST:
-        return ""
-    text = module.text(call.func)
-    if text in _ATTRIBUTE_SETTERS:
-        return f"{text} changes it in line {node.lineno}"
-    home, function = _callee(module, project, call)
-    if function is None:
-        is_hidden = not isinstance(call.func, ast.Name | ast.Attribute)
-        if is_hidden and isinstance(module.parent(call), ast.Expr):
-            return f"{text} of line {node.lineno} may change it"
-        return ""
-    for parameter in scopes.parameters(function.args):
-        is_given = functions.argument_of(home, call, function, parameter) is node
-        if is_given and _is_changed(home, project, function, parameter.arg, depth):
-            return f"{text} changes it in place ({os.path.basename(home.source.path)})"
-    return ""
-
-
-def _callee(module: Module, project: Project, call: ast.Call) -> tuple[Module, Any]:
-    """The function that is called, and its file; None where the project does not show it."""
-    found = pmaps.definition(module, call.func)
-    if found is not None:
-        return module, found
-    name = module.qualified_name(call.func) or ""
-    place, _, last = name.rpartition(".")
-    path = project.file(place, os.path.dirname(os.path.abspath(module.source.path)))
-    home = None if path is None else project.parsed(path)
-    bindings = [] if home is None else home.scopes.module.bindings.get(last, [])
-    if home is None or len(bindings) != 1 or bindings[0].kind != "def":
-        return module, None
-    return home, bindings[0].node
-
-
-def _is_changed(module: Module, project: Project, function: Any, name: str, depth: int) -> bool:
-    """Whether the text of a function stores into a parameter, or calls what changes it."""
-    scope = module.scopes.of[function]
-    stores = (binding.node for binding in scope.bindings.get(name, ()))
-    if any(isinstance(module.parent(each), ast.AugAssign) for each in stores):
-        return True
-    for read in module.reads(scope, name):
-        top, around = read, module.parent(read)
-        while isinstance(around, ast.Attribute | ast.Subscript) and around.value is top:
-            if not isinstance(around.ctx, ast.Load):
-                return True
-            top, around = around, module.parent(around)
-        is_called = isinstance(around, ast.Call) and around.func is top
-        if is_called and isinstance(top, ast.Attribute) and top.attr in _CHANGING:
-            return True
-        if _why_not_copied(module, project, top, depth + 1):
-            return True
-    return False
+def _check_steps(component: Component, mapped: Mapped, flow: FileFlow) -> None:
+    """That no other step carries the state too: each call would copy it. Raises Left."""
+    module, own = flow.module, mapped.record.number
+    sides = {side: {s.site for s in component.slots if s.side == side} for side in ("in", "out")}
+    others = (sides["in"] & sides["out"]) - {own}
+    statements = [(module.statement(n), flow.called_sites(n)) for n in flow.nodes]
+    blocks = [scopes.block_of(module, statement) for statement, sites in statements if own in sites]
+    for statement, sites in statements:
+        if not sites.isdisjoint(others) and any(statement in block for block in blocks if block):
+            raise Left(_OTHER_STEP, _BY_HAND, f"line {statement.lineno}")
 
 
 class _Edits:
     """What is written for one function and its state. Raises Left where a name is not known."""
 
-    def __init__(self, state: _CarriedState, style: Style, namer: Namer):
-        self._module, self._site = state.module, state.site
-        self._name, self._scope, self._parts = state.name, state.scope, state.parts
+    def __init__(
+        self, flow: FileFlow, site: Site, parts: Sequence[_Part], style: Style, namer: Namer
+    ):
+        self._module, self._site, self._parts = flow.module, site, parts
+        self._name, self._scope = _bound(flow.module, site)
         self._style, self._namer = style, namer
-        self._group = f"state of {state.site.node.lineno}:{state.site.node.col_offset}"
-        self._positions = tuple(state.parts)
+        self._group = f"state of {site.node.lineno}:{site.node.col_offset}"
 
     def places(self) -> list[PlannedPlace]:
         """All of them."""
-        return [
-            self._mapped(),
-            *(place for number, part in self._parts.items() for place in self._of(number, part)),
-        ]
+        return [self._mapped(), *(place for part in self._parts for place in self._of(part))]
 
-    def _of(self, number: int, part: Component) -> Iterator[PlannedPlace]:
+    def _of(self, part: _Part) -> Iterator[PlannedPlace]:
         """Where the state is put in place, and where it is read."""
-        argument = f", argument={number}" if len(self._positions) > 1 else ""
-        for source in part.sources:
+        argument = f", argument={part.position}" if len(self._parts) > 1 else ""
+        for made in part.made:
+            assert made.of is not None
             end, said = f", stacked=False{argument})", "the state, cut over the devices"
-            name = self._placed_below(source)
+            name = self._placed_below(made)
             if name:
-                yield self._around(source.node, source.of, "", "", said)
+                yield self._around(made.node, made.of, "", "", said)
                 yield self._added(f"{name} = {self._name}.place({name}{end}", said)
             else:
-                self._check_reach(source.node, "replicated")
-                yield self._around(source.node, source.of, f"{self._name}.place(", end, said)
-        of_one = "the state of one device"
-        for first in part.firsts:
-            self._check_reach(first.node, "read")
-            yield self._around(first.node, first.of, f"{self._name}.first(", ")", of_one)
-        for node in part.shown:
-            self._check_reach(node, "given to another function")
-            taken = stacking.firsts_in_leaves(self._module, self._module.parent(node), node)
-            if taken:  # `x[0]` in what is done to each leaf: the tree is that of one device
-                span = self._module.span
-                low, high = span(node)
-                edits = [Edit(low, low, f"{self._name}.first("), Edit(high, high, ")")]
-                edits += (Edit(span(each.value)[1], span(each)[1], "") for each in taken)
-                yield self._place(node, sorted(edits), of_one)
+                self._check_reach(made.node, "replicated")
+                yield self._around(made.node, made.of, f"{self._name}.place(", end, said)
+        for use in part.uses:
+            self._check_reach(use.node, "read")
+            if use.way == "first":
+                said = "the state of one device"
+                yield self._around(use.node, use.of, f"{self._name}.first(", ")", said)
             else:
                 said = "the state as pmap has it, for a function that takes it so"
-                yield self._around(node, node, f"{self._name}.stacked(", ")", said)
+                yield self._around(use.of, use.of, f"{self._name}.stacked(", ")", said)
 
-    def _placed_below(self, source: SlotSource) -> str:
+    def _placed_below(self, source: Made) -> str:
         """The name that can be put in place below the step, for its state is made above; or ""."""
         module, step = self._module, self._module.statement(self._site.node)
         made = module.statement(source.node)
@@ -387,8 +288,8 @@ class _Edits:
         call: Any = site.node
         given = (*call.args, *(word.value for word in call.keywords))
         end = max(module.span(each)[1] for each in given)
-        positions = ", ".join(map(str, self._positions))
-        state = positions if len(self._positions) == 1 else f"({positions})"
+        positions = ", ".join(str(part.position) for part in self._parts)
+        state = positions if len(self._parts) == 1 else f"({positions})"
         quote = self._style.quote
         more = f", state={state}, shardings={quote}fsdp{quote}"
         edits = (Edit(*module.span(site.reference), name.text), *name.edits, Edit(end, end, more))
@@ -404,3 +305,20 @@ class _Edits:
 
     def _place(self, node: ast.expr, edits: Iterable[Edit], said: str) -> PlannedPlace:
         return self._texts(node).place(_CODE, edits, self._group, said)
+
+
+def _bound(module: Module, site: Site) -> tuple[str, scopes.NameScope]:
+    """The name of the mapped function, and the scope that binds it, once. Raises Left."""
+    around, name, at = module.parent(site.node), "", site.node
+    if site.form == "call" and isinstance(around, ast.Assign) and len(around.targets) == 1:
+        target = around.targets[0]
+        if isinstance(target, ast.Name):
+            name, at = target.id, target
+    elif site.form == "partial decorator":
+        name, at = site.fun.name, site.fun
+    found = module.scope(at).lookup(name) if name else None
+    if site.form == "partial decorator" and found is not None and found[0].is_class:
+        found = None
+    if found is None or len(found[1]) != 1:
+        raise Left("the mapped function has no name of its own, bound once", _BY_HAND)
+    return name, found[0]

@@ -77,7 +77,10 @@ class _Writer:
                 continue
             try:
                 group = groups[id(part)]
-                found |= dict(self._made(part, group)) | dict(self._used(part, group))
+                made, used = dict(self._made(part, group)), dict(self._used(part, group))
+                for node in made.keys() & used.keys():
+                    raise Left(f"line {node.lineno} makes it for what is not followed")
+                found |= made | used
             except Left as left:
                 part.keep(left.reason)
                 return None

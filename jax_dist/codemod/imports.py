@@ -1,4 +1,4 @@
-"""The imports of a migrated file: names read too early, unused imports, who defines pmap.
+"""The imports of a migrated file: names read too early or elsewhere, unused ones, pmap's home.
 
 Names are read too early if a module reads them while it is imported, before it has bound them.
 Statements are taken in the order of the text, branches and loops as if each ran once; the bodies of
@@ -49,6 +49,15 @@ def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes
         ]
         made += _removals(after, statement, idle, made[-1] if made else None)
     return apply_edits(after.source.code, made)
+
+
+def is_used_elsewhere(module: Module, name: str) -> bool:
+    """Whether another file may mean a name of this one, or an attribute of its objects."""
+    graph = module.graph
+    if graph is None:
+        return False
+    find = graph.users if name in module.scopes.module.bindings else graph.readers
+    return any(True for _ in find(os.path.abspath(module.source.path), name))
 
 
 def _reads(module: Module, name: str) -> bool:

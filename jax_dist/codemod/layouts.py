@@ -8,16 +8,16 @@ be the same on all devices, by the programs of all calls, where it is to be shar
 import ast
 import dataclasses
 import enum
-import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.codemod import escapes, flow_uses, shard_map, unrun
+from jax_dist.codemod import flow_uses, shard_map
 from jax_dist.codemod.flow_uses import Made, Use
-from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot, variable
+from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
 from jax_dist.codemod.results import Left
 from jax_dist.codemod.shard_map import PmapFacts
+from jax_dist.codemod.unrun import Seen
 from jax_dist.codemod.verify.evidence import Array, SiteRecord
 
 STATIC = "static_broadcasted_argnums"
@@ -117,7 +117,7 @@ class Plan:
 
     def __init__(self, flow: FileFlow, mapped: Sequence[Mapped], facts: PmapFacts):
         self.flow, self.mapped = flow, mapped
-        self._facts = facts
+        self._facts, self._seen = facts, Seen(flow, facts)
         self._by_number = {each.record.number: each for each in mapped}
         self.parts: list[Part] = [Part(each) for each in flow.components]
         self._part_of = {slot: part for part in self.parts for slot in part.component.slots}
@@ -158,11 +158,7 @@ class Plan:
         flow, slots, serials = self.flow, part.component.slots, part.component.serials
         if any(slot.site not in self._by_number for slot in slots):
             raise Left("another mapped function takes it, and stays")
-        if any(slot.side == "word" for slot in slots):
-            raise Left("it is given by name")
-        if flow.is_held_elsewhere(serials):
-            raise Left("another file uses it")
-        self._check_all_ran(part)
+        self._seen.check(part.component)
         holders = list(flow.holders(serials))
         part.made = list(self._made(part))
         part.uses = [flow_uses.use_of(flow, node) for node in holders]
@@ -181,17 +177,11 @@ class Plan:
         raise Left("it has a slice for each device, and no rows")
 
     def _made(self, part: Part) -> Iterator[Made]:
-        flow = self.flow
-        for node, serials in flow.makers(part.component.serials).items():
+        for node, found in flow_uses.makers(self.flow, part.component.serials):
             if node is None:
                 raise Left("it is made where it is not seen")
-            if flow.called_sites(node):
-                continue  # a result
-            outer = flow_uses.maps_leaves(flow, node, serials)
-            found = None if outer is None else flow_uses.made(flow, outer)
-            found = found or flow_uses.made(flow, node)
             if found is None:
-                text = " ".join(flow.module.text(node).split())
+                text = " ".join(self.flow.module.text(node).split())
                 raise Left(f"{text} of line {node.lineno} is not known to make copies or rows")
             yield found
 
@@ -217,55 +207,6 @@ class Plan:
         """Whether a mapped function takes the memory of one of its arguments."""
         slots = (slot for slot in part.component.slots if slot.side == "in")
         return any(slot.path[0] in self._by_number[slot.site].donated for slot in slots)
-
-    def _check_all_ran(self, part: Part) -> None:
-        """Raises Left where what did not run, or is not seen, may make or read such values."""
-        module, flow, serials = self.flow.module, self.flow, part.component.serials
-        if self._unseen:
-            raise Left(self._unseen)
-        names: dict[Any, str] = {}  # by variable
-        for node in flow.holders(serials):
-            if isinstance(node, ast.Name | ast.Attribute):
-                names[variable(module, node)] = module.text(node)
-        for node in ast.walk(module.tree):
-            if not isinstance(node, ast.Name | ast.Attribute) or isinstance(node.ctx, ast.Del):
-                continue
-            text = names.get(variable(module, node))
-            if text is None:
-                continue
-            within = any(isinstance(each, ast.JoinedStr) for each in module.ancestors(node))
-            if within and not flow.watches(node):
-                raise Left(f"line {node.lineno} formats {text}")
-            if isinstance(module.parent(node), ast.AugAssign) and isinstance(node.ctx, ast.Store):
-                raise Left(f"line {node.lineno} changes {text} in place")
-            value = getattr(module.statement(node), "value", None)
-            is_set = isinstance(node.ctx, ast.Store)
-            self._check_others_read(node, is_set=is_set)
-            looked_at = value if is_set and flow.watches(value) else None if is_set else node
-            if looked_at is not None and flow.watches(looked_at) and not flow.ran(looked_at):
-                raise Left(f"line {node.lineno} has {text}, and never ran")
-        related = unrun.related(flow, serials)
-        for name in related.definitions:
-            if escapes.is_used_elsewhere(module, name):
-                raise Left(f"other files may use {name}, in which it is held")
-        if found := related.unrun():
-            raise Left(f"line {found.lineno} may have to do with it, and never ran")
-
-    @functools.cached_property
-    def _unseen(self) -> str:
-        """What may reach any value of the file without being seen; "" where nothing does."""
-        return unrun.reflection(self.flow) or unrun.unrun_maker(self.flow)
-
-    def _check_others_read(self, node: Any, *, is_set: bool) -> None:
-        """Raises Left where other files may read a global name, or a field that is set here."""
-        module = self.flow.module
-        if isinstance(node, ast.Name):
-            found = module.scope(node).lookup(node.id)
-            is_global = found is not None and found[0] is module.scopes.module
-            if is_global and escapes.is_used_elsewhere(module, node.id):
-                raise Left(f"other files may use {node.id} of line {node.lineno}")
-        elif is_set and self._facts.is_read_elsewhere(node.attr):
-            raise Left(f"other files may read .{node.attr}, which line {node.lineno} sets")
 
     def _given(self, slots: Sequence[Slot]) -> Iterator[Array]:
         for slot in slots:

@@ -259,8 +259,7 @@ class _File:
         if facts is not None and self._options.to == "global":
             from jax_dist.codemod import global_state  # only here: most runs do not need it
 
-            project = self._context.project
-            found = global_state.find(module, project, self._style, self._namer, facts)
+            found = global_state.find(module, self._style, self._namer, facts, flow)
         else:
             found = self._of_pmaps(module, facts, flow)
         return [self._without_unproved(each) for each in found]

@@ -246,6 +246,11 @@ class FileFlow:
                 found[None].add(serial)
         return found
 
+    def results(self, site: SiteRecord) -> set[int]:
+        """The arrays that a mapped function gave."""
+        is_own = lambda slot: (slot.site, slot.side) == (site.number, "out")
+        return {serial for serial, slots in self._slots.items() if any(map(is_own, slots))}
+
     def takers(self, serials: set[int]) -> set[int]:
         """The mapped functions that took one of these arrays."""
         slots = (slot for serial in serials for slot in self._slots[serial])

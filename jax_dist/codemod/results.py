@@ -25,6 +25,7 @@ _Named: TypeAlias = ast.expr | ast.alias
 
 
 AXIS_STAYS = "the device axis stays"  # begins what is said of a place that is done
+UNSHOWN = "no run has shown what its state is"
 UNPROVED = "--verify did not find that it computes the same"  # a reason to leave a place
 
 

@@ -2,8 +2,8 @@
 
 `jax.pmap` finds out at each call how many devices its arguments want, in which processes these are,
 and where arrays lie. A `jit(shard_map)` has all that fixed where it is written, and raises where a
-call does not fit. So `PmapFacts` tells whether the text shows that there is nothing to find out, or
-the user has said so, or a run will show it. A `DirectPlan` does not ask: the flow of the values may
+call does not fit. So `PmapFacts` tells whether a run has shown that there is nothing to find out,
+or will show it, or the user has said so. A `DirectPlan` does not ask: the flow of the values may
 show it instead.
 """
 
@@ -16,15 +16,14 @@ import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from jax_dist.checker.model import flow, pmaps
+from jax_dist.checker.model import pmaps, traced
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
-from jax_dist.checker.model.stacking import Kind, lists_devices
-from jax_dist.codemod import codegen, device_counts, site_parts
+from jax_dist.checker.model.stacking import lists_devices
+from jax_dist.codemod import codegen, site_parts
 from jax_dist.codemod.codegen import CallText, Texts, Value
 from jax_dist.codemod.results import Left, ProjectContext
-from jax_dist.codemod.use_sites import Uses
 
 if TYPE_CHECKING:
     from jax_dist.codemod.recorded_flow import FileFlow
@@ -70,12 +69,6 @@ class PmapFacts:
     ):
         self._module, self._context, self._promises = module, context, promises
         self._is_tried, self._flow = is_tried, flow
-        self._unknown: dict[Site, str] = {}  # by a place: the first thing that is not known of it
-        for site in pmaps.sites(module):
-            if site.form in _FORMS:
-                self._unknown[site] = self._of_text(site)
-        if not (promises.all_devices or is_tried):
-            self._check_sizes()
 
     @property
     def several_processes(self) -> bool:
@@ -104,15 +97,12 @@ class PmapFacts:
           site: the place.
           but: an argument of pmap that does not count.
         """
-        if but and site in self._unknown:
-            return self._of_text(site, but)
-        return self._unknown.get(site, "pmap is not applied there")
-
-    # --- facts that a place shows by itself
-
-    def _of_text(self, site: Site, but: str = "") -> str:
+        if site.form not in _FORMS:
+            return "pmap is not applied there"
         if self.several_processes:
             return f"the program may run in several processes, without --one-process: {self.sign}"
+        if not (self._is_tried or (self._promises.one_process and self._promises.all_devices)):
+            return "nothing shows how it is called: --verify does, or --one-process --all-devices"
         try:
             if codegen.import_within(self._module, site.reference) is not None:
                 return "jax is imported inside of a function or block"
@@ -139,8 +129,6 @@ class PmapFacts:
                     return ""
         if not self._module.holds(given):
             return "another file gives its devices"
-        if not (self._is_tried or self._promises.all_devices):
-            return "its devices are chosen at run time"
         is_list = self._is_a_list(given) or lists_devices(self._module, given)
         return "" if is_list else "its devices may be None"  # of which no mesh can be made
 
@@ -165,11 +153,8 @@ class PmapFacts:
         """Why a module may not ask for devices while it is imported; "" where it may."""
         if self._module.span(site.node)[0] > self._asks_from:
             return ""  # it does already
-        why = "it is made while the module is imported, before devices may be asked for"
-        is_promised = self._promises.one_process and self._promises.all_devices
-        if not (self._is_tried or is_promised):
-            return why
-        return f"{why}: see {self._setting}" if self._setting else ""
+        why = "it is made while the module is imported, before devices may be asked for: see"
+        return f"{why} {self._setting}" if self._setting else ""
 
     @functools.cached_property
     def _asks_from(self) -> float:
@@ -198,77 +183,19 @@ class PmapFacts:
         return False
 
     def _of_calls(self, site: Site) -> str:
-        """All calls are seen, by position, with nothing shared but literals.
-
-        Those that are not seen have a slice for each device where the user promises it: one by
-        name, or with an array that lies elsewhere, raises.
-        """
-        is_promised = self._promises.one_process and self._promises.all_devices
-        if lost := Uses(self._module).unseen(site, trusted=is_promised):
-            return lost
-        made = self._calls.get(site.node, [])
-        if not made and not is_promised:
-            return "no call of it is seen"
+        """What of the calls that are seen does not fit, whatever is promised; "" where all do."""
         shared = shared_positions(site)
         if shared is None:
             return "its in_axes are not literal"
-        for call in made:
-            is_spread = any(isinstance(each, ast.Starred) for each in call.args)
-            if call.keywords or (is_spread and not is_promised):
-                return f"line {call.lineno} calls it with named or spread arguments"
+        for call in pmaps.mapped_calls(self._module, site):
+            if traced.around(self._module, call) is not None:
+                return f"line {call.lineno} runs it under a transformation"
+            if call.keywords:
+                return f"line {call.lineno} calls it with named arguments"
             for position, argument in enumerate(call.args):
                 if shared(position) and not isinstance(argument, ast.Constant):
                     return f"line {argument.lineno} shares an array that may lie elsewhere"
         return ""
-
-    @functools.cached_property
-    def _of_node(self) -> dict[ast.expr, Site]:
-        return {site.node: site for site in reversed(self._unknown)}
-
-    @functools.cached_property
-    def _calls(self) -> dict[ast.expr, list[ast.Call]]:
-        """By the node that is the mapped function."""
-        found: dict[ast.expr, list[ast.Call]] = {}
-        for call, made_by in flow.of(self._module).mapped_calls.items():
-            found.setdefault(made_by.node, []).append(call)
-        return found
-
-    # --- sizes
-
-    def _check_sizes(self) -> None:
-        """A result has the size of what it is made of: so until no place is left that fails."""
-        changed = True
-        while changed:
-            changed = False
-            for site, unknown in self._unknown.items():
-                why = "" if unknown else self._size_unknown(site)
-                if why:
-                    self._unknown[site], changed = why, True
-
-    def _size_unknown(self, site: Site) -> str:
-        shared = shared_positions(site)
-        for call in self._calls.get(site.node, []):
-            for position, argument in enumerate(call.args):
-                is_shared = shared is not None and shared(position)
-                origins = () if is_shared else flow.of(self._module).origins(argument)
-                if not all(map(self._is_whole, origins)):
-                    text = self._module.text(argument)
-                    return f"nothing shows that {text} has a slice for each device"
-        return ""
-
-    def _is_whole(self, origin: flow.Origin) -> bool:
-        match origin.kind:
-            case Kind.REPLICATED | Kind.SPLIT:
-                is_call = isinstance(origin.node, ast.Call)
-                return is_call and not device_counts.why_not(self._module, origin.node)  # type: ignore[arg-type]
-            case Kind.KEYS:
-                return origin.count is not None and device_counts.counts_all(
-                    self._module, origin.count
-                )
-            case Kind.MAPPED:
-                site = self._of_node.get(origin.site.node)  # type: ignore[union-attr]
-                return site is not None and not self._unknown[site]
-        return False
 
 
 def _is_literal_none(node: ast.expr) -> bool:

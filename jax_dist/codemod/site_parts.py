@@ -9,7 +9,7 @@ from typing import Any
 from jax_dist.checker.model import functions, pmaps
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
-from jax_dist.codemod import escapes
+from jax_dist.codemod import imports
 
 _FULL = frozenset(("full",))
 PART_OF = {
@@ -57,7 +57,7 @@ def _is_handed_on(module: Module, reference: ast.expr) -> bool:
     if not isinstance(reference, ast.Name):
         return False
     is_global = reference.id in module.scopes.module.bindings
-    return is_global and escapes.is_used_elsewhere(module, reference.id)
+    return is_global and imports.is_used_elsewhere(module, reference.id)
 
 
 def _is_seen(module: Module, site: Site) -> bool:
@@ -70,7 +70,7 @@ def _is_seen(module: Module, site: Site) -> bool:
             return False
         scope = module.scope(target)
         is_outer = scope is module.scopes.module
-        if scope.is_class or (is_outer and escapes.is_used_elsewhere(module, target.id)):
+        if scope.is_class or (is_outer and imports.is_used_elsewhere(module, target.id)):
             return False
         if any(read not in places for read in module.reads(scope, target.id)):
             return False
@@ -125,12 +125,14 @@ def _runs_once(module: Module, node: ast.AST, depth: int) -> bool:
         return True
     if isinstance(function, ast.Lambda) or depth == 0:
         return False
-    is_top = module.function(function) is None and not isinstance(
-        module.parent(function), ast.ClassDef
-    )
+    if isinstance(module.parent(function), ast.ClassDef):
+        return False  # any object may call it
+    is_top = module.function(function) is None
     if is_top and function.name in _MAINS:
         return True
-    calls = escapes.callers(module, function) if escapes.is_private(module, function) else None
+    if is_top and imports.is_used_elsewhere(module, function.name):
+        return False
+    calls = functions.callers(module, function)
     return calls is not None and len(calls) == 1 and _runs_once(module, calls[0], depth - 1)
 
 

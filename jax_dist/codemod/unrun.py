@@ -7,20 +7,113 @@ line mentions a function, a class or a variable through which a value went, its 
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.checker.model import stacking
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
-from jax_dist.codemod import flow_uses
-from jax_dist.codemod.recorded_flow import FileFlow, variable
+from jax_dist.codemod import flow_uses, imports
+from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
+from jax_dist.codemod.results import Left
+from jax_dist.codemod.shard_map import PmapFacts
 
 _REFLECTING = frozenset(("vars", "locals", "globals", "eval", "exec"))
 _REFLECTED = frozenset(("__dict__", "f_locals", "f_globals", "__globals__", "__getattribute__"))
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def reflection(flow: FileFlow) -> str:
+class Seen:
+    """Tells whether a run has shown all that makes or reads a component.
+
+    Args:
+      flow: what it has shown.
+      facts: of the file.
+    """
+
+    def __init__(self, flow: FileFlow, facts: PmapFacts):
+        self._flow, self._facts = flow, facts
+
+    def check(self, component: Component) -> None:
+        """Raises Left where what did not run, or is not seen, may make or read such values."""
+        module, flow, serials = self._flow.module, self._flow, component.serials
+        if any(slot.side == "word" for slot in component.slots):
+            raise Left("it is given by name")
+        if flow.is_held_elsewhere(serials):
+            raise Left("another file uses it")
+        if self._hidden:
+            raise Left(self._hidden)
+        names: dict[Any, str] = {}  # by variable
+        bindings: set[ast.AST] = set()  # whose names held them
+        for node in flow.holders(serials):
+            if isinstance(node, ast.Name | ast.Attribute):
+                names[variable(module, node)] = module.text(node)
+                bindings.update(_bindings(flow, node, serials))
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Del):
+                text = names.get(variable(module, node))
+                if text is None:
+                    continue
+                self._check_mention(node, text)
+                is_read = flow.watches(node) and serials.isdisjoint(flow.serials(node))
+                if is_read and not bindings.isdisjoint(_bindings(flow, node, serials)):
+                    raise Left(f"in another run, it may be the {text} of line {node.lineno}")
+        related = _related(flow, serials)
+        for name in related.definitions:
+            if imports.is_used_elsewhere(module, name):
+                raise Left(f"other files may use {name}, in which it is held")
+        if found := related.unrun():
+            raise Left(f"line {found.lineno} may have to do with it, and never ran")
+
+    @functools.cached_property
+    def _hidden(self) -> str:
+        """What may reach any value of the file without being seen; "" where nothing does."""
+        return _reflection(self._flow) or _unrun_maker(self._flow)
+
+    def _check_mention(self, node: ast.Name | ast.Attribute, text: str) -> None:
+        """Raises Left where a variable is used that holds such values, and that is not seen."""
+        module, flow = self._flow.module, self._flow
+        within = any(isinstance(each, ast.JoinedStr) for each in module.ancestors(node))
+        if within and not flow.watches(node):
+            raise Left(f"line {node.lineno} formats {text}")
+        is_set = isinstance(node.ctx, ast.Store)
+        if is_set and isinstance(module.parent(node), ast.AugAssign):
+            raise Left(f"line {node.lineno} changes {text} in place")
+        self._check_others_read(node, is_set=is_set)
+        value = getattr(module.statement(node), "value", None)
+        looked_at = value if is_set and flow.watches(value) else None if is_set else node
+        if looked_at is not None and flow.watches(looked_at) and not flow.ran(looked_at):
+            raise Left(f"line {node.lineno} has {text}, and never ran")
+
+    def _check_others_read(self, node: ast.Name | ast.Attribute, *, is_set: bool) -> None:
+        """Raises Left where other files may read a global name, or a field that is set here."""
+        module = self._flow.module
+        if isinstance(node, ast.Name):
+            found = module.scope(node).lookup(node.id)
+            is_global = found is not None and found[0] is module.scopes.module
+            if is_global and imports.is_used_elsewhere(module, node.id):
+                raise Left(f"other files may use {node.id} of line {node.lineno}")
+        elif is_set and self._facts.is_read_elsewhere(node.attr):
+            raise Left(f"other files may read .{node.attr}, which line {node.lineno} sets")
+
+
+def _bindings(flow: FileFlow, node: ast.expr, serials: set[int]) -> Iterator[ast.AST]:
+    """What may have given a name that is read such values; of a field, that is not known.
+
+    A container that was empty then is no such value.
+    """
+    found = flow.module.reaching(node) if isinstance(node, ast.Name) else None
+    for each in found or ():
+        value = each.value
+        if value is None:
+            yield each.node
+        else:
+            held = flow.serials(value) if flow.watches(value) else _held_in(flow, value)
+            if not serials.isdisjoint(held):
+                yield each.node
+
+
+def _reflection(flow: FileFlow) -> str:
     """Where values are read by the text of their names; "" where they are not."""
     for node in ast.walk(flow.module.tree):
         match node:
@@ -31,7 +124,7 @@ def reflection(flow: FileFlow) -> str:
     return ""
 
 
-def unrun_maker(flow: FileFlow) -> str:
+def _unrun_maker(flow: FileFlow) -> str:
     """Where something makes or takes off a device axis and never ran; "" where nothing does.
 
     Or a function that never ran, and is handed on, and so may give anything in another run.
@@ -73,7 +166,7 @@ def _is_idle(flow: FileFlow, function: ast.AST) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Related:
+class _Related:
     """What has to do with some arrays: where they are held, and what comes from there."""
 
     flow: FileFlow
@@ -100,7 +193,7 @@ class Related:
         return False
 
 
-def related(flow: FileFlow, serials: set[int]) -> Related:
+def _related(flow: FileFlow, serials: set[int]) -> _Related:
     """What has to do with some arrays."""
     module = flow.module
     definitions: set[str] = set()
@@ -121,7 +214,7 @@ def related(flow: FileFlow, serials: set[int]) -> Related:
                 names = [e for t in targets for e in ast.walk(t) if isinstance(e, ast.Name)]
                 if name in definitions:
                     variables |= {variable(module, each) for each in names}
-    return Related(flow, frozenset(definitions), frozenset(fields), frozenset(variables))
+    return _Related(flow, frozenset(definitions), frozenset(fields), frozenset(variables))
 
 
 def _held_in(flow: FileFlow, value: ast.AST) -> set[int]:

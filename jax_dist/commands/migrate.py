@@ -14,11 +14,12 @@ from jax_dist.commands.terminal import Exit
 _EPILOG = """\
 the targets:
   --to jax_dist  jax.pmap becomes jax_dist.pmap, which means the same: the smallest change
-  --to jax       jax.jit(jax.shard_map(...)) where the text, a promise or, with --verify, a run
-                 of the program shows that it does the same; else mapped, of a small module of
-                 plain JAX that your package gets
+  --to jax       jax.jit(jax.shard_map(...)) where two promises or, with --verify, a run of the
+                 program show that it does the same; else mapped, of a small module of plain JAX
+                 that your package gets
   --to global    a step that carries a state becomes jax_dist.global_view: the state is cut over
-                 the devices instead of copied to each; other mapped functions stay
+                 the devices instead of copied to each; other mapped functions stay; it needs
+                 --verify, for a run shows what the state is
 
 exit codes: 0 all is well, even if something would change,
             1 a problem: --check found something to migrate, a file could not be read or

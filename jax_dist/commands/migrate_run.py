@@ -21,6 +21,7 @@ from jax_dist.codemod.report import MigrationReport
 from jax_dist.codemod.results import (
     AXIS_STAYS,
     UNPROVED,
+    UNSHOWN,
     FileMigration,
     Form,
     PlaceResult,
@@ -69,11 +70,13 @@ def _check(options: argparse.Namespace) -> None:
             raise MisuseError(f"--helpers {each}: no program could import a module of this name")
     if len(modules) > 1:
         raise MisuseError(f"--helpers names one module, not {counted(len(modules), 'module')}")
-    if options.idiomatic and not options.verify:
-        raise MisuseError(
-            "--idiomatic asks a run of the program what carries the device axis: add --verify "
-            "and, behind --, a command that runs the code"
-        )
+    for option, what in (("--idiomatic", "the device axis"), ("--to global", "a state")):
+        is_given = options.idiomatic if option == "--idiomatic" else options.to == "global"
+        if is_given and not options.verify:
+            raise MisuseError(
+                f"{option} asks a run of the program what carries {what}: add --verify and, "
+                "behind --, a command that runs the code"
+            )
     if options.program and shutil.which(options.program[0]) is None:
         raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
     if options.verify and not options.program:
@@ -110,7 +113,7 @@ class _Migrate:
         self._paths: tuple[str, ...] = ()
         self._attempts: list[tuple[str, Ledger]] = []  # at a proof: what each was, what it found
         target = options.target_jax
-        is_tried = options.verify and not options.keep and options.to == "jax"
+        is_tried = options.verify and not options.keep and options.to != "jax_dist"
         self._aim = MigrationOptions(
             to=options.to,
             promises=Promises(options.one_process, options.all_devices),
@@ -123,8 +126,9 @@ class _Migrate:
 
     def run(self) -> Exit:
         files, context, looked_at = self._migrated()
-        is_run = self._options.verify and self._options.to == "jax"
-        if is_run and any(file.changed for file in files):
+        places = (place for file in files for place in file.outcomes)
+        is_run = self._options.verify and self._options.to != "jax_dist"
+        if is_run and any(place.status == "done" or place.reason == UNSHOWN for place in places):
             self._aim = dataclasses.replace(self._aim, flow=self._flow(files, context))
             files, context, looked_at = self._migrated()
         proof = None
@@ -403,7 +407,9 @@ class _Migrate:
             if aim == self._aim:  # it was given
                 continue
             files, _ = self._of_paths(aim)
-            fewer = left - sum(place.status == "left" for file in files for place in file.outcomes)
+            places = (place for file in files for place in file.outcomes)
+            # What a run has not shown may be done yet.
+            fewer = left - sum(e.status == "left" and e.reason != UNSHOWN for e in places)
             if fewer > 0:
                 promise = " It is a promise about the program." if aim is alone else ""
                 return f"{option} would leave {fewer} fewer.{promise}"

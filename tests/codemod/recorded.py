@@ -45,10 +45,14 @@ class Recorded:
 
     @functools.cache  # noqa: B019 - as long as the tests of a file
     def migrated(self, name: str) -> FileMigration:
+        """What one becomes without the device axis."""
+        return self.to(name, OPTIONS)
+
+    def to(self, name: str, options: MigrationOptions) -> FileMigration:
         """What one becomes."""
         path = self.folder / f"{name}.py"
         context = ProjectContext(Project([str(path)]), str(self.folder / "_mapped.py"))
-        options = dataclasses.replace(OPTIONS, flow=self.flow)
+        options = dataclasses.replace(options, flow=self.flow)
         source = sources.read(str(path), path.read_bytes())
         return migration.of_source(source, context, options)
 

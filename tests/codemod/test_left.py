@@ -205,40 +205,45 @@ def test_it_is_left_and_why(name: str):
 
 
 _MAPPED = {
-    "it is made while the module is imported, before devices may be asked for": (
-        "y = jax.pmap(abs)(x)"
-    ),
     "the function that it maps may be mapped again, and would be compiled again": (
         "def step(x):\n    return jax.pmap(abs)(x)"
     ),
     "it has axis_size": "def main(x):\n    return jax.pmap(abs, axis_size=8)(x)",
-    "its devices are chosen at run time": (
-        "def main(x, d):\n    return jax.pmap(abs, devices=d)(x)"
-    ),
+    "its devices may be None": "def main(x, d):\n    return jax.pmap(abs, devices=d)(x)",
     "its in_axes are not literal": "def main(x, a):\n    return jax.pmap(abs, in_axes=a)(x)",
     "pmap is not applied there": "def main(g):\n    return g(jax.pmap)",
-    "no call of it is seen": "def main():\n    jax.pmap(abs)",
-    "line 4 calls it with named or spread arguments": (
-        "def main(x):\n    return jax.pmap(abs)(*x)"
+    "line 4 calls it with named arguments": "def main(x):\n    return jax.pmap(abs)(a=x)",
+    "line 5 runs it under a transformation": (
+        "@jax.jit\ndef main(x):\n    return jax.pmap(abs)(x)"
     ),
     "line 4 shares an array that may lie elsewhere": (
         "def main(w, x):\n    return jax.pmap(max, in_axes=(None, 0))(w, x)"
     ),
-    "nothing shows that x has a slice for each device": (
-        "def main(x):\n    return jax.pmap(abs)(x)"
-    ),
 }
+_BOTH = Promises(one_process=True, all_devices=True)
 
 
 @pytest.mark.parametrize("why", _MAPPED)
 def test_it_becomes_mapped_and_why_not_jit_of_shard_map(why: str):
     """Said where something was promised, for then more is expected."""
     text = f"import jax\n\n{_MAPPED[why]}\n"
-    found = _migrated(text, "jax", "_mapped.py", promises=Promises(one_process=True))
+    found = _migrated(text, "jax", "_mapped.py", promises=_BOTH)
 
     (place,) = found.outcomes
     assert place.status == "done"
     assert place.reason == f"not jit(shard_map): {why}"
+
+
+@pytest.mark.parametrize("promises", [Promises(), Promises(one_process=True), _BOTH])
+def test_jit_of_shard_map_needs_a_run_or_both_promises(promises: Promises):
+    found = _migrated(
+        "import jax\n\ny = jax.pmap(abs)(x)\n", "jax", "_mapped.py", promises=promises
+    )
+
+    (place,) = found.outcomes
+    said = "not jit(shard_map): nothing shows how it is called: --verify does, or --one-process"
+    assert (b"jax.shard_map(" in found.after) is (promises == _BOTH)
+    assert place.reason.startswith(said) is (promises == Promises(one_process=True))
 
 
 def test_helpers_that_are_too_long_for_the_inside():

@@ -268,11 +268,14 @@ def test_what_is_left_is_said_with_the_way_to_learn_more(folder: pathlib.Path):
 
 
 _TRAINER = """\
+import sys
+
 import jax
 import numpy as np
 from flax import jax_utils
 
-jax.distributed.initialize()
+if sys.argv[1:]:
+    jax.distributed.initialize()
 step = jax.pmap(lambda params, batch: params - jax.lax.pmean(batch.mean(), "i"), "i")
 
 
@@ -281,24 +284,27 @@ def train(params, batches):
     for batch in batches:
         params = step(params, batch)
     return jax_utils.unreplicate(params)
+
+
+train(np.zeros((8, 4), np.float32), [np.ones((8, 2), np.float32)])
 """
 
 
+@pytest.mark.skipif(not CAN_REWRITE, reason="a global view needs jax 0.10")
 def test_an_option_that_leaves_fewer_places_is_named(folder: pathlib.Path):
+    pytest.importorskip("flax")
     (folder / "a.py").write_text(_TRAINER)
 
-    _, _, err = _run("--to", "global", "a.py")
+    _, _, err = _run("--to", "global", "--verify", "a.py", "--", sys.executable, "a.py")
     assert "0 places done, 1 left." in err
     assert "\n--one-process would leave 1 fewer. It is a promise about the program.\n" in err
-    _, _, promised = _run("--to", "global", "--one-process", "a.py")
-    assert ", 0 left." in promised
     assert (folder / "a.py").read_text() == _TRAINER
 
 
 def test_another_target_that_leaves_fewer_places_is_named(folder: pathlib.Path):
     (folder / "a.py").write_text("import jax\n\nf = jax.pmap(lambda x: x * 2)\n")
 
-    _, _, err = _run("--to", "global", "a.py")
+    _, _, err = _run("--to", "global", "--verify", "a.py", "--", sys.executable, "a.py")
     assert "\n--to jax_dist would leave 1 fewer.\n" in err
     assert "would leave" not in _run("--to", "jax_dist", "a.py")[2]
     (folder / "a.py").write_text('import jax\n\nprint(f"{jax.pmap(abs)}")\n')

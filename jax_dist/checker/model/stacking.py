@@ -131,24 +131,6 @@ def _of_leaf(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None
     return _one_parameter(function), returned(function)
 
 
-def firsts_in_leaves(module: Module, call: ast.AST, tree: ast.expr) -> list[ast.Subscript]:
-    """Each `x[0]` of `tree_map(lambda x: numpy.array(x[0]), tree)`; [] where more is read of x."""
-    match call:
-        case ast.Call(args=[ast.Lambda() as function, given], keywords=[]) if given is tree:
-            parameter = _one_parameter(function)
-        case _:
-            return []
-    if parameter is None or module.qualified_name(call.func) not in TREE_MAPS:
-        return []
-    found: list[ast.Subscript] = []
-    for read in module.reads(module.scopes.of[function], parameter):
-        around = module.parent(read)
-        if not (isinstance(around, ast.Subscript) and _takes_first(around, parameter)):
-            return []
-        found.append(around)
-    return found
-
-
 def _tree_map(module: Module, call: ast.Call) -> _Stacking | None:
     """What is done to each leaf is done to the tree."""
     if len(call.args) != 2:
