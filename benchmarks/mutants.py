@@ -12,9 +12,10 @@ an element less, a branch that is never taken, a constant one more, a statement 
 swapped. It is caught if one of the tests that run its statement fails, does not end, or dies; the
 quickest are tried first. Annotations, docstrings and the texts of errors are left alone.
 
-The tree is never changed: each job has a copy in a temporary folder, and forks a process that has
-imported jax, but nothing of jax_dist. Which test runs which statement is found once for each file
-of tests, and is kept in build/mutants.
+The tree is never changed: each job has a copy in a temporary folder. Which test runs which
+statement is found once for each file of tests, and is kept in build/mutants. A mutant is tried in a
+process that has the tests ready, as `mutant_tests.py` says; a test that fails there has to pass
+without the mistake right after, and what survives there is tried again in a process of its own.
 
 `mutants.toml` lists the mutants that change nothing, with the reason, and the files of which all
 others are caught: a sample is of one of these. Prints every survivor that is not listed, and a
@@ -24,17 +25,12 @@ table. Exit code 1: there is one, or a listed mutant is no more.
 import argparse
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 import queue
 import random
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -43,16 +39,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mutations
+from mutant_tests import ROOT, SEEN, Job
 from mutations import Mutant
 
-_ROOT = pathlib.Path(__file__).parents[1]
 _WITHOUT_EFFECT = pathlib.Path(__file__).with_suffix(".toml")
-_KEPT = _ROOT / "build" / "mutants"
-_SEEN = "JAX_DIST_SEEN"  # the variable that names the file where statements are written down
-_IMPORTED = ("numpy", "jax", "jax.numpy", "jax.experimental.multihost_utils", "pytest")
-_MOST_SECONDS = 60.0  # of tests, for one mutant
+_KEPT = ROOT / "build" / "mutants"
+_FORM = "2"  # of what is kept there
+_MOST_SECONDS = 10.0  # of tests, for one mutant
 
 _PASSES = ("tests/passes/test_[!p]*.py", "tests/rewriting/test_gradients.py")
+_GATHERS = ("tests/passes/test_gather*.py", "tests/passes/test_extremes.py")
 _VIEWS = tuple(
     f"tests/global_views/test_{name}.py" for name in ("islands", "drawn_steps", "[!id]*")
 )
@@ -65,12 +61,16 @@ def _codemod(*names: str) -> tuple[str, ...]:
 # What is mutated, and the tests that look at it. Files that are not there are passed over.
 TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/primitives.py": ("tests/test_primitives.py", *_PASSES, *_VIEWS),
-    "jax_dist/uniformity.py": (*_PASSES, *_codemod("slices")),
-    "jax_dist/passes/primitive_facts.py": ("tests/test_primitives.py",),
+    "jax_dist/uniformity.py": tuple(
+        f"tests/passes/test_{n}.py" for n in ("uniformity", "invariance")
+    ),
+    "jax_dist/passes/primitive_facts.py": (
+        *("tests/passes/test_primitive_facts.py", "tests/test_primitives.py"),
+    ),
     "jax_dist/passes/uniformity.py": _PASSES,
     "jax_dist/passes/hazards.py": ("tests/passes/test_randomness.py", *_PASSES[1:]),
-    "jax_dist/passes/gathers.py": _PASSES,
-    "jax_dist/passes/gather_rules.py": _PASSES,
+    "jax_dist/passes/gathers.py": _GATHERS,
+    "jax_dist/passes/gather_rules.py": _GATHERS,
     "jax_dist/passes/gather_states.py": ("tests/passes/test_gather_states.py",),
     "jax_dist/global_views/islands.py": _VIEWS[:2],
     "jax_dist/multihost/job.py": ("tests/multihost/test_job.py",),
@@ -88,121 +88,6 @@ TARGETS: dict[str, Sequence[str]] = {
 }
 
 
-# ---- the process that runs tests: imports jax once, and forks for each request
-
-
-def _serve() -> None:
-    sys.path.remove(str(pathlib.Path(__file__).parent))  # tests have modules of the same names
-    for name in _IMPORTED:
-        __import__(name)
-    for line in sys.stdin:
-        with tempfile.TemporaryDirectory() as folder:
-            child = os.fork()
-            if not child:
-                try:
-                    _run_tests(json.loads(line), pathlib.Path(folder))
-                finally:
-                    os._exit(70)
-            _, status = os.waitpid(child, 0)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)  # what the tests have started
-            answer = {"code": os.waitstatus_to_exitcode(status), "tests": {}}
-            notes = pathlib.Path(folder, "notes")
-            for note in notes.read_text().splitlines() if notes.exists() else []:
-                test, number, seconds, outcome = json.loads(note)
-                seen = pathlib.Path(folder, f"seen{number}")
-                statements = seen.read_text().splitlines() if seen.exists() else []
-                answer["tests"][test] = [seconds, outcome, statements]
-        print(json.dumps(answer), flush=True)
-
-
-def _run_tests(request: Any, folder: pathlib.Path) -> None:
-    import pytest
-
-    os.setsid()
-    output = os.open(folder / "output", os.O_RDWR | os.O_CREAT)
-    for number in (0, 1, 2):
-        os.dup2(output, number)
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    options = ["-q", "-x", "-p", "no:cacheprovider"][: 4 if request["wanted"] else 1]
-    files = request["files"]
-    os._exit(int(pytest.main([*options, "-n0", *files], plugins=[_Chosen(request, folder)])))
-
-
-class _Chosen:
-    """Runs the tests that are wanted, in that order, and notes how each ends."""
-
-    def __init__(self, request: Any, folder: pathlib.Path) -> None:
-        self._wanted: dict[str, float] = request["wanted"]  # to seconds; empty: all
-        self._folder, self._number, self._failed = folder, 0, False
-
-    def pytest_collection_modifyitems(self, items: list) -> None:
-        for item in items:  # no test is tried again
-            item.own_markers[:] = [each for each in item.own_markers if each.name != "flaky"]
-        if self._wanted:
-            order = {name: place for place, name in enumerate(self._wanted)}
-            items[:] = [item for item in items if item.nodeid in order]
-            items.sort(key=lambda item: order[item.nodeid])
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._number, self._failed, self._start = self._number + 1, False, time.monotonic()
-        os.environ[_SEEN] = str(self._folder / f"seen{self._number}")
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, 10 + 5 * self._wanted.get(nodeid, 60))
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self._failed |= report.failed
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        seconds = round(time.monotonic() - self._start, 3)
-        note = json.dumps([nodeid, self._number, seconds, not self._failed])
-        with open(self._folder / "notes", "a") as notes:
-            notes.write(note + "\n")
-
-
-class Job:
-    """A copy of the tree, and the process that runs tests in it."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listed, cwd=_ROOT, capture_output=True, check=True, text=True).stdout
-        self.folder, self._changes = folder, 0
-        for name in filter(None, names.split("\0")):
-            if (_ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(_ROOT / name, folder / name)
-        known = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folder)}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve"],
-            **{"cwd": folder, "env": os.environ | known, "text": True},
-            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
-        )
-
-    def run(self, texts: dict[str, str], files: Sequence[str], wanted: dict[str, float]) -> Any:
-        """How tests end with other texts of some files: an exit code, and a note for each test."""
-        before = {file: self.text(file) for file in texts}
-        for file, text in texts.items():
-            self._write(file, text)
-        print(json.dumps({"files": files, "wanted": wanted}), file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline())
-        for file, text in before.items():
-            self._write(file, text)
-        return answer
-
-    def text(self, file: str) -> str:
-        return (self.folder / file).read_text(encoding="utf-8")
-
-    def _write(self, file: str, text: str) -> None:
-        """With a time that no text had before, by which Python tells that bytecode is old."""
-        self._changes += 1
-        (self.folder / file).write_text(text, encoding="utf-8")
-        os.utime(self.folder / file, (self._changes, self._changes))
-
-    def end(self) -> None:
-        self._process.stdin.close()
-        self._process.wait()
-
-
 # ---- which test runs which statement
 
 
@@ -213,10 +98,12 @@ class Coverage:
         self._files = sorted(targets)
         self._tests = {file: self._test_files(file) for file in self._files}
         self._by_test_file: dict[str, Any] = {}
+        self._imported: dict[str, set[str]] = {}  # the statements that run before any test
         wanted = sorted({test for file in self._files for test in self._tests[file]})
         for number, (test, known) in enumerate(jobs.map(self._known, wanted), 1):
             _progress(f"coverage: {number} of {len(wanted)} files of tests, {test}")
-            self._by_test_file[test] = known
+            self._by_test_file[test] = known["tests"]
+            self._imported[test] = set(known["imported"])
 
     @staticmethod
     def _test_files(file: str) -> list[str]:
@@ -228,12 +115,12 @@ class Coverage:
         beside = sorted((job.folder / test).parent.glob("*.py"))
         helpers = [each.read_text() for each in beside if not each.name.startswith("test_")]
         kept = _KEPT / f"{test.replace('/', '.')}.json"
-        key = _digest(job.text(test), job.text("conftest.py"), *helpers)
+        key = _digest(_FORM, job.text(test), job.text("conftest.py"), *helpers)
         known = json.loads(kept.read_text()) if kept.exists() else {}
         wanted = {file: targets[file] for file in self._files if test in self._tests[file]}
         if known.get("key") == key and wanted.items() <= known["targets"].items():
-            return test, known["tests"]
-        probed = {file: mutations.with_probes(file, job.text(file), _SEEN) for file in targets}
+            return test, known
+        probed = {file: mutations.with_probes(file, job.text(file), SEEN) for file in targets}
         answer = job.run(probed, [test], {})
         if answer["code"] not in (0, 1):
             raise RuntimeError(f"{test} cannot be run as it is:\n{answer['said']}")
@@ -241,25 +128,38 @@ class Coverage:
         for name in answer["tests"].keys() - tests.keys():
             print(f"\n{name} fails without any mutant, and is left out", file=sys.stderr)
         _KEPT.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({"key": key, "targets": targets, "tests": tests}))
-        return test, tests
+        known = {"key": key, "targets": targets, "tests": tests, "imported": answer["imported"]}
+        kept.write_text(json.dumps(known))
+        return test, known
 
     def of(self, mutant: Mutant) -> dict[str, float]:
         """The tests that run the statement of a mutant, and their seconds."""
-        found = {}
+        found, statement = {}, f"{mutant.file} {mutant.statement}"
         for file in self._tests[mutant.file]:
+            anywhere = mutant.statement is None or statement in self._imported[file]
             for test, (seconds, _, statements) in self._by_test_file[file].items():
-                if mutant.statement is None:
-                    is_run = any(each.startswith(mutant.file + " ") for each in statements)
-                else:
-                    is_run = f"{mutant.file} {mutant.statement}" in statements
-                if is_run:
+                if statement in statements or (
+                    anywhere and any(each.startswith(mutant.file + " ") for each in statements)
+                ):
                     found[test] = seconds
         return found
 
+    def runs_in_tests_only(self, mutant: Mutant) -> bool:
+        """Whether nothing of it runs while files are imported."""
+        statement = f"{mutant.file} {mutant.statement}"
+        files = self._tests[mutant.file]
+        return mutant.statement is not None and not any(
+            statement in self._imported[file] for file in files
+        )
+
+    def test_files(self, mutant: Mutant) -> list[str]:
+        """Those with a test that runs something of the file of a mutant."""
+        some = self.of(dataclasses.replace(mutant, statement=None))
+        return sorted({test.partition("::")[0] for test in some})
+
 
 def _matching(pattern: str) -> list[str]:
-    return sorted(str(path.relative_to(_ROOT)) for path in _ROOT.glob(pattern))
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
 
 
 def all_targets() -> list[str]:
@@ -268,7 +168,7 @@ def all_targets() -> list[str]:
 
 
 def _mutants_of(file: str) -> list[Mutant]:
-    return mutations.mutants_of(file, (_ROOT / file).read_text(encoding="utf-8"))
+    return mutations.mutants_of(file, (ROOT / file).read_text(encoding="utf-8"))
 
 
 def _digest(*texts: str) -> str:
@@ -312,7 +212,7 @@ class Trial:
 
     def __init__(self, coverage: Coverage, until: float) -> None:
         self._coverage, self._until = coverage, until
-        self._caught: collections.Counter[str] = collections.Counter()  # by test and by its file
+        self._caught: collections.Counter[str] = collections.Counter()  # by test
 
     def check(self, job: Job, mutant: Mutant) -> None:
         """Raises where tests fail without the mistake, too: nothing would be caught then."""
@@ -328,26 +228,29 @@ class Trial:
         if time.monotonic() > self._until:
             return mutant, "not tried"
         seconds = self._coverage.of(mutant)
-        files: dict[str, dict[str, float]] = collections.defaultdict(dict)
+        spent, wanted = 0.0, {}
         for test in sorted(seconds, key=lambda test: (-self._caught[test], seconds[test])):
-            files[test.partition("::")[0]][test] = seconds[test]
-        order = sorted(files, key=lambda file: (-self._caught[file], sum(files[file].values())))
-        spent, text = 0.0, mutant.text
+            if spent < _MOST_SECONDS:
+                spent += seconds[test]
+                wanted[test] = seconds[test]
+        by = self._warm(job, mutant, wanted) or self._fresh(job, mutant, wanted)
+        self._caught[by] += 1
+        return mutant, by
+
+    def _warm(self, job: Job, mutant: Mutant, wanted: dict[str, float]) -> str | None:
+        if not wanted or not self._coverage.runs_in_tests_only(mutant):
+            return None
+        return job.run_warm(mutant.file, mutant.text, self._coverage.test_files(mutant), wanted)
+
+    def _fresh(self, job: Job, mutant: Mutant, wanted: dict[str, float]) -> str:
+        order = list(dict.fromkeys(test.partition("::")[0] for test in wanted))
         for batch in (order[:1], order[1:3], order[3:]):
-            wanted = {}
-            for test in (test for file in batch for test in files[file]):
-                if spent < _MOST_SECONDS:
-                    spent += seconds[test]
-                    wanted[test] = seconds[test]
-            if not wanted:
-                continue
-            answer = job.run({mutant.file: text}, batch, wanted)
+            some = {test: wanted[test] for test in wanted if test.partition("::")[0] in batch}
+            answer = job.run({mutant.file: mutant.text}, batch, some) if some else {"code": 0}
             if answer["code"] not in (0, 5):  # 5: its tests are gone
                 failed = [test for test, note in answer["tests"].items() if not note[1]]
-                for each in failed:
-                    self._caught.update((each, each.partition("::")[0]))
-                return mutant, failed[-1] if failed else f"ended with {answer['code']}"
-        return mutant, ""
+                return failed[-1] if failed else f"ended with {answer['code']}"
+        return ""
 
 
 def _progress(text: str) -> None:
@@ -391,11 +294,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print them, and run nothing")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="what became of each")
     parser.add_argument("--again", type=pathlib.Path, metavar="FILE", help="what survived in it")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        _serve()
-        return 0
     reasons = tomllib.loads(_WITHOUT_EFFECT.read_text())
     mutants = _chosen(options, reasons.pop("whole"))
     if options.list:
@@ -416,6 +315,8 @@ def main() -> int:
             kind = {"": "survived", "not tried": "not tried"}.get(by, "caught")
             table[each.file][kind] += 1
             became.append({"file": each.file, "line": each.line, "mutant": each.name, "by": by})
+            if options.json:
+                options.json.write_text(json.dumps(became, indent=1) + "\n")
             if not by:
                 tests = len(coverage.of(each)) or "no test runs it:"
                 print(f"{each.file}:{each.line} {each.name}  [{tests}]", flush=True)
@@ -423,8 +324,6 @@ def main() -> int:
         jobs.end()
     for each in mutants:
         table[each.file]["no effect"] += each.name in reasons.get(each.file, {})
-    if options.json:
-        options.json.write_text(json.dumps(became, indent=1) + "\n")
     kinds = ("caught", "survived", "no effect", "not tried")
     print(f"\n| file | {' | '.join(kinds)} | caught |\n|---|---|---|---|---|---|")
     for file, counts in table.items():

@@ -121,9 +121,8 @@ class Uniformity(abc.ABC):
             ins = [self.same_of(atom, facts, scope) for atom in eqn.invars]
             inner = [*zip(self.bodies(eqn), self.of_body_inputs(eqn, ins, scope), strict=True)]
             decides = ins[:1] if kind == "branch" else []
-            if "cond_jaxpr" in eqn.params:
-                names = [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
-                decides = self.outputs(*inner[names.index("cond_jaxpr")], scope)
+            if (cond := eqn.params.get("cond_jaxpr")) is not None:
+                decides = next(self.outputs(*each, scope) for each in inner if each[0] is cond)
             if all(scope <= same for same in decides):
                 yield eqn
             for body, own in inner:
@@ -210,8 +209,8 @@ class Uniformity(abc.ABC):
 
 
 def axes_of(eqn: Any, record: Primitive) -> tuple[AxisName, ...]:
-    """The mesh axes that an equation names, outermost first; none if it is no collective."""
-    named = eqn.params[record.axes] if record.axes else ()
+    """The mesh axes that a collective names, outermost first."""
+    named = eqn.params[record.axes]
     named = named if isinstance(named, (tuple, list)) else (named,)
     return tuple(name for name in named if not isinstance(name, int))  # of a vmap, a dimension
 

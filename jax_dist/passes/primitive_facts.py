@@ -55,17 +55,9 @@ def _keeps_rank(eqn: JaxprEqn) -> bool:
 
 
 def _asked(eqn: JaxprEqn) -> primitives.Primitive:
-    unknown = primitives.record("")
-    avals: list[Any] = [var.aval for var in (*eqn.invars, *eqn.outvars)]
-    if (
-        not eqn.invars
-        or eqn.effects
-        or interpreter.named_axes(eqn)
-        or interpreter.bodies(eqn)
-        or not all(hasattr(aval, "shape") for aval in avals)
-        or not _answer("plain", eqn, is_plain)
-    ):
-        return unknown
+    may_be_plain = eqn.invars and not eqn.effects and not interpreter.bodies(eqn)
+    if not may_be_plain or not _answer("plain", eqn, is_plain):
+        return primitives.record("")
     elementwise = _answer("elementwise", eqn, is_elementwise)
     return primitives.Primitive(name=eqn.primitive.name, kind="plain", elementwise=elementwise)
 
@@ -75,15 +67,16 @@ def _answer(question: str, eqn: JaxprEqn, ask: Callable[[JaxprEqn], bool]) -> bo
     types = tuple(str(atom.aval) for atom in eqn.invars)
     key = question, eqn.primitive, types, tuple(sorted(eqn.params.items(), key=lambda p: p[0]))
     try:
-        if key in _answers:
-            return _answers[key]
+        if key not in _answers:
+            _answers[key] = _outside(ask, eqn)
     except TypeError:  # parameters without a hash
-        key = None
+        return _outside(ask, eqn)
+    return _answers[key]
+
+
+def _outside(ask: Callable[[JaxprEqn], bool], eqn: JaxprEqn) -> bool:
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        answer = ask(eqn)
-    if key is not None:
-        _answers[key] = answer
-    return answer
+        return ask(eqn)
 
 
 def is_plain(eqn: JaxprEqn) -> bool:
@@ -113,8 +106,6 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
     shape = getattr(eqn.outvars[0].aval, "shape", ())
     if not shape or any(aval.shape not in ((), shape) for aval in ins):
         return False
-    if not any(aval.shape for aval in ins):
-        return False
     return all(_is_own_vmap(eqn, ins, dim) for dim in range(len(shape)))
 
 
@@ -123,13 +114,8 @@ def _is_own_vmap(eqn: JaxprEqn, ins: Sequence[Any], dim: int) -> bool:
     mapped = jax.vmap(lambda *values: _bind(eqn, values), in_axes=axes, out_axes=dim)
     try:
         body = jax.make_jaxpr(mapped)(*map(_struct, ins)).jaxpr
-        if len(body.eqns) != 1:
-            return False
         (own,) = body.eqns
-        same = own.params.keys() == eqn.params.keys() and all(
-            own.params[name] is value or bool(own.params[name] == value)
-            for name, value in eqn.params.items()
-        )
+        same = own.params == eqn.params
     except Exception:  # noqa: BLE001  # what its rule raises is of any type
         return False
     inputs: Sequence[Any] = body.invars
