@@ -218,6 +218,8 @@ def _each(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 @_rule("psum", "psum_invariant", "pmax", "pmin", "ppermute")
 def _over_other_axes(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Block by block, where it does not touch the axes of the gather."""
+    if any(isinstance(axis, int) for axis in eqn.params.get("axes", ())):
+        raise Refuse(f"{_compat.name_of(eqn)} over a dimension of a vmap, too")
     for gathered in states:
         if isinstance(gathered, Gathered):
             _demand_other_axes(eqn, gathered)

@@ -75,7 +75,7 @@ class _Pin:
     where: str
 
 
-def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool = False) -> PassPlan:
+def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
     """Says which gathers of a program give way to reductions, and evaluates it without them.
 
     Args:
@@ -86,8 +86,6 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool = False) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    if not contains(jaxpr, _is_of_interest):
-        return PassPlan(None)
     findings: list[PassFinding] = []
     handlers = _outside(jaxpr, findings, exact=exact)
     once = tuple(dict.fromkeys(findings))

@@ -49,6 +49,16 @@ def test_a_program_without_gathers_has_nothing_to_say():
     assert planned(on_four(lambda x: lax.psum(x, "i")), X) == PassPlan(None, ())
 
 
+@pytest.mark.parametrize(
+    "around", [jax.jit, lambda f: lambda x: jnp.sin(f(jnp.cos(x)) * 2)], ids=["jit", "others"]
+)
+def test_a_shard_map_among_other_equations(around):
+    function = around(on_four(lambda x: lax.all_gather(x, "i").sum(0)))
+    found = lines(planned(function, X))
+
+    assert found == ["rewritten: all_gather over 'i', reduce_sum: one psum"]
+
+
 def test_a_gather_over_one_device_is_none():
     function = jax.shard_map(
         lambda x: lax.all_gather(x, "i").sum(0),

@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
+from jax_dist.passes import gathers
 from jax_dist.passes.interpreter import equations
 
 pytestmark = pytest.mark.rewriting
@@ -160,3 +161,29 @@ def test_a_reduction_over_groups_is_refused_where_jax_has_none(check_vma):
     np.testing.assert_allclose(jax_dist.rewrite(function)(X), function(X), rtol=1e-6)
     why = "JAX has no reduction over groups of devices under check_vma=True"
     assert any(why in line for line in lines(planned(function, X))) == check_vma
+
+
+@pytest.mark.parametrize("collective", [lax.psum, lax.pmax])
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_a_reduction_over_a_dimension_of_a_vmap_needs_the_whole_value(collective, dimension):
+    """It takes a dimension away, which may be the gathered one; that is no part of its name."""
+
+    def body(x):
+        over_both = lambda y: collective(y, ("each", "j"))
+        mapped = jax.vmap(over_both, in_axes=0, out_axes=None, axis_name="each")
+        return mapped(lax.all_gather(x, "i", axis=dimension)).sum(0)[None]
+
+    function = jax.shard_map(
+        body, mesh=mesh_of(i=4, j=2), in_specs=P("i"), out_specs=P("i"), check_vma=False
+    )
+    plan = planned(function, X)
+
+    assert plan.evaluate is None
+    assert {finding.why for finding in plan.findings} == {
+        f"{collective.__name__} over a dimension of a vmap, too"
+    }
+    np.testing.assert_allclose(jax_dist.rewrite(function)(X), function(X), rtol=1e-6)
+
+
+def test_what_the_pass_has_something_to_do_with():
+    assert {"all_gather", "all_gather_invariant", "reduce_scatter"} == gathers.GATHERS
