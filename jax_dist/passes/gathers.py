@@ -129,9 +129,8 @@ def _decide(eqn: JaxprEqn, *, exact: bool) -> tuple[_Handlers, tuple[PassFinding
         if len(walk.pins) == len(pins):
             for group in walk.groups.all():
                 gathers = [walk.gathers[site] for site in group.sites]
-                # Without anything made, the results are not used.
-                why = why_not_worth(gathers, group.made) if group.made else ""
-                if why or not group.made:
+                why = why_not_worth(gathers, group.made)
+                if why or not group.made:  # without anything made, the results are not used
                     for site, gather in zip(group.sites, gathers, strict=True):
                         walk.pins[site] = _Pin(why, source_line(gather.eqn))
         if len(walk.pins) == len(pins):
@@ -142,7 +141,7 @@ def _decide(eqn: JaxprEqn, *, exact: bool) -> tuple[_Handlers, tuple[PassFinding
 def _findings(walk: "_GatherWalk") -> tuple[PassFinding, ...]:
     found: dict[Site, PassFinding] = {}
     for site, pin in walk.pins.items():
-        if pin.why and site in walk.gathers:
+        if pin.why:
             eqn = walk.gathers[site].eqn
             line = source_line(eqn)
             what = f"{_named(eqn)}{f' ({line})' if line else ''} is kept"

@@ -244,6 +244,25 @@ def test_collectives_of_gradients(body, before_grad, after_grad, check_vma):
     assert count(after, X) == after_grad
 
 
+def test_what_is_said_of_scatters():
+    """Those of sums may round; of whole numbers, any order gives the same."""
+
+    def body(x):
+        inner = jax.jit(lambda total: lax.psum_scatter(jnp.ones((4, 3)) * total, "i"))
+        whole = lax.psum_scatter(jnp.ones((4, 3), int) * x.shape[0], "i")
+        unlike = lax.psum_scatter(jnp.arange(12.0).reshape(4, 3), "i")
+        return inner(x.sum()) + whole + unlike + x
+
+    said = "rewritten: reduce_scatter over 'i' of equal parts: one psum"
+    function = on_four(body, check_vma=False)
+
+    assert [each.outcome for each in planned(function, X).findings] == ["rewritten"] * 2
+    assert lines(planned(function, X)) == [said] * 2
+    assert count(rewritten_leaves(function), X) == Count(reductions=2, scatters=1)
+    assert lines(planned(function, X, exact=True)) == [said]
+    assert count(rewritten_leaves(function, exact=True), X) == Count(reductions=1, scatters=2)
+
+
 def test_a_tiled_scatter_of_equal_parts():
     """The gradient of a mean of all rows: every row of every device gets the same."""
     function = on_four(lambda x: lax.all_gather(x, "i", tiled=True).mean(0, keepdims=True))
@@ -307,15 +326,19 @@ def test_a_train_step_keeps_its_donation():
     assert_close(changed(weights, X)[0], wanted, 1e-6)
 
 
-def test_loops_and_branches_around_a_shard_map():
+def _in_a_loop_and_a_branch(x):
     average = on_four(lambda x: lax.all_gather(x, "i").mean(0))
+    looped = lax.fori_loop(0, 3, lambda _, x: average(x) + 1, x)
+    return lax.cond(looped.sum() > 0, average, lambda x: x, looped)
 
-    def function(x):
-        looped = lax.fori_loop(0, 3, lambda _, x: average(x) + 1, x)
-        return lax.cond(looped.sum() > 0, average, lambda x: x, looped)
 
-    assert count(rewritten_leaves(function), X) == Count(reductions=2)
-    assert_close(jax.jit(rewritten_leaves(function))(X)[0], jax.jit(function)(X), 1e-6)
+def test_one_of_several_bodies_holds_a_shard_map():
+    assert count(rewritten_leaves(_in_a_loop_and_a_branch), X) == Count(reductions=2)
+
+
+def test_loops_and_branches_around_a_shard_map():
+    found = jax.jit(rewritten_leaves(_in_a_loop_and_a_branch))(X)[0]
+    assert_close(found, jax.jit(_in_a_loop_and_a_branch)(X), 1e-6)
 
 
 def test_a_jitted_layer_that_is_called_twice():
