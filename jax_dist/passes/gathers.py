@@ -303,10 +303,8 @@ class _GatherWalk:
             key = (self._origin(operand, frame), frame.loop, gather.spread, tiled, dimension)
             site = self._equal.setdefault(key, at)
         self.gathers.setdefault(site, gather)
-        if site not in self.pins:
-            why = gather.why_never()
-            if why is not None:
-                self._pin([site], why, frame.line(eqn))
+        if (why := gather.why_never()) is not None:
+            self._pin([site], why, frame.line(eqn))
         if site in self.pins:
             return self._by_rule(eqn, frame) if frame.has_gathered(eqn) else None
         try:
