@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -41,10 +41,12 @@ class _Shard:
 
     dim: int  # along which they are cut
     over: Any  # the mesh axes
+    spec: P  # how they lie
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # numbers of gathers
 
 
 _Shards: TypeAlias = Mapping[Var, _Shard]
+_Sums: TypeAlias = Mapping[Var, Callable[[Any], Any]]  # of what a turn of a scan makes
 _Handlers: TypeAlias = dict[int, Handler]  # by the identity of the equation
 
 
@@ -55,7 +57,6 @@ class Emitter:
     mesh: Mesh
     axes: MeshAxes
     cuts_state: bool  # whether any shared value may be cut
-    regathers: bool  # whether islands gather what is cut where they read it, each time
     reorders: bool  # whether sums may be taken over cut values, in another order
     anew: bool  # whether the equations name a mesh in their types, so that they are bound again
     anew_inside: bool  # whether that is another one than islands have
@@ -165,31 +166,39 @@ class Emitter:
 
     def _run_island(self, plan: BodyPlan, island: Island, values: "_Values") -> Values:
         is_shared = plan.is_shared
-        parts = island.parts if self.regathers else {}
-        body = _stretch(island.eqns, island.reads, island.makes)
-        scattered = [eqn for eqn in body.eqns if any(v in island.scatters for v in eqn.outvars)]
+        parts, body = island.parts, _stretch(island.eqns, island.reads, island.makes)
+        scattered = [eqn for eqn in body.eqns if not island.scatters.keys().isdisjoint(eqn.outvars)]
 
         def cut(var: Var) -> Any:
             """Over what it is cut, of what is scattered or comes in parts."""
             return plan.cuts[var][island.scatters.get(var, parts.get(var))]
 
+        def total(var: Var, value: Any, first: int = 0) -> Any:
+            """What a psum makes of a value, or each turn of a scan of its own, from dimension 1."""
+            if (dim := island.scatters.get(var)) is None:
+                return self.axes.summed(value)
+            return self.axes.summed(value, cut(var), dim - first, P(*plan.cuts[var][first:]))
+
+        sums = {
+            result: lambda value, var=var, eqns=eqns: total(var, self._made_of(value, eqns), 1)
+            for result, (var, eqns) in island.by_turns.items()
+        }
+        done = {var for var, _ in island.by_turns.values()}
+
         def summed(eqn: JaxprEqn, operands: Values) -> Values:
-            """A psum, of which some results are wanted cut."""
-            return [
-                self.axes.summed(value, cut(var), island.scatters[var], plan.cuts[var])
-                if var in island.scatters
-                else self.axes.summed(value)
-                for value, var in zip(operands, eqn.outvars, strict=True)
-            ]
+            pairs = zip(eqn.outvars, operands, strict=True)
+            return [value if var in done else total(var, value) for var, value in pairs]
 
         def on_device(*blocks: Any) -> Values:
             slices = [
                 block if is_shared(var) else lax.squeeze(block, [0])
                 for var, block in zip(island.reads, blocks, strict=True)
             ]
-            shards = {var: _Shard(dim, cut(var)) for var, dim in parts.items()}
-            handlers = self._gathering(body, shards)
+            shards = {var: _Shard(dim, cut(var), plan.cuts[var]) for var, dim in parts.items()}
+            handlers = self._gathering(body, shards, sums)
             handlers.update((id(eqn), summed) for eqn in scattered)
+            between = (eqn for _, eqns in island.by_turns.values() for eqn in eqns)
+            handlers.update((id(eqn), _as_it_is) for eqn in between)
             outs = self._run_inside(body, slices, handlers)
             return [
                 out if is_shared(var) else lax.expand_dims(out, [0])
@@ -223,6 +232,13 @@ class Emitter:
         at = {place: handlers[id(eqn)] for place, eqn in eqns if id(eqn) in handlers}
         return interpreter.run(jaxpr, values, at, anew=True)
 
+    def _made_of(self, value: Any, eqns: Sequence[JaxprEqn]) -> Any:
+        """What equations make of a value, each of what the one before makes."""
+        for eqn in eqns:
+            reads = [atom for atom in eqn.invars if isinstance(atom, Var)]
+            (value,) = self._run_inside(_stretch([eqn], reads, eqn.outvars), [value], {})
+        return value
+
     def _inside(self, eqn: JaxprEqn) -> Handler | None:
         if record_of(eqn).tied and not self.anew:
             return interpreter.replay
@@ -230,29 +246,31 @@ class Emitter:
 
     # ---- what islands gather
 
-    def _gathering(self, body: Jaxpr, parts: _Shards) -> _Handlers:
-        """What to do with the equations that read parts, of which none is a result of the body."""
+    def _gathering(self, body: Jaxpr, parts: _Shards, sums: _Sums) -> _Handlers:
+        """For what reads parts, no result of the body, and for scans that sum in their turns."""
         handlers: _Handlers = {}
         for eqn in body.eqns:
             read = {
                 n: parts[a] for n, a in enumerate(eqn.invars) if isinstance(a, Var) and a in parts
             }
-            if read:
-                handlers[id(eqn)] = functools.partial(self._run_gathering, read)
+            if read or not sums.keys().isdisjoint(eqn.outvars):
+                handlers[id(eqn)] = functools.partial(self._run_gathering, read, sums)
         return handlers
 
-    def _run_gathering(self, read: Mapping[int, _Shard], eqn: JaxprEqn, values: Values) -> Values:
-        """An equation that reads parts at these places."""
+    def _run_gathering(
+        self, read: Mapping[int, _Shard], sums: _Sums, eqn: JaxprEqn, values: Values
+    ) -> Values:
+        """An equation that reads parts at these places, or a scan with sums in its turns."""
         inside = _parts_inside(eqn, read)
         whole = self._with_whole(eqn, values, read, [n for n in read if n not in inside])
-        if not inside:
+        if not inside and sums.keys().isdisjoint(eqn.outvars):
             if self.anew_inside:
                 return rebind.bind_again(eqn, whole, self._inside)
             return interpreter.replay(eqn, whole)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
         parts = {body.invars[place]: part for place, part in inside.items()}
-        run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, parts))
+        run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, parts, {}))
         if _compat.name_of(eqn) != "scan":
             # Evaluated in its place, a checkpoint keeps what it is for: a computation of its own.
             is_checkpoint = record_of(eqn).call == "checkpoint"
@@ -262,6 +280,8 @@ class Emitter:
 
         def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
             outs = run([*whole[:first], *carry, *xs])
+            named = zip(eqn.outvars, outs, strict=True)
+            outs = [sums[var](out) if var in sums else out for var, out in named]
             return outs[:carried], outs[carried:]
 
         return loops.scanned(turn, eqn, whole[first : first + carried], whole[first + carried :])
@@ -279,9 +299,8 @@ class Emitter:
                 # XLA on CPU drops barriers before it looks for equal instructions for the last
                 # time, so two gathers of one value differ: each has one more dimension of length 1.
                 more = tuple(range(next(read[n].uses)))
-                value = jnp.expand_dims(value, more)
-                axis = read[n].dim + len(more)
-                value = lax.all_gather(value, read[n].over, axis=axis, tiled=True)
+                spec, dim = P(*[None for _ in more], *read[n].spec), read[n].dim + len(more)
+                value = self.axes.gather(jnp.expand_dims(value, more), read[n].over, dim, spec)
                 value = jnp.squeeze(value, more)
             values[n] = value
         return values
@@ -314,6 +333,11 @@ class _Values:
         return self.gathered[var]
 
 
+def _as_it_is(eqn: JaxprEqn, values: Values) -> Values:
+    """Of an equation that is run elsewhere."""
+    return [value for value, atom in zip(values, eqn.invars, strict=True) if isinstance(atom, Var)]
+
+
 def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:
     effects = frozenset().union(*[eqn.effects for eqn in eqns])
     return Jaxpr((), list(reads), list(makes), eqns, effects, interpreter.unnamed())
@@ -331,7 +355,7 @@ def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard
         layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
         first = len(layout.constants) + len(layout.carries_in)
         found = {
-            n: _Shard(part.dim - 1, part.over)
+            n: _Shard(part.dim - 1, part.over, P(*part.spec[1:]))
             for n, part in read.items()
             if n >= first and part.dim
         }

@@ -23,6 +23,7 @@ from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.global_views.uniformity import Cuts, SharedAxis, wanted_cuts, wanted_in_bodies
 from jax_dist.mapping.copies import names_of
 from jax_dist.passes import interpreter
+from jax_dist.passes.bodies import carries
 from jax_dist.passes.interpreter import Atom, Values
 from jax_dist.passes.primitive_facts import record_of
 
@@ -43,6 +44,9 @@ class Island:
     reads: tuple[Var, ...]
     makes: tuple[Var, ...]
     scatters: Mapping[Var, int]  # results of a psum that are wanted cut, along which dimension
+    # Of these, each whose terms a scan makes in its turns: by the result of the scan, with the
+    # equations between the two.
+    by_turns: Mapping[Var, tuple[Var, tuple[JaxprEqn, ...]]]
     parts: Mapping[Var, int]  # shared ones of `reads` that lie cut, and can be taken so
     agreed: tuple[JaxprEqn, ...]  # the loops and branches in it where all devices go the same way
 
@@ -82,31 +86,26 @@ class BodyPlan:
                 yield stage.island
 
 
-def plan(
-    axis: SharedAxis,
-    jaxpr: Any,
-    ins: Sequence[bool],
-    wanted: Sequence[Any],
-    *,
-    scatters: bool,
-    tied: bool,
-) -> BodyPlan:
-    """The stages of a body.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choices:
+    """What may be done with a body."""
 
-    Args:
-      axis: the mapped one.
-      jaxpr: open or closed.
-      ins: of each input, whether it is shared.
-      wanted: how each result is wanted to lie: a PartitionSpec, or None.
-      scatters: whether a sum may become a reduce-scatter.
-      tied: whether types name the mesh of an island. Outside, each equation is then bound again,
-        and those that cannot be run inside.
-    """
+    scatters: bool = False  # whether a sum may become a reduce-scatter
+    regathers: bool = False  # whether islands gather what is cut where they read it, each time
+    # Whether types name the mesh of an island. Outside, each equation is then bound again, and
+    # those that cannot be run inside.
+    tied: bool = False
+
+
+def plan(
+    axis: SharedAxis, jaxpr: Any, ins: Sequence[bool], wanted: Sequence[Any], choices: Choices
+) -> BodyPlan:
+    """The stages of a body, with inputs that are shared or not, and results wanted to lie so."""
     in_parts = any(spec is not None for spec in wanted)
     body, consts = _written_out(axis, jaxpr, ins, in_parts=in_parts)
     shared = axis.shared_in(body, [*[True] * len(consts), *ins])
     cuts = wanted_cuts(body, wanted, shared)
-    stages = _Planner(axis, body, shared, cuts, scatters, tied).stages()
+    stages = _Planner(axis, body, shared, cuts, choices).stages()
     return BodyPlan(body, tuple(consts), tuple(ins), shared, cuts, stages)
 
 
@@ -173,8 +172,7 @@ class _Planner:
     body: Jaxpr
     shared: Mapping[Var, bool]
     cuts: Cuts
-    scatters: bool
-    tied: bool
+    choices: Choices
     stage_of: dict[Var, int] = dataclasses.field(default_factory=dict)  # that makes a value
     inside: set[Var] = dataclasses.field(default_factory=set)  # what is made in islands
     cheap: dict[Var, JaxprEqn] = dataclasses.field(default_factory=dict)  # an island can make it
@@ -223,7 +221,7 @@ class _Planner:
             not all(map(self._is_shared, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self.axis.is_used_by(eqn)
-            or (self.tied and interpreter.holds(eqn, lambda each: record_of(each).tied))
+            or (self.choices.tied and interpreter.holds(eqn, lambda each: record_of(each).tied))
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
@@ -245,7 +243,7 @@ class _Planner:
         wanted = wanted_in_bodies(eqn, [self.cuts.get(var) for var in eqn.outvars])
         bodies = interpreter.bodies(eqn)
         for body, ins, results in zip(bodies, self._ins_of_bodies(eqn), wanted, strict=True):
-            yield plan(self.axis, body, ins, results, scatters=self.scatters, tied=self.tied)
+            yield plan(self.axis, body, ins, results, self.choices)
 
     # ---- what an island takes and gives
 
@@ -276,10 +274,13 @@ class _Planner:
         # A sum that is scattered takes its operands whole.
         sums = [eqn for eqn in eqns if any(var in scatters for var in eqn.outvars)]
         whole = {*_operands(*sums)}
-        cut = {var: self._cut_along(var) for var in reads if var not in whole}
+        regathered = [var for var in reads if self.choices.regathers and var not in whole]
+        cut = {var: self._cut_along(var) for var in regathered}
         parts = {var: dim for var, dim in cut.items() if dim is not None}
         agreed = tuple(self.axis.agreed(eqns, self.shared))
-        return _Stage(outside, Island(tuple(eqns), reads, makes, scatters, parts, agreed))
+        by_turns = dict(_summed_by_turns(eqns, makes, scatters))
+        island = Island(tuple(eqns), reads, makes, scatters, by_turns, parts, agreed)
+        return _Stage(outside, island)
 
     def _helping(self, reads: list[Var]) -> list[JaxprEqn]:
         """The cheap equations that make some of these variables, in program order."""
@@ -293,7 +294,7 @@ class _Planner:
 
     def _scattered(self, eqns: Sequence[JaxprEqn]) -> dict[Var, int]:
         """The sums that nobody reads on the devices, and that are wanted cut outside."""
-        if not self.scatters:
+        if not self.choices.scatters:
             return {}
         read = {var for island in self.islands for var in _operands(*island)}
         # Of groups of devices, a sum is not shared, and wanted nowhere.
@@ -315,6 +316,33 @@ class _Planner:
             if own and own == sizes and aval.shape[dim] % math.prod(own) == 0:
                 return dim
         return None
+
+
+def _summed_by_turns(
+    eqns: Sequence[JaxprEqn], makes: Sequence[Var], scatters: Mapping[Var, int]
+) -> Iterator[tuple[Var, tuple[Var, tuple[JaxprEqn, ...]]]]:
+    """As `Island.by_turns` has them: of results of scans that only such a sum reads.
+
+    Each turn then sums its own, and a device never has the gradients of all layers.
+    """
+    readers: dict[Var, list[JaxprEqn]] = {}
+    for eqn in eqns:
+        for var in _operands(eqn):
+            readers.setdefault(var, []).append(eqn)
+    scans = [eqn for eqn in eqns if _compat.name_of(eqn) == "scan"]
+    for result in (var for eqn in scans for var in eqn.outvars[len(carries(eqn)) :]):
+        var, between = result, []
+        while var not in makes and len(reads := readers.get(var, ())) == 1:
+            (eqn,) = reads
+            if _compat.name_of(eqn) == "psum":
+                total = eqn.outvars[eqn.invars.index(var)]
+                if scatters.get(total):  # and not along the dimension of the turns
+                    yield result, (total, tuple(between))
+                break
+            if not record_of(eqn).elementwise or len(_operands(eqn)) > 1:
+                break
+            between.append(eqn)
+            (var,) = eqn.outvars
 
 
 def _operands(*eqns: JaxprEqn) -> list[Var]:

@@ -27,14 +27,7 @@ class Runner(Protocol):
 
 
 def run(runs: Runner, plan: BodyPlan, step: Step, values: Values) -> Values:
-    """The results of an equation that is entered, as its plan says.
-
-    Args:
-      runs: what runs the plans of its bodies.
-      plan: of the body that it stands in.
-      step: the equation, with the plans of its bodies.
-      values: its operands.
-    """
+    """The results of an equation that is entered; `plan` is that of the body that it stands in."""
     rule = {"scan": _scan, "while": _while, "cond": _cond}[_compat.name_of(step.eqn)]
     return rule(_Forms(runs, plan, step.eqn), step, values)
 

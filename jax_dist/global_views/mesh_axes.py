@@ -8,7 +8,7 @@ may go other ways: what XLA sends in its body waits for all devices, also for th
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -47,28 +47,36 @@ class MeshAxes:
         """How a value of each device lies, `[N, *s]`."""
         return P(self.part, *[P.UNCONSTRAINED if self.free else None] * (rank - 1))
 
-    def gathered(self, spec: P) -> P:
+    def gathered(self, spec: Any) -> P:
         """As a spec, but whole along the mapped axis."""
         own = [tuple(n for n in names_of(part) if n not in self.sizes) for part in spec]
         return P(*[part or None for part in own])
 
     def summed(self, value: Any, part: Any = None, dim: int = 0, spec: Any = ()) -> Any:
-        """The sum over all devices; of `part`, each keeps its own piece along a dimension.
-
-        XLA takes what is to be scattered whole along further axes, so each device scatters what it
-        has of it there, as `spec` says.
-        """
+        """The sum over all devices; of `part`, each keeps its own piece along a dimension."""
         wide, over = self._widened(value), tuple(self.sizes)
         if names := names_of(part):
             scatter = lambda own: lax.psum_scatter(own, names, scatter_dimension=dim, tiled=True)
-            if self.free:
-                lies, free = self.gathered(spec), set(self.free)
-                scatter = jax.shard_map(
-                    scatter, in_specs=lies, out_specs=lies, axis_names=free, check_vma=False
-                )
-            wide = scatter(wide)
+            wide = self._in_place(scatter, wide, spec)
             over = tuple(name for name in over if name not in names)
         return (lax.psum(wide, over) if over else wide).astype(value.dtype)
+
+    def gather(self, value: Any, part: Any, dim: int, spec: P) -> Any:
+        """The whole along a dimension, of which each device has its own piece."""
+        gather = lambda own: lax.all_gather(own, names_of(part), axis=dim, tiled=True)
+        return self._in_place(gather, value, spec)
+
+    def _in_place(self, send: Callable[[Any], Any], value: Any, spec: Any) -> Any:
+        """What is sent along the mapped axis, by each device of what it has along further ones.
+
+        XLA would take it whole along these.
+        """
+        if self.free:
+            lies, free = self.gathered(spec), set(self.free)
+            send = jax.shard_map(
+                send, in_specs=lies, out_specs=lies, axis_names=free, check_vma=False
+            )
+        return send(value)
 
     def _widened(self, value: Any) -> Any:
         return value.astype(jnp.float32) if self.widens and value.dtype == jnp.bfloat16 else value

@@ -165,7 +165,6 @@ class StepProgram:
             setting.mesh,
             mesh_axes,
             cuts_state=any(leaf.is_cut for leaf in self.leaves.values()),
-            regathers=setting.regathers,
             reorders=setting.scatters,
             anew=bool(self.meshes),
             anew_inside=bool(self.meshes - {inside})

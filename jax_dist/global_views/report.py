@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
@@ -99,48 +98,22 @@ class GlobalViewReport:
             },
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """The same as numbers and texts."""
-        return {
-            "function": self.function,
-            "devices": self.devices,
-            "islands": self.islands,
-            "scattered": self.scattered,
-            "bytes_per_device": self.bytes_per_device,
-            "bytes_under_pmap": self.bytes_under_pmap,
-            "leaves": [
-                {
-                    "path": leaf.path,
-                    "shape": list(leaf.type.shape),
-                    "dtype": str(leaf.type.dtype),
-                    "shared": leaf.shared,
-                    "varies_from": None if leaf.origin is None else str(leaf.origin),
-                    "spec": str(leaf.sharding.spec),
-                    "bytes_per_device": leaf.bytes_per_device,
-                }
-                for leaf in self.leaves
-            ],
-        }
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """A row for each leaf: its path, its type, what was found, its spec, and its bytes."""
-        return [
-            (
-                leaf.path,
-                f"{leaf.type.dtype}{list(leaf.type.shape)}",
-                "shared" if leaf.origin is None else f"varies from {leaf.origin}",
-                str(leaf.sharding.spec).replace("PartitionSpec", "P")
-                + (f" in {leaf.sharding.memory_kind}" if leaf.is_away else ""),
-                f"{leaf.bytes_per_device:,}",
-            )
-            for leaf in self.leaves
-        ]
-
     def __repr__(self) -> str:  # at a prompt, the table
         return str(self)
 
     def __str__(self) -> str:
-        rows = [("leaf", "one device sees", "found", "lies as", "bytes per device"), *self.rows()]
+        rows = [("leaf", "one device sees", "found", "lies as", "bytes per device")]
+        for leaf in self.leaves:
+            away = f" in {leaf.sharding.memory_kind}" if leaf.is_away else ""
+            rows.append(
+                (
+                    leaf.path,
+                    f"{leaf.type.dtype}{list(leaf.type.shape)}",
+                    "shared" if leaf.origin is None else f"varies from {leaf.origin}",
+                    str(leaf.sharding.spec).replace("PartitionSpec", "P") + away,
+                    f"{leaf.bytes_per_device:,}",
+                )
+            )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             f"{self.function} on {self.devices} devices: {counted(self.islands, 'shard_map')}, "

@@ -67,13 +67,10 @@ class GivenState:
     by_device: NamedSharding
 
     def put(self, place: int, sharding: NamedSharding, *, varies: bool | None) -> Any:
-        """A leaf on the mesh.
+        """A leaf on the mesh, where it is kept.
 
-        Args:
-          place: of the leaf.
-          sharding: where it is kept.
-          varies: whether each device has its own; None if that is not known yet. It then stays
-            `[N, *s]` where the slices differ.
+        Where it is not known yet whether each device has its own, `varies` is None: the leaf then
+        stays `[N, *s]` if the slices differ.
         """
         leaf = self.leaves[place]
         if not self.stacked[place]:
@@ -97,12 +94,8 @@ class GivenState:
     ) -> "GivenState":
         """A state, with which leaves have a dimension for devices.
 
-        Args:
-          state: a tree of arrays.
-          name: of the argument, for messages.
-          by_device: where a leaf goes that varies.
-          stacked: as the user said, for all or as a tree; None if he said nothing.
-          known: the type of an earlier one.
+        Said by the user, `stacked`, for all or as a tree; else as in one of an earlier call,
+        `known`, or as all leaves look.
         """
         with_paths, structure = jax.tree.flatten_with_path(state)
         paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
@@ -239,16 +232,9 @@ def layouts_of(
     paths: Sequence[str],
     leaves: Sequence[jax.ShapeDtypeStruct],
 ) -> list[NamedSharding]:
-    """How each leaf is to lie if it is shared.
+    """How each leaf is to lie if it is shared; its type has no dimension for devices.
 
-    Args:
-      shardings: as it was given.
-      by_device: as a leaf lies that varies.
-      paths: of each leaf, as in "params/dense/kernel".
-      leaves: their types, without a dimension for devices.
-
-    Raises:
-      GlobalViewError: a rule gives a spec that does not fit.
+    Raises GlobalViewError where a rule gives a spec that does not fit.
     """
     mesh, found = by_device.mesh, []
     for path, leaf in zip(paths, leaves, strict=True):

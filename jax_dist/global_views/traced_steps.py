@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist._exceptions import text_of
 from jax_dist.errors import GlobalViewError, UnsupportedError, refusal
 from jax_dist.global_views import state_placement
-from jax_dist.global_views.islands import BodyPlan, plan
+from jax_dist.global_views.islands import BodyPlan, Choices, plan
 from jax_dist.global_views.mesh_axes import names_of_constraint
 from jax_dist.global_views.programs import Setting, StateLeaves, StepProgram
 from jax_dist.global_views.report import Leaf
@@ -102,8 +102,8 @@ class _TracedStep:
             if (sharding := getattr(atom.aval, "sharding", None)) is not None
             and not sharding.mesh.empty
         }
-        jaxpr, tied = found.jaxpr, bool(meshes)
-        planned = plan(self._axis, jaxpr, self._ins, wanted, scatters=setting.scatters, tied=tied)
+        choices = Choices(setting.scatters, setting.regathers, bool(meshes))
+        planned = plan(self._axis, found.jaxpr, self._ins, wanted, choices)
         self._check_results(planned)
         in_axes, lie = [], []  # of each argument leaf
         for place, (leaf, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
@@ -192,9 +192,7 @@ class _TracedStep:
     def _origin(self, place: int, result: int) -> VaryingOrigin:
         """Where one leaf began to vary, if it came in shared, and all others as they have settled.
 
-        Args:
-          place: of the leaf among the inputs of the body.
-          result: its new value among the results.
+        It is at this place among the inputs of the body, and at that among the results.
         """
         supposed = [n == place or shared for n, shared in enumerate(self._ins)]
         if self._axis.shared_out(self._body.jaxpr, supposed)[result]:

@@ -57,12 +57,9 @@ class SharedAxis:
     def settled(
         self, body: Any, ins: Sequence[bool], pairs: Sequence[tuple[int, int]]
     ) -> list[bool]:
-        """Whether each input is shared when the step runs in a loop.
+        """Whether each input is shared when the step runs in a loop, of those that begin so.
 
-        Args:
-          body: of the step.
-          ins: of each input, whether it is shared to begin with.
-          pairs: the inputs and results that are one leaf of the state.
+        `pairs` are the places of inputs and results that are one leaf of the state.
         """
         ins = list(ins)
         while True:
@@ -112,13 +109,9 @@ class VaryingOrigin:
 
     @classmethod
     def of(cls, body: Jaxpr, shared: Mapping[Var, bool], result: Atom, own: Var) -> "VaryingOrigin":
-        """Where a leaf of the state met what varies.
+        """Where a leaf of the state, `own` when it comes in and `result` then, met what varies.
 
-        Args:
-          body: of the step, under the facts that hold for it.
-          shared: of each variable, with the leaf supposed to be shared when it comes in.
-          result: the leaf when it goes out.
-          own: the leaf when it comes in.
+        `shared` says of each variable of the step what holds if the leaf comes in shared.
         """
         made_by = {var: eqn for eqn in body.eqns for var in eqn.outvars}
         depends = {own}
@@ -169,12 +162,9 @@ Cuts: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wante
 
 
 def wanted_cuts(body: Jaxpr, results: Sequence[Any], shared: Mapping[Var, bool]) -> Cuts:
-    """How the values of a body are wanted.
+    """How the values of a body are wanted, if its results are wanted so.
 
-    Args:
-      body: of a step, or of a loop in it.
-      results: how each of its results is wanted, or None.
-      shared: of each variable; what varies lies over the mapped axis already.
+    What is not shared lies over the mapped axis already.
     """
     cuts: Cuts = {}
     _want(cuts, body.outvars, results, shared)

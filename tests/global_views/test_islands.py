@@ -7,6 +7,7 @@ is the device's own.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -26,12 +27,13 @@ W, X = np.ones((8, 4), np.float32), np.ones((8, 4), np.float32)
 psum = functools.partial(lax.psum, axis_name="i")
 
 
-def planned(fun, *args, ins=(True, False), wanted=None, scatters=False, tied=False):
+def planned(fun, *args, ins=(True, False), wanted=None, **choices):
     """The plan of a function of a shared value and of one of the device's own."""
     args = args or (W, X)
     jaxpr = jax.make_jaxpr(fun, axis_env=[("i", 4), ("j", 2)])(*args)
     wanted = wanted or [None] * len(jaxpr.jaxpr.outvars)
-    return islands.plan(SharedAxis("i", {"i": 4}), jaxpr, ins, wanted, scatters=scatters, tied=tied)
+    axis = SharedAxis("i", {"i": 4})
+    return islands.plan(axis, jaxpr, ins, wanted, islands.Choices(**choices))
 
 
 def _name(eqn):
@@ -281,16 +283,57 @@ _CUTS = {
 @pytest.mark.parametrize("name", _CUTS)
 def test_what_is_scattered_and_read_in_parts(name):
     fun, wanted, expected = _CUTS[name]
-    plan = planned(fun, wanted=wanted, scatters=True)
+    plan = planned(fun, wanted=wanted, scatters=True, regathers=True)
     assert [
         (sorted(e.scatters.values()), sorted(e.parts.values())) for e in plan.islands()
     ] == expected
     # Without scattering, nothing is scattered, and more may be read in parts.
-    plan = planned(fun, wanted=wanted, scatters=False)
+    plan = planned(fun, wanted=wanted, scatters=False, regathers=True)
     assert [sorted(each.scatters) for each in plan.islands()] == [[] for _ in expected]
     if name == "a parameter is summed":
         (island,) = plan.islands()
         assert list(island.parts.values()) == [0]
+
+
+def _by_layers(total: Callable) -> Callable:
+    """Sums what a scan over layers makes, `[4, 8, 4]`."""
+
+    def fun(w, x):
+        make = lambda count, layer: (count + 1, (x * layer).astype(np.float16))
+        return total(w, lax.scan(make, 0, w)[1])
+
+    return fun
+
+
+_COLUMNS = P(None, "i")
+# How the first result is wanted, and what a turn does with what it makes, if it sums it.
+_BY_TURNS = {
+    "as it is": (lambda w, made: [w - psum(made)], _COLUMNS, ["psum"]),
+    "in another precision": (
+        lambda w, made: [w - psum(made.astype(np.float32) / 2)],
+        _COLUMNS,
+        ["convert_element_type", "div", "psum"],
+    ),
+    "cut along the turns": (lambda w, made: [w - psum(made)], _ROWS, None),
+    "read on the devices, too": (lambda w, made: [w - psum(made), made.sum()], _COLUMNS, None),
+    "a result, too": (lambda w, made: [w - psum(made), made], _COLUMNS, None),
+    "read twice": (lambda w, made: [w - psum(made * made)], _COLUMNS, None),
+    "with another": (lambda w, made: [w - psum(made + w)], _COLUMNS, None),
+    "moved": (lambda w, made: [w - psum(made[::-1])], _COLUMNS, None),
+    "not cut": (lambda w, made: [w - psum(made)], None, None),
+}
+
+
+@pytest.mark.parametrize("name", _BY_TURNS)
+def test_which_results_of_a_scan_are_summed_in_its_turns(name):
+    total, spec, expected = _BY_TURNS[name]
+    fun, layers = _by_layers(total), np.ones((4, 8, 4), np.float32)
+    wanted = [spec, None] if "too" in name else [spec]
+    plan = planned(fun, layers, X, wanted=wanted, scatters=True)
+
+    (island,) = plan.islands()
+    found = [[*[_name(eqn) for eqn in eqns], "psum"] for _, eqns in island.by_turns.values()]
+    assert found == ([] if expected is None else [expected])
 
 
 def test_six_rows_are_not_scattered_over_four_devices():

@@ -382,6 +382,22 @@ def test_each_device_scatters_what_it_has_of_a_gradient_along_further_axes():
     assert sizes == [64 * 256 // 8] * 2
 
 
+def test_each_device_gathers_what_it_has_of_a_parameter_along_further_axes():
+    w = np.stack([np.eye(64, dtype=np.float32)] * 3)
+    x, rule = X[:2], lambda path, leaf: P(None, "i", "model")
+
+    def step(w, x):
+        turn = lambda h, layer: (jnp.tanh(h @ layer), None)
+        gradient = jax.grad(lambda w: jnp.sum(lax.scan(turn, x, w)[0] ** 2))(w)
+        return w - lax.pmean(gradient, "i")
+
+    view = global_view(step, "i", mesh=_mesh(i=2, model=4), shardings=rule, regather=True)
+    text = view.lower(w, x).as_text()
+
+    shapes = re.findall(r"stablehlo\.all_gather.*?-> tensor<([\dx]+)xf32>", text, re.DOTALL)
+    assert {"64x16", "1x64x16"} >= {*shapes} > set()
+
+
 @pytest.mark.parametrize("gradients", ["scatter", "reduce"])
 def test_a_constraint_that_names_no_axis_makes_a_value_whole_along_further_ones(gradients):
     def step(w, x, lay=lambda hidden: lax.with_sharding_constraint(hidden, P())):

@@ -172,6 +172,21 @@ def test_parameters_are_gathered_in_the_precision_that_is_read():
     assert set(kinds) == {"bf16"}
 
 
+@pytest.mark.parametrize("regather", [False, True])
+def test_the_gradients_of_a_scan_over_layers_are_scattered_in_each_turn(regather):
+    def loss(w, x):
+        half, rows = w.astype(jnp.bfloat16), x.astype(jnp.bfloat16)
+        turn = lambda x, layer: (jnp.tanh(x @ layer), None)
+        return jnp.sum(lax.scan(turn, rows, half)[0].astype(jnp.float32) ** 2)
+
+    step = _trained(loss)
+    view, _ = compare(step, LAYERED, X, shardings="fsdp", regather=regather)
+    text = view.lower(LAYERED, X).compile().as_text()
+
+    scattered = re.findall(r'= f32\[([\d,]+)\]\S* reduce-scatter\(.*op_name="([^"]*)"', text)
+    assert [(shape, "while" in place) for shape, place in scattered] == [("8,64", True)]
+
+
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA's schedule for CPU drops barriers")
 def test_a_step_takes_less_memory():
     def loss(w, x):
