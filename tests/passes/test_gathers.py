@@ -143,6 +143,16 @@ def test_a_refusal_is_told_at_the_line_that_forces_the_gather():
     )
 
 
+def test_a_refusal_in_a_function_of_the_user_is_told_there():
+    def in_order(whole):
+        return lax.sort(whole, dimension=0)
+
+    function = on_four(lambda x: jax.jit(in_order)(lax.all_gather(x, "i")).sum(0))
+    (found,) = planned(function, X).findings
+
+    assert found.where == line_of(in_order, "lax.sort")
+
+
 def test_a_helper_of_jax_that_was_traced_elsewhere_before_does_not_lead_astray():
     """JAX traces jnp.median once: its equations bear the line of the first caller."""
 
@@ -263,10 +273,10 @@ def test_what_is_said_of_scatters():
     """Those of sums may round; of whole numbers, any order gives the same."""
 
     def body(x):
-        inner = jax.jit(lambda total: lax.psum_scatter(jnp.ones((4, 3)) * total, "i"))
+        inner = jax.jit(lambda whole: lax.psum_scatter(whole, "i"))
         whole = lax.psum_scatter(jnp.ones((4, 3), int) * x.shape[0], "i")
         unlike = lax.psum_scatter(jnp.arange(12.0).reshape(4, 3), "i")
-        return inner(x.sum()) + whole + unlike + x
+        return inner(jnp.ones((4, 3)) * x.sum()) + whole + unlike + x
 
     said = "rewritten: reduce_scatter over 'i' of equal parts: one psum"
     function = on_four(body, check_vma=False)
