@@ -48,7 +48,11 @@ _FORM = "2"  # of what is kept there
 _MOST_SECONDS = 5.0  # of tests, for one mutant
 
 _PASSES = ("tests/passes/test_[!p]*.py", "tests/rewriting/test_gradients.py")
-_GATHERS = ("tests/passes/test_gather*.py", "tests/passes/test_extremes.py")
+_GATHERS = tuple(
+    f"tests/passes/test_{name}.py"
+    for name in ("gather_steps", "gathers", "gathers_rules", "gathers_axes")
+)
+_PROVED = ("slices", "slices_refused", "certificate", "altered_texts")
 _VIEWS = tuple(
     f"tests/global_views/test_{name}.py" for name in ("islands", "drawn_steps", "[!id]*")
 )
@@ -69,13 +73,13 @@ TARGETS: dict[str, Sequence[str]] = {
     ),
     "jax_dist/passes/uniformity.py": _PASSES,
     "jax_dist/passes/hazards.py": ("tests/passes/test_randomness.py", *_PASSES[1:]),
-    "jax_dist/passes/gathers.py": _GATHERS,
+    "jax_dist/passes/gathers.py": (*_GATHERS, "tests/passes/test_gathers_table.py"),
     "jax_dist/passes/gather_rules.py": _GATHERS,
     "jax_dist/passes/gather_states.py": ("tests/passes/test_gather_states.py",),
     "jax_dist/global_views/islands.py": _VIEWS[:2],
     "jax_dist/multihost/job.py": ("tests/multihost/test_job.py",),
-    "jax_dist/codemod/verify/slices.py": _codemod("slices", "certificate", "altered_texts"),
-    "jax_dist/codemod/verify/equivalence.py": _codemod("slices", "certificate", "altered_texts"),
+    "jax_dist/codemod/verify/slices.py": _codemod(*_PROVED),
+    "jax_dist/codemod/verify/equivalence.py": _codemod(*_PROVED),
     "jax_dist/codemod/verify/certificate.py": _codemod("certificate"),
     "jax_dist/codemod/verify/comparison.py": _codemod("comparison", "judging", "slices"),
     "jax_dist/codemod/verify/evidence.py": _codemod("comparison", "judging", "verifying"),

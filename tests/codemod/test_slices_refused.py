@@ -1,0 +1,258 @@
+"""What a proof by slices wants of a program: one shard_map, and nothing else that counts."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.sharding import Mesh, PartitionSpec
+
+from jax_dist._compat import CAN_REWRITE
+from jax_dist.codemod.verify import slices
+from jax_dist.codemod.verify.equivalence import NotProvedError
+from jax_dist.codemod.verify.recording import programs
+
+pytestmark = pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
+
+ROWS, WHOLE = PartitionSpec("i"), PartitionSpec()
+COPIES, MERGED, AS_IS = "one of equal copies", "device axis merged", "as is"
+
+
+def _typed(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _mapped(body: Any, in_specs: Any = ROWS, out_specs: Any = ROWS, **mesh: Any) -> Any:
+    devices = mesh.pop("devices", jax.devices())
+    own = Mesh(devices, **{"axis_names": ("i",), **mesh})
+    specs = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": False}
+    return jax.shard_map(body, mesh=own, **specs)
+
+
+def _before(body: Any = jnp.sin, *operands: Any, **options: Any) -> dict[str, Any]:
+    mapped = jax.pmap(body, axis_name="i", **options)
+    return programs.text(lambda *args: mapped(*args), [*operands] or [_typed(8, 4, 3)])
+
+
+def _after(function: Any, *operands: Any) -> dict[str, Any]:
+    return programs.text(function, [*operands] or [_typed(32, 3)])
+
+
+def _proof(before: Any, after: Any, **relation: Any) -> tuple[str, ...]:
+    merged = {"arguments": [[0, MERGED]], "results": [MERGED]}
+    return slices.proof({"before": before, "after": after, "sizes": {}, **merged, **relation})
+
+
+def _twice(x: jax.Array) -> jax.Array:
+    return _mapped(jnp.sin)(_mapped(lambda x: x)(x))
+
+
+def _one_array_twice(x: jax.Array) -> jax.Array:
+    return _mapped(lambda a, b: jnp.sin(a) + 0 * b, (ROWS, ROWS))(x, x)
+
+
+def _with_metadata(x: jax.Array) -> jax.Array:
+    with set_xla_metadata(_scheduling_group="1"):
+        return _mapped(jnp.sin)(x)
+
+
+_OTHER = {
+    "fewer devices": (_mapped(jnp.sin, devices=jax.devices()[:4]), "devices .* before, .* after"),
+    "two axes": (
+        _mapped(
+            jnp.sin, PartitionSpec(("i", "j")), PartitionSpec(("i", "j")),
+            devices=np.array(jax.devices()).reshape(4, 2), axis_names=("i", "j"),
+        ),
+        "its mesh has several axes",
+    ),
+    "two shard_maps": (_twice, "it has several shard_maps"),
+    "no shard_map": (jnp.sin, "outside of its shard_map: sin"),
+    "an argument": (lambda x: x, "it has no shard_map"),
+    "one array twice": (_one_array_twice, "its shard_map takes one array twice"),
+    "metadata": (_with_metadata, "something is set around its shard_map"),
+    "donation": (jax.jit(_mapped(jnp.sin), donate_argnums=0), "other arguments are donated"),
+    "another type": (
+        lambda x: _mapped(lambda x: jnp.sin(x).astype(jnp.bfloat16))(x), "result 0 is .* which is",
+    ),
+    "other rows": (
+        _mapped(lambda x: jnp.sin(x).T, ROWS, PartitionSpec(None, "i")), "result 0 is .* which is",
+    ),
+    "one more result": (
+        _mapped(lambda x: (jnp.sin(x), x), ROWS, ROWS), "its results have other weak types",
+    ),
+    "cosine": (_mapped(jnp.cos), "'.*sin.*' before, '.*cos.*' after"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _OTHER)
+def test_another_program_is_not_proved(name: str):
+    other, said = _OTHER[name]
+    assert _proof(_before(), _after(_mapped(jnp.sin))) == ("R7",)
+
+    with pytest.raises(NotProvedError, match=said):
+        _proof(_before(), _after(other))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("compiler_options_kvs", [["xla_cpu_enable_fast_math", True]]),
+        ("in_layouts", ["one"]),
+        ("out_layouts", ["one"]),
+    ],
+)
+def test_options_of_a_jit_are_no_part_of_a_proof(name: str, value: Any):
+    after = json.loads(json.dumps(_after(jax.jit(_mapped(jnp.sin)))))
+    ((_, parameters, *_),) = after["eqns"]
+    assert _proof(_before(), after) == ("R7",)
+
+    parameters[name] = value
+    with pytest.raises(NotProvedError, match=f"its jit has {name}"):
+        _proof(_before(), after)
+
+
+def test_the_kinds_of_axes_are_compared():
+    text = json.dumps(_after(_mapped(jnp.sin)))
+    assert "AxisType.Auto" in text
+
+    with pytest.raises(NotProvedError, match="axes of .* before, of .* after"):
+        _proof(_before(), json.loads(text.replace("AxisType.Auto", "AxisType.Explicit")))
+
+
+def test_what_its_shard_map_has_not_computed():
+    both = {"arguments": [[0, MERGED]], "results": [MERGED, MERGED]}
+    before = _before(lambda x: (jnp.sin(x), x))
+    mapped = _mapped(jnp.sin)
+
+    assert _proof(before, _after(_mapped(lambda x: (jnp.sin(x), x))), **both) == ("R7",)
+    with pytest.raises(NotProvedError, match="it returns what its shard_map has not computed"):
+        _proof(before, _after(lambda x: (mapped(x), x)), **both)
+
+
+def test_donated_arguments_are_told_by_the_relation():
+    def taken(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x - 2 * y
+
+    operands = [_typed(8, 4, 3), _typed(8, 4, 3)]
+    before = _before(taken, *operands, donate_argnums=1)
+    turned = lambda y, x: _mapped(taken, (ROWS, ROWS))(x, y)
+    relation = {"arguments": [[1, MERGED], [0, MERGED]]}
+    merged = [_typed(32, 3)] * 2
+
+    right, wrong = (_after(jax.jit(turned, donate_argnums=n), *merged) for n in (0, 1))
+    assert _proof(before, right, **relation) == ("R7",)
+    with pytest.raises(NotProvedError, match="other arguments are donated"):
+        _proof(before, wrong, **relation)
+
+
+def test_weak_types_count():
+    before = _before(lambda x: (jnp.sin(x), x[0, 0] * 0 + 1))
+    weak = _mapped(lambda x: (jnp.sin(x), jnp.broadcast_to(1.0, ())), ROWS, (ROWS, WHOLE))
+
+    with pytest.raises(NotProvedError, match="weak types"):
+        _proof(before, _after(weak), results=[MERGED, COPIES])
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "how", "holds"),
+    [
+        ("float32[8,3]", "float32[8,3]", AS_IS, True),
+        ("float32[8,3]", "float32[3,8]", AS_IS, False),
+        ("float32[8,3]", "float32[3]", COPIES, True),
+        ("float32[8]", "float32[]", COPIES, True),
+        ("float32[]", "float32[]", COPIES, False),
+        ("float32[8,3]", "float32[8]", COPIES, False),
+        ("float32[8,3]", "int32[3]", COPIES, False),
+        ("float32[8,4,3]", "float32[32,3]", MERGED, True),
+        ("float32[8,4]", "float32[32]", MERGED, True),
+        ("float32[8]", "float32[8]", MERGED, False),
+        ("float32[8,4,3]", "float32[4,24]", MERGED, False),
+        ("float32[8,4,3]", "float32[12,3]", MERGED, False),
+        ("float32[8,3]", "float32[8,3]", "by magic", False),
+    ],
+)
+def test_types_that_have_a_relation(was: str, now: str, how: str, *, holds: bool):
+    assert slices._has_relation(was, now, how) is holds
+
+
+def test_results_of_one_program_that_are_alike():
+    def body(x: jax.Array, y: jax.Array) -> Any:
+        return lax.psum(x, "i"), x, y, x + y, lax.axis_index("i") + 0 * y
+
+    pair = [_typed(8, 3), _typed(8, 3)]
+    text = programs.text(lambda *args: jax.pmap(body, axis_name="i")(*args), pair)
+
+    assert slices.alike_results(text, [False, True]) == [True, False, True, False, False]
+    assert slices.alike_results(text, [True, True]) == [True, True, True, True, False]
+    whole = _after(_mapped(lambda x: x * 2, WHOLE, ROWS), _typed(8, 3))
+    assert slices.alike_results(whole, [False]) == [True]
+    with pytest.raises(NotProvedError, match="outside of its shard_map"):
+        slices.alike_results(_after(jnp.sin), [True])
+
+
+# ---- programs of the host
+
+
+def _on_host(before: Any, after: Any, operands: Any, **relation: Any) -> tuple[str, ...]:
+    one, other = (programs.text(f, list(o)) for f, o in zip((before, after), operands, strict=True))
+    return slices.proof({"before": one, "after": other, "sizes": {}, **relation})
+
+
+_PAIR = ([_typed(8, 3)], [_typed(3)])
+_ONE = {"arguments": [[0, COPIES]], "results": [AS_IS]}
+
+
+def test_one_of_equal_rows():
+    assert _on_host(lambda x: x[0] * 2, lambda x: x * 2, _PAIR, **_ONE) == ("R5", "R8")
+    assert _on_host(lambda x: x[5] * 2, lambda x: x * 2, _PAIR, **_ONE) == ("R5", "R8")
+    first = lambda x: jax.device_put(jnp.copy(x)[1])
+    assert _on_host(first, lambda x: x, _PAIR, results=[AS_IS], arguments=[[0, COPIES]]) == (
+        *("R5", "R8"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "operands", "relation", "said"),
+    [
+        (lambda x: x.sum(0), lambda x: x, _PAIR, _ONE, "it computes with copies: reduce_sum"),
+        (lambda x: x[0] * 2, lambda x: x * 3, _PAIR, _ONE, "before, .* after"),
+        (lambda x: x[:2], lambda x: jnp.stack([x, x]), _PAIR, _ONE, "computes with copies: slice"),
+        (lambda x: x, lambda x: x, _PAIR, _ONE, "result 0 is .* which is not 'as is'"),
+        (lambda x: x[0], lambda x: x[None][0], _PAIR, {**_ONE, "results": [COPIES]}, "result 0 is"),
+        (
+            lambda x: (x[0], x[1]), lambda x: x, _PAIR, {**_ONE, "results": [AS_IS, AS_IS]},
+            "weak types|another number of results",
+        ),
+        (
+            lambda x, y: x[0] + y, lambda x: x, ([_typed(8, 3), _typed(3)], [_typed(3)]), _ONE,
+            "its programs take other arguments",
+        ),
+        (
+            lambda x: x, lambda x: jnp.stack([x] * 8), ([_typed(8, 3)], [_typed(3)]),
+            {"arguments": [[0, COPIES]], "results": [AS_IS]}, "result 0 is not 'as is'",
+        ),
+        (
+            lambda x: jnp.stack([x, x * 1, x, x]), lambda x: x, ([_typed(3)], [_typed(3)]),
+            {"arguments": [[0, AS_IS]], "results": [COPIES]}, "result 0 is not 'one of equal cop",
+        ),
+    ],
+    ids=[
+        *("a sum", "another number", "two rows", "all rows", "no copies", "two results"),
+        *("another argument", "copies after", "unlike rows"),
+    ],
+)  # fmt: skip
+def test_another_program_of_the_host(
+    before: Any, after: Any, operands: Any, relation: Any, said: str
+):
+    with pytest.raises(NotProvedError, match=said):
+        _on_host(before, after, operands, **relation)
+
+
+def test_the_host_donates_nothing():
+    donating = jax.jit(lambda x: x[0] * 2, donate_argnums=0)
+    with pytest.raises(NotProvedError, match="it donates what it takes"):
+        _on_host(donating, lambda x: x * 2, _PAIR, **_ONE)
