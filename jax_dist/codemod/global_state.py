@@ -10,7 +10,7 @@ the reason.
 
 import ast
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from jax_dist import _codes
@@ -23,7 +23,7 @@ from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.layouts import Mapped
 from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
-from jax_dist.codemod.results import UNSHOWN, Left, PlannedPlace
+from jax_dist.codemod.results import UNPROVED, UNSHOWN, Left, PlaceResult, PlannedPlace
 from jax_dist.codemod.shard_map import PmapFacts
 from jax_dist.codemod.unrun import Seen
 
@@ -38,7 +38,12 @@ _OTHER_STEP = "another mapped function carries the same state"
 
 
 def find(
-    module: Module, style: Style, namer: Namer, facts: PmapFacts, flow: FileFlow | None
+    module: Module,
+    style: Style,
+    namer: Namer,
+    facts: PmapFacts,
+    flow: FileFlow | None,
+    is_left: Callable[[PlaceResult], bool],
 ) -> list[PlannedPlace]:
     """The steps of a file whose state can be cut, with their states; then those that stay.
 
@@ -47,6 +52,7 @@ def find(
       style, namer: how it is written.
       facts: what is known of its places.
       flow: what a run has shown; None: nothing.
+      is_left: whether a place must stay as it is, and so its step with all of its state.
     """
     left: dict[ast.expr, Left] = {}
     fit: list[Mapped] = []
@@ -69,7 +75,10 @@ def find(
             for component, site in taken:
                 if any(part.component is component for part in parts):
                     raise Left(_OTHER_STEP, _BY_HAND, f"line {site.node.lineno}")
-            found += _Edits(flow, mapped.site, parts, style, namer).places()
+            places = _Edits(flow, mapped.site, parts, style, namer).places()
+            if any(is_left(place.outcome) for place in places):
+                raise Left(UNPROVED)
+            found += places
             taken += ((part.component, mapped.site) for part in parts)
         except Left as why:
             left[mapped.site.reference] = why
@@ -145,8 +154,7 @@ def _part(position: int, component: Component, mapped: Mapped, flow: FileFlow, s
         seen.check(component)
     except Left as why:
         raise Left("its state is not followed to the end", _BY_HAND, why.reason) from why
-    makers = [(node, made) for node, made in flow_uses.makers(flow, component.serials) if made]
-    made = [each for _, each in makers]
+    made = [each for _, each in flow_uses.makers(flow, component.serials) if each is not None]
     # What else gives it, such as another mapped function, has the axis, and the step takes it so.
     copies = [each for each in made if each.copies and each.of is not None]
     if not copies or len(copies) < len(made):
@@ -157,7 +165,7 @@ def _part(position: int, component: Component, mapped: Mapped, flow: FileFlow, s
     if any(each.devices is not None for each in copies):
         raise Left("its state is replicated on chosen devices", _BY_HAND)
     _check_steps(component, mapped, flow)
-    own = flow.results(mapped.record).union(*(flow.serials(node) for node, _ in makers))
+    own = flow.results(mapped.record).union(*(flow.serials(each.node) for each in made))
     holders = flow.holders(own & component.serials)
     uses = [use for node in holders if (use := _use(flow, mapped, node)) is not None]
     for use in uses:

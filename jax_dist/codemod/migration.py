@@ -259,7 +259,8 @@ class _File:
         if facts is not None and self._options.to == "global":
             from jax_dist.codemod import global_state  # only here: most runs do not need it
 
-            found = global_state.find(module, self._style, self._namer, facts, flow)
+            is_left = lambda old: self._limit_of(old.line, old.what) is Form.LEFT
+            found = global_state.find(module, self._style, self._namer, facts, flow, is_left)
         else:
             found = self._of_pmaps(module, facts, flow)
         return [self._without_unproved(each) for each in found]

@@ -8,7 +8,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -480,18 +479,18 @@ def test_one_copy_of_a_leaf_is_read_where_the_function_takes_leaves(ran: recorde
 
 
 @pytest.mark.skipif(not CAN_REWRITE, reason="a global view needs jax 0.10")
-def test_the_command_verifies_it_by_two_runs(tmp_path: pathlib.Path):
+def test_the_command_puts_a_step_back_where_two_runs_differ(tmp_path: pathlib.Path):
+    """A function of another file changes the state in place, which a copy would hide."""
     pytest.importorskip("flax")
     program = _TRAINERS["a whole result, and a copy that is read before the next step"]
-    shown = textwrap.dedent("""
-
-        if __name__ == "__main__":
-            print([float(jax.tree.leaves(each)[0][0, 0].round(4)) for each in result()])
-    """)
-    (tmp_path / "train.py").write_text(_TOP + "\n\n" + program + shown)
-    options = ("--to", "global", "--write", "--verify", "train.py", "--", sys.executable)
+    (tmp_path / "good.py").write_text(f"{_TOP}\n\n{program}")
+    changed = program.replace("kept.append", "tools.halve(params)\n        kept.append")
+    (tmp_path / "bad.py").write_text(f"import tools\n{_TOP}\n\n{changed}")
+    (tmp_path / "tools.py").write_text("def halve(tree):\n    tree.update(out=tree['out'] / 2)\n")
+    (tmp_path / "main.py").write_text("import bad, good\n\ngood.result(), bad.result()\n")
+    options = ("--to", "global", "--write", "--verify", "good.py", "bad.py", "--", sys.executable)
     ran = subprocess.run(
-        [sys.executable, "-m", "jax_dist", "migrate", *options, "train.py"],
+        [sys.executable, "-m", "jax_dist", "migrate", *options, "main.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
@@ -499,6 +498,7 @@ def test_the_command_verifies_it_by_two_runs(tmp_path: pathlib.Path):
         check=False,
     )
 
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "two runs, before and after" in ran.stdout
-    assert "p_step.place(initial(), stacked=False)" in (tmp_path / "train.py").read_text()
+    assert "two runs, before and after" in ran.stdout, ran.stdout + ran.stderr
+    assert "p_step.place(initial(), stacked=False)" in (tmp_path / "good.py").read_text()
+    assert "global_view" not in (tmp_path / "bad.py").read_text()
+    assert "bad.py:41: --verify saw it compute something else" in ran.stderr
