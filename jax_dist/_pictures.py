@@ -7,7 +7,7 @@ none.
 import html
 from collections.abc import Mapping, Sequence
 
-from jax_dist.passes.pipeline import human_bytes
+from jax_dist._usage import human_bytes
 
 WIDTH, _LEFT, _SCALE, _ROW = 720, 16, 520, 64
 _STYLE = """

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from jax_dist._usage import human_bytes
 from jax_dist.cache import entries, store
 from jax_dist.cache.entries import CacheEntry
 
@@ -79,7 +80,7 @@ class Health:
 
     def __str__(self) -> str:
         noun = "entry" if self.entries == 1 else "entries"
-        head = f"{self.path}: {self.entries} {noun}, {entries.in_words(self.bytes)}"
+        head = f"{self.path}: {self.entries} {noun}, {human_bytes(self.bytes)}"
         if not self.findings:
             return f"{head}; all is well"
         return "\n".join([head, *(str(finding) for finding in self.findings)])
@@ -122,7 +123,7 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     found = [finding for folder in folders for finding in _safety(folder, used=used)]
     free = shutil.disk_usage(base).free
     if free < _SCARCE:
-        what = f"Only {entries.in_words(free)} are free; what does not fit is compiled every time."
+        what = f"Only {human_bytes(free)} are free; what does not fit is compiled every time."
         do = "jax-dist cache prune --max-size SIZE"
         found.append(CacheFinding("disk full", str(base), what, do))
     for folder in folders:
@@ -198,7 +199,7 @@ def _content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
 
 
 def _remove(entry: CacheEntry) -> str:
-    return f"removed, {entries.in_words(entry.remove())}"
+    return f"removed, {human_bytes(entry.remove())}"
 
 
 def features(data: bytes) -> frozenset[str]:

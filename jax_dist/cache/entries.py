@@ -277,18 +277,6 @@ def _limited(text: object, number: float) -> int:
     return int(number)
 
 
-def in_words(size: int) -> str:
-    """A number of bytes, short.
-
-    >>> in_words(999), in_words(12_345_678)
-    ('999 B', '12.3 MB')
-    """
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size} B"
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> str:
     """Columns side by side, those in `numbers` to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

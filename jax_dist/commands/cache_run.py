@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jax_dist._exceptions import text_of
-from jax_dist._usage import MisuseError
+from jax_dist._usage import MisuseError, human_bytes
 from jax_dist.cache import comparison, entries, failures, store
 from jax_dist.cache.comparison import CacheVerification, ProgramVerdict, VerificationRun
 from jax_dist.cache.diagnosis import doctor
@@ -136,7 +136,7 @@ def _ls(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
             (
                 entry.function,
                 entry.key.rpartition("-")[2][:12],
-                entries.in_words(entry.size),
+                human_bytes(entry.size),
                 "damaged" if seconds is None else f"{seconds} s",
                 _ago(now - entry.written),
                 _ago(now - entry.used) if entry.repeated else "never",
@@ -146,7 +146,7 @@ def _ls(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
         head = ("function", "key", "size", "compiled in", "written", "used")
         print(entries.table(head, rows, numbers=(2, 3)), file=out)
     noun = "program" if len(found) == 1 else "programs"
-    size = entries.in_words(sum(entry.size for entry in found))
+    size = human_bytes(sum(entry.size for entry in found))
     print(f"{path}: {len(found)} {noun}, {size}", file=out)
     return Exit.OK
 
@@ -219,8 +219,8 @@ def _prune(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
         return _print_json(out, facts)
     verb = "would remove" if options.dry_run else "removed"
     print(
-        f"{verb} {len(pruned.removed)} ({entries.in_words(pruned.bytes)}), "
-        f"kept {pruned.kept} ({entries.in_words(pruned.kept_bytes)})",
+        f"{verb} {len(pruned.removed)} ({human_bytes(pruned.bytes)}), "
+        f"kept {pruned.kept} ({human_bytes(pruned.kept_bytes)})",
         file=out,
     )
     return Exit.OK

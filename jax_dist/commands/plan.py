@@ -17,8 +17,6 @@ from jax_dist.commands.terminal import Exit, Help
 if TYPE_CHECKING:
     from jax_dist.machines.report import Plan
 
-MOST_DEVICES = 64  # each has its copy of the state, in the memory of this machine
-
 _EPILOG = """\
 exit codes: 0 some way fits on each machine, 1 on one of them none does, 2 the command was invalid
 or there is no program of any way
@@ -87,7 +85,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--state", metavar="POSITIONS", help="of the arguments that are carried")
     parser.add_argument(
         "--devices",
-        type=terminal.count(MOST_DEVICES),
+        type=terminal.count(terminal.MOST_COPIES),
         metavar="N",
         help="that the program sees here; by default as many as the first machine has",
     )

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax_dist._usage import MisuseError, hint
+from jax_dist._usage import MisuseError, hint, human_bytes
+from jax_dist.commands import terminal
 
 _OF_ONE_DEVICE = ("in_axes", "out_axes", "donate", "static")
 
@@ -32,7 +33,6 @@ def planned(options: argparse.Namespace, progress: Callable[[str], object]) -> A
 def _of_program(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:
     """The plan of the step that a program calls."""
     from jax_dist.machines import plans, runs
-    from jax_dist.passes.pipeline import human_bytes
 
     told = " ".join(options.program)
     for option in ("args", "keywords", "axis_name", *_OF_ONE_DEVICE):
@@ -87,10 +87,9 @@ def _run(words: list[str], folder: str, run: Callable[..., object], *what: Any, 
 
 
 def _simulate(asked: int | None, count: int) -> None:
-    from jax_dist.commands.plan import MOST_DEVICES
     from jax_dist.testing import simulated_devices
 
-    if asked is None and count > MOST_DEVICES:
+    if asked is None and count > terminal.MOST_COPIES:
         raise MisuseError(
             f"the program would run here on {count} simulated devices, each with its copy of the "
             "state: give --devices 8, and a batch that leaves each device as much as on the machine"

@@ -40,6 +40,7 @@ def help_only(parser: argparse.ArgumentParser) -> Callable[..., Exit]:
 
 
 MOST_DEVICES = 4096  # that are simulated in one process
+MOST_COPIES = 64  # devices that each have a copy of the state, in the memory of this machine
 MOST_PROCESSES = 1024  # on one machine
 _LONGEST = 2_000_000.0  # seconds; a system call takes milliseconds, as a number of 31 bits
 

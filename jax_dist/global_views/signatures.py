@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_dist._usage import human_bytes
 from jax_dist.errors import (
     GlobalViewError,
     GlobalViewWarning,
@@ -22,7 +23,7 @@ from jax_dist.global_views.report import Leaf
 from jax_dist.global_views.state_placement import GivenState, StateType
 from jax_dist.mapping import axes, body, meshes
 from jax_dist.mapping.body import Call, type_of
-from jax_dist.passes.pipeline import human_bytes, warn_user
+from jax_dist.passes.pipeline import warn_user
 
 
 class Signatures:

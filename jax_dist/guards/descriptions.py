@@ -14,10 +14,11 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jax_dist import _compat
 from jax_dist.errors import shown
+from jax_dist.passes.interpreter import OURS_AND_JAX
 
-_PACKAGES = (os.path.dirname(__file__), jax.__file__, np.__file__)
 _NOT_THE_USERS = (
-    *(os.path.dirname(path) + os.sep for path in _PACKAGES),
+    *OURS_AND_JAX,
+    os.path.dirname(np.__file__) + os.sep,
     contextlib.__file__,  # its frames stand between a guard and the block
     "<frozen",
 )

@@ -290,11 +290,6 @@ class _Job:
 # --- starts a job again when it fails, for as long as it gets on
 
 
-_RESTART = (
-    "JAX_DIST_RESTART"  # the variable that tells the ranks how often they were started before
-)
-
-
 @dataclass(frozen=True)
 class _JobFailure:
     """How far the job was when it failed."""
@@ -338,7 +333,7 @@ def supervise(
         for count in itertools.count(1):
             start = time.monotonic()
             timeout = None if until is None else max(0.1, until - start)
-            variables = {**os.environ, ranks.PROGRESS_FOLDER: name, _RESTART: str(count - 1)}
+            variables = {**os.environ, ranks.PROGRESS_FOLDER: name, ranks.RESTART: str(count - 1)}
             outcome = run(
                 command, dataclasses.replace(settings, timeout=timeout), printer, variables
             )

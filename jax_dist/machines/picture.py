@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax_dist import _pictures
-from jax_dist.passes.pipeline import human_bytes
+from jax_dist._usage import human_bytes
 
 _LEFT, _SCALE, _ROW = 130, 400, 34
 

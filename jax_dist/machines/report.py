@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist._usage import counted
+from jax_dist._usage import counted, human_bytes
 from jax_dist.machines import picture, rendering
 from jax_dist.machines.cost import ProgramCost
-from jax_dist.passes.pipeline import human_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import jax
 
 from jax_dist import _compat
 from jax_dist.errors import CacheDirectoryError, JoinError, OpenPortWarning, refusal
-from jax_dist.multihost import agreement, failures, rendezvous
+from jax_dist.multihost import agreement, failures, ranks, rendezvous
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.rendezvous import RendezvousPlan, split
 
@@ -29,7 +29,6 @@ _EARLY_EXIT = {"cpu": 3.0}  # seconds; on a CPU it shows whether a process compu
 _EARLY_EXIT_ELSEWHERE = 60.0
 _HEARTBEAT_OF_JAX = 100.0  # seconds, where nobody says otherwise
 _SHORTEST_TOKEN = 16  # characters
-_RESTART = "JAX_DIST_RESTART"  # which `jax-dist launch --restarts` sets
 _ADDRESS_KEY = "jax_dist/job/address"
 
 
@@ -272,7 +271,7 @@ def initialize(
     if found is not None:
         _join(found, plan, heartbeat=heartbeat, shutdown=shutdown_timeout)
     job.has_joined = True
-    if os.environ.get(_RESTART) and not _compat.config_value("jax_compilation_cache_dir"):
+    if os.environ.get(ranks.RESTART) and not _compat.config_value("jax_compilation_cache_dir"):
         _keep_programs()
 
 

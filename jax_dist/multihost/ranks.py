@@ -81,6 +81,7 @@ def is_group_stopped(group: int) -> bool:
 
 
 PROGRESS_FOLDER = "JAX_DIST_PROGRESS"  # the variable
+RESTART = "JAX_DIST_RESTART"  # tells the ranks how often they were started before
 _NUMBERS = struct.Struct("<qq")
 
 

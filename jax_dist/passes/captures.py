@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
+from jax_dist._usage import human_bytes
 from jax_dist.errors import CapturedArrayError, CapturedArrayWarning, message
 from jax_dist.passes.constants import (
     Baked,
@@ -31,7 +32,7 @@ from jax_dist.passes.constants import (
     own_copy,
 )
 from jax_dist.passes.interpreter import Values
-from jax_dist.passes.pipeline import human_bytes, warn_user
+from jax_dist.passes.pipeline import warn_user
 from jax_dist.passes.variable_names import ArraySource, Kind, find_names
 
 _UNNAMED = ArraySource("<derived>", "", "", None, None)

@@ -20,7 +20,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
 
 from jax_dist import _compat
-from jax_dist.errors import UnsupportedError, refusal
+from jax_dist.errors import UnsupportedError, refusal, shown
 
 # --- walks a jaxpr again, equation by equation, and lets a pass put something else in its place
 #
@@ -276,22 +276,19 @@ def context_here() -> Any:
 def source_line(eqn: JaxprEqn) -> str:
     """Where the user's code makes this equation: "train.py:12", or "" if that is unknown."""
     found = _SUMMARY.match(source_info_util.summarize(eqn.source_info))
-    return "" if found is None else place_of(found["file"], found["line"])
-
-
-def place_of(file: str, line: int | str) -> str:
-    """A line as reports name it: the file from here, where it lies below."""
-    here = os.path.relpath(file)
-    return f"{file if here.startswith(os.pardir) else here}:{line}"
+    return "" if found is None else f"{shown(found['file'])}:{found['line']}"
 
 
 _DEFINED = re.compile(r"(?P<name>\S+) at (?P<file>.+):(?P<line>\d+)")  # "body at spread.py:47"
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-source_info_util.register_exclusion(_PACKAGE)
+OURS, _ = OURS_AND_JAX = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (os.path.dirname(__file__), jax.__file__)
+)
+source_info_util.register_exclusion(OURS)
 # And `jax.debug.breakpoint` passes the variables of all frames but these into the program.
-_compat.hide_frames(_PACKAGE)
+_compat.hide_frames(OURS)
 
 
 def _type(aval: Any) -> tuple:
@@ -332,6 +329,12 @@ class EquationPlace:
     eqn: JaxprEqn
     within: Jaxpr  # which has it among its equations
     around: tuple[JaxprEqn, ...] = ()  # outermost first
+
+    @property
+    def line(self) -> str:
+        """Of the user: those inside a jit know only lines inside it."""
+        lines = map(source_line, (self.eqn, *reversed(self.around)))
+        return next(filter(None, lines), "")
 
 
 def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[EquationPlace]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import os
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -15,31 +14,9 @@ from jax.extend.core import ClosedJaxpr
 from jax_dist import _compat
 from jax_dist.errors import shown
 from jax_dist.passes import interpreter
-from jax_dist.passes.interpreter import Values
-
-
-def human_bytes(amount: float) -> str:
-    """In bytes, kB, MB: powers of 1000.
-
-    >>> [human_bytes(amount) for amount in (0, 36, 999.6, 12_345, 999_960, 64e6)]
-    ['0 B', '36 B', '1.0 kB', '12.3 kB', '1.0 MB', '64.0 MB']
-    """
-    if round(amount) < 1000:
-        return f"{round(amount)} B"
-    for unit in ("kB", "MB", "GB"):
-        amount /= 1000
-        if round(amount, 1) < 1000:
-            return f"{amount:.1f} {unit}"
-    return f"{amount / 1000:.1f} TB"
-
+from jax_dist.passes.interpreter import OURS_AND_JAX, Values
 
 # --- the line of the user, from wherever in a trace; and warnings that point at it
-
-
-_OURS_AND_JAX = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (os.path.dirname(__file__), jax.__file__)
-)
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
@@ -67,7 +44,7 @@ def place_of(error: BaseException, beside: tuple[str, ...] = ()) -> tuple[str, i
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if not (file := frame.f_code.co_filename).startswith((*_OURS_AND_JAX, *beside)):
+        if not (file := frame.f_code.co_filename).startswith((*OURS_AND_JAX, *beside)):
             found = file, line
     return found
 
@@ -81,7 +58,7 @@ def line_of(error: BaseException) -> str:
 def _user_frame() -> tuple[int, FrameType | None]:
     """The user's innermost frame, and its level as seen by who calls this one's caller."""
     level, frame = -1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS_AND_JAX):
+    while frame is not None and frame.f_code.co_filename.startswith(OURS_AND_JAX):
         level, frame = level + 1, frame.f_back
     return level + 1, frame
 

@@ -7,7 +7,6 @@ them, hide the captured arrays.
 import contextlib
 import dataclasses
 import functools
-import os
 import threading
 import types
 import weakref
@@ -20,9 +19,9 @@ from jax.core import Tracer
 from jax_dist import _compat
 from jax_dist._compat import JitOptions
 from jax_dist.passes.captures import PlacedCaptures
+from jax_dist.passes.interpreter import OURS
 
 _OF_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_shardings")  # of (args, kwargs)
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def lowered_without(lowered: jax.stages.Lowered, values: Sequence[Any]) -> jax.stages.Lowered:
@@ -311,7 +310,7 @@ def _hide_own_frames(error: Exception) -> None:
         return
     frames, step = [], error.__traceback__
     while step is not None:
-        if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        if not step.tb_frame.f_code.co_filename.startswith(OURS):
             frames.append(step)
         step = step.tb_next
     shown: types.TracebackType | None = None

@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import operator
-import os
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
@@ -14,20 +13,17 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 
+from jax_dist.errors import shown
 from jax_dist.passes.constants import Identity, array_identity
-from jax_dist.passes.interpreter import place_of
+from jax_dist.passes.interpreter import OURS_AND_JAX
 
 _WRAPPERS = 100  # around one function; more is a function that wraps itself
-_LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (os.path.dirname(__file__), jax.__file__)
-)
 
 
 def definition(fun: Any) -> str:
     """Where a callable is defined: "train.py:10", of its first decorator; "" if unknown."""
     code = _code(fun)
-    return "" if code is None else place_of(code.co_filename, code.co_firstlineno)
+    return "" if code is None else f"{shown(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _code(fun: Any) -> types.CodeType | None:
@@ -48,7 +44,7 @@ def _code(fun: Any) -> types.CodeType | None:
 
 def _is_library_code(code: types.CodeType) -> bool:
     """Whether its names mean nothing to the user: JAX's code, or ours."""
-    return code.co_filename.startswith(_LIBRARIES)
+    return code.co_filename.startswith(OURS_AND_JAX)
 
 
 def _names_in(code: types.CodeType) -> frozenset[str]:

@@ -45,35 +45,31 @@ class PmapSite:
         return self.eqn.params["jaxpr"]
 
     @classmethod
-    def of(cls, eqn: JaxprEqn, around: str = "") -> "PmapSite | None":
+    def of(cls, eqn: JaxprEqn, line: str = "") -> "PmapSite | None":
         """The pmap that `eqn` is; None for all else, a shard_map of the user's own too.
 
         `jax.pmap` and ours both make a shard_map without vma types, manual over one axis; they are
-        told from others by the file that its body was defined in. `around` is the line of what
-        holds the equation: those inside a jit know only lines inside it.
+        told from others by the file that its body was defined in.
         """
-        if _compat.name_of(eqn) != "shard_map" or eqn.params["check_vma"]:
+        if not _is_shard_map(eqn) or eqn.params["check_vma"]:
             return None
         source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
         of_jax, of_ours = _FILE_OF_JAX in source, _OUR_FILE in source
         if len(eqn.params["newly_manual_axes"]) != 1 or not (of_jax or of_ours):
             return None
         (axis,) = eqn.params["newly_manual_axes"]
-        where = interpreter.source_line(eqn) or around
-        return cls(eqn, eqn.params["mesh"], axis, where, of_jax)
+        return cls(eqn, eqn.params["mesh"], axis, line, of_jax)
 
 
-def pmap_sites(jaxpr: Any, around: str = "") -> list[PmapSite]:
+def pmap_sites(jaxpr: Any) -> list[PmapSite]:
     """All pmaps at any depth; not those inside another one, which move with it."""
-    found = []
-    for eqn in interpreter.open_jaxpr(jaxpr).eqns:
-        site = PmapSite.of(eqn, around)
-        if site is not None:
-            found.append(site)
-        elif _compat.name_of(eqn) != "shard_map":
-            for body in interpreter.bodies(eqn):
-                found.extend(pmap_sites(body, interpreter.source_line(eqn) or around))
-    return found
+    places = interpreter.places(jaxpr, _is_shard_map)
+    found = (PmapSite.of(place.eqn, place.line) for place in places)
+    return [site for site in found if site is not None]
+
+
+def _is_shard_map(eqn: JaxprEqn) -> bool:
+    return _compat.name_of(eqn) == "shard_map"
 
 
 # "_fun at .../jax/_src/pmap.py:410", and "alone at .../jax_dist/mapping/region.py:47".

@@ -15,11 +15,11 @@ from typing import get_args
 import jax
 
 from jax_dist import _compat
-from jax_dist._usage import counted
+from jax_dist._usage import counted, human_bytes
 from jax_dist.machines import rendering
 from jax_dist.machines.cost import Collective, ProgramCost, Runs
 from jax_dist.machines.report import Plan
-from jax_dist.passes.pipeline import Outcome, PassFinding, human_bytes
+from jax_dist.passes.pipeline import Outcome, PassFinding
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
