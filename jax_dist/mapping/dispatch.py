@@ -12,23 +12,17 @@ A call is in one of four states:
 Everything is on the mesh before a program is called, so there is one program for a shape, wherever
 the arguments come from: a training loop compiles once. What is traced outside (under jit, grad,
 vmap) is staged, with its arguments as they are.
-
-The CPU backend of JAX hangs over too many calls in flight: its devices take 32 executions each, and
-dispatch then waits, in the middle of one that other devices wait for in a collective. So there,
-every sixteenth call waits for its own result.
 """
 
 import collections
 import functools
-import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
@@ -48,20 +42,9 @@ from jax_dist.passes.programs import Program, Programs
 if TYPE_CHECKING:
     from jax_dist.mapping.process_calls import ProcessCalls
 
-_WINDOW = 16  # calls in flight at most, of all functions of this process together
-
-turns: Iterator[bool] = itertools.repeat(object=False)
-"""Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
-if _compat.CPU_HANGS_WHEN_FULL:
-    turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
-
 
 class Dispatcher:
-    """All that the decorated versions of one function with the same options share.
-
-    Attributes:
-      call: what a call goes through now.
-    """
+    """All that the decorated versions of one function with the same options share."""
 
     def __init__(self, options: Options, fun: Callable[[], Callable]):
         """`fun` gives the function: held weakly, where this is cached on its account."""
@@ -81,7 +64,6 @@ class Dispatcher:
         self._layouts: dict[int, Layout] = {}  # by size of the mapped axis, as last found
         self._processes: ProcessCalls | None = None
         self._is_chosen = False  # whether there are several processes
-        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._donating: weakref.WeakSet[Body] = weakref.WeakSet()  # looked at
         self._used: tuple[Program, PlacedCaptures | None] = (self._plain, None)
         self._is_full = False  # whether calls wait, so that not too many are under way
@@ -90,8 +72,7 @@ class Dispatcher:
 
     def serve(self, caller: Any) -> None:
         """Keeps `caller.__call__` the fastest way to call."""
-        self._callers.add(caller)
-        caller.__call__ = self.call
+        self._programs.serve(caller)
 
     @property
     def jitted(self) -> Callable:
@@ -118,10 +99,9 @@ class Dispatcher:
             for leaf, axis in zip(call.leaves, call.axes, strict=True)
         ]
         args, kwargs = call.rebuild(described)
-        with self._programs.under_way(found):
-            lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
+        lowered = self._programs.lower(program, placed, found, args, kwargs)
         _compat.describe_arguments(lowered, described)
-        return lowered if placed is None else programs.lowered_without(lowered, placed.values)
+        return programs.lowered_without(lowered, placed and placed.values)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it, on the same arguments; captured arrays are in it."""
@@ -195,17 +175,16 @@ class Dispatcher:
         if self._processes is not None:
             self._processes.agree(call, found.body, found.layout)
         args, kwargs = call.rebuild(leaves)
-        first = () if placed is None else (placed.values,)
-        with self._programs.under_way(found):
-            results, memory, stale = _compat.run_jit(own.jitted, (*first, *args), kwargs)
-        is_full = can_be_full(found.layout.mesh)
+        args = args if placed is None else (placed.values, *args)
+        answer = self._programs.run(own, program, found, args, kwargs)
+        is_full = programs.can_be_full(found.layout.mesh)
         if (self._used, self._is_full) != ((own, placed), is_full):
             # This is the program of the next call, too, most probably.
             self._used, self._is_full = (own, placed), is_full
             front = programs.with_captures(own.front, placed)
-            self._front = throttled(front) if is_full else front
+            self._front = programs.throttled(front) if is_full else front
             self._renew()
-        return results, memory if own is program else None, stale
+        return answer
 
     def _stage(self, call: Call, args: tuple, kwargs: dict) -> Any:
         """A call that is part of a trace outside. Captured arrays become constants of that."""
@@ -315,9 +294,7 @@ class Dispatcher:
                 check_static(self._options, self._fun(), args)
                 raise
 
-        self.call: Callable[..., Any] = explaining if self._options.static else call
-        for caller in self._callers:
-            caller.__call__ = self.call
+        self._programs.go_through(explaining if self._options.static else call)
 
     def _choose(self) -> None:
         """Finds out whether several processes map together. Not before: it starts the backend."""
@@ -382,33 +359,3 @@ def _warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> No
             ),
             UserWarning,
         )
-
-
-def can_be_full(mesh: Mesh) -> bool:
-    """Whether calls of a program on these devices have to wait now and then."""
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    return _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
-
-
-def throttled(call: Callable) -> Callable:
-    """The same, with every sixteenth call waiting for its result."""
-
-    def waiting(*args: Any, **kwargs: Any) -> Any:
-        output = call(*args, **kwargs) if kwargs else call(*args)
-        if next(turns):
-            wait(output)
-        return output
-
-    return waiting
-
-
-def wait(output: Any) -> None:
-    """Until what a call returned is there, if several CPU devices compute it."""
-    for leaf in jax.tree.leaves(output):  # all are there at the same time: the first one will do
-        if isinstance(leaf, Tracer):
-            return
-        if isinstance(leaf, jax.Array):
-            devices = leaf.sharding.device_set
-            if len(devices) > 1 and next(iter(devices)).platform == "cpu":
-                leaf.block_until_ready()
-            return

@@ -7,6 +7,7 @@ them, hide the captured arrays.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import threading
 import types
 import weakref
@@ -15,6 +16,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.sharding import Mesh
 
 from jax_dist import _compat
 from jax_dist._compat import JitOptions
@@ -24,9 +26,11 @@ from jax_dist.passes.interpreter import OURS
 _OF_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_shardings")  # of (args, kwargs)
 
 
-def lowered_without(lowered: jax.stages.Lowered, values: Sequence[Any]) -> jax.stages.Lowered:
-    """The program without its first argument, which is always `values`."""
-    return _Lowered(lowered, values)
+def lowered_without(
+    lowered: jax.stages.Lowered, values: Sequence[Any] | None
+) -> jax.stages.Lowered:
+    """The program without its first argument, which is always `values`; None: it has none."""
+    return lowered if values is None else _Lowered(lowered, values)
 
 
 def _hiding(stage: type) -> type:
@@ -209,7 +213,7 @@ class Program:
 
 
 class Programs:
-    """Those of one function."""
+    """Those of one function, and what calls of it go through now."""
 
     def __init__(
         self,
@@ -234,6 +238,19 @@ class Programs:
         self._miss = miss
         self.without_jit = without_jit
         self._plain: dict[Hashable, Program] = {}
+        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._call: Callable[..., Any] = self.of(None).front
+
+    def serve(self, caller: Any) -> None:
+        """Keeps `caller.__call__` the fastest way to call."""
+        self._callers.add(caller)
+        caller.__call__ = self._call
+
+    def go_through(self, call: Callable[..., Any]) -> None:
+        """Has the callers call that from now on."""
+        self._call = call
+        for caller in self._callers:
+            caller.__call__ = call
 
     @functools.cached_property
     def _taking(self) -> weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Program]]:
@@ -258,6 +275,34 @@ class Programs:
         except Exception as error:
             _hide_own_frames(error)
             raise
+
+    def run(
+        self, program: Program, asking: Program, found: Any, args: tuple, kwargs: dict
+    ) -> _compat.Answer:
+        """Runs a program, for the front of another one or its own, which then remembers the call.
+
+        Args:
+          program: the one to run.
+          asking: that of the front that does not know the call.
+          found: for this call.
+          args: with the captured arrays first.
+          kwargs: by keyword.
+        """
+        with self.under_way(found):
+            results, memory, stale = _compat.run_jit(program.jitted, args, kwargs)
+        return results, memory if program is asking else None, stale
+
+    def lower(
+        self,
+        program: Program,
+        placed: PlacedCaptures | None,
+        found: Any,
+        args: tuple,
+        kwargs: dict,
+    ) -> jax.stages.Lowered:
+        """The program with its captured arrays as arguments, for the user's arguments."""
+        with self.under_way(found):
+            return with_captures(program.jitted.lower, placed)(*args, **kwargs)
 
     def clear(self) -> None:
         """Forgets all, so that what is called next is traced again."""
@@ -298,6 +343,51 @@ class _Ways(threading.local):
 
 
 _ways = _Ways()
+
+
+# --- not too many calls in flight
+#
+# The CPU backend of JAX hangs over too many: its devices take 32 executions each, and dispatch then
+# waits, in the middle of one that other devices wait for in a collective. So there, every sixteenth
+# call waits for its own result.
+
+
+_WINDOW = 16  # calls in flight at most, of all functions of this process together
+
+turns: Iterator[bool] = itertools.repeat(object=False)
+"""Whether to wait after this call. Asking takes 30 ns, and enters no Python function."""
+if _compat.CPU_HANGS_WHEN_FULL:
+    turns = itertools.cycle([*[False] * (_WINDOW - 1), True])
+
+
+def can_be_full(mesh: Mesh) -> bool:
+    """Whether calls of a program on these devices have to wait now and then."""
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    return _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
+
+
+def throttled(call: Callable) -> Callable:
+    """The same, with every sixteenth call waiting for its result."""
+
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        output = call(*args, **kwargs) if kwargs else call(*args)
+        if next(turns):
+            wait(output)
+        return output
+
+    return waiting
+
+
+def wait(output: Any) -> None:
+    """Until what a call returned is there, if several CPU devices compute it."""
+    for leaf in jax.tree.leaves(output):  # all are there at the same time: the first one will do
+        if isinstance(leaf, Tracer):
+            return
+        if isinstance(leaf, jax.Array):
+            devices = leaf.sharding.device_set
+            if len(devices) > 1 and next(iter(devices)).platform == "cpu":
+                leaf.block_until_ready()
+            return
 
 
 def _hide_own_frames(error: Exception) -> None:

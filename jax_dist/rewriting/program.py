@@ -6,7 +6,6 @@ passes make of it is traced by a jit object, for the arguments as they lie.
 
 import dataclasses
 import functools
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -17,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping import dispatch, placement, process_calls
+from jax_dist.mapping import placement, process_calls
 from jax_dist.mapping.body import any_tracer
 from jax_dist.multihost.agreement import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, pipeline, programs
@@ -84,7 +83,6 @@ class RewrittenProgram:
       fun: the user's function.
       name: of the program.
       wishes: what the user wants of the rewriting.
-      call: what a call goes through now.
       findings: of the last trace.
       found: the captured arrays, in the last trace.
       lifted: those that are arguments.
@@ -107,14 +105,11 @@ class RewrittenProgram:
             name, self._options, trace=self._trace, miss=self._first_sight, without_jit=fun
         )
         self._plain = self._programs.of(None)
-        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._used: tuple[Program, PlacedCaptures | None, bool] = (self._plain, None, False)
-        self.call: Callable = self._plain.front
 
     def serve(self, caller: Any) -> None:
         """Keeps `caller.__call__` the fastest way to call."""
-        self._callers.add(caller)
-        caller.__call__ = self.call
+        self._programs.serve(caller)
 
     def again(self) -> "RewrittenProgram":
         """The same, and nothing traced: what jit has in its cache tells no findings any more."""
@@ -122,9 +117,8 @@ class RewrittenProgram:
 
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         program, placed, found = self._prepared(args, kwargs)
-        with self._programs.under_way(found):
-            lowered = programs.with_captures(program.jitted.lower, placed)(*args, **kwargs)
-        return lowered if placed is None else programs.lowered_without(lowered, placed.values)
+        lowered = self._programs.lower(program, placed, found, args, kwargs)
+        return programs.lowered_without(lowered, placed and placed.values)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """The rewritten jaxpr, with the captured arrays in it."""
@@ -168,15 +162,14 @@ class RewrittenProgram:
         self._watch.warn_of(traced.lifted.captures, lifted=True)
         if found.mesh is not None and jax.process_count() > 1:
             self._agree(found)
-        first = () if placed is None else (self._current(traced, placed),)
-        with self._programs.under_way(found):
-            results, memory, stale = _compat.run_jit(own.jitted, (*first, *args), kwargs)
+        args = args if placed is None else (self._current(traced, placed), *args)
+        answer = self._programs.run(own, program, found, args, kwargs)
         # This is the program of the last call; most probably of the next one, too.
-        is_full = self._mesh_seen is not None and dispatch.can_be_full(self._mesh_seen)
+        is_full = self._mesh_seen is not None and programs.can_be_full(self._mesh_seen)
         if self._used != (own, placed, is_full):
             self._used = (own, placed, is_full)
-            self._serve_all(self._call_of(own, placed, traced))
-        return results, memory if own is program else None, stale
+            self._go_through(self._call_of(own, placed, traced))
+        return answer
 
     def _first_state_placed(
         self, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -225,11 +218,9 @@ class RewrittenProgram:
         wished = [] if self.wishes.mesh is None else [self.wishes.mesh]
         return [*wished, *meshes_of(found.traced.lifted.jaxpr, found.shardings)]
 
-    def _serve_all(self, call: Callable) -> None:
+    def _go_through(self, call: Callable) -> None:
         is_full = self._used[-1]
-        self.call = dispatch.throttled(call) if is_full else call
-        for caller in self._callers:
-            caller.__call__ = self.call
+        self._programs.go_through(programs.throttled(call) if is_full else call)
 
     def _call_of(
         self, program: Program, placed: PlacedCaptures | None, traced: _TracedCall
@@ -252,7 +243,7 @@ class RewrittenProgram:
             if not calls & (calls - 1):  # 1, 2, 4, 8, ...: looking takes time for each capture
                 self._watch.look(captures, placed.values)
             if calls == _WATCHED and self._used[1] is placed:
-                self._serve_all(call)
+                self._go_through(call)
             return call(*args, **kwargs)
 
         return watching

@@ -17,8 +17,8 @@ from watching import compiles, lies_on, mesh, python_calls
 
 import jax_dist
 from jax_dist import _compat
-from jax_dist.mapping import dispatch
 from jax_dist.mapping.pmap import _known
+from jax_dist.passes import programs
 
 pytestmark = pytest.mark.mapping
 
@@ -224,7 +224,7 @@ _STEADY = {  # not NumPy, which JAX itself puts on the devices in Python
 
 @pytest.mark.parametrize("kind", _STEADY)
 def test_in_the_steady_state_no_python_runs(kind, monkeypatch):
-    monkeypatch.setattr(dispatch, "can_be_full", lambda mesh: False)  # it is, on older JAX
+    monkeypatch.setattr(programs, "can_be_full", lambda mesh: False)  # it is, on older JAX
     mapped, call = _STEADY[kind]
     state = [jnp.arange(8.0)]
 
@@ -354,7 +354,7 @@ def test_an_array_on_the_right_mesh_but_cut_otherwise_is_moved_too():
 
 
 def test_another_shape_of_a_misplaced_argument_stays_fast(monkeypatch):
-    monkeypatch.setattr(dispatch, "can_be_full", lambda mesh: False)  # it is, on older JAX
+    monkeypatch.setattr(programs, "can_be_full", lambda mesh: False)  # it is, on older JAX
     mapped = jax_dist.pmap(lambda x: x + 1, "i")
     for shape in ((8,), (8, 2)):
         for _ in range(2):

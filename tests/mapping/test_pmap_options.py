@@ -15,7 +15,7 @@ from watching import compiles, python_calls
 
 import jax_dist
 from jax_dist.errors import CapturedArrayError, CapturedArrayWarning
-from jax_dist.mapping import dispatch
+from jax_dist.passes import programs
 
 pytestmark = pytest.mark.rewriting
 
@@ -65,7 +65,7 @@ def test_the_warning_comes_once_and_points_at_the_call():
 
 
 def test_the_steady_state_calls_no_python(monkeypatch):
-    monkeypatch.setattr(dispatch, "can_be_full", lambda mesh: False)  # it is, on older JAX
+    monkeypatch.setattr(programs, "can_be_full", lambda mesh: False)  # it is, on older JAX
     mapped = jax_dist.pmap(_looking_up(), "i")
     with pytest.warns(CapturedArrayWarning):
         x = mapped(_X)

@@ -13,7 +13,7 @@ from jax import lax
 
 import jax_dist
 from jax_dist import _compat
-from jax_dist.mapping import dispatch
+from jax_dist.passes import programs
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.mapping
@@ -93,9 +93,9 @@ def test_one_process_does_not_hang():
 
 def test_every_sixteenth_call_waits_where_jax_hangs(monkeypatch):
     waited = []
-    monkeypatch.setattr(dispatch, "turns", itertools.cycle([*[False] * 15, True]))
-    monkeypatch.setattr(dispatch, "wait", waited.append)
-    monkeypatch.setattr(dispatch, "can_be_full", lambda mesh: mesh.size > 1)
+    monkeypatch.setattr(programs, "turns", itertools.cycle([*[False] * 15, True]))
+    monkeypatch.setattr(programs, "wait", waited.append)
+    monkeypatch.setattr(programs, "can_be_full", lambda mesh: mesh.size > 1)
     mapped = jax_dist.pmap(lambda x: x + 1)
     mapped(np.zeros(8))  # which devices it runs on is known now
 
@@ -106,15 +106,15 @@ def test_every_sixteenth_call_waits_where_jax_hangs(monkeypatch):
 
 def test_one_call_in_sixteen_waits_and_no_other():
     """Were it each one, the numbers would be the same, and every loop as slow as its devices."""
-    waits = [next(dispatch.turns) for _ in range(16 * 20)].count(True)
+    waits = [next(programs.turns) for _ in range(16 * 20)].count(True)
 
     assert waits == (20 if _compat.CPU_HANGS_WHEN_FULL else 0)
 
 
 def test_a_single_device_waits_for_nobody(monkeypatch):
     waited = []
-    monkeypatch.setattr(dispatch, "turns", itertools.repeat(object=True))
-    monkeypatch.setattr(dispatch, "wait", waited.append)
+    monkeypatch.setattr(programs, "turns", itertools.repeat(object=True))
+    monkeypatch.setattr(programs, "wait", waited.append)
     mapped = jax_dist.pmap(lambda x: x + 1)
 
     for _ in range(3):
@@ -123,6 +123,6 @@ def test_a_single_device_waits_for_nobody(monkeypatch):
 
 
 def test_nobody_waits_for_tracers_or_for_nothing():
-    jax.make_jaxpr(lambda x: dispatch.wait({"x": x}))(1.0)
-    dispatch.wait(None)
-    dispatch.wait([jax.numpy.zeros(3)])
+    jax.make_jaxpr(lambda x: programs.wait({"x": x}))(1.0)
+    programs.wait(None)
+    programs.wait([jax.numpy.zeros(3)])
