@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import random
+import textwrap
 import threading
 
 import jax
@@ -323,3 +324,36 @@ def test_what_a_result_holds_of_the_arguments_is_known_by_its_place(tmp_path: pa
     assert _kinds(same, again, tmp_path, given) == []
     assert _kinds(same, _Static(1.0, other), tmp_path, given) == ["structure"]
     assert _kinds(same, _Static(1.0, other.__repr__), tmp_path, given) == ["unknown"]
+
+
+def test_what_a_function_is_given_has_the_type_in_which_it_is_traced(tmp_path: pathlib.Path):
+    program = """\
+        import jax, numpy as np
+        jax.pmap(lambda x: x)(np.full((8, 2), 0.1))
+        """
+    run = recorded(textwrap.dedent(program), tmp_path)
+    (call,) = run.record.called[0].calls
+
+    assert call.given[0].dtype == "float64"
+    assert call.given[0].values().dtype == np.float32
+
+
+def test_a_primitive_is_named_where_it_is_a_parameter():
+    pool = lambda x: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2,), (2,), "VALID").sum()
+    found = repr(programs.text(jax.grad(pool), [jax.ShapeDtypeStruct((8,), np.float32)]))
+
+    assert "{'primitive': 'ge'}" in found
+    assert "opaque" not in found
+
+
+def test_a_dataclass_in_a_tree_is_told_by_what_it_holds():
+    @dataclasses.dataclass(frozen=True)
+    class Scale:
+        by: int = 1
+
+    register = jax.tree_util.register_pytree_node
+    register(Scale, lambda scale: ((), scale), lambda scale, _: scale)
+    one, same, other = (arrays.structure((each, 1.0), ()) for each in (Scale(), Scale(), Scale(2)))
+
+    assert one is not None
+    assert one == same != other

@@ -549,3 +549,17 @@ def test_each_attempt_is_told_where_they_came_to_different_levels():
     assert found.attempts == ("one: different: call 2: 1 before", "other: replayed 4 of 4")
     assert other.attempts == ()
     assert "      one: different: call 2: 1 before" in str(attempts[1][1].only([found])).split("\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        ("x = cut(x)\ny = f(x)\n", "y = f(x)\n", "x = x\ny = f(x)\n"),
+        ("def g(x):\n    y = 1\n    x = cut(x)\n", "def g(x):\n    y = 1\n", None),
+        ("y = 1\nx = cut(z)\n", "y = 1\n", "y = 1\n"),  # another name is no line that went
+    ],
+)
+def test_a_line_that_went_is_told_by_its_name(before: str, after: str, kept: str | None):
+    wanted = f"{after}    x = x\n" if kept is None else kept
+
+    assert edits.with_names_kept(ast.parse(before), after) == wanted

@@ -282,6 +282,38 @@ def host_edits(before: ast.Module, after: ast.Module) -> list[tuple[HostForm, Ho
     return search.edits
 
 
+def with_names_kept(before: ast.Module, after: str) -> str:
+    """The new text, with `x = x` where `x = unreplicate(x)` has gone: so its value can be told."""
+    program = ProgramText(after)
+
+    def block(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
+        for tag, i, j, k, m in _opcodes(old, new):
+            for one, other in zip(old[i:j], new[k:m], strict=True) if tag == "equal" else ():
+                for pair in _blocks(one, other):
+                    block(*pair)
+            names = [_set_from_itself(each) for each in old[i:j]] if tag == "delete" else []
+            beside = new[min(k, len(new) - 1)]
+            start = program.line_of(beside)
+            indent = program.between(start, start + beside.col_offset)
+            if indent.strip() or isinstance(beside, _IMPORTS):
+                continue
+            at = start if k < len(new) else program.offset((beside.end_lineno or 0) + 1, 0)
+            text = "".join(f"{indent}{name} = {name}\n" for name in names if name)
+            if text:
+                program.replace(at, at, text)
+
+    block(before.body, program.tree.body)
+    return program.edited
+
+
+def _set_from_itself(statement: ast.stmt) -> str:
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            names = (each.id for each in ast.walk(value) if isinstance(each, ast.Name))
+            return name if name in names else ""
+    return ""
+
+
 class _HostEdits(_Walk):
     def __init__(self, tree: ast.Module):
         self.edits: list[tuple[HostForm, HostForm]] = []

@@ -134,7 +134,9 @@ class _Plan:
     def _marked(self, file: FileMigration, first: int, hosts: int) -> _MarkedFile:
         """A file, with a place for each edit that no outcome speaks of."""
         old, new = (sources.read(file.path, d).code.decode() for d in (file.before, file.after))
-        program, other = ProgramText(old), ast.parse(new)
+        program = ProgramText(old)
+        new = edits.with_names_kept(program.tree, new)
+        other = ast.parse(new)
         told = [o for o in self.places if o.path == file.path and o.cell is None]
         names, own = {}, [*told]
         for change in edits.changes(program, other):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import types
@@ -62,6 +63,11 @@ def _number(path: str, leaf: Any) -> Leaf:
         # bfloat16, float8 and int4 as a larger type: the same numbers, without their library.
         values = values.astype(np.int8 if "int" in str(values.dtype) else np.float32)
     return {**described, "shape": list(values.shape)}, values
+
+
+def as_traced(values: np.ndarray) -> np.ndarray:
+    """The values that a traced function is given: of float64, those in float32, without x64."""
+    return values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
 
 
 @functools.lru_cache(maxsize=1000)
@@ -151,6 +157,9 @@ def _held(data: Any, known: list[Any]) -> str | None:
         return None if None in parts else repr([type(data).__name__, *parts])
     if isinstance(data, type):
         return f"{data.__module__}.{data.__qualname__}"
+    if dataclasses.is_dataclass(data) and not hasattr(data, "__slots__"):
+        own = _held(dict(sorted(vars(data).items())), known)
+        return None if own is None else f"{_held(type(data), known)} {own}"
     if (text := said(data)) is not None:
         return text
     return next((f"of arguments {i}" for i, each in enumerate(known) if _is(data, each)), None)

@@ -180,6 +180,10 @@ class _Writer:
                 return {"set": sorted((self._value(each) for each in value), key=repr)}
             case type() if issubclass(value, np.generic):
                 return f"dtype {np.dtype(value)}"
+            case _ if kind == "Primitive" and value in _primitives_of_jax(len(sys.modules)):
+                return {
+                    "primitive": value.name
+                }  # such as that which select_and_scatter_add selects by
         return self._name(value) if value in self._names else {"opaque": kind}
 
     def _mesh(self, mesh: Any) -> dict[str, Any]:

@@ -226,6 +226,8 @@ class CallRecorder:
         dynamic = tuple(None if i in constants else arg for i, arg in enumerate(args))
         words = {name: arg for name, arg in kwargs.items() if name not in target.static_names}
         given = self._leaves(site, dynamic) + self._leaves(site, words)
+        if site.kind != "host":
+            given = [(described, arrays.as_traced(values)) for described, values in given]
         flow = self._flow if site.kind == "pmap" else None
         if flow is not None:
             flow.given(site.number, args, words, tuple(constants))
