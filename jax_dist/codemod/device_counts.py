@@ -170,6 +170,9 @@ def _is_split(module: Module, call: ast.Call) -> bool:
 
 def _keeps_rows(module: Module, array: ast.expr, shape: ast.expr) -> bool:
     """`(n, -1) + x.shape[1:]`, `(n, b, *x.shape[1:])`: what follows says that b is what is left."""
+    if isinstance(shape, ast.BinOp):
+        left = stacking.named_tuple(module, shape.left)
+        shape = ast.BinOp(left=left, op=shape.op, right=shape.right)
     match shape:
         case (
             ast.Tuple(elts=[count, _, ast.Starred(value=rest)])

@@ -222,6 +222,16 @@ def use_of(flow: FileFlow, node: ast.expr) -> Use:
     return passes if isinstance(around, _PASSING) else needs
 
 
+def is_leaf_of_first(flow: FileFlow, node: ast.expr) -> bool:
+    """Whether it is the `x` of `tree_map(lambda x: x[0], tree)`, which is a use of the tree."""
+    module, leaf = flow.module, flow.module.function(node)
+    around = module.parent(leaf) if isinstance(leaf, ast.Lambda) else None
+    if not isinstance(around, ast.Call) or not isinstance(module.parent(node), ast.Subscript):
+        return False
+    tree = stacking.first_of_leaves(module, around)
+    return tree is not None and flow.serials(node) <= flow.serials(tree)
+
+
 def _comes_back(flow: FileFlow, node: ast.expr) -> bool:
     """Whether what a function returns was seen where this file calls it, or of a lambda anywhere.
 
@@ -388,9 +398,10 @@ def _is_used_up_by(module: Module, call: Any, called: Any, argument: Any, depth:
     return False
 
 
-def may_be_changed(module: Module, use: Use) -> bool:
+def may_be_changed(flow: FileFlow, use: Use) -> bool:
     """Whether containers that were new may be changed later: then they must not be the state's."""
-    if not isinstance(use.node, ast.Call) or is_used_up(module, use.node):
+    module = flow.module
+    if flow.is_array(use.of) or not isinstance(use.node, ast.Call) or is_used_up(module, use.node):
         return False
     root = use.of
     while isinstance(root, ast.Attribute | ast.Subscript):
@@ -401,6 +412,61 @@ def may_be_changed(module: Module, use: Use) -> bool:
         case ast.Return() if isinstance(root, ast.Name):
             found = module.scope(root).lookup(root.id)  # a name of the function ends with it
             return found is None or found[0] is module.scopes.module
-        case ast.Assign(targets=[ast.Name(id=name)], value=value) if value is use.node:
-            return not isinstance(use.of, ast.Name) or use.of.id != name
+        case ast.Assign(targets=[ast.Name(id=name) as target], value=value) if value is use.node:
+            if isinstance(use.of, ast.Name) and use.of.id == name:
+                return False
+            holders = flow.holders(flow.serials(use.of))
+            reads = module.reads(module.scope(target), name)
+            only_read = (_is_only_read(module, each) for each in reads)
+            return any(_is_changed(module, each) for each in holders) or not all(only_read)
     return True
+
+
+_CHANGING = _KEEPING | frozenset(("clear", "pop", "popitem", "remove", "setdefault", "sort"))
+
+
+def is_left_alone(module: Module, value: ast.expr) -> bool:
+    """Whether the text changes nothing in place that has a name in an expression."""
+    names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
+    for node in ast.walk(module.tree):
+        inner: ast.AST = node
+        while isinstance(node, ast.Name) and node.id in names:
+            around = module.parent(inner)
+            if isinstance(around, ast.AugAssign) or _is_changed(module, inner):
+                return False
+            if not isinstance(around, ast.Attribute | ast.Subscript) or around.value is not inner:
+                break
+            inner = around
+    return True
+
+
+def _is_changed(module: Module, held: ast.AST) -> bool:
+    """Whether the text changes a container in place: `x["w"] = w`, `x.append(w)`."""
+    match module.parent(held):
+        case ast.Attribute(attr=name, value=value) as around if value is held:
+            is_called = module.call_of(around) is not None and name in _CHANGING
+            return is_called or not isinstance(around.ctx, ast.Load)
+        case ast.Subscript(value=value, ctx=context) if value is held:
+            return not isinstance(context, ast.Load)
+    return False
+
+
+def _is_only_read(module: Module, read: ast.expr) -> bool:
+    """Whether an expression with the name goes to jax alone, which builds containers anew."""
+    node, around = read, module.parent(read)
+    while isinstance(around, ast.Attribute | ast.Subscript) and around.value is node:
+        if not isinstance(around.ctx, ast.Load):
+            return False
+        node, around = around, module.parent(around)
+    if isinstance(around, ast.keyword):
+        around = module.parent(around)
+    if not isinstance(around, ast.Call) or around.func is node:
+        return False
+    called = pmaps.definition(module, around.func)
+    marks = [] if called is None else [*getattr(called, "decorator_list", [])]
+    marks += [
+        part for each in marks if isinstance(each, ast.Call) for part in (each.func, *each.args)
+    ]
+    names = {module.qualified_name(each) for each in marks}
+    name = module.qualified_name(around.func) or ""
+    return name.startswith("jax.") or "jax.jit" in names

@@ -61,7 +61,10 @@ def find(
             _check(site, facts)
             if flow is None:
                 raise Left(UNSHOWN, "Add --verify and a command that runs it.")
-            fit.append(layouts.mapped_place(site, facts, flow))
+            place = layouts.mapped_place(site, facts, flow)
+            if place.whole:
+                raise Left("it has out_axes")
+            fit.append(place)
         except Left as why:
             left[site.reference] = why
     # A step takes a batch too; what only synchronises a state does not, and leaves it to the step.

@@ -77,10 +77,9 @@ class _Writer:
                 continue
             try:
                 group = groups[id(part)]
-                made, used = dict(self._made(part, group)), dict(self._used(part, group))
-                for node in made.keys() & used.keys():
-                    raise Left(f"line {node.lineno} makes it for what is not followed")
-                found |= made | used
+                for node, place in (*self._made(part, group), *self._used(part, group)):
+                    if found.setdefault(node, place).fix != place.fix:
+                        raise Left(f"line {node.lineno} makes it for what is not followed")
             except Left as left:
                 part.keep(left.reason)
                 return None
@@ -179,7 +178,10 @@ class _Writer:
             texts = self._texts(made.node)
             start, end = texts.brackets(made.of)
             said = "one global array"
-            if part.layout is Layout.SHARED:
+            is_plain = self._flow.is_on_host(made.node) and flow_uses.is_left_alone(
+                self._module, made.of
+            )
+            if part.layout is Layout.SHARED and not is_plain:
                 start, end = self._replicated(texts, part, made)
                 said = "a whole copy on each device, without the axis"
             yield self._shell(texts, made.of, start, end, group, said)
@@ -223,9 +225,11 @@ class _Writer:
                 start, end = f"{texts.helper('with_device_axis')}(", ")"
                 said = "what is not followed still gets one slice for each device"
             elif is_donated and not flow_uses.is_used_up(self._module, use.node):
-                start = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
+                copy = texts.named("jax.numpy.copy")
+                is_tree = not self._flow.is_array(use.of)
+                start = f"{texts.named('jax.tree.map')}({copy}, " if is_tree else f"{copy}("
                 end, said = ")", f"{said}; it is copied, for the value may be donated later"
-            elif is_carried and flow_uses.may_be_changed(self._module, use):
+            elif is_carried and flow_uses.may_be_changed(self._flow, use):
                 start, end = f"{texts.named('jax.tree.map')}(lambda x: x, ", ")"
             yield self._shell(texts, use.of, start, end, group, said)
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.codemod import flow_uses, shard_map
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.codemod import flow_uses, imports, shard_map
 from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
 from jax_dist.codemod.results import Left
@@ -57,6 +58,7 @@ class Mapped:
     arguments: int
     results: tuple[Path, ...]
     shared: frozenset[int]  # positions that are not mapped
+    whole: frozenset[int]  # positions of results that are not
     numbers: frozenset[int]  # static numbers, which can be shared
     donated: frozenset[int]
 
@@ -70,6 +72,9 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     record = flow.sites.get(site)
     if record is None:
         raise Left("no call of it alone was recorded")
+    for name in _known_as(flow.module, site):
+        if imports.is_used_elsewhere(flow.module, name):
+            raise Left(f"other files may use {name}")
     if any(call.raised for call in record.calls):
         raise Left("a call of it raised an error")
     if record.inside or record.hidden:
@@ -82,8 +87,7 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     if len(results) != 1:
         raise Left("its calls differ in the number of results")
     [arguments], [paths] = calls, results
-    if not shard_map.is_default(site.arguments.get("out_axes")):
-        raise Left("it has out_axes")
+    whole = _whole_results(site, paths)
     is_shared = shard_map.shared_positions(site)
     shared = {i for i in range(arguments) if is_shared is not None and is_shared(i)}
     default = ast.Constant(value=0)
@@ -99,7 +103,50 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     if any(kinds - {"int", "float"} for kinds in static.values()):
         raise Left("it has static arguments that are no numbers")
     donated = _donated(site, arguments)
-    return Mapped(site, record, arguments, paths, frozenset(shared), frozenset(static), donated)
+    numbers = frozenset(static)
+    return Mapped(site, record, arguments, paths, frozenset(shared), whole, numbers, donated)
+
+
+def _known_as(module: Module, site: Site) -> Iterator[str]:
+    """The names by which other files may get at what a place maps."""
+    statement = module.statement(site.node)
+    around = module.function(statement)
+    if isinstance(statement, ast.FunctionDef):  # that it decorates
+        names = {statement.name}
+    else:
+        stored = (e for e in ast.walk(statement) if isinstance(getattr(e, "ctx", None), ast.Store))
+        names = {getattr(each, "attr", getattr(each, "id", "")) for each in stored} - {""}
+    if around is None or any(isinstance(e, ast.Attribute) for e in _targets(statement)):
+        yield from names
+    if not isinstance(around, ast.FunctionDef):
+        return
+    for node in ast.walk(around):
+        if isinstance(node, ast.Return) and node.value is not None:
+            for each in ast.walk(node.value):
+                is_named = isinstance(each, ast.Name) and each.id in names
+                if each is site.node or (is_named and module.call_of(each) is None):
+                    yield around.name
+
+
+def _targets(statement: ast.stmt) -> list[ast.expr]:
+    return statement.targets if isinstance(statement, ast.Assign) else []
+
+
+def _whole_results(site: Site, paths: Sequence[Path]) -> frozenset[int]:
+    """The positions of results without a mapped axis, of a tuple."""
+    given = site.arguments.get("out_axes")
+    if shard_map.is_default(given):
+        return frozenset()
+    parts = given.elts if isinstance(given, ast.Tuple) else []
+    whole = {i for i, each in enumerate(parts) if _is_none(each)}
+    known = all(shard_map.is_default(each) for i, each in enumerate(parts) if i not in whole)
+    if not parts or not known or not all(path and path[0] < len(parts) for path in paths):
+        raise Left("its out_axes are not a flat tuple of 0 and None")
+    return frozenset(whole)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _donated(site: Site, arguments: int) -> frozenset[int]:
@@ -127,7 +174,7 @@ class Plan:
 
     def part(self, mapped: Mapped, side: str, path: Path) -> Part | None:
         """None where nothing has the axis: a shared or static argument, a result without arrays."""
-        if side == "in" and path[0] in mapped.shared | mapped.numbers:
+        if _has_no_axis(mapped, side, path):
             return None
         return self._part_of.get(Slot(mapped.record.number, side, path))
 
@@ -158,10 +205,13 @@ class Plan:
         flow, slots, serials = self.flow, part.component.slots, part.component.serials
         if any(slot.site not in self._by_number for slot in slots):
             raise Left("another mapped function takes it, and stays")
+        if any(_has_no_axis(self._by_number[s.site], s.side, s.path) for s in slots):
+            raise Left("it is also what all devices share")
         self._seen.check(part.component)
         holders = list(flow.holders(serials))
         part.made = list(self._made(part))
-        part.uses = [flow_uses.use_of(flow, node) for node in holders]
+        outside = (node for node in holders if not flow_uses.is_leaf_of_first(flow, node))
+        part.uses = [flow_uses.use_of(flow, node) for node in outside]
         copies = {each.copies for each in part.made}
         inputs = [slot for slot in slots if slot.side == "in"]
         is_alike = all(map(_has_alike_rows, self._given(inputs)))
@@ -263,6 +313,13 @@ class Plan:
                 for part in merged:
                     changed |= part.keep(left.reason)
         return changed
+
+
+def _has_no_axis(mapped: Mapped, side: str, path: Path) -> bool:
+    """Whether an argument or a result is not mapped."""
+    if side == "in":
+        return path[0] in mapped.shared | mapped.numbers
+    return bool(path) and path[0] in mapped.whole
 
 
 def _has_alike_rows(array: Array) -> bool:

@@ -205,6 +205,10 @@ class FileFlow:
             return any(map(self.has_numbers, parts))
         return self._told(node).get("numbers", True)
 
+    def is_on_host(self, node: ast.AST) -> bool:
+        """Whether all arrays that it held were of numpy."""
+        return self._told(node).get("host", False)
+
     def watches(self, node: Any) -> bool:
         """Whether an expression is one of those that told their values."""
         return node in self._numbers

@@ -59,9 +59,9 @@ class Seen:
                 if is_read and not bindings.isdisjoint(_bindings(flow, node, serials)):
                     raise Left(f"in another run, it may be the {text} of line {node.lineno}")
         related = _related(flow, serials)
-        for name in related.definitions:
+        for name in related.crossed:
             if imports.is_used_elsewhere(module, name):
-                raise Left(f"other files may use {name}, in which it is held")
+                raise Left(f"other files may use {name}, which takes or returns it")
         if found := related.unrun():
             raise Left(f"line {found.lineno} may have to do with it, and never ran")
 
@@ -171,6 +171,7 @@ class _Related:
 
     flow: FileFlow
     definitions: frozenset[str]  # functions, methods and classes
+    crossed: frozenset[str]  # functions that are given them, or give them back
     fields: frozenset[str]  # of objects
     variables: frozenset[Any]  # that hold an object, a generator or the like from there
 
@@ -198,8 +199,16 @@ def _related(flow: FileFlow, serials: set[int]) -> _Related:
     module = flow.module
     definitions: set[str] = set()
     fields: set[str] = set()
+    crossed: set[str] = set()
     for node in flow.holders(serials):
         definitions |= {e.name for e in module.ancestors(node) if isinstance(e, _DEFINED)}
+        found = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
+        if found is not None and found[1][0].kind == "parameter":
+            crossed.add(getattr(found[0].node, "name", ""))
+    for node in ast.walk(module.tree):
+        is_result = isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value
+        if is_result and _gives(flow, is_result, serials):
+            crossed.add(getattr(module.function(node), "name", ""))
     for node in ast.walk(module.tree):
         match node:
             case ast.Attribute(attr=name, ctx=ast.Store()):
@@ -214,7 +223,20 @@ def _related(flow: FileFlow, serials: set[int]) -> _Related:
                 names = [e for t in targets for e in ast.walk(t) if isinstance(e, ast.Name)]
                 if name in definitions:
                     variables |= {variable(module, each) for each in names}
-    return _Related(flow, frozenset(definitions), frozenset(fields), frozenset(variables))
+    return _Related(
+        flow,
+        frozenset(definitions),
+        frozenset(crossed - {""}),
+        frozenset(fields),
+        frozenset(variables),
+    )
+
+
+def _gives(flow: FileFlow, value: ast.AST, serials: set[int]) -> bool:
+    """Whether the value of an expression holds some of the arrays, and not only what is inside."""
+    if flow.watches(value):
+        return not serials.isdisjoint(flow.serials(value))
+    return any(_gives(flow, each, serials) for each in ast.iter_child_nodes(value))
 
 
 def _held_in(flow: FileFlow, value: ast.AST) -> set[int]:

@@ -206,7 +206,7 @@ def _from_shards(module: Module, call: ast.Call) -> _Stacking | None:
 def _broadcast_to(module: Module, call: ast.Call) -> _Stacking | None:
     """`broadcast_to(x, (n, *x.shape))`, `broadcast_to(x, (n,) + x.shape)`."""
     shape = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "shape")]
-    count = _first(shape[0]) if shape else None
+    count = _first(module, shape[0]) if shape else None
     return _counted(module, Kind.REPLICATED, _without_new_axis(call.args[0]), count)
 
 
@@ -215,7 +215,7 @@ def _repeat(module: Module, call: ast.Call) -> _Stacking | None:
     inner = _without_new_axis(call.args[0])
     if inner is call.args[0] or len(call.args) < 2:
         return None
-    return _counted(module, Kind.REPLICATED, inner, _first(call.args[1]) or call.args[1])
+    return _counted(module, Kind.REPLICATED, inner, _first(module, call.args[1]) or call.args[1])
 
 
 def _without_new_axis(node: ast.expr) -> ast.expr:
@@ -239,14 +239,18 @@ def _without_new_axis(node: ast.expr) -> ast.expr:
 
 def _reshape(module: Module, call: ast.Call) -> _Stacking | None:
     """`jnp.reshape(x, (n, -1))`."""
-    return _as_batch(module, call.args[0], _first(call.args[1])) if len(call.args) == 2 else None
+    return (
+        _as_batch(module, call.args[0], _first(module, call.args[1]))
+        if len(call.args) == 2
+        else None
+    )
 
 
 def _reshape_method(module: Module, call: ast.Call) -> _Stacking | None:
     """`x.reshape((n, -1))`, `x.reshape(n, -1)`."""
     match call:
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
-            return _as_batch(module, array, _first(shape))
+            return _as_batch(module, array, _first(module, shape))
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[count, _, *_]):
             return _as_batch(module, array, count)
     return None
@@ -262,13 +266,19 @@ def _as_batch(module: Module, array: ast.expr, count: ast.expr | None) -> _Stack
     return None if is_mesh else done
 
 
-def _first(shape: ast.expr) -> ast.expr | None:
-    """The first size of `(n, ...)`, `[n, ...]`, `(n,) + rest`."""
+def _first(module: Module, shape: ast.expr) -> ast.expr | None:
+    """The first size of `(n, ...)`, `[n, ...]`, `(n,) + rest`, `prefix + rest`."""
     while isinstance(shape, ast.BinOp) and isinstance(shape.op, ast.Add):
-        shape = shape.left
+        shape = named_tuple(module, shape.left)
     if isinstance(shape, ast.Tuple | ast.List) and shape.elts:
         return shape.elts[0]
     return None
+
+
+def named_tuple(module: Module, node: ast.expr) -> ast.expr:
+    """The tuple that a name of this file holds; any other expression as it is."""
+    value = module.value(node) if isinstance(node, ast.Name) else None
+    return value if isinstance(value, ast.Tuple) and module.holds(value) else node
 
 
 _BY_NUMPY = {

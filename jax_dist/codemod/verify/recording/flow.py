@@ -35,6 +35,7 @@ class _Seen:
         self.with_arrays = 0
         self.serials: dict[int, str] = {}  # of its arrays; where in the value, "" for all of it
         self.has_numbers = False  # of Python, in a tree
+        self.on_host = True  # all arrays are of numpy
 
 
 class Flow:
@@ -82,11 +83,14 @@ class Flow:
         return value
 
     def _look(self, number: int, seen: _Seen, value: Any) -> None:
+        import jax
+
         arrays, has_numbers = _arrays(value)
         seen.has_numbers |= has_numbers
         if not arrays:
             return
         seen.with_arrays += 1
+        seen.on_host &= not any(isinstance(each, jax.Array) for _, each in arrays)
         with self._lock:
             for where, array in arrays:
                 serial, is_new = self._serial(array)
@@ -154,6 +158,7 @@ class Flow:
                 "arrays": {s: where for s, where in seen.serials.items() if s in slots},
                 "others": any(s not in slots for s in seen.serials),
                 "numbers": seen.has_numbers,
+                "host": seen.on_host,
                 "sites": sorted(self._calls.get(number, ())),
             }
             for number, seen in self._seen.items()
