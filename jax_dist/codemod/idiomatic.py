@@ -195,7 +195,8 @@ class _Writer:
             devices = "" if made.devices is None else f", {self._module.text(made.devices)}"
             return f"{texts.helper('replicated')}(", f"{devices})"
         # Donated, it must not take the memory of what it is a copy of.
-        own = ["may_alias=False"] if self._plan.is_donated(part) else []
+        beside = (p for p in self._plan.parts if any(m.node is made.node for m in p.made))
+        own = ["may_alias=False"] if any(map(self._plan.is_donated, beside)) else []
         mesh = DirectPlan.of(taker.site, texts, without=(STATIC,)).mesh
         where = f"{texts.named('jax.sharding.NamedSharding')}({mesh}, "
         where += f"{texts.named('jax.sharding.PartitionSpec')}())"
