@@ -220,6 +220,33 @@ def test_what_one_sum_leaves_gathered_over_another_axis():
     assert step.collectives == (EmittedCollective("reduce_sum", "psum", "all-reduce", 12, 8),)
 
 
+_WHOLE = (4, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "others"),
+    [
+        (lambda x: lax.slice(x, (0, 0, 0), (4, 4, 3)), []),
+        (lambda *x: lax.dynamic_slice_p.bind(*x, slice_sizes=(4, 4, 3)), [np.int32(0)] * 3),
+        (lambda *x: lax.dynamic_slice_p.bind(*x, slice_sizes=(2, 8, 3)), [np.int32(0)] * 3),
+        (lambda x, v: lax.pad(x, v, [(0, 0, 0), (0, 1, 0), (0, 0, 0)]), [np.float32(0)]),
+        (lambda x: lax.rev(x, (1,)), []),
+        (lambda x: lax.cumsum(x, 1), []),
+    ],
+)
+def test_each_gathered_dimension_counts(function, others):
+    eqn = _eqn(function, [np.zeros(_WHOLE, np.float32), *others])
+    everywhere = Whole(frozenset({"i", "j"}))
+    with pytest.raises(Refuse, match="of the gathered dimension"):
+        step_of(eqn, [_BOTH, *[everywhere] * len(others)])
+
+
+def test_of_no_elements_two_dimensions_may_begin_at_one_place():
+    eqn = _eqn(lambda x: lax.reshape(x, (0, 4, 8, 1)), [np.zeros((0, 4, 8), np.float32)])
+    with pytest.raises(Refuse, match="reshape merges"):
+        step_of(eqn, [Gathered(((1, _I), (2, _J)), (_SITE,))])
+
+
 def test_collectives_over_another_axis_go_block_by_block():
     x = np.zeros((4, 2, 3), np.float32)
     for collective in (lax.psum, lax.pmax, lax.pmin):
