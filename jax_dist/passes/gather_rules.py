@@ -150,10 +150,11 @@ def _dynamic_slice(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 
 @_rule("pad")
 def _pad(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered, value = states
-    if not isinstance(gathered, Gathered) or not isinstance(value, Whole):
-        raise Refuse("pad with a gathered value")
-    _demand_same(eqn, gathered, value)
+    match states:
+        case [Gathered() as gathered, Whole() as value]:
+            _demand_same(eqn, gathered, value)
+        case _:
+            raise Refuse("pad with a gathered value")
     if any(tuple(eqn.params["padding_config"][d]) != (0, 0, 0) for d in gathered.dimensions):
         raise Refuse("pad of the gathered dimension")
     return _with(eqn, gathered)
@@ -175,14 +176,15 @@ def _unstack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 @_rule("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum")
 def _window(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Over a dimension in which each window is one element, every device keeps to its block."""
-    gathered, *starts = states
-    if not isinstance(gathered, Gathered) or not all(isinstance(each, Whole) for each in starts):
-        raise _no_collective(eqn)
+    match states:
+        case [Gathered() as gathered]:
+            pass
+        case [Gathered() as gathered, Whole() as start]:
+            _demand_same(eqn, gathered, start)
+        case _:  # or windows of several arrays
+            raise _no_collective(eqn)
     if holds(eqn, lambda inner: record_of(inner).kind not in ("plain", "call")):
         raise Refuse(f"{_compat.name_of(eqn)} has a function of which nothing is known")
-    for start in starts:
-        if isinstance(start, Whole):
-            _demand_same(eqn, gathered, start)
     params = eqn.params
     sizes = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
     for dimension in gathered.dimensions:

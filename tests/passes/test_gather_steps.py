@@ -116,6 +116,17 @@ _STAYS = {
             x, v, lambda a, b: a * b + 1, (1, 2), (1, 1), "VALID"
         ), [(4, 5), ()], [[0], None], [0],
     ),
+    "windows of a function that is called": (
+        lambda x, v: lax.reduce_window(
+            x, v, lambda a, b: jax.jit(lambda a, b: a * b + 1)(a, b), (1, 2), (1, 1), "VALID"
+        ), [(4, 5), ()], [[0], None], [0],
+    ),
+    "largest of windows": (
+        lambda x: lax.reduce_window_max_p.bind(
+            x, window_dimensions=(1, 2), window_strides=(1, 1), padding=((0, 0), (0, 0)),
+            base_dilation=(1, 1), window_dilation=(1, 1),
+        ), [(4, 5)], [[0]], [0],
+    ),
     "sum of a row": (lambda x: lax.reduce_sum(x, (1,)), [(4, 3)], [[0]], [0]),
     "sum before": (lambda x: lax.reduce_sum(x, (0, 2)), [(3, 4, 2)], [[1]], [0]),
     "max of a row": (lambda x: lax.reduce_max(x, (1,)), [(4, 3)], [[0]], [0]),
@@ -252,6 +263,9 @@ def test_collectives_over_another_axis_go_block_by_block():
     for collective in (lax.psum, lax.pmax, lax.pmin):
         step = step_of(_eqn(lambda x, c=collective: c(x, "j"), [x]), [_state([0])])
         assert step.results == (_state([0]),)
+    bind = lambda *xs: lax.psum_p.bind(*xs, axes=("j",), axis_index_groups=None)
+    both = _eqn(bind, [x, x])
+    assert step_of(both, [_state([0]), _state(None)]).results == (_state([0]), None)
     turned = _eqn(lambda x: lax.ppermute(x, "j", [(0, 1)]), [x])
     assert step_of(turned, [_state([2])]).results == (_state([2]),)
 
@@ -367,6 +381,18 @@ _REFUSED = {
     ),
     "windows from one apart": (
         _windowed((1, 2)), [(4, 5), ()], [[0], _APART], f"reduce_window {_MIXED}",
+    ),
+    "windows of two arrays": (
+        lambda x, y, v, w: lax.reduce_window(
+            (x, y), (v, w), lambda a, b: (a[0] * b[0], a[1] + b[1]), (1, 2), (1, 1), "VALID"
+        ),
+        [(4, 5), (4, 5), (), ()], [[0], None, None, None], f"reduce_window {_NO_COLLECTIVE}",
+    ),
+    "windows of what each device makes": (
+        lambda x, v: lax.reduce_window(
+            x, v, lambda a, b: a * b + lax.axis_index("j"), (1, 2), (1, 1), "VALID"
+        ),
+        [(4, 5), ()], [[0], None], "reduce_window has a function of which nothing is known",
     ),
     "windows from a gathered value": (
         _windowed((1, 2)), [(4, 5), ()], [[0], []], f"reduce_window {_NO_COLLECTIVE}",

@@ -185,5 +185,21 @@ def test_a_reduction_over_a_dimension_of_a_vmap_needs_the_whole_value(collective
     np.testing.assert_allclose(jax_dist.rewrite(function)(X), function(X), rtol=1e-6)
 
 
+def test_windows_of_two_arrays_need_both_whole():
+    def body(x):
+        whole = lax.all_gather(x, "i")
+        pair = (whole, jnp.ones(whole.shape)), (0.0, 0.0)
+        add = lambda a, b: (a[0] + b[0], a[1] + b[1])
+        one, other = lax.reduce_window(*pair, add, (1, 1, 2), (1, 1, 1), "VALID")
+        return (one * other).sum(0)
+
+    function = on_four(body, check_vma=False)
+
+    np.testing.assert_allclose(jax_dist.rewrite(function)(X), function(X), rtol=1e-6)
+    assert [each.why for each in planned(function, X).findings] == [
+        "reduce_window of the gathered dimension has no matching collective"
+    ]
+
+
 def test_what_the_pass_has_something_to_do_with():
     assert {"all_gather", "all_gather_invariant", "reduce_scatter"} == gathers.GATHERS
