@@ -23,6 +23,8 @@ from jax_dist.mapping import axes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.placement import is_key
 
+_TOLD = ("name", "devices", "same", "undecided", "words", "apart", "tolerance")  # of a verdict
+
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Consistency(rendering.Printed):
@@ -65,18 +67,7 @@ class Consistency(rendering.Printed):
             "devices": list(self.devices),
             "skipped": {str(count): why for count, why in self.skipped.items()},
             "findings": rendering.plain(self.findings),
-            "results": [
-                {
-                    "name": each.name,
-                    "devices": each.devices,
-                    "same": each.same,
-                    "undecided": each.undecided,
-                    "words": each.words,
-                    "apart": each.apart,
-                    "tolerance": each.tolerance,
-                }
-                for each in self.verdicts
-            ],
+            "results": [{key: getattr(each, key) for key in _TOLD} for each in self.verdicts],
             "notes": list(self.notes),
         }
 

@@ -27,7 +27,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist import _compat
-from jax_dist.passes import interpreter
+from jax_dist.passes import bodies, interpreter
 from jax_dist.passes.interpreter import Values
 from jax_dist.passes.primitive_facts import record_of
 from jax_dist.primitives import Primitive
@@ -147,10 +147,7 @@ class Graph:
             for place, eqn in enumerate(body.eqns):
                 path, sources = (*prefix, place), tuple(map(origins, eqn.invars))
                 if _is_entered(eqn):
-                    carries = []
-                    if _compat.name_of(eqn) == "scan":
-                        layout = _compat.scan_layout(eqn.params, len(sources), len(eqn.outvars))
-                        carries = list(zip(layout.carries_in, layout.carries_out, strict=True))
+                    carries = bodies.carries(eqn) if _compat.name_of(eqn) == "scan" else []
                     inner = list(sources)
                     for into, _ in carries:
                         inner[into] |= {(path, -1 - into)}

@@ -149,11 +149,7 @@ class _Filtered:
         self._fun, self._axes, self._donate, self._options = fun, axes, donate, options
         leaves, tree = jax.tree.flatten((axes.inputs, axes.outputs), is_leaf=lambda x: x is None)
         said = (*leaves, tree, axes.name, axes.size, donate, *sorted(options.items()))
-        try:
-            hash(said)
-            self._setting = said
-        except TypeError:  # it cannot be compared
-            self._setting = None
+        self._setting = said if _is_hashable(said) else None  # it cannot be compared
         self._is_shared = self._setting is not None and isinstance(fun, types.FunctionType)
         self._kinds: dict[Hashable, _Kind] = {}
         if self._is_shared:
@@ -170,11 +166,11 @@ class _Filtered:
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             return kind.joined(kind.mapped(*call.arrays))
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> "_Lowered":
+    def lower(self, /, *args: Any, **kwargs: Any) -> "_Stage":
         """The program for these arguments; `jax.ShapeDtypeStruct` will do for arrays."""
         call = self._split(jax.tree.map(_standing_in, args), kwargs)
         kind = self._kind(call)
-        return _Lowered(self._split, kind, kind.mapped.lower(*call.arrays))
+        return _Stage(self._split, kind, kind.mapped.lower(*call.arrays))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -224,12 +220,8 @@ class _Filtered:
         try:
             found = self._kinds.get(key)
         except TypeError as error:
-            which = []
-            for leaf in call.rest:
-                try:
-                    hash(leaf)
-                except TypeError:
-                    which.append(f"{leaf!r}, of type {type(leaf).__name__}")
+            odd = [leaf for leaf in call.rest if not _is_hashable(leaf)]
+            which = [f"{leaf!r}, of type {type(leaf).__name__}" for leaf in odd]
             raise refusal(
                 ArgumentTypeError,
                 what="filter_pmap keeps what is no array as a constant, and cannot hash it",
@@ -332,7 +324,10 @@ _OF_MODULES = _Recent()
 
 
 class _Stage:
-    """A stage of JAX for the arrays of one kind of call."""
+    """A stage of JAX for the arrays of one kind of call.
+
+    Compiled, it takes arguments of the same kind, and returns what the function does.
+    """
 
     def __init__(self, split: Callable, kind: _Kind, stage: Any):
         self._split, self._kind, self._stage = split, kind, stage
@@ -340,16 +335,8 @@ class _Stage:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
-
-class _Lowered(_Stage):
-    """A lowered call."""
-
-    def compile(self, *args: Any, **kwargs: Any) -> "_Compiled":
-        return _Compiled(self._split, self._kind, self._stage.compile(*args, **kwargs))
-
-
-class _Compiled(_Stage):
-    """A compiled call: takes arguments of the same kind, and returns what the function does."""
+    def compile(self, *args: Any, **kwargs: Any) -> "_Stage":
+        return _Stage(self._split, self._kind, self._stage.compile(*args, **kwargs))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = self._split(args, kwargs)
@@ -378,6 +365,14 @@ def _of_number(leaf: Any) -> Hashable:
         return None
     is_plain = type(leaf) in (bool, int, float, complex)
     return type(leaf), repr(leaf) if is_plain else id(leaf)  # which lives on, in what is compiled
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_array(leaf: Any) -> bool:
