@@ -428,7 +428,7 @@ def _agreeing(eqn: JaxprEqn, states: Sequence[State]) -> Gathered:
 
 def _with(eqn: JaxprEqn, result: Gathered, **params: Any) -> GatherStep:
     """The same equation on the block, with other parameters where they hold sizes."""
-    emit = lambda eqn, values: replay(_with_params(eqn, params) if params else eqn, values)
+    emit = lambda eqn, values: replay(_with_params(eqn, params), values)
     return GatherStep((result,) * len(eqn.outvars), emit)
 
 
@@ -448,10 +448,8 @@ def _together(
 
 
 def _cutter(eqn: JaxprEqn, shape: tuple[int, ...], spreads: dict[int, Spread]) -> _Cut:
-    """Takes this device's block of a whole value; None where it is needed whole."""
+    """Takes this device's block of a whole value, which may be all of it."""
     cut = {d: spread for d, spread in spreads.items() if shape and shape[d] != 1}
-    if not cut:
-        return None
     if any(spread.groups is not None for spread in cut.values()):
         raise Refuse(f"{_compat.name_of(eqn)} mixes what is gathered in groups with a whole value")
 

@@ -73,6 +73,8 @@ _STAYS = {
     "add": (lax.add, [(4, 3), (4, 3)], [[0], [0]], [0]),
     "add of a whole one": (lax.add, [(3, 4), (3, 4)], [[1], None], [1]),
     "a whole one first": (lax.sub, [(8, 3), (8, 3)], [None, [0]], [0]),
+    "times one row": (lax.mul, [(4, 3), (1, 3)], [[0], None], [0]),
+    "one column times": (lax.mul, [(4, 1), (4, 3)], [None, [0]], [0]),
     "clamp by numbers": (lax.clamp, [(), (4, 3), ()], [None, [0], None], [0]),
     "broadcast": (
         lambda x: lax.broadcast_in_dim(x, (5, 4, 2, 8), (1, 3)), [(4, 8)], [[1]], [3],
@@ -272,6 +274,20 @@ def test_what_is_gathered_over_another_axis_may_meet_only_what_is_too():
     for states in ([_BOTH, _state([0])], [_state([0]), _BOTH]):
         with pytest.raises(Refuse, match="outer product of two gathered operands"):
             step_of(eqn, states)
+
+
+def test_products_of_whole_numbers_are_summed_as_such():
+    """In float32, 2 ** 24 + 1 is 2 ** 24."""
+    product = lambda x, y: lax.dot_general(x, y, (((0,), (0,)), ((), ())))
+    _stepped(product, [np.full((4, 3), 2**24 + 1), np.ones((4, 2), int)], [[0], [0]])
+
+
+def test_an_algorithm_for_float32_is_kept():
+    single = [np.zeros((4, 3), np.float32)] * 2
+    algorithm = {"precision": lax.DotAlgorithmPreset.F32_F32_F32}
+    eqn = _eqn(lambda x, y: lax.dot_general(x, y, (((0,), (0,)), ((), ())), **algorithm), single)
+
+    assert [each.name for each in step_of(eqn, [_state([0])] * 2).collectives] == ["psum"]
 
 
 def test_an_algorithm_is_kept_where_nothing_is_summed_over_devices():
@@ -497,6 +513,9 @@ def test_what_has_groups():
         lax.add, [(4, 3), (4, 3)], [[0], None], groups
     )
     both = Gathered(((0, groups), (1, _J)), (_SITE,))
+    add = _eqn(lax.add, [np.zeros((4, 8), np.float32)] * 2)
+    with pytest.raises(Refuse, match="add mixes what is gathered in groups with a whole value"):
+        step_of(add, [both, Whole(frozenset({"i", "j"}))])
     total = _eqn(lambda x: lax.reduce_sum(x, (0, 1)), [np.zeros((2, 2), np.float32)])
     with pytest.raises(Refuse, match="reduce_sum over two gathered dimensions, one of them in gro"):
         step_of(total, [both])
