@@ -3,9 +3,13 @@
 import os
 from collections.abc import Collection
 
+from jax_dist.checker.model import new_imports
 from jax_dist.checker.model.findings import indentation_of
+from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.sources import Source
 from jax_dist.codemod import helper_homes, helper_module
-from jax_dist.codemod.results import FileMigration, Left
+from jax_dist.codemod.codegen import HelperNames
+from jax_dist.codemod.results import FileMigration, Helpers, Left
 
 _MOST_INSIDE = 90  # lines
 
@@ -66,7 +70,43 @@ def _module(path: str, needs: frozenset[str], more: frozenset[str], unit: str) -
     return FileMigration(shown, before, before)
 
 
-def check_present(text: str, parts: Collection[str]) -> None:
+def placed(
+    module: Module, helpers: HelperNames, unit: str, *, full: bool
+) -> tuple[Source, Helpers | None]:
+    """A file with its helpers, where these are inside of it; else what it imports of their module.
+
+    Args:
+      module: the new text.
+      helpers: what it uses.
+      unit: one step of indentation.
+      full: whether a block of any length may be inside.
+
+    Raises:
+      Left: they are too long for it, or it has some that can do less.
+    """
+    source, home = module.source, helpers.home
+    parts = helpers.used & frozenset(helper_module.ALL_PARTS)
+    if not home.is_inside:
+        names = home.imported_by(module.tree)
+        return source, Helpers(home.path, names | parts) if names else None
+    loads = {name for each in module.scopes.all for name in each.loads}
+    bindings = module.scopes.module.bindings
+    missing = {name for name in helpers.used if name in loads and name not in bindings}
+    if {"mapped", "per_device"} & loads - missing:
+        _check_present(source.python.decode("utf-8", "replace"), parts)
+    if not missing:
+        return source, None
+    text = helper_module.block(missing | parts, unit, new_imports.names_above(source))
+    if not full and text.count("\n") >= _MOST_INSIDE:
+        raise Left(
+            f"its helpers are longer than {_MOST_INSIDE} lines, which is much for the inside",
+            "Give the path of a module for them: --helpers PATH. Or have them inside: "
+            "--helpers full.",
+        )
+    return new_imports.with_block(source, text), None
+
+
+def _check_present(text: str, parts: Collection[str]) -> None:
     """That `mapped`, which a file has from an earlier migration, can do all. Raises Left."""
     lacking = set(parts) - helper_module.present_in(text)
     if lacking:
@@ -74,14 +114,4 @@ def check_present(text: str, parts: Collection[str]) -> None:
             "its helpers are from an earlier migration, and can do less than is needed now",
             "Give the path of a module for them: --helpers PATH.",
             ", ".join(sorted(lacking)),
-        )
-
-
-def check_length(block: str) -> None:
-    """That helpers are not too long for the inside of a file. Raises Left."""
-    if block.count("\n") >= _MOST_INSIDE:
-        raise Left(
-            f"its helpers are longer than {_MOST_INSIDE} lines, which is much for the inside",
-            "Give the path of a module for them: --helpers PATH. Or have them inside: "
-            "--helpers full.",
         )

@@ -1,10 +1,12 @@
 """The helpers of a migration to plain JAX: their text, made of the parts that are needed.
 
-Of `mapped` there are two small forms, of which sections are taken, and the full one:
+Of `mapped` there are two small forms, of which sections are taken, and the full one; the other
+helpers stand beside them:
 
 - vendored/core.py, for slices of the first dimension, in one process
 - vendored/axes.py, for axes, static values and several processes
-- vendored/mapped.py, which keeps the whole contract of jax.pmap; the other helpers stand there, too
+- vendored/mapped.py, which keeps the whole contract of jax.pmap
+- vendored/beside.py
 
 Each is a module that runs as it is, with all of its sections. Comments say what belongs to one:
 `#: if NAME` and `#: end` stand around lines, `#: NAME` behind one, and `#: not NAME: ...` is a line
@@ -32,7 +34,7 @@ ALL_PARTS = (*PARTS, "dims")  # of `per_device`: other dimensions than 0, and No
 _IN_AXES = frozenset(("axes", "static", "processes"))  # these need the second form
 
 _FORMS = ("core.py", "axes.py", "mapped.py")
-_FULL = _FORMS[-1]
+_OTHERS = "beside.py"
 
 
 @functools.cache
@@ -198,7 +200,7 @@ class _Statement:
 def _trees(form: str, parts: frozenset[str]) -> tuple[tuple[list[str], ast.Module], ...]:
     """The lines and trees of a form of `mapped`, and of the file that has the other helpers."""
     others = ("dims",) if parts & {"full", "dims"} else ()
-    texts = dict.fromkeys((text_of(form, (*parts, *others)), text_of(_FULL, others)))
+    texts = (text_of(form, parts), text_of(_OTHERS, others))
     return tuple((text.splitlines(), ast.parse(text)) for text in texts)
 
 

@@ -215,7 +215,9 @@ class _File:
             needed = helper_module.bound_names(self._helpers.used)
         source = source.edited(imports.tidied(self._first, module, needed))
         if self._helpers is not None:
-            source = self._with_helpers(source, self._helpers)
+            module, is_full = self._context.project.module(source), self._options.full_helpers
+            unit = self._style.unit
+            source, self.helpers = helper_files.placed(module, self._helpers, unit, full=is_full)
         # What is read while the file is imported must be bound above, as it was.
         before = imports.read_too_early(self._first.tree)
         for name, line in imports.read_too_early(sources.parse(source.python)).items():
@@ -225,27 +227,6 @@ class _File:
                     "imported below: move the import of jax up, then migrate again"
                 )
         return source.written(source.code)
-
-    def _with_helpers(self, source: Source, helpers: HelperNames) -> Source:
-        """The file with the helpers inside, where that is their home. Raises Left."""
-        home, parts = helpers.home, helpers.used & frozenset(helper_module.ALL_PARTS)
-        if not home.is_inside:
-            names = home.imported_by(sources.parse(source.python))
-            self.helpers = Helpers(home.path, names | parts) if names else None
-            return source
-        module = self._context.project.module(source)
-        scope = module.scopes.module
-        loads = {name for each in module.scopes.all for name in each.loads}
-        missing = {name for name in helpers.used if name in loads and name not in scope.bindings}
-        if {"mapped", "per_device"} & loads - missing:
-            helper_files.check_present(source.python.decode("utf-8", "replace"), parts)
-        if not missing:
-            return source
-        bound = new_imports.names_above(source)
-        text = helper_module.block(missing | parts, self._style.unit, bound)
-        if not self._options.full_helpers:
-            helper_files.check_length(text)
-        return new_imports.with_block(source, text)
 
     # --- places
 

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_dist.codemod.results import FileMigration, PlaceResult
-from jax_dist.codemod.vendored.mapped import replicated
+from jax_dist.codemod.vendored.beside import replicated
 from jax_dist.codemod.verify import edits, program_text, slices
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.ledger import Ledger, Rung

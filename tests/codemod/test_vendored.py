@@ -24,14 +24,14 @@ from jax import lax
 from mapped_cases import CASES, Model, as_plain, rows
 
 from jax_dist.codemod.vendored import mapped as module
-from jax_dist.codemod.vendored.mapped import (
+from jax_dist.codemod.vendored.beside import (
     device_put_replicated,
     device_put_sharded,
-    mapped,
     per_device,
     replicated,
     with_device_axis,
 )
+from jax_dist.codemod.vendored.mapped import mapped
 from jax_dist.testing import run_processes
 
 _FOLDER = pathlib.Path(module.__file__).parent
