@@ -7,18 +7,22 @@ import types
 
 import pytest
 
-_PATH = pathlib.Path(__file__).parents[1] / "benchmarks" / "mutations.py"
+_FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def mutations() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("jax_dist_mutations", _PATH)
+def _imported(path: pathlib.Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(f"jax_dist_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def mutations() -> types.ModuleType:
+    return _imported(_FOLDER / "mutations.py")
 
 
 _MUTANTS = {
@@ -112,3 +116,52 @@ def test_a_text_says_which_of_its_statements_run(
     )
     assert sorted((tmp_path / "one").read_text().splitlines()) == sorted([test, one])
     assert sorted((tmp_path / "two").read_text().splitlines()) == sorted([test, two])
+
+
+_LIVING = """\
+def f(x):
+    return [x, 1]
+
+
+class A:
+    def g(self):
+        return lambda: 2
+
+    def h(self, y):
+        return lambda: y
+"""
+
+
+def test_living_functions_take_over_another_text_and_give_it_back(tmp_path: pathlib.Path):
+    tests = _imported(_FOLDER / "mutant_tests.py")
+    path = tmp_path / "living.py"
+    path.write_text(_LIVING)
+    living = _imported(path)
+    f, a = living.f, living.A()
+    made = a.h(3)
+    functions = tests._Functions("living.py")
+
+    assert functions.take_over(_LIVING.replace("1]", "5]").replace("2", "6"))
+    assert (f(0), a.g()(), made()) == ([0, 5], 6, 3)
+    functions.put_back()
+    assert (f(0), a.g()(), made()) == ([0, 1], 2, 3)
+    # One closes over less, and one is gone.
+    for other in (_LIVING.replace("lambda: y", "lambda: 4"), _LIVING.replace("def g", "def k")):
+        assert not functions.take_over(other)
+        functions.put_back()
+        assert (f(0), a.g()(), made()) == ([0, 1], 2, 3)
+
+
+def test_tables_are_put_back(monkeypatch: pytest.MonkeyPatch):
+    tests = _imported(_FOLDER / "mutant_tests.py")
+    module = types.ModuleType("jax_dist.of_a_test")
+    module.table, module.names, module.rows = {"a": 1}, {"b"}, [2]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    table = module.table
+
+    with tests._tables_put_back():
+        module.table["c"] = 3
+        module.names.clear()
+        module.rows.append(4)
+    assert (module.table, module.names, module.rows) == ({"a": 1}, {"b"}, [2])
+    assert module.table is table

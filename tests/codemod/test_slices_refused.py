@@ -188,6 +188,9 @@ def test_results_of_one_program_that_are_alike():
 
     assert slices.alike_results(text, [False, True]) == [True, False, True, False, False]
     assert slices.alike_results(text, [True, True]) == [True, True, True, True, False]
+    table = np.arange(24, dtype=np.float32).reshape(8, 3)
+    of_table = _after(lambda x: _mapped(lambda x, t: (x * 2, t), (ROWS, ROWS))(x, table), pair[0])
+    assert slices.alike_results(of_table, [True]) == [True, False]
     whole = _after(_mapped(lambda x: x * 2, WHOLE, ROWS), _typed(8, 3))
     assert slices.alike_results(whole, [False]) == [True]
     with pytest.raises(NotProvedError, match="outside of its shard_map"):
