@@ -115,6 +115,33 @@ def test_options_of_a_jit_are_no_part_of_a_proof(name: str, value: Any):
         _proof(_before(), after)
 
 
+def test_one_program_has_no_other_relation_to_itself():
+    text = _after(_mapped(jnp.sin))
+    as_is = {"arguments": [[0, AS_IS]]}
+
+    assert _proof(text, text, **as_is, results=[AS_IS]) == ()
+    for how in (COPIES, MERGED):
+        with pytest.raises(NotProvedError, match="result 0 is .* which is not"):
+            _proof(text, text, **as_is, results=[how])
+
+    less = _after(_mapped(lambda x, y: x - y, (ROWS, ROWS)), *[_typed(8, 3)] * 2)
+    in_order, turned = ([[n, AS_IS] for n in order] for order in ((0, 1), (1, 0)))
+    assert _proof(less, less, arguments=in_order, results=[AS_IS]) == ()
+    with pytest.raises(NotProvedError, match="before, .* after"):
+        _proof(less, less, arguments=turned, results=[AS_IS])
+
+
+@pytest.mark.parametrize("hides", ["before", "after"])
+def test_what_a_text_hides_is_not_proved(hides: str):
+    def called_back(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    before = _before(called_back if hides == "before" else jnp.sin)
+    after = _after(_mapped(called_back if hides == "after" else jnp.sin))
+    with pytest.raises(NotProvedError, match="its text does not show all of it"):
+        _proof(before, after)
+
+
 def test_the_kinds_of_axes_are_compared():
     text = json.dumps(_after(_mapped(jnp.sin)))
     assert "AxisType.Auto" in text
@@ -231,6 +258,10 @@ def test_one_of_equal_rows():
             "weak types|another number of results",
         ),
         (
+            lambda x: x[0] * 2, lambda x: x * 2, _PAIR, {**_ONE, "results": [AS_IS, AS_IS]},
+            "another number of results",
+        ),
+        (
             lambda x, y: x[0] + y, lambda x: x, ([_typed(8, 3), _typed(3)], [_typed(3)]), _ONE,
             "its programs take other arguments",
         ),
@@ -244,7 +275,7 @@ def test_one_of_equal_rows():
         ),
     ],
     ids=[
-        *("a sum", "another number", "two rows", "all rows", "no copies", "two results"),
+        *("a sum", "another number", "two rows", "all rows", "no copies", "two results", "one result"),
         *("another argument", "copies after", "unlike rows"),
     ],
 )  # fmt: skip
