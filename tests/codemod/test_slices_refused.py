@@ -1,5 +1,6 @@
 """What a proof by slices wants of a program: one shard_map, and nothing else that counts."""
 
+import functools
 import json
 from typing import Any
 
@@ -224,6 +225,19 @@ def test_results_of_one_program_that_are_alike():
         slices.alike_results(_after(jnp.sin), [True])
 
 
+def test_all_programs_in_an_equation_are_read():
+    """That of a linear solver holds four, one of which may give each device something else."""
+
+    def solved(x: jax.Array, *, by_device: bool) -> jax.Array:
+        apart = lax.axis_index("i") if by_device else 1
+        return lax.custom_linear_solve(lambda y: y * 2, x, lambda _, y: y / 2 + apart)
+
+    for by_device in (False, True):
+        body = functools.partial(solved, by_device=by_device)
+        text = _after(_mapped(body, WHOLE, ROWS), _typed(8, 3))
+        assert slices.alike_results(text, [True]) == [not by_device]
+
+
 # ---- programs of the host
 
 
@@ -275,8 +289,8 @@ def test_one_of_equal_rows():
         ),
     ],
     ids=[
-        *("a sum", "another number", "two rows", "all rows", "no copies", "two results", "one result"),
-        *("another argument", "copies after", "unlike rows"),
+        *("a sum", "another number", "two rows", "all rows", "no copies", "two results"),
+        *("one result", "another argument", "copies after", "unlike rows"),
     ],
 )  # fmt: skip
 def test_another_program_of_the_host(
