@@ -238,6 +238,14 @@ def test_all_programs_in_an_equation_are_read():
         assert slices.alike_results(text, [True]) == [not by_device]
 
 
+def test_programs_are_found_however_deep():
+    program = {"jaxpr": _after(jnp.sin)}
+    held = slices._with_programs({"a": [{"b": program, "c": 1}, 3], "d": program})
+
+    assert held["a"][1] == 3
+    assert len([*slices._programs(held)]) == 2
+
+
 # ---- programs of the host
 
 
@@ -301,6 +309,8 @@ def test_another_program_of_the_host(
 
 
 def test_the_host_donates_nothing():
-    donating = jax.jit(lambda x: x[0] * 2, donate_argnums=0)
-    with pytest.raises(NotProvedError, match="it donates what it takes"):
-        _on_host(donating, lambda x: x * 2, _PAIR, **_ONE)
+    first, doubled = (lambda x: x[0] * 2), (lambda x: x * 2)
+    donating = functools.partial(jax.jit, donate_argnums=0)
+    for pair in ((donating(first), doubled), (first, donating(doubled))):
+        with pytest.raises(NotProvedError, match="it donates what it takes"):
+            _on_host(*pair, _PAIR, **_ONE)
