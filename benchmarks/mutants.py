@@ -52,7 +52,7 @@ _GATHERS = tuple(
     f"tests/passes/test_{name}.py"
     for name in ("gather_steps", "gathers", "gathers_rules", "gathers_axes")
 )
-_PROVED = ("slices", "slices_refused", "certificate", "altered_texts")
+_PROVED = ("slices", "slices_refused", "certificate", "altered_texts", "normal_form")
 _VIEWS = tuple(
     f"tests/global_views/test_{name}.py" for name in ("islands", "drawn_steps", "[!id]*")
 )

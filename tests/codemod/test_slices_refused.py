@@ -267,6 +267,14 @@ def test_one_of_equal_rows():
     )
 
 
+def test_rules_hold_on_both_sides():
+    plain, over_one = jnp.sin, lambda x: jnp.sin(x) / 1.0
+    of_row = lambda function: lambda x: function(x[0])
+
+    assert _on_host(of_row(plain), over_one, _PAIR, **_ONE) == ("R3", "R5", "R8")
+    assert _on_host(of_row(over_one), plain, _PAIR, **_ONE) == ("R3", "R5", "R8")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "operands", "relation", "said"),
     [
