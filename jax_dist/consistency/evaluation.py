@@ -416,6 +416,4 @@ def _joined(value: Any, spec: Any, axes: Mapping[Any, int]) -> Any:
 
 def _parts(spec: Any, rank: int) -> list[tuple[Any, ...]]:
     """The names that cut each dimension."""
-    parts = [part if isinstance(part, tuple) else (part,) for part in spec]
-    named = [tuple(name for name in part if name is not None) for part in parts]
-    return [*named, *[()] * (rank - len(named))]
+    return [*map(interpreter.names_of, spec), *[()] * (rank - len(spec))]

@@ -21,10 +21,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax_dist import _compat
 from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.global_views.uniformity import Cuts, SharedAxis, wanted_cuts, wanted_in_bodies
-from jax_dist.mapping.copies import names_of
 from jax_dist.passes import interpreter
 from jax_dist.passes.bodies import carries
-from jax_dist.passes.interpreter import Atom, Values
+from jax_dist.passes.interpreter import Atom, Values, names_of
 from jax_dist.passes.primitive_facts import record_of
 
 

@@ -19,9 +19,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.mapping.copies import names_of
 from jax_dist.passes import interpreter, rebind
-from jax_dist.passes.interpreter import Handler, Values
+from jax_dist.passes.interpreter import Handler, Values, names_of
 from jax_dist.passes.primitive_facts import record_of
 from jax_dist.uniformity import cut_along
 

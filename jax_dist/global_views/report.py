@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _pictures
 from jax_dist._usage import counted
 from jax_dist.global_views.uniformity import VaryingOrigin
-from jax_dist.mapping.copies import names_of
+from jax_dist.passes.interpreter import names_of
 from jax_dist.uniformity import cut_along
 
 

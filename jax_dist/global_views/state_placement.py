@@ -22,11 +22,11 @@ from jax_dist.mapping.copies import (
     count,
     for_each_device,
     local_count,
-    names_of,
     one_of_equals,
     put_slices,
     put_whole,
 )
+from jax_dist.passes.interpreter import names_of
 
 _Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P | NamedSharding]
 Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule

@@ -61,9 +61,7 @@ class AxisPlace:
 
     def mesh_axes(self) -> tuple[str, ...]:
         """The axes of the mesh that it lies over."""
-        if self.mesh_axis is None:
-            return ()
-        return self.mesh_axis if isinstance(self.mesh_axis, tuple) else (self.mesh_axis,)
+        return interpreter.names_of(self.mesh_axis)
 
     def names(self) -> list[MeshAxis]:
         """What the collectives have to name, the outer one first."""

@@ -20,11 +20,7 @@ from jax_dist import _compat
 from jax_dist.errors import PlacementError, refusal
 from jax_dist.mapping.body import type_of
 from jax_dist.mapping.placement import is_key, own, with_data
-
-
-def names_of(part: Any) -> tuple[Any, ...]:
-    """The axes that one part of a spec, or a parameter of a collective, names."""
-    return tuple(part) if isinstance(part, tuple | list) else () if part is None else (part,)
+from jax_dist.passes.interpreter import names_of
 
 
 def count(by_device: NamedSharding) -> int:

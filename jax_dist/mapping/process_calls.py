@@ -30,7 +30,7 @@ from jax_dist.mapping.meshes import Layout
 from jax_dist.mapping.placement import is_key, with_data
 from jax_dist.multihost import agreement
 from jax_dist.multihost.agreement import Fingerprint, containers, describe
-from jax_dist.passes.interpreter import equations, named_axes
+from jax_dist.passes.interpreter import equations, named_axes, names_of
 from jax_dist.passes.primitive_facts import record_of
 from jax_dist.passes.programs import Program
 
@@ -164,7 +164,7 @@ class _LocalView:
         spec, shape = whole.sharding.spec, whole.shape
         own = NamedSharding(self.layout.local_mesh, spec)
         for axis, entry in enumerate(spec):
-            if self.layout.name in (entry if isinstance(entry, tuple) else (entry,)):
+            if self.layout.name in names_of(entry):
                 shape = _resized(shape, axis, shape[axis] // self.layout.processes)
                 break
         aval = _aval(shape, whole)

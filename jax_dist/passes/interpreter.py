@@ -52,10 +52,14 @@ def bodies(eqn: JaxprEqn) -> list[Any]:
     return [part for several in parts for part in several if _is_body(part)]
 
 
+def names_of(part: Any) -> tuple[Any, ...]:
+    """The axes that one part of a spec, or a parameter of a collective, names."""
+    return tuple(part) if isinstance(part, tuple | list) else () if part is None else (part,)
+
+
 def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     """The mesh axes that an equation names, outermost first: of collectives, nearly always."""
-    named = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    named = named if isinstance(named, tuple | list) else (named,)
+    named = names_of(eqn.params.get("axes", eqn.params.get("axis_name", ())))
     return tuple(name for name in named if name is not None and not isinstance(name, int))
 
 

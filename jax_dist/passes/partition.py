@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _codes, _compat, errors
 from jax_dist._exceptions import text_of
 from jax_dist.passes import interpreter, propagation
-from jax_dist.passes.interpreter import Atom, EquationPlace, Path, Values
+from jax_dist.passes.interpreter import Atom, EquationPlace, Path, Values, names_of
 from jax_dist.passes.pipeline import Outcome, PassFinding, PassPlan
 from jax_dist.passes.propagation import CallLayout, Unknown
 
@@ -331,7 +331,7 @@ def _free_axes(site: EquationPlace, mesh: Mesh) -> tuple[str, ...]:
 
 
 def _axes_of(spec: P) -> tuple[str, ...]:
-    return tuple(axis for entry in spec for axis in _entry_axes(entry))
+    return tuple(axis for entry in spec for axis in names_of(entry))
 
 
 def _full(spec: P, rank: int) -> P:
@@ -340,7 +340,7 @@ def _full(spec: P, rank: int) -> P:
     >>> _full(P(("i",)), 2) == P("i", None)
     True
     """
-    entries = [_entry_axes(entry) for entry in spec]
+    entries = [names_of(entry) for entry in spec]
     short = [axes[0] if len(axes) == 1 else axes or None for axes in entries]
     return P(*short, *[None] * (rank - len(short)))
 
@@ -432,15 +432,11 @@ def _specs(
 
 def _cuts(spec: P, mesh: Mesh) -> Iterator[int]:
     """Into how many blocks each dimension is cut."""
-    return (math.prod(mesh.shape[axis] for axis in _entry_axes(entry)) for entry in spec)
+    return (math.prod(mesh.shape[axis] for axis in names_of(entry)) for entry in spec)
 
 
 def _avals(atoms: Sequence[Atom]) -> list[Any]:
     return [atom.aval for atom in atoms]
-
-
-def _entry_axes(entry: Any) -> tuple[str, ...]:
-    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
 def _is_explicit(mesh: Mesh) -> bool:

@@ -258,8 +258,8 @@ def _spec_on(mesh: Mesh, leaf: jax.Array) -> P:
     free = dict(mesh.shape)
     parts: list[str | None] = []
     for part in sharding.spec:
-        names: Sequence[str] = part if isinstance(part, tuple) else (part,)
-        is_one = part is not None and len(names) == 1
+        names = interpreter.names_of(part)
+        is_one = len(names) == 1
         parts.append(_take_axis(free, names[0], sharding.mesh.shape[names[0]]) if is_one else None)
     return P(*parts)
 
