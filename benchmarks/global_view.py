@@ -1,6 +1,7 @@
 """Training steps under pmap, shard_map and the global view: numbers, memory, what is sent, time.
 
     python benchmarks/global_view.py                          # six workloads, some minutes
+    python benchmarks/global_view.py --all                    # and all below, with `jax[tpu]`
     python benchmarks/global_view.py --only mlp,transformer
     python benchmarks/global_view.py --processes 2 --only mlp,transformer
     python benchmarks/global_view.py --only bodies,hsdp,model     # compiled only, seconds
@@ -85,16 +86,16 @@ HEAD = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
-    parser.add_argument("--only", default=",".join(WORKLOADS), help="names, with commas between")
+    parser.add_argument("--only", help="names, with commas between")
+    parser.add_argument("--all", action="store_true", help="everything, and for two sizes of v5e")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--on", help="TPUs to compile for, with commas between")
     asked = parser.parse_args()
-    if asked.on is not None:
-        for machine in asked.on.split(","):
-            print_on(machine)
-        return
     simulated_devices(DEVICES)
-    for name in asked.only.split(","):
+    names = list(WORKLOADS) if asked.on is None else []
+    if asked.only or asked.all:
+        names = asked.only.split(",") if asked.only else [*WORKLOADS, *PROGRAMS]
+    for name in names:
         if name in PROGRAMS:
             print(f"{name}, jax {jax.__version__}, one of {DEVICES} devices\n{COMPILED_HEAD}")
             for program in PROGRAMS[name]():
@@ -116,6 +117,9 @@ def main() -> None:
             rows = outcomes[0].value
         print(f"{name}, jax {jax.__version__}, processes: {asked.processes}\n{HEAD}")
         print("\n".join(row.text(*rows[:2]) for row in rows), flush=True)
+    machines = asked.on or ("v5e:4x4,v5e:16x16" if asked.all else "")
+    for machine in filter(None, machines.split(",")):
+        print_on(machine)
 
 
 def print_on(name: str) -> None:

@@ -40,7 +40,6 @@ class _Shard:
     """One of the parts that a value is given in."""
 
     dim: int  # along which they are cut
-    over: Any  # the mesh axes
     spec: P  # how they lie
     uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # numbers of gathers
 
@@ -169,15 +168,11 @@ class Emitter:
         parts, body = island.parts, _stretch(island.eqns, island.reads, island.makes)
         scattered = [eqn for eqn in body.eqns if not island.scatters.keys().isdisjoint(eqn.outvars)]
 
-        def cut(var: Var) -> Any:
-            """Over what it is cut, of what is scattered or comes in parts."""
-            return plan.cuts[var][island.scatters.get(var, parts.get(var))]
-
         def total(var: Var, value: Any, first: int = 0) -> Any:
             """What a psum makes of a value, or each turn of a scan of its own, from dimension 1."""
             if (dim := island.scatters.get(var)) is None:
                 return self.axes.summed(value)
-            return self.axes.summed(value, cut(var), dim - first, P(*plan.cuts[var][first:]))
+            return self.axes.summed(value, dim - first, P(*plan.cuts[var][first:]))
 
         sums = {
             result: lambda value, var=var, eqns=eqns: total(var, self._made_of(value, eqns), 1)
@@ -194,7 +189,7 @@ class Emitter:
                 block if is_shared(var) else lax.squeeze(block, [0])
                 for var, block in zip(island.reads, blocks, strict=True)
             ]
-            shards = {var: _Shard(dim, cut(var), plan.cuts[var]) for var, dim in parts.items()}
+            shards = {var: _Shard(dim, plan.cuts[var]) for var, dim in parts.items()}
             handlers = self._gathering(body, shards, sums)
             handlers.update((id(eqn), summed) for eqn in scattered)
             between = (eqn for _, eqns in island.by_turns.values() for eqn in eqns)
@@ -208,7 +203,7 @@ class Emitter:
         def spec(var: Var, dim: int | None) -> P:
             if not is_shared(var):
                 return P(self.axes.part)
-            return P() if dim is None else P(*[None] * dim, cut(var))
+            return P() if dim is None else P(*[None] * dim, plan.cuts[var][dim])
 
         mapped = jax.shard_map(
             on_device,
@@ -300,7 +295,7 @@ class Emitter:
                 # time, so two gathers of one value differ: each has one more dimension of length 1.
                 more = tuple(range(next(read[n].uses)))
                 spec, dim = P(*[None for _ in more], *read[n].spec), read[n].dim + len(more)
-                value = self.axes.gather(jnp.expand_dims(value, more), read[n].over, dim, spec)
+                value = self.axes.gather(jnp.expand_dims(value, more), dim, spec)
                 value = jnp.squeeze(value, more)
             values[n] = value
         return values
@@ -355,7 +350,7 @@ def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard
         layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
         first = len(layout.constants) + len(layout.carries_in)
         found = {
-            n: _Shard(part.dim - 1, part.over, P(*part.spec[1:]))
+            n: _Shard(part.dim - 1, P(*part.spec[1:]))
             for n, part in read.items()
             if n >= first and part.dim
         }

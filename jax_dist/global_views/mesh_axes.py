@@ -51,18 +51,19 @@ class MeshAxes:
         own = [tuple(n for n in names_of(part) if n not in self.sizes) for part in spec]
         return P(*[part or None for part in own])
 
-    def summed(self, value: Any, part: Any = None, dim: int = 0, spec: Any = ()) -> Any:
-        """The sum over all devices; of `part`, each keeps its own piece along a dimension."""
+    def summed(self, value: Any, dim: int | None = None, spec: Any = ()) -> Any:
+        """The sum over all devices; of a dimension, each keeps the piece that the spec says."""
         wide, over = self._widened(value), tuple(self.sizes)
-        if names := names_of(part):
+        if dim is not None:
+            names = names_of(spec[dim])
             scatter = lambda own: lax.psum_scatter(own, names, scatter_dimension=dim, tiled=True)
             wide = self._in_place(scatter, wide, spec)
             over = tuple(name for name in over if name not in names)
         return (lax.psum(wide, over) if over else wide).astype(value.dtype)
 
-    def gather(self, value: Any, part: Any, dim: int, spec: P) -> Any:
+    def gather(self, value: Any, dim: int, spec: P) -> Any:
         """The whole along a dimension, of which each device has its own piece."""
-        gather = lambda own: lax.all_gather(own, names_of(part), axis=dim, tiled=True)
+        gather = lambda own: lax.all_gather(own, names_of(spec[dim]), axis=dim, tiled=True)
         return self._in_place(gather, value, spec)
 
     def _in_place(self, send: Callable[[Any], Any], value: Any, spec: Any) -> Any:
@@ -71,10 +72,8 @@ class MeshAxes:
         XLA would take it whole along these.
         """
         if self.free:
-            lies, free = self.gathered(spec), set(self.free)
-            send = jax.shard_map(
-                send, in_specs=lies, out_specs=lies, axis_names=free, check_vma=False
-            )
+            at, free = self.gathered(spec), set(self.free)
+            send = jax.shard_map(send, in_specs=at, out_specs=at, axis_names=free, check_vma=False)
         return send(value)
 
     def _widened(self, value: Any) -> Any:

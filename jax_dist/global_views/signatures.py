@@ -50,12 +50,16 @@ class Signatures:
         self.last = ready.program
         return ready
 
-    def read(
-        self, state: Any, name: str, number: int | None = None, *, stacked: Any = None
-    ) -> GivenState:
-        """A state argument, by what is known of an earlier one."""
-        known, by_device = self.known.get(-1 if number is None else number), self._setting.by_device
-        return GivenState.of(state, name, by_device, stacked=stacked, known=known)
+    def learn(self, number: int, state: Any, *, stacked: Any = None) -> GivenState:
+        """A state argument, by what is known of an earlier one, and which leaves vary from now."""
+        name, by_device = axes.argument_name(self._fun, number), self._setting.by_device
+        known = self.known.get(number)
+        given = GivenState.of(state, name, by_device, stacked=stacked, known=known)
+        own, found = given.own(), self._varying.setdefault((number, given.type), set())
+        if not own <= found:
+            found |= own
+            self._ready.clear()
+        return given
 
     def placed(self, number: int, given: GivenState, program: StepProgram | None) -> Any:
         """One argument of the state on the mesh."""
@@ -70,10 +74,12 @@ class Signatures:
             lie = [(leaf.sharding, not leaf.shared) for leaf in own]
         values = [given.put(n, sharding, varies=varies) for n, (sharding, varies) in enumerate(lie)]
         if program is None:
-            kinds = zip(given.paths, values, given.type.leaves, strict=True)
-            apart = [(path, value) for path, value, kind in kinds if value.ndim > len(kind.shape)]
+            own = self._varying[number, given.type]
+            kinds = zip(values, given.type.leaves, strict=True)
+            apart = {n for n, (value, kind) in enumerate(kinds) if value.ndim > len(kind.shape)}
+            lines = ((given.paths[n], human_bytes(values[n].nbytes)) for n in sorted(apart - own))
             self._warn(
-                {path: f"{path}, {human_bytes(value.nbytes)}" for path, value in apart},
+                {path: f"{path}, {size}" for path, size in lines},
                 what="copies of leaves of the state differ, so that each device keeps its own",
                 why="which of them is right cannot be told",
                 do="Give place the other arguments of a call, too: then it is known which leaves "
@@ -208,7 +214,7 @@ class Signatures:
         leaves = jax.tree.leaves(given)
         is_array = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
         if is_array and not body.any_tracer(leaves):
-            return self.read(given, axes.argument_name(self._fun, number)).type
+            return self.learn(number, given).type
         types = [type_of(leaf) for leaf in leaves]
         own = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in types)
         return StateType(jax.tree.structure(given), own)

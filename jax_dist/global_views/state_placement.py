@@ -82,6 +82,15 @@ class GivenState:
             return stacked
         return one_of_equals(stacked, sharding, self.paths[place])
 
+    def own(self) -> set[int]:
+        """The leaves of which each device was given another one, as a key for its dropout.
+
+        Whole numbers and keys do not drift apart as copies do that are to be equal.
+        """
+        is_exact = lambda n: not jnp.issubdtype(self.type.leaves[n].dtype, jnp.inexact)
+        places = [n for n, is_stacked in enumerate(self.stacked) if is_stacked and is_exact(n)]
+        return {n for n in places if not all_equal(put_slices(self.leaves[n], self.by_device))}
+
     @classmethod
     def of(
         cls,

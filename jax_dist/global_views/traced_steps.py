@@ -25,13 +25,9 @@ from jax_dist.uniformity import cut_along
 def build(
     setting: Setting, call: Call, state: StateLeaves, varying: Set[int] = frozenset()
 ) -> StepProgram:
-    """Traces and settles a step.
+    """Traces and settles a step, for a call of types, its state `[N, *s]` as under pmap.
 
-    Args:
-      setting: what was said.
-      call: of types; leaves of the state as under pmap, `[N, *s]` and mapped over the first.
-      state: by the places of its leaves, their types on one device.
-      varying: the places of those that come in with a value for each device.
+    `state`: by place, the types of its leaves on one device; those of `varying` come in varying.
     """
     try:
         found = body.Body.of(setting.options, call)

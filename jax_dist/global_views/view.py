@@ -22,7 +22,7 @@ from jax_dist.global_views import state_placement
 from jax_dist.global_views.programs import Setting
 from jax_dist.global_views.report import GlobalViewReport
 from jax_dist.global_views.signatures import Signatures
-from jax_dist.global_views.state_placement import Shardings
+from jax_dist.global_views.state_placement import GivenState, Shardings
 from jax_dist.mapping import axes, body, copies, meshes, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Call
@@ -191,8 +191,9 @@ class GlobalView:
 
         Args:
           state: arrays `[*s]`; or `[N, *s]`, as pmap has them, of which all slices must then be
-            equal to the bit, unless the leaf varies. With several state arguments, a tuple of them.
-            With several processes, each gives the same, or its slices.
+            equal to the bit, unless the leaf varies; one of whole numbers or keys does if they
+            differ. With several state arguments, a tuple of them. With several processes, each
+            gives the same, or its slices.
           *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
             else these are placed as if they were shared, and the first call makes one for each
             device of them.
@@ -215,24 +216,18 @@ class GlobalView:
         if len(parts) != len(numbers) or not {*numbers} <= {*self._setting.state}:
             raise self._no_state_argument(len(self._setting.state), len(parts))
         own = {
-            number: self._signatures.read(
-                part, axes.argument_name(self._fun, number), number, stacked=said
-            )
+            number: self._signatures.learn(number, part, stacked=said)
             for number, part, said in zip(numbers, parts, said, strict=True)
         }
         self._signatures.known.update({number: given.type for number, given in own.items()})
         program = None
         if rest:
             others = iter(rest)
-            args = [
-                own[n].type.tree if n in own else next(others)
-                for n in range(len(parts) + len(rest))
-            ]
+            places = range(len(parts) + len(rest))
+            args = [own[n].type.tree if n in own else next(others) for n in places]
             program = self._signatures.ready_for(self._bound(tuple(args), {})).program
-        placed = tuple(
-            self._signatures.placed(number, given, program) for number, given in own.items()
-        )
-        return placed if several else placed[0]
+        placed = [self._signatures.placed(n, given, program) for n, given in own.items()]
+        return tuple(placed) if several else placed[0]
 
     def first(self, state: Any) -> Any:
         """The state of one device: what `flax.jax_utils.unreplicate` gives under pmap.
@@ -271,7 +266,8 @@ class GlobalView:
         with_paths, structure = jax.tree.flatten_with_path(state)
         leaves = [leaf for _, leaf in with_paths]
         if not self._signatures.known:  # nothing was placed, so that it is as the user made it
-            varies: list[bool | None] = [*self._signatures.read(state, "state").stacked]
+            given = GivenState.of(state, "state", self._setting.by_device)
+            varies: list[bool | None] = [*given.stacked]
         else:
             known = tuple(self._signatures.known.values())
             told = state_placement.which_vary(leaves, structure, known, self._setting.size)

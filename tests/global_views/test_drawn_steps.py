@@ -122,11 +122,16 @@ def _found_shared(first: int) -> None:
     assert all(leaf.bytes_per_device * 2 <= leaf.bytes_under_pmap for leaf in alike)
 
 
-# One of each kind of mesh, and of each kind of sums.
-@pytest.mark.skipif(
-    jax.__version_info__ >= (0, 12), reason="in a scan over steps last bits differ there, seed 23"
+# Of seed 23, a tanh of equal numbers differs: in the scan over steps XLA lays its operand out by
+# columns, and jax 0.12 brings two forms of tanh, which round otherwise. `jit(tanh)` of an array of
+# 64 x 4 gives 18 other last bits where it lies by columns, too.
+_TANH_BY_COLUMNS = pytest.mark.skipif(
+    jax.__version_info__ >= (0, 12), reason="XLA for CPU has two forms of tanh there"
 )
-@pytest.mark.parametrize("number", [1, 4, 7, 13])
+
+
+# One of each kind of mesh, and of each kind of sums.
+@pytest.mark.parametrize("number", [1, 4, pytest.param(7, marks=_TANH_BY_COLUMNS), 13])
 def test_drawn_steps_have_the_numbers_of_pmap(number):
     _found_shared(BATCH * number)
 

@@ -62,6 +62,36 @@ def test_copies_that_drifted_apart_are_refused():
         view(given, _X)
 
 
+@pytest.mark.parametrize("placed", ["alone", "with its batch", "not"])
+@pytest.mark.parametrize("typed", [False, True])
+def test_each_device_may_be_given_a_key_of_its_own(placed, *, typed: bool):
+    """As `state.replicate()` does it in the examples of Transformers, for dropout."""
+
+    def step(state, x):
+        key, new = jax.random.split(state["key"])
+        kept = x * jax.random.bernoulli(key, 0.5, x.shape)
+        w = state["w"] - 0.25 * lax.pmean(jnp.mean(kept, (0, 1)), "i")
+        return {"w": w, "key": new}, lax.pmean(kept.sum(), "i")
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    wanted = {"w": jnp.zeros((8, 32)), "key": keys if typed else jax.random.key_data(keys)}
+    wanted = jax.device_put(wanted, jax.NamedSharding(jax.make_mesh((8,), ("i",)), P("i")))
+    view = global_view(step, "i", shardings=lambda path, leaf: P("i") if path == "w" else P())
+    x = np.ones((8, 4, 2, 32), np.float32)
+    batch = {"alone": (), "with its batch": (x,), "not": ()}[placed]
+    state = wanted if placed == "not" else view.place(wanted, *batch, stacked=True)
+    pmapped = jax.pmap(step, "i")
+    for _ in range(2):
+        wanted, sum_there = pmapped(wanted, x)
+        state, sum_here = view(state, x)
+
+    assert state["w"].sharding.spec == P("i")
+    np.testing.assert_array_equal(state["w"], wanted["w"][0])
+    data = [jax.random.key_data(each["key"]) if typed else each["key"] for each in (state, wanted)]
+    np.testing.assert_array_equal(*data)
+    np.testing.assert_array_equal(sum_here, sum_there)
+
+
 def test_what_may_be_stacked_or_not_is_asked_for():
     view = global_view(lambda w, x: (w - lax.pmean(jnp.mean(x), "i"), x), "i")
     batch = np.ones((8, 2), np.float32)
