@@ -196,7 +196,7 @@ def _check_steps(component: Component, mapped: Mapped, flow: FileFlow) -> None:
     sides = {side: {s.site for s in component.slots if s.side == side} for side in ("in", "out")}
     others = (sides["in"] & sides["out"]) - {own}
     statements = [(module.statement(n), flow.called_sites(n)) for n in flow.nodes]
-    blocks = [scopes.block_of(module, statement) for statement, sites in statements if own in sites]
+    blocks = [module.scopes.block_of(statement) for statement, sites in statements if own in sites]
     for statement, sites in statements:
         if not sites.isdisjoint(others) and any(statement in block for block in blocks if block):
             raise Left(_OTHER_STEP, _BY_HAND, f"line {statement.lineno}")
@@ -248,7 +248,7 @@ class _Edits:
                 is_whole = value is source.node and module.scope(target) is self._scope
             case _:
                 return ""
-        block = scopes.block_of(module, step) or []
+        block = module.scopes.block_of(step)
         if not is_whole or not any(made is each for each in block) or step.lineno < made.lineno:
             return ""
         bound = [each.node for each in self._scope.bindings[name] if each.node is not target]

@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterable
 
 from jax_dist.checker.model import sources
-from jax_dist.checker.model.project import Imported, Project, outermost_package
+from jax_dist.checker.model.import_graph import Imported, outermost_package
+from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import helper_module
 from jax_dist.codemod.process_signs import project_texts

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from jax_dist.checker.model import sources
-from jax_dist.checker.model.project import ImportGraph
+from jax_dist.checker.model.import_graph import ImportGraph
 
 _JOIN = frozenset(
     ("process_allgather", "broadcast_one_to_all", "sync_global_devices")

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Code, Fix
-from jax_dist.checker.model.project import ImportGraph, Project, outermost_package
+from jax_dist.checker.model.import_graph import ImportGraph, outermost_package
+from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, UnreadableError
 from jax_dist.codemod.helper_homes import Homes

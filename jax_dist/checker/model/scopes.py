@@ -3,17 +3,12 @@
 The pass also notes each node's parent; in a dictionary, since in the nodes it would make circles,
 whose memory waits for the garbage collector. It is the hot loop of the checker: a scope at a time,
 each with a stack of the nodes that are still to be seen.
-
-Of several bindings of a name, those that may hold where it is read follow from the order of
-statements, and from loops.
 """
 
 import ast
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from jax_dist.checker.model.semantic_model import Module
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -59,6 +54,14 @@ class NameScope:
             scope = scope.parent
         return None
 
+    @property
+    def around_comprehensions(self) -> "NameScope":
+        """The scope of the function, class or module around a comprehension."""
+        scope = self
+        while isinstance(scope.node, Comprehension) and scope.parent is not None:
+            scope = scope.parent
+        return scope
+
 
 @dataclasses.dataclass(slots=True)
 class Scopes:
@@ -70,6 +73,28 @@ class Scopes:
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
     nodes: list[Any]  # statements and expressions, but for names and most constants
     parents: dict[Any, Any]  # by node: the one around it; all but the module itself have one
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around, innermost first."""
+        parents, tree = self.parents, self.module.node
+        while node is not tree:
+            node = parents[node]
+            yield node
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that holds the node."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The very list of statements that holds a statement; empty where there is none."""
+        parent = self.parents[statement]
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(parent, field, None)
+            if isinstance(block, list) and any(each is statement for each in block):
+                return block
+        return []
 
 
 def build(tree: ast.Module) -> Scopes:
@@ -248,10 +273,8 @@ def _assign(walk: _Walk, node: Any, stack: list[Any]) -> bool:
 
 def _walrus(walk: _Walk, node: ast.NamedExpr, stack: list[Any]) -> bool:
     """Binds in the function around a comprehension."""
-    scope = walk.scope
-    while isinstance(scope.node, Comprehension) and scope.parent is not None:
-        scope = scope.parent
-    scope.bind(node.target.id, Binding("assign", node, node.value))
+    binding = Binding("assign", node, node.value)
+    walk.scope.around_comprehensions.bind(node.target.id, binding)
     walk.found.parents[node.target] = node
     stack += walk.adopted(node, [node.value])
     return True
@@ -304,82 +327,6 @@ for _kind in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAlias"):  # since Pyt
         _HANDLERS[getattr(ast, _kind)] = _named
 
 
-def reaching_inside(module: "Module", inner: ast.AST, bindings: list[Binding]) -> list[Binding]:
-    """The same for a read inside a function, which may run at any time once it is made.
-
-    Args:
-      module: that holds the read.
-      inner: the function, lambda or class.
-      bindings: all that the scope around `inner` has of the name.
-    """
-    if len(bindings) == 1 or any(not hasattr(each.node, "lineno") for each in bindings):
-        return bindings
-    made = reaching(module, inner, bindings)
-    later = [each for each in bindings if place(each.node) > place(inner)]
-    return [each for each in bindings if each in made or each in later]
-
-
-def reaching(module: "Module", node: ast.AST, bindings: list[Binding]) -> list[Binding]:
-    """Drops what a later plain assignment, in a block around `node`, surely hides.
-
-    Args:
-      module: that holds the read.
-      node: the read, or what is made of it.
-      bindings: all that its scope has of the name.
-    """
-    if len(bindings) == 1:
-        return bindings
-    around = {id(node), *map(id, module.ancestors(node))}
-    loops = [each for each in module.ancestors(node) if isinstance(each, ast.For | ast.While)]
-    bindings = sorted(bindings, key=lambda each: place(each.node))
-    bindings, loops, fresh = _since_target(node, bindings, loops)
-    assigns = (ast.Assign, ast.AnnAssign, ast.AugAssign)
-    # Not one whose value is computed from the read: `x = f(x)`.
-    computing = {id(each) for each in module.ancestors(node) if isinstance(each, assigns)}
-    before = [each for each in bindings if place(each.node) < place(node)]
-    before = [each for each in before if id(module.statement(each.node)) not in computing]
-    after = [each for each in bindings if each not in before]
-    back = [each for each in after if any(_holds(loop, each.node) for loop in loops)]
-    for number in range(len(before) - 1, -1, -1):
-        statement = module.statement(before[number].node)
-        if id(module.parent(statement)) not in around:
-            continue
-        # Where the read stands later in the very list of statements that holds it.
-        if any(id(each) in around for each in block_of(module, statement) or ()):
-            hidden_in_loop = not back or any(_holds(loop, statement) for loop in loops)
-            return [*before[number:], *([] if hidden_in_loop else back)]
-    return [*fresh, *before, *back] or bindings
-
-
-def _since_target(
-    node: ast.AST, bindings: list[Binding], loops: list[Any]
-) -> tuple[list[Binding], list[Any], list[Binding]]:
-    """`for x in xs:` binds again in each iteration: only what its body does to `x` comes after."""
-    for number, loop in enumerate(loops):
-        if not isinstance(loop, ast.For) or not any(_holds(each, node) for each in loop.body):
-            continue
-        fresh = [each for each in bindings if _holds(loop.target, each.node)]
-        if fresh:
-            inside = [each for each in bindings if _holds(loop, each.node)]
-            return [each for each in inside if each not in fresh], loops[:number], fresh
-    return bindings, loops, []
-
-
 def place(node: Any) -> tuple[int, int]:
     """Where a node begins: line and column."""
     return (node.lineno, node.col_offset)
-
-
-def _holds(around: Any, node: Any) -> bool:
-    """Whether a node begins within another."""
-    return place(around) <= place(node) < (around.end_lineno, around.end_col_offset)
-
-
-def block_of(module: "Module", statement: ast.stmt) -> list[ast.stmt] | None:
-    """The very list of statements that holds a statement; None where nothing of the kind does."""
-    parent = module.parent(statement)
-    for field in ("body", "orelse", "finalbody"):
-        block = getattr(parent, field, None)
-        if isinstance(block, list) and any(each is statement for each in block):
-            return block
-    return None

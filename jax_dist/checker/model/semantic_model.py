@@ -9,14 +9,12 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from jax_dist.checker.model import scopes, sources
+from jax_dist.checker.model import reaching, scopes, sources
+from jax_dist.checker.model.import_graph import ImportGraph
 from jax_dist.checker.model.scopes import Binding, NameScope
 from jax_dist.checker.model.sources import Source
-
-if TYPE_CHECKING:
-    from jax_dist.checker.model.project import ImportGraph
 
 PARTIAL = frozenset({"functools.partial", "jax.tree_util.Partial", "jax.util.partial"})
 
@@ -59,7 +57,7 @@ class Module:
         source: Source,
         name: str = "",
         elsewhere: _Elsewhere = lambda _: None,
-        graph: "Callable[[], ImportGraph | None]" = lambda: None,
+        graph: Callable[[], ImportGraph | None] = lambda: None,
     ):
         self.source = source
         self.name = name
@@ -86,7 +84,7 @@ class Module:
         self.__dict__.clear()  # what is kept for it holds it
 
     @property
-    def graph(self) -> "ImportGraph | None":
+    def graph(self) -> ImportGraph | None:
         """The imports of the project; None where the file is judged alone."""
         return self._graph()
 
@@ -115,10 +113,7 @@ class Module:
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around, innermost first."""
-        parents, tree = self.scopes.parents, self.tree
-        while node is not tree:
-            node = parents[node]
-            yield node
+        return self.scopes.ancestors(node)
 
     def holds(self, node: Any) -> bool:
         """Whether a node is of this file; meanings may bring in those of others."""
@@ -131,9 +126,7 @@ class Module:
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that holds the node."""
-        while not isinstance(node, ast.stmt):
-            node = self.parent(node)
-        return node
+        return self.scopes.statement(node)
 
     def scope(self, node: ast.AST) -> NameScope:
         """The scope in which the node's names are looked up."""
@@ -273,9 +266,10 @@ class Module:
         scope = self.scope(at)
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
-            for short in self.once(_imported_as).get(".".join(parts[:length]), ()):
-                meaning = self.meaning_of_name(scope, short)
-                if meaning == Meaning(".".join(parts[:length])):
+            whole = Meaning(".".join(parts[:length]))
+            for short, bindings in self.scopes.module.bindings.items():
+                is_imported = any(each.target == whole.name for each in bindings)
+                if is_imported and self.meaning_of_name(scope, short) == whole:
                     return ".".join((short, *parts[length:])), ()
         root = parts[0]
         if self.meaning_of_name(scope, root) == Meaning(root):  # imported in a function around
@@ -286,14 +280,34 @@ class Module:
 
     # --- use
 
+    @functools.cached_property
+    def _uses(self) -> dict[str, list[ast.expr]]:
+        """By meaning, the widest names and attributes: `jax.lax.psum`, not `jax`."""
+        found: dict[str, list[ast.expr]] = {}
+        parents, canonical = self.scopes.parents, self.canonical
+        for scope in self.scopes.all:
+            for name, loads in scope.loads.items():
+                meaning = self.meaning_of_name(scope, name)
+                if meaning is None:
+                    continue
+                for load in loads:
+                    node: Any = load
+                    whole = meaning
+                    while not whole.partials and isinstance(parents[node], ast.Attribute):
+                        node = parents[node]
+                        whole = canonical(f"{whole.name}.{node.attr}")
+                    found.setdefault(whole.name, []).append(node)
+        return found
+
     def uses(self, *names: str) -> list[ast.expr]:
         """Every name or attribute that means one of `names`, partials of it too, in order."""
-        found = [node for name in names for node in self.once(_Uses).of(name)]
-        return sorted(found, key=scopes.place)
+        return sorted(
+            (node for name in names for node in self._uses.get(name, ())), key=scopes.place
+        )
 
     def used_names(self, root: str) -> list[str]:
         """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
-        return sorted(self.once(_Uses).names(root))
+        return sorted(name for name in self._uses if name.partition(".")[0] == root)
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Every call of what means one of `names`, in order; not through partials."""
@@ -380,8 +394,8 @@ class Module:
         if found is None:
             return None
         home, bindings = found
-        if home is scope or home.node is self.scope_function(scope):
-            return scopes.reaching(self, node, bindings)
+        if home is scope or home is scope.around_comprehensions:
+            return reaching.reaching(self.scopes, node, bindings)
         inner: ast.AST = node  # the function, lambda or class of `home`'s own level around it
         for around in self.ancestors(node):
             scope = self.scopes.of.get(around)
@@ -389,13 +403,7 @@ class Module:
                 break
             if scope is not None:
                 inner = around
-        return scopes.reaching_inside(self, inner, bindings)
-
-    def scope_function(self, scope: NameScope) -> ast.AST:
-        """The function or module around a comprehension."""
-        while isinstance(scope.node, scopes.Comprehension) and scope.parent is not None:
-            scope = scope.parent
-        return scope.node
+        return reaching.reaching_inside(self.scopes, inner, bindings)
 
 
 _ALIASES = (ast.Name, ast.Attribute, ast.Call)
@@ -411,15 +419,6 @@ def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
         return child in around.body or child in getattr(around, "type_params", ())
     first = around.generators[0]  # its iterable is computed outside
     return child is not first or below is not first.iter
-
-
-def _imported_as(module: Module) -> dict[str, list[str]]:
-    """The names that the module's own level imports, by what they are there."""
-    found: dict[str, list[str]] = {}
-    for name, bindings in module.scopes.module.bindings.items():
-        for target in dict.fromkeys(each.target for each in bindings if each.kind == "import"):
-            found.setdefault(target, []).append(name)
-    return found
 
 
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -439,133 +438,6 @@ def of_kind(
         return []
     classes = kinds if isinstance(kinds, tuple) else (kinds,)
     return [node for node in module.scopes.nodes if node.__class__ in classes]
-
-
-class _Uses:
-    """The uses of imported names in one file.
-
-    Args:
-      module: the file.
-    """
-
-    def __init__(self, module: Module):
-        self._module = module
-        self._known: dict[str, dict[str, list[ast.expr]]] = {}  # by what is widened
-
-    def of(self, name: str) -> list[ast.expr]:
-        """The widest names and attributes that mean `name`."""
-        root = _root(name)
-        found = list(self._elsewhere.get(name, ()))
-        for start in self._loads.get(root, ()) if root in KNOWN else ():
-            if name == start or name.startswith(f"{start}."):
-                found += self._widened(root, start).get(name, ())
-        return found
-
-    def names(self, root: str) -> set[str]:
-        """All names with this root that the file uses."""
-        starts = self._loads.get(root, ()) if root in KNOWN else ()
-        found = {name for start in starts for name in self._widened(root, start)}
-        return found.union(name for name in self._elsewhere if _root(name) == root)
-
-    @functools.cached_property
-    def _loads(self) -> dict[str, dict[str, list[tuple[Meaning, list[ast.Name]]]]]:
-        """By root ("jax") and by meaning ("jax.numpy"): names that mean something imported."""
-        found: dict[str, dict[str, list[tuple[Meaning, list[ast.Name]]]]] = {}
-        meaning_of_name, bound = self._module.meaning_of_name, self._bound_to_imports
-        for scope in self._module.scopes.all:
-            for name in bound.intersection(scope.loads):
-                meaning = meaning_of_name(scope, name)
-                if meaning is not None:
-                    of_root = found.setdefault(_root(meaning.name), {})
-                    of_root.setdefault(meaning.name, []).append((meaning, scope.loads[name]))
-        return found
-
-    def _widened(self, root: str, start: str) -> dict[str, list[ast.expr]]:
-        """By meaning: what the names that mean `start` are the beginnings of."""
-        if start not in self._known:
-            found: dict[str, list[ast.expr]] = {}
-            for meaning, loads in self._loads[root][start]:
-                for load in loads:
-                    node, name = self._widest(load, meaning)
-                    found.setdefault(name, []).append(node)
-            self._known[start] = found
-        return self._known[start]
-
-    @functools.cached_property
-    def _elsewhere(self) -> dict[str, list[ast.expr]]:
-        """The same for names of other files, which may mean anything."""
-        found: dict[str, list[ast.expr]] = {}
-        for root in (each for each in self._loads if each not in KNOWN):
-            for start in self._loads[root]:
-                for name, nodes in self._widened(root, start).items():
-                    found.setdefault(name, []).extend(nodes)
-        return found
-
-    @functools.cached_property
-    def _bound_to_imports(self) -> set[str]:
-        """Names that may mean something imported; the others need no look."""
-        names: set[str] = set()
-        makers = set(_PARTIAL_NAMES)  # that are called as `partial` is
-        aliases: list[tuple[str, str]] = []
-        made: list[tuple[str, ast.Call]] = []
-        for scope in self._module.scopes.all:
-            for name, bindings in scope.bindings.items():
-                for binding in bindings:
-                    value = binding.value
-                    if binding.kind == "import":
-                        names.add(name)
-                        if not binding.target.startswith(_NO_PARTIAL):
-                            makers.add(name)
-                    elif isinstance(value, ast.Call):
-                        made.append((name, value))
-                    elif isinstance(value, ast.Name | ast.Attribute):
-                        aliases += ((name, root) for root in _roots(value))
-                        if _last_name(value) in _PARTIAL_NAMES:
-                            makers.add(name)
-        for name, call in made:
-            if _last_name(call.func) in makers:
-                aliases += ((name, root) for root in _roots(call))
-        grown = -1
-        while grown != len(names):
-            grown = len(names)
-            names.update(name for name, root in aliases if root in names)
-        if self._module.scopes.module.star_imports:
-            names.update(name for scope in self._module.scopes.all for name in scope.loads)
-        return names
-
-    def _widest(self, node: Any, meaning: Meaning) -> tuple[ast.expr, str]:
-        """`jax.lax.psum`, where `jax` stands; called for every name that was imported."""
-        canonical, attribute = self._module.canonical, ast.Attribute
-        parents = self._module.scopes.parents
-        around = parents[node]
-        while around.__class__ is attribute and not meaning.partials:
-            node, meaning = around, canonical(f"{meaning.name}.{around.attr}")
-            around = parents[node]
-        return node, meaning.name
-
-
-def _root(name: str) -> str:
-    return name.partition(".")[0]
-
-
-# What may hand on `functools.partial` is called one of these, or is imported; not from here.
-_PARTIAL_NAMES = frozenset(name.rpartition(".")[2] for name in PARTIAL)
-_NO_PARTIAL = ("jax.numpy", "jax.lax", "jax.random", "numpy", "optax")
-
-
-def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _roots(value: ast.expr) -> list[str]:
-    """The names on which an alias may rest: of `partial(jax.pmap, x)` both."""
-    if isinstance(value, ast.Call):
-        return [*_roots(value.func), *(_roots(value.args[0]) if value.args else [])]
-    while isinstance(value, ast.Attribute):
-        value = value.value
-    return [value.id] if isinstance(value, ast.Name) else []
 
 
 # Packages whose own source is never asked: their names are what the rules speak of.

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
-from jax_dist.checker.model import scopes
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Version
@@ -296,7 +295,7 @@ def edits_of_from(
         for home, names in by_home.items()
     )
     # Not what another import beside it says, above it or right below.
-    block = scopes.block_of(module, statement) or []
+    block = module.scopes.block_of(statement)
     imports = (ast.Import, ast.ImportFrom)
     place = next((n for n, each in enumerate(block) if each is statement), 0)
     below = itertools.takewhile(lambda each: isinstance(each, imports), block[place + 1 :])
