@@ -117,117 +117,34 @@ _NAME = Page(
     source="https://docs.jax.dev/en/latest/changelog.html",
 )
 
-# One a line. Not "jax.core" itself, nor other words that many files hold: what a rule wants is
-# parsed.
-_WORDS = b"""
-jax.tree_map
-jax.tree_leaves
-jax.tree_flatten
-jax.tree_unflatten
-jax.tree_structure
-jax.tree_transpose
-jax.tree_reduce
-jax.tree_all
-jax.treedef_is_leaf
-jax import tree_map
-jax import tree_leaves
-jax import tree_flatten
-jax import tree_unflatten
-jax import tree_structure
-jax import tree_transpose
-jax import tree_reduce
-jax import tree_all
-jax import treedef_is_leaf
-, tree_map
-tree_multimap
-host_id(
-host_ids
-host_count
-import host_id
-jax.host_id
-jax.partial
-jax import partial
-lax.partial
-lax import partial
-*DeviceArray
-*KeyArray
-.device_buffer*
-experimental.PartitionSpec
-experimental import PartitionSpec
-experimental.pjit
-import pjit as
-pjit.PartitionSpec
-pjit.NamedSharding
-experimental.maps
-experimental import maps
-experimental.optimizers
-experimental import optimizers
-experimental.stax
-experimental import stax
-experimental.export
-experimental import export
-experimental.enable_x64
-experimental import enable_x64
-experimental.disable_x64
-experimental import disable_x64
-experimental.host_callback
-experimental import host_callback
-interpreters.xla
-interpreters.pxla
-interpreters import
-sharded_jit
-use_mesh
-jax.config import
-import jax.config
-jax.linear_util
-jax import linear_util
-jax.core import
-jax import core
-abstract_arrays
-jax.lib.xla*
-jax.lib import
-jax import lib
-jnp.product
-numpy.product
-numpy import product
-cumproduct
-sometrue
-alltrue
-row_stack
-in1d
-round_
-trapz
-ops.index*
-jax.ops import
-xla_computation
-clear_backends
-soft_pmap
-tie_in
-global_device_array
-jax.api
-jax import api
-jax.util
-jax import util
-jax.config.config
-config.config
-jax import config as
-jax import experimental as
-jax import lax as
-jax import ops as
-nn.normalize
-nn import normalize
-jax import nn as
-shuffle
-jax import random as
-config.FLAGS
-flax.optim
-flax import optim
-, optim
-a_min=
-a_max=
-import jax as
-, jax as
+# Not "jax.core" itself, nor other words that many files hold: what a rule wants is parsed.
+_WORDS = """
+*DeviceArray *KeyArray .device_buffer* a_max= a_min= abstract_arrays alltrue clear_backends
+config.FLAGS config.config cumproduct experimental.pjit global_device_array host_count host_id(
+host_ids in1d interpreters.pxla interpreters.xla jax.config.config jax.lib.xla* jnp.product
+ops.index* pjit.NamedSharding pjit.PartitionSpec round_ row_stack sharded_jit shuffle soft_pmap
+sometrue tie_in trapz tree_multimap use_mesh xla_computation
 """
+_IMPORTED = {  # with what they are imported from: "jax.tree_map", "jax import tree_map"
+    "jax": "api host_id linear_util partial tree_all tree_flatten tree_leaves tree_map tree_reduce "
+    "tree_structure tree_transpose tree_unflatten treedef_is_leaf util",
+    "experimental": "PartitionSpec disable_x64 enable_x64 export host_callback maps optimizers "
+    "stax",
+    "flax": "optim",
+    "lax": "partial",
+    "nn": "normalize",
+    "numpy": "product",
+}
+_MODULES = ("jax.config", "jax.core", "jax.lib", "jax.ops", "interpreters")
+_ALIASED = ("config", "experimental", "lax", "nn", "ops", "random")
+_IMPORTS = (
+    *(f"{home}.{name}" for home, names in _IMPORTED.items() for name in names.split()),
+    *(f"{home} import {name}" for home, names in _IMPORTED.items() for name in names.split()),
+    *(f"{home} import" for home in _MODULES),
+    *(f"jax import {home} as" for home in _ALIASED),
+    *("import jax as", ", jax as", "import jax.config", "import pjit as"),
+    *("jax import core", "jax import lib", ", tree_map", "\n    tree_map", ", optim"),
+)
 _OF_CORE = tuple(entry.old.encode() for entry in NAMES if entry.old.startswith("jax.core."))
 _NARROW = {
     b"shuffle": re.compile(rb"(?:rand|jr|rng)\w*\.shuffle\b|import\b[^\n]*\bshuffle\b"),
@@ -238,7 +155,7 @@ _NARROW = {
         rb"\s*(?:\([^)]*?|(?:[^\n\\(]|\\\n)*?)\bp?xla\b"
     ),
 }
-_TRIGGERS = (*_WORDS.strip().split(b"\n"), b"\n    tree_map", *_OF_CORE)
+_TRIGGERS = (*(each.encode() for each in (*_WORDS.split(), *_IMPORTS)), *_OF_CORE)
 
 
 @rule(_NAME, triggers=_TRIGGERS, narrow=_NARROW)
