@@ -3,13 +3,12 @@
 The text is that of all code cells in Python, each behind a comment that marks where it begins, so
 that the cells can be told apart once it was edited. The notebook's JSON is never rewritten:
 the lines that changed are put into its bytes, and all other bytes stay. IPython's own syntax is
-hidden by as many bytes, so that every offset stays what it was.
+hidden (`magics`).
 """
 
 import bisect
 import codecs
 import dataclasses
-import difflib
 import functools
 import itertools
 import json
@@ -17,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jax_dist.checker.model import sources
+from jax_dist.checker.model import magics
 from jax_dist.checker.model.findings import Position
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 
@@ -175,14 +174,14 @@ def joined(path: str, cells: Sequence[Cell], *, raw: str = "", bom: bool = False
     parts: list[_Part] = []
     unparsed: list[ParseError] = []
     for cell in cells:
-        start = _body_start(cell.text)
+        start = magics.body_start(cell.text)
         if start is None:
             continue
         mark = _mark(marker, cell, first=not parts).encode()
         parts.append(_Part(cell, cell.text[:start], len(code + mark)))
         body, shown, error = cell.text[start:], b"", None
         try:
-            shown = _hidden(body).encode()
+            shown = magics.hidden(body).encode()
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
             error = ParseError("it holds half of a character")
         except ParseError as said:
@@ -202,133 +201,6 @@ def _bytes(text: str) -> bytes:
 
 def _mark(marker: str, cell: Cell, *, first: bool) -> str:
     return f"{marker} {cell.number}\n" if first else f"\n{marker} {cell.number}\n"
-
-
-# Their body runs as Python in the notebook's own namespace; that of all others is not looked at.
-_PYTHON_BODIES = frozenset(
-    ("capture", "code_wrap", "debug", "ipytest", "prun", "px", "time", "timeit")
-)
-# `%timeit -n 5 f(x)` runs f(x); `timeit f(x)` does too, and the options belong to the magic.
-_RUNS_ITS_LINE = re.compile(r"(\s*)%?(?:time|timeit|prun)\b((?:[ \t]+-\w+(?:[ \t]*\d+)?)*[ \t]+)")
-_CELL_MAGIC = re.compile(r"\s*%%(\w*)[^\n]*(?:\n|$)")
-_LINE_MAGIC = re.compile(r"\s*(?:[%!,;/]|\?{1,2}[\w%])")
-_HELP = re.compile(r"\s*[%\w.*\[\]'\"]+\?{1,2}\s*$")
-_ASSIGNED_MAGIC = re.compile(r"([^#'\"()=]*?=\s*)[%!]\S[^\n]*")
-_AUTOMAGIC = re.compile(r"\s*(?:pip|conda|cd|ls|cat|cp|mv|rm|mkdir|pwd)(?:[ \t]+[^=(.\[,:\s].*)?$")
-_TOKEN = re.compile(r"#[^\n]*|(?:\"\"\"|''')|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[()\[\]{}]")
-
-
-def _body_start(text: str) -> int | None:
-    """Where the Python of a cell begins: behind `%%time`; None where there is none, as in `%%bash`.
-
-    Args:
-      text: of the cell.
-    """
-    magic = _CELL_MAGIC.match(text)
-    if magic is None:
-        return 0
-    return magic.end() if magic[1] in _PYTHON_BODIES else None
-
-
-def _hidden(text: str) -> str:
-    """The cell with its magics hidden, of the same size in UTF-8.
-
-    Raises:
-      ParseError: also without its magics it is no Python.
-    """
-    if _parses(text):  # then it has no magics
-        return text
-    shown: list[str] = []
-    state = _State()
-    continues_magic = False
-    for line in _lines(text):
-        if continues_magic:
-            shown.append(_blank_line(line))
-            continues_magic = _continues(line)
-            continue
-        # Only such a line can be a magic: `% x` may stand in open brackets.
-        new = _hide(line) if state.begins_statement else line
-        continues_magic = new != line and _continues(line)
-        shown.append(new)
-        state.read(new)
-    text = "".join(shown)
-    sources.parse(text.encode())
-    return text
-
-
-def _hide(line: str) -> str:
-    body, end = _split_end(line)
-    runs = _RUNS_ITS_LINE.match(body)
-    if runs and _parses(body[runs.end() :]):
-        indent = runs[1]
-        space = runs.end() - len(indent)  # at least the six of "%time "
-        return indent + "_" + " " * (space - 2) + ";" + body[runs.end() :] + end
-    assigned = _ASSIGNED_MAGIC.match(body)
-    if assigned and _parses(f"{assigned[1]}_".strip()):
-        return assigned[1] + _name(body[assigned.end(1) :]) + end
-    if _LINE_MAGIC.match(body) or _HELP.match(body) or _AUTOMAGIC.match(body):
-        indent = body[: len(body) - len(body.lstrip())]
-        # In a block it may be the only statement; elsewhere nothing should seem to stand there.
-        return indent + _name(body[len(indent) :]) + end if indent else _blank_line(line)
-    return line
-
-
-def _name(text: str) -> str:
-    """`_`, whose value nobody knows, and blanks."""
-    return "_" + " " * (len(_bytes(text)) - 1)
-
-
-def _blank_line(line: str) -> str:
-    body, end = _split_end(line)
-    return " " * len(_bytes(body)) + end
-
-
-def _split_end(line: str) -> tuple[str, str]:
-    body = line.rstrip("\r\n")
-    return body, line[len(body) :]
-
-
-def _continues(line: str) -> bool:
-    return _split_end(line)[0].endswith("\\")
-
-
-def _parses(text: str) -> bool:
-    try:
-        sources.parse(text.encode())
-    except sources.ParseError:
-        return False
-    return True
-
-
-class _State:
-    """Whether the next line begins a statement, or continues brackets, a string, or a line."""
-
-    def __init__(self) -> None:
-        self._open = 0  # brackets
-        self._quotes = ""  # of the string of several lines that is open
-        self._continued = False  # by a backslash
-
-    @property
-    def begins_statement(self) -> bool:
-        return not (self._open or self._quotes or self._continued)
-
-    def read(self, line: str) -> None:
-        at = 0
-        while at < len(line):
-            if self._quotes:
-                end = re.compile(rf"(?:\\.|[^\\])*?{self._quotes}", re.DOTALL).match(line, at)
-                self._quotes = self._quotes if end is None else ""
-            else:
-                end = _TOKEN.search(line, at)
-                token = "" if end is None else end[0]
-                if token in ('"""', "'''"):
-                    self._quotes = token
-                elif token and token in "([{":
-                    self._open += 1
-                elif token and token in ")]}":
-                    self._open = max(0, self._open - 1)
-            at = len(line) if end is None else end.end()
-        self._continued = not self._quotes and _continues(line)
 
 
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -375,7 +247,7 @@ def _spliced(
       changes: each cell and its new code.
       cells: the code of each new cell, and the one that it stands below.
     """
-    edits = [edit for cell, text in changes for edit in _edits(raw, cell, text)]
+    edits = [(cell.start, cell.end, _spelled(raw, cell, text)) for cell, text in changes]
     edits += (_new_cell(raw, above, text) for above, text in cells)
     edits.sort()
     pieces: list[str] = []
@@ -395,7 +267,7 @@ def _new_cell(raw: str, above: Cell, text: str) -> tuple[int, int, str]:
     if "id" in members:
         made["id"] = f"jax-dist-migrate-{above.number}"
     made |= {"language": "python", "prompt_number": None} if is_old else {"execution_count": None}
-    lines = _lines(text)
+    lines = magics.lines_of(text)
     made |= {"metadata": {}, "outputs": []}
     made["input" if is_old else "source"] = lines if above.is_list else "".join(lines)
     made = dict(sorted(made.items()))
@@ -409,39 +281,27 @@ def _new_cell(raw: str, above: Cell, text: str) -> tuple[int, int, str]:
     return end, end, f",\n{indent}{spelled}"
 
 
-def _edits(raw: str, cell: Cell, text: str) -> Iterator[tuple[int, int, str]]:
-    lines, pieces = _lines(text), cell.pieces
-    spelled = [json.dumps(line, ensure_ascii=raw.isascii()) for line in lines]
-    if not pieces:  # the whole value, as Jupyter would write it
-        whole = json.dumps("".join(lines), ensure_ascii=raw.isascii())
-        if cell.is_list:
-            line = raw.rfind("\n", 0, cell.start) + 1
-            outer = f"\n{_blank_at(raw, line)}" if line else ""
-            inner = f"{outer} "
-            whole = f"[{inner}{f',{inner}'.join(spelled)}{outer}]"
-        yield cell.start, cell.end, whole
-        return
-    between = ""  # what stands between two strings of the list
-    if cell.is_list:
-        first, *others = pieces
-        before = "," + raw[cell.start + 1 : first.start]
-        between = raw[first.end : others[0].start] if others else before
-    else:
-        spelled = [line[1:-1] for line in spelled]
-    old = [piece.text for piece in pieces]
-    matcher = difflib.SequenceMatcher(None, old, lines, autojunk=False)
-    for kind, first, last, new_first, new_last in matcher.get_opcodes():
-        new = between.join(spelled[new_first:new_last])
-        if kind == "insert" and first == len(pieces):
-            yield pieces[-1].end, pieces[-1].end, between + new
-        elif kind == "insert":
-            yield pieces[first].start, pieces[first].start, new + between
-        elif kind == "replace" or (kind == "delete" and last - first == len(pieces)):
-            yield pieces[first].start, pieces[last - 1].end, new
-        elif kind == "delete" and last < len(pieces):
-            yield pieces[first].start, pieces[last].start, ""
-        elif kind == "delete":
-            yield pieces[first - 1].end, pieces[-1].end, ""
+def _spelled(raw: str, cell: Cell, text: str) -> str:
+    """The value that holds a cell's code, with new code; lines that stay are spelled as before."""
+    pieces = cell.pieces
+    known = {piece.text: raw[piece.start : piece.end] for piece in pieces}
+    cut = slice(None) if cell.is_list else slice(1, -1)  # without the quotes
+    lines = [
+        known.get(line) or json.dumps(line, ensure_ascii=raw.isascii())[cut]
+        for line in magics.lines_of(text)
+    ]
+    if not cell.is_list:
+        return f'"{"".join(lines)}"'
+    if pieces:
+        first = raw[cell.start + 1 : pieces[0].start]
+        last = raw[pieces[-1].end : cell.end - 1]
+        between = raw[pieces[0].end : pieces[1].start] if len(pieces) > 1 else f",{first}"
+    else:  # as Jupyter would write it
+        line = raw.rfind("\n", 0, cell.start) + 1
+        last = f"\n{_blank_at(raw, line)}" if line else ""
+        first = f"{last} "
+        between = f",{first}"
+    return f"[{first}{between.join(lines)}{last}]"
 
 
 def _cell(raw: str, number: int, begin: int, at: dict[str, int]) -> Cell | None:
@@ -460,14 +320,10 @@ def _cell(raw: str, number: int, begin: int, at: dict[str, int]) -> Cell | None:
     if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
         raise ValueError(f"the source of cell {number} is no text")
     pieces, text = (), "".join(value)
-    if value == _lines(text):
+    if value == magics.lines_of(text):
         decoded = ((at, _decode(raw, at)) for at in _elements(raw, start))
         pieces = tuple(_Piece(line, at, end) for at, (line, end) in decoded)
     return Cell(number, text, start, end, pieces, is_list=True, begin=begin)
-
-
-def _lines(text: str) -> list[str]:
-    return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _lines_of_string(raw: str, start: int, end: int) -> Iterator[_Piece]:
