@@ -267,9 +267,8 @@ class Module:
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
             whole = Meaning(".".join(parts[:length]))
-            for short, bindings in self.scopes.module.bindings.items():
-                is_imported = any(each.target == whole.name for each in bindings)
-                if is_imported and self.meaning_of_name(scope, short) == whole:
+            for short in self._imported_as.get(whole.name, ()):
+                if self.meaning_of_name(scope, short) == whole:
                     return ".".join((short, *parts[length:])), ()
         root = parts[0]
         if self.meaning_of_name(scope, root) == Meaning(root):  # imported in a function around
@@ -277,6 +276,15 @@ class Module:
         if scope.lookup(root) is None:
             return name, (f"import {root}",)
         return f"_{name}", (f"import {root} as _{root}",)  # the plain name means something else
+
+    @functools.cached_property
+    def _imported_as(self) -> dict[str, list[str]]:
+        """The names that the module's own level imports, by what they are there."""
+        found: dict[str, list[str]] = {}
+        for name, bindings in self.scopes.module.bindings.items():
+            for target in dict.fromkeys(each.target for each in bindings if each.target):
+                found.setdefault(target, []).append(name)
+        return found
 
     # --- use
 

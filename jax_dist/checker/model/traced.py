@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.checker.model import functions, pmaps, scopes
@@ -11,13 +11,14 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Module
 
 _By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
 
+SHARD_MAP = (
+    "jax.shard_map",
+    "jax.smap",
+    "jax.experimental.shard_map.shard_map",
+    "jax.sharding.shard_map",
+)
 _NAMES: dict[_By, tuple[str, ...]] = {
-    "shard_map": (
-        "jax.shard_map",
-        "jax.smap",
-        "jax.experimental.shard_map.shard_map",
-        "jax.sharding.shard_map",
-    ),
+    "shard_map": SHARD_MAP,
     "jit": ("jax.jit", "jax.experimental.pjit.pjit", "jax.pjit"),
     "jax_dist.pmap": ("jax_dist.pmap",),
 }
@@ -28,13 +29,23 @@ TRIGGERS = (b"*pmap*", b"*shard_map*")
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Application:
-    """One place where a transformation is given a function."""
+    """`t(f, a, k=b)`, `@t`, `@t(k=b)`, `t(k=b)(f)`, or any of these by `partial(t, k=b)`."""
 
-    by: _By
     node: ast.expr  # the call, or the decorator
-    fun: Any  # the expression that is transformed, or the decorated def
-    keywords: dict[str, ast.expr]
-    is_known: bool = True  # False: `**kwargs` may hold more keywords
+    fun: Any  # the expression that is transformed, or the decorated def; None: it is not seen
+    args: Sequence[ast.expr]  # those behind the function
+    keywords: tuple[ast.keyword, ...]
+    is_known: bool  # False: `**kwargs`, or a later call of the partial, may hold more
+
+    @property
+    def by_position(self) -> bool:
+        """Whether the function that is transformed is the first argument, or stands below."""
+        return self.fun is not None and self.fun not in self.words.values()
+
+    @property
+    def words(self) -> dict[str, ast.expr]:
+        """The values of its keywords."""
+        return {each.arg: each.value for each in self.keywords if each.arg is not None}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -67,42 +78,44 @@ def _traced(module: Module) -> list[_Traced]:
 
 def bodies(module: Module, by: _By) -> Iterator[tuple[Application, scopes.Function]]:
     """The `applications` whose function the file shows, with that."""
-    for each in applications(module, by):
+    for each in applications(module, *_NAMES[by]):
         function = functions.innermost(module, each.fun)
         if function is not None:
             yield each, function
 
 
-def applications(module: Module, by: _By, names: Iterable[str] = ()) -> Iterator[Application]:
-    """Calls and decorators, through `partial` too, of a function that takes one first.
+def applications(module: Module, *names: str) -> Iterator[Application]:
+    """Where a function of these names is given another one to transform."""
+    found = (application(module, use) for use in module.uses(*names))
+    return (each for each in found if each is not None and each.fun is not None)
 
-    Args:
-      module: the file.
-      by: what the function is.
-      names: of others that are applied like it, in its place.
-    """
-    for node in module.uses(*(names or _NAMES[by])):
-        around = module.parent(node)
-        if pmaps.decorates(around, node):
-            yield Application(by, node, around, {})
-        if not isinstance(around, ast.Call):
-            continue
-        arguments = around.args
-        if around.func is not node:
-            if around.args[:1] != [node] or module.qualified_name(around.func) not in PARTIAL:
-                continue
-            arguments = around.args[1:]
-        keywords = {each.arg: each.value for each in around.keywords if each.arg is not None}
-        is_known = len(keywords) == len(around.keywords)
-        fun: Any = arguments[0] if arguments else keywords.get("f") or keywords.get("fun")
-        if fun is None:
-            outside, call = module.parent(around), module.call_of(around)
-            if pmaps.decorates(outside, around):
-                fun = outside
-            elif call is not None and call.args:
-                fun = call.args[0]
-        if fun is not None:
-            yield Application(by, around, fun, keywords, is_known)
+
+def application(module: Module, use: ast.expr) -> Application | None:
+    """How a transformation is applied where it is named; None where it is only handed on."""
+    around = module.parent(use)
+    if pmaps.decorates(around, use):
+        return Application(use, around, (), (), is_known=True)
+    if not isinstance(around, ast.Call):
+        return None
+    args: list[Any] = around.args
+    keywords = around.keywords
+    is_partial = around.func is not use
+    if is_partial:
+        if args[:1] != [use] or module.qualified_name(around.func) not in PARTIAL:
+            return None
+        args = args[1:]
+    outside, call = module.parent(around), module.call_of(around)
+    is_known = True
+    words = {each.arg: each.value for each in keywords}
+    if not args and pmaps.decorates(outside, around):
+        args = [outside]
+    elif call is not None and (is_partial or not (args or "f" in words or "fun" in words)):
+        args, keywords = [*args, *call.args], [*keywords, *call.keywords]
+    else:
+        is_known = not is_partial
+    fun: Any = args[0] if args else words.get("f") or words.get("fun")
+    is_known = is_known and None not in words
+    return Application(around, fun, args[1:], tuple(keywords), is_known)
 
 
 def is_inside(module: Module, node: ast.AST, function: scopes.Function) -> bool:

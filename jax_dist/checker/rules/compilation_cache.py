@@ -36,7 +36,7 @@ _MAKERS = (
 
 @rule(_PARTITIONING, triggers=(b"*custom_partitioning*",))
 def _custom_partitioning_outside_shard_map(module: Module) -> Iterator[Found]:
-    for made in traced.applications(module, "jit", _MAKERS):
+    for made in traced.applications(module, *_MAKERS):
         if isinstance(made.fun, scopes.Function) and not isinstance(made.fun, ast.Lambda):
             reads = module.reads(module.scope(made.fun), made.fun.name)
         else:

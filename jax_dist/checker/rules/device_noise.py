@@ -115,10 +115,9 @@ def _bodies(module: Module) -> Iterator[tuple[scopes.Function, "_Body"]]:
         if function is not None and not site.unknown:
             axes = site.arguments.get("in_axes")
             yield function, _body(module, function, axes, _is_none)
-    for each in traced.applications(module, "shard_map"):
-        function = functions.innermost(module, each.fun)
-        if function is not None and each.is_known and "in_specs" in each.keywords:
-            yield function, _body(module, function, each.keywords["in_specs"], _is_empty)
+    for each, function in traced.bodies(module, "shard_map"):
+        if each.is_known and "in_specs" in each.words:
+            yield function, _body(module, function, each.words["in_specs"], _is_empty)
 
 
 def _body(module: Module, function: scopes.Function, given, is_whole) -> "_Body":
@@ -234,7 +233,7 @@ _DRIFTING = Page(
 @rule(_DRIFTING, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*fold_in*", b"*axis_index*"))
 def _drifting_copies(module: Module) -> Iterator[Found]:
     for site, function in traced.bodies(module, "shard_map"):
-        if not site.is_known or not _promises(module, site.keywords):
+        if not site.is_known or not _promises(module, site.words):
             continue
         nodes = functions.all_nodes(function)
         calls = [node for node in nodes if isinstance(node, ast.Call)]

@@ -1,13 +1,12 @@
 """JXD105, JXD106, JXD107: functions that moved, and whose calls change with them."""
 
 import ast
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from jax_dist.checker.model import pmaps
+from jax_dist.checker.model import traced
 from jax_dist.checker.model.findings import Edit, Fix, Safety
-from jax_dist.checker.model.semantic_model import PARTIAL, Module
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, _renames, rule
 from jax_dist.checker.rules._renames import Rename
 
@@ -62,7 +61,7 @@ def _experimental_shard_map(module: Module) -> Iterator[Found]:
             fix = Fix("use jax.shard_map", _safety(module, [use]), edits, imports)
         yield Found(use, moved, fix)
     for use in module.uses("jax.shard_map"):
-        used = _application(module, use)
+        used = traced.application(module, use)
         for keyword in used.keywords if used else ():
             if keyword.arg not in ("check_rep", "auto") or _renames.is_guarded(module, keyword):
                 continue
@@ -96,20 +95,18 @@ def _import_of_shard_map(module: Module, alias: ast.AST, reads: list[ast.Name]) 
 
 def _safety(module: Module, uses: list[ast.Name] | list[ast.expr]) -> Safety:
     for use in uses:
-        used = _application(module, use)
-        if used is not None and any(keyword.arg == "auto" for keyword in used.keywords):
+        used = traced.application(module, use)
+        if used is not None and "auto" in used.words:
             return Safety.DISPLAY
     return Safety.SAFE
 
 
 def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
     """Puts names before arguments, and renames keywords; None where not all is seen."""
-    used = _application(module, use)
-    if used is None or used.fun is None or len(used.args) > len(_PARAMETERS):
+    used = traced.application(module, use)
+    if used is None or not used.is_known or len(used.args) > len(_PARAMETERS):
         return None
-    if any(isinstance(each, ast.Starred) for each in (used.fun, *used.args)):
-        return None
-    if any(keyword.arg in (None, "f") for keyword in used.keywords):
+    if not used.by_position or any(isinstance(each, ast.Starred) for each in used.args):
         return None
     edits: list[Edit] = []
     for parameter, argument in zip(_PARAMETERS, used.args, strict=False):
@@ -122,7 +119,7 @@ def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
         if keyword.arg == "check_rep":
             edits.append(_check_vma(module, keyword))
         elif keyword.arg == "auto":  # a sketch: all axes of the mesh but these
-            meshes = [each.value for each in used.keywords if each.arg == "mesh"] or used.args[:1]
+            meshes = [used.words["mesh"]] if "mesh" in used.words else used.args[:1]
             mesh = module.text(meshes[0]) if meshes else "mesh"
             text = f"axis_names=set({mesh}.axis_names) - {module.text(keyword.value)}"
             edits.append(Edit(*module.span(keyword), text))
@@ -189,8 +186,8 @@ def _judge(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety |
 
 
 def _verdict(module: Module, node: ast.expr) -> Safety | None:
-    used = _application(module, node)
-    if used is None or used.args or used.fun is None or isinstance(used.fun, ast.Starred):
+    used = traced.application(module, node)
+    if used is None or used.args or not (used.is_known and used.by_position):
         return None
     names = {keyword.arg for keyword in used.keywords}
     if not names <= _SAME | _SHARDINGS:
@@ -272,35 +269,3 @@ def _varying(module: Module, function: ast.expr) -> Edit | None:
             end = module.span(last)[1]
             return Edit(end, end, f", to={quote}varying{quote}")
     return None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _TransformUse:
-    """`t(f, a, k=b)`, `@t`, `@partial(t, k=b)` or `partial(t, k=b)(f)`."""
-
-    args: Sequence[ast.expr]  # after the function
-    keywords: Sequence[ast.keyword]
-    fun: ast.AST | None  # the function, or the decorated def; None: by keyword, or not given
-
-
-def _application(module: Module, transform: ast.expr) -> _TransformUse | None:
-    """How the transform is applied where it stands; None where it is only passed on."""
-    around = module.parent(transform)
-    if pmaps.decorates(around, transform):
-        return _TransformUse((), (), around)
-    if not isinstance(around, ast.Call):
-        return None
-    outside = module.parent(around)
-    if around.func is transform:
-        if not around.args and pmaps.decorates(outside, around):
-            return _TransformUse((), around.keywords, outside)
-        fun = around.args[0] if around.args else None
-        return _TransformUse(around.args[1:], around.keywords, fun)
-    if around.args != [transform] or module.qualified_name(around.func) not in PARTIAL:
-        return None
-    if pmaps.decorates(outside, around):
-        return _TransformUse((), around.keywords, outside)
-    call = module.call_of(around)
-    if call is None or not call.args:
-        return None
-    return _TransformUse(call.args[1:], (*around.keywords, *call.keywords), call.args[0])

@@ -40,7 +40,7 @@ _SUMS = functions_of("sum")
 @rule(_GRADIENT, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*grad*",))
 def _grad_psum_with_vma(module: Module) -> Iterator[Found]:
     for site, function in traced.bodies(module, "shard_map"):
-        words = site.keywords
+        words = site.words
         given = [words[name] for name in ("check_vma", "check_rep") if name in words]
         # Where that is a variable, nothing is said.
         if site.is_known and all(module.text(value) == "True" for value in given):
@@ -234,7 +234,7 @@ _DEEPEST = 3  # functions between the call and the level of the module
 
 @rule(_NO_JIT, triggers=(b"*shard_map*",))
 def _shard_map_no_jit(module: Module) -> Iterator[Found]:
-    for application in traced.applications(module, "shard_map"):
+    for application in traced.applications(module, *traced.SHARD_MAP):
         node = _mapped(module, application)
         calls = (call for call in _calls(module, application, node) if _eager(module, call))
         first = next(calls, None)
