@@ -258,7 +258,7 @@ class Flow:
                 return [Origin(Kind.UNKNOWN, call, path)]
             on_host = all(origin.on_host for origin in found)
             return [Origin(Kind.ONE, call, path, of=tree, on_host=on_host)]
-        name = self._module.qualified_name(call.func) or _builtin(self._module, call.func)
+        name = self._module.qualified_name(call.func) or self._module.builtin(call.func)
         if name in _SAME and call.args:
             return self._of(call.args[0], path)
         if name in _TO_HOST and call.args:
@@ -320,7 +320,7 @@ class Flow:
 
     def _each_of_call(self, call: ast.Call, path: Path) -> Iterable[Origin]:
         module = self._module
-        name = module.qualified_name(call.func) or _builtin(module, call.func)
+        name = module.qualified_name(call.func) or module.builtin(call.func)
         first = call.args[0] if call.args else None
         if first is not None and name in stacking.PREFETCH:
             return [Origin(Kind.SPLIT, call, path, of=first)]
@@ -369,10 +369,3 @@ def _yielded(function: scopes.Function) -> list[ast.expr]:
     """What a generator function yields."""
     found = [each for each in functions.own_nodes(function) if isinstance(each, ast.Yield)]
     return [each.value for each in found if each.value is not None]
-
-
-def _builtin(module: Module, function: ast.expr) -> str | None:
-    """The name of a builtin that the file does not hide."""
-    if isinstance(function, ast.Name) and module.scope(function).lookup(function.id) is None:
-        return function.id
-    return None

@@ -7,7 +7,6 @@ import ast
 import dataclasses
 import functools
 import os
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,6 +18,7 @@ from jax_dist.checker.model.sources import Source
 PARTIAL = frozenset({"functools.partial", "jax.tree_util.Partial", "jax.util.partial"})
 
 _Made = TypeVar("_Made")
+_Node = TypeVar("_Node", bound=ast.AST)
 
 # From a dotted name of another file of the project to what that name means there.
 _Elsewhere: TypeAlias = "Callable[[str], Meaning | None]"
@@ -148,6 +148,24 @@ class Module:
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """The innermost class around the node."""
         return next((each for each in self.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+
+    @functools.cached_property
+    def _by_class(self) -> dict[type, list[Any]]:
+        found: dict[type, list[Any]] = {}
+        for node in self.scopes.nodes:
+            found.setdefault(node.__class__, []).append(node)
+        return found
+
+    def nodes(self, *kinds: type[_Node]) -> Iterator[_Node]:
+        """All nodes of some classes, in no order; not of ast.Name or ast.Constant."""
+        for kind in kinds:
+            yield from self._by_class.get(kind, ())
+
+    def builtin(self, node: ast.expr) -> str | None:
+        """The name of Python that a node is; None where the file hides it."""
+        if isinstance(node, ast.Name) and self.scope(node).lookup(node.id) is None:
+            return node.id
+        return None
 
     # --- meaning
 
@@ -427,25 +445,6 @@ def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
         return child in around.body or child in getattr(around, "type_params", ())
     first = around.generators[0]  # its iterable is computed outside
     return child is not first or below is not first.iter
-
-
-_Node = TypeVar("_Node", bound=ast.AST)
-
-
-def of_kind(
-    module: Module, kinds: type[_Node] | tuple[type[_Node], ...], pattern: re.Pattern[bytes]
-) -> list[_Node]:
-    """All nodes of some classes, in no order; none in a file whose text has no such pattern.
-
-    Args:
-      module: the file.
-      kinds: the classes; not ast.Name or ast.Constant.
-      pattern: what any node of interest holds.
-    """
-    if pattern.search(module.source.python) is None:
-        return []
-    classes = kinds if isinstance(kinds, tuple) else (kinds,)
-    return [node for node in module.scopes.nodes if node.__class__ in classes]
 
 
 # Packages whose own source is never asked: their names are what the rules speak of.

@@ -4,10 +4,9 @@ Where copies, batches and keys get it, and where results are used that have it.
 """
 
 import ast
-import re
 from collections.abc import Iterator
 
-from jax_dist.checker.model import flow, semantic_model, stacking
+from jax_dist.checker.model import flow, stacking
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.flow import Origin
 from jax_dist.checker.model.semantic_model import Module
@@ -136,8 +135,6 @@ _INDEX = Page(
     source="https://docs.jax.dev/en/latest/migrate_pmap.html; measured.",
 )
 
-_ZERO = re.compile(rb"\[\s*0\s*\]")
-
 
 @rule(_INDEX, triggers=(b"*pmap*",), since=(0, 8, 0))
 def _index_zero_of_sharded(module: Module) -> Iterator[Found]:
@@ -156,7 +153,7 @@ def _index_zero_of_sharded(module: Module) -> Iterator[Found]:
 
 def _first_items(module: Module) -> Iterator[ast.Subscript]:
     """Every `y[0]` that is read; JXD202 speaks of `tree_map(lambda x: x[0], ...)`."""
-    for node in semantic_model.of_kind(module, ast.Subscript, _ZERO):
+    for node in module.nodes(ast.Subscript):
         match node:
             case ast.Subscript(slice=ast.Constant(value=0 as zero), ctx=ast.Load()):
                 function = module.function(node)
@@ -209,7 +206,6 @@ _OF_FLAX = {
     stacking.SHARD_KEY[0]: _WHAT[Kind.KEYS],
 }
 _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map", "tree_map")
-_CALLS = re.compile(rb"\b(?:reshape|split|stack|broadcast_to|repeat|tile|(?:tree_)?map)\b")
 
 
 @rule(
@@ -234,7 +230,7 @@ def _fake_device_axis(module: Module) -> Iterator[Found]:
 def _candidates(module: Module) -> list[ast.Call]:
     """Calls that may cut or stack, without those in the function of a `tree_map` that does."""
     found: list[ast.Call] = []
-    for node in semantic_model.of_kind(module, ast.Call, _CALLS):
+    for node in module.nodes(ast.Call):
         match node.func:
             case ast.Attribute(attr=name) | ast.Name(id=name) if name in _METHODS:
                 found.append(node)

@@ -5,7 +5,6 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from jax_dist.checker.model import semantic_model
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, _renames, rule
@@ -199,7 +198,7 @@ def _sketched(module: Module, found: Found) -> Found:
 
 def _buffers(module: Module) -> Iterator[Found]:
     """`.device_buffer` and `.device_buffers`, which no other library's arrays have."""
-    for node in semantic_model.of_kind(module, ast.Attribute, re.compile(rb"\.device_buffer")):
+    for node in module.nodes(ast.Attribute):
         if node.attr in _BUFFERS:
             text = _BUFFERS[node.attr].format(module.text(node.value))
             fix = Fix(f"use {text}", Safety.DISPLAY, (Edit(*module.span(node), text),))

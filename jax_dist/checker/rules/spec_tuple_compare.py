@@ -4,7 +4,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jax_dist.checker.model import semantic_model
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
@@ -27,7 +26,6 @@ _PAGE = Page(
 
 _SPEC = ("jax.sharding.PartitionSpec", "jax.P", "jax.experimental.PartitionSpec")
 _LISTED = re.compile(rb"(?<!\w)(?<!for )\w*specs? in [\[(]")  # not `for spec in [`
-_LINE = re.compile(rb"(?:spec|P\().*(?:==|!=|\bin\b)|(?:==|!=).*(?:[sS]pec|P\()")
 
 
 @rule(
@@ -39,7 +37,7 @@ _LINE = re.compile(rb"(?:spec|P\().*(?:==|!=|\bin\b)|(?:==|!=).*(?:[sS]pec|P\()"
     narrow=dict.fromkeys((b"*spec in [", b"*spec in (", b"*specs in ("), _LISTED),
 )
 def _spec_tuple_compare(module: Module) -> Iterator[Found]:
-    for node in semantic_model.of_kind(module, ast.Compare, _LINE):
+    for node in module.nodes(ast.Compare):
         if len(node.ops) != 1:
             continue
         left, right = node.left, node.comparators[0]

@@ -1,11 +1,10 @@
 """JXD401, JXD403, JXD404: what a trace takes up from around it, and makes a part of the program."""
 
 import ast
-import re
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker.model import pmaps, scopes, semantic_model, traced
+from jax_dist.checker.model import pmaps, scopes, traced
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.scopes import NameScope
 from jax_dist.checker.model.semantic_model import Module
@@ -222,20 +221,13 @@ _UNSTABLE = (
 
 @rule(_UNSTABLE_VALUE, triggers=traced.TRIGGERS)
 def _unstable_trace_value(module: Module) -> Iterator[Found]:
-    for call in (*module.calls(*_UNSTABLE), *_calls_of_builtins(module, "id", "hash")):
+    ours = (call for call in module.nodes(ast.Call) if module.builtin(call.func) in ("id", "hash"))
+    for call in (*module.calls(*_UNSTABLE), *ours):
         for each in traced.traced(module):
             if traced.is_inside(module, call, each.function):
                 name = module.text(call.func)
                 yield Found(call, f"{name}() is called once, while {each.by} traces, not per call")
                 break
-
-
-def _calls_of_builtins(module: Module, *names: str) -> Iterator[ast.Call]:
-    """Calls of builtins that the file does not hide."""
-    for scope in module.scopes.all:
-        for name in names:
-            if scope.lookup(name) is None:
-                yield from filter(None, map(module.call_of, scope.loads.get(name, ())))
 
 
 _SET_ORDER = Page(
@@ -257,7 +249,6 @@ _SET_ORDER = Page(
 )
 
 _LOOPS = (ast.For, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_FOR = re.compile(rb"\bfor\b")
 
 
 @rule(_SET_ORDER, triggers=traced.TRIGGERS)
@@ -283,7 +274,7 @@ def _around(module: Module, node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _loops(module: Module) -> Iterator[ast.For | ast.comprehension]:
-    for node in semantic_model.of_kind(module, _LOOPS, _FOR):
+    for node in module.nodes(*_LOOPS):
         if isinstance(node, ast.For):
             yield node
         else:
@@ -293,9 +284,8 @@ def _loops(module: Module) -> Iterator[ast.For | ast.comprehension]:
 def _is_set(module: Module, node: ast.expr) -> bool:
     if isinstance(node, ast.Set | ast.SetComp):
         return True
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        hidden = module.scope(node.func).lookup(node.func.id) is not None
-        return node.func.id in ("set", "frozenset") and not hidden
+    if isinstance(node, ast.Call):
+        return module.builtin(node.func) in ("set", "frozenset")
     if isinstance(node, ast.Name):
         values = module.values(node)
         sets = (ast.Set, ast.SetComp, ast.Call)
