@@ -118,6 +118,33 @@ def application(module: Module, use: ast.expr) -> Application | None:
     return Application(around, fun, args[1:], tuple(keywords), is_known)
 
 
+SPECS = ("jax.P", "jax.sharding.PartitionSpec", "jax.experimental.PartitionSpec")
+SPECS += ("jax.experimental.pjit.PartitionSpec", "jax.interpreters.pxla.PartitionSpec")
+
+
+def is_empty_spec(module: Module, spec: ast.expr | None) -> bool | None:
+    """Whether a spec is `P()`, the same on all devices; None where the text does not say."""
+    spec = followed(module, spec)
+    if not isinstance(spec, ast.Call) or module.qualified_name(spec.func) not in SPECS:
+        return None
+    return not spec.args and not spec.keywords
+
+
+def followed(module: Module, node: ast.expr | None) -> ast.expr | None:
+    """The one value of a name; of what is no name, itself."""
+    return module.value(node) if isinstance(node, ast.Name) else node
+
+
+def axes_of(
+    module: Module, function: scopes.Function, given: ast.expr | None
+) -> list[tuple[ast.arg, ast.expr | None]]:
+    """Each positional parameter with its part of `in_axes` or `in_specs`; none if they differ."""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    given = followed(module, given)
+    parts = given.elts if isinstance(given, ast.Tuple) else [given] * len(positional)
+    return list(zip(positional, parts, strict=True)) if len(parts) == len(positional) else []
+
+
 def is_inside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
     """Whether a node stands in a function, at any depth."""
     return any(around is function for around in module.ancestors(node))

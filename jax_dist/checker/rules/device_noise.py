@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from jax_dist.checker.model import functions, pmaps, scopes, traced
 from jax_dist.checker.model.semantic_model import Module
@@ -113,45 +114,20 @@ def _bodies(module: Module) -> Iterator[tuple[scopes.Function, "_Body"]]:
     for site in pmaps.sites(module):
         function = functions.innermost(module, site.fun) if site.is_application else None
         if function is not None and not site.unknown:
-            axes = site.arguments.get("in_axes")
-            yield function, _body(module, function, axes, _is_none)
+            axes = traced.axes_of(module, function, site.arguments.get("in_axes"))
+            yield function, _Body(module, {each: _is_none(axis) for each, axis in axes})
     for each, function in traced.bodies(module, "shard_map"):
         if each.is_known and "in_specs" in each.words:
-            yield function, _body(module, function, each.words["in_specs"], _is_empty)
+            specs = traced.axes_of(module, function, each.words["in_specs"])
+            is_empty = {each: traced.is_empty_spec(module, spec) for each, spec in specs}
+            yield function, _Body(module, is_empty)
 
 
-def _body(module: Module, function: scopes.Function, given, is_whole) -> "_Body":
-    positional = [*function.args.posonlyargs, *function.args.args]
-    if isinstance(given, ast.Tuple):
-        if len(given.elts) != len(positional):
-            return _Body(module, frozenset(), frozenset())  # bound by a partial, or starred
-        told = [is_whole(module, each) for each in given.elts]
-    else:
-        told = [is_whole(module, given)] * len(positional)
-    named = list(zip(positional, told, strict=True))
-    return _Body(
-        module,
-        frozenset(parameter for parameter, whole in named if whole is True),
-        frozenset(parameter for parameter, whole in named if whole is False),
-    )
-
-
-def _is_none(module: Module, axis: ast.expr | None) -> bool | None:
+def _is_none(axis: ast.expr | None) -> bool | None:
     """Of `in_axes`: whether all devices share it; None: the text does not say."""
-    del module
     if axis is None:
         return False  # the default, 0
-    if isinstance(axis, ast.Constant):
-        return axis.value is None
-    return None
-
-
-def _is_empty(module: Module, spec: ast.expr | None) -> bool | None:
-    if not isinstance(spec, ast.Call) or not (module.qualified_name(spec.func) or "").endswith(
-        (".P", ".PartitionSpec")
-    ):
-        return None
-    return not spec.args and not spec.keywords
+    return axis.value is None if isinstance(axis, ast.Constant) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,8 +135,7 @@ class _Body:
     """What is known of the values in a mapped function, and in functions inside it."""
 
     module: Module
-    shared: frozenset[ast.arg]
-    mapped: frozenset[ast.arg]
+    parameters: dict[ast.arg, bool | None]  # whether devices share it; None: not known
 
     def is_shared(self, value: ast.expr, depth: int = 8) -> bool:
         """Whether all devices have this number, key or sequence of keys."""
@@ -188,10 +163,10 @@ class _Body:
             if isinstance(value, ast.Attribute) and value.attr in _OF_TYPES:
                 return False
             value = value.value
-        return isinstance(value, ast.Name) and self._is_one_of(value, self.mapped)
+        return isinstance(value, ast.Name) and self._is_parameter(value, shared=False)
 
     def _is_shared_name(self, name: ast.Name, depth: int) -> bool:
-        if self._is_one_of(name, self.shared):
+        if self._is_parameter(name, shared=True):
             return True
         bindings = self.module.reaching(name) or []
         if len(bindings) != 1:
@@ -202,9 +177,10 @@ class _Body:
             value = statement.value if isinstance(statement, ast.Assign) else None
         return value is not None and self.is_shared(value, depth)
 
-    def _is_one_of(self, name: ast.Name, parameters: frozenset[ast.arg]) -> bool:
-        reaching = self.module.reaching(name) or []
-        return bool(reaching) and all(each.node in parameters for each in reaching)
+    def _is_parameter(self, name: ast.Name, *, shared: bool) -> bool:
+        reaching: list[Any] = self.module.reaching(name) or []
+        told = [self.parameters.get(each.node) for each in reaching]
+        return bool(told) and all(each is shared for each in told)
 
     def _is_rngs(self, value: ast.expr) -> bool:
         return _made_by(self.module, value) == "flax.nnx.Rngs"
@@ -251,14 +227,8 @@ def _drifting_copies(module: Module) -> Iterator[Found]:
 
 def _promises(module: Module, keywords: dict[str, ast.expr]) -> bool:
     unchecked = [keywords[name] for name in ("check_vma", "check_rep") if name in keywords]
-    spec = keywords.get("out_specs")
-    return (
-        bool(unchecked)
-        and all(module.text(value) == "False" for value in unchecked)
-        and isinstance(spec, ast.Call)
-        and not spec.args
-        and (module.qualified_name(spec.func) or "").endswith((".P", ".PartitionSpec"))
-    )
+    is_unchecked = unchecked and all(module.text(value) == "False" for value in unchecked)
+    return bool(is_unchecked and traced.is_empty_spec(module, keywords.get("out_specs")))
 
 
 def _is_known(module: Module, call: ast.Call) -> bool:

@@ -209,9 +209,8 @@ def _kinds(module: Module, value: ast.expr) -> Iterator[Literal["spec", "shardin
             return
         case ast.Call():
             name = module.qualified_name(value.func) or ""
-            is_spec = name.endswith(".PartitionSpec") or name == "jax.P"
             is_sharding = name == "jax.sharding.NamedSharding"
-            yield "spec" if is_spec else "sharding" if is_sharding else "unknown"
+            yield "spec" if name in traced.SPECS else "sharding" if is_sharding else "unknown"
         case ast.Name():
             known = [each for each in module.values(value) or () if not isinstance(each, ast.Name)]
             if not known:

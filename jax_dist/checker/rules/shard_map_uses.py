@@ -44,33 +44,10 @@ def _grad_psum_with_vma(module: Module) -> Iterator[Found]:
         given = [words[name] for name in ("check_vma", "check_rep") if name in words]
         # Where that is a variable, nothing is said.
         if site.is_known and all(module.text(value) == "True" for value in given):
-            shared = _shared(module, function, words.get("in_specs"))
+            specs = traced.axes_of(module, function, words.get("in_specs"))
+            shared = {each.arg for each, spec in specs if traced.is_empty_spec(module, spec)}
             if shared:
                 yield from _summed_again(module, function, shared)
-
-
-def _shared(module: Module, function: scopes.Function, specs: ast.expr | None) -> set[str]:
-    """The parameters whose spec is `P()`: the same on all devices."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    specs = _followed(module, specs)
-    if isinstance(specs, ast.Tuple):
-        each_spec: list[ast.expr | None] = list(specs.elts)
-    else:
-        each_spec = [specs] * len(positional)
-    pairs = zip(positional, each_spec, strict=False)
-    return {parameter.arg for parameter, spec in pairs if _is_empty(module, spec)}
-
-
-def _followed(module: Module, node: ast.expr | None) -> ast.expr | None:
-    return module.value(node) if isinstance(node, ast.Name) else node
-
-
-def _is_empty(module: Module, spec: ast.expr | None) -> bool:
-    spec = _followed(module, spec)
-    if not isinstance(spec, ast.Call) or spec.args or spec.keywords:
-        return False
-    name = module.qualified_name(spec.func)
-    return name in ("jax.P", "jax.sharding.PartitionSpec", "jax.experimental.pjit.PartitionSpec")
 
 
 def _summed_again(module: Module, function: scopes.Function, shared: set[str]) -> Iterator[Found]:

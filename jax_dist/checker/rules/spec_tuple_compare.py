@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from jax_dist.checker.model import traced
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Found, Page, rule
@@ -24,7 +25,6 @@ _PAGE = Page(
     source="https://docs.jax.dev/en/latest/changelog.html#jax-0-10-0-april-16-2026",
 )
 
-_SPEC = ("jax.sharding.PartitionSpec", "jax.P", "jax.experimental.PartitionSpec")
 _LISTED = re.compile(rb"(?<!\w)(?<!for )\w*specs? in [\[(]")  # not `for spec in [`
 
 
@@ -62,7 +62,7 @@ def _tuples(module: Module, op: ast.cmpop, left: ast.expr, right: ast.expr) -> l
 
 def _is_spec(module: Module, node: ast.expr) -> bool:
     return all(
-        module.qualified_name(each.func) in _SPEC
+        module.qualified_name(each.func) in traced.SPECS
         if isinstance(each, ast.Call)
         else isinstance(each, ast.Attribute)
         and each.attr == "spec"
@@ -90,7 +90,7 @@ def _fix(module: Module, tuples: list[ast.Tuple]) -> Fix | None:
     edits: list[Edit] = []
     imports: tuple[str, ...] = ()
     for each in tuples:
-        name, imports = module.name_for(_SPEC[0], each)
+        name, imports = module.name_for("jax.sharding.PartitionSpec", each)
         start, end = module.span(each)
         text = module.text(each)
         if not text.startswith("("):
