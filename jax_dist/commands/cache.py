@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from jax_dist.commands import terminal
-from jax_dist.commands.terminal import Exit, Help
+from jax_dist.commands.terminal import Exit
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was invalid
@@ -121,28 +121,20 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
+    subcommands = terminal.add_group(
+        commands,
         "cache",
+        __doc__,
+        _EPILOG,
         help="check, list, repair and fill the compilation cache",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=Help,
     )
-    parser.set_defaults(run=terminal.help_only(parser))
-    subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
 
     def add(name: str, help_: str, page: str, usage: str | None = None) -> Callable:
         description, codes, rest = page.partition("exit codes:")
-        added = subcommands.add_parser(
-            name,
-            help=help_,
-            usage=usage,
-            description=description.rstrip(),
-            epilog=codes + rest,
-            formatter_class=Help,
+        added = terminal.add_command(
+            subcommands, name, _run, description.rstrip(), codes + rest, help=help_, usage=usage
         )
-        added.set_defaults(run=_run)
-        added.add_argument("--json", action="store_true", help="print JSON")
+        terminal.flag(added, "--json", help="print JSON")
         return added.add_argument
 
     _add_runs(add)

@@ -41,9 +41,11 @@ def _verify(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
 
     if not options.program:
         raise MisuseError("verify needs a command: jax-dist cache verify -- python train.py")
-    progress = terminal.ProgressLine(err, "runs done")
     try:
-        with _folder_to_keep(options.keep) as folder:
+        with (
+            terminal.ProgressLine(err, "runs done") as progress,
+            _folder_to_keep(options.keep) as folder,
+        ):
             found = comparison.verify(
                 options.program,
                 folder,
@@ -54,8 +56,6 @@ def _verify(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
             )
     except OSError as error:
         raise MisuseError(f"{options.program[0]} cannot be started: {error.strerror}") from error
-    finally:
-        progress.close()
     if options.json:
         facts = dataclasses.asdict(found) | {"is_clean": found.is_clean}
         print(json.dumps(facts, indent=2), file=out)

@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from jax_dist.commands.terminal import Exit, Help
+from jax_dist.commands import terminal
+from jax_dist.commands.terminal import Exit
 
 _EPILOG = """\
 exit codes: 0 the certificate holds, 1 it does not, 2 it cannot be read
@@ -21,14 +22,8 @@ example:
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "certificate",  # without `help`, so that `jax-dist --help` does not list it
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=Help,
-    )
+    parser = terminal.add_command(commands, "certificate", _run, __doc__, _EPILOG)
     parser.add_argument("file", metavar="FILE", help="the certificate")
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

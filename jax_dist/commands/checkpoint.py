@@ -1,12 +1,11 @@
 """Converts checkpoints that pmap's programs saved: every leaf has a leading device axis in them."""
 
 import argparse
-import contextlib
 import pathlib
 from typing import Any, TextIO
 
 from jax_dist.commands import terminal
-from jax_dist.commands.terminal import Exit, Help
+from jax_dist.commands.terminal import Exit
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was invalid
@@ -27,20 +26,9 @@ _CHOICES = ("mean", "first", "keep")
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "checkpoint",  # without `help`, so that `jax-dist --help` does not list it
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=Help,
-    )
-    parser.set_defaults(run=terminal.help_only(parser))
-    subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND")
-    convert = subcommands.add_parser(
-        "convert",
-        help="drop the device axis",
-        description=_CONVERT,
-        epilog=_EPILOG,
-        formatter_class=Help,
+    subcommands = terminal.add_group(commands, "checkpoint", __doc__, _EPILOG)
+    convert = terminal.add_command(
+        subcommands, "convert", _run, _CONVERT, _EPILOG, help="drop the device axis"
     )
     convert.add_argument("source", metavar="IN", type=pathlib.Path, help="the checkpoint to read")
     convert.add_argument("target", metavar="OUT", type=pathlib.Path, help="the one to write")
@@ -53,7 +41,6 @@ def add_parser(commands: Any) -> None:
         help="for leaves with PART in their path: mean or first where copies differ, keep to "
         "leave them as they are; may be repeated, the first that fits counts",
     )
-    convert.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
@@ -62,7 +49,7 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist.multihost import conversion
 
     try:
-        with contextlib.closing(terminal.ProgressLine(err, "converting")):
+        with terminal.ProgressLine(err, "converting"):
             converted = conversion.convert(
                 options.source,
                 options.target,

@@ -5,13 +5,12 @@ the doctor. Attach the output to a bug report.
 """
 
 import argparse
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from jax_dist.commands import terminal
-from jax_dist.commands.terminal import Exit, Help
+from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
     from jax_dist.doctor import Diagnosis
@@ -30,15 +29,16 @@ _RED, _CYAN, _PLAIN = "\x1b[1;31m", "\x1b[36m", "\x1b[0m"
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
+    parser = terminal.add_command(
+        commands,
         "doctor",
+        _run,
+        __doc__,
+        _EPILOG,
         help="check this machine: versions, devices, flags, launcher, cache",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=Help,
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quiet", action="store_true", help="only the findings")
+    terminal.flag(parser, "--json", help="print one JSON object")
+    terminal.flag(parser, "--quiet", help="only the findings")
     parser.add_argument(
         "--timeout",
         type=terminal.seconds,
@@ -47,14 +47,13 @@ def add_parser(commands: Any) -> None:
         help="time limit for JAX to start (60)",
     )
     terminal.add_color(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     """Diagnoses and prints."""
     from jax_dist.doctor import diagnose  # not at the top: `--help` need not wait
 
-    with contextlib.closing(terminal.ProgressLine(err, "waiting for the devices")):
+    with terminal.ProgressLine(err, "waiting for the devices"):
         found = diagnose(options.timeout)
     if options.json:
         print(json.dumps(found.to_dict(), indent=2), file=out)

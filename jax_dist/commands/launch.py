@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from jax_dist.commands import terminal
-from jax_dist.commands.terminal import Help
 
 if TYPE_CHECKING:
     from jax_dist.launch.outcome import Printer, Stream
@@ -54,13 +53,14 @@ _RANKS = "Did you mean `-n` or `--processes`?"
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
+    parser = terminal.add_command(
+        commands,
         "launch",
+        _run,
+        __doc__,
+        _EPILOG,
         help="run a program in several processes on this machine",
         usage=_USAGE,
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=Help,
         meant=dict.fromkeys(("--np", "--nproc", "--nproc-per-node", "--num-processes"), _RANKS),
     )
     parser.add_argument(
@@ -117,10 +117,9 @@ def add_parser(commands: Any) -> None:
         metavar="K[,K]",
         help="show only the output of these ranks; logs and failure reports cover all",
     )
-    parser.add_argument("--quiet", action="store_true", help="no summary if all is well")
+    terminal.flag(parser, "--quiet", help="no summary if all is well")
     terminal.add_color(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=_run)
 
 
 def _ranks(text: str) -> list[int]:

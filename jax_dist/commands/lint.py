@@ -9,7 +9,7 @@ import sys
 from typing import Any, TextIO
 
 from jax_dist.commands import terminal
-from jax_dist.commands.terminal import Exit, Help
+from jax_dist.commands.terminal import Exit
 
 _FORMATS = ("text", "json", "sarif", "github")
 
@@ -45,12 +45,13 @@ _MEANT = {
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
+    parser = terminal.add_command(
+        commands,
         "lint",
+        _run,
+        __doc__,
+        _EPILOG,
         help="find pmap-era code in files and notebooks",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=Help,
         meant=_MEANT,
     )
     parser.add_argument(
@@ -64,7 +65,6 @@ def add_parser(commands: Any) -> None:
     _add_fixes(parser.add_argument_group("findings"))
     _add_output(parser.add_argument_group("output"))
     _add_running(parser.add_argument_group("execution"))
-    parser.set_defaults(run=_run)
 
 
 def _add_rules(group: Any) -> None:
@@ -81,16 +81,12 @@ def _add_rules(group: Any) -> None:
 
 
 def _add_fixes(group: Any) -> None:
-    group.add_argument("--fix", action="store_true", help="apply the safe fixes")
-    group.add_argument(
-        "--unsafe-fixes",
-        action="store_true",
-        help="with --fix or --diff: also fixes that a person should review",
+    terminal.flag(group, "--fix", help="apply the safe fixes")
+    terminal.flag(
+        group, "--unsafe-fixes", help="with --fix or --diff: also fixes that a person should review"
     )
-    group.add_argument("--diff", action="store_true", help="show what --fix would change")
-    group.add_argument(
-        "--add-noqa", action="store_true", help="suppress every finding with a comment"
-    )
+    terminal.flag(group, "--diff", help="show what --fix would change")
+    terminal.flag(group, "--add-noqa", help="suppress every finding with a comment")
     group.add_argument("--baseline", metavar="FILE", help="hide the findings listed in the file")
     group.add_argument("--write-baseline", metavar="FILE", help="list all findings in the file")
 
@@ -104,12 +100,10 @@ def _add_output(group: Any) -> None:
         metavar="FORMAT",
     )
     group.add_argument("-o", "--output-file", metavar="FILE", help="write to this file")
-    group.add_argument("--statistics", action="store_true", help="count findings by rule")
-    group.add_argument("-q", "--quiet", action="store_true", help="findings only, no summary")
+    terminal.flag(group, "--statistics", help="count findings by rule")
+    terminal.flag(group, "-q", "--quiet", help="findings only, no summary")
     terminal.add_color(group)
-    group.add_argument(
-        "--exit-zero", action="store_true", help="exit with 0 even if something is found"
-    )
+    terminal.flag(group, "--exit-zero", help="exit with 0 even if something is found")
 
 
 def _add_running(group: Any) -> None:
@@ -121,7 +115,7 @@ def _add_running(group: Any) -> None:
         metavar="N",
         help="number of processes (default: chosen by the size of the input)",
     )
-    group.add_argument("--no-cache", action="store_true", help="check every file again")
+    terminal.flag(group, "--no-cache", help="check every file again")
     group.add_argument(
         "--cache-dir", metavar="FOLDER", help="instead of .jax_dist_cache next to the settings"
     )

@@ -105,8 +105,7 @@ class _Lint:
         """What is found in all files, and not switched off."""
         if self._stdin is not None:
             return runner.examined(self._name, self._stdin, self._examiner)
-        progress = terminal.ProgressLine(self._err, "files checked")
-        try:
+        with terminal.ProgressLine(self._err, "files checked") as progress:
             return runner.run(
                 self._found.files,
                 self._examiner,
@@ -114,8 +113,6 @@ class _Lint:
                 memory=self._memory(),
                 progress=progress,
             )
-        finally:
-            progress.close()
 
     def report(self, findings: Sequence[Finding], out: TextIO | None = None) -> Exit:
         """Shows findings; the exit code says whether there are any."""

@@ -41,13 +41,14 @@ _DIFF = "Leave it out: a diff is printed unless --write or --check is there."
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
+    parser = terminal.add_command(
+        commands,
         "migrate",
+        _run,
+        __doc__,
+        _EPILOG,
         help="move files and notebooks from pmap to jit(shard_map)",
         usage="jax-dist migrate [options] PATH [PATH ...] [-- COMMAND ...]",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         meant=dict.fromkeys(("--diff", "--dry-run"), _DIFF)
         | dict.fromkeys(("--fix", "--in-place", "--apply"), "Did you mean `--write`?"),
     )
@@ -61,7 +62,6 @@ def add_parser(commands: Any) -> None:
     _add_effects(parser.add_argument_group("actions"))
     _add_proof(parser.add_argument_group("verification"))
     _add_running(parser.add_argument_group("execution"))
-    parser.set_defaults(run=_run)
 
 
 def _add_aims(group: Any) -> None:
@@ -71,21 +71,21 @@ def _add_aims(group: Any) -> None:
         default="jax_dist",
         help="what the code should use (default: jax_dist)",
     )
-    group.add_argument(
+    terminal.flag(
+        group,
         "--idiomatic",
-        action="store_true",
         help="with --to jax: take out the device axis where the data flow proves that all devices "
         "hold the same; --write then needs --verify",
     )
-    group.add_argument(
+    terminal.flag(
+        group,
         "--one-process",
-        action="store_true",
         help="with --to jax and --to global: a promise that the program never runs in several "
         "processes",
     )
-    group.add_argument(
+    terminal.flag(
+        group,
         "--all-devices",
-        action="store_true",
         help="with --to jax: a promise that what is mapped has one slice for each device there is; "
         "with --one-process, most places can then be jax.jit(jax.shard_map(...))",
     )
@@ -110,8 +110,8 @@ def _add_aims(group: Any) -> None:
 
 def _add_effects(group: Any) -> None:
     what = group.add_mutually_exclusive_group()
-    what.add_argument("--write", action="store_true", help="write the changes; else print a diff")
-    what.add_argument("--check", action="store_true", help="only name the files that would change")
+    terminal.flag(what, "--write", help="write the changes; else print a diff")
+    terminal.flag(what, "--check", help="only name the files that would change")
     group.add_argument(
         "--report",
         metavar="FILE",
@@ -121,9 +121,9 @@ def _add_effects(group: Any) -> None:
 
 
 def _add_proof(group: Any) -> None:
-    group.add_argument(
+    terminal.flag(
+        group,
         "--verify",
-        action="store_true",
         help="run the command behind --, apart from the project, and compare old and new at each "
         "place that is edited; what is not as sure as --require asks gets another form, or stays "
         "as it was",
@@ -159,9 +159,7 @@ def _add_proof(group: Any) -> None:
         help="an empty or new folder outside of the project that the command may write to; what "
         "it leaves there goes",
     )
-    group.add_argument(
-        "--keep", action="store_true", help="with --write: keep every place, however sure it is"
-    )
+    terminal.flag(group, "--keep", help="with --write: keep every place, however sure it is")
 
 
 def _add_running(group: Any) -> None:
@@ -169,7 +167,7 @@ def _add_running(group: Any) -> None:
         "--config", metavar="FILE", help="settings file to use instead of the nearest one"
     )
     group.add_argument("--stdin-filename", metavar="FILE", help="name to use for standard input")
-    group.add_argument("-q", "--quiet", action="store_true", help="no summary and no reasons")
+    terminal.flag(group, "-q", "--quiet", help="no summary and no reasons")
     terminal.add_color(group)
 
 

@@ -160,11 +160,8 @@ class _Migrate:
         for folder in seen.unreadable:
             self._complain(f"the folder {folder} cannot be read")
         self._paths = paths = seen.files
-        progress = terminal.ProgressLine(self._err, "files migrated")
-        try:
+        with terminal.ProgressLine(self._err, "files migrated") as progress:
             found, context = self._of_paths(self._aim, progress=progress)
-        finally:
-            progress.close()
         return found, context, len(paths)
 
     def _of_paths(
@@ -266,16 +263,13 @@ class _Migrate:
     @contextlib.contextmanager
     def _running(self) -> Iterator[dict[str, Any]]:
         """The options of runs of the command, whose progress is shown meanwhile."""
-        progress = terminal.ProgressLine(self._err)
-        try:
+        with terminal.ProgressLine(self._err) as progress:
             yield {
                 "devices": self._options.devices,
                 "timeout": self._options.timeout,
                 "scratch": self._options.scratch,
                 "progress": (lambda line: None) if self._options.quiet else progress.print,
             }
-        finally:
-            progress.close()
 
     def _certify(self, files: Sequence[FileMigration], proof: "Ledger | None") -> None:
         """Writes the certificate of what is on the disk now."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from jax_dist.commands import outputs, terminal
-from jax_dist.commands.terminal import Exit, Help
+from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
     from jax_dist.machines.report import Plan
@@ -45,12 +45,13 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
+    parser = terminal.add_command(
+        commands,
         "plan",
+        _run,
+        __doc__,
+        _EPILOG,
         help="whether a step fits on a machine, and in which way",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=Help,
     )
     parser.add_argument(
         "step",
@@ -89,9 +90,9 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="that the program sees here; by default as many as the first machine has",
     )
-    parser.add_argument(
+    terminal.flag(
+        parser,
         "--quick",
-        action="store_true",
         help="compile with the least effort, some five times faster, and in full only what comes "
         "near the limit: other peaks are estimates",
     )
@@ -101,10 +102,9 @@ def add_parser(commands: Any) -> None:
     one.add_argument("--out-axes", metavar="EXPRESSION", help="as for pmap (0)")
     one.add_argument("--donate", metavar="POSITIONS", help="positions of the donated arguments")
     one.add_argument("--static", metavar="POSITIONS", help="positions of the static arguments")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    terminal.flag(parser, "--json", help="print one JSON object")
     parser.add_argument("--plot", metavar="FILE.svg", help="write a picture of the memory")
-    parser.add_argument("--quiet", action="store_true", help="no progress on the standard error")
-    parser.set_defaults(run=_run)
+    terminal.flag(parser, "--quiet", help="no progress on the standard error")
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

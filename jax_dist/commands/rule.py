@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from jax_dist import _usage
 from jax_dist.checker.output import markdown
 from jax_dist.checker.rules import Page
+from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
 _EPILOG = """\
@@ -23,16 +24,12 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "rule",
-        help="print the page of a lint rule",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = terminal.add_command(
+        commands, "rule", _run, __doc__, _EPILOG, help="print the page of a lint rule"
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("rule", nargs="?", help="a code such as JXD306, or a name")
-    which.add_argument("--all", action="store_true", help="all rules")
+    terminal.flag(which, "--all", help="all rules")
     parser.add_argument(
         "--output-format",
         choices=("text", "json", "markdown", "table"),
@@ -40,7 +37,6 @@ def add_parser(commands: Any) -> None:
         help="text (the default; with --all one line for each rule); json or markdown: whole "
         "pages; table: a row for each rule, in Markdown",
     )
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
@@ -27,14 +28,9 @@ in Neovim:
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "server",
-        help="language server for editors",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    terminal.add_command(
+        commands, "server", run, __doc__, _EPILOG, help="language server for editors"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

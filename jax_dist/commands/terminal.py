@@ -18,6 +18,30 @@ class Exit(enum.IntEnum):
     INTERRUPTED = 130  # as a shell has it
 
 
+def add_command(
+    commands: Any, name: str, run: Callable[..., int], page: str | None, epilog: str, **more: Any
+) -> argparse.ArgumentParser:
+    """A subcommand, whose options are listed between its page and the epilog.
+
+    Args:
+      commands: that it is one of.
+      name: of the subcommand.
+      run: what it does, with its options.
+      page: what it is for.
+      epilog: exit codes and examples.
+      **more: for its parser, such as `help`; without that, `jax-dist --help` does not list it.
+    """
+    more = {"formatter_class": Help, **more}
+    parser = commands.add_parser(name, description=page, epilog=epilog, **more)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def flag(parser: Any, *names: str, help: str) -> None:
+    """Adds an option that is there or not to a parser, or to a group of its arguments."""
+    parser.add_argument(*names, action="store_true", help=help)
+
+
 def add_color(parser: Any) -> None:
     """Adds `--color` to a parser, or to a group of its arguments."""
     parser.add_argument(
@@ -29,14 +53,15 @@ def add_color(parser: Any) -> None:
     )
 
 
-def help_only(parser: argparse.ArgumentParser) -> Callable[..., Exit]:
-    """The `run` of a command that is nothing without one of its subcommands."""
+def add_group(commands: Any, name: str, page: str | None, epilog: str, **more: Any) -> Any:
+    """A command that is nothing without one of its subcommands, which are added to the result."""
 
     def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
         parser.print_help(file=err)
         return Exit.USAGE
 
-    return run
+    parser = add_command(commands, name, run, page, epilog, **more)
+    return parser.add_subparsers(dest="subcommand", metavar="COMMAND")
 
 
 MOST_DEVICES = 4096  # that are simulated in one process
@@ -177,6 +202,12 @@ class ProgressLine:
         with self._lock:
             self._next = time.monotonic() + _PATIENCE
             self._clear()
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Takes the line away."""
