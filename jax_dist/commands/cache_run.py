@@ -229,7 +229,7 @@ def _prune(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
 def _warm(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
     if ":" not in options.programs:
         raise MisuseError(f"{options.programs} names no function; write programs.py:programs")
-    with contextlib.closing(terminal.ProgressLine(err, "compiling")):
+    with terminal.ProgressLine(err, "compiling"):
         return _warmed(options, out, err)
 
 

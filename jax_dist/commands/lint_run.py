@@ -14,7 +14,8 @@ from jax_dist.checker.model import sources
 from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import FoundFiles, Source, UnreadableError
-from jax_dist.checker.output.report import FORMATS, RenderContext, statistics, summary
+from jax_dist.checker.output.context import RenderContext
+from jax_dist.checker.output.report import FORMATS, statistics, summary
 from jax_dist.commands import outputs, terminal
 from jax_dist.commands.terminal import Exit
 

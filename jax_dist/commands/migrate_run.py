@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from jax_dist._usage import MisuseError, counted
@@ -20,15 +20,13 @@ from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.report import MigrationReport
 from jax_dist.codemod.results import (
     AXIS_STAYS,
-    UNPROVED,
     UNSHOWN,
     FileMigration,
     Form,
-    PlaceResult,
     ProjectContext,
 )
 from jax_dist.codemod.shard_map import Promises
-from jax_dist.commands import outputs, terminal
+from jax_dist.commands import migrate_forms, outputs, terminal
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
@@ -204,7 +202,7 @@ class _Migrate:
         files, proof = self._kept(files, proof)
         proof = proof.with_attempts(self._attempts)
         back = {each.key: each for each in proof.entries if each.put_back}
-        return [_with_reasons(file, back) for file in files], proof
+        return [migrate_forms.with_reasons(file, back) for file in files], proof
 
     def _kept(
         self, files: Sequence[FileMigration], proof: "Ledger"
@@ -212,11 +210,13 @@ class _Migrate:
         """The places in the plainest form that is as sure as required; others are put back."""
         put_back: dict[tuple[str, int, str], LedgerEntry] = {}
         while lacking := self._lacking(files, proof):
-            forms = {_key(place): place.form for file in files for place in file.outcomes}
+            forms = {
+                migrate_forms.key(place): place.form for file in files for place in file.outcomes
+            }
             lowest = {each.key: each for each in lacking if forms.get(each.key, 1) <= Form.MAPPED}
             put_back |= lowest
             before = _texts(files)
-            for limits in _lower(files, forms, lacking):
+            for limits in migrate_forms.lower(files, forms, lacking):
                 self._aim = dataclasses.replace(self._aim, limits={**self._aim.limits, **limits})
                 files, _, _ = self._migrated()
                 if _texts(files) != before:
@@ -229,22 +229,7 @@ class _Migrate:
         return files, proof.with_put_back(put_back.values())
 
     def _lacking(self, files: Sequence[FileMigration], proof: "Ledger") -> "list[LedgerEntry]":
-        """The places that are not as sure as they must be.
-
-        Without the device axis, what differs from device to device would be lost without an error:
-        there a mapped function must be proved.
-        """
-        from jax_dist.codemod.verify.ledger import REQUIREMENTS
-
-        required, proved = self._required(), REQUIREMENTS["proved"]
-        mapped = {
-            _key(place)
-            for file in files
-            for place in file.outcomes
-            if place.form is Form.IDIOMATIC and place.is_mapped
-        }
-        least = lambda entry: max(required, proved) if entry.key in mapped else required
-        return [entry for entry in proof.entries if entry.rung < least(entry)]
+        return migrate_forms.lacking(files, proof, self._required())
 
     def _tried(self, files: Sequence[FileMigration], how: str) -> "Ledger":
         """How sure each place is.
@@ -421,48 +406,6 @@ class _Migrate:
         from jax_dist.codemod.verify.ledger import REQUIREMENTS
 
         return REQUIREMENTS[self._options.require]
-
-
-def _with_reasons(
-    file: FileMigration, back: "Mapping[tuple[str, int, str], LedgerEntry]"
-) -> FileMigration:
-    """With what was seen of the places that are put back."""
-    outcomes = []
-    for each in file.outcomes:
-        entry = back.get((each.path, each.line, each.what))
-        if entry is not None and each.reason == UNPROVED:
-            detail = next(iter((*entry.problems, *entry.notes)), "")
-            more = {"reason": entry.reason, "by_hand": entry.remedy, "detail": detail}
-            outcomes.append(dataclasses.replace(each, **more))
-        else:
-            outcomes.append(each)
-    return dataclasses.replace(file, outcomes=tuple(outcomes))
-
-
-def _key(place: PlaceResult) -> tuple[str, int, str]:
-    return place.path, place.line, place.what
-
-
-def _lower(
-    files: Sequence[FileMigration],
-    forms: Mapping[tuple[str, int, str], Form],
-    lacking: "Sequence[LedgerEntry]",
-) -> Iterator[dict[tuple[str, int], Form]]:
-    """Limits that have the places which lack something take another form, the fewest first."""
-    wanted = {each.key: Form(forms.get(each.key, Form.MAPPED) - 1) for each in lacking}
-    changed = {file.path for file in files if file.changed}
-    if all(path in changed for path, _, _ in wanted):
-        # What no place stands for keeps its whole file.
-        named: dict[tuple[str, int], Form] = {}
-        for key, form in wanted.items():
-            at = key[0], key[1] if key in forms else 0
-            named[at] = min(form, named.get(at, form))
-        yield named
-        worst = min(wanted.values())
-        if worst > Form.LEFT:  # what goes with mapped functions takes the form that these take
-            paths = {path for path, _, _ in wanted}
-            yield {(path, line): worst for path, line, _ in forms if path in paths}
-    yield {(file.path, 0): Form.LEFT for file in files}  # what another file defines goes back there
 
 
 def _texts(files: Sequence[FileMigration]) -> dict[str, bytes]:

@@ -8,7 +8,6 @@ is run.
 import argparse
 import json
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from jax_dist.commands import outputs, terminal
@@ -112,15 +111,12 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
         outputs.check("--plot", options.plot, "a picture of jax-dist plan")
     from jax_dist.commands import plan_run  # not at the top: `--help` need not wait for jax
 
-    line = terminal.ProgressLine(err, "compiling")
-    told: Callable[[str], object] = (lambda text: None) if options.quiet else line.print
     try:
-        found = plan_run.planned(options, told)
+        with terminal.ProgressLine(err, "compiling") as line:
+            found = plan_run.planned(options, (lambda text: None) if options.quiet else line.print)
     except KeyboardInterrupt:
         print("jax-dist plan: interrupted", file=err, flush=True)
         os._exit(Exit.INTERRUPTED)  # at a common exit, Python waits for what is being compiled
-    finally:
-        line.close()
     print(json.dumps(found.to_dict(), indent=2) if options.json else str(found), file=out)
     if options.plot:  # it may fail, and the table is not to be lost
         outputs.save("--plot", options.plot, found.picture(), "a picture of jax-dist plan")

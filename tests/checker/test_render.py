@@ -8,8 +8,9 @@ import pytest
 from jax_dist.checker.model import notebooks, sources
 from jax_dist.checker.model.findings import Edit, Finding, Fix, Position, Safety
 from jax_dist.checker.output import report
+from jax_dist.checker.output.context import RenderContext
 from jax_dist.checker.output.markdown import page_markdown
-from jax_dist.checker.output.report import FORMATS, RenderContext
+from jax_dist.checker.output.report import FORMATS
 from jax_dist.checker.rules import Page
 
 _PAGE = Page(

@@ -6,7 +6,26 @@ from typing import Any
 from jax_dist.checker.model.scopes import Binding, Scopes, place
 
 
-def reaching_inside(tree: Scopes, inner: ast.AST, bindings: list[Binding]) -> list[Binding]:
+def bindings_of(tree: Scopes, node: ast.Name) -> list[Binding] | None:
+    """The bindings that may hold where a name is read; None: the file has none."""
+    scope = tree.scope(node)
+    found = scope.lookup(node.id)
+    if found is None:
+        return None
+    home, bindings = found
+    if home is scope or home is scope.around_comprehensions:
+        return _reaching(tree, node, bindings)
+    inner: ast.AST = node  # the function, lambda or class of `home`'s own level around it
+    for around in tree.ancestors(node):
+        scope = tree.of.get(around)
+        if scope is home:
+            break
+        if scope is not None:
+            inner = around
+    return _reaching_inside(tree, inner, bindings)
+
+
+def _reaching_inside(tree: Scopes, inner: ast.AST, bindings: list[Binding]) -> list[Binding]:
     """The same for a read inside a function, which may run at any time once it is made.
 
     Args:
@@ -16,12 +35,12 @@ def reaching_inside(tree: Scopes, inner: ast.AST, bindings: list[Binding]) -> li
     """
     if len(bindings) == 1 or any(not hasattr(each.node, "lineno") for each in bindings):
         return bindings
-    made = reaching(tree, inner, bindings)
+    made = _reaching(tree, inner, bindings)
     later = [each for each in bindings if place(each.node) > place(inner)]
     return [each for each in bindings if each in made or each in later]
 
 
-def reaching(tree: Scopes, node: ast.AST, bindings: list[Binding]) -> list[Binding]:
+def _reaching(tree: Scopes, node: ast.AST, bindings: list[Binding]) -> list[Binding]:
     """Drops what a later plain assignment, in a block around `node`, surely hides.
 
     Args:

@@ -87,6 +87,16 @@ class Scopes:
             node = self.parents[node]
         return node
 
+    def scope(self, node: ast.AST) -> NameScope:
+        """The scope in which the node's names are looked up."""
+        below, child = node, node
+        for around in self.ancestors(node):
+            scope = self.of.get(around)
+            if scope is not None and _is_inside(below, child, around):
+                return scope
+            below, child = child, around
+        return self.module
+
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
         """The very list of statements that holds a statement; empty where there is none."""
         parent = self.parents[statement]
@@ -95,6 +105,18 @@ class Scopes:
             if isinstance(block, list) and any(each is statement for each in block):
                 return block
         return []
+
+
+def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
+    """Whether `child`, reached from `below`, looks its names up in the scope of `around`."""
+    if isinstance(around, ast.Module):
+        return True
+    if isinstance(around, ast.Lambda):
+        return child is around.body
+    if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return child in around.body or child in getattr(around, "type_params", ())
+    first = around.generators[0]  # its iterable is computed outside
+    return child is not first or below is not first.iter
 
 
 def build(tree: ast.Module) -> Scopes:

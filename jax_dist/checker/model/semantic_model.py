@@ -130,13 +130,7 @@ class Module:
 
     def scope(self, node: ast.AST) -> NameScope:
         """The scope in which the node's names are looked up."""
-        below, child = node, node
-        for around in self.ancestors(node):
-            scope = self.scopes.of.get(around)
-            if scope is not None and _is_inside(below, child, around):
-                return scope
-            below, child = child, around
-        return self.scopes.module
+        return self.scopes.scope(node)
 
     def function(self, node: ast.AST) -> scopes.Function | None:
         """The innermost function around the node; None at the module's level."""
@@ -415,36 +409,10 @@ class Module:
 
     def reaching(self, node: ast.Name) -> list[Binding] | None:
         """The bindings that may hold where this name is read; None: this file has none."""
-        scope = self.scope(node)
-        found = scope.lookup(node.id)
-        if found is None:
-            return None
-        home, bindings = found
-        if home is scope or home is scope.around_comprehensions:
-            return reaching.reaching(self.scopes, node, bindings)
-        inner: ast.AST = node  # the function, lambda or class of `home`'s own level around it
-        for around in self.ancestors(node):
-            scope = self.scopes.of.get(around)
-            if scope is home:
-                break
-            if scope is not None:
-                inner = around
-        return reaching.reaching_inside(self.scopes, inner, bindings)
+        return reaching.bindings_of(self.scopes, node)
 
 
 _ALIASES = (ast.Name, ast.Attribute, ast.Call)
-
-
-def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
-    """Whether `child`, reached from `below`, looks its names up in the scope of `around`."""
-    if isinstance(around, ast.Module):
-        return True
-    if isinstance(around, ast.Lambda):
-        return child is around.body
-    if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return child in around.body or child in getattr(around, "type_params", ())
-    first = around.generators[0]  # its iterable is computed outside
-    return child is not first or below is not first.iter
 
 
 # Packages whose own source is never asked: their names are what the rules speak of.

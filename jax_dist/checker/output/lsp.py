@@ -21,8 +21,8 @@ from jax_dist.checker.model.findings import Edit, Finding, Position, Safety
 from jax_dist.checker.model.notebooks import Cell, Notebook, joined
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import Source
+from jax_dist.checker.output.context import RenderContext, Severity
 from jax_dist.checker.output.markdown import page_markdown
-from jax_dist.checker.output.report import RenderContext, Severity
 
 _SEVERITIES: dict[Severity, types.DiagnosticSeverity] = {
     "error": types.DiagnosticSeverity.Error,

@@ -13,8 +13,8 @@ from jax_dist.checker.engine import fixer
 from jax_dist.checker.model import semantic_model, sources
 from jax_dist.checker.model.findings import Edit, Finding, Position, Safety, apply_edits
 from jax_dist.checker.model.sources import Source
+from jax_dist.checker.output.context import RenderContext, slashed
 from jax_dist.checker.output.markdown import page_markdown
-from jax_dist.checker.output.report import RenderContext, slashed
 from jax_dist.checker.rules import Page
 
 _SCHEMA = (
