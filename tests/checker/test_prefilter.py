@@ -32,24 +32,20 @@ def _part(part: bytes) -> bytes:
 @hypothesis.example(b"a.b", b"a.bb a b")
 def test_finds_what_a_search_finds(phrase, data):
     expected = re.search(_pattern(phrase), data) is not None
-    holds = bool(linter.Phrases([phrase]).held_by(data))
+    holds = linter.holding(data)(phrase)
 
-    if re.fullmatch(rb"[\w*]+", phrase):
+    # The words of a phrase may be whole somewhere, and the phrase, or more than it, elsewhere.
+    assert holds or not expected
+    assert not holds or phrase.replace(b"*", b"") in data
+    if re.fullmatch(rb"\w+", phrase):
         assert holds == expected
-    else:  # the words of a longer phrase may be whole somewhere, and the phrase elsewhere
-        assert holds or not expected
-        assert not holds or phrase.replace(b"*", b"") in data
-
-
-def test_no_phrases_are_never_found():
-    assert not linter.Phrases([]).held_by(b"import jax")
 
 
 @pytest.mark.parametrize(
     ("phrase", "holds"),
     [
         (b"pmap", False),
-        (b"pmap*", False),
+        (b"my_pma*", True),
         (b"*pmap", True),
         (b"*pmap*", True),
         (b"jax.jit", True),
@@ -65,7 +61,7 @@ def test_no_phrases_are_never_found():
 def test_words_are_whole_but_for_stars(phrase, holds):
     data = b'{import jax\nf = jax.jit(my_pmap)\n"g()\\nnext"'
 
-    assert linter.Phrases([b"other", phrase]).held_by(data) == ({phrase} if holds else set())
+    assert linter.holding(data)(phrase) == holds
 
 
 @pytest.mark.parametrize(

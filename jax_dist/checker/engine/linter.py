@@ -2,23 +2,20 @@
 
 The rules are all that the files of their folder hold.
 
-Most files hold no word that a rule looks for, and are passed over by their bytes alone. In the
-34 MB of jax, scenic and flax that say jax, to search for each word takes 1.3 s. To split them into
-sets of words, and to look those up, takes 0.8 s.
+Most files hold no word that a rule looks for, and are passed over by their bytes alone. Words are
+looked up among those of the file before a phrase is searched for, which takes longer.
 """
 
 import ast
 import dataclasses
 import functools
 import importlib
-import itertools
 import pkgutil
 import platform
 import re
 import sys
 import types
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable
 
 from jax_dist.checker import rules
 from jax_dist.checker.model import sources
@@ -30,24 +27,25 @@ from jax_dist.checker.rules import Page, Rule, Version
 from jax_dist.checker.rules.linter_findings import SYNTAX_ERROR
 
 
-def _rules_found() -> dict[Code, tuple[types.ModuleType, Rule]]:
+def _rules_found() -> dict[Code, Rule]:
     modules = (
         importlib.import_module(f"{rules.__name__}.{each.name}")
         for each in pkgutil.iter_modules(rules.__path__)
         if not each.name.startswith("_")
     )
-    found = (
-        (each.page.code, (module, each))
+    found = {
+        each.page.code: each
         for module in modules
         for each in vars(module).values()
         if isinstance(each, Rule)
-    )
-    return dict(sorted(found, key=lambda each: each[0]))
+    }
+    return dict(sorted(found.items()))
 
 
-_FOUND = _rules_found()
-MODULES: dict[Code, types.ModuleType] = {code: module for code, (module, _) in _FOUND.items()}
-RULES: dict[Code, Rule] = {code: rule for code, (_, rule) in _FOUND.items()}
+RULES: dict[Code, Rule] = _rules_found()
+MODULES: dict[Code, types.ModuleType] = {
+    code: sys.modules[rule.check.__module__] for code, rule in RULES.items()
+}
 PAGES: dict[Code, Page] = {code: rule.page for code, rule in RULES.items()}
 DEFAULT: frozenset[Code] = frozenset(code for code, page in PAGES.items() if page.default)
 
@@ -233,23 +231,15 @@ def _likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
     """Those rules that may have findings in a file, by the words that it holds."""
     if not any(word in data for word in _LIBRARIES):
         return frozenset()
-    rules, phrases = _rules_and_phrases(codes)
-    held = phrases.held_by(data)
+    holds = holding(data)
     return frozenset(
         rule.page.code
-        for rule in rules
-        if held.issuperset(rule.also)
-        and any(
-            each not in rule.narrow or rule.narrow[each].search(data)
-            for each in held.intersection(rule.triggers)
+        for rule in (RULES[code] for code in codes if code in RULES)
+        if any(
+            holds(each) and (each not in rule.narrow or rule.narrow[each].search(data))
+            for each in rule.triggers
         )
     )
-
-
-@functools.cache
-def _rules_and_phrases(codes: frozenset[Code]) -> tuple[list[Rule], "Phrases"]:
-    rules = [RULES[code] for code in codes if code in RULES]
-    return rules, Phrases(each for rule in rules for each in rule.triggers + rule.also)
 
 
 def is_internal(data: bytes) -> bool:
@@ -281,51 +271,34 @@ _OTHERS = {b"numpy", b"ml_dtypes", b"opt_einsum", b"absl", b"scipy"}
 _OTHERS |= {name.encode() for name in sys.stdlib_module_names}
 
 
-class Phrases:
-    """Phrases such as `pmap`, `jax.jit`, `import jax as`, to be looked for in many files.
+def holding(data: bytes) -> Callable[[bytes], bool]:
+    """Whether a file may hold a phrase such as `pmap`, `jax.jit`, `import jax as`.
 
     Their words must stand as words of their own in the file, but for those with a star: there may
-    be more of the word on its side, as in `*pmap*` and `common_utils.shard*`.
+    be more of the word around it, as in `*pmap*` and `common_utils.shard*`.
 
-    >>> phrases = Phrases([b"jax.jit", b"jax.pmap", b"pmap", b"*pmap*"])
-    >>> sorted(phrases.held_by(b"f = jax.jit(g)  # not pmapped"))
-    [b'*pmap*', b'jax.jit']
+    >>> holds = holding(b"f = jax.jit(g)  # not pmapped")
+    >>> [holds(phrase) for phrase in (b"jax.jit", b"jax.pmap", b"pmap", b"*pmap*")]
+    [True, False, False, True]
     """
+    text = data
+    if data[:9].lstrip(_BEFORE_JSON).startswith(b"{"):  # a notebook, where lines end with "\\n"
+        text = data.replace(b"\\n", b" ")
+    words = frozenset(text.translate(_BLANKS).split())
 
-    def __init__(self, phrases: Iterable[bytes]):
-        self._by_word: dict[bytes, list[_Phrase]] = {}  # by one of their words
-        self._of_parts: list[_Phrase] = []
-        for text in dict.fromkeys(phrases):
-            all_words = text.translate(_BLANKS_AND_STARS).split()
-            words = frozenset(word for word in all_words if b"*" not in word)
-            parts = (b" %s " % word for word in all_words if b"*" in word)
-            parts = tuple(part.replace(b" *", b"").replace(b"* ", b"") for part in parts)
-            rest = b"" if all_words == [text] else text.replace(b"*", b"")
-            word = max(words, key=len, default=None)  # the longest is the rarest
-            same = self._of_parts if word is None else self._by_word.setdefault(word, [])
-            same.append(_Phrase(text, words, parts, rest))
+    @functools.cache  # several rules look for the same
+    def holds(phrase: bytes) -> bool:
+        whole, rest = _parts(phrase)
+        return whole <= words and rest in text
 
-    def held_by(self, data: bytes) -> frozenset[bytes]:
-        """Those that a file holds."""
-        text = data
-        if data[:9].lstrip(_BEFORE_JSON).startswith(b"{"):  # a notebook, where lines end with "\\n"
-            text = data.replace(b"\\n", b" ")
-        words = set(text.translate(_BLANKS).split())
-        has = functools.cache(b" ".join([b"", *words, b""]).__contains__)
-        found = words.intersection(self._by_word)
-        near = itertools.chain(self._of_parts, *(self._by_word[word] for word in found))
-        return frozenset(
-            phrase.text
-            for phrase in near
-            if phrase.words <= words and all(map(has, phrase.parts)) and phrase.rest in data
-        )
+    return holds
 
 
-class _Phrase(NamedTuple):
-    text: bytes
-    words: frozenset[bytes]
-    parts: tuple[bytes, ...]  # of words, with a blank for the end of one
-    rest: bytes  # what else must be found; empty where that is all
+@functools.cache
+def _parts(phrase: bytes) -> tuple[frozenset[bytes], bytes]:
+    """The words that are whole, and all of the phrase without its stars."""
+    words = phrase.translate(_BLANKS_AND_STARS).split()
+    return frozenset(each for each in words if b"*" not in each), phrase.replace(b"*", b"")
 
 
 _BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"

@@ -103,7 +103,6 @@ class Rule:
     triggers: tuple[bytes, ...]  # phrases; a file that holds none of them cannot have a finding
     since: Version  # the first jax that has what the rule advises
     needs: Version  # the first jax on which the fixed code runs
-    also: tuple[bytes, ...]  # a file that holds not all of these cannot have a finding either
     narrow: Mapping[bytes, re.Pattern[bytes]]  # by trigger: what must be found where it is
 
 
@@ -113,18 +112,16 @@ def rule(
     triggers: tuple[bytes, ...],
     since: Version = (0,),
     needs: Version = (0,),
-    also: tuple[bytes, ...] = (),
     narrow: Mapping[bytes, re.Pattern[bytes]] = types.MappingProxyType({}),
 ) -> Callable[[_Check], Rule]:
     """Makes a rule of a check, `check(module) -> Iterator[Found]`.
 
     Args:
       page: what it says.
-      triggers: phrases as in `linter.Phrases`, one of which every file with a finding holds.
+      triggers: phrases as in `linter.holding`, one of which every file with a finding holds.
       since: silent in projects that must run on a jax older than this.
       needs: its fix is withheld from projects that must run on a jax older than this.
-      also: phrases, all of which every file with a finding holds too.
       narrow: for triggers that many files hold in another sense, the pattern that tells: a file
         without a match does not count as holding the trigger.
     """
-    return lambda check: Rule(page, check, triggers, since, needs, also, narrow)
+    return lambda check: Rule(page, check, triggers, since, needs, narrow)
