@@ -195,12 +195,14 @@ def run(
             pending.append((path, likely))
         elif memory is not None:
             memory.put(path, digests[path], [])
+    if jobs is None:
+        jobs = (os.cpu_count() or 1) if len(pending) > _ENOUGH else 1
     done = len(files) - len(pending)
     looked_into: set[str] = set()
     before = gc.get_threshold()
     gc.set_threshold(_SELDOM, *before[1:])
     try:
-        for some, read in _checked(pending, examiner, _jobs_for(len(pending), _ENOUGH, jobs)):
+        for some, read in _checked(pending, examiner, max(1, min(jobs, len(pending)))):
             looked_into.update(read)
             for path, findings in some:
                 found[path] = findings
@@ -238,22 +240,6 @@ def _data_of(path: str) -> bytes | Finding:
             return file.read()
     except OSError as error:
         return unreadable(path, f"the file cannot be read: {error.strerror or error}")
-
-
-def _jobs_for(count: int, enough: int, asked: int | None) -> int:
-    """How many processes to use.
-
-    Args:
-      count: of the files.
-      enough: from how many files on it pays to start processes.
-      asked: by the user; None: as many as pay.
-
-    >>> _jobs_for(3, 100, None), _jobs_for(3, 100, 8)
-    (1, 3)
-    """
-    if asked is None:
-        asked = (os.cpu_count() or 1) if count > enough else 1
-    return max(1, min(asked, count))
 
 
 def _checked(files: Sequence[_Pending], examiner: Examiner, jobs: int) -> Iterator[_Checked]:

@@ -13,25 +13,25 @@ from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.primitives import functions_of
 
 
-def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
-    """Every call of a function in this file; None where it is handed on, or has no name."""
+def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | None:
+    """Where this file reads a function by its name; None where it has none of its own."""
     owner = module.parent(function)
     if isinstance(function, ast.Lambda):
         if not (isinstance(owner, ast.Assign) and isinstance(owner.targets[0], ast.Name)):
             return None
         scope, name = module.scope(owner), owner.targets[0].id
-    elif function.decorator_list:
-        return None
     else:
         scope, name = module.scope(function), function.name
     if isinstance(owner, ast.ClassDef):
-        reads: Sequence[ast.expr] = self_attributes(module, owner, name, ast.Load)
-    elif len(scope.bindings.get(name, ())) == 1:
-        reads = module.reads(scope, name)
-    else:
-        return None
-    calls = list(filter(None, map(module.call_of, reads)))
-    return calls if len(calls) == len(reads) else None
+        return self_attributes(module, owner, name, ast.Load)
+    return module.reads(scope, name) if len(scope.bindings.get(name, ())) == 1 else None
+
+
+def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
+    """Every call of a function in this file; None where it is handed on, or has no name."""
+    found = None if getattr(function, "decorator_list", ()) else reads(module, function)
+    calls = [call for read in found or () if (call := module.call_of(read)) is not None]
+    return calls if found is not None and len(calls) == len(found) else None
 
 
 def argument_of(

@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.checker.model import scopes
@@ -65,11 +65,18 @@ def _site(module: Module, reference: ast.expr) -> Site:
             break
         node = around
         partials.append(around)
-    arguments, unknown = _bound(partials)
-    common = {"arguments": arguments, "unknown": unknown, "partials": tuple(partials)}
+    bound = [(partial.args[1:], partial.keywords) for partial in partials]
+    common: dict[str, Any] = {"partials": tuple(partials)}
+    common["arguments"], common["unknown"] = _given(bound)
     call = module.call_of(node)
     if call is not None:
-        return _call(module, reference, call, common)
+        arguments, unknown = _given([*bound, (call.args, call.keywords)])
+        common |= {"arguments": arguments, "unknown": unknown}
+        fun = arguments.pop("fun", None) or arguments.pop("f", None)
+        outside = module.parent(call)
+        if fun is None and decorates(outside, call):
+            return Site("called decorator", reference, call, outside, **common)
+        return Site("call", reference, call, fun, **common)
     if decorates(around, node):
         form: _Form = "decorator" if node is reference else "partial decorator"
         return Site(form, reference, node, around, **common)
@@ -79,42 +86,24 @@ def _site(module: Module, reference: ast.expr) -> Site:
     return Site("value", reference, node, **common)
 
 
-def _call(module: Module, reference: ast.expr, call: ast.Call, common: dict[str, Any]) -> Site:
-    arguments = dict(common["arguments"])
-    unknown = common["unknown"]
-    bound = sum(len(partial.args) - 1 for partial in common["partials"])
-    for position, argument in enumerate(call.args, start=bound):
-        if isinstance(argument, ast.Starred):
-            unknown = unknown or "*args"
-            break
-        name = _PARAMETERS[position] if position < len(_PARAMETERS) else f"argument {position + 1}"
-        arguments[name] = argument
-    for keyword in call.keywords:
-        if keyword.arg is None:
-            unknown = unknown or "**kwargs"
-        else:
-            arguments[keyword.arg] = keyword.value
-    common = {**common, "arguments": arguments, "unknown": unknown}
-    around = module.parent(call)
-    fun = arguments.pop("fun", None) or arguments.pop("f", None)
-    if fun is None and decorates(around, call):
-        return Site("called decorator", reference, call, around, **common)
-    return Site("call", reference, call, fun, **common)
-
-
-def _bound(partials: list[ast.Call]) -> tuple[dict[str, ast.expr], str]:
-    """What partials give, the outer ones last; and why that is not all."""
+def _given(
+    calls: Iterable[tuple[Sequence[ast.expr], Sequence[ast.keyword]]],
+) -> tuple[dict[str, ast.expr], str]:
+    """What partials and a call give, one after the other; and why that is not all."""
     arguments: dict[str, ast.expr] = {}
     unknown = ""
-    for partial in partials:
-        for position, argument in enumerate(partial.args[1:]):
-            if isinstance(argument, ast.Starred) or position >= len(_PARAMETERS):
-                unknown = "*args"
+    position = 0
+    for args, keywords in calls:
+        for argument in args:
+            if isinstance(argument, ast.Starred):
+                unknown = unknown or "*args"
                 break
-            arguments[_PARAMETERS[position]] = argument
-        for keyword in partial.keywords:
+            is_named = position < len(_PARAMETERS)
+            arguments[_PARAMETERS[position] if is_named else f"argument {position + 1}"] = argument
+            position += 1
+        for keyword in keywords:
             if keyword.arg is None:
-                unknown = "**kwargs"
+                unknown = unknown or "**kwargs"
             else:
                 arguments[keyword.arg] = keyword.value
     return arguments, unknown
@@ -209,7 +198,7 @@ def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]
         if module.qualified_name(jit.func) != "jax.jit" or jit.keywords or has_comment:
             return ()
         return (Edit(start, first, ""), Edit(last, end, ""))
-    line, after = code.rfind(b"\n", 0, start) + 1, code.find(b"\n", end)
-    is_alone = code[line:start].strip() == b"@" and not code[end:after].strip()
+    before, behind = module.margins(jit)
+    is_alone = before.strip() == "@" and not behind.strip()
     is_bare = module.qualified_name(jit) == "jax.jit"
-    return (Edit(line, after + 1, ""),) if is_bare and is_alone else ()
+    return (module.line_edit(jit),) if is_bare and is_alone else ()

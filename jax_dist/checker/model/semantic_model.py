@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from jax_dist.checker.model import reaching, scopes, sources
+from jax_dist.checker.model.findings import Edit
 from jax_dist.checker.model.import_graph import ImportGraph
 from jax_dist.checker.model.scopes import Binding, NameScope
 from jax_dist.checker.model.sources import Source
@@ -104,6 +105,18 @@ class Module:
     def text(self, node: Any) -> str:
         start, end = self.span(node)
         return self.source.code[start:end].decode()
+
+    def margins(self, node: Any) -> tuple[str, str]:
+        """What stands before a node on its first line, and behind it on its last one."""
+        (start, end), code = self.span(node), self.source.code
+        line, after = code.rfind(b"\n", 0, start) + 1, code.find(b"\n", end)
+        return code[line:start].decode(), code[end : after if after >= 0 else None].decode()
+
+    def line_edit(self, node: Any) -> Edit:
+        """Takes out all lines on which a node stands."""
+        code = self.source.code
+        after = code.find(b"\n", self.span(node)[1])
+        return Edit(self.offset(node.lineno, 0), after + 1 if after >= 0 else len(code), "")
 
     # --- shape
 

@@ -204,20 +204,9 @@ def around(module: Module, node: ast.AST) -> str | None:
 def _tracing(module: Module, function: scopes.Function) -> str | None:
     found = module.memo(_tracing)
     if function not in found:
-        given = (given_to(module, read) for read in _reads(module, function))
+        is_lambda = isinstance(function, ast.Lambda)
+        reads = [function] if is_lambda else functions.reads(module, function) or ()
+        given = (given_to(module, read) for read in reads)
         named = itertools.chain(decorators(module, function), filter(None, given))
         found[function] = next((name for name, _ in named), None)
     return found[function]
-
-
-def _reads(module: Module, function: scopes.Function) -> Sequence[ast.expr]:
-    if isinstance(function, ast.Lambda):
-        return [function]
-    owner = module.parent(function)
-    if isinstance(owner, ast.ClassDef):
-        if f"self.{function.name}".encode() not in module.source.python:
-            return []  # most methods; looking for attributes walks over all classes
-        return functions.self_attributes(module, owner, function.name, ast.Load)
-    scope = module.scope(function)
-    is_one = len(scope.bindings.get(function.name, ())) == 1
-    return module.reads(scope, function.name) if is_one else []

@@ -280,8 +280,7 @@ def edits_of_from(
     """
     start, end = module.span(statement)
     code = module.source.code
-    line = code.rfind(b"\n", 0, start) + 1
-    indent = code[line:start].decode()
+    indent, _ = module.margins(statement)
     if indent.strip():
         return None  # after a semicolon or a colon
     by_home: dict[str, list[str]] = {}
@@ -320,13 +319,10 @@ def removal(module: Module, statement: ast.stmt) -> Edit:
     block = getattr(module.parent(statement), "body", [])
     if len(block) == 1 or statement not in block:
         return Edit(start, end, "pass")
-    code = module.source.code
-    line = code.rfind(b"\n", 0, start) + 1
-    after = code.find(b"\n", end)
-    rest = code[end : after if after >= 0 else None]
-    if code[line:start].strip() or rest.strip():
+    before, behind = module.margins(statement)
+    if before.strip() or behind.strip():
         return Edit(start, end, "pass")  # the line holds more
-    return Edit(line, after + 1 if after >= 0 else len(code), "")
+    return module.line_edit(statement)
 
 
 def _removals(

@@ -140,14 +140,12 @@ def _time_fix(module: Module, call: ast.Call) -> Fix | None:
     statement = module.statement(call)
     if not (isinstance(statement, ast.Expr) and statement.value is call):
         return None
-    start, end = module.span(statement)
-    line_start = module.offset(statement.lineno, 0)
-    indent = module.source.code[line_start:start].decode()
-    after = module.source.line_text(end)[statement.end_col_offset or 0 :].lstrip()
-    if indent.strip() or not (after == "" or after.startswith("#")):
+    indent, after = module.margins(statement)
+    if indent.strip() or not (after.strip() == "" or after.lstrip().startswith("#")):
         return None
     name, imports = module.name_for("jax.config.update", call)
     quote = "'" if "'" in module.text(call) else '"'
     text = f"{indent}{name}({quote}{_TIME}{quote}, 0)\n"
-    edit = Edit(line_start, line_start, text)
+    line = module.offset(statement.lineno, 0)
+    edit = Edit(line, line, text)
     return Fix("keep programs however fast they compile", Safety.UNSAFE, (edit,), imports)

@@ -206,7 +206,7 @@ _DRIFTING = Page(
 )
 
 
-@rule(_DRIFTING, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*fold_in*", b"*axis_index*"))
+@rule(_DRIFTING, triggers=(b"*shard_map*",), since=(0, 6, 1))
 def _drifting_copies(module: Module) -> Iterator[Found]:
     for site, function in traced.bodies(module, "shard_map"):
         if not site.is_known or not _promises(module, site.words):

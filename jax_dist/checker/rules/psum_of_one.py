@@ -22,6 +22,7 @@ _PAGE = Page(
     source="https://docs.jax.dev/en/latest/_autosummary/jax.lax.axis_size.html",
 )
 
+
 # Not `psum(x, ...)`, nor "psum of" in prose: most files that say psum hold nothing else.
 _OPERATORS = rb"as|if|else|for|and|or|in|is|not"
 _OF_ONE = re.compile(rb"psum(?!\w| +(?!(?:" + _OPERATORS + rb")\b)[a-zA-Z]|\s*\(\s*[^\s1(#\\])")

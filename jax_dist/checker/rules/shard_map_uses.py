@@ -37,7 +37,7 @@ _GRADIENTS = ("jax.grad", "jax.value_and_grad")
 _SUMS = functions_of("sum")
 
 
-@rule(_GRADIENT, triggers=(b"*shard_map*",), since=(0, 6, 1), also=(b"*grad*",))
+@rule(_GRADIENT, triggers=(b"*shard_map*",), since=(0, 6, 1))
 def _grad_psum_with_vma(module: Module) -> Iterator[Found]:
     for site, function in traced.bodies(module, "shard_map"):
         words = site.words
@@ -270,11 +270,9 @@ def _jit_around(module: Module, application: Application, node: ast.expr | None)
         start, end = module.span(node)
         edits = (Edit(start, start, f"{jit}("), Edit(end, end, ")"))
         return Fix("wrap it in jax.jit", Safety.UNSAFE, edits, imports)
-    start, _ = module.span(application.node)
-    code = module.source.code
-    line = code.rfind(b"\n", 0, start) + 1
-    indent = code[line:start].decode()
+    indent, _ = module.margins(application.node)
     if indent.strip() != "@":
         return None
+    line = module.offset(application.node.lineno, 0)
     edit = Edit(line, line, f"{indent}{jit}\n")
     return Fix("wrap it in jax.jit", Safety.UNSAFE, (edit,), imports)
