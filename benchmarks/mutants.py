@@ -73,7 +73,7 @@ TARGETS: dict[str, Sequence[str]] = {
     ),
     "jax_dist/passes/uniformity.py": _PASSES,
     "jax_dist/passes/hazards.py": ("tests/passes/test_randomness.py", *_PASSES[1:]),
-    "jax_dist/passes/gathers.py": (*_GATHERS, "tests/passes/test_gathers_table.py"),
+    "jax_dist/passes/gathers.py": _GATHERS,
     "jax_dist/passes/gather_rules.py": _GATHERS,
     "jax_dist/passes/gather_states.py": ("tests/passes/test_gather_states.py",),
     "jax_dist/global_views/islands.py": _VIEWS[:2],

@@ -207,6 +207,8 @@ def test_a_sum_in_bfloat16_of_products_counts_as_float32():
     x = jnp.ones((4, 3), jnp.bfloat16)
     largest = step_of(_eqn(lambda x: lax.reduce_max(x, (0,)), [x]), [_state([0])])
     assert [each.bytes for each in largest.collectives] == [6]
+    short = step_of(_eqn(lambda x: lax.reduce_sum(x, (0,)), [x.astype(np.int16)]), [_state([0])])
+    assert [each.bytes for each in short.collectives] == [6]
 
     product = lambda x, y: lax.dot_general(x, y, (((0,), (0,)), ((), ())))
     step = step_of(_eqn(product, [x, x]), [_state([0])] * 2)

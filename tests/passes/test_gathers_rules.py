@@ -201,5 +201,17 @@ def test_windows_of_two_arrays_need_both_whole():
     ]
 
 
+def test_windows_with_a_function_of_the_user_stay_gathered():
+    def body(x):
+        function = lambda a, b: a * b + 1
+        whole = lax.all_gather(x, "i")
+        return lax.reduce_window(whole, 1.0, function, (1, 1, 2), (1, 1, 1), "VALID").sum(0)
+
+    assert lines(planned(on_four(body, check_vma=False), X)) == [
+        "rewritten: all_gather over 'i', reduce_sum: one psum"
+    ]
+
+
 def test_what_the_pass_has_something_to_do_with():
+    assert planned(on_four(lambda x: x * 2), X).findings == ()
     assert {"all_gather", "all_gather_invariant", "reduce_scatter"} == gathers.GATHERS
