@@ -380,6 +380,79 @@ def test_a_jitted_layer_that_is_called_twice():
     assert len(plan.findings) == 1
 
 
+@pytest.mark.parametrize(
+    "call", [lambda whole, _: whole, lambda _, number: number + 1], ids=["handed on", "not used"]
+)
+def test_a_jit_that_does_nothing_with_a_gathered_value(call):
+    def body(x):
+        whole = lax.all_gather(x, "i")
+        return (jax.jit(call)(whole, jnp.float32(2)) * whole).sum(0)
+
+    function = on_four(body, check_vma=False)
+
+    assert [each.outcome for each in planned(function, X).findings] == ["rewritten"]
+    assert_close(jax.jit(rewritten_leaves(function))(X)[0], jax.jit(function)(X), 1e-6)
+
+
+def _total(x):
+    return lax.all_gather(x, "i").sum(0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: lax.scan(lambda c, row: (c + _total(row), None), x[0], x)[0],
+        lambda x: lax.cond(lax.pmax(x[0, 0], "i") > 0, _total, lambda x: x, x),
+        lambda x: lax.cond(lax.pmax(x[0, 0], "i") > 0, lambda x: x, _total, x),
+        lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, _total(c[1])), (0, x))[1],
+        lambda x: jax.checkpoint(_total)(x),
+    ],
+    ids=["scan", "first branch", "second branch", "while", "remat"],
+)
+def test_a_gather_in_a_body_is_reduced_there(body):
+    function = on_four(body, check_vma=False)
+
+    assert lines(planned(function, X)) == ["rewritten: all_gather over 'i', reduce_sum: one psum"]
+    assert count(rewritten_leaves(function), X).gathers == 0
+
+
+def test_what_is_whole_from_a_refusal_on_forces_no_other_gather():
+    def body(x):
+        rows, columns = lax.all_gather(x, "i"), lax.all_gather(2 * x, "i", axis=1)
+        return lax.sort(rows, dimension=0)[0] + (rows + columns).sum(1)
+
+    found = planned(on_four(body, check_vma=False), jnp.asarray(blocks(16, 3))).findings
+
+    assert [each.outcome for each in found] == ["refused", "rewritten"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "barriers"),
+    [("bfloat16", 1), ("float16", 1), ("float32", 0), ("int8", 0), ("int32", 0)],
+)
+def test_what_stands_for_a_gather_of_a_small_type_is_rounded(dtype, barriers):
+    """As what is sent would be: XLA computes in float32 between operations that it fuses."""
+    function = on_four(lambda x: lax.all_gather(x.astype(dtype), "i").max(0), check_vma=False)
+    rewritten = jax.make_jaxpr(rewritten_leaves(function))(X)
+    names = [eqn.primitive.name for eqn in interpreter.equations(rewritten)]
+
+    assert (names.count("all_gather"), names.count("optimization_barrier")) == (0, barriers)
+
+
+def test_a_gather_in_a_shard_map_in_another():
+    def outer(x):
+        specs = {"in_specs": P("i"), "out_specs": P("i")}
+        return jax.shard_map(_total, **specs, axis_names={"i"}, check_vma=False)(x)
+
+    function = jax.shard_map(
+        outer, mesh=mesh_of(i=4, j=2), in_specs=P("j"), out_specs=P("j"), axis_names={"j"},
+        check_vma=False,
+    )  # fmt: skip
+
+    assert lines(planned(function, X)) == ["rewritten: all_gather over 'i', reduce_sum: one psum"]
+    assert count(rewritten_leaves(function), X) == Count(reductions=1)
+
+
 def _two_totals(x):
     total = jax.jit(lambda each: lax.all_gather(each, "i").sum(0))
     return on_four(lambda x: x * total(2.0) + total(3.0), check_vma=False)(x)
