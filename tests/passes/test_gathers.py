@@ -426,6 +426,48 @@ def test_what_is_whole_from_a_refusal_on_forces_no_other_gather():
     assert [each.outcome for each in found] == ["refused", "rewritten"]
 
 
+_IN_A_LOOP = (
+    "the gather is outside the {} and its use inside: a reduction over devices would run in every "
+    "iteration"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            lambda g: lax.scan(lambda c, _: (c + g.sum(0), None), jnp.ones((2, 3)), None, 2)[0],
+            _IN_A_LOOP.format("scan"),
+        ),
+        (
+            lambda g: lax.while_loop(
+                lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + g.sum(0)), (0, jnp.ones((2, 3)))
+            )[1],
+            _IN_A_LOOP.format("while loop"),
+        ),
+        (
+            lambda g: lax.cond(lax.psum(1, "i") > 3, lambda g: g.sum(0), lambda g: g.max(0), g),
+            "the gather is outside the cond and its use inside: a reduction over devices would "
+            "stand in a branch that some of them may not take",
+        ),
+        (
+            lambda g: jax.nn.relu(g).sum(0),
+            "relu has its own rule of differentiation, which is for the whole value: apply it to "
+            "the block, before the gather",
+        ),
+        (
+            lambda g: jax.checkpoint(lambda g: g.sum(0))(g),
+            "checkpoint takes the gathered value whole: gather inside it",
+        ),
+    ],
+    ids=["scan", "while", "cond", "relu", "checkpoint"],
+)
+def test_why_a_body_takes_no_gathered_value(body, why):
+    function = on_four(lambda x: body(lax.all_gather(x, "i")), check_vma=False)
+
+    assert [(e.outcome, e.why) for e in planned(function, X).findings] == [("refused", why)]
+
+
 @pytest.mark.parametrize(
     ("dtype", "barriers"),
     [("bfloat16", 1), ("float16", 1), ("float32", 0), ("int8", 0), ("int32", 0)],
