@@ -359,7 +359,7 @@ class _GatherWalk:
             [frame.constant.along(v) if frame.constant else frozenset() for v in eqn.invars],
             at=at,
             loop=frame.loop,
-            called_at=frame.line(eqn) if frame.called_at or _is_of_jax(jaxpr) else "",
+            called_at=frame.line(eqn) if _is_of_jax(jaxpr) else "",
         )
         results = [inside.state(atom) for atom in open_jaxpr(jaxpr).outvars]
         self._set(eqn, [r if isinstance(r, Gathered) else None for r in results], frame)

@@ -483,8 +483,9 @@ def test_what_stands_for_a_gather_of_a_small_type_is_rounded(dtype, barriers):
 
 def test_a_gather_in_a_shard_map_in_another():
     def outer(x):
+        weighted = lambda x: (lax.all_gather(x, "i") * jnp.arange(4.0)[:, None, None]).sum(0)
         specs = {"in_specs": P("i"), "out_specs": P("i")}
-        return jax.shard_map(_total, **specs, axis_names={"i"}, check_vma=False)(x)
+        return jax.shard_map(weighted, **specs, axis_names={"i"}, check_vma=False)(x)
 
     function = jax.shard_map(
         outer, mesh=mesh_of(i=4, j=2), in_specs=P("j"), out_specs=P("j"), axis_names={"j"},
