@@ -1,6 +1,7 @@
 """Texts of programs prove that two forms are equal; a certificate of it is refused when altered."""
 
 import copy
+import functools
 import hashlib
 import json
 import pathlib
@@ -169,6 +170,21 @@ def test_the_text_of_a_scan_shows_all_of_it():
     assert _proof(before, _text(_in_a_scan)) == ()
     with pytest.raises(NotProvedError):
         _proof(before, _text(lambda x: jax.lax.scan(lambda c, y: (c, y), x[0], x)[0]))
+
+
+@pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
+def test_the_carries_of_a_scan_have_an_order():
+    def turned(x: jax.Array, *, start: Any) -> jax.Array:
+        turn = lambda c, y: ((c[1] * 2 + y, c[0]), c[1])
+        return jax.lax.scan(turn, start(x), x)[1]
+
+    one, other = (
+        _text(functools.partial(turned, start=start))
+        for start in (lambda x: (x[0], x[1] * 3), lambda x: (x[1] * 3, x[0]))
+    )
+    assert _proof(one, one) == ()
+    with pytest.raises(NotProvedError):
+        _proof(one, other)
 
 
 def _gathered(x: jax.Array) -> jax.Array:

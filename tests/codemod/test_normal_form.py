@@ -182,3 +182,50 @@ def test_variables_are_numbered_by_their_first_use():
     assert equivalence._numbered("§7 §12 = add §12 §7") == "§0 §1 = add §1 §0"
     assert equivalence.shape("float32[8,4,3]") == [8, 4, 3]
     assert equivalence.shape("float32[]") == []
+
+
+def test_the_names_of_mesh_axes_are_numbers_in_every_parameter():
+    equations = Equations(rules=False, axes={"batch": "axis-0"})
+    for name in ("axes", "axis_name", "spmd_axis_name", "newly_manual_axes", "manual_axes"):
+        for value in ("batch", ["batch"], {"set": ["batch"]}):
+            assert equations._parameters({name: value}) == f'[{name}=["axis-0"]]'
+    assert equations._parameters({"name": "batch"}) == '[name="batch"]'
+
+
+def test_a_program_may_return_a_literal():
+    text = {"in": [], "consts": [], "eqns": [], "out": ["float32[] 0000803f"], "weak": [False]}
+    assert Equations(rules=False).run(text, []) == ["literal(float32[] 0000803f)"]
+
+
+def test_all_rules_have_a_sentence():
+    assert equivalence.shape("float32[1]") == [1]
+    assert [*equivalence.RULES] == [f"R{number}" for number in range(1, 12)]
+
+
+def _line(result: int, primitive: str, operand: int) -> list[Any]:
+    return [primitive, {}, [operand], [[result, "float32[3]"]]]
+
+
+def test_what_is_one_call_of_the_host_and_what_are_two():
+    kind = "float32[3]"
+    two = [_line(2, "sin", 1), _line(3, "cos", 2)]
+    body = {"in": [[1, kind]], "consts": [], "eqns": two, "out": [3], "weak": [False]}
+    called = ["jit", {"jaxpr": {"jaxpr": body}}, [1], [[3, kind]]]
+    copied = [*two[:1], ["copy", {}, [2], [[4, kind]]], _line(3, "cos", 4)]
+    turned = [*two[:1], ["transpose", {"permutation": [0]}, [2], [[4, kind]]], _line(3, "cos", 4)]
+    host = lambda eqns: equivalence._normal_form({**body, "eqns": eqns})[0]
+
+    assert host(two).count("call of the host") == 2
+    assert host([called]).count("call of the host") == 1
+    for moved in (copied, turned):
+        assert host(moved).count("call of the host") == 2
+
+
+def test_no_rule_is_used_for_what_is_the_same():
+    kind, one = "float32[3]", "float32[] 0000803f"
+    eqn = ["div", {}, [1, one], [[2, kind]]]
+    text = {"in": [[1, kind]], "consts": [], "eqns": [eqn], "out": [2], "weak": [False]}
+    assert equivalence.proof({"before": text, "after": text, "sizes": {}}) == ()
+    assert equivalence.proof(
+        {"before": text, "after": {**text, "eqns": [], "out": [1]}, "sizes": {}}
+    ) == ("R3",)
