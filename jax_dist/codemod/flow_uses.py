@@ -425,6 +425,23 @@ def may_be_changed(flow: FileFlow, use: Use) -> bool:
 _CHANGING = _KEEPING | frozenset(("clear", "pop", "popitem", "remove", "setdefault", "sort"))
 
 
+_MAKING = ("jax.numpy.", "jax.random.", "numpy.")
+
+
+def is_new(module: Module, value: ast.expr) -> bool:
+    """Whether an expression makes all arrays that it holds, so that nothing else has their memory.
+
+    Of `asarray` and its like that is not known.
+    """
+    match value:
+        case ast.Dict(values=parts) | ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return all(is_new(module, each) for each in parts)
+        case ast.Call(func=function):
+            name = module.qualified_name(function) or ""
+            return name.startswith(_MAKING) and name not in _ELEMENTWISE
+    return False
+
+
 def is_left_alone(module: Module, value: ast.expr) -> bool:
     """Whether the text changes nothing in place that has a name in an expression."""
     names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
@@ -452,7 +469,7 @@ def _is_changed(module: Module, held: ast.AST) -> bool:
 
 
 def _is_only_read(module: Module, read: ast.expr) -> bool:
-    """Whether an expression with the name goes to jax alone, which builds containers anew."""
+    """Whether an expression with the name goes to jax alone, which makes new containers."""
     node, around = read, module.parent(read)
     while isinstance(around, ast.Attribute | ast.Subscript) and around.value is node:
         if not isinstance(around.ctx, ast.Load):

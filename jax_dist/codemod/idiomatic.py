@@ -194,13 +194,18 @@ class _Writer:
         if taker is None or made.devices is not None or self._flow.has_numbers(made.of):
             devices = "" if made.devices is None else f", {self._module.text(made.devices)}"
             return f"{texts.helper('replicated')}(", f"{devices})"
-        # Donated, it must not take the memory of what it is a copy of.
-        beside = (p for p in self._plan.parts if any(m.node is made.node for m in p.made))
-        own = ["may_alias=False"] if any(map(self._plan.is_donated, beside)) else []
         mesh = DirectPlan.of(taker.site, texts, without=(STATIC,)).mesh
         where = f"{texts.named('jax.sharding.NamedSharding')}({mesh}, "
         where += f"{texts.named('jax.sharding.PartitionSpec')}())"
-        return texts.around(texts.named("jax.device_put"), made.of, [where, *own])
+        before, behind = texts.around(texts.named("jax.device_put"), made.of, [where])
+        beside = (p for p in self._plan.parts if any(m.node is made.node for m in p.made))
+        is_donated = any(map(self._plan.is_donated, beside))
+        if is_donated and not flow_uses.is_new(self._module, made.of):
+            # What is donated must not have the memory of something else, and device_put shares it,
+            # whatever `may_alias` says (0.7.2 to 0.12.0.1).
+            copied = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
+            return f"{before}{copied}", f"){behind}"
+        return before, behind
 
     def _used(self, part: Part, group: str) -> Iterator[_PlaceAt]:
         is_donated = self._plan.is_donated(part)

@@ -241,7 +241,7 @@ class FileFlow:
     def makers(self, serials: set[int]) -> dict[ast.expr | None, set[int]]:
         """The expressions that first held arrays, and these; None: another file, or none."""
         found: dict[ast.expr | None, set[int]] = collections.defaultdict(set)
-        for serial in serials:
+        for serial in sorted(serials):
             number = self._flow["born"].get(str(serial))
             if number is not None:
                 own = 0 <= number - self._first < len(self.nodes)

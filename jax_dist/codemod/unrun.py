@@ -8,7 +8,7 @@ line mentions a function, a class or a variable through which a value went, its 
 import ast
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax_dist.checker.model import stacking
@@ -44,11 +44,11 @@ class Seen:
         if self._hidden:
             raise Left(self._hidden)
         names: dict[Any, str] = {}  # by variable
-        bindings: set[ast.AST] = set()  # whose names held them
+        bindings: dict[ast.AST, bool] = {}  # of names that held them: whether they were given them
         for node in flow.holders(serials):
             if isinstance(node, ast.Name | ast.Attribute):
                 names[variable(module, node)] = module.text(node)
-                bindings.update(_bindings(flow, node, serials))
+                bindings |= _bindings(flow, node, serials)
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Del):
                 text = names.get(variable(module, node))
@@ -56,7 +56,7 @@ class Seen:
                     continue
                 self._check_mention(node, text)
                 is_read = flow.watches(node) and serials.isdisjoint(flow.serials(node))
-                if is_read and not bindings.isdisjoint(_bindings(flow, node, serials)):
+                if is_read and _may_hold(flow, node, serials, bindings):
                     raise Left(f"in another run, it may be the {text} of line {node.lineno}")
         related = _related(flow, serials)
         for name in related.crossed:
@@ -97,20 +97,50 @@ class Seen:
             raise Left(f"other files may read .{node.attr}, which line {node.lineno} sets")
 
 
-def _bindings(flow: FileFlow, node: ast.expr, serials: set[int]) -> Iterator[ast.AST]:
-    """What may have given a name that is read such values; of a field, that is not known.
+def _bindings(flow: FileFlow, node: ast.expr, serials: set[int]) -> dict[ast.AST, bool]:
+    """What may have given a name its value: arrays, or may be; or something that was empty then.
 
-    A container that was empty then is no such value.
+    Not what gave it other arrays alone.
     """
     found = flow.module.reaching(node) if isinstance(node, ast.Name) else None
+    given: dict[ast.AST, bool] = {}
     for each in found or ():
-        value = each.value
-        if value is None:
-            yield each.node
-        else:
-            held = flow.serials(value) if flow.watches(value) else _held_in(flow, value)
-            if not serials.isdisjoint(held):
-                yield each.node
+        is_it = each.value is None or not serials.isdisjoint(_given(flow, each.value))
+        if is_it or each.value is None or not flow.has_others(each.value):
+            given[each.node] = is_it
+    return given
+
+
+def _may_hold(
+    flow: FileFlow,
+    node: ast.Name | ast.Attribute,
+    serials: set[int],
+    bindings: Mapping[ast.AST, bool],
+) -> bool:
+    """Whether a variable that holds none of some arrays where it is read may in another run.
+
+    Args:
+      flow: what a run has shown.
+      node: where it is read.
+      serials: of the arrays.
+      bindings: of all names that held them: whether they were given them.
+    """
+    module = flow.module
+    if isinstance(node, ast.Name):
+        own = _bindings(flow, node, serials).keys() & bindings.keys()
+        # A container that was empty there is filled later; one with other arrays was changed.
+        return any(bindings[each] for each in own) or (bool(own) and flow.has_others(node))
+    function = module.function(node)
+    is_before = getattr(function, "name", "") == "__init__" and not any(
+        isinstance(each, ast.Attribute) and each.lineno < node.lineno
+        for each in flow.holders(serials)
+        if module.function(each) is function
+    )
+    # `self.x = replicate(self.x)` does not read what it makes, and `__init__` runs once.
+    statement = module.statement(node)
+    made = _given(flow, statement.value) if isinstance(statement, ast.Assign) else set[int]()
+    is_maker = not serials.isdisjoint(made)
+    return flow.has_others(node) and not (is_before or is_maker)
 
 
 def _reflection(flow: FileFlow) -> str:
@@ -204,11 +234,11 @@ def _related(flow: FileFlow, serials: set[int]) -> _Related:
         definitions |= {e.name for e in module.ancestors(node) if isinstance(e, _DEFINED)}
         found = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
         if found is not None and found[1][0].kind == "parameter":
-            crossed.add(getattr(found[0].node, "name", ""))
+            crossed.add(_called_as(module, found[0].node))
     for node in ast.walk(module.tree):
         is_result = isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value
         if is_result and _gives(flow, is_result, serials):
-            crossed.add(getattr(module.function(node), "name", ""))
+            crossed.add(_called_as(module, module.function(node)))
     for node in ast.walk(module.tree):
         match node:
             case ast.Attribute(attr=name, ctx=ast.Store()):
@@ -232,11 +262,22 @@ def _related(flow: FileFlow, serials: set[int]) -> _Related:
     )
 
 
+def _called_as(module: Module, function: Any) -> str:
+    """The name by which other files call a function; "" of a lambda."""
+    name, owner = getattr(function, "name", ""), module.parent(function) if function else None
+    return owner.name if name.startswith("__") and isinstance(owner, ast.ClassDef) else name
+
+
 def _gives(flow: FileFlow, value: ast.AST, serials: set[int]) -> bool:
     """Whether the value of an expression holds some of the arrays, and not only what is inside."""
     if flow.watches(value):
         return not serials.isdisjoint(flow.serials(value))
     return any(_gives(flow, each, serials) for each in ast.iter_child_nodes(value))
+
+
+def _given(flow: FileFlow, value: ast.expr) -> set[int]:
+    """What an expression gives to the name that it is bound to; of a display, all that is in it."""
+    return flow.serials(value) if flow.watches(value) else _held_in(flow, value)
 
 
 def _held_in(flow: FileFlow, value: ast.AST) -> set[int]:

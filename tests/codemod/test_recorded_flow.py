@@ -117,14 +117,40 @@ if __name__ == "__main__":
 """
 
 
+_CLASS = """\
+import jax
+import jax.numpy as jnp
+from flax import jax_utils
+
+p_step = jax.pmap(lambda x: x + jax.lax.pmean(x, "i"), axis_name="i")
+
+
+class Trainer:
+    def __init__(self, state):
+        self._state = state
+
+    def run(self):
+        self._state = p_step(self._state)
+        return jax_utils.unreplicate(self._state)
+
+
+if __name__ == "__main__":
+    print(Trainer(jax_utils.replicate(jnp.ones(2))).run())
+"""
+_USES = {"score": "print(train.score(1.0).sum())\n", "Trainer": "train.Trainer(stacked).run()\n"}
+
+
 @pytest.mark.parametrize("is_used", [False, True])
-def test_what_another_file_may_call_keeps_the_axis(tmp_path: pathlib.Path, *, is_used: bool):
+@pytest.mark.parametrize(("name", "text"), [("score", _SCORE), ("Trainer", _CLASS)])
+def test_what_another_file_may_call_keeps_the_axis(
+    tmp_path: pathlib.Path, name: str, text: str, *, is_used: bool
+):
     pytest.importorskip("flax")
     (tmp_path / ".git").mkdir()
     path = tmp_path / "train.py"
-    path.write_text(_SCORE)
+    path.write_text(text)
     if is_used:
-        (tmp_path / "report.py").write_text("import train\n\nprint(train.score(1.0).sum())\n")
+        (tmp_path / "report.py").write_text(f"import train\n\n{_USES[name]}")
 
     flow = recorded.flow([path], [sys.executable, str(path)])
     options = dataclasses.replace(recorded.OPTIONS, flow=flow)
@@ -132,4 +158,4 @@ def test_what_another_file_may_call_keeps_the_axis(tmp_path: pathlib.Path, *, is
     [place] = [o for each in files for o in each.outcomes if o.what == "jax.pmap"]
 
     assert ("results all" in place.why) is not is_used
-    assert ("other files may use score" in place.reason) is is_used
+    assert (f"other files may use {name}" in place.reason) is is_used
