@@ -15,7 +15,7 @@ from jax_dist import _codes
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import flow_uses
+from jax_dist.codemod import aliases, flow_uses
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.flow_uses import Made
 from jax_dist.codemod.layouts import STATIC, Layout, Mapped, Part, Path, Plan, mapped_place
@@ -178,7 +178,7 @@ class _Writer:
             texts = self._texts(made.node)
             start, end = texts.brackets(made.of)
             said = "one global array"
-            is_plain = self._flow.is_on_host(made.node) and flow_uses.is_left_alone(
+            is_plain = self._flow.is_on_host(made.node) and aliases.is_left_alone(
                 self._module, made.of
             )
             if part.layout is Layout.SHARED and not is_plain:
@@ -200,7 +200,7 @@ class _Writer:
         before, behind = texts.around(texts.named("jax.device_put"), made.of, [where])
         beside = (p for p in self._plan.parts if any(m.node is made.node for m in p.made))
         is_donated = any(map(self._plan.is_donated, beside))
-        if is_donated and not flow_uses.is_new(self._module, made.of):
+        if is_donated and not aliases.is_new(self._module, made.of):
             # What is donated must not have the memory of something else, and device_put shares it,
             # whatever `may_alias` says (0.7.2 to 0.12.0.1).
             copied = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
@@ -230,12 +230,12 @@ class _Writer:
             elif use.way != "first":
                 start, end = f"{texts.helper('with_device_axis')}(", ")"
                 said = "what is not followed still gets one slice for each device"
-            elif is_donated and not flow_uses.is_used_up(self._module, use.node):
+            elif is_donated and not aliases.is_used_up(self._module, use.node):
                 copy = texts.named("jax.numpy.copy")
                 is_tree = not self._flow.is_array(use.of)
                 start = f"{texts.named('jax.tree.map')}({copy}, " if is_tree else f"{copy}("
                 end, said = ")", f"{said}; it is copied, for the value may be donated later"
-            elif is_carried and flow_uses.may_be_changed(self._flow, use):
+            elif is_carried and aliases.may_be_changed(self._flow, use):
                 start, end = f"{texts.named('jax.tree.map')}(lambda x: x, ", ")"
             yield self._shell(texts, use.of, start, end, group, said)
 
