@@ -79,6 +79,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/global_views/islands.py": _VIEWS[:2],
     "jax_dist/multihost/job.py": ("tests/multihost/test_job.py",),
     "jax_dist/codemod/verify/slices.py": _codemod(*_PROVED),
+    "jax_dist/codemod/verify/text_uniformity.py": _codemod(*_PROVED),
     "jax_dist/codemod/verify/equivalence.py": _codemod(*_PROVED),
     "jax_dist/codemod/verify/certificate.py": _codemod("certificate"),
     "jax_dist/codemod/verify/comparison.py": _codemod("comparison", "judging", "slices"),

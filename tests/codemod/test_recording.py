@@ -14,7 +14,7 @@ from verified_programs import recorded
 
 from jax_dist.codemod.verify.calls import compare
 from jax_dist.codemod.verify.evidence import Array, CallRecord, Run, SiteRecord
-from jax_dist.codemod.verify.recording import arrays, programs
+from jax_dist.codemod.verify.recording import arrays, call_programs, programs
 
 # Asserts within itself that mapped functions behave as ever.
 _HABITS = """\
@@ -307,9 +307,9 @@ def test_a_trace_for_the_text_draws_no_number_of_the_program():
         return x + np.random.normal() + random.random()  # noqa: NPY002
 
     events: list[dict] = []
-    texts = programs.ProgramTexts(lambda **event: events.append(event))
+    texts = call_programs.ProgramTexts(lambda **event: events.append(event))
     states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    texts.number(0, noisy, programs.Arguments((jnp.ones(8),), {}))
+    texts.number(0, noisy, call_programs.Arguments((jnp.ones(8),), {}))
 
     assert "text" in events[0]
     assert states == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002

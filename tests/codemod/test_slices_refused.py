@@ -13,7 +13,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_dist._compat import CAN_REWRITE
-from jax_dist.codemod.verify import slices
+from jax_dist.codemod.verify import slices, text_uniformity
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.recording import programs
 
@@ -240,10 +240,10 @@ def test_all_programs_in_an_equation_are_read():
 
 def test_programs_are_found_however_deep():
     program = {"jaxpr": _after(jnp.sin)}
-    held = slices._with_programs({"a": [{"b": program, "c": 1}, 3], "d": program})
+    held = text_uniformity._with_programs({"a": [{"b": program, "c": 1}, 3], "d": program})
 
     assert held["a"][1] == 3
-    assert len([*slices._programs(held)]) == 2
+    assert len([*text_uniformity._programs(held)]) == 2
 
 
 # ---- programs of the host

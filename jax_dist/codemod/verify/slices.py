@@ -21,11 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax_dist import primitives
-from jax_dist.codemod.verify import equivalence
+from jax_dist.codemod.verify import equivalence, text_uniformity
 from jax_dist.codemod.verify.equivalence import Equations, NotProvedError
-from jax_dist.primitives import Primitive
-from jax_dist.uniformity import NOWHERE, Same, Uniformity, cut_along
 
 # By the relation of an argument, and of a result; what stays as it is needs none.
 _OF_ARGUMENTS = {"as is": "", "one of equal copies": "R5", "device axis merged": "R7"}
@@ -247,7 +244,7 @@ def _of_results(before: _Program, after: _Program, relation: Sequence[str]) -> I
     if not len(before.returned) == len(after.returned) == len(relation):
         raise NotProvedError("it has another number of results")
     copied = [array.cut is None for array in after.given.values()]
-    equal = _equal(after.body, copied, after.axis)
+    equal = text_uniformity.alike(after.body, copied, after.axis)
     for number, how in enumerate(relation):
         (_, old), (place, new) = before.returned[number], after.returned[number]
         _check_slices(f"result {number}", old, new, how, len(before.devices))
@@ -278,93 +275,6 @@ def _renamed(source: Any, sources: Mapping[int, int]) -> Any:
 # --- which results are equal on all devices
 
 
-class _TextUniformity(Uniformity):
-    """The analysis of what is the same on all devices, of the texts of programs."""
-
-    def record(self, eqn: "_TextEquation") -> Primitive:
-        return primitives.record(eqn.primitive)
-
-    def opened(self, body: "_TextProgram") -> "_TextProgram":
-        return body
-
-    def bodies(self, eqn: "_TextEquation") -> list[Any]:
-        return list(_programs(eqn.params))
-
-    def hidden_body(self, eqn: "_TextEquation") -> None:
-        return None
-
-    def is_literal(self, atom: Any) -> bool:
-        return isinstance(atom, str)
-
-    def carries(self, eqn: "_TextEquation") -> list[tuple[int, int]]:
-        first, count = eqn.params["num_consts"], eqn.params["num_carry"]
-        return [(first + number, number) for number in range(count)]
-
-    def inside(self, eqn: "_TextEquation", scope: Same) -> Same:
-        return scope | {name for name, _ in eqn.params["mesh"]["mesh"]}
-
-    def cut(self, eqn: "_TextEquation") -> list[Same]:
-        return [cut_along(spec["spec"]) for spec in eqn.params["in_specs"]]
-
-
-@dataclass(frozen=True)
-class _TextEquation:
-    primitive: str
-    params: Mapping[str, Any]
-    invars: Sequence[Any]  # numbers of variables, and the texts of literals
-    outvars: Sequence[int]
-
-
-@dataclass(frozen=True, eq=False)
-class _TextProgram:
-    invars: Sequence[int]
-    constvars: Sequence[int]
-    eqns: Sequence[_TextEquation]
-    outvars: Sequence[Any]
-
-    @classmethod
-    def of(cls, text: Mapping[str, Any]) -> "_TextProgram":
-        return cls(
-            [number for number, _ in text["in"]],
-            [number for number, *_ in text["consts"]],
-            [
-                _TextEquation(
-                    primitive,
-                    {name: _with_programs(value) for name, value in parameters.items()},
-                    operands,
-                    [number for number, _ in results],
-                )
-                for primitive, parameters, operands, results in text["eqns"]
-            ],
-            text["out"],
-        )
-
-
-def _with_programs(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if "jaxpr" in value:
-            return _TextProgram.of(value["jaxpr"])
-        return {name: _with_programs(each) for name, each in value.items()}
-    return [_with_programs(each) for each in value] if isinstance(value, list) else value
-
-
-def _programs(value: Any) -> Iterator[_TextProgram]:
-    """Those among the parameters of an equation, however deep, in order."""
-    if isinstance(value, _TextProgram):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _programs(each)
-
-
-def _equal(text: Mapping[str, Any], given: Sequence[bool], axis: str) -> list[bool]:
-    """Which results of a program are the same on all devices, by which arguments are."""
-    scope = frozenset({axis})
-    ins = [scope if each else NOWHERE for each in given]
-    found = _TextUniformity().outputs(_TextProgram.of(text), ins, scope)
-    return [axis in same for same in found]
-
-
 def alike_results(text: Mapping[str, Any], alike: Sequence[bool]) -> list[bool]:
     """Which results of a mapped program are equal on all devices.
 
@@ -380,7 +290,7 @@ def alike_results(text: Mapping[str, Any], alike: Sequence[bool]) -> list[bool]:
         array.cut is None or (isinstance(source, int) and alike[source])
         for source, array in program.given.items()
     ]
-    equal = _equal(program.body, copied, program.axis)
+    equal = text_uniformity.alike(program.body, copied, program.axis)
     return [equal[place] for place, _ in program.returned]
 
 

@@ -23,10 +23,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import arrays, programs
+from . import arrays
+from .call_programs import Arguments, ProgramTexts, is_traced
 from .flow import Flow
 from .functions import OfPlaces, Recorded, described, name_of, place_of
-from .programs import is_traced
 
 _LARGE = 32 * 2**20  # bytes; of larger arrays only digests are kept
 _KEPT = 2**30  # bytes of one process, after which all arrays count as large
@@ -80,7 +80,7 @@ class CallRecorder:
         self._left = _KEPT
         self._lock = threading.RLock()
         self._thread = _Thread()
-        self._texts = programs.ProgramTexts(self._write)
+        self._texts = ProgramTexts(self._write)
         self._process = os.getpid()
         self._flow = flow
         atexit.register(self._write_totals)
@@ -260,16 +260,16 @@ class CallRecorder:
         site = self._site("host", str(number))
         return self._call(site, _Target(function, ""), (value,), {})
 
-    def _arguments(self, site: _Site, args: Any, kwargs: Any) -> programs.Arguments | None:
+    def _arguments(self, site: _Site, args: Any, kwargs: Any) -> Arguments | None:
         """Their types, before the call, which may donate them."""
         try:
-            return programs.Arguments(args, kwargs)
+            return Arguments(args, kwargs)
         except Exception as problem:  # noqa: BLE001  # such as a constant that is no tree
             self._note(site, problem)
             return None
 
     def _number(
-        self, site: _Site, target: _Target, arguments: programs.Arguments | None, given: Any
+        self, site: _Site, target: _Target, arguments: Arguments | None, given: Any
     ) -> int | None:
         """Of a call that begins; None where it is not to be written down."""
         # After a fork, the folder is its parent's.
@@ -300,7 +300,7 @@ class CallRecorder:
         self,
         site: _Site,
         target: _Target,
-        arguments: programs.Arguments | None,
+        arguments: Arguments | None,
         given: Any,
         result: Any,
     ) -> dict[str, Any]:
@@ -315,9 +315,7 @@ class CallRecorder:
             self._note(site, problem)
             return found
 
-    def _text(
-        self, site: _Site, target: _Target, arguments: programs.Arguments | None
-    ) -> int | None:
+    def _text(self, site: _Site, target: _Target, arguments: Arguments | None) -> int | None:
         """The number of the text of its program."""
         if arguments is None:
             return None
@@ -359,7 +357,7 @@ class CallRecorder:
 
     def _note(self, site: _Site, problem: Exception) -> None:
         """Something of ours failed; the program goes on."""
-        said = f"{type(problem).__name__}: {programs.text_of(problem)}"
+        said = f"{type(problem).__name__}: {_text_of(problem)}"
         self._write(event="problem", site=site.number, problem=said)
 
     def _once(self, site: _Site, event: str, **more: Any) -> None:
@@ -396,3 +394,11 @@ def _own_folder(folder: str) -> str:
             return own
         except FileExistsError:
             number += 1
+
+
+def _text_of(error: BaseException) -> str:
+    """What an exception says; only its type where that is code of its own, which may never end."""
+    is_plain = type(error).__str__ is BaseException.__str__
+    if is_plain and all(isinstance(each, str | int | float) for each in error.args):
+        return str(error)[:1000]
+    return type(error).__name__
