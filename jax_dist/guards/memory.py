@@ -50,11 +50,11 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
     >>> import jax.numpy as jnp
     >>> losses = []
     >>> with memory_guard():
-    ...     losses.append(jnp.ones(3))
+    ...     losses.append(jnp.ones(2**20))
     Traceback (most recent call last):
     jax_dist.errors.MemoryGrowthError: A step left more in memory than it found, at ...
-      * device 0 holds 12 bytes more
-      * 1 more of float32[3]
+      * device 0 holds ... bytes more
+      * 1 more of float32[1048576]
     ...
     """
 
