@@ -100,21 +100,6 @@ def is_new(module: Module, value: ast.expr) -> bool:
     return False
 
 
-def is_left_alone(module: Module, value: ast.expr) -> bool:
-    """Whether the text changes nothing in place that has a name in an expression."""
-    names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
-    for node in ast.walk(module.tree):
-        inner: ast.AST = node
-        while isinstance(node, ast.Name) and node.id in names:
-            around = module.parent(inner)
-            if isinstance(around, ast.AugAssign) or _is_changed(module, inner):
-                return False
-            if not isinstance(around, ast.Attribute | ast.Subscript) or around.value is not inner:
-                break
-            inner = around
-    return True
-
-
 def _is_changed(module: Module, held: ast.AST) -> bool:
     """Whether the text changes a container in place: `x["w"] = w`, `x.append(w)`."""
     match module.parent(held):

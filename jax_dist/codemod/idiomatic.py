@@ -178,9 +178,7 @@ class _Writer:
             texts = self._texts(made.node)
             start, end = texts.brackets(made.of)
             said = "one global array"
-            is_plain = self._flow.is_on_host(made.node) and aliases.is_left_alone(
-                self._module, made.of
-            )
+            is_plain = self._flow.is_on_host(made.node) and aliases.is_new(self._module, made.of)
             if part.layout is Layout.SHARED and not is_plain:
                 start, end = self._replicated(texts, part, made)
                 said = "a whole copy on each device, without the axis"
@@ -199,10 +197,10 @@ class _Writer:
         where += f"{texts.named('jax.sharding.PartitionSpec')}())"
         before, behind = texts.around(texts.named("jax.device_put"), made.of, [where])
         beside = (p for p in self._plan.parts if any(m.node is made.node for m in p.made))
-        is_donated = any(map(self._plan.is_donated, beside))
-        if is_donated and not aliases.is_new(self._module, made.of):
-            # What is donated must not have the memory of something else, and device_put shares it,
-            # whatever `may_alias` says (0.7.2 to 0.12.0.1).
+        is_shared = any(map(self._plan.is_donated, beside)) or self._flow.has_numpy(made.of)
+        if is_shared and not aliases.is_new(self._module, made.of):
+            # What is donated, or of numpy and may be changed in place, must not have the memory of
+            # something else; device_put shares it, whatever `may_alias` says (0.7.2 to 0.12.0.1).
             copied = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
             return f"{before}{copied}", f"){behind}"
         return before, behind

@@ -205,6 +205,17 @@ class FileFlow:
             return any(map(self.has_numbers, parts))
         return self._told(node).get("numbers", True)
 
+    def has_arrays(self, node: ast.AST) -> bool:
+        """Whether it held any, of mapped functions or not."""
+        return self.has_others(node) or bool(self.serials(node))
+
+    def has_numpy(self, node: ast.AST) -> bool:
+        """Whether it held arrays of numpy; of what is not watched, it may."""
+        if isinstance(node, ast.Dict | ast.Tuple | ast.List):
+            parts = node.values if isinstance(node, ast.Dict) else node.elts
+            return any(map(self.has_numpy, parts))
+        return self._told(node).get("numpy", True)
+
     def is_on_host(self, node: ast.AST) -> bool:
         """Whether all arrays that it held were of numpy."""
         return self._told(node).get("host", False)

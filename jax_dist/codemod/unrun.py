@@ -46,6 +46,7 @@ class Seen:
         names: dict[Any, str] = {}  # by variable
         bindings: dict[ast.AST, bool] = {}  # of names that held them: whether they were given them
         for node in flow.holders(serials):
+            _check_choice(flow, node)
             if isinstance(node, ast.Name | ast.Attribute):
                 names[variable(module, node)] = module.text(node)
                 bindings |= _bindings(flow, node, serials)
@@ -55,6 +56,7 @@ class Seen:
                 if text is None:
                     continue
                 self._check_mention(node, text)
+                _check_parts(flow, node, text, serials)
                 is_read = flow.watches(node) and serials.isdisjoint(flow.serials(node))
                 if is_read and _may_hold(flow, node, serials, bindings):
                     raise Left(f"in another run, it may be the {text} of line {node.lineno}")
@@ -95,6 +97,63 @@ class Seen:
                 raise Left(f"other files may use {node.id} of line {node.lineno}")
         elif is_set and self._facts.is_read_elsewhere(node.attr):
             raise Left(f"other files may read .{node.attr}, which line {node.lineno} sets")
+
+
+def _check_choice(flow: FileFlow, node: ast.expr) -> None:
+    """Raises Left where an expression takes, by a value of the run, one of several that differ."""
+    match node:
+        case ast.Subscript(value=whole, slice=index) if not isinstance(index, ast.Constant):
+            is_other = flow.has_others(whole) and bool(flow.serials(whole))
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]):
+            is_other = not isinstance(name, ast.Constant)
+        case _:
+            return
+    if is_other:
+        text = " ".join(flow.module.text(node).split())
+        raise Left(f"in another run, {text} of line {node.lineno} may be another value")
+
+
+def _check_parts(
+    flow: FileFlow, node: ast.Name | ast.Attribute, text: str, serials: set[int]
+) -> None:
+    """Raises Left where a statement may give a variable more than it did, such as by an empty loop.
+
+    Args:
+      flow: what a run has shown.
+      node: where the variable is read or set.
+      text: of the variable.
+      serials: the arrays that it held.
+    """
+    module = flow.module
+    statement = module.statement(node)
+    if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
+        return
+    function = module.function(node)
+    for each in ast.walk(statement):
+        is_own = isinstance(each, ast.expr) and module.function(each) is function
+        if is_own and flow.watches(each) and not flow.ran(each):
+            raise Left(f"line {node.lineno} has {text}, and a part of it never ran")
+    value = statement.value
+    if not isinstance(node.ctx, ast.Store) or value is None or not flow.watches(value):
+        return
+    is_of_them = flow.has_arrays(value) or not serials.isdisjoint(_held_in(flow, value))
+    if not is_of_them and not _is_empty(value):
+        raise Left(f"line {node.lineno} may give {text} other values in another run")
+
+
+_EMPTY = frozenset(("list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict"))
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """Whether an expression is a new container that holds nothing, in any run."""
+    match value:
+        case ast.Call(func=function, args=args, keywords=words):
+            name = getattr(function, "attr", getattr(function, "id", ""))
+            given = [*args, *(word.value for word in words)]
+            return name in _EMPTY and all(isinstance(e, ast.Name | ast.Constant) for e in given)
+        case ast.BinOp(left=ast.List(elts=parts), op=ast.Mult()):
+            return all(isinstance(each, ast.Constant) for each in parts)
+    return False
 
 
 def _bindings(flow: FileFlow, node: ast.expr, serials: set[int]) -> dict[ast.AST, bool]:

@@ -36,6 +36,7 @@ class _Seen:
         self.serials: dict[int, str] = {}  # of its arrays; where in the value, "" for all of it
         self.has_numbers = False  # of Python, in a tree
         self.on_host = True  # all arrays are of numpy
+        self.has_numpy = False  # some are
 
 
 class Flow:
@@ -90,7 +91,9 @@ class Flow:
         if not arrays:
             return
         seen.with_arrays += 1
-        seen.on_host &= not any(isinstance(each, jax.Array) for _, each in arrays)
+        of_jax = [isinstance(each, jax.Array) for _, each in arrays]
+        seen.on_host &= not any(of_jax)
+        seen.has_numpy |= not all(of_jax)
         with self._lock:
             for where, array in arrays:
                 serial, is_new = self._serial(array)
@@ -159,6 +162,7 @@ class Flow:
                 "others": any(s not in slots for s in seen.serials),
                 "numbers": seen.has_numbers,
                 "host": seen.on_host,
+                "numpy": seen.has_numpy,
                 "sites": sorted(self._calls.get(number, ())),
             }
             for number, seen in self._seen.items()
