@@ -178,8 +178,11 @@ class _Writer:
             texts = self._texts(made.node)
             start, end = texts.brackets(made.of)
             said = "one global array"
-            is_plain = self._flow.is_on_host(made.node) and aliases.is_new(self._module, made.of)
-            if part.layout is Layout.SHARED and not is_plain:
+            if part.layout is Layout.SHARED and self._flow.is_on_host(made.node):
+                if not aliases.is_new(self._module, made.of):  # it may be changed in place
+                    copy = texts.named("numpy.copy")
+                    start, end = f"{texts.named('jax.tree.map')}({copy}, ", ")"
+            elif part.layout is Layout.SHARED:
                 start, end = self._replicated(texts, part, made)
                 said = "a whole copy on each device, without the axis"
             yield self._shell(texts, made.of, start, end, group, said)
