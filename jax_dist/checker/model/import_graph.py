@@ -46,7 +46,6 @@ class _Facts:
 
     attributes: frozenset[str]  # that are read of anything
     words: frozenset[str]  # in strings
-    used_results: frozenset[str]  # names that are called, and something is done with the result
 
     def says(self, name: str) -> bool:
         """Whether it reads an attribute of that name, or may do so by a string."""
@@ -123,13 +122,6 @@ class ImportGraph:
         for other in sorted(near - {path}):
             facts = self._facts_of(other)
             if facts is None or facts.says(attribute):
-                yield other
-
-    def users_of_result(self, path: str, name: str) -> Iterator[str]:
-        """The other files that call a function of a file, and use what it returns."""
-        for other in self.users(path, name):
-            facts = self._facts_of(other)
-            if facts is None or name in facts.used_results:
                 yield other
 
     def importers(self, path: str) -> list[Imported]:
@@ -324,17 +316,10 @@ def _read(code: bytes) -> _Facts | None:
         return None
     attributes: set[str] = set()
     words: set[str] = set()
-    used: set[str] = set()
-    alone: set[int] = set()
-    for node in ast.walk(tree):  # what is around comes before what is inside
+    for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr=name):
                 attributes.add(name)
             case ast.Constant(value=str() as text) if text.isidentifier():
                 words.add(text)
-            case ast.Expr(value=value):
-                alone.add(id(value))
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-                if id(node) not in alone:
-                    used.add(name)
-    return _Facts(frozenset(attributes), frozenset(words), frozenset(used))
+    return _Facts(frozenset(attributes), frozenset(words))

@@ -71,15 +71,11 @@ class Project:
         """The files that imports have led to so far, in the order in which they did."""
         return list(self._modules)
 
-    def parsed(self, path: str) -> Module | None:
-        """The module in a file, whatever it says; None where it cannot be read."""
-        return self._read(path, (b"",))
-
-    def _read(self, path: str, worth: tuple[bytes, ...] = _WORTH_READING) -> Module | None:
+    def _read(self, path: str) -> Module | None:
         try:
             with open(path, "rb") as file:
                 data = file.read()
-            if not any(word in data for word in worth):
+            if not any(word in data for word in _WORTH_READING):
                 return None
             return self.module(sources.read(path, data))
         except (OSError, sources.UnreadableError, sources.ParseError):
