@@ -250,18 +250,19 @@ def _is_to_itself(module: Module, whole: ast.expr, inner: ast.expr) -> bool:
         case ast.Assign(targets=[ast.Name(id=name)]) if (
             isinstance(inner, ast.Name) and not module.scope(whole).is_class
         ):
-            block = getattr(module.parent(statement), "body", [])
-            others = [each for each in block if not _sets_from_itself(each)]
+            block = getattr(module.parent(statement), "body", [])  # must keep one statement
+            others = [each for each in block if not set_from_itself(each)]
             return inner.id == name and statement in block and bool(others)
     return False
 
 
-def _sets_from_itself(statement: ast.stmt) -> bool:
-    """Whether it may go too: a block must keep one statement."""
+def set_from_itself(statement: ast.stmt) -> str:
+    """The name that `x = unreplicate(x)` sets by its own value, so that it may go; "" of others."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            return any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(value))
-    return False
+            names = (each.id for each in ast.walk(value) if isinstance(each, ast.Name))
+            return name if name in names else ""
+    return ""
 
 
 def _without_line(module: Module, statement: ast.stmt) -> Edit:

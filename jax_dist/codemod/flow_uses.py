@@ -222,16 +222,6 @@ def use_of(flow: FileFlow, node: ast.expr) -> Use:
     return passes if isinstance(around, _PASSING) else needs
 
 
-def is_leaf_of_first(flow: FileFlow, node: ast.expr) -> bool:
-    """Whether it is the `x` of `tree_map(lambda x: x[0], tree)`, which is a use of the tree."""
-    module, leaf = flow.module, flow.module.function(node)
-    around = module.parent(leaf) if isinstance(leaf, ast.Lambda) else None
-    if not isinstance(around, ast.Call) or not isinstance(module.parent(node), ast.Subscript):
-        return False
-    tree = stacking.first_of_leaves(module, around)
-    return tree is not None and flow.serials(node) <= flow.serials(tree)
-
-
 def _comes_back(flow: FileFlow, node: ast.expr) -> bool:
     """Whether what a function returns was seen where this file calls it, or of a lambda anywhere.
 
@@ -318,23 +308,22 @@ def _of_index(flow: FileFlow, around: ast.Subscript, node: ast.expr) -> Use:
         return Use("needs axis", node, node, said, can_show=False)
     match around.slice:
         case ast.Constant(value=0) if around.slice.value is not False:
-            way = "passes" if _is_of_leaves(flow.module, around) else "first"
-            return Use(way, around, node)
+            return Use("passes" if _is_of_leaves(flow, node) else "first", around, node)
         case ast.Tuple(elts=[ast.Constant(value=0), ast.Constant(value=int(j)), *_]) if j >= 0:
             return Use("row", around, node)
     text = " ".join(flow.module.text(around).split())
     return Use("needs axis", node, node, f"line {node.lineno} uses {text}")
 
 
-def _is_of_leaves(module: Module, first: ast.Subscript) -> bool:
-    """Whether it is all that `lambda x: x[0]` does to the leaves of a tree, as a use of that."""
-    function = module.function(first)
-    calls = (each for each in ast.walk(module.tree) if isinstance(each, ast.Call))
-    return function is not None and any(
-        pmaps.definition(module, call.args[0]) is function
-        for call in calls
-        if stacking.first_of_leaves(module, call) is not None
-    )
+def _is_of_leaves(flow: FileFlow, node: ast.expr) -> bool:
+    """Whether it is the `x` of `tree_map(lambda x: x[0], tree)` alone: a use of the tree."""
+    module, function, held = flow.module, flow.module.function(node), set[int]()
+    for call in flow.nodes:
+        tree = stacking.first_of_leaves(module, call)
+        if tree is not None and isinstance(call, ast.Call):
+            is_it = pmaps.definition(module, call.args[0]) is function
+            held |= flow.serials(tree) if is_it else set()
+    return function is not None and flow.serials(node) <= held
 
 
 def without_first_index(module: Module, around: ast.Subscript) -> Edit:

@@ -138,15 +138,11 @@ def _whole_results(site: Site, paths: Sequence[Path]) -> frozenset[int]:
     if shard_map.is_default(given):
         return frozenset()
     parts = given.elts if isinstance(given, ast.Tuple) else []
-    whole = {i for i, each in enumerate(parts) if _is_none(each)}
+    whole = {i for i, each in enumerate(parts) if shard_map.is_none(each)}
     known = all(shard_map.is_default(each) for i, each in enumerate(parts) if i not in whole)
     if not parts or not known or not all(path and path[0] < len(parts) for path in paths):
         raise Left("its out_axes are not a flat tuple of 0 and None")
     return frozenset(whole)
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _donated(site: Site, arguments: int) -> frozenset[int]:
@@ -208,10 +204,8 @@ class Plan:
         if any(_has_no_axis(self._by_number[s.site], s.side, s.path) for s in slots):
             raise Left("it is also what all devices share")
         self._seen.check(part.component)
-        holders = list(flow.holders(serials))
         part.made = list(self._made(part))
-        outside = (node for node in holders if not flow_uses.is_leaf_of_first(flow, node))
-        part.uses = [flow_uses.use_of(flow, node) for node in outside]
+        part.uses = [flow_uses.use_of(flow, node) for node in flow.holders(serials)]
         copies = {each.copies for each in part.made}
         inputs = [slot for slot in slots if slot.side == "in"]
         is_alike = all(map(_has_alike_rows, self._given(inputs)))

@@ -121,7 +121,7 @@ class PmapFacts:
 
     def _of_devices(self, given: ast.expr | None) -> str:
         """Why no mesh can be made of what pmap is given; "" where one can."""
-        if given is None or _is_literal_none(given):
+        if given is None or is_none(given):
             return ""
         match given:
             case ast.Call(func=function, args=[], keywords=[]):
@@ -198,7 +198,8 @@ class PmapFacts:
         return ""
 
 
-def _is_literal_none(node: ast.expr) -> bool:
+def is_none(node: ast.expr) -> bool:
+    """Whether it is a literal None."""
     return isinstance(node, ast.Constant) and node.value is None
 
 
@@ -213,9 +214,9 @@ def shared_positions(site: Site) -> Callable[[int], bool] | None:
         case ast.Constant(value=int()):
             return lambda position: False
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            is_none = list(map(_is_literal_none, parts))
+            of_all = list(map(is_none, parts))
             if all(isinstance(each, ast.Constant) or is_default(each) for each in parts):
-                return lambda position: position < len(is_none) and is_none[position]
+                return lambda position: position < len(of_all) and of_all[position]
     return None
 
 
@@ -257,8 +258,7 @@ class DirectPlan:
         given = {
             name: value
             for name, value in site.arguments.items()
-            if name not in without
-            and (name in ("in_axes", "out_axes") or not _is_literal_none(value))
+            if name not in without and (name in ("in_axes", "out_axes") or not is_none(value))
         }
         for name, value in given.items():
             if name not in _KNOWN:

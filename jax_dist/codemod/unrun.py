@@ -294,19 +294,16 @@ def _related(flow: FileFlow, serials: set[int]) -> _Related:
         found = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
         if found is not None and found[1][0].kind == "parameter":
             crossed.add(_called_as(module, found[0].node))
-    for node in ast.walk(module.tree):
-        is_result = isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value
-        if is_result and _gives(flow, is_result, serials):
-            crossed.add(_called_as(module, module.function(node)))
+    variables: set[Any] = set()
     for node in ast.walk(module.tree):
         match node:
+            case ast.Return(value=value) | ast.Yield(value=value) | ast.YieldFrom(value=value):
+                if value is not None and _gives(flow, value, serials):
+                    crossed.add(_called_as(module, module.function(node)))
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 value = getattr(module.statement(node), "value", None)
                 if value is not None and not serials.isdisjoint(_held_in(flow, value)):
                     fields.add(name)
-    variables: set[Any] = set()
-    for node in ast.walk(module.tree):
-        match node:
             case ast.Assign(targets=targets, value=ast.Call(func=function)):
                 name = getattr(function, "attr", getattr(function, "id", ""))
                 names = [e for t in targets for e in ast.walk(t) if isinstance(e, ast.Name)]

@@ -68,13 +68,13 @@ def _check(options: argparse.Namespace) -> None:
             raise MisuseError(f"--helpers {each}: no program could import a module of this name")
     if len(modules) > 1:
         raise MisuseError(f"--helpers names one module, not {counted(len(modules), 'module')}")
-    for option, what in (("--idiomatic", "the device axis"), ("--to global", "a state")):
-        is_given = options.idiomatic if option == "--idiomatic" else options.to == "global"
-        if is_given and not options.verify:
-            raise MisuseError(
-                f"{option} asks a run of the program what carries {what}: add --verify and, "
-                "behind --, a command that runs the code"
-            )
+    if (options.idiomatic or options.to == "global") and not options.verify:
+        option = "--idiomatic" if options.idiomatic else "--to global"
+        what = "the device axis" if options.idiomatic else "a state"
+        raise MisuseError(
+            f"{option} asks a run of the program what carries {what}: add --verify and, behind --, "
+            "a command that runs the code"
+        )
     if options.program and shutil.which(options.program[0]) is None:
         raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
     if options.verify and not options.program:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jax_dist.codemod.codegen import set_from_itself
 from jax_dist.codemod.verify.program_text import HostForm, ProgramText
 
 _BLOCKS = ("body", "orelse", "finalbody")
@@ -291,7 +292,7 @@ def with_names_kept(before: ast.Module, after: str) -> str:
             for one, other in zip(old[i:j], new[k:m], strict=True) if tag == "equal" else ():
                 for pair in _blocks(one, other):
                     block(*pair)
-            names = [_set_from_itself(each) for each in old[i:j]] if tag == "delete" else []
+            names = [set_from_itself(each) for each in old[i:j]] if tag == "delete" else []
             beside = new[min(k, len(new) - 1)]
             start = program.line_of(beside)
             indent = program.between(start, start + beside.col_offset)
@@ -304,14 +305,6 @@ def with_names_kept(before: ast.Module, after: str) -> str:
 
     block(before.body, program.tree.body)
     return program.edited
-
-
-def _set_from_itself(statement: ast.stmt) -> str:
-    match statement:
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            names = (each.id for each in ast.walk(value) if isinstance(each, ast.Name))
-            return name if name in names else ""
-    return ""
 
 
 class _HostEdits(_Walk):
