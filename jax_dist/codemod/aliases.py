@@ -9,7 +9,7 @@ from typing import Any
 
 from jax_dist.checker.model import functions, pmaps, scopes
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod.flow_uses import ELEMENTWISE, KEEPING, Use
+from jax_dist.codemod.flow_uses import KEEPING, Use
 from jax_dist.codemod.recorded_flow import FileFlow
 
 # What these give is no view of the array.
@@ -17,7 +17,11 @@ _COPIES = frozenset(
     ("jax.device_get", "numpy.asarray", "numpy.array", "copy.deepcopy")
     + ("jax.numpy.array", "jax.numpy.copy")
 )
-_MAKING = ("jax.numpy.", "jax.random.", "numpy.")
+# No view of an argument: `reshape` and its like may give one.
+_MAKING = frozenset(
+    ("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like")
+    + ("arange", "linspace", "eye", "identity", "array", "copy", "stack", "concatenate")
+)
 _CHANGING = KEEPING | frozenset(("clear", "pop", "popitem", "remove", "setdefault", "sort"))
 _COPYING_BUILTINS = frozenset(("float", "int", "bool", "str", "repr", "print", "len"))
 _DEEPEST = 3
@@ -87,16 +91,14 @@ def may_be_changed(flow: FileFlow, use: Use) -> bool:
 
 
 def is_new(module: Module, value: ast.expr) -> bool:
-    """Whether an expression makes all arrays that it holds, so that nothing else has their memory.
-
-    Of `asarray` and its like that is not known.
-    """
+    """Whether an expression makes all arrays that it holds: nothing else has their memory."""
     match value:
         case ast.Dict(values=parts) | ast.Tuple(elts=parts) | ast.List(elts=parts):
             return all(is_new(module, each) for each in parts)
         case ast.Call(func=function):
-            name = module.qualified_name(function) or ""
-            return name.startswith(_MAKING) and name not in ELEMENTWISE
+            root, _, last = (module.qualified_name(function) or "").rpartition(".")
+            is_making = root in ("jax.numpy", "numpy") and last in _MAKING
+            return is_making or root in ("jax.random", "numpy.random")
     return False
 
 

@@ -58,7 +58,7 @@ _SHAPED = frozenset(
 )
 # Element by element, or not at all.
 _ELEMENTWISE_METHODS = frozenset(("astype", "copy", "block_until_ready"))
-ELEMENTWISE = frozenset(
+_ELEMENTWISE = frozenset(
     ("numpy.asarray", "numpy.array", "jax.numpy.asarray", "jax.numpy.array", "jax.device_put")
 )
 
@@ -77,7 +77,7 @@ def _made(module: Module, node: ast.expr) -> Made | None:
         case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in _ELEMENTWISE_METHODS:
             return _inside(module, node, inner)
         case ast.Call(func=function, args=[inner, *_]):
-            if module.qualified_name(function) in ELEMENTWISE:
+            if module.qualified_name(function) in _ELEMENTWISE:
                 return _inside(module, node, inner)
     if not isinstance(node, ast.Call):
         return None
