@@ -94,15 +94,17 @@ def programs_of(
     step = functools.partial(programs.transformer_step, heads=sizes.heads)
     whole = functools.partial(step, lay=lambda x: lax.with_sharding_constraint(x, P()))
     tokens = jax.ShapeDtypeStruct((way.count, here, sizes.tokens), np.int32)
-    listed: list[tuple[str, Callable, bool]] = [("global view", step, False)]
+    listed: list[tuple[str, Callable, dict[str, Any]]] = [("global view", step, {})]
     if way.name != "replicated":
-        listed.append(("global view, regather", step, True))
+        listed.append(("global view, regather", step, {"regather": True}))
+        narrow = {"regather": True, "gradients": "narrow"}
+        listed.append(("global view, narrow", step, narrow))
     if way.name == "tensor":
-        listed.append(("global view, constrained", whole, False))
-    for name, used, regather in listed:
+        listed.append(("global view, constrained", whole, {}))
+    for name, used, options in listed:
         view = global_view(
             used, "i", mesh=way.mesh, mesh_axes=way.mapped, shardings=way.rule,
-            out_axes=(None, None), donate_argnums=0, regather=regather,
+            out_axes=(None, None), donate_argnums=0, **options,
         )  # fmt: skip
         yield name, view.lower(state, tokens)
     for name, constrained in (("by hand", False), ("by hand, constrained", True)):

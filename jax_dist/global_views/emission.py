@@ -59,6 +59,7 @@ class Emitter:
     reorders: bool  # whether sums may be taken over cut values, in another order
     anew: bool  # whether the equations name a mesh in their types, so that they are bound again
     anew_inside: bool  # whether that is another one than islands have
+    ties: bool  # whether gathers are told to wait for the other operands of what reads them
 
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
         """The results of a body: shared `[*s]`, others `[N, *s]`, as `plan.outs` says."""
@@ -172,7 +173,9 @@ class Emitter:
             """What a psum makes of a value, or each turn of a scan of its own, from dimension 1."""
             if (dim := island.scatters.get(var)) is None:
                 return self.axes.summed(value)
-            return self.axes.summed(value, dim - first, P(*plan.cuts[var][first:]))
+            narrow = value.astype(island.narrow.get(var, value.dtype))
+            made = self.axes.summed(narrow, dim - first, P(*plan.cuts[var][first:]))
+            return made.astype(value.dtype)
 
         sums = {
             result: lambda value, var=var, eqns=eqns: total(var, self._made_of(value, eqns), 1)
@@ -284,10 +287,10 @@ class Emitter:
     def _with_whole(
         self, eqn: JaxprEqn, values: Values, read: Mapping[int, _Shard], places: Sequence[int]
     ) -> Values:
-        """The operands, those in these places gathered, but not before the others are there."""
+        """The operands, those in these places gathered, if need be not before others are there."""
         values = list(values)
-        others = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var) and n not in read]
-        tied = [*places, *others] if places else []
+        is_other = lambda n: self.ties and isinstance(eqn.invars[n], Var) and n not in read
+        tied = [*places, *filter(is_other, range(len(values)))] if places else []
         barred = lax.optimization_barrier(tuple(values[n] for n in tied))
         for n, value in zip(tied, barred, strict=True):
             if n in read:

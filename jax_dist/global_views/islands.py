@@ -13,9 +13,10 @@ its update of shared parameters with it.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
@@ -43,9 +44,9 @@ class Island:
     reads: tuple[Var, ...]
     makes: tuple[Var, ...]
     scatters: Mapping[Var, int]  # results of a psum that are wanted cut, along which dimension
-    # Of these, each whose terms a scan makes in its turns: by the result of the scan, with the
-    # equations between the two.
+    # Of these, those of what a scan makes in its turns: by its result, with the equations between.
     by_turns: Mapping[Var, tuple[Var, tuple[JaxprEqn, ...]]]
+    narrow: Mapping[Var, Any]  # of these, the type that the terms had before they were widened
     parts: Mapping[Var, int]  # shared ones of `reads` that lie cut, and can be taken so
     agreed: tuple[JaxprEqn, ...]  # the loops and branches in it where all devices go the same way
 
@@ -89,11 +90,9 @@ class BodyPlan:
 class Choices:
     """What may be done with a body."""
 
-    scatters: bool = False  # whether a sum may become a reduce-scatter
+    gradients: str = "reduce"  # or "scatter", or "narrow": what may become of a sum
     regathers: bool = False  # whether islands gather what is cut where they read it, each time
-    # Whether types name the mesh of an island. Outside, each equation is then bound again, and
-    # those that cannot be run inside.
-    tied: bool = False
+    tied: bool = False  # whether types name a mesh, so that some equations can only run inside
 
 
 def plan(
@@ -277,8 +276,12 @@ class _Planner:
         cut = {var: self._cut_along(var) for var in regathered}
         parts = {var: dim for var, dim in cut.items() if dim is not None}
         agreed = tuple(self.axis.agreed(eqns, self.shared))
-        by_turns = dict(_summed_by_turns(eqns, makes, scatters))
-        island = Island(tuple(eqns), reads, makes, scatters, by_turns, parts, agreed)
+        narrow = dict(_narrow(eqns, scatters)) if self.choices.gradients == "narrow" else {}
+        by_turns = {  # what is widened after its sum takes less memory until then
+            result: (total, between[:-1] if total in narrow else between)
+            for result, (total, between) in _summed_by_turns(eqns, makes, scatters)
+        }
+        island = Island(tuple(eqns), reads, makes, scatters, by_turns, narrow, parts, agreed)
         return _Stage(outside, island)
 
     def _helping(self, reads: list[Var]) -> list[JaxprEqn]:
@@ -293,7 +296,7 @@ class _Planner:
 
     def _scattered(self, eqns: Sequence[JaxprEqn]) -> dict[Var, int]:
         """The sums that nobody reads on the devices, and that are wanted cut outside."""
-        if not self.choices.scatters:
+        if self.choices.gradients == "reduce":
             return {}
         read = {var for island in self.islands for var in _operands(*island)}
         # Of groups of devices, a sum is not shared, and wanted nowhere.
@@ -315,6 +318,19 @@ class _Planner:
             if own and own == sizes and aval.shape[dim] % math.prod(own) == 0:
                 return dim
         return None
+
+
+def _narrow(eqns: Sequence[JaxprEqn], sums: Iterable[Var]) -> Iterator[tuple[Var, Any]]:
+    """As `Island.narrow` has them: of sums of what a conversion has just widened."""
+    made = {var: eqn for eqn in eqns for var in eqn.outvars}
+    for var in sums:
+        term = made[var].invars[made[var].outvars.index(var)]
+        before = made.get(term) if isinstance(term, Var) else None
+        if before is not None and _compat.name_of(before) == "convert_element_type":
+            own: Any = before.invars[0].aval
+            wide = jnp.promote_types(own.dtype, before.params["new_dtype"])
+            if jnp.issubdtype(own.dtype, jnp.inexact) and wide == before.params["new_dtype"]:
+                yield var, own.dtype
 
 
 def _summed_by_turns(

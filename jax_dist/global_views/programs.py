@@ -47,7 +47,7 @@ class Setting:
     donated: tuple[int, ...]
     given_mesh: Mesh | None
     shardings: Shardings
-    scatters: bool
+    gradients: str  # "scatter", "narrow" or "reduce"
     regathers: bool
     captures: Captures
 
@@ -152,11 +152,11 @@ class StepProgram:
         for eqn in interpreter.equations(self.body.jaxpr):
             cut_over |= names_of_constraint(eqn)
         # Sums over what is cut have another order.
-        frees = setting.scatters and setting.further & cut_over
-        free = setting.further if frees else frozenset()
-        is_cpu = setting.mesh.devices.flat[0].platform == "cpu"
+        reorders = setting.gradients != "reduce"
+        free = setting.further if reorders and setting.further & cut_over else frozenset()
+        platform = setting.mesh.devices.flat[0].platform
         agreed = frozenset(id(eqn) for island in self.plan.islands() for eqn in island.agreed)
-        widens = bool(free) and is_cpu
+        widens = bool(free) and platform == "cpu"
         mesh_axes = dataclasses.replace(setting.axes, free=free, widens=widens, agreed=agreed)
         # As a shard_map over these axes shows it.
         manual = dict.fromkeys(frozenset(mesh.axis_names) - free, AxisType.Manual)
@@ -165,10 +165,12 @@ class StepProgram:
             setting.mesh,
             mesh_axes,
             cuts_state=any(leaf.is_cut for leaf in self.leaves.values()),
-            reorders=setting.scatters,
+            reorders=reorders,
             anew=bool(self.meshes),
             anew_inside=bool(self.meshes - {inside})
             or interpreter.contains(self.body.jaxpr, mesh_axes.changes),
+            # XLA for TPU gathers late by itself, and does not fuse what is tied.
+            ties=platform != "tpu",
         )
 
     @functools.cached_property
@@ -192,17 +194,13 @@ class StepProgram:
                 rank = self.body.jaxpr.out_avals[place].ndim + 1
                 spec = axes.spec_of_axis(axis, rank, self.setting.axes.part)
                 out_shardings.append(NamedSharding(self.setting.mesh, spec))
-        static = self.setting.static
-        donated = (
-            number - sum(each < number for each in static)
-            for number in self.setting.donated
-            if number not in static
-        )
+        static, donated = self.setting.static, self.setting.donated
+        own = (n - sum(each < n for each in static) for n in donated if n not in static)
         return jax.jit(
             step,
             in_shardings=(*first, *self._arguments(self.in_shardings)),
             out_shardings=jax.tree.unflatten(self.body.out_tree, out_shardings),
-            donate_argnums=tuple(number + len(first) for number in donated),
+            donate_argnums=tuple(number + len(first) for number in own),
         )
 
     def call(self, leaves: Sequence[Any]) -> Any:
@@ -213,9 +211,8 @@ class StepProgram:
     def lower(self, leaves: Sequence[Any]) -> jax.stages.Lowered:
         """The program for such leaves, without what is captured among its arguments."""
         own = self.leaves
-        args = self._arguments(
-            [own[n].whole if n in own else type_of(leaf) for n, leaf in enumerate(leaves)]
-        )
+        types = [own[n].whole if n in own else type_of(leaf) for n, leaf in enumerate(leaves)]
+        args = self._arguments(types)
         if not self._hidden:
             return self.jitted.lower(*args)
         return compiled.lowered_without(self.jitted.lower(self.captured, *args), self.captured)
@@ -234,13 +231,11 @@ class StepProgram:
         captured, leaves = leaves[: self._hidden], leaves[self._hidden :]
         for place, (leaf, axis) in enumerate(zip(leaves, self.in_axes, strict=True)):
             own = self.leaves.get(place)
-            spec = own.sharding.spec if own else None
             if own and own.is_away:
                 leaf = jax.device_put(leaf, NamedSharding(run.mesh, own.sharding.spec))
-            if axis is None:
-                given.append(run.laid(leaf, spec or P()))
-            else:
-                given.append(run.laid(jnp.moveaxis(leaf, axis, 0), spec or P(run.axes.part)))
+            first = leaf if axis is None else jnp.moveaxis(leaf, axis, 0)
+            spec = P() if axis is None else P(run.axes.part)
+            given.append(run.laid(first, own.sharding.spec if own else spec))
         outs = run.run(self.plan, [*captured, *given])
         results = []
         for place, (out, is_shared) in enumerate(zip(outs, self.plan.outs, strict=True)):
@@ -264,19 +259,15 @@ class Ready:
     def given(self, call: Call) -> list[Any]:
         """The leaves where the program wants them."""
         placed, own = list(call.leaves), self.program.leaves
-        for place in self.lifted:
-            if isinstance(placed[place], Tracer):
-                raise refusal(
-                    PlacementError,
-                    what="a leaf of the state that varies is given as one value inside a traced "
-                    "function",
-                    which=[f"{own[place].path} begins to vary at {own[place].origin}"],
-                    why="it comes out with a dimension for devices, and a loop wants it as it was",
-                    do="Place the state before, by state = view.place(state, *other arguments).",
-                )
-            placed[place] = copies.for_each_device(placed[place], own[place].sharding)
-        for place in self.merged:
-            placed[place] = self._one_of(placed[place], own[place])
+        for place in (*self.lifted, *self.merged):
+            leaf, target = placed[place], own[place].sharding
+            if isinstance(leaf, Tracer):
+                raise _kept_otherwise(own[place])
+            if place in self.lifted:
+                placed[place] = copies.for_each_device(leaf, target)
+            else:
+                slices = copies.put_slices(leaf, self.program.setting.by_device)
+                placed[place] = copies.one_of_equals(slices, target, own[place].path)
         for place, target in enumerate(self.program.in_shardings):
             leaf = placed[place]
             if isinstance(leaf, Tracer):
@@ -298,22 +289,6 @@ class Ready:
             placed[place] = placement.put_as_jit_would(leaf, target)
         return placed
 
-    def _one_of(self, stacked: Any, leaf: Leaf) -> jax.Array:
-        """The one value of a leaf that comes with a slice for each device."""
-        if isinstance(stacked, Tracer):
-            raise refusal(
-                PlacementError,
-                what="a state with one slice for each device is given inside a traced function",
-                which=[
-                    f"{leaf.path} has a dimension for devices, and the step makes it the same on "
-                    "all"
-                ],
-                why="whether its slices are equal cannot be seen there",
-                do="Place the state before, by state = view.place(state).",
-            )
-        slices = copies.put_slices(stacked, self.program.setting.by_device)
-        return copies.one_of_equals(slices, leaf.sharding, leaf.path)
-
     def _check_is_of_all(self, call: Call, place: int) -> None:
         """Raises PlacementError for what is to be cut over processes, and is of this one alone."""
         leaf = call.leaves[place]
@@ -333,3 +308,14 @@ class Ready:
             do="Place it first: view.place_batch(batch) takes the slices, or the rows, of each "
             "process, and view.place(state) a state.",
         )
+
+
+def _kept_otherwise(leaf: Leaf) -> PlacementError:
+    found = "is the same on all devices" if leaf.shared else f"begins to vary at {leaf.origin}"
+    return refusal(
+        PlacementError,
+        what="a leaf of the state is given in another form than it is kept, in a traced function",
+        which=[f"{leaf.path} {found}, and is kept as {leaf.whole.shape}"],
+        why="a loop wants it out as it came in, and does not show whether slices are equal",
+        do="Place the state before, by state = view.place(state, *other arguments).",
+    )

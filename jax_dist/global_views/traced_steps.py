@@ -98,7 +98,7 @@ class _TracedStep:
             if (sharding := getattr(atom.aval, "sharding", None)) is not None
             and not sharding.mesh.empty
         }
-        choices = Choices(setting.scatters, setting.regathers, bool(meshes))
+        choices = Choices(setting.gradients, setting.regathers, bool(meshes))
         planned = plan(self._axis, found.jaxpr, self._ins, wanted, choices)
         self._check_results(planned)
         in_axes, lie = [], []  # of each argument leaf
@@ -110,9 +110,8 @@ class _TracedStep:
                 in_axes.append(axis)
                 spec = axes.spec_of_axis(axis, len(leaf.shape), setting.axes.part)
                 lie.append(NamedSharding(setting.mesh, spec))
-        results, structure = self._results, call.structure
         return StepProgram(
-            setting, found, planned, leaves, results, in_axes, lie, structure, meshes
+            setting, found, planned, leaves, self._results, in_axes, lie, call.structure, meshes
         )
 
     def _results_of_state(self) -> dict[int, int]:

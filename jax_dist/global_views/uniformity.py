@@ -118,10 +118,8 @@ class VaryingOrigin:
         for eqn in body.eqns:
             if any(isinstance(atom, Var) and atom in depends for atom in eqn.invars):
                 depends.update(eqn.outvars)
-        seen: set[Var] = set()
-        roots: set[Var] = set()
-        met: JaxprEqn | None = None
-        last: JaxprEqn | None = None
+        seen, roots = set[Var](), set[Var]()
+        met = last = None
         queue = [result]
         for atom in queue:  # which grows
             if isinstance(atom, Literal) or atom in seen or shared.get(atom, True):
@@ -140,8 +138,7 @@ class VaryingOrigin:
                 met = eqn
             queue += eqn.invars
         inputs = tuple(place for place, var in enumerate(body.invars) if var in roots)
-        found = met or last
-        if found is None:
+        if (found := met or last) is None:
             return cls("", "it comes in so", inputs)
         return cls(interpreter.source_line(found), _compat.name_of(found), inputs)
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Call
 from jax_dist.passes.captures import Captures, Policy, Watch, is_lifted_outside
 
+Gradients: TypeAlias = Literal["scatter", "narrow", "reduce"]
+
 
 def global_view(
     fun: Callable,
@@ -41,7 +43,7 @@ def global_view(
     shardings: Shardings = "replicated",
     static_broadcasted_argnums: int | Iterable[int] = (),
     donate_argnums: int | Iterable[int] = (),
-    gradients: Literal["scatter", "reduce"] = "scatter",
+    gradients: Gradients = "scatter",
     regather: bool = False,
     captures: Captures = "lift",
 ) -> "GlobalView":
@@ -74,14 +76,14 @@ def global_view(
       donate_argnums: positions of arguments whose memory the results may take over; give the state.
       gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
         and sums over such parts, as in the norm of all gradients, be taken in another order.
-        "reduce" gathers instead, and takes each sum in pmap's order: along further axes each device
-        then computes the same. Without parts there is no difference.
+        "narrow" also takes scattered sums of what the step widened, as bfloat16 to float32, in the
+        type before, as plain jit does: half the bytes, and more rounding. "reduce" gathers, and
+        takes each sum in pmap's order: along further axes each device then computes the same.
       regather: whether what lies in parts is gathered each time that it is read, in the forward
         and again in the backward pass, and in each turn of a scan over layers; else once in a step.
         It takes less memory, and sends more.
-      captures: what to do with arrays of 1 kB or more that `fun` captures: "lift" them to
-        arguments, and warn (JXD401); "warn" only; "error"; or "allow", to keep them silently as
-        constants of the program.
+      captures: what becomes of arrays that `fun` captures, as for pmap: "lift", "warn", "error" or
+        "allow".
 
     Returns:
       An object that is called like the step.
@@ -114,13 +116,11 @@ def global_view(
             do="Upgrade jax, or keep jax_dist.pmap, which works from jax 0.7.2 on.",
         )
     axes.check_function(fun)
-    if gradients not in ("scatter", "reduce"):
-        raise _unknown_choice("gradients", gradients, "'scatter' or 'reduce'")
-    if captures not in get_args(Captures):
-        raise _unknown_choice("captures", captures, ", ".join(map(repr, get_args(Captures))))
-    if not callable(shardings) and shardings not in ("replicated", "fsdp"):
-        choices = "'replicated', 'fsdp', or a function of a path and a shape that gives a spec"
-        raise _unknown_choice("shardings", shardings, choices)
+    _check_choice("gradients", gradients, get_args(Gradients))
+    _check_choice("captures", captures, get_args(Captures))
+    if not callable(shardings):
+        more = "or a function of a path and a shape that gives a spec"
+        _check_choice("shardings", shardings, ("replicated", "fsdp"), more)
     axes.check_axes("in_axes", in_axes)
     axes.check_axes("out_axes", out_axes)
     own = (axis_name,) if mesh_axes is None else tuple(mesh_axes)
@@ -144,7 +144,7 @@ def global_view(
         donated=axes.argument_numbers("donate_argnums", donate_argnums),
         given_mesh=mesh,
         shardings=shardings,
-        scatters=gradients == "scatter",
+        gradients=gradients,
         regathers=bool(regather),
         captures=captures,
     )
@@ -374,11 +374,12 @@ class GlobalView:
         return meshes.context_of(self._setting.mesh) if traced else meshes.no_mesh()
 
 
-def _unknown_choice(argument: str, value: object, choices: str) -> ArgumentTypeError:
-    return refusal(
-        ArgumentTypeError,
-        what=f"'{argument}' of global_view is none of its choices",
-        which=[f"{argument}={value!r}"],
-        why="it decides where the state lies, and what is summed how",
-        do=f"Give {choices}.",
-    )
+def _check_choice(argument: str, value: object, choices: Sequence[str], *more: str) -> None:
+    if value not in choices:
+        raise refusal(
+            ArgumentTypeError,
+            what=f"'{argument}' of global_view is none of its choices",
+            which=[f"{argument}={value!r}"],
+            why="it decides where the state lies, and what is summed how",
+            do=f"Give {', '.join([*map(repr, choices), *more])}.",
+        )

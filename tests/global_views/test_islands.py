@@ -283,12 +283,12 @@ _CUTS = {
 @pytest.mark.parametrize("name", _CUTS)
 def test_what_is_scattered_and_read_in_parts(name):
     fun, wanted, expected = _CUTS[name]
-    plan = planned(fun, wanted=wanted, scatters=True, regathers=True)
+    plan = planned(fun, wanted=wanted, gradients="scatter", regathers=True)
     assert [
         (sorted(e.scatters.values()), sorted(e.parts.values())) for e in plan.islands()
     ] == expected
     # Without scattering, nothing is scattered, and more may be read in parts.
-    plan = planned(fun, wanted=wanted, scatters=False, regathers=True)
+    plan = planned(fun, wanted=wanted, gradients="reduce", regathers=True)
     assert [sorted(each.scatters) for each in plan.islands()] == [[] for _ in expected]
     if name == "a parameter is summed":
         (island,) = plan.islands()
@@ -329,7 +329,7 @@ def test_which_results_of_a_scan_are_summed_in_its_turns(name):
     total, spec, expected = _BY_TURNS[name]
     fun, layers = _by_layers(total), np.ones((4, 8, 4), np.float32)
     wanted = [spec, None] if "too" in name else [spec]
-    plan = planned(fun, layers, X, wanted=wanted, scatters=True)
+    plan = planned(fun, layers, X, wanted=wanted, gradients="scatter")
 
     (island,) = plan.islands()
     found = [[*[_name(eqn) for eqn in eqns], "psum"] for _, eqns in island.by_turns.values()]
@@ -337,7 +337,7 @@ def test_which_results_of_a_scan_are_summed_in_its_turns(name):
 
 
 def test_six_rows_are_not_scattered_over_four_devices():
-    plan = planned(step, W[:6], X[:6], wanted=[_ROWS], scatters=True)
+    plan = planned(step, W[:6], X[:6], wanted=[_ROWS], gradients="scatter")
     assert [each.scatters for each in plan.islands()] == [{}]
 
 

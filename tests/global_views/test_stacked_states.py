@@ -116,7 +116,7 @@ def test_within_a_trace_the_slices_cannot_be_compared():
     view = _view()
     view.place(_state(), stacked=False)
 
-    with pytest.raises(PlacementError, match="given inside a traced function"):
+    with pytest.raises(PlacementError, match="in another form than it is kept"):
         jax.jit(view)(_stacked(), _X)
 
 
@@ -186,7 +186,7 @@ def test_a_leaf_that_may_have_a_value_for_each_device_is_asked_for(how):
             case "traced":
                 jax.jit(view)(_mixed(), _X)
 
-    words = "given as one value inside" if how == "traced" else "one value for each device, or"
+    words = "in another form than it is kept" if how == "traced" else "one value for each device, or"
     with pytest.raises(PlacementError, match=words) as told:
         run()
     assert "state['own']" in str(told.value)
@@ -302,5 +302,5 @@ def test_a_scan_over_a_view():
     expected, two = view(first, -_X)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), last, expected)
     np.testing.assert_array_equal(sums, np.stack([one, two]))
-    with pytest.raises(PlacementError, match="given as one value inside a traced"):
+    with pytest.raises(PlacementError, match="in another form than it is kept"):
         run(view.first(state), _X[None])
