@@ -104,12 +104,12 @@ def functions_of(*over: _Over) -> tuple[str, ...]:
     >>> functions_of("sum", "max")
     ('jax.lax.psum', 'jax.lax.pmax', 'jax.lax.pmean')
     """
-    found = (name for name, made in _FUNCTIONS.items() if RECORDS[made].over in over)
+    found = (name for name, made in LAX_COLLECTIVES.items() if RECORDS[made].over in over)
     return tuple(f"jax.lax.{name}" for name in found)
 
 
 # The collectives of `jax.lax`, and the primitives that they bind.
-_FUNCTIONS = {
+LAX_COLLECTIVES = {
     **{name: name for name in ("psum", "pmax", "pmin", "all_gather", "pbroadcast", "all_to_all")},
     **{name: name for name in ("ragged_all_to_all", "ppermute", "axis_index")},
     **{"pmean": "psum", "psum_scatter": "reduce_scatter"},

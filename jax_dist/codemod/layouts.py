@@ -8,12 +8,13 @@ be the same on all devices, by the programs of all calls, where it is to be shar
 import ast
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import flow_uses, imports, shard_map
+from jax_dist.codemod import aliases, fixed_programs, flow_uses, imports, shard_map
 from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
 from jax_dist.codemod.results import Left
@@ -211,6 +212,8 @@ class Plan:
         is_alike = all(map(_has_alike_rows, self._given(inputs)))
         unlike = self._unlike(part, Layout.SHARED) if is_alike else "its copies differ"
         if copies <= {True} and not unlike:
+            if self._may_come_back(part) and (taker := self._unmapped_arrays()):
+                raise Left(f"in another run, its copies may differ, and {taker} may be given one")
             return Layout.SHARED
         if copies == {True}:
             raise Left(unlike)
@@ -251,6 +254,33 @@ class Plan:
         """Whether a mapped function takes the memory of one of its arguments."""
         slots = (slot for slot in part.component.slots if slot.side == "in")
         return any(slot.path[0] in self._by_number[slot.site].donated for slot in slots)
+
+    def _unmapped_arrays(self) -> str:
+        """A place that takes arrays which all devices share, by in_axes; "" if there is none."""
+        for each in self.mapped:
+            positions = each.shared - each.numbers
+            if any(any(self.flow.given(each.record, position)) for position in positions):
+                return self.flow.module.text(each.site.reference)
+        return ""
+
+    @functools.cached_property
+    def gives_back(self) -> bool:
+        """Whether a copy that is taken of one device may come back to all of them.
+
+        And may be another one on each device in another run: pmap sends it to all.
+        """
+        return any(
+            part.layout is Layout.SHARED and self._may_come_back(part) for part in self.parts
+        )
+
+    def _may_come_back(self, part: Part) -> bool:
+        module = self.flow.module
+        sites = {slot.site for slot in part.component.slots if slot.side == "out"}
+        takes = ("first", "row", "forest")
+        taken = (use.node for use in part.uses if use.way in takes)
+        return not all(aliases.is_used_up(module, node) for node in taken) and any(
+            fixed_programs.may_differ(module, self._by_number[site].site.fun) for site in sites
+        )
 
     def _given(self, slots: Sequence[Slot]) -> Iterator[Array]:
         for slot in slots:

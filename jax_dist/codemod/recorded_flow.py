@@ -198,6 +198,10 @@ class FileFlow:
         """Whether it held other arrays too."""
         return self._told(node).get("others", False)
 
+    def has_unmapped(self, node: ast.AST) -> bool:
+        """Whether it held any array that no mapped function took or gave, of any rank."""
+        return self.has_others(node) or self._told(node).get("scalars", False)
+
     def has_numbers(self, node: ast.AST) -> bool:
         """Whether it held numbers of Python in a tree; of what is not watched, it may."""
         if isinstance(node, ast.Dict | ast.Tuple | ast.List):

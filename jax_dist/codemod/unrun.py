@@ -18,8 +18,10 @@ from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
 from jax_dist.codemod.results import Left
 from jax_dist.codemod.shard_map import PmapFacts
 
-_REFLECTING = frozenset(("vars", "locals", "globals", "eval", "exec"))
-_REFLECTED = frozenset(("__dict__", "f_locals", "f_globals", "__globals__", "__getattribute__"))
+_REFLECTING = frozenset(("vars", "locals", "globals", "eval", "exec", "setattr"))
+_REFLECTED = frozenset(
+    ("__dict__", "f_locals", "f_globals", "__globals__", "__getattribute__", "__setattr__")
+)
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -66,6 +68,8 @@ class Seen:
                 raise Left(f"other files may use {name}, which takes or returns it")
         if found := related.unrun():
             raise Left(f"line {found.lineno} may have to do with it, and never ran")
+        for name, line in related.other_definitions():
+            raise Left(f"line {line} defines another {name}, which never ran")
 
     @functools.cached_property
     def _hidden(self) -> str:
@@ -81,6 +85,10 @@ class Seen:
         is_set = isinstance(node.ctx, ast.Store)
         if is_set and isinstance(module.parent(node), ast.AugAssign):
             raise Left(f"line {node.lineno} changes {text} in place")
+        entry = module.parent(node)
+        if isinstance(entry, ast.Subscript) and isinstance(entry.ctx, ast.Store):
+            if entry.value is node and not isinstance(entry.slice, ast.Constant):
+                raise Left(f"line {node.lineno} sets an entry of {text} by a name of the run")
         self._check_others_read(node, is_set=is_set)
         value = getattr(module.statement(node), "value", None)
         looked_at = value if is_set and flow.watches(value) else None if is_set else node
@@ -165,7 +173,7 @@ def _bindings(flow: FileFlow, node: ast.expr, serials: set[int]) -> dict[ast.AST
     given: dict[ast.AST, bool] = {}
     for each in found or ():
         is_it = each.value is None or not serials.isdisjoint(_given(flow, each.value))
-        if is_it or each.value is None or not flow.has_others(each.value):
+        if is_it or each.value is None or not flow.has_unmapped(each.value):
             given[each.node] = is_it
     return given
 
@@ -188,7 +196,7 @@ def _may_hold(
     if isinstance(node, ast.Name):
         own = _bindings(flow, node, serials).keys() & bindings.keys()
         # A container that was empty there is filled later; one with other arrays was changed.
-        return any(bindings[each] for each in own) or (bool(own) and flow.has_others(node))
+        return any(bindings[each] for each in own) or (bool(own) and flow.has_unmapped(node))
     function = module.function(node)
     is_before = getattr(function, "name", "") == "__init__" and not any(
         isinstance(each, ast.Attribute) and each.lineno < node.lineno
@@ -199,7 +207,7 @@ def _may_hold(
     statement = module.statement(node)
     made = _given(flow, statement.value) if isinstance(statement, ast.Assign) else set[int]()
     is_maker = not serials.isdisjoint(made)
-    return flow.has_others(node) and not (is_before or is_maker)
+    return flow.has_unmapped(node) and not (is_before or is_maker)
 
 
 def _reflection(flow: FileFlow) -> str:
@@ -227,6 +235,8 @@ def _unrun_maker(flow: FileFlow) -> str:
             return f"line {node.lineno} calls {text}, and never ran"
     idle = {name: function for name, function in _functions(module) if _is_idle(flow, function)}
     for node in ast.walk(module.tree):
+        if isinstance(node, ast.Lambda) and _is_idle(flow, node) and not _is_called(module, node):
+            return f"line {node.lineno} hands on a lambda, which never ran"
         if not isinstance(node, ast.Name) or node.id not in idle or _is_called(module, node):
             continue
         if flow.ran(node) or not flow.watches(node):  # such as a default value
@@ -235,7 +245,7 @@ def _unrun_maker(flow: FileFlow) -> str:
 
 
 def _is_called(module: Module, node: ast.expr) -> bool:
-    """Whether a name is called, or given to a transformation of jax, whose calls are all seen."""
+    """Whether a function is called, or given to a transformation of jax: its calls are all seen."""
     around = module.parent(node)
     if isinstance(around, ast.Call) and around.func is node:
         return True
@@ -270,6 +280,19 @@ class _Related:
             if not self.flow.ran(node) and self._is_mentioned(node):
                 return node
         return None
+
+    def other_definitions(self) -> Iterator[tuple[str, int]]:
+        """What never ran and has the name of a function that did: a call may mean it, too."""
+        for node in ast.walk(self.flow.module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if node.name in self.definitions and not any(map(self.flow.ran, ast.walk(node))):
+                    yield node.name, node.lineno
+            elif isinstance(node, ast.ClassDef):
+                for each in node.body:
+                    targets = each.targets if isinstance(each, ast.Assign) else []
+                    for name in {getattr(target, "id", "") for target in targets}:
+                        if name in self.definitions:
+                            yield name, each.lineno
 
     def _is_mentioned(self, node: ast.expr) -> bool:
         match node:

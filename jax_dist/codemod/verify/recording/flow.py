@@ -35,6 +35,7 @@ class _Seen:
         self.with_arrays = 0
         self.serials: dict[int, str] = {}  # of its arrays; where in the value, "" for all of it
         self.has_numbers = False  # of Python, in a tree
+        self.has_scalars = False  # arrays of rank 0
         self.on_host = True  # all arrays are of numpy
         self.has_numpy = False  # some are
 
@@ -86,8 +87,9 @@ class Flow:
     def _look(self, number: int, seen: _Seen, value: Any) -> None:
         import jax
 
-        arrays, has_numbers = _arrays(value)
+        arrays, has_numbers, has_scalars = _arrays(value)
         seen.has_numbers |= has_numbers
+        seen.has_scalars |= has_scalars
         if not arrays:
             return
         seen.with_arrays += 1
@@ -161,6 +163,7 @@ class Flow:
                 "arrays": {s: where for s, where in seen.serials.items() if s in slots},
                 "others": any(s not in slots for s in seen.serials),
                 "numbers": seen.has_numbers,
+                "scalars": seen.has_scalars,
                 "host": seen.on_host,
                 "numpy": seen.has_numpy,
                 "sites": sorted(self._calls.get(number, ())),
@@ -186,8 +189,8 @@ def _parts(tree: Any, path: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...],
     return [part for i, each in enumerate(tree) for part in _parts(each, (*path, i))]
 
 
-def _arrays(tree: Any) -> tuple[list[tuple[str, Any]], bool]:
-    """Its arrays of rank 1 or more, and where; and whether it has numbers of Python.
+def _arrays(tree: Any) -> tuple[list[tuple[str, Any]], bool, bool]:
+    """Its arrays of rank 1 or more, and where; and whether it has numbers of Python, and scalars.
 
     There are none where it is traced.
     """
@@ -201,10 +204,10 @@ def _arrays(tree: Any) -> tuple[list[tuple[str, Any]], bool]:
     else:
         leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     if any(isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
-        return [], False
-    found = [
-        (jax.tree_util.keystr(path), leaf)
-        for path, leaf in leaves
-        if isinstance(leaf, kinds) and leaf.ndim
+        return [], False, False
+    arrays = [
+        (jax.tree_util.keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, kinds)
     ]
-    return found, any(isinstance(leaf, (bool, int, float, complex)) for _, leaf in leaves)
+    found = [(path, leaf) for path, leaf in arrays if leaf.ndim]
+    has_numbers = any(isinstance(leaf, (bool, int, float, complex)) for _, leaf in leaves)
+    return found, has_numbers, len(found) < len(arrays)
