@@ -85,10 +85,10 @@ class Seen:
         is_set = isinstance(node.ctx, ast.Store)
         if is_set and isinstance(module.parent(node), ast.AugAssign):
             raise Left(f"line {node.lineno} changes {text} in place")
-        entry = module.parent(node)
-        if isinstance(entry, ast.Subscript) and isinstance(entry.ctx, ast.Store):
-            if entry.value is node and not isinstance(entry.slice, ast.Constant):
-                raise Left(f"line {node.lineno} sets an entry of {text} by a name of the run")
+        match module.parent(node):
+            case ast.Subscript(value=value, slice=index, ctx=ast.Store()) if value is node:
+                if not isinstance(index, ast.Constant):
+                    raise Left(f"line {node.lineno} sets an entry of {text} by a name of the run")
         self._check_others_read(node, is_set=is_set)
         value = getattr(module.statement(node), "value", None)
         looked_at = value if is_set and flow.watches(value) else None if is_set else node

@@ -186,7 +186,7 @@ def test_a_leaf_that_may_have_a_value_for_each_device_is_asked_for(how):
             case "traced":
                 jax.jit(view)(_mixed(), _X)
 
-    words = "in another form than it is kept" if how == "traced" else "one value for each device, or"
+    words = {"traced": "in another form than it is kept"}.get(how, "one value for each device, or")
     with pytest.raises(PlacementError, match=words) as told:
         run()
     assert "state['own']" in str(told.value)
