@@ -270,7 +270,7 @@ def result():
         loss, params = p_step(params, common_utils.shard(rows))
     return jax_utils.unreplicate(params)
 """,
-    "its state is not followed to the end (line 40 sets an entry of tree by a name of the run)": """\
+    "its state is not followed to the end (line 40 sets an entry of tree by a name": """\
 p_step = jax.pmap(update, axis_name="batch")
 
 
