@@ -73,6 +73,8 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     record = flow.sites.get(site)
     if record is None:
         raise Left("no call of it alone was recorded")
+    if flow.slices(site) is not None:
+        raise Left("its calls have fewer slices than there are devices")
     for name in _known_as(flow.module, site):
         if imports.is_used_elsewhere(flow.module, name):
             raise Left(f"other files may use {name}")

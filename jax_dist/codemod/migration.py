@@ -384,7 +384,7 @@ class _File:
             return None
         new = Texts(module, site.node, self._style, self._namer)
         try:
-            fix = DirectPlan.of(site, new).fix()
+            fix = DirectPlan.of(site, new, slices=facts.slices(site)).fix()
         except Left:
             return None
         place = module, site.reference, _codes.PMAP_CALL

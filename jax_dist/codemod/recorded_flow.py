@@ -307,9 +307,26 @@ class FileFlow:
             return ""
         if any(form.get("words") for form in self.forms(found)):
             return "a call gives arguments by name"
-        if any(array.devices < self._devices for call in found.calls for array in call.returned):
+        if self._fewest(found) < self._devices and self.slices(site) is None:
             return "a call has fewer slices than there are devices"
         return ""
+
+    def slices(self, site: Site) -> int | None:
+        """How many slices all its calls had, if fewer than devices, and the text has the number.
+
+        Then that is so in other runs, on more devices.
+        """
+        found = self.sites.get(site)
+        if found is None or (count := self._fewest(found)) == self._devices:
+            return None
+        is_same = all(a.devices == count for call in found.calls for a in call.returned)
+        constants = (e for e in ast.walk(self.module.tree) if isinstance(e, ast.Constant))
+        return count if is_same and any(e.value == count for e in constants) else None
+
+    def _fewest(self, site: SiteRecord) -> int:
+        """The slices of the call that had fewest."""
+        arrays = (array.devices for call in site.calls for array in call.returned)
+        return min(arrays, default=self._devices)
 
     def forms(self, site: SiteRecord) -> list[Mapping[str, Any]]:
         """How it was called, and what came back: `arguments` and `words`, or `results`."""

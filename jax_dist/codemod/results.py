@@ -245,18 +245,23 @@ class ProjectContext:
         is_near = package and asker.startswith(os.path.join(package, ""))
         return bool(is_near and self.graph.importers(path))
 
-    def first(self, pattern: re.Pattern[bytes], near: Sequence[str] | None = None) -> str:
+    def first(
+        self, pattern: re.Pattern[bytes], near: Sequence[str] | None = None, but: str = ""
+    ) -> str:
         """Where the files of the projects have a text first: `a.py:3`; "" where they have not.
 
         Args:
           pattern: of the text.
           near: files; others count only where imports lead from one to the other.
+          but: the absolute path of a file that does not count.
         """
         paths = None if near is None else [*map(os.path.abspath, near)]
         for path, data in self.graph.files.items():
             found = [place for _, place in _found([(path, data)], pattern)]
-            if found and (
-                paths is None or any(self.graph.are_connected(path, each) for each in paths)
+            if (
+                found
+                and path != but
+                and (paths is None or any(self.graph.are_connected(path, each) for each in paths))
             ):
                 return found[0]
         return ""

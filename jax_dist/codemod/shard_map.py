@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from jax_dist.checker.model import pmaps, traced
+from jax_dist.checker.model import pmaps, scopes, traced
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
@@ -90,6 +90,10 @@ class PmapFacts:
         pattern = re.compile(rb"\." + field.encode() + rb"\b")
         return self._context.is_in_another(pattern, os.path.abspath(self._module.source.path))
 
+    def slices(self, site: Site) -> int | None:
+        """How many slices its calls have, if fewer than there are devices, and that is known."""
+        return self._flow.slices(site) if self._flow else None
+
     def unknown(self, site: Site, but: str = "") -> str:
         """The first thing that is not known of a place; "" where all is.
 
@@ -151,10 +155,13 @@ class PmapFacts:
 
     def _too_early(self, site: Site) -> str:
         """Why a module may not ask for devices while it is imported; "" where it may."""
-        if self._module.span(site.node)[0] > self._asks_from:
+        start, path = self._module.span(site.node)[0], os.path.abspath(self._module.source.path)
+        if start > self._asks_from:
             return ""  # it does already
+        is_set = self._sets_until < start  # what this file sets is set by then
+        setting = self._context.first(_SETTING, near=[path], but=path if is_set else "")
         why = "it is made while the module is imported, before devices may be asked for: see"
-        return f"{why} {self._setting}" if self._setting else ""
+        return f"{why} {setting}" if setting else ""
 
     @functools.cached_property
     def _asks_from(self) -> float:
@@ -168,9 +175,17 @@ class PmapFacts:
         return min(found)
 
     @functools.cached_property
-    def _setting(self) -> str:
-        """What the program may set before devices are asked for, or ""."""
-        return self._context.first(_SETTING, near=[os.path.abspath(self._module.source.path)])
+    def _sets_until(self) -> float:
+        """Where the last statement ends that sets what must come before; in a function, never."""
+        module, until = self._module, 0.0
+        for node in module.tree.body:
+            start, end = module.span(node)
+            if _SETTING.search(module.source.code, start, end):
+                functions = (e for e in ast.walk(node) if isinstance(e, scopes.Function))
+                spans = map(module.span, functions)
+                inside = any(_SETTING.search(module.source.code, *span) for span in spans)
+                until = math.inf if inside else end
+        return until
 
     def _is_own_method(self, site: Site) -> bool:
         """Whether an object maps a method of its own while it is made: another one each time."""
@@ -239,8 +254,21 @@ class DirectPlan:
     devices: str = ""  # where they are given; "" for all
 
     @classmethod
-    def of(cls, site: Site, texts: Texts, without: Collection[str] = ()) -> "DirectPlan":
-        """The plan for a place, without some arguments of its pmap.
+    def of(
+        cls,
+        site: Site,
+        texts: Texts,
+        *,
+        without: Collection[str] = (),
+        slices: int | None = None,
+    ) -> "DirectPlan":
+        """The plan for a place.
+
+        Args:
+          site: the place.
+          texts: the text around it.
+          without: arguments of pmap that are left out.
+          slices: how many its calls have; None if as many as there are devices.
 
         Raises:
           Left: an argument cannot be read, or has no counterpart.
@@ -270,6 +298,7 @@ class DirectPlan:
         axis = text("axis_name", f"{texts.style.quote}devices{texts.style.quote}")
         spec = texts.named("jax.sharding.PartitionSpec")
         is_plain = is_default(in_axes) and is_default(out_axes)
+        of_all = "" if slices is None else f"{texts.named('jax.devices')}()[:{slices}]"
         return cls(
             site,
             texts,
@@ -279,7 +308,7 @@ class DirectPlan:
             in_axes="" if is_plain else text("in_axes"),
             out_axes="" if is_plain else text("out_axes"),
             donated=text("donate_argnums"),
-            devices=text("devices"),
+            devices=text("devices", of_all),
         )
 
     def fix(self, group: str = "") -> Fix:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-_CALLS = ("alone", "shared", "by_name", "one_device_fewer", "trained", "evaluated")
+_CALLS = ("alone", "shared", "by_name", "one_device_fewer", "trained", "evaluated", "on_four")
 
 
 def verdicts(folder: str) -> dict[str, str]:

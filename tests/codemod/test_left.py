@@ -13,7 +13,7 @@ from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.results import FileMigration, ProjectContext
+from jax_dist.codemod.results import FileMigration, Form, ProjectContext
 from jax_dist.codemod.shard_map import Promises
 
 
@@ -349,3 +349,43 @@ def test_names_that_the_replacement_has_too_are_no_reason(to: str, call: str):
 
     assert [each.status for each in found.outcomes] == ["done"]
     assert call.partition("(")[2] in found.after.decode()
+
+
+_SETS = 'os.environ["XLA_FLAGS"] = "--xla_dump_to=/tmp/x"\n'
+_MAPS = "import jax\n\nf = jax.pmap(lambda x: x)\n"
+_MAPPED_WHILE_IMPORTED = {
+    "nothing is set": ({"a.py": _MAPS}, True),
+    "above": ({"a.py": f"import os\n\n{_SETS}{_MAPS}"}, True),
+    "above, in a try": (
+        {"a.py": f"import os\n\ntry:\n    import own\nexcept ImportError:\n    {_SETS}{_MAPS}"},
+        True,
+    ),
+    "below": ({"a.py": f"import os\n{_MAPS}{_SETS}"}, False),
+    "above and below": ({"a.py": f"import os\n\n{_SETS}{_MAPS}{_SETS}"}, False),
+    "in a function above": (
+        {"a.py": f"import os\n\n\ndef g():\n    {_SETS}\n\n{_MAPS}g()\n"},
+        False,
+    ),
+    "in another file": ({"a.py": _MAPS, "b.py": f"import os\n\nimport a\n\n{_SETS}"}, False),
+    "here above, and in another file": (
+        {"a.py": f"import os\n\n{_SETS}{_MAPS}", "b.py": f"import os\n\nimport a\n\n{_SETS}"},
+        False,
+    ),
+    "in a file that is not connected": ({"a.py": _MAPS, "b.py": f"import os\n\n{_SETS}"}, True),
+}
+
+
+@pytest.mark.parametrize("name", _MAPPED_WHILE_IMPORTED)
+def test_devices_are_not_asked_for_before_they_are_set(name, tmp_path, monkeypatch):
+    texts, is_direct = _MAPPED_WHILE_IMPORTED[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    for path, text in texts.items():
+        (tmp_path / path).write_text(text)
+    promises = Promises(one_process=True, all_devices=True)
+    files, _ = migration.migrate(["a.py"], MigrationOptions(to="jax", promises=promises))
+
+    (place,) = (each for file in files for each in file.outcomes if each.path.endswith("a.py"))
+    assert (place.form is Form.DIRECT) == is_direct
+    if not is_direct:
+        assert "before devices may be asked for: see " in place.why
