@@ -130,8 +130,9 @@ def print_on(name: str) -> None:
             f"{sizes.layers} layers of {sizes.width} on {name}, jax {jax.__version__}\n{TPU_HEAD}"
         )
         for way in ways_of(devices, round(len(devices) ** 0.5)):
-            if sizes is LARGE or way.name == "tensor":
-                for program, lowered in programs_of(way, sizes, 8 if sizes is GIANT else None):
+            if sizes is LARGE or way.name in ("hsdp", "tensor"):
+                rows = 8 if sizes is GIANT and way.name == "tensor" else None
+                for program, lowered in programs_of(way, sizes, rows):
                     print(line(way.name, program, lowered), flush=True)
 
 

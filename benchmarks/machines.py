@@ -32,7 +32,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.errors import MissingPackageError
 from jax_dist.machines.cost import ProgramCost
 from jax_dist.machines.plans import plan
 from jax_dist.machines.report import Plan
@@ -51,7 +50,7 @@ def main() -> None:
     for name in options.on.split(","):
         try:
             machine = jax_dist.topology(name)
-        except MissingPackageError as error:
+        except ImportError as error:
             print(f"SKIPPED {name}: {str(error).splitlines()[-1]}\n")
             continue
         for table in options.only.split(","):

@@ -1,6 +1,8 @@
 """The public names, and what importing them costs."""
 
 import ast
+import importlib
+import importlib.util
 import inspect
 import pathlib
 import pickle
@@ -84,3 +86,18 @@ def test_an_error_travels_between_processes(name):
     assert type(again) is kind
     assert kind.__module__ == "jax_dist.errors"
     assert (str(again), again.__notes__) == ("what:\n  * which", ["rank 3"])
+
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_PROGRAMS = sorted([*(_ROOT / "benchmarks").glob("*.py"), *(_ROOT / "examples").glob("*.py")])
+
+
+@pytest.mark.parametrize("path", _PROGRAMS, ids=lambda path: path.name)
+def test_what_programs_import_is_there(path: pathlib.Path):
+    """Not all of them run in each test run."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jax_dist":
+            module = importlib.import_module(str(node.module))
+            for name in (alias.name for alias in node.names):
+                if not hasattr(module, name):  # a module of a package
+                    importlib.import_module(f"{node.module}.{name}")
