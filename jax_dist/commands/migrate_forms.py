@@ -51,6 +51,19 @@ def key(place: PlaceResult) -> tuple[str, int, str]:
     return place.path, place.line, place.what
 
 
+def to_lower(
+    lacking: "Sequence[LedgerEntry]", forms: Mapping[tuple[str, int, str], Form]
+) -> "tuple[list[LedgerEntry], list[LedgerEntry]]":
+    """The places that take another form now, and those of them that are put back by that.
+
+    What differs at a place that has the last form may come from one that has not.
+    """
+    is_lowest = lambda each: forms.get(each.key, Form.MAPPED) <= Form.MAPPED
+    if not all(map(is_lowest, lacking)):
+        lacking = [each for each in lacking if not (is_lowest(each) and each.problems)]
+    return [*lacking], [each for each in lacking if is_lowest(each)]
+
+
 def lower(
     files: Sequence[FileMigration],
     forms: Mapping[tuple[str, int, str], Form],

@@ -213,8 +213,8 @@ class _Migrate:
             forms = {
                 migrate_forms.key(place): place.form for file in files for place in file.outcomes
             }
-            lowest = {each.key: each for each in lacking if forms.get(each.key, 1) <= Form.MAPPED}
-            put_back |= lowest
+            lacking, lowest = migrate_forms.to_lower(lacking, forms)
+            put_back |= {each.key: each for each in lowest}
             before = _texts(files)
             for limits in migrate_forms.lower(files, forms, lacking):
                 self._aim = dataclasses.replace(self._aim, limits={**self._aim.limits, **limits})

@@ -20,7 +20,7 @@ from verified_programs import changed
 
 from jax_dist._compat import CAN_REWRITE
 from jax_dist._usage import MisuseError
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.results import FileMigration, Form
 from jax_dist.codemod.verify import comparison, edits, sandbox, workplace
 from jax_dist.codemod.verify.ledger import (
     REQUIREMENTS,
@@ -33,6 +33,7 @@ from jax_dist.codemod.verify.ledger import (
 )
 from jax_dist.codemod.verify.program_text import Marked, ProgramText
 from jax_dist.codemod.verify.trial import verified
+from jax_dist.commands import migrate_forms
 
 _GOOD = b"# \xc3\xa9t\xc3\xa9\r\nprint('same')"  # no final newline
 
@@ -535,6 +536,20 @@ def test_each_level_has_its_own_advice(rung: Rung, reason: str, remedy: str):
     assert reason in entry.reason
     assert remedy in entry.remedy
     assert (entry.to_dict()["next"], shown.to_dict()["next"]) == ("", entry.remedy)
+
+
+def test_what_differs_in_the_last_form_waits_for_what_has_another():
+    rich, plain, idle = (("a.py", line, "jax.pmap") for line in (3, 9, 12))
+    forms = {rich: Form.IDIOMATIC, plain: Form.MAPPED, idle: Form.MAPPED}
+    raises = LedgerEntry(*rich, Rung.DIFFERENT, problems=("call 1: raised",))
+    behind = LedgerEntry(*plain, Rung.DIFFERENT, problems=("it is not called after",))
+    unseen = LedgerEntry(*idle, Rung.NEVER_RAN)
+    elsewhere = LedgerEntry("b.py", 1, "jax.pmap", Rung.DIFFERENT, problems=("other values",))
+
+    all_of_them = [raises, behind, unseen, elsewhere]
+    assert migrate_forms.to_lower(all_of_them, forms) == ([raises, unseen], [unseen])
+    assert migrate_forms.to_lower([raises], forms) == ([raises], [])
+    assert migrate_forms.to_lower([behind, unseen], forms) == ([behind, unseen], [behind, unseen])
 
 
 def test_each_attempt_is_told_where_they_came_to_different_levels():
