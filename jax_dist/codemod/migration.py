@@ -24,6 +24,7 @@ from jax_dist.codemod import (
     helper_files,
     helper_module,
     imports,
+    named_calls,
     pmap_renames,
     site_parts,
 )
@@ -264,6 +265,9 @@ class _File:
         found: list[PlannedPlace] = []
         for site in pmaps.sites(module):
             place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
+            if facts is not None and place.outcome.form is Form.DIRECT:
+                calls = facts.named_calls(site).calls
+                found += named_calls.places(module, site, calls, self._style, self._namer)
             why = kept.get(site.reference)
             if why and place.outcome.status == "done":
                 said = f"{place.outcome.reason}; " if place.outcome.reason else ""
@@ -383,8 +387,10 @@ class _File:
         if facts is None or limit < Form.DIRECT or facts.unknown(site):
             return None
         new = Texts(module, site.node, self._style, self._namer)
+        names = facts.named_calls(site).names
+        group = named_calls.group(site) if names else ""
         try:
-            fix = DirectPlan.of(site, new, slices=facts.slices(site)).fix()
+            fix = DirectPlan.of(site, new, slices=facts.slices(site), names=names).fix(group)
         except Left:
             return None
         place = module, site.reference, _codes.PMAP_CALL

@@ -305,8 +305,6 @@ class FileFlow:
         found = self.sites.get(site)
         if found is None:
             return ""
-        if any(form.get("words") for form in self.forms(found)):
-            return "a call gives arguments by name"
         if self._fewest(found) < self._devices and self.slices(site) is None:
             return "a call has fewer slices than there are devices"
         return ""

@@ -21,8 +21,9 @@ from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.checker.model.stacking import lists_devices
-from jax_dist.codemod import codegen, site_parts
+from jax_dist.codemod import codegen, named_calls, site_parts
 from jax_dist.codemod.codegen import CallText, Texts, Value
+from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.results import Left, ProjectContext
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ class PmapFacts:
         """How many slices its calls have, if fewer than there are devices, and that is known."""
         return self._flow.slices(site) if self._flow else None
 
+    def named_calls(self, site: Site) -> NamedCalls:
+        """Its calls that give arguments by name."""
+        return named_calls.of(self._flow, site) if self._flow else NamedCalls()
+
     def unknown(self, site: Site, but: str = "") -> str:
         """The first thing that is not known of a place; "" where all is.
 
@@ -120,6 +125,8 @@ class PmapFacts:
         if site.unknown:
             return f"its arguments come from {site.unknown}"
         if why := self._unfit_place(site) or (self._flow.misfit(site) if self._flow else ""):
+            return why
+        if why := self.named_calls(site).why_not:
             return why
         return "" if self._is_tried else self._of_calls(site)
 
@@ -252,6 +259,7 @@ class DirectPlan:
     is_bare: bool = False  # the function has no mapped axis to take off: it is mapped as it is
     donated: str = ""
     devices: str = ""  # where they are given; "" for all
+    names: tuple[str, ...] = ()  # of its last arguments, which its calls give by name
 
     @classmethod
     def of(
@@ -261,6 +269,7 @@ class DirectPlan:
         *,
         without: Collection[str] = (),
         slices: int | None = None,
+        names: tuple[str, ...] = (),
     ) -> "DirectPlan":
         """The plan for a place.
 
@@ -269,6 +278,7 @@ class DirectPlan:
           texts: the text around it.
           without: arguments of pmap that are left out.
           slices: how many its calls have; None if as many as there are devices.
+          names: of the last arguments, which its calls give by name.
 
         Raises:
           Left: an argument cannot be read, or has no counterpart.
@@ -298,6 +308,8 @@ class DirectPlan:
         axis = text("axis_name", f"{texts.style.quote}devices{texts.style.quote}")
         spec = texts.named("jax.sharding.PartitionSpec")
         is_plain = is_default(in_axes) and is_default(out_axes)
+        if names and not (is_default(in_axes) and site.form == "call"):
+            raise Left("a call gives arguments by name")
         of_all = "" if slices is None else f"{texts.named('jax.devices')}()[:{slices}]"
         return cls(
             site,
@@ -309,6 +321,7 @@ class DirectPlan:
             out_axes="" if is_plain else text("out_axes"),
             donated=text("donate_argnums"),
             devices=text("devices", of_all),
+            names=names,
         )
 
     def fix(self, group: str = "") -> Fix:
@@ -325,8 +338,12 @@ class DirectPlan:
             case ast.Call(args=[_], keywords=[]) if around.func is not whole:
                 if module.qualified_name(around.func) == "jax.jit":
                     whole = around  # it has nothing to say
-        depth = 2 if self.is_bare else 3  # calls around it
+        depth = 2 + (not self.is_bare) + bool(self.names)  # calls around it
         mapped: Value = texts.moved(site.fun, depth)
+        if self.names:
+            quote = texts.style.quote
+            names = [f"{quote}{name}{quote}" for name in self.names]
+            mapped = CallText(texts.helper("by_position"), [mapped, *names])
         if not self.is_bare:
             mapped = CallText(self._per_device, [mapped], self._axes)
         mapped = CallText(texts.named("jax.shard_map"), [mapped], self._specs())

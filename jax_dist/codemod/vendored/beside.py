@@ -74,6 +74,17 @@ def per_device(fun: Any, in_axes: Any = 0, out_axes: Any = 0) -> Any:
 #: not dims:     return block
 #: not dims:
 #: not dims:
+def by_position(fun: Any, *names: str) -> Any:
+    """`fun`, with its last arguments by name, for jax.shard_map."""
+
+    @functools.wraps(fun)
+    def called(*args: Any) -> Any:
+        count = len(args) - len(names)
+        return fun(*args[:count], **dict(zip(names, args[count:])))
+
+    return called
+
+
 def replicated(tree: Any, devices: Sequence[Any] | None = None) -> Any:
     """A whole copy of each leaf on every device, without an axis over them."""
     if (count := jax.process_count()) > 1:
