@@ -253,6 +253,12 @@ class FileFlow:
             for number, seen in self._seen.items()
         )
 
+    def born_at(self, node: ast.AST) -> set[int]:
+        """The arrays that an expression was the first to hold."""
+        number = self._numbers.get(node)
+        born = self._flow["born"]
+        return {each for each in self.serials(node) if born.get(str(each)) == number}
+
     def makers(self, serials: set[int]) -> dict[ast.expr | None, set[int]]:
         """The expressions that first held arrays, and these; None: another file, or none."""
         found: dict[ast.expr | None, set[int]] = collections.defaultdict(set)

@@ -91,6 +91,11 @@ class PmapFacts:
         pattern = re.compile(rb"\." + field.encode() + rb"\b")
         return self._context.is_in_another(pattern, os.path.abspath(self._module.source.path))
 
+    def is_subclassed_elsewhere(self, name: str) -> bool:
+        """Whether another file of the program has a text that may define a subclass of a class."""
+        pattern = re.compile(rb"class\s+\w+\s*\([^)]*\b" + name.encode() + rb"\b")
+        return self._context.is_in_another(pattern, os.path.abspath(self._module.source.path))
+
     def slices(self, site: Site) -> int | None:
         """How many slices its calls have, if fewer than there are devices, and that is known."""
         return self._flow.slices(site) if self._flow else None

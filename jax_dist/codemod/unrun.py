@@ -13,7 +13,7 @@ from typing import Any
 
 from jax_dist.checker.model import stacking
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
-from jax_dist.codemod import flow_uses, imports
+from jax_dist.codemod import choices, flow_uses, imports
 from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
 from jax_dist.codemod.results import Left
 from jax_dist.codemod.shard_map import PmapFacts
@@ -48,7 +48,7 @@ class Seen:
         names: dict[Any, str] = {}  # by variable
         bindings: dict[ast.AST, bool] = {}  # of names that held them: whether they were given them
         for node in flow.holders(serials):
-            _check_choice(flow, node)
+            choices.check(flow, node, serials)
             if isinstance(node, ast.Name | ast.Attribute):
                 names[variable(module, node)] = module.text(node)
                 bindings |= _bindings(flow, node, serials)
@@ -62,6 +62,7 @@ class Seen:
                 is_read = flow.watches(node) and serials.isdisjoint(flow.serials(node))
                 if is_read and _may_hold(flow, node, serials, bindings):
                     raise Left(f"in another run, it may be the {text} of line {node.lineno}")
+        choices.check_kept_with_others(flow, serials)
         related = _related(flow, serials)
         for name in related.crossed:
             if imports.is_used_elsewhere(module, name):
@@ -70,6 +71,9 @@ class Seen:
             raise Left(f"line {found.lineno} may have to do with it, and never ran")
         for name, line in related.other_definitions():
             raise Left(f"line {line} defines another {name}, which never ran")
+        for name in related.classes():
+            if self._facts.is_subclassed_elsewhere(name):
+                raise Left(f"another file may have a subclass of {name}")
 
     @functools.cached_property
     def _hidden(self) -> str:
@@ -89,6 +93,10 @@ class Seen:
             case ast.Subscript(value=value, slice=index, ctx=ast.Store()) if value is node:
                 if not isinstance(index, ast.Constant):
                     raise Left(f"line {node.lineno} sets an entry of {text} by a name of the run")
+            case ast.Attribute(attr="update" | "setdefault") as method:
+                call = module.call_of(method)
+                if call is not None and not all(map(choices.has_written_keys, call.args[:1])):
+                    raise Left(f"line {node.lineno} sets an entry of {text} by a name of the run")
         self._check_others_read(node, is_set=is_set)
         value = getattr(module.statement(node), "value", None)
         looked_at = value if is_set and flow.watches(value) else None if is_set else node
@@ -105,20 +113,6 @@ class Seen:
                 raise Left(f"other files may use {node.id} of line {node.lineno}")
         elif is_set and self._facts.is_read_elsewhere(node.attr):
             raise Left(f"other files may read .{node.attr}, which line {node.lineno} sets")
-
-
-def _check_choice(flow: FileFlow, node: ast.expr) -> None:
-    """Raises Left where an expression takes, by a value of the run, one of several that differ."""
-    match node:
-        case ast.Subscript(value=whole, slice=index) if not isinstance(index, ast.Constant):
-            is_other = flow.has_others(whole) and bool(flow.serials(whole))
-        case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]):
-            is_other = not isinstance(name, ast.Constant)
-        case _:
-            return
-    if is_other:
-        text = " ".join(flow.module.text(node).split())
-        raise Left(f"in another run, {text} of line {node.lineno} may be another value")
 
 
 def _check_parts(
@@ -144,7 +138,7 @@ def _check_parts(
     value = statement.value
     if not isinstance(node.ctx, ast.Store) or value is None or not flow.watches(value):
         return
-    is_of_them = flow.has_arrays(value) or not serials.isdisjoint(_held_in(flow, value))
+    is_of_them = flow.has_arrays(value) or not serials.isdisjoint(choices.held_in(flow, value))
     if not is_of_them and not _is_empty(value):
         raise Left(f"line {node.lineno} may give {text} other values in another run")
 
@@ -172,7 +166,7 @@ def _bindings(flow: FileFlow, node: ast.expr, serials: set[int]) -> dict[ast.AST
     found = flow.module.reaching(node) if isinstance(node, ast.Name) else None
     given: dict[ast.AST, bool] = {}
     for each in found or ():
-        is_it = each.value is None or not serials.isdisjoint(_given(flow, each.value))
+        is_it = each.value is None or not serials.isdisjoint(choices.given(flow, each.value))
         if is_it or each.value is None or not flow.has_unmapped(each.value):
             given[each.node] = is_it
     return given
@@ -205,7 +199,7 @@ def _may_hold(
     )
     # `self.x = replicate(self.x)` does not read what it makes, and `__init__` runs once.
     statement = module.statement(node)
-    made = _given(flow, statement.value) if isinstance(statement, ast.Assign) else set[int]()
+    made = choices.given(flow, statement.value) if isinstance(statement, ast.Assign) else set[int]()
     is_maker = not serials.isdisjoint(made)
     return flow.has_unmapped(node) and not (is_before or is_maker)
 
@@ -281,6 +275,12 @@ class _Related:
                 return node
         return None
 
+    def classes(self) -> Iterator[str]:
+        """The classes of the file whose methods have to do with it."""
+        for node in ast.walk(self.flow.module.tree):
+            if isinstance(node, ast.ClassDef) and node.name in self.definitions:
+                yield node.name
+
     def other_definitions(self) -> Iterator[tuple[str, int]]:
         """What never ran and has the name of a function that did: a call may mean it, too."""
         for node in ast.walk(self.flow.module.tree):
@@ -325,7 +325,7 @@ def _related(flow: FileFlow, serials: set[int]) -> _Related:
                     crossed.add(_called_as(module, module.function(node)))
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 value = getattr(module.statement(node), "value", None)
-                if value is not None and not serials.isdisjoint(_held_in(flow, value)):
+                if value is not None and not serials.isdisjoint(choices.held_in(flow, value)):
                     fields.add(name)
             case ast.Assign(targets=targets, value=ast.Call(func=function)):
                 name = getattr(function, "attr", getattr(function, "id", ""))
@@ -352,12 +352,3 @@ def _gives(flow: FileFlow, value: ast.AST, serials: set[int]) -> bool:
     if flow.watches(value):
         return not serials.isdisjoint(flow.serials(value))
     return any(_gives(flow, each, serials) for each in ast.iter_child_nodes(value))
-
-
-def _given(flow: FileFlow, value: ast.expr) -> set[int]:
-    """What an expression gives to the name that it is bound to; of a display, all that is in it."""
-    return flow.serials(value) if flow.watches(value) else _held_in(flow, value)
-
-
-def _held_in(flow: FileFlow, value: ast.AST) -> set[int]:
-    return {serial for each in ast.walk(value) for serial in flow.serials(each)}

@@ -1,0 +1,128 @@
+"""Where a value is one of several that differ, chosen by what only the run knows.
+
+A run shows which one it was. In another run it may be another one, that has another form.
+"""
+
+import ast
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from jax_dist.checker.model import pmaps
+from jax_dist.codemod import flow_uses
+from jax_dist.codemod.recorded_flow import FileFlow, variable
+from jax_dist.codemod.results import Left
+
+# What these hand on, they hand on in each run.
+_LIBRARIES = frozenset(("jax", "flax", "haiku", "numpy", "optax", "chex", "itertools", "copy"))
+
+
+def check(flow: FileFlow, node: ast.expr, serials: set[int]) -> None:
+    """Raises Left where an expression takes, by a value of the run, one of several that differ."""
+    match node:
+        case ast.Subscript(value=whole, slice=index) if not isinstance(index, ast.Constant):
+            found = flow.serials(whole)
+            is_other = bool(found) and _has_others(flow, serials, whole)
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, name, *_]):
+            is_other = not isinstance(name, ast.Constant)
+        case _:
+            is_other = False
+    if is_other or _is_chosen(flow, node, serials):
+        text = " ".join(flow.module.text(node).split())
+        raise Left(f"in another run, {text} of line {node.lineno} may be another value")
+
+
+def _is_chosen(flow: FileFlow, node: ast.expr, serials: set[int]) -> bool:
+    """Whether an expression hands on some of the arrays, and not others that are in it.
+
+    As `saved.get(name, state)` does. What a function of the file does is seen in it, and an entry
+    by its name, or of a tuple that is written down, is the same in each run.
+    """
+    passed, has_others = serials & flow.serials(node), functools.partial(_has_others, flow, serials)
+    if not passed or has_others(node) or flow.called_sites(node):
+        return False
+    match node:
+        case ast.Call(func=ast.Attribute(attr="get" | "pop" | "setdefault")) if node.args[1:]:
+            return True  # a default is given
+        case ast.Call(func=ast.Name(id="next" | "getattr")) if node.args[1:]:
+            return True
+        case ast.Call(keywords=words) if any(word.arg is None for word in words):
+            return _is_opaque(flow, node)  # `state.replace(**more)`
+        case ast.Subscript(value=ast.List(elts=parts) | ast.Tuple(elts=parts)):
+            return any(isinstance(each, ast.Starred) for each in parts)
+        case ast.Subscript(value=whole, slice=ast.Constant()):
+            return _is_opaque(flow, whole) and has_others(whole)
+        case ast.Call() | ast.Subscript() | ast.ListComp():
+            inside = [*_inside(flow, node, passed)] if _is_opaque(flow, node) else []
+            passes = any(not passed.isdisjoint(flow.serials(each)) for each in inside)
+            return passes and (any(map(has_others, inside)) or _is_of_program(flow, node))
+    return False
+
+
+def _is_of_program(flow: FileFlow, node: ast.expr) -> bool:
+    """Whether a call is one of a function of another file, which may give what it reads."""
+    if not isinstance(node, ast.Call):
+        return False
+    module, function = flow.module, node.func
+    name = module.qualified_name(function)
+    if name is None and isinstance(function, ast.Attribute):  # `store.restore(state)`
+        is_of_tree = flow.has_arrays(function.value) or function.attr in flow_uses.KEEPING
+        return not (is_of_tree or function.attr in {e.name for e in module.nodes(ast.FunctionDef)})
+    is_class = (name or "").rpartition(".")[2][:1].isupper()
+    return name is not None and name.split(".")[0] not in _LIBRARIES and not is_class
+
+
+def _has_others(flow: FileFlow, serials: set[int], node: ast.AST) -> bool:
+    """Whether an expression held arrays that are none of these."""
+    return flow.has_unmapped(node) or not flow.serials(node) <= serials
+
+
+def _is_opaque(flow: FileFlow, node: ast.expr) -> bool:
+    """Whether what an expression does is not seen in the file."""
+    if isinstance(node, ast.Call):
+        return pmaps.definition(flow.module, node.func) is None
+    return isinstance(node, ast.Subscript | ast.ListComp)
+
+
+def _inside(flow: FileFlow, node: ast.AST, given: set[int]) -> Iterator[ast.expr]:
+    """What an expression is made of, but not what the arrays are made of."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.expr) and flow.watches(each):
+            yield each
+        if not isinstance(each, ast.Lambda) and given.isdisjoint(flow.born_at(each)):
+            yield from _inside(flow, each, given)
+
+
+def check_kept_with_others(flow: FileFlow, serials: set[int]) -> None:
+    """Raises Left where something is given some of the arrays to keep, and perhaps others, too."""
+    own: set[Any] = set()
+    others: dict[Any, int] = {}
+    for node in flow.holders(serials):
+        if (place := variable(flow.module, node)) is not None:
+            own.add(place)
+    for node in ast.walk(flow.module.tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=kept, attr=name)) if name in flow_uses.KEEPING:
+                place = variable(flow.module, kept)
+                if any(not serials.isdisjoint(given(flow, each)) for each in node.args):
+                    own.add(place)
+                elif not all(isinstance(each, ast.Constant | ast.Dict) for each in node.args):
+                    others[place] = node.lineno
+    for place in own & others.keys():
+        raise Left(f"line {others[place]} adds others to what keeps it")
+
+
+def has_written_keys(given: ast.expr) -> bool:
+    """Whether the text shows what a dictionary is updated with, or which entry is set."""
+    if isinstance(given, ast.Dict):
+        return all(isinstance(key, ast.Constant) for key in given.keys)
+    return isinstance(given, ast.Constant)
+
+
+def given(flow: FileFlow, value: ast.expr) -> set[int]:
+    """What an expression gives to the name that it is bound to; of a display, all that is in it."""
+    return flow.serials(value) if flow.watches(value) else held_in(flow, value)
+
+
+def held_in(flow: FileFlow, value: ast.AST) -> set[int]:
+    return {serial for each in ast.walk(value) for serial in flow.serials(each)}
