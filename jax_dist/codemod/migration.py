@@ -288,8 +288,9 @@ class _File:
     def _without_unproved(self, place: PlannedPlace) -> PlannedPlace:
         """The place, left as it is where it was not proved."""
         old = place.outcome
-        stays = self._limit_of(old.line, old.what) is Form.LEFT
-        if not stays or old.cell is not None or old.status == "left":
+        # Lines of a cell are its own; a notebook goes back as one.
+        at = (0, "") if old.cell is not None else (old.line, old.what)
+        if self._limit_of(*at) is not Form.LEFT or old.status == "left":
             return place
         outcome = dataclasses.replace(
             old,

@@ -221,6 +221,8 @@ class _Migrate:
                 files, _, _ = self._migrated()
                 if _texts(files) != before:
                     break
+            else:
+                raise MisuseError("some places are not proved, and cannot be put back; report this")
             if not any(file.changed for file in files):
                 proof = proof.only(())
                 break

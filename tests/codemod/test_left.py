@@ -3,6 +3,7 @@
 The file stays byte for byte, and what is said names the line, the reason and what to do.
 """
 
+import json
 import textwrap
 from typing import Any, NamedTuple
 
@@ -389,3 +390,27 @@ def test_devices_are_not_asked_for_before_they_are_set(name, tmp_path, monkeypat
     assert (place.form is Form.DIRECT) == is_direct
     if not is_direct:
         assert "before devices may be asked for: see " in place.why
+
+
+def test_a_notebook_goes_back_as_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = [
+        {
+            "cell_type": "code",
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+            "source": each,
+        }
+        for each in ("import jax\n", "f = jax.pmap(lambda x: x)\n", "f(x)\n")
+    ]
+    book = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "a.ipynb").write_text(json.dumps(book))
+    path = str(tmp_path / "a.ipynb")
+    (before,), _ = migration.migrate([path], MigrationOptions(to="jax"))
+    options = MigrationOptions(to="jax", limits={(path, 0): Form.LEFT})
+    (after,), _ = migration.migrate([path], options)
+
+    assert [each.status for each in before.outcomes] == ["done"]
+    assert [each.status for each in after.outcomes] == ["left"]
+    assert (before.changed, after.changed) == (True, False)
