@@ -4,6 +4,7 @@ import ast
 import json
 import pathlib
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -328,3 +329,22 @@ def test_two_runs_that_differ_are_followed_by_one_more(ledger: Ledger, folder: p
     assert ledger.runs.differs
     assert ledger.notes[0] == "without the migration, the command computes the same twice"
     assert {path.read_text() for path in folder.glob("train_*.py")} == {_BEFORE}
+
+
+def test_marks_that_begin_together_are_nested_as_what_they_are_around():
+    old, new = "y = x.a[0] + f(x)\n", "y = first(x.a) + f(stacked(x))\n"
+    program = program_text.ProgramText(old)
+    forms = [one for one, _ in edits.host_edits(program.tree, ast.parse(new))]
+    places = [(1, "x.a[0]", ""), (1, "x", "")]
+    marked = program_text.Marked(old, places, 0, dict(enumerate(forms)))
+
+    told: list[int] = []
+    recorder = types.SimpleNamespace(
+        place=lambda number, value: told.append(number) or value,
+        host=lambda number, form, value: form(value),
+    )
+    x = types.SimpleNamespace(a=[5, 7])
+    known: dict[str, Any] = {"x": x, "f": lambda own: own.a[1], "__jd__": recorder}
+    exec(marked.text.partition("\n")[2], known)
+    assert known["y"] == 12
+    assert sorted(told) == [0, 1, 2]

@@ -167,20 +167,21 @@ class Marked:
         self.numbers: dict[tuple[int, str], list[int]] = {}
         self.by_line: set[tuple[int, str]] = set()
         self._program = program = ProgramText(text)
+        # By the length of what they are around: the edits of each.
+        marks: list[tuple[int, list[tuple[int, int, str]]]] = []
         for number, form in hosts.items():  # the value keeps its place; what goes leaves its lines
             (start, stop), (inner, end) = program.span(form.node), program.span(form.of)
             before, after = program.between(start, inner), program.between(end, stop)
             head = f"__jd__.host({number}, lambda {_VALUE}: {form.around(_VALUE)}, "
-            program.replace(start, inner, head + "\n" * before.count("\n"))
-            program.replace(end, stop, "\n" * after.count("\n") + ")")
-        hosted = [*program.edits]  # these tell by what they record
+            head, tail = head + "\n" * before.count("\n"), "\n" * after.count("\n") + ")"
+            marks.append((stop - start, [(start, inner, head), (end, stop, tail)]))
+        hosted = [edit for _, edits in marks for edit in edits]  # these tell by what they record
         compared = {
             program.span(each)
             for node in ast.walk(program.tree)
             if isinstance(node, ast.Compare)
             for each in (node.left, *node.comparators)
         }
-        expressions: list[tuple[int, int, int, str]] = []
         for line, what, name in dict.fromkeys(places):
             numbers = self.numbers.setdefault((line, what), [])
             for start, stop in program.spans(line, what) if not name else ():
@@ -188,13 +189,13 @@ class Marked:
                     continue
                 # What is compared stays the object that it is.
                 call = "ran({}) or" if (start, stop) in compared else "place({},"
-                expressions.append((stop - start, start, stop, call.format(self.count)))
+                head, tail = f"(__jd__.{call.format(self.count)} (", "))" if "or" in call else ")))"
+                marks.append((stop - start, [(start, start, head), (stop, stop, tail)]))
                 numbers.append(self._next())
             if not numbers:
                 self._mark_statement(line, what, name)
-        for _, start, stop, call in sorted(expressions):  # the inner ones first
-            program.replace(start, start, f"(__jd__.{call} (")
-            program.replace(stop, stop, "))" if " or" in call else ")))")
+        for _, edits in sorted(marks, key=lambda mark: mark[0]):  # the inner ones first
+            program.edits += edits
         program.import_start()
         self.text: str = program.edited
         self._added = program.added()
