@@ -27,7 +27,8 @@ _Named: TypeAlias = ast.expr | ast.alias
 
 AXIS_STAYS = "the device axis stays"  # begins what is said of a place that is done
 UNSHOWN = "no run has shown what its state is"
-UNPROVED = "--verify did not find that it computes the same"  # a reason to leave a place
+# A reason to leave a place: one that it changes with was not proved.
+UNPROVED = "it stays with others, of which --verify did not find that they compute the same"
 
 
 class Form(enum.IntEnum):
