@@ -324,8 +324,9 @@ class FileFlow:
         if found is None or (count := self._fewest(found)) == self._devices:
             return None
         is_same = all(a.devices == count for call in found.calls for a in call.returned)
-        constants = (e for e in ast.walk(self.module.tree) if isinstance(e, ast.Constant))
-        return count if is_same and any(e.value == count for e in constants) else None
+        constants = (e.value for e in ast.walk(self.module.tree) if isinstance(e, ast.Constant))
+        is_written = any(type(each) is int and each == count for each in constants)
+        return count if is_same and is_written else None
 
     def _fewest(self, site: SiteRecord) -> int:
         """The slices of the call that had fewest."""
