@@ -271,9 +271,29 @@ class _Related:
     def unrun(self) -> ast.expr | None:
         """The first expression that mentions any of it and never ran."""
         for node in self.flow.nodes:
-            if not self.flow.ran(node) and self._is_mentioned(node):
+            if not self.flow.ran(node) and self._is_mentioned(node) and not self._starts(node):
                 return node
         return None
+
+    def _starts(self, node: ast.expr) -> bool:
+        """Whether it stands in `main()` or `app.run(main)` of a file that is also run as a program.
+
+        Nothing has the result, and what is called is not given such arrays.
+        """
+        module = self.flow.module
+        statement = module.statement(node)
+        match module.parent(statement), statement:
+            case (
+                ast.If(test=ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()])) as guard,
+                ast.Expr(value=ast.Call(func=function, args=args, keywords=words)),
+            ):
+                given = [*args, *(word.value for word in words)]
+                is_plain = all(
+                    isinstance(e, ast.Name | ast.Attribute | ast.Constant) for e in given
+                )
+                name = getattr(function, "attr", getattr(function, "id", ""))
+                return statement in guard.body and is_plain and name not in self.crossed
+        return False
 
     def classes(self) -> Iterator[str]:
         """The classes of the file whose methods have to do with it."""
