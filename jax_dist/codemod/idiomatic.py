@@ -15,7 +15,7 @@ from jax_dist import _codes
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import aliases, flow_uses
+from jax_dist.codemod import aliases, flow_uses, named_calls
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.flow_uses import Made
 from jax_dist.codemod.layouts import STATIC, Layout, Mapped, Part, Path, Plan, mapped_place
@@ -88,6 +88,7 @@ class _Writer:
                 try:
                     group = groups[id(next(self._free(mapped)))]
                     found[mapped.site.reference] = self._site(mapped, group)
+                    found |= self._calls(mapped, group)
                 except Left as left:
                     for part in self._plan.slots(mapped):
                         part.keep(left.reason)
@@ -117,7 +118,7 @@ class _Writer:
     def _site(self, mapped: Mapped, group: str) -> PlannedPlace:
         site, plan = mapped.site, self._plan
         texts = self._texts(site.node)
-        direct = DirectPlan.of(site, texts, without=(STATIC,))
+        direct = DirectPlan.of(site, texts, without=(STATIC,), names=mapped.named.names)
         spec = texts.named("jax.sharding.PartitionSpec")
 
         def layout(side: str, path: Path) -> Layout:
@@ -148,6 +149,13 @@ class _Writer:
         said = self._said(mapped)
         place = self._module, site.reference, _CODE
         return PlannedPlace.done(*place, fix, said, Form.IDIOMATIC, is_mapped=True)
+
+    def _calls(self, mapped: Mapped, group: str) -> dict[ast.expr, PlannedPlace]:
+        """The calls that give arguments by name."""
+        return {
+            call: named_calls.place(self._texts(call), group, Form.IDIOMATIC)
+            for call in mapped.named.calls
+        }
 
     def _said(self, mapped: Mapped) -> str:
         def freed(side: str, paths: Sequence[Path]) -> str:

@@ -16,6 +16,7 @@ from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import aliases, fixed_programs, flow_uses, imports, shard_map
 from jax_dist.codemod.flow_uses import Made, Use
+from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
 from jax_dist.codemod.results import Left
 from jax_dist.codemod.shard_map import PmapFacts
@@ -62,6 +63,14 @@ class Mapped:
     whole: frozenset[int]  # positions of results that are not
     numbers: frozenset[int]  # static numbers, which can be shared
     donated: frozenset[int]
+    named: NamedCalls  # whose names are those of the last arguments
+
+    def slot(self, side: str, path: Path) -> Slot:
+        """What a run calls an argument or a result."""
+        first = self.arguments - len(self.named.names)
+        if side == "in" and path[0] >= first:
+            return Slot(self.record.number, "word", (self.named.names[path[0] - first],))
+        return Slot(self.record.number, side, path)
 
 
 def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
@@ -85,17 +94,21 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     forms = flow.forms(record)
     calls = {each["arguments"] for each in forms if "arguments" in each}
     results = {tuple(map(tuple, each["results"])) for each in forms if "results" in each}
-    if len(calls) != 1 or any(each.get("words") for each in forms):
-        raise Left("its calls differ in the number of arguments, or name them")
+    if len(calls) != 1:
+        raise Left("its calls differ in the number of arguments")
     if len(results) != 1:
         raise Left("its calls differ in the number of results")
-    [arguments], [paths] = calls, results
+    [given], [paths] = calls, results
+    named = facts.named_calls(site)
+    if named.names and (site.form != "call" or "in_axes" in site.arguments):
+        raise Left("its calls give arguments by name")
+    arguments = given + len(named.names)
     whole = _whole_results(site, paths)
     is_shared = shard_map.shared_positions(site)
     shared = {i for i in range(arguments) if is_shared is not None and is_shared(i)}
     default = ast.Constant(value=0)
-    given = site.arguments.get("in_axes", default)
-    axes = given.elts if isinstance(given, ast.Tuple | ast.List) else [given] * arguments
+    in_axes = site.arguments.get("in_axes", default)
+    axes = in_axes.elts if isinstance(in_axes, ast.Tuple | ast.List) else [in_axes] * arguments
     if (
         is_shared is None
         or len(shared) == arguments
@@ -105,9 +118,9 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     static = flow.static(record)
     if any(kinds - {"int", "float"} for kinds in static.values()):
         raise Left("it has static arguments that are no numbers")
-    donated = _donated(site, arguments)
+    donated = _donated(site, given)
     numbers = frozenset(static)
-    return Mapped(site, record, arguments, paths, frozenset(shared), whole, numbers, donated)
+    return Mapped(site, record, arguments, paths, frozenset(shared), whole, numbers, donated, named)
 
 
 def _known_as(module: Module, site: Site) -> Iterator[str]:
@@ -175,7 +188,7 @@ class Plan:
         """None where nothing has the axis: a shared or static argument, a result without arrays."""
         if _has_no_axis(mapped, side, path):
             return None
-        return self._part_of.get(Slot(mapped.record.number, side, path))
+        return self._part_of.get(mapped.slot(side, path))
 
     def slots(self, mapped: Mapped) -> Iterator[Part]:
         """The parts of all arguments and results."""

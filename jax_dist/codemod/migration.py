@@ -266,8 +266,9 @@ class _File:
         for site in pmaps.sites(module):
             place = freed.pop(site.reference, None) or self._of_pmap(module, site, facts)
             if facts is not None and place.outcome.form is Form.DIRECT:
-                calls = facts.named_calls(site).calls
-                found += named_calls.places(module, site, calls, self._style, self._namer)
+                named = facts.named_calls(site)
+                texts = (Texts(module, e, self._style, self._namer) for e in named.calls)
+                found += [named_calls.place(e, named.group, Form.DIRECT) for e in texts]
             why = kept.get(site.reference)
             if why and place.outcome.status == "done":
                 said = f"{place.outcome.reason}; " if place.outcome.reason else ""
@@ -388,10 +389,9 @@ class _File:
         if facts is None or limit < Form.DIRECT or facts.unknown(site):
             return None
         new = Texts(module, site.node, self._style, self._namer)
-        names = facts.named_calls(site).names
-        group = named_calls.group(site) if names else ""
+        named, slices = facts.named_calls(site), facts.slices(site)
         try:
-            fix = DirectPlan.of(site, new, slices=facts.slices(site), names=names).fix(group)
+            fix = DirectPlan.of(site, new, slices=slices, names=named.names).fix(named.group)
         except Left:
             return None
         place = module, site.reference, _codes.PMAP_CALL

@@ -6,15 +6,13 @@ Where a run has shown that all calls give the same ones, they are given by posit
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jax_dist import _codes
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Edit
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod.codegen import Namer, Style, Texts
+from jax_dist.codemod.codegen import Texts
 from jax_dist.codemod.results import Form, PlannedPlace
 
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ class NamedCalls:
 
     names: tuple[str, ...] = ()  # of the last arguments, in their order
     calls: tuple[ast.Call, ...] = ()
+    group: str = ""  # the name of what changes together
     why_not: str = ""  # why they cannot be given by position
 
 
@@ -43,7 +42,8 @@ def of(flow: "FileFlow", site: Site) -> NamedCalls:
     calls = pmaps.mapped_calls(flow.module, site)
     if len(forms) > 1 or not seen <= {*calls} or not all(_fits(e, count, names) for e in calls):
         return NamedCalls(why_not="a call gives arguments by name")
-    return NamedCalls(names, tuple(calls))
+    group = f"calls of {site.node.lineno}:{site.node.col_offset}"
+    return NamedCalls(names, tuple(calls), group)
 
 
 def _fits(call: ast.Call, count: int, names: tuple[str, ...]) -> bool:
@@ -52,18 +52,11 @@ def _fits(call: ast.Call, count: int, names: tuple[str, ...]) -> bool:
     return is_plain and tuple(word.arg for word in call.keywords) == names
 
 
-def group(site: Site) -> str:
-    """The name of what changes together with a place."""
-    return f"calls of {site.node.lineno}:{site.node.col_offset}"
-
-
-def places(
-    module: Module, site: Site, calls: Sequence[ast.Call], style: Style, namer: Namer
-) -> Iterator[PlannedPlace]:
-    """The calls, with all arguments by position."""
-    for call in calls:
-        texts = Texts(module, call, style, namer)
-        spans = [(module.span(word)[0], module.span(word.value)[0]) for word in call.keywords]
-        edits = [Edit(start, end, "") for start, end in spans]
-        said = "its last arguments are given by position"
-        yield texts.place(_codes.PMAP_CALL, edits, group(site), said, Form.DIRECT)
+def place(texts: Texts, group: str, form: Form) -> PlannedPlace:
+    """A call, with all arguments by position; `texts` are those around it."""
+    module, call = texts.module, texts.at
+    assert isinstance(call, ast.Call)
+    spans = [(module.span(word)[0], module.span(word.value)[0]) for word in call.keywords]
+    edits = [Edit(start, end, "") for start, end in spans]
+    said = "its last arguments are given by position"
+    return texts.place(_codes.PMAP_CALL, edits, group, said, form)

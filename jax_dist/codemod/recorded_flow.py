@@ -362,7 +362,7 @@ class FileFlow:
         found = dict.fromkeys(results, True)
         for text, paths in _programs(site):
             positions = (path.partition("]")[0].removeprefix("[") for path in text["paths"])
-            given = [int(position) in alike for position in positions]
+            given = [position.isdecimal() and int(position) in alike for position in positions]
             try:
                 same = slices.alike_results(text["text"], given)
             except NotProvedError:

@@ -230,7 +230,9 @@ def _unrun_maker(flow: FileFlow) -> str:
     idle = {name: function for name, function in _functions(module) if _is_idle(flow, function)}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Lambda) and _is_idle(flow, node) and not _is_called(module, node):
-            return f"line {node.lineno} hands on a lambda, which never ran"
+            around = module.function(module.parent(node))
+            if around is None or not _is_idle(flow, around):
+                return f"line {node.lineno} hands on a lambda, which never ran"
         if not isinstance(node, ast.Name) or node.id not in idle or _is_called(module, node):
             continue
         if flow.ran(node) or not flow.watches(node):  # such as a default value
