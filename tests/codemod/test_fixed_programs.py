@@ -33,6 +33,21 @@ class Pair(NamedTuple):
     y: jax.Array
 
 
+class Shape(NamedTuple):
+    x: jax.Array
+
+    def size(self):
+        return self.x.size
+
+
+if SYNC:
+    Either = Pair
+else:
+
+    class Either(NamedTuple):
+        x: jax.Array
+
+
 class Model(nn.Module):
     axis: str
 
@@ -67,6 +82,10 @@ _FIXED = {
     "builtins": "return dict(a=x, n=len(x))",
     "a partial": "return jax.grad(functools.partial(squared, x=x))(w)",
     "itself": "return recursive(x)",
+    "branches in a list": "return lax.switch(0, [jnp.sin, squared], x)",
+    "several axes": "return lax.psum(x, ('i', AXIS))",
+    "a decorator of jax": "@jax.jit\ndef f(e):\n    return e\nreturn f(x)",
+    "a partial decorator": "@functools.partial(jax.jit)\ndef f(e):\n    return e\nreturn f(x)",
     "updates of a tree": "return optax.apply_updates(w, jax.tree.map(lambda e: -LR * e, w))",
 }
 _OTHERS = {
@@ -92,10 +111,75 @@ _OTHERS = {
     "a gradient of what is given": "return jax.grad(w)(x)",
     "a gradient by keyword": "return jax.grad(fun=chosen)(x)",
     "a decorator": "@total\ndef inner(e):\n    return e\nreturn inner(x)",
+    "several axes, one by a setting": "return lax.psum(x, ('i', NAME))",
+    "a gradient with a name, of one": "g = jax.grad(chosen)\nreturn g(w, x)",
+    "a record with a method": "return Shape(x)",
+    "a record or something else": "return Either(x)",
+    "a function by another name": "other = USED['mse']\nreturn jax.grad(other)(x)",
     "a hidden builtin": "len = w\nreturn len(x)",
     "an unknown builtin": "return eval('x')",
     "a try": "try:\n    return lax.pmean(x, 'i')\nexcept NameError:\n    return x",
 }
+
+
+# The arguments that are functions, of what takes them.
+_TAKEN = {
+    **dict.fromkeys(
+        ("grad", "value_and_grad", "vmap", "jit", "checkpoint", "remat", "jvp", "vjp", "linearize")
+        + ("jacfwd", "jacrev", "hessian", "eval_shape", "custom_jvp", "custom_vjp")
+        + ("closure_convert", "lax.scan", "lax.map", "lax.associative_scan", "tree.map")
+        + ("tree.reduce", "lax.reduce"),
+        (0,),
+    ),
+    **{"lax.cond": (1, 2), "lax.switch": (1,), "lax.while_loop": (0, 1), "lax.fori_loop": (2,)},
+}
+
+
+@pytest.mark.parametrize("name", _TAKEN)
+def test_what_takes_functions(name):
+    most = max(_TAKEN[name])
+    good = ["squared" if n in _TAKEN[name] else "x" for n in range(most + 1)]
+    assert not _may_differ(f"return jax.{name}({', '.join(good)})")
+    for n in _TAKEN[name]:
+        bad = [*good[:n], "chosen", *good[n + 1 :]]
+        assert _may_differ(f"return jax.{name}({', '.join(bad)})")
+        assert _may_differ(f"return jax.{name}({', '.join(good[:n])})")
+
+
+@pytest.mark.parametrize("name", sorted(fixed_programs._METHODS))
+def test_methods_of_arrays_and_trees(name):
+    assert not _may_differ(f"return x.{name}()")
+    assert _may_differ(f"{name} = w\nreturn {name}(x)")
+
+
+@pytest.mark.parametrize("name", sorted(fixed_programs._BUILTINS))
+def test_builtins(name):
+    assert not _may_differ(f"return {name}(x)")
+
+
+@pytest.mark.parametrize(
+    ("given", "differs"),
+    [
+        ("functools.partial(squared, x=1)", False),
+        ("functools.partial(chosen)", True),
+        ("jax.jit(squared)", False),
+        ("jax.jit(chosen)", True),
+        ("total(squared)", True),
+        ("jax.tree.leaves(squared)", True),
+        ("lambda x: x", False),
+        ("lambda x: x if SYNC else 1", True),
+        ("jnp.sin", False),
+        ("total", True),
+        ("unknown", True),
+    ],
+)
+def test_what_is_mapped(given, differs):
+    text = f"{_ABOVE}mapped = jax.pmap({given}, 'i')\n"
+    module = semantic_model.Module(sources.read("train.py", text.encode()))
+    assigned = module.tree.body[-1]
+    assert isinstance(assigned, ast.Assign)
+    assert isinstance(assigned.value, ast.Call)
+    assert fixed_programs.may_differ(module, assigned.value.args[0]) == differs
 
 
 def _may_differ(body: str) -> bool:
