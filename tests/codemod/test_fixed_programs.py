@@ -63,6 +63,9 @@ def chosen(x):
     return lax.pmean(x, "i") if SYNC else x
 
 
+GRADIENT = jax.grad(chosen)
+
+
 def recursive(x):
     return recursive(x - 1)
 
@@ -113,6 +116,7 @@ _OTHERS = {
     "a decorator": "@total\ndef inner(e):\n    return e\nreturn inner(x)",
     "several axes, one by a setting": "return lax.psum(x, ('i', NAME))",
     "a gradient with a name, of one": "g = jax.grad(chosen)\nreturn g(w, x)",
+    "a gradient that is made above, of one": "return GRADIENT(x)",
     "a record with a method": "return Shape(x)",
     "a record or something else": "return Either(x)",
     "a function by another name": "other = USED['mse']\nreturn jax.grad(other)(x)",
