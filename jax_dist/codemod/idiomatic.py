@@ -209,14 +209,16 @@ class _Writer:
         before, behind = texts.around(texts.named("jax.device_put"), made.of, [where])
         if aliases.is_new(self._module, made.of):
             return before, behind
-        if self._plan.gives_back:  # as with pmap, all devices get what the first one has
-            before, behind = f"{before}{texts.named('jax.device_get')}(", f"){behind}"
         beside = (p for p in self._plan.parts if any(m.node is made.node for m in p.made))
-        if any(map(self._plan.is_donated, beside)) or self._flow.has_numpy(made.of):
-            # What is donated, or of numpy and may be changed in place, must not have the memory of
-            # something else; device_put shares it, whatever `may_alias` says (0.7.2 to 0.12.0.1).
-            copied = f"{texts.named('jax.tree.map')}({texts.named('jax.numpy.copy')}, "
-            before, behind = f"{before}{copied}", f"){behind}"
+        # What is donated, or of numpy and may be changed in place, must not have the memory of
+        # something else; device_put shares it, whatever `may_alias` says (0.7.2 to 0.12.0.1).
+        is_shared = any(map(self._plan.is_donated, beside)) or self._flow.has_numpy(made.of)
+        # As with pmap, all devices get what the first one has: that is what the host reads.
+        copy = "numpy.array" if self._plan.gives_back else "jax.numpy.copy"
+        if is_shared:
+            return f"{before}{texts.named('jax.tree.map')}({texts.named(copy)}, ", f"){behind}"
+        if self._plan.gives_back:
+            return f"{before}{texts.named('jax.device_get')}(", f"){behind}"
         return before, behind
 
     def _used(self, part: Part, group: str) -> Iterator[_PlaceAt]:

@@ -291,7 +291,7 @@ class Plan:
     def _may_come_back(self, part: Part) -> bool:
         module = self.flow.module
         sites = {slot.site for slot in part.component.slots if slot.side == "out"}
-        takes = ("first", "row", "forest")
+        takes = ("first", "row")  # a forest is copied
         taken = (use.node for use in part.uses if use.way in takes)
         return not all(aliases.is_used_up(module, node) for node in taken) and any(
             fixed_programs.may_differ(module, self._by_number[site].site.fun) for site in sites

@@ -231,7 +231,9 @@ def _unrun_maker(flow: FileFlow) -> str:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Lambda) and _is_idle(flow, node) and not _is_called(module, node):
             around = module.function(module.parent(node))
-            if around is None or not _is_idle(flow, around):
+            given_to = next(filter(flow.watches, module.ancestors(node)), None)
+            was_made = given_to is None or flow.ran(given_to)
+            if was_made and (around is None or not _is_idle(flow, around)):
                 return f"line {node.lineno} hands on a lambda, which never ran"
         if not isinstance(node, ast.Name) or node.id not in idle or _is_called(module, node):
             continue
