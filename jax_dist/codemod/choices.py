@@ -108,8 +108,31 @@ def check_kept_with_others(flow: FileFlow, serials: set[int]) -> None:
                     own.add(place)
                 elif not all(isinstance(each, ast.Constant | ast.Dict) for each in node.args):
                     others[place] = node.lineno
+            case ast.Attribute(value=kept, attr=name) if name in flow_uses.KEEPING:
+                if flow.module.call_of(node) is None:  # `map(queue.put, more)`
+                    others[variable(flow.module, kept)] = node.lineno
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+                spread = [held_in(flow, each) for each in parts if isinstance(each, ast.Starred)]
+                is_beside = any(map(serials.isdisjoint, spread))
+                if is_beside and not serials.isdisjoint(held_in(flow, node)):
+                    raise Left(f"line {node.lineno} puts others beside it")
     for place in own & others.keys():
         raise Left(f"line {others[place]} adds others to what keeps it")
+
+
+def check_returns(flow: FileFlow, serials: set[int]) -> None:
+    """Raises Left where a function that gives some of the arrays may give something else, too."""
+    own: set[Any] = set()
+    others: dict[Any, int] = {}
+    for node in ast.walk(flow.module.tree):
+        if isinstance(node, ast.Return | ast.Yield) and node.value is not None:
+            function = flow.module.function(node)
+            if not serials.isdisjoint(held_in(flow, node.value)):
+                own.add(function)
+            elif not isinstance(node.value, ast.Constant):
+                others[function] = node.lineno
+    for function in own & others.keys():
+        raise Left(f"line {others[function]} gives something else in another run")
 
 
 def has_written_keys(given: ast.expr) -> bool:

@@ -63,6 +63,7 @@ class Seen:
                 if is_read and _may_hold(flow, node, serials, bindings):
                     raise Left(f"in another run, it may be the {text} of line {node.lineno}")
         choices.check_kept_with_others(flow, serials)
+        choices.check_returns(flow, serials)
         related = _related(flow, serials)
         for name in related.crossed:
             if imports.is_used_elsewhere(module, name):
