@@ -1,9 +1,10 @@
 """A transformer on TPUs, beside GSPMD by hand; `global_view.py --on v5e:4x4` compiles it.
 
-Each way lets the state lie in one form, and has three programs of the same mathematics: the step of
-pmap in the global view, also with what is gathered twice; plain `jax.jit` over all rows, with the
-same shardings of the state and of the batch; and the same with constraints on what goes from layer
-to layer, as one adds them where the partitioner does not find it. Bytes are those of one device.
+Each way lets the state lie in one form, and has programs of the same mathematics: the step of pmap
+in the global view, also with what is gathered twice, and with narrow sums; plain `jax.jit` over all
+rows, with the same shardings of the state and of the batch; and the same with constraints on what
+goes from layer to layer, as one adds them where the partitioner does not find it. Bytes are those
+of one device.
 """
 
 import dataclasses

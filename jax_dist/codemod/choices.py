@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import flow_uses
 from jax_dist.codemod.recorded_flow import FileFlow, variable
 from jax_dist.codemod.results import Left
@@ -104,7 +105,7 @@ def check_kept_with_others(flow: FileFlow, serials: set[int]) -> None:
         match node:
             case ast.Call(func=ast.Attribute(value=kept, attr=name)) if name in flow_uses.KEEPING:
                 place = variable(flow.module, kept)
-                if any(not serials.isdisjoint(given(flow, each)) for each in node.args):
+                if any(not serials.isdisjoint(flow.bound_by(each)) for each in node.args):
                     own.add(place)
                 elif not all(isinstance(each, ast.Constant | ast.Dict) for each in node.args):
                     others[place] = node.lineno
@@ -112,9 +113,9 @@ def check_kept_with_others(flow: FileFlow, serials: set[int]) -> None:
                 if flow.module.call_of(node) is None:  # `map(queue.put, more)`
                     others[variable(flow.module, kept)] = node.lineno
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                spread = [held_in(flow, each) for each in parts if isinstance(each, ast.Starred)]
+                spread = [flow.held_in(each) for each in parts if isinstance(each, ast.Starred)]
                 is_beside = any(map(serials.isdisjoint, spread))
-                if is_beside and not serials.isdisjoint(held_in(flow, node)):
+                if is_beside and not serials.isdisjoint(flow.held_in(node)):
                     raise Left(f"line {node.lineno} puts others beside it")
     for place in own & others.keys():
         raise Left(f"line {others[place]} adds others to what keeps it")
@@ -127,7 +128,7 @@ def check_returns(flow: FileFlow, serials: set[int]) -> None:
     for node in ast.walk(flow.module.tree):
         if isinstance(node, ast.Return | ast.Yield) and node.value is not None:
             function = flow.module.function(node)
-            if not serials.isdisjoint(held_in(flow, node.value)):
+            if not serials.isdisjoint(flow.held_in(node.value)):
                 own.add(function)
             elif not isinstance(node.value, ast.Constant):
                 others[function] = node.lineno
@@ -135,17 +136,19 @@ def check_returns(flow: FileFlow, serials: set[int]) -> None:
         raise Left(f"line {others[function]} gives something else in another run")
 
 
-def has_written_keys(given: ast.expr) -> bool:
+def sets_chosen_entry(module: Module, node: ast.expr) -> bool:
+    """Whether an entry of what an expression holds is set, and the text does not show which."""
+    match module.parent(node):
+        case ast.Subscript(value=value, slice=index, ctx=ast.Store()) if value is node:
+            return not isinstance(index, ast.Constant)
+        case ast.Attribute(attr="update" | "setdefault") as method:
+            call = module.call_of(method)
+            return call is not None and not all(map(_has_written_keys, call.args[:1]))
+    return False
+
+
+def _has_written_keys(given: ast.expr) -> bool:
     """Whether the text shows what a dictionary is updated with, or which entry is set."""
     if isinstance(given, ast.Dict):
         return all(isinstance(key, ast.Constant) for key in given.keys)
     return isinstance(given, ast.Constant)
-
-
-def given(flow: FileFlow, value: ast.expr) -> set[int]:
-    """What an expression gives to the name that it is bound to; of a display, all that is in it."""
-    return flow.serials(value) if flow.watches(value) else held_in(flow, value)
-
-
-def held_in(flow: FileFlow, value: ast.AST) -> set[int]:
-    return {serial for each in ast.walk(value) for serial in flow.serials(each)}

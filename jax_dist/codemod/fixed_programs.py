@@ -9,6 +9,7 @@ import ast
 
 from jax_dist import primitives
 from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
 
 _CHOOSING = (
@@ -86,7 +87,7 @@ class _Text:
 
     def _is_fixed_call(self, call: ast.Call) -> bool:
         function = call.func
-        last = getattr(function, "attr", getattr(function, "id", ""))
+        last = last_name(function)
         if self._is_of_a_library(function):
             taken = _FUNCTIONS.get(last, ())
             return all(n < len(call.args) and self.is_known(call.args[n]) for n in taken) and (

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from jax_dist.checker.model import functions, pmaps, stacking
 from jax_dist.checker.model.findings import Edit
+from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
 from jax_dist.codemod import device_counts
@@ -82,7 +83,7 @@ def _made(module: Module, node: ast.expr) -> Made | None:
     if not isinstance(node, ast.Call):
         return None
     shape = _shape(module, node)
-    name = _last_name(node.func)
+    name = last_name(node.func)
     if shape is None or name not in _SHAPED or not device_counts.counts_all(module, shape[0]):
         return None
     if name == "broadcast_to":  # the first dimension is new: all along it is alike
@@ -101,7 +102,7 @@ def _shape(module: Module, call: ast.Call) -> list[ast.expr] | None:
     if any(each.arg in ("order", "axis", None) for each in call.keywords):
         return None
     is_method = isinstance(call.func, ast.Attribute) and module.qualified_name(call.func) is None
-    if is_method and _last_name(call.func) == "reshape" and len(call.args) > 1:
+    if is_method and last_name(call.func) == "reshape" and len(call.args) > 1:
         return [*call.args]
     named = [each.value for each in call.keywords if each.arg in ("shape", "size", "num")]
     for given in (*call.args, *named):
@@ -234,7 +235,7 @@ def _comes_back(flow: FileFlow, node: ast.expr) -> bool:
         isinstance(each, ast.Yield | ast.YieldFrom) for each in functions.own_nodes(function)
     )
     for each in flow.holders(serials):
-        name = _last_name(each.func if isinstance(each, ast.Call) else each)
+        name = last_name(each.func if isinstance(each, ast.Call) else each)
         if each not in inside and not (is_plain and name != getattr(function, "name", "")):
             found |= flow.serials(each)
     return serials <= found
@@ -256,7 +257,7 @@ def _of_argument(flow: FileFlow, call: ast.Call, node: ast.expr) -> Use:
         return Use("first", call, node)
     if name == _GET_METRICS and is_only:
         return Use("forest", call, node)
-    if serials <= flow.serials(call) or _last_name(call.func) in KEEPING:
+    if serials <= flow.serials(call) or last_name(call.func) in KEEPING:
         return Use("passes", node, node)
     root, _, last = name.rpartition(".")
     if is_only and root in ("numpy", "jax.numpy") and last in _REDUCING and flow.is_array(node):
@@ -269,7 +270,7 @@ def _of_argument(flow: FileFlow, call: ast.Call, node: ast.expr) -> Use:
 
 def _called(module: Module, call: ast.Call) -> Iterator[ast.AST]:
     """The functions of the file that a call may run."""
-    name = _last_name(call.func)
+    name = last_name(call.func)
     for each in (call.func, *call.args, *(word.value for word in call.keywords)):
         if (found := pmaps.definition(module, each)) is not None:
             yield found
@@ -331,7 +332,3 @@ def without_first_index(module: Module, around: ast.Subscript) -> Edit:
     assert isinstance(around.slice, ast.Tuple)
     first, second, *_ = around.slice.elts
     return Edit(module.span(first)[0], module.span(second)[0], "")
-
-
-def _last_name(node: ast.expr) -> str:
-    return getattr(node, "attr", getattr(node, "id", ""))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import aliases, fixed_programs, flow_uses, imports, shard_map
 from jax_dist.codemod.flow_uses import Made, Use
@@ -43,6 +44,7 @@ class Part:
     kept: str = ""  # why it is stacked
     made: list[Made] = dataclasses.field(default_factory=list)
     uses: list[Use] = dataclasses.field(default_factory=list)
+    comes_back: bool = False  # a copy of one device may come to all, and be another one there
 
     def keep(self, why: str) -> bool:
         """Keeps its axis; whether it had lost it."""
@@ -131,7 +133,7 @@ def _known_as(module: Module, site: Site) -> Iterator[str]:
         names = {statement.name}
     else:
         stored = (e for e in ast.walk(statement) if isinstance(getattr(e, "ctx", None), ast.Store))
-        names = {getattr(each, "attr", getattr(each, "id", "")) for each in stored} - {""}
+        names = {last_name(each) for each in stored} - {""}
     if around is None or any(isinstance(e, ast.Attribute) for e in _targets(statement)):
         yield from names
     if not isinstance(around, ast.FunctionDef):
@@ -227,7 +229,8 @@ class Plan:
         is_alike = all(map(_has_alike_rows, self._given(inputs)))
         unlike = self._unlike(part, Layout.SHARED) if is_alike else "its copies differ"
         if copies <= {True} and not unlike:
-            if self._may_come_back(part) and (taker := self._unmapped_arrays()):
+            part.comes_back = self._may_come_back(part)
+            if part.comes_back and (taker := self._unmapped_arrays()):
                 raise Left(f"in another run, its copies may differ, and {taker} may be given one")
             return Layout.SHARED
         if copies == {True}:
@@ -284,9 +287,7 @@ class Plan:
 
         And may be another one on each device in another run: pmap sends it to all.
         """
-        return any(
-            part.layout is Layout.SHARED and self._may_come_back(part) for part in self.parts
-        )
+        return any(part.layout is Layout.SHARED and part.comes_back for part in self.parts)
 
     def _may_come_back(self, part: Part) -> bool:
         module = self.flow.module

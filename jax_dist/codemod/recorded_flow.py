@@ -189,6 +189,14 @@ class FileFlow:
         """The arrays of mapped functions that an expression held."""
         return {*self._seen.get(self._numbers.get(node, -1), ())}
 
+    def held_in(self, node: ast.AST) -> set[int]:
+        """Those that an expression, or a part of it, held."""
+        return {serial for each in ast.walk(node) for serial in self.serials(each)}
+
+    def bound_by(self, value: ast.expr) -> set[int]:
+        """Those that a name gets which is bound to an expression; of a display, all inside."""
+        return self.serials(value) if self.watches(value) else self.held_in(value)
+
     def is_array(self, node: ast.AST) -> bool:
         """Whether it always was one of these arrays, and no tree of them."""
         seen = self._seen.get(self._numbers.get(node, -1), {})

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax_dist.checker.model import stacking
+from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.codemod import choices, flow_uses, imports
 from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
@@ -90,14 +91,8 @@ class Seen:
         is_set = isinstance(node.ctx, ast.Store)
         if is_set and isinstance(module.parent(node), ast.AugAssign):
             raise Left(f"line {node.lineno} changes {text} in place")
-        match module.parent(node):
-            case ast.Subscript(value=value, slice=index, ctx=ast.Store()) if value is node:
-                if not isinstance(index, ast.Constant):
-                    raise Left(f"line {node.lineno} sets an entry of {text} by a name of the run")
-            case ast.Attribute(attr="update" | "setdefault") as method:
-                call = module.call_of(method)
-                if call is not None and not all(map(choices.has_written_keys, call.args[:1])):
-                    raise Left(f"line {node.lineno} sets an entry of {text} by a name of the run")
+        if choices.sets_chosen_entry(module, node):
+            raise Left(f"line {node.lineno} sets an entry of {text} by a name of the run")
         self._check_others_read(node, is_set=is_set)
         value = getattr(module.statement(node), "value", None)
         looked_at = value if is_set and flow.watches(value) else None if is_set else node
@@ -139,7 +134,7 @@ def _check_parts(
     value = statement.value
     if not isinstance(node.ctx, ast.Store) or value is None or not flow.watches(value):
         return
-    is_of_them = flow.has_arrays(value) or not serials.isdisjoint(choices.held_in(flow, value))
+    is_of_them = flow.has_arrays(value) or not serials.isdisjoint(flow.held_in(value))
     if not is_of_them and not _is_empty(value):
         raise Left(f"line {node.lineno} may give {text} other values in another run")
 
@@ -151,7 +146,7 @@ def _is_empty(value: ast.expr) -> bool:
     """Whether an expression is a new container that holds nothing, in any run."""
     match value:
         case ast.Call(func=function, args=args, keywords=words):
-            name = getattr(function, "attr", getattr(function, "id", ""))
+            name = last_name(function)
             given = [*args, *(word.value for word in words)]
             return name in _EMPTY and all(isinstance(e, ast.Name | ast.Constant) for e in given)
         case ast.BinOp(left=ast.List(elts=parts), op=ast.Mult()):
@@ -167,7 +162,7 @@ def _bindings(flow: FileFlow, node: ast.expr, serials: set[int]) -> dict[ast.AST
     found = flow.module.reaching(node) if isinstance(node, ast.Name) else None
     given: dict[ast.AST, bool] = {}
     for each in found or ():
-        is_it = each.value is None or not serials.isdisjoint(choices.given(flow, each.value))
+        is_it = each.value is None or not serials.isdisjoint(flow.bound_by(each.value))
         if is_it or each.value is None or not flow.has_unmapped(each.value):
             given[each.node] = is_it
     return given
@@ -200,7 +195,7 @@ def _may_hold(
     )
     # `self.x = replicate(self.x)` does not read what it makes, and `__init__` runs once.
     statement = module.statement(node)
-    made = choices.given(flow, statement.value) if isinstance(statement, ast.Assign) else set[int]()
+    made = flow.bound_by(statement.value) if isinstance(statement, ast.Assign) else set[int]()
     is_maker = not serials.isdisjoint(made)
     return flow.has_unmapped(node) and not (is_before or is_maker)
 
@@ -296,7 +291,7 @@ class _Related:
                 is_plain = all(
                     isinstance(e, ast.Name | ast.Attribute | ast.Constant) for e in given
                 )
-                name = getattr(function, "attr", getattr(function, "id", ""))
+                name = last_name(function)
                 return statement in guard.body and is_plain and name not in self.crossed
         return False
 
@@ -350,10 +345,10 @@ def _related(flow: FileFlow, serials: set[int]) -> _Related:
                     crossed.add(_called_as(module, module.function(node)))
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 value = getattr(module.statement(node), "value", None)
-                if value is not None and not serials.isdisjoint(choices.held_in(flow, value)):
+                if value is not None and not serials.isdisjoint(flow.held_in(value)):
                     fields.add(name)
             case ast.Assign(targets=targets, value=ast.Call(func=function)):
-                name = getattr(function, "attr", getattr(function, "id", ""))
+                name = last_name(function)
                 names = [e for t in targets for e in ast.walk(t) if isinstance(e, ast.Name)]
                 if name in definitions:
                     variables |= {variable(module, each) for each in names}

@@ -349,6 +349,11 @@ for _kind in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAlias"):  # since Pyt
         _HANDLERS[getattr(ast, _kind)] = _named
 
 
+def last_name(node: ast.AST) -> str:
+    """`"mean"` of `mean` and of `x.mean`; "" of anything else."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
 def place(node: Any) -> tuple[int, int]:
     """Where a node begins: line and column."""
     return (node.lineno, node.col_offset)
