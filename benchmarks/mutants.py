@@ -75,7 +75,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/passes/hazards.py": ("tests/passes/test_randomness.py", *_PASSES[1:]),
     "jax_dist/passes/gathers.py": _GATHERS,
     "jax_dist/passes/gather_rules.py": _GATHERS,
-    "jax_dist/passes/gather_states.py": ("tests/passes/test_gather_states.py",),
+    "jax_dist/passes/gather_states.py": ("tests/passes/test_gather_states.py", *_GATHERS),
     "jax_dist/global_views/islands.py": _VIEWS[:2],
     "jax_dist/multihost/job.py": ("tests/multihost/test_job.py",),
     "jax_dist/codemod/fixed_programs.py": _codemod("fixed_programs"),

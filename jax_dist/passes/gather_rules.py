@@ -16,6 +16,7 @@ from jax.extend.core import JaxprEqn
 from jax_dist import _compat
 from jax_dist.passes.gather_reductions import extreme, has_extremes, psum_over
 from jax_dist.passes.gather_states import (
+    Cut,
     EmittedCollective,
     Gathered,
     GatherStep,
@@ -23,17 +24,27 @@ from jax_dist.passes.gather_states import (
     Spread,
     State,
     Whole,
+    agreeing,
     aval_of,
+    block_cutter,
+    blocks_of,
+    demand_no_sharding,
+    demand_other,
+    demand_other_axes,
+    demand_same,
+    no_collective,
+    only,
+    replayed,
+    replayed_together,
     shape_of,
     sites_of,
-    spelled,
+    with_params,
 )
-from jax_dist.passes.interpreter import Handler, Values, as_typed, holds, named_axes, replay
+from jax_dist.passes.interpreter import Handler, Values, as_typed, holds, replay
 from jax_dist.passes.primitive_facts import record_of
 
 _Rule: TypeAlias = Callable[[JaxprEqn, Sequence[State]], GatherStep]
 _RULES: dict[str, _Rule] = {}  # by primitive
-_Cut: TypeAlias = Callable[[Any], Any] | None  # gives the block of a whole value; None: not needed
 
 
 def step_of(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
@@ -63,33 +74,33 @@ def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
 
 def _elementwise(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """On the blocks. Operands of rank 0, or of size 1 where the others are longer, broadcast."""
-    _demand_no_sharding(eqn)
-    gathered = _agreeing(eqn, states)
-    return _together(eqn, states, gathered, gathered)
+    demand_no_sharding(eqn)
+    gathered = agreeing(eqn, states)
+    return replayed_together(eqn, states, gathered, gathered)
 
 
 @_rule("broadcast_in_dim")
 def _broadcast(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
-    _demand_no_sharding(eqn)
+    gathered = only(states)
+    demand_no_sharding(eqn)
     to = eqn.params["broadcast_dimensions"]
     moved = gathered.at({int(to[d]): spread for d, spread in gathered.spreads})
-    return _with(eqn, moved, shape=moved.block(eqn.params["shape"]), sharding=None)
+    return replayed(eqn, moved, shape=moved.block(eqn.params["shape"]), sharding=None)
 
 
 @_rule("transpose")
 def _transpose(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
+    gathered = only(states)
     permutation = [int(d) for d in eqn.params["permutation"]]
-    return _with(eqn, gathered.at({permutation.index(d): s for d, s in gathered.spreads}))
+    return replayed(eqn, gathered.at({permutation.index(d): s for d, s in gathered.spreads}))
 
 
 @_rule("squeeze")
 def _squeeze(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """The gathered dimension is longer than 1, so it is none of those that go."""
-    gathered = _only(states)
+    gathered = only(states)
     gone = [int(d) for d in eqn.params["dimensions"]]
-    return _with(eqn, gathered.without(gone))
+    return replayed(eqn, gathered.without(gone))
 
 
 @_rule("reshape")
@@ -98,8 +109,8 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 
     The new dimension may be shorter or longer: it must be a whole number of blocks.
     """
-    gathered = _only(states)
-    _demand_no_sharding(eqn)
+    gathered = only(states)
+    demand_no_sharding(eqn)
     if eqn.params["dimensions"] is not None:
         raise Refuse("reshape moves the gathered dimension")
     old, new = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
@@ -110,7 +121,7 @@ def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
             raise Refuse("reshape merges the gathered dimension under a more major one")
         moved[place] = spread
     result = gathered.at(moved)
-    return _with(eqn, result, new_sizes=result.block(new), sharding=None)
+    return replayed(eqn, result, new_sizes=result.block(new), sharding=None)
 
 
 def _major_place(old: Sequence[int], new: Sequence[int], dimension: int, size: int) -> int | None:
@@ -124,13 +135,13 @@ def _major_place(old: Sequence[int], new: Sequence[int], dimension: int, size: i
 
 @_rule("slice")
 def _slice(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _only(states)
+    gathered = only(states)
     shape, params = shape_of(eqn.invars[0]), eqn.params
     strides = params["strides"] or (1,) * len(shape)
     for d in gathered.dimensions:
         if (params["start_indices"][d], params["limit_indices"][d], strides[d]) != (0, shape[d], 1):
             raise Refuse("slice of the gathered dimension")
-    return _with(eqn, gathered, limit_indices=gathered.block(tuple(params["limit_indices"])))
+    return replayed(eqn, gathered, limit_indices=gathered.block(tuple(params["limit_indices"])))
 
 
 @_rule("dynamic_slice")
@@ -144,33 +155,33 @@ def _dynamic_slice(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
         raise Refuse("dynamic_slice of the gathered dimension")
     for index in indices:
         if isinstance(index, Whole):
-            _demand_same(eqn, gathered, index)
-    return _with(eqn, gathered, slice_sizes=gathered.block(sizes))
+            demand_same(eqn, gathered, index)
+    return replayed(eqn, gathered, slice_sizes=gathered.block(sizes))
 
 
 @_rule("pad")
 def _pad(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     match states:
         case [Gathered() as gathered, Whole() as value]:
-            _demand_same(eqn, gathered, value)
+            demand_same(eqn, gathered, value)
         case _:
             raise Refuse("pad with a gathered value")
     if any(tuple(eqn.params["padding_config"][d]) != (0, 0, 0) for d in gathered.dimensions):
         raise Refuse("pad of the gathered dimension")
-    return _with(eqn, gathered)
+    return replayed(eqn, gathered)
 
 
 @_rule("stack")
 def _stack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = _agreeing(eqn, states)
-    return _together(eqn, states, gathered, gathered.inserted(int(eqn.params["axis"])))
+    gathered = agreeing(eqn, states)
+    return replayed_together(eqn, states, gathered, gathered.inserted(int(eqn.params["axis"])))
 
 
 @_rule("unstack")
 def _unstack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered, axis = _only(states), int(eqn.params["axis"])
-    _demand_other(eqn, gathered, axis)
-    return _with(eqn, gathered.without([axis]))
+    gathered, axis = only(states), int(eqn.params["axis"])
+    demand_other(eqn, gathered, axis)
+    return replayed(eqn, gathered.without([axis]))
 
 
 @_rule("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum")
@@ -180,9 +191,9 @@ def _window(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
         case [Gathered() as gathered]:
             pass
         case [Gathered() as gathered, Whole() as start]:
-            _demand_same(eqn, gathered, start)
+            demand_same(eqn, gathered, start)
         case _:  # or windows of several arrays
-            raise _no_collective(eqn)
+            raise no_collective(eqn)
     if holds(eqn, lambda inner: record_of(inner).kind not in ("plain", "call")):
         raise Refuse(f"{_compat.name_of(eqn)} has a function of which nothing is known")
     params = eqn.params
@@ -190,24 +201,24 @@ def _window(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     for dimension in gathered.dimensions:
         whole = tuple(params["padding"][dimension]) == (0, 0)
         if not whole or any(params[name][dimension] != 1 for name in sizes):
-            raise _no_collective(eqn)
-    return _with(eqn, gathered)
+            raise no_collective(eqn)
+    return replayed(eqn, gathered)
 
 
 @_rule("rev", "split", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _along_axis(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered, params = _only(states), eqn.params
+    gathered, params = only(states), eqn.params
     for dimension in params["dimensions"] if _compat.name_of(eqn) == "rev" else (params["axis"],):
-        _demand_other(eqn, gathered, dimension)
-    return _with(eqn, gathered)
+        demand_other(eqn, gathered, dimension)
+    return replayed(eqn, gathered)
 
 
 @_rule("concatenate", "sort")
 def _along_dimension(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Of several operands of a sort, all are sorted by the first ones, row by row."""
-    gathered = _agreeing(eqn, states)
-    _demand_other(eqn, gathered, eqn.params["dimension"])
-    return _together(eqn, states, gathered, gathered)
+    gathered = agreeing(eqn, states)
+    demand_other(eqn, gathered, eqn.params["dimension"])
+    return replayed_together(eqn, states, gathered, gathered)
 
 
 @_rule("pvary")
@@ -224,20 +235,20 @@ def _over_other_axes(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
         raise Refuse(f"{_compat.name_of(eqn)} over a dimension of a vmap, too")
     for gathered in states:
         if isinstance(gathered, Gathered):
-            _demand_other_axes(eqn, gathered)
+            demand_other_axes(eqn, gathered)
     return _each(eqn, states)
 
 
 @_rule("all_gather")
 def _gather(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     """Of one that is kept, over other axes."""
-    gathered = _only(states)
-    _demand_other_axes(eqn, gathered)
+    gathered = only(states)
+    demand_other_axes(eqn, gathered)
     dimension = int(eqn.params["all_gather_dimension"])
     if not eqn.params["tiled"]:
-        return _with(eqn, gathered.inserted(dimension))
-    _demand_other(eqn, gathered, dimension)
-    return _with(eqn, gathered)
+        return replayed(eqn, gathered.inserted(dimension))
+    demand_other(eqn, gathered, dimension)
+    return replayed(eqn, gathered)
 
 
 # --- rules for what takes the gathered dimension away: a local reduction, then one over devices
@@ -290,13 +301,13 @@ def _without_collective(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     result, over = _reduced(eqn, states)
     if over is None:
         return GatherStep((result,), replay)
-    raise _no_collective(eqn)
+    raise no_collective(eqn)
 
 
 def _reduced(eqn: JaxprEqn, states: Sequence[State]) -> tuple[Gathered | None, Spread | None]:
     """What is left gathered, and the devices to reduce over; None for none."""
-    gathered = _only(states)
-    _demand_no_sharding(eqn)
+    gathered = only(states)
+    demand_no_sharding(eqn)
     axes = sorted(int(axis) for axis in eqn.params["axes"])
     gone = [spread for d, spread in gathered.spreads if d in axes]
     kept = gathered.at({d: spread for d, spread in gathered.spreads if d not in axes})
@@ -341,7 +352,7 @@ def _dot(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
 
     A gathered batch dimension, or one that only one operand has, stays gathered.
     """
-    _demand_no_sharding(eqn)
+    demand_no_sharding(eqn)
     contracting, batch = (
         [(int(left), int(right)) for left, right in zip(*dimensions, strict=True)]
         for dimensions in eqn.params["dimension_numbers"]
@@ -350,15 +361,15 @@ def _dot(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
     spreads = [dict(state.spreads) if isinstance(state, Gathered) else {} for state in states]
     _demand_paired(eqn, states, paired)
 
-    def block_cutter(own: int, other: int) -> _Cut:
+    def cut_of(own: int, other: int) -> Cut:
         """A whole operand gives its block of each dimension that is paired with a gathered one."""
         if isinstance(states[own], Gathered):
             return None
         pairs = [pair for pair in paired if pair[other] in spreads[other]]
         cut = {pair[own]: spreads[other][pair[other]] for pair in pairs}
-        return _cutter(eqn, shape_of(eqn.invars[own]), cut)
+        return block_cutter(eqn, shape_of(eqn.invars[own]), cut)
 
-    cuts = [block_cutter(0, 1), block_cutter(1, 0)]
+    cuts = [cut_of(0, 1), cut_of(1, 0)]
     gone = [spreads[0].get(d) or spreads[1].get(e) for d, e in contracting]
     kept = [spreads[0].get(d) or spreads[1].get(e) for d, e in batch]
     for side in (0, 1):
@@ -380,7 +391,7 @@ def _demand_paired(
             Whole() as whole,
             Gathered() as gathered,
         ):
-            _demand_same(eqn, gathered, whole)
+            demand_same(eqn, gathered, whole)
         case (Gathered() as left, Gathered() as right):
             lefts, rights = dict(left.spreads), dict(right.spreads)
             if any(lefts.get(d) != rights.get(e) for d, e in paired):
@@ -389,117 +400,20 @@ def _demand_paired(
                 raise Refuse("dot_general is an outer product of two gathered operands")
 
 
-def _dot_emitter(eqn: JaxprEqn, cuts: Sequence[_Cut], over: Spread | None) -> Handler:
+def _dot_emitter(eqn: JaxprEqn, cuts: Sequence[Cut], over: Spread | None) -> Handler:
     dtype = aval_of(eqn.outvars[0]).dtype
     wider = over is not None and _is_low_precision(dtype)
     if wider and isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         raise Refuse(f"dot_general in {dtype.name} by an algorithm of its own")
 
     def emit(eqn: JaxprEqn, values: Values) -> Values:
-        parts = _blocks(cuts, values)
+        parts = blocks_of(cuts, values)
         if over is None:
             return replay(eqn, parts)
         # Rounded once, after the sum over devices, as the whole product would be.
-        widened = _with_params(eqn, {"preferred_element_type": jnp.float32}) if wider else eqn
+        widened = with_params(eqn, {"preferred_element_type": jnp.float32}) if wider else eqn
         (local,) = replay(widened, parts)
         total = lax.convert_element_type(psum_over(local, over), dtype)
         return [as_typed(total, eqn.outvars[0])]
 
     return emit
-
-
-# --- what the rules share
-
-
-def _only(states: Sequence[State]) -> Gathered:
-    (state,) = states
-    if not isinstance(state, Gathered):  # a rule is asked only for what has a gathered operand
-        raise AssertionError("the one operand is not gathered")
-    return state
-
-
-def _agreeing(eqn: JaxprEqn, states: Sequence[State]) -> Gathered:
-    """The one way in which all gathered operands are spread."""
-    gathered = [state for state in states if isinstance(state, Gathered)]
-    if any(state.spreads != gathered[0].spreads for state in gathered):
-        raise Refuse(f"{_compat.name_of(eqn)} mixes values that are gathered in different ways")
-    return Gathered(gathered[0].spreads, sites_of(states))
-
-
-def _with(eqn: JaxprEqn, result: Gathered, **params: Any) -> GatherStep:
-    """The same equation on the block, with other parameters where they hold sizes."""
-    emit = lambda eqn, values: replay(_with_params(eqn, params), values)
-    return GatherStep((result,) * len(eqn.outvars), emit)
-
-
-def _together(
-    eqn: JaxprEqn, states: Sequence[State], gathered: Gathered, result: Gathered
-) -> GatherStep:
-    """The same equation on the blocks of all operands, `gathered` or whole."""
-    for state in states:
-        if isinstance(state, Whole):
-            _demand_same(eqn, gathered, state)
-    cuts = [
-        _cutter(eqn, shape_of(atom), dict(gathered.spreads)) if isinstance(state, Whole) else None
-        for atom, state in zip(eqn.invars, states, strict=True)
-    ]
-    emit = lambda eqn, values: replay(eqn, _blocks(cuts, values))
-    return GatherStep((result,) * len(eqn.outvars), emit)
-
-
-def _cutter(eqn: JaxprEqn, shape: tuple[int, ...], spreads: dict[int, Spread]) -> _Cut:
-    """Takes this device's block of a whole value, which may be all of it."""
-    cut = {d: spread for d, spread in spreads.items() if shape and shape[d] != 1}
-    if any(spread.groups is not None for spread in cut.values()):
-        raise Refuse(f"{_compat.name_of(eqn)} mixes what is gathered in groups with a whole value")
-
-    def take(value: Any) -> Any:
-        for dimension, spread in cut.items():
-            length = shape[dimension] // spread.size
-            start = lax.axis_index(spread.names) * length
-            value = lax.dynamic_slice_in_dim(value, start, length, dimension)
-        return value
-
-    return take
-
-
-def _blocks(cuts: Sequence[_Cut], values: Sequence[Any]) -> Values:
-    return [cut(value) if cut else value for cut, value in zip(cuts, values, strict=True)]
-
-
-def _demand_same(eqn: JaxprEqn, gathered: Gathered, other: Whole) -> None:
-    """A device may use its own copy of the other operand only if all copies are the same."""
-    differing = [name for name in gathered.names if name not in other.same]
-    if differing:
-        raise Refuse(
-            f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ between "
-            f"the devices of {spelled(differing)}"
-        )
-
-
-def _demand_no_sharding(eqn: JaxprEqn) -> None:
-    """Inside a shard_map only the trivial sharding is seen, made by differentiation."""
-    for name in ("sharding", "out_sharding"):
-        sharding = eqn.params.get(name)
-        if sharding is not None and any(part is not None for part in sharding.spec):
-            raise Refuse(f"{_compat.name_of(eqn)} asks for a sharding")
-
-
-def _demand_other_axes(eqn: JaxprEqn, gathered: Gathered) -> None:
-    names, name = named_axes(eqn), _compat.name_of(eqn).removesuffix("_invariant")
-    if set(names) & set(gathered.names):
-        raise Refuse(f"{name} over {spelled(names)} of what was gathered over it")
-
-
-def _demand_other(eqn: JaxprEqn, gathered: Gathered, dimension: Any) -> None:
-    if int(dimension) in gathered.dimensions:
-        raise _no_collective(eqn)
-
-
-def _no_collective(eqn: JaxprEqn) -> Refuse:
-    name = _compat.name_of(eqn)
-    return Refuse(f"{name} of the gathered dimension has no matching collective")
-
-
-def _with_params(eqn: JaxprEqn, params: dict[str, Any]) -> JaxprEqn:
-    return eqn.replace(params={**eqn.params, **params})

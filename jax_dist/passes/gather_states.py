@@ -7,13 +7,17 @@ operands, and a way to compute the blocks; or it refuses.
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
+from jax import lax
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist.passes.interpreter import Handler, named_axes
+from jax_dist.passes.interpreter import Handler, Values, bodies, named_axes, open_jaxpr, replay
+from jax_dist.passes.primitive_facts import record_of
 from jax_dist.passes.uniformity import AxisName, Same
 
 # `n` devices take part, and `b` are the bytes of the result on one device.
@@ -257,3 +261,151 @@ def why_not_worth(gathers: Sequence[Gather], made: Sequence[EmittedCollective]) 
 
 def counted(count: int, noun: str) -> str:
     return f"{'one' if count == 1 else count} {noun}{'' if count == 1 else 's'}"
+
+
+# --- what the rules of `gather_rules` share
+
+
+Cut: TypeAlias = Callable[[Any], Any] | None  # gives the block of a whole value; None: not needed
+
+
+def only(states: Sequence[State]) -> Gathered:
+    (state,) = states
+    if not isinstance(state, Gathered):  # a rule is asked only for what has a gathered operand
+        raise AssertionError("the one operand is not gathered")
+    return state
+
+
+def agreeing(eqn: JaxprEqn, states: Sequence[State]) -> Gathered:
+    """The one way in which all gathered operands are spread."""
+    gathered = [state for state in states if isinstance(state, Gathered)]
+    if any(state.spreads != gathered[0].spreads for state in gathered):
+        raise Refuse(f"{_compat.name_of(eqn)} mixes values that are gathered in different ways")
+    return Gathered(gathered[0].spreads, sites_of(states))
+
+
+def replayed(eqn: JaxprEqn, result: Gathered, **params: Any) -> GatherStep:
+    """The same equation on the block, with other parameters where they hold sizes."""
+    emit = lambda eqn, values: replay(with_params(eqn, params), values)
+    return GatherStep((result,) * len(eqn.outvars), emit)
+
+
+def replayed_together(
+    eqn: JaxprEqn, states: Sequence[State], gathered: Gathered, result: Gathered
+) -> GatherStep:
+    """The same equation on the blocks of all operands, `gathered` or whole."""
+    for state in states:
+        if isinstance(state, Whole):
+            demand_same(eqn, gathered, state)
+    cuts = [
+        block_cutter(eqn, shape_of(atom), dict(gathered.spreads))
+        if isinstance(state, Whole)
+        else None
+        for atom, state in zip(eqn.invars, states, strict=True)
+    ]
+    emit = lambda eqn, values: replay(eqn, blocks_of(cuts, values))
+    return GatherStep((result,) * len(eqn.outvars), emit)
+
+
+def block_cutter(eqn: JaxprEqn, shape: tuple[int, ...], spreads: dict[int, Spread]) -> Cut:
+    """Takes this device's block of a whole value, which may be all of it."""
+    cut = {d: spread for d, spread in spreads.items() if shape and shape[d] != 1}
+    if any(spread.groups is not None for spread in cut.values()):
+        raise Refuse(f"{_compat.name_of(eqn)} mixes what is gathered in groups with a whole value")
+
+    def take(value: Any) -> Any:
+        for dimension, spread in cut.items():
+            length = shape[dimension] // spread.size
+            start = lax.axis_index(spread.names) * length
+            value = lax.dynamic_slice_in_dim(value, start, length, dimension)
+        return value
+
+    return take
+
+
+def blocks_of(cuts: Sequence[Cut], values: Sequence[Any]) -> Values:
+    return [cut(value) if cut else value for cut, value in zip(cuts, values, strict=True)]
+
+
+def demand_same(eqn: JaxprEqn, gathered: Gathered, other: Whole) -> None:
+    """A device may use its own copy of the other operand only if all copies are the same."""
+    differing = [name for name in gathered.names if name not in other.same]
+    if differing:
+        raise Refuse(
+            f"{_compat.name_of(eqn)} mixes the gathered value with one that may differ between "
+            f"the devices of {spelled(differing)}"
+        )
+
+
+def demand_no_sharding(eqn: JaxprEqn) -> None:
+    """Inside a shard_map only the trivial sharding is seen, made by differentiation."""
+    for name in ("sharding", "out_sharding"):
+        sharding = eqn.params.get(name)
+        if sharding is not None and any(part is not None for part in sharding.spec):
+            raise Refuse(f"{_compat.name_of(eqn)} asks for a sharding")
+
+
+def demand_other_axes(eqn: JaxprEqn, gathered: Gathered) -> None:
+    names, name = named_axes(eqn), _compat.name_of(eqn).removesuffix("_invariant")
+    if set(names) & set(gathered.names):
+        raise Refuse(f"{name} over {spelled(names)} of what was gathered over it")
+
+
+def demand_other(eqn: JaxprEqn, gathered: Gathered, dimension: Any) -> None:
+    if int(dimension) in gathered.dimensions:
+        raise no_collective(eqn)
+
+
+def no_collective(eqn: JaxprEqn) -> Refuse:
+    name = _compat.name_of(eqn)
+    return Refuse(f"{name} of the gathered dimension has no matching collective")
+
+
+def with_params(eqn: JaxprEqn, params: dict[str, Any]) -> JaxprEqn:
+    return eqn.replace(params={**eqn.params, **params})
+
+
+# --- names and reasons for reports, in the words of the user
+
+
+def why_outside(eqn: JaxprEqn) -> str:
+    """Why an equation with bodies takes no gathered value."""
+    record = record_of(eqn)
+    if record.kind == "loop":
+        return (
+            f"the gather is outside the {plain_name(eqn)} and its use inside: a reduction over "
+            "devices would run in every iteration"
+        )
+    if record.kind == "branch":
+        return (
+            "the gather is outside the cond and its use inside: a reduction over devices would "
+            "stand in a branch that some of them may not take"
+        )
+    if record.call == "ruled":
+        return (
+            f"{plain_name(eqn)} has its own rule of differentiation, which is for the whole "
+            "value: apply it to the block, before the gather"
+        )
+    return f"{plain_name(eqn)} takes the gathered value whole: gather inside it"
+
+
+def plain_name(eqn: JaxprEqn) -> str:
+    """In the user's words: "relu" of a custom_jvp_call."""
+    name, call = _compat.name_of(eqn), record_of(eqn).call
+    if call == "ruled":
+        return _traced_function(bodies(eqn)[0])[0] or name
+    return "checkpoint" if call == "checkpoint" else "while loop" if name == "while" else name
+
+
+def _traced_function(jaxpr: Any) -> tuple[str, str]:
+    """Name and file of the function that a jaxpr was traced from; "" where unknown."""
+    info = open_jaxpr(jaxpr).debug_info
+    return (info.func_name or "", info.func_filename or "") if info.func_src_info else ("", "")
+
+
+def is_of_jax(jaxpr: Any) -> bool:
+    """Whether it is a helper of jax itself, such as jnp.var.
+
+    JAX traces it once, so its equations bear the line of its first caller in the process.
+    """
+    return _traced_function(jaxpr)[1].startswith(os.path.dirname(jax.__file__) + os.sep)

@@ -7,11 +7,9 @@ emitted once.
 
 import dataclasses
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
@@ -30,9 +28,12 @@ from jax_dist.passes.gather_states import (
     Whole,
     aval_of,
     counted,
+    is_of_jax,
+    plain_name,
     sites_of,
     spelled,
     why_not_worth,
+    why_outside,
 )
 from jax_dist.passes.interpreter import (
     Atom,
@@ -234,7 +235,7 @@ class _GatherWalk:
         for atom in open_jaxpr(jaxpr).outvars:
             state = frame.state(atom)
             if isinstance(state, Gathered) and isinstance(atom, Var):
-                why = f"the gathered value leaves the {_plain_name(eqn)} whole"
+                why = f"the gathered value leaves the {plain_name(eqn)} whole"
                 self._pin(state.sites, why, frame.line(frame.makers[atom]))
         return handlers
 
@@ -284,7 +285,7 @@ class _GatherWalk:
         if frame.has_gathered(eqn) and (not inner or record_of(eqn).kind == "plain"):
             return self._by_rule(eqn, frame)
         if inner:
-            self._refuse(eqn, frame, _why_outside(eqn))
+            self._refuse(eqn, frame, why_outside(eqn))
             return self._with_bodies(eqn, at, frame)
         if name != "reduce_scatter" or (self._exact and _may_round(eqn)):
             return None
@@ -359,7 +360,7 @@ class _GatherWalk:
             [frame.constant.along(v) if frame.constant else frozenset() for v in eqn.invars],
             at=at,
             loop=frame.loop,
-            called_at=frame.line(eqn) if _is_of_jax(jaxpr) else "",
+            called_at=frame.line(eqn) if is_of_jax(jaxpr) else "",
         )
         results = [inside.state(atom) for atom in open_jaxpr(jaxpr).outvars]
         self._set(eqn, [r if isinstance(r, Gathered) else None for r in results], frame)
@@ -429,49 +430,3 @@ def _may_round(eqn: JaxprEqn) -> bool:
 
 def _is_of_interest(eqn: JaxprEqn) -> bool:
     return _compat.name_of(eqn) in GATHERS
-
-
-# --- names and reasons for reports, in the words of the user
-
-
-def _why_outside(eqn: JaxprEqn) -> str:
-    """Why an equation with bodies takes no gathered value."""
-    record = record_of(eqn)
-    if record.kind == "loop":
-        return (
-            f"the gather is outside the {_plain_name(eqn)} and its use inside: a reduction over "
-            "devices would run in every iteration"
-        )
-    if record.kind == "branch":
-        return (
-            "the gather is outside the cond and its use inside: a reduction over devices would "
-            "stand in a branch that some of them may not take"
-        )
-    if record.call == "ruled":
-        return (
-            f"{_plain_name(eqn)} has its own rule of differentiation, which is for the whole "
-            "value: apply it to the block, before the gather"
-        )
-    return f"{_plain_name(eqn)} takes the gathered value whole: gather inside it"
-
-
-def _plain_name(eqn: JaxprEqn) -> str:
-    """In the user's words: "relu" of a custom_jvp_call."""
-    name, call = _compat.name_of(eqn), record_of(eqn).call
-    if call == "ruled":
-        return _traced_function(bodies(eqn)[0])[0] or name
-    return "checkpoint" if call == "checkpoint" else "while loop" if name == "while" else name
-
-
-def _traced_function(jaxpr: Any) -> tuple[str, str]:
-    """Name and file of the function that a jaxpr was traced from; "" where unknown."""
-    info = open_jaxpr(jaxpr).debug_info
-    return (info.func_name or "", info.func_filename or "") if info.func_src_info else ("", "")
-
-
-def _is_of_jax(jaxpr: Any) -> bool:
-    """Whether it is a helper of jax itself, such as jnp.var.
-
-    JAX traces it once, so its equations bear the line of its first caller in the process.
-    """
-    return _traced_function(jaxpr)[1].startswith(os.path.dirname(jax.__file__) + os.sep)

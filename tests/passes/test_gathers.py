@@ -20,7 +20,7 @@ from gather_checks import (
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes import gathers, interpreter
+from jax_dist.passes import gather_states, interpreter
 from jax_dist.passes.pipeline import PassFinding, PassPlan
 
 pytestmark = pytest.mark.rewriting
@@ -584,10 +584,10 @@ def test_a_sum_of_a_weak_type_is_kept():
 
 def test_a_body_of_no_function_has_no_name():
     traced = jax.make_jaxpr(jnp.sin)(1.0).jaxpr
-    assert gathers._traced_function(traced)[0] == "sin"
-    assert gathers._is_of_jax(traced)
+    assert gather_states._traced_function(traced)[0] == "sin"
+    assert gather_states.is_of_jax(traced)
     made = traced.replace(debug_info=interpreter.unnamed())
-    assert gathers._traced_function(made) == ("jax_dist", "")
-    assert not gathers._is_of_jax(made)
+    assert gather_states._traced_function(made) == ("jax_dist", "")
+    assert not gather_states.is_of_jax(made)
     nameless = traced.replace(debug_info=interpreter.unnamed()._replace(func_src_info=None))
-    assert gathers._traced_function(nameless) == ("", "")
+    assert gather_states._traced_function(nameless) == ("", "")
