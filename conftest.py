@@ -92,7 +92,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place = item.path.relative_to(_TESTS).parts[0] if item.path.is_relative_to(_TESTS) else ""
         if place in _RUNTIME:
             item.add_marker("runtime")
-        if (place in _QUICK or item.path.name in _QUICK) and not _is_long(item):
+        is_long = item.path.name == "test_fuzz.py" or item.get_closest_marker("thorough")
+        if (place in _QUICK or item.path.name in _QUICK) and not is_long:
             item.add_marker("quick")
         if place in _REAL:
             item.add_marker(pytest.mark.flaky(reruns=1))
@@ -103,10 +104,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
-
-
-def _is_long(item: pytest.Item) -> bool:
-    return item.path.name == "test_fuzz.py" or "the_numbers_are_the_same" in item.name
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -108,7 +109,13 @@ def _run_console(code: str, folder: pathlib.Path) -> None:
         assert same, f"$ {command}\nprints\n{ran.stdout}\nand the page says\n{expected}"
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
+def _page_case(page: pathlib.Path) -> Any:
+    is_first = page.stem in ("README", "index", "pmap")
+    marks = () if is_first else pytest.mark.thorough
+    return pytest.param(page, id="/".join(page.parts[-2:]), marks=marks)
+
+
+@pytest.mark.parametrize("page", [*map(_page_case, _PAGES)])
 def test_page_runs(page: pathlib.Path, tmp_path: pathlib.Path):
     assert _run(page, tmp_path) > 0, f"{page} has no code to run"
 

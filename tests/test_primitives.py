@@ -225,6 +225,7 @@ def _of_operands() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
                     yield maker, operands
 
 
+@pytest.mark.thorough
 def test_nearly_all_records_are_compared_with_rules():
     plain = {name for name, each in RECORDS.items() if each.kind == "plain" and is_here(each)}
 

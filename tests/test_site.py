@@ -142,6 +142,7 @@ def comparison():
     return _module(_ROOT / "benchmarks" / "comparison.py")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(jax.__version__ != "0.10.2", reason="the table is of jax 0.10.2")
 def test_the_comparison_computes_its_table(comparison):
     table = _table()

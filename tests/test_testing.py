@@ -30,6 +30,7 @@ def _python(code: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "environment",
     [

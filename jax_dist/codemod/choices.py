@@ -45,7 +45,9 @@ def _is_chosen(flow: FileFlow, node: ast.expr, serials: set[int]) -> bool:
     match node:
         case ast.Call(func=ast.Attribute(attr="get" | "pop" | "setdefault")) if node.args[1:]:
             return True  # a default is given
-        case ast.Call(func=ast.Name(id="next" | "getattr")) if node.args[1:]:
+        case ast.Call(func=ast.Name(id="next"), args=[_, _]):
+            return True
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, _, _]):
             return True
         case ast.Call(keywords=words) if any(word.arg is None for word in words):
             return _is_opaque(flow, node)  # `state.replace(**more)`

@@ -138,6 +138,7 @@ def test_drawn_programs_are_checked_and_fixed(code: str):
     assert "JXD001" in codes(code.encode())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", generating.LAYOUTS)
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
 @hypothesis.settings(max_examples=6, derandomize=True, **_SETTINGS)

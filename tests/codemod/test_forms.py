@@ -131,6 +131,7 @@ def _verdicts(folder: pathlib.Path, devices: int, processes: int = 1) -> list[di
     return [outcome.value for outcome in outcomes]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_one_process(form, devices):
     name, folder = form
@@ -149,6 +150,7 @@ def test_one_process(form, devices):
         assert "raised after" not in found.values()
 
 
+@pytest.mark.thorough
 def test_two_processes(form):
     name, folder = form
     found = _verdicts(folder, devices=2, processes=2)

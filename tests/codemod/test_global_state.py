@@ -403,6 +403,7 @@ def _ran(text: str) -> tuple[Any, list[GlobalView]]:
     return found, [each for each in names.values() if isinstance(each, GlobalView)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(_TRAINERS))
 def test_a_trainer_gives_the_same_with_its_state_cut(name: str, ran: recorded.Recorded):
     after = _migrated(ran, name).after.decode()
@@ -478,6 +479,7 @@ def test_one_copy_of_a_leaf_is_read_where_the_function_takes_leaves(ran: recorde
     assert "lambda leaf: p_step.first(leaf) + p_step.stacked(leaf).sum(0), params)" in found
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not CAN_REWRITE, reason="a global view needs jax 0.10")
 def test_the_command_puts_a_step_back_where_two_runs_differ(tmp_path: pathlib.Path):
     """A function of another file changes the state in place, which a copy would hide."""

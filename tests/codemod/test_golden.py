@@ -136,6 +136,7 @@ def test_a_second_run_changes_nothing(name: str, to: str):
     assert [outcome for outcome in again.outcomes if outcome.status == "done"] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", names())
 def test_the_numbers_are_the_same(name: str):
     case = read(name)

@@ -307,6 +307,7 @@ def _judged(ledger: Ledger, number: int) -> list[tuple[Rung, tuple[str, ...]]]:
     return [(each.rung, each.rules) for each in own if (each.line, each.what) in _PLACES]
 
 
+@pytest.mark.thorough
 def test_host_edits_are_proved_by_their_own_values(ledger: Ledger):
     assert _judged(ledger, 0) == [
         (Rung.EQUAL_BY_RULES, ("R9",)),

@@ -74,6 +74,7 @@ def test_a_second_run_changes_nothing(ran: recorded.Recorded, name: str):
     assert again.after == once.after
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", _NAMES)
 def test_the_numbers_are_the_same(ran: recorded.Recorded, name: str):
     after = ran.migrated(name).after.decode()

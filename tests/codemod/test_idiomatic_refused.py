@@ -119,6 +119,7 @@ def test_what_is_said(ran: recorded.Recorded, number: int, program: Program):
     assert said(program, ran.migrated(f"program_{number}")) == program.said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("number", "program"), _NUMBERED)
 def test_the_numbers_are_the_same(ran: recorded.Recorded, number: int, program: Program):
     after = ran.migrated(f"program_{number}")

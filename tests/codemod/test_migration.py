@@ -712,6 +712,7 @@ def test_an_error_of_ours_stays_in_its_file(package: pathlib.Path, monkeypatch: 
     assert b.changed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("to", ["jax_dist", "jax"])
 def test_three_times_as_many_take_three_times_as_long(package: pathlib.Path, to: str):
     seconds = []

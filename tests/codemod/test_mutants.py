@@ -188,6 +188,7 @@ def result():
     return dict(zip(_TRACED_ONCE, map(list, zip(told[::2], told[1::2], strict=True)), strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", _TRACED_ONCE)
 def test_what_jax_traces_once_is_not_taken_from_the_other_form(traced_once, name: str):
     right, wrong = traced_once[name]

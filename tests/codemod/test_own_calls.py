@@ -114,6 +114,7 @@ pmap(jnp.cos)(jnp.ones(8))
     assert (found["program:3"], found["program:4"]) == ([Rung.NEVER_RAN], [_PROVED])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", [_IMPORTED, _NAMED], ids=["import", "names"])
 def test_what_was_put_back_keeps_its_meaning(
     folder: pathlib.Path, text: str, monkeypatch: pytest.MonkeyPatch

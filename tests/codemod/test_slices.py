@@ -292,6 +292,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 def test_the_command_certifies_an_idiomatic_migration_place_by_place(tmp_path):
     pytest.importorskip("flax")
     (tmp_path / "train.py").write_text(_SCRIPT)

@@ -87,6 +87,7 @@ step(np.ones(8)), print(alone)
     assert told == {"def": Rung.RAN}
 
 
+@pytest.mark.thorough
 def test_the_program_of_the_first_run_goes_its_own_way(folder: pathlib.Path):
     """Names of `jax.pmap` are equal, in a set too; devices have their order."""
     text = """\

@@ -174,6 +174,7 @@ step(jnp.ones((8, 2)))
 """
 
 
+@pytest.mark.thorough
 def test_inside_of_a_jit_the_text_of_the_program_decides(file: pathlib.Path):
     """None of these calls has a value; what has no equal text is a part of what differs."""
     file.write_text(_IN_A_JIT)
@@ -308,6 +309,7 @@ def test_a_command_that_is_not_there(file: pathlib.Path):
 _ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ending", _ENDINGS, ids=[each.name for each in _ENDINGS])
 def test_whatever_ends_it_the_tree_is_as_it_was_and_nothing_runs_on(
     file: pathlib.Path, ending: signal.Signals

@@ -94,6 +94,7 @@ def test_a_diff_is_shown_and_nothing_is_written(folder: pathlib.Path):
     assert (folder / "a.py").read_text() == _BEFORE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", ["jax", "jax_dist"])
 def test_time_grows_with_the_places_of_a_file(folder: pathlib.Path, target: str):
     """Whatever looks at all places for each of them takes far longer: 16 s for 4,000 once."""

@@ -34,6 +34,7 @@ def test_all_commands_are_walked():
     assert {"jax-dist cache verify", "jax-dist checkpoint convert"} <= set(_parsers())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", _parsers())
 def test_no_option_may_be_cut_short(name: str, capsys: pytest.CaptureFixture[str]):
     parser = _parsers()[name]

@@ -93,6 +93,7 @@ def test_the_picture(tmp_path):
     assert matplotlib.image.imread(tmp_path / "demo.png").shape == (540, 840, 4)
 
 
+@pytest.mark.thorough
 def test_a_process_that_fails_is_told_with_its_complaint(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(_ROOT))
     program = tmp_path / "broken.py"
@@ -103,7 +104,13 @@ def test_a_process_that_fails_is_told_with_its_complaint(tmp_path, monkeypatch):
         workers.ask(str(program))
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.thorough),
+    ],
+)
 def test_nothing_is_left_running(sent, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(_ROOT)}
     command = [sys.executable, _DEMO, "--noexplain", f"--out={tmp_path}"]

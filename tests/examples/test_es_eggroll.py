@@ -46,6 +46,7 @@ def formed(noise, sign):
     return {name: scale * left @ right.T for name, (left, right) in noise.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_member_is_the_model_with_the_sums_formed(sign):
     params = es_eggroll.first_params(_PLAN, key_of())

@@ -66,6 +66,7 @@ def test_it_learns(usual):
     assert losses[-1] < losses[0] - 1.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("noise", "comm", "devices"),
     [
@@ -85,6 +86,7 @@ def test_who_draws_and_who_sends_makes_no_difference(usual, noise, comm, devices
     np.testing.assert_allclose(other.losses, usual.losses[:3], rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"noise": "table"}, {"rank": 2}], ids=["table", "low rank"])
 def test_other_noise_is_the_same_for_all_who_send(usual, options):
     theta = trained(**options, comm="gradient", devices=8).theta

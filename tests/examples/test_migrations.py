@@ -131,6 +131,7 @@ def test_no_program_is_forgotten():
     assert names == {f"{name}_{when}.py" for name in _PROGRAMS for when in ("before", "after")}
 
 
+@pytest.mark.thorough
 @_each
 def test_the_after_is_what_the_migration_makes_of_the_before(name, options):
     assert migrated(name, options) == text(f"{name}_after")

@@ -126,6 +126,7 @@ def _memory(compiled: Any) -> int:
     return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("update", _UPDATES)
 def test_the_numbers_are_those_of_pmap(update):
     compare(_step(update), _state(), X, Y, times=3, shardings="fsdp")
@@ -181,6 +182,7 @@ def test_whole_numbers_are_summed_where_they_lie():
     assert text.count(" all-gather(") == 2  # the parameters
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["MultiSteps", "apply_if_finite", "clip"])
 def test_wrappers_of_optax(name):
     optax = pytest.importorskip("optax")

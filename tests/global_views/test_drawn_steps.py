@@ -131,7 +131,15 @@ _TANH_BY_COLUMNS = pytest.mark.skipif(
 
 
 # One of each kind of mesh, and of each kind of sums.
-@pytest.mark.parametrize("number", [1, 4, pytest.param(7, marks=_TANH_BY_COLUMNS), 13])
+@pytest.mark.parametrize(
+    "number",
+    [
+        1,
+        pytest.param(4, marks=pytest.mark.thorough),
+        pytest.param(7, marks=[pytest.mark.thorough, _TANH_BY_COLUMNS]),
+        pytest.param(13, marks=pytest.mark.thorough),
+    ],
+)
 def test_drawn_steps_have_the_numbers_of_pmap(number):
     _found_shared(BATCH * number)
 
@@ -145,6 +153,7 @@ def test_thousands_of_drawn_steps_have_the_numbers_of_pmap(first):
         gc.collect()
 
 
+@pytest.mark.thorough
 def test_some_leaves_of_drawn_steps_vary_and_some_do_not():
     leaves = drawn(range(9), WAYS[0])
     free = [leaf.shared for leaf in leaves if leaf.path.endswith("['c']")]

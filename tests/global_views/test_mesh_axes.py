@@ -57,6 +57,7 @@ def _memory(compiled: Any) -> int:
 # ---- the mapped axis as several
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [(2, 4), (4, 2)])
 def test_the_state_is_cut_over_the_last_axis_and_copied_over_the_others(sizes):
     mesh = _mesh(**dict(zip(HSDP, sizes, strict=True)))
@@ -104,6 +105,7 @@ def test_a_gradient_is_scattered_as_its_parameter_is_cut(part, regather):
     assert new["params"]["a"].sharding.spec == P(None, part)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("regather", [False, True])
 def test_drawn_steps_over_several_axes(regather):
     def step(state, x):
@@ -127,6 +129,7 @@ def _gathered(w, x):
     return x @ lax.all_gather(w, "i").mean(0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("read", [_turned, _gathered])
 def test_a_part_is_gathered_again_where_collectives_read_it(read):
     def step(w, x):
@@ -262,6 +265,7 @@ def _halved(_, h):
     return lax.ppermute(h, "i", [(0, 0), (1, 1), (2, 2), (3, 3)]) * 0.5 if h.ndim > 2 else 0.5 * h
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "inner",
     [

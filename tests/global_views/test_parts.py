@@ -85,6 +85,7 @@ def test_no_number_changes(loss):
 
 
 # Of eight layers, of which each device holds one.
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss is not _in_checkpoints])
 def test_no_number_changes_where_layers_are_cut(loss):
     w = LAYERED[:2].repeat(4, 0)
@@ -179,6 +180,7 @@ def _scan_in_half_precision(w, x):
     return jnp.sum(lax.scan(turn, rows, half)[0].astype(jnp.float32) ** 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("regather", [False, True])
 def test_the_gradients_of_a_scan_over_layers_are_scattered_in_each_turn(regather):
     step = _trained(_scan_in_half_precision)
@@ -189,6 +191,7 @@ def test_the_gradients_of_a_scan_over_layers_are_scattered_in_each_turn(regather
     assert [(shape, "while" in place) for shape, place in scattered] == [("8,64", True)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", [_in_half_precision, _scan_in_half_precision])
 @pytest.mark.parametrize("sizes", [{"i": 8}, {"replica": 2, "i": 4}, {"i": 4, "model": 2}])
 def test_narrow_sums_are_of_what_the_step_widened(loss, sizes):

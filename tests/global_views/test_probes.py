@@ -34,6 +34,7 @@ QUICK_ON_MESHES = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "probe",
     [
@@ -45,6 +46,7 @@ def test_probe(probe: Probe):
     check(probe)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [FOLDED, FREE, FOLDED_FREE], ids=["folded", "free", "both"])
 @pytest.mark.parametrize(
     "probe",

@@ -72,6 +72,7 @@ def test_what_varies_makes_others_vary_in_the_next_round():
     assert [leaf.shared for leaf in view.report().leaves] == [False, False, False, True]
 
 
+@pytest.mark.thorough
 def test_a_key_for_each_device_varies_and_a_shared_one_does_not():
     def step(state, x):
         own = jax.random.fold_in(state["own"], lax.axis_index("i"))
@@ -234,6 +235,7 @@ _FUNCTIONS = {
 }
 
 
+@pytest.mark.thorough
 def test_states_behind_functions_are_shared():
     def step(state, x):
         loss = lambda w: jnp.tanh(jax.nn.gelu(x @ w)).sum()

@@ -62,6 +62,7 @@ def test_copies_that_drifted_apart_are_refused():
         view(given, _X)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("placed", ["alone", "with its batch", "not"])
 @pytest.mark.parametrize("typed", [False, True])
 def test_each_device_may_be_given_a_key_of_its_own(placed, *, typed: bool):

@@ -71,6 +71,7 @@ def _batch():
     return {"image": image, "label": random.integers(0, 16, (8, 4)).astype(np.int32)}, rngs
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gradients", ["scatter", pytest.param("reduce", marks=pytest.mark.slow)])
 def test_a_flax_trainer_has_the_numbers_of_pmap(gradients):
     view, state = compare(

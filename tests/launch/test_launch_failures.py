@@ -351,6 +351,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("how", "first", "code"),
     [

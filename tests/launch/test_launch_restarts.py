@@ -154,6 +154,7 @@ print("from", start, "to", state, "compiled", seen.misses)
 """
 
 
+@pytest.mark.thorough
 def test_a_job_goes_on_from_its_checkpoint_with_its_compiled_programs(tmp_path):
     ran = subprocess.run(
         [
@@ -188,6 +189,7 @@ def _check_kills(folder: pathlib.Path, *, steps: int, kills: int) -> killing.Sur
     return killed
 
 
+@pytest.mark.thorough
 def test_a_job_goes_on_after_a_rank_was_killed(tmp_path):
     _check_kills(tmp_path, steps=30, kills=1)
 

@@ -86,6 +86,7 @@ _MAPPED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", _MAPPED)
 @pytest.mark.parametrize("slices", [1, 3, 64])
 def test_a_mapped_function_is_planned_for_as_many_devices_as_there_are(way, slices):

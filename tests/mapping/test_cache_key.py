@@ -47,6 +47,7 @@ def _entries(folder: pathlib.Path, hash_seed: str) -> set[str]:
     return {path.name for path in folder.glob("*-cache")}
 
 
+@pytest.mark.thorough
 def test_a_second_process_writes_nothing_new(tmp_path):
     first = _entries(tmp_path, "1")
     second = _entries(tmp_path, "2")

@@ -87,6 +87,7 @@ def _everywhere(x):
     return jax.device_put(x, NamedSharding(Mesh(np.array(jax.devices()), ("q",)), P()))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
 @pytest.mark.parametrize("kind", ["NumPy", "on one device", "of weak type", "a key"])
 @pytest.mark.parametrize("use", _AHEAD)

@@ -220,6 +220,7 @@ def _differences(seeds: range) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_what_is_decorated_anew_is_what_it_is_to_jax_pmap():
     assert _differences(range(30)) == []
 

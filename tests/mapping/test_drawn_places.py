@@ -142,6 +142,7 @@ def _check(case: Placed) -> None:
             np.testing.assert_allclose(*close, rtol=1e-5)
 
 
+@pytest.mark.thorough
 @hypothesis.given(placed())
 @hypothesis.settings(max_examples=20, derandomize=True, **_SETTINGS)
 def test_where_arguments_lie_changes_nothing(case):

@@ -63,6 +63,7 @@ def _differences(seed: int) -> list[str]:
     return [f"{said}: {type(error).__name__}: {error}, with jax.pmap {theirs!r}"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", range(0, 36, 6))
 def test_a_drawn_program_is_right_or_refused(first: int):
     assert [each for seed in range(first, first + 6) for each in _differences(seed)] == []

@@ -43,6 +43,7 @@ def _rows() -> dict[str, list[str]]:
     return {title: both for title, *both in cells}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("title", observables.titles())
 def test_what_differs_from_jax_is_in_the_docs(title):
     documented = _rows().get(title)

@@ -161,7 +161,9 @@ def _same(expected: Any, result: Any) -> bool:
     return np.array_equal(np.asarray(expected), np.asarray(result), equal_nan=True)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(each, marks=pytest.mark.thorough) for each in range(2, 6))]
+)
 def test_a_history_gives_what_it_gives_with_jax_pmap(seed: int):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

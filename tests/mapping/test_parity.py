@@ -189,6 +189,7 @@ _SETTINGS = {
 }
 
 
+@pytest.mark.thorough
 @hypothesis.given(programs())
 @hypothesis.settings(max_examples=40, derandomize=True, **_SETTINGS)
 def test_drawn_programs_do_what_pmap_does(program):

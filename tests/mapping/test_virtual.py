@@ -188,6 +188,7 @@ def test_pairs_that_are_no_permutation_are_refused(pairs):
         mapped(np.arange(8.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", _EXACT)
 def test_the_same_as_on_as_many_devices(name):
     x = np.arange(8 * 8 * 16, dtype=np.float32).reshape(8, 8, 16)  # whose sums are exact
@@ -269,6 +270,7 @@ def test_gradients_from_outside_pass_through():
         np.testing.assert_allclose(few, many, rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_random_bits_are_those_of_each_slice(implementation):
     captured = jax.random.key(5, impl=implementation)

@@ -87,6 +87,7 @@ def test_an_exception_in_rank_0_is_too():
     _check_raised(0, 2)
 
 
+@pytest.mark.thorough
 def test_an_exception_whose_text_never_comes_holds_nobody():
     ended = _run(1, "raises without a text")
 
@@ -102,6 +103,7 @@ def test_a_killed_rank_is_named_at_once_and_not_by_a_heartbeat():
     _check_gone(1, "is killed", -9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_before_jax_has_joined_them_is_named_within_seconds(rank):
     ranks = 2 + rank  # where rank 1 dies, rank 0 sees it, and rank 2 has to be told
@@ -113,10 +115,12 @@ def test_a_rank_that_dies_before_jax_has_joined_them_is_named_within_seconds(ran
         assert f"rank {other}: stopping because rank {rank} is gone" in ended[other].output
 
 
+@pytest.mark.thorough
 def test_an_early_exit_is_told_to_those_who_wait_and_keeps_its_exit_code():
     _check_exited(1, "exits with 3", code=3)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_works_on_alone_is_no_failure():
     _check_fine(1, "slow end")
 

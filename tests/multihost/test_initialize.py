@@ -377,6 +377,7 @@ def test_what_jax_has_joined_is_taken_over():
     assert [outcome.exit_code for outcome in outcomes] == [0, 0]
 
 
+@pytest.mark.thorough
 def test_by_the_variables_of_launch_and_on_loopback_only():
     ended = run_job("joining_program.py")
 

@@ -72,6 +72,7 @@ def _check_stalled(where: str, rank: int, line: str, ranks: int = 2) -> None:
         assert "(most recent call first)" in each.output  # the stacks of its own threads
 
 
+@pytest.mark.thorough
 def test_a_rank_that_sleeps_in_a_step_is_named():
     _check_stalled("inside", 1, "in step 3 for 2 s, not waiting in JAX")
 

@@ -28,6 +28,7 @@ def at_any_cost(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gathers, "why_not_worth", lambda *_: "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", range(0, 60, BATCH))
 def test_programs_keep_their_values(first: int):
     assert wrong(range(first, first + BATCH)) == []
@@ -46,6 +47,7 @@ def test_a_good_part_of_the_programs_is_rewritten():
     assert sum(changed) >= 25
 
 
+@pytest.mark.thorough
 def test_without_the_test_for_sameness_the_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gather_rules, "_demand_same", lambda *_: None)
     assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])

@@ -84,6 +84,7 @@ def test_collectives_and_reasons(case: Case, devices: int, *, check_vma: bool):
         assert refused[0].where == case.forced_at()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("devices", "check_vma", "mode"), PROGRAMS)
 def test_values(devices: int, mode: str, *, check_vma: bool):
     differentiated = mode.startswith("grad")

@@ -171,6 +171,7 @@ def _with_rule(function):
     return ruled
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("around", "check_vma"),
     [("", False), *((around, True) for around in _AROUND)],
@@ -283,6 +284,7 @@ def shard_maps(function):
 # ---- what only has the name of JAX's own
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["all_gather", "reduce_scatter", "while", "cond", "scan", "shard_map", "jit", "psum"]
 )

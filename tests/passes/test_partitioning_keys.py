@@ -43,6 +43,7 @@ def entries(cache):
     return collections.Counter(name[1] for name in names if name)
 
 
+@pytest.mark.thorough
 def test_each_process_finds_what_the_first_one_wrote(tmp_path):
     first, second, third = (process(tmp_path) for _ in range(3))
 
@@ -58,6 +59,7 @@ def test_each_process_finds_what_the_first_one_wrote(tmp_path):
     assert [run[f"plain_{name}"] for name in OPS for run in (first, second, third)] == [0, 0, 0] * 3
 
 
+@pytest.mark.thorough
 def test_another_body_has_another_key(tmp_path):
     process(tmp_path)
 

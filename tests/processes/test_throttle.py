@@ -65,6 +65,7 @@ def test_two_processes_do_not_hang():
     assert [outcome.value for outcome in outcomes] == [expected, expected]
 
 
+@pytest.mark.thorough
 def test_one_process_does_not_hang():
     program = (
         "import test_throttle as t\n"

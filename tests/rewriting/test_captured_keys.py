@@ -37,6 +37,7 @@ def _process(cache: pathlib.Path) -> dict[str, int]:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.thorough
 def test_lifted_programs_are_found_by_the_next_process(tmp_path):
     first, second = _process(tmp_path), _process(tmp_path)
 

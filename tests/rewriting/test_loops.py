@@ -160,6 +160,7 @@ _INSIDE = {
 }
 
 
+@pytest.mark.thorough
 @_PMAPS
 @pytest.mark.parametrize("name", _INSIDE)
 def test_nothing_is_moved_between_steps(name, pmap):

@@ -176,6 +176,7 @@ _PMAPS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.thorough
 @_PMAPS
 @pytest.mark.parametrize("name", _CASES)
 def test_numbers_stay_and_results_lie_on_the_mesh(name, pmap):
@@ -193,6 +194,7 @@ def test_numbers_stay_and_results_lie_on_the_mesh(name, pmap):
             assert leaf.sharding.is_equivalent_to(there, leaf.ndim), (mesh_name, leaf.sharding)
 
 
+@pytest.mark.thorough
 @_PMAPS
 @pytest.mark.parametrize("mesh", _MESHES.values(), ids=_MESHES)
 def test_rules_of_its_own_are_used_after_the_move(mesh, pmap):

@@ -85,6 +85,7 @@ def _close(found, expected):
 # ---- composition
 
 
+@pytest.mark.thorough
 @_FUNCTIONS_AND_MESHES
 def test_it_composes_with_the_transforms_of_jax(fun, expected, mesh):
     rewritten = _quiet(fun, mesh=mesh)
@@ -270,6 +271,7 @@ def _with_odd_rules(mapped):
     return lambda x: backward(forward(x))
 
 
+@pytest.mark.thorough
 @_MESHES
 @pytest.mark.parametrize("mapped", [False, True], ids=["plain", "in a pmap"])
 def test_custom_rules_are_used_by_later_derivatives(mapped, mesh):

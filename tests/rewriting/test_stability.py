@@ -109,6 +109,7 @@ def _programs_of_a_fresh_process(hash_seed: str) -> dict[str, str]:
     return json.loads(run.stdout)
 
 
+@pytest.mark.thorough
 def test_the_verdict_is_what_two_fresh_processes_say():
     first, second = _programs_of_a_fresh_process("1"), _programs_of_a_fresh_process("2")
 
