@@ -22,9 +22,9 @@ from jax_dist.codemod import flow_uses, layouts
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.layouts import Mapped
+from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
 from jax_dist.codemod.results import UNPROVED, UNSHOWN, Left, PlaceResult, PlannedPlace
-from jax_dist.codemod.shard_map import PmapFacts
 from jax_dist.codemod.unrun import Seen
 
 _CODE = _codes.PMAP_CALL

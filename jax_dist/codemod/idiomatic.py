@@ -19,9 +19,10 @@ from jax_dist.codemod import aliases, flow_uses, named_calls
 from jax_dist.codemod.codegen import Namer, Style, Texts
 from jax_dist.codemod.flow_uses import Made
 from jax_dist.codemod.layouts import STATIC, Layout, Mapped, Part, Path, Plan, mapped_place
+from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import FileFlow
 from jax_dist.codemod.results import Form, Left, PlannedPlace
-from jax_dist.codemod.shard_map import DirectPlan, PmapFacts
+from jax_dist.codemod.shard_map import DirectPlan
 
 _CODE = _codes.FAKE_DEVICE_AXIS
 _PlaceAt: TypeAlias = tuple[ast.expr, PlannedPlace]
@@ -118,7 +119,7 @@ class _Writer:
     def _site(self, mapped: Mapped, group: str) -> PlannedPlace:
         site, plan = mapped.site, self._plan
         texts = self._texts(site.node)
-        direct = DirectPlan.of(site, texts, without=(STATIC,), names=mapped.named.names)
+        direct = DirectPlan.of(site, texts, plan.facts, without=(STATIC,))
         spec = texts.named("jax.sharding.PartitionSpec")
 
         def layout(side: str, path: Path) -> Layout:
@@ -203,7 +204,7 @@ class _Writer:
         if taker is None or made.devices is not None or self._flow.has_numbers(made.of):
             devices = "" if made.devices is None else f", {self._module.text(made.devices)}"
             return f"{texts.helper('replicated')}(", f"{devices})"
-        mesh = DirectPlan.of(taker.site, texts, without=(STATIC,)).mesh
+        mesh = DirectPlan.of(taker.site, texts, self._plan.facts, without=(STATIC,)).mesh
         where = f"{texts.named('jax.sharding.NamedSharding')}({mesh}, "
         where += f"{texts.named('jax.sharding.PartitionSpec')}())"
         before, behind = texts.around(texts.named("jax.device_put"), made.of, [where])

@@ -15,12 +15,12 @@ from typing import TypeAlias
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import aliases, fixed_programs, flow_uses, imports, shard_map
+from jax_dist.codemod import aliases, fixed_programs, flow_uses, imports, pmap_facts
 from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.named_calls import NamedCalls
+from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
 from jax_dist.codemod.results import Left
-from jax_dist.codemod.shard_map import PmapFacts
 from jax_dist.codemod.unrun import Seen
 from jax_dist.codemod.verify.evidence import Array, SiteRecord
 
@@ -106,7 +106,7 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
         raise Left("its calls give arguments by name")
     arguments = given + len(named.names)
     whole = _whole_results(site, paths)
-    is_shared = shard_map.shared_positions(site)
+    is_shared = pmap_facts.shared_positions(site)
     shared = {i for i in range(arguments) if is_shared is not None and is_shared(i)}
     default = ast.Constant(value=0)
     in_axes = site.arguments.get("in_axes", default)
@@ -114,7 +114,7 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     if (
         is_shared is None
         or len(shared) == arguments
-        or any(not shard_map.is_default(each) for i, each in enumerate(axes) if i not in shared)
+        or any(not pmap_facts.is_default(each) for i, each in enumerate(axes) if i not in shared)
     ):
         raise Left("its in_axes are not a flat tuple of 0 and None")
     static = flow.static(record)
@@ -153,11 +153,11 @@ def _targets(statement: ast.stmt) -> list[ast.expr]:
 def _whole_results(site: Site, paths: Sequence[Path]) -> frozenset[int]:
     """The positions of results without a mapped axis, of a tuple."""
     given = site.arguments.get("out_axes")
-    if shard_map.is_default(given):
+    if pmap_facts.is_default(given):
         return frozenset()
     parts = given.elts if isinstance(given, ast.Tuple) else []
-    whole = {i for i, each in enumerate(parts) if shard_map.is_none(each)}
-    known = all(shard_map.is_default(each) for i, each in enumerate(parts) if i not in whole)
+    whole = {i for i, each in enumerate(parts) if pmap_facts.is_none(each)}
+    known = all(pmap_facts.is_default(each) for i, each in enumerate(parts) if i not in whole)
     if not parts or not known or not all(path and path[0] < len(parts) for path in paths):
         raise Left("its out_axes are not a flat tuple of 0 and None")
     return frozenset(whole)
@@ -178,7 +178,7 @@ class Plan:
 
     def __init__(self, flow: FileFlow, mapped: Sequence[Mapped], facts: PmapFacts):
         self.flow, self.mapped = flow, mapped
-        self._facts, self._seen = facts, Seen(flow, facts)
+        self.facts, self._seen = facts, Seen(flow, facts)
         self._by_number = {each.record.number: each for each in mapped}
         self.parts: list[Part] = [Part(each) for each in flow.components]
         self._part_of = {slot: part for part in self.parts for slot in part.component.slots}
@@ -348,7 +348,7 @@ class Plan:
         is_stacked = any(e is not None and e.layout is Layout.STACKED for e in inputs)
         if merged and not is_stacked:
             try:
-                self._facts.check_one_process()
+                self.facts.check_one_process()
             except Left as left:
                 for part in merged:
                     changed |= part.keep(left.reason)

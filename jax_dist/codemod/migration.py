@@ -29,6 +29,7 @@ from jax_dist.codemod import (
     site_parts,
 )
 from jax_dist.codemod.codegen import HelperNames, LibraryNames, Namer, Style, Texts
+from jax_dist.codemod.pmap_facts import PmapFacts, Promises
 from jax_dist.codemod.results import (
     AXIS_STAYS,
     UNPROVED,
@@ -40,7 +41,7 @@ from jax_dist.codemod.results import (
     PlannedPlace,
     ProjectContext,
 )
-from jax_dist.codemod.shard_map import DirectPlan, PmapFacts, Promises
+from jax_dist.codemod.shard_map import DirectPlan
 
 if TYPE_CHECKING:
     from jax_dist.codemod.recorded_flow import FileFlow, RecordedFlow
@@ -389,9 +390,8 @@ class _File:
         if facts is None or limit < Form.DIRECT or facts.unknown(site):
             return None
         new = Texts(module, site.node, self._style, self._namer)
-        named, slices = facts.named_calls(site), facts.slices(site)
         try:
-            fix = DirectPlan.of(site, new, slices=slices, names=named.names).fix(named.group)
+            fix = DirectPlan.of(site, new, facts).fix(facts.named_calls(site).group)
         except Left:
             return None
         place = module, site.reference, _codes.PMAP_CALL

@@ -15,9 +15,9 @@ from jax_dist.checker.model import stacking
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.codemod import choices, flow_uses, imports
+from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
 from jax_dist.codemod.results import Left
-from jax_dist.codemod.shard_map import PmapFacts
 
 _REFLECTING = frozenset(("vars", "locals", "globals", "eval", "exec", "setattr"))
 _REFLECTED = frozenset(

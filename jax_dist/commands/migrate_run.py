@@ -17,6 +17,7 @@ from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import Patterns
 from jax_dist.codemod import migration, report
 from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.report import MigrationReport
 from jax_dist.codemod.results import (
     AXIS_STAYS,
@@ -25,7 +26,6 @@ from jax_dist.codemod.results import (
     Form,
     ProjectContext,
 )
-from jax_dist.codemod.shard_map import Promises
 from jax_dist.commands import migrate_forms, outputs, terminal
 from jax_dist.commands.terminal import Exit
 

@@ -12,9 +12,9 @@ from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.recorded_flow import RecordedFlow, WatchedFiles
 from jax_dist.codemod.results import FileMigration, Form, ProjectContext
-from jax_dist.codemod.shard_map import Promises
 from jax_dist.codemod.verify import trial
 
 OPTIONS = MigrationOptions(

@@ -15,9 +15,9 @@ import recorded
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.recorded_flow import RecordedFlow
 from jax_dist.codemod.results import Form
-from jax_dist.codemod.shard_map import Promises
 from jax_dist.testing import run_processes
 
 pytest.importorskip("flax")

@@ -21,8 +21,8 @@ import jax_dist
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.results import UNSHOWN, FileMigration
-from jax_dist.codemod.shard_map import Promises
 from jax_dist.global_views.view import GlobalView
 
 _OPTIONS = MigrationOptions(to="global", is_tried=True)

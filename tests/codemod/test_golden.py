@@ -32,8 +32,8 @@ from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.results import FileMigration, ProjectContext
-from jax_dist.codemod.shard_map import Promises
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
 _IDIOMATIC = pathlib.Path(__file__).parent / "idiomatic_programs"

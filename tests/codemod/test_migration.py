@@ -10,6 +10,7 @@ import pytest
 
 from jax_dist.codemod import helper_module, migration, report
 from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.results import FileMigration
 
 _CONSTANTS = """\
@@ -50,11 +51,63 @@ def _migrate(
     return found
 
 
+_PROMISED = MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True))
+
+
+def _direct(*paths: str) -> list[bytes]:
+    """The new texts as plain JAX, of a program in one process on all devices."""
+    return [each.after for each in migration.migrate(paths, _PROMISED)[0]]
+
+
 def _said(found: FileMigration) -> list[tuple[str, str, str]]:
     return [(place.status, place.reason, place.detail) for place in found.outcomes]
 
 
 # --- names that cross files
+
+
+_MAPS = """\
+import jax
+
+from pkg import constants
+
+double = constants.pmap(lambda x: jax.lax.pmean(2 * x, constants.AXIS))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "axis"), [("axis_name=AXIS", "constants.AXIS"), ("axis_name='qmc'", "'qmc'")]
+)
+def test_what_an_alias_of_another_file_gives_is_written_out(
+    package: pathlib.Path, given: str, axis: str
+):
+    (package / "constants.py").write_text(_CONSTANTS.replace("axis_name=AXIS", given))
+    (package / "train.py").write_text(_MAPS)
+
+    _, train, *helpers = _direct("pkg/constants.py", "pkg/train.py")
+
+    assert f"jax.sharding.Mesh(jax.devices(), ({axis},))".encode() in train
+    assert b"constants.pmap" not in train
+    assert len(helpers) == 1
+
+
+@pytest.mark.parametrize(
+    ("constants", "train"),
+    [
+        (_CONSTANTS, _MAPS.replace("from pkg import", "from pkg.constants import pmap, AXIS #")),
+        (_CONSTANTS.replace("AXIS =", "AXIS = ''\nAXIS ="), _MAPS),
+        (_CONSTANTS.replace("name=AXIS", "name=str('qmc')"), _MAPS),
+        (_CONSTANTS, f"{_MAPS}\nconstants.pmap = jax.vmap\n"),
+    ],
+    ids=["a name of its own", "bound twice", "computed", "set from outside"],
+)
+def test_it_is_not_where_that_may_mean_something_else(
+    package: pathlib.Path, constants: str, train: str
+):
+    (package / "constants.py").write_text(constants)
+    (package / "train.py").write_text(train.replace("constants.", "") if "#" in train else train)
+
+    assert b"shard_map" not in b"".join(_direct("pkg/constants.py", "pkg/train.py")[:2])
 
 
 def test_an_alias_is_migrated_where_it_is_defined(package: pathlib.Path):
