@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from jax_dist.checker.model import scopes
+from jax_dist.checker.model import pmaps, scopes
 from jax_dist.checker.model.findings import Edit, apply_edits
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.scopes import Binding
@@ -274,6 +274,16 @@ def definer(module: Module, project: Project, reference: ast.expr) -> str | None
         bindings = None if other is None else other.scopes.module.bindings.get(names[0])
         name = None if other is None else _imported(other, names, bindings)
     return home
+
+
+def line_of_alias(path: str, project: Project, reference: ast.expr) -> int:
+    """The line in which a file gives jax.pmap the name of a reference; 0 where that is not seen."""
+    other, name = project.opened(path), scopes.last_name(reference)
+    if other is None:
+        return 0
+    bound = [other.statement(each.node) for each in other.scopes.module.bindings.get(name, ())]
+    found = (each.reference for each in pmaps.sites(other))
+    return next((each.lineno for each in found if other.statement(each) in bound), 0)
 
 
 def _imported(module: Module, names: list[str], bindings: Sequence[Binding] | None) -> str | None:

@@ -6,9 +6,8 @@ last text is proved to parse, and to read no name before that is bound.
 
 import ast
 import dataclasses
-import difflib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from jax_dist import _codes
@@ -37,9 +36,11 @@ from jax_dist.codemod.results import (
     Form,
     Helpers,
     Left,
-    PlaceResult,
     PlannedPlace,
     ProjectContext,
+    RefusedError,
+    moved_limits,
+    unparsed_cells,
 )
 from jax_dist.codemod.shard_map import DirectPlan
 
@@ -90,7 +91,7 @@ def migrate(
       The files with something to migrate, and those that could not be read, in the order given;
       then the helper modules. And the projects, for what a report says of them.
     """
-    among = frozenset(map(os.path.abspath, paths))
+    among = {os.path.abspath(path): path for path in paths}
     project = Project(tuple(paths))
     context = ProjectContext(project, helpers, among)
     held: dict[str, bytes] = {}
@@ -152,27 +153,14 @@ def of_source(source: Source, context: ProjectContext, options: MigrationOptions
         return FileMigration(source.path, before, before, (), problem)
     file = _File(module, context, options)
     found = file.places(module)
-    outcomes = (*(place.outcome for place in found), *_unparsed_cells(source))
+    outcomes = (*(place.outcome for place in found), *unparsed_cells(source))
     try:
         after = file.rewritten(found)
-    except _RefusedError as error:
+    except RefusedError as error:
         return FileMigration(source.path, before, before, (), str(error))
     except Left as left:
         return FileMigration(source.path, before, before, outcomes).left_whole(left)
     return FileMigration(source.path, before, after, outcomes, helpers=file.helpers)
-
-
-class _RefusedError(Exception):
-    """The new text would do harm, so the file is left whole."""
-
-
-def _unparsed_cells(source: Source) -> Iterator[PlaceResult]:
-    """Cells of a notebook that Python cannot parse; the others are migrated."""
-    for cell in getattr(source, "unparsed", ()):
-        offset = source.line_starts[min(cell.line, len(source.line_starts)) - 1]
-        at = source.position(offset)
-        said = (source.line_text(offset).strip(), "Python cannot parse the cell", "", cell.message)
-        yield PlaceResult(source.path, at.line, at.cell, _codes.SYNTAX_ERROR, "left", *said)
 
 
 class _File:
@@ -188,9 +176,10 @@ class _File:
         self.helpers: Helpers | None = None  # what the new text imports from a helper module
         own = module.source.path
         self._limits = {line: form for (path, line), form in options.limits.items() if path == own}
+        self._unfit: set[int] = set()  # lines of places that are no `jit(shard_map)`
 
     def rewritten(self, found: list[PlannedPlace]) -> bytes:
-        """The new bytes of the file. Raises _RefusedError."""
+        """The new bytes of the file. Raises RefusedError."""
         module = self._first
         try:
             for _ in range(_ROUNDS):
@@ -199,14 +188,16 @@ class _File:
                     return self._finished(module)
                 applied = choose_fixes(fixes)
                 source = module.source.edited(new_imports.placed(module, applied))
-                self._limits = _moved(self._limits, module.source, source)
+                # A run has shown the text before the first round: what it says holds in all.
+                limits = dict.fromkeys(self._unfit, Form.MAPPED) | self._limits
+                self._limits, self._unfit = moved_limits(limits, module.source, source), set()
                 module = self._context.project.module(source)
                 found = self.places(module)
         except (ParseError, ValueError) as error:  # or cells could not be told apart any more
-            raise _RefusedError(
+            raise RefusedError(
                 f"the new text would not parse ({error}); please report it"
             ) from error
-        raise _RefusedError("the new text would change again each time; please report this")
+        raise RefusedError("the new text would change again each time; please report this")
 
     def _finished(self, module: Module) -> bytes:
         source = module.source
@@ -224,7 +215,7 @@ class _File:
         before = imports.read_too_early(self._first.tree)
         for name, line in imports.read_too_early(sources.parse(source.python)).items():
             if name not in before:
-                raise _RefusedError(
+                raise RefusedError(
                     f"its line {line} would read {name} before that is imported, for jax is "
                     "imported below: move the import of jax up, then migrate again"
                 )
@@ -330,6 +321,7 @@ class _File:
         )
 
     def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
+        defined_at = None
         try:
             self._check(module, site)
             if (direct := self._direct(module, site, facts)) is not None:
@@ -341,7 +333,12 @@ class _File:
                 raise Left("it defines a name that stays as it was at one of its uses")
             fix = self._renamed(module, site, facts)
             if fix is None:
-                said = self._by_definition(module, site)
+                said, defined_at = (
+                    "the definition of this alias is migrated",
+                    self._alias(module, site),
+                )
+                if defined_at is not None and self._options.limits.get(defined_at) is Form.LEFT:
+                    said, fix = "", pmap_renames.written_out(module, site, self._namer, facts)
             else:
                 said = pmap_renames.said(module, site)
                 why = "" if facts is None else facts.unknown(site)
@@ -349,7 +346,8 @@ class _File:
                     said = f"not jit(shard_map): {why}"
         except Left as left:
             return PlannedPlace.left(module, site.reference, _codes.PMAP_CALL, left)
-        return PlannedPlace.done(module, site.reference, _codes.PMAP_CALL, fix, said)
+        place = module, site.reference, _codes.PMAP_CALL
+        return PlannedPlace.done(*place, fix, said, defined_at=None if fix else defined_at)
 
     def _renamed(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> Fix | None:
         """Another function in the place of pmap, which can do what the place needs. Raises Left."""
@@ -387,7 +385,10 @@ class _File:
     ) -> PlannedPlace | None:
         """`jit(shard_map)`, where all that it takes is known."""
         limit = self._limit(module, site.reference)
-        if facts is None or limit < Form.DIRECT or facts.unknown(site):
+        if facts is None or limit < Form.DIRECT:
+            return None
+        if facts.unknown(site):
+            self._unfit.add(module.source.position(module.span(site.reference)[0]).line)
             return None
         new = Texts(module, site.node, self._style, self._namer)
         try:
@@ -419,32 +420,17 @@ class _File:
             )
         return None
 
-    def _by_definition(self, module: Module, site: pmaps.Site) -> str:
-        """What is said of a name that changes its meaning where it is defined. Raises Left."""
+    def _alias(self, module: Module, site: pmaps.Site) -> tuple[str, int] | None:
+        """Where another file defines the name that a site goes by. Raises Left."""
         home = imports.definer(module, self._context.project, site.reference)
         among = self._context.among
-        if home is not None and among is not None and home not in among:
+        if home is None or among is None:
+            return None
+        if home not in among:
             path = os.path.relpath(home)
             raise Left(
                 "pmap gets its meaning in a file that is not among the paths",
                 f"Migrate that file too: jax-dist migrate {module.source.path} {path}",
                 path,
             )
-        return "the definition of this alias is migrated"
-
-
-def _moved(limits: dict[int, Form], before: Source, after: Source) -> dict[int, Form]:
-    """Limits by their lines in a new text.
-
-    Raises _RefusedError where the line of a place that stays has changed.
-    """
-    if not limits:
-        return limits
-    ones, others = (each.code.split(b"\n") for each in (before, after))
-    matcher = difflib.SequenceMatcher(None, ones, others, autojunk=False)
-    found = {0: 0}
-    for one, other, size in matcher.get_matching_blocks():
-        found |= {one + i + 1: other + i + 1 for i in range(size)}
-    if any(form is Form.LEFT and line not in found for line, form in limits.items()):
-        raise _RefusedError("a place that stays shares a line with one that is migrated")
-    return {found[line]: form for line, form in limits.items() if line in found}
+        return among[home], imports.line_of_alias(home, self._context.project, site.reference)

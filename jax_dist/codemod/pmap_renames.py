@@ -21,7 +21,8 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.rules import Version
 from jax_dist.codemod import codegen, imports
 from jax_dist.codemod.codegen import LibraryNames, Namer
-from jax_dist.codemod.results import Left, PlaceResult, PlannedPlace
+from jax_dist.codemod.pmap_facts import PmapFacts
+from jax_dist.codemod.results import UNPROVED, Left, PlaceResult, PlannedPlace
 
 _RENAMES: tuple[Code, ...] = (
     _codes.REMOVED_SHARDING_CLASS,
@@ -63,6 +64,21 @@ def fix(
     new = _renamed(module.text(site.reference), name.text)
     made = (Edit(*module.span(site.reference), new), *name.edits, *unjitted)
     return Fix(f"use {namer.title}", Safety.SAFE, tuple(sorted(made)), name.imports)
+
+
+def written_out(module: Module, site: Site, namer: Namer, facts: PmapFacts | None) -> Fix:
+    """The fix of a use of an alias of another file that stays as it is. Raises Left."""
+    call = site.node
+    if facts is None or not isinstance(call, ast.Call) or site.unknown:
+        raise Left(UNPROVED)
+    own = [name for name, value in site.arguments.items() if not module.holds(value)]
+    name = namer.named(module, "pmap", site.reference)
+    edits = [Edit(*module.span(site.reference), name.text), *name.edits]
+    if more := "".join(f", {each}={facts.text_of(site, each)}" for each in own):
+        given = [*call.args, *(word.value for word in call.keywords)]
+        end = max(module.span(each)[1] for each in given)
+        edits.append(Edit(end, end, more))
+    return Fix(f"use {namer.title}", Safety.SAFE, tuple(sorted(edits)), name.imports)
 
 
 def _unjitted(module: Module, site: Site) -> tuple[Edit, ...]:

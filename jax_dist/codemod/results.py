@@ -2,21 +2,23 @@
 
 import ast
 import dataclasses
+import difflib
 import enum
 import functools
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from jax_dist import _codes
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Code, Fix
 from jax_dist.checker.model.import_graph import ImportGraph, outermost_package
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.model.sources import ParseError, UnreadableError
+from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.codemod.helper_homes import Homes
 from jax_dist.codemod.helper_module import ALL_PARTS
 from jax_dist.codemod.process_signs import ProcessSigns
@@ -55,6 +57,7 @@ class PlaceResult:
     detail: str = ""  # what the reason rests on at this place: "jax.process_count() in line 40"
     form: Form = Form.MAPPED  # of one that is done
     is_mapped: bool = False  # a mapped function in that form, not what is done with its values
+    defined_at: tuple[str, int] | None = None  # path and line in another file, whose change it is
 
     @property
     def why(self) -> str:
@@ -136,6 +139,27 @@ class Left(Exception):  # noqa: N818 - not an error: a place that is left as it 
         self.detail: str = detail
 
 
+class RefusedError(Exception):
+    """The new text would do harm, so the file is left whole."""
+
+
+def moved_limits(limits: dict[int, Form], before: Source, after: Source) -> dict[int, Form]:
+    """Limits by their lines in a new text.
+
+    Raises RefusedError where the line of a place that stays has changed.
+    """
+    if not limits:
+        return limits
+    ones, others = (each.code.split(b"\n") for each in (before, after))
+    matcher = difflib.SequenceMatcher(None, ones, others, autojunk=False)
+    found = {0: 0}
+    for one, other, size in matcher.get_matching_blocks():
+        found |= {one + i + 1: other + i + 1 for i in range(size)}
+    if any(form is Form.LEFT and line not in found for line, form in limits.items()):
+        raise RefusedError("a place that stays shares a line with one that is migrated")
+    return {found[line]: form for line, form in limits.items() if line in found}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedPlace:
     """`span`: the bytes it covers."""
@@ -155,9 +179,10 @@ class PlannedPlace:
         form: Form = Form.MAPPED,
         *,
         is_mapped: bool = False,
+        defined_at: tuple[str, int] | None = None,
     ) -> "PlannedPlace":
         """A place that is migrated, by its own fix or by that of another place."""
-        more = {"reason": said, "is_mapped": is_mapped}
+        more = {"reason": said, "is_mapped": is_mapped, "defined_at": defined_at}
         return cls._of(module, node, code, fix, "done", form, **more)
 
     @classmethod
@@ -185,16 +210,25 @@ class PlannedPlace:
         return cls(place, span, fix)
 
 
+def unparsed_cells(source: Source) -> Iterator[PlaceResult]:
+    """Cells of a notebook that Python cannot parse; the others are migrated."""
+    for cell in getattr(source, "unparsed", ()):
+        offset = source.line_starts[min(cell.line, len(source.line_starts)) - 1]
+        at = source.position(offset)
+        said = (source.line_text(offset).strip(), "Python cannot parse the cell", "", cell.message)
+        yield PlaceResult(source.path, at.line, at.cell, _codes.SYNTAX_ERROR, "left", *said)
+
+
 class ProjectContext:
     """One run: the files that are migrated together, and the projects around them.
 
     Args:
       project: of the files.
       helpers: the path of the module for all helpers; "" where each package has its own.
-      among: absolute paths of what is migrated; None: all that is asked for.
+      among: the paths of what is migrated, by their absolute ones; None: all that is asked for.
     """
 
-    def __init__(self, project: Project, helpers: str = "", among: frozenset[str] | None = None):
+    def __init__(self, project: Project, helpers: str = "", among: Mapping[str, str] | None = None):
         self.project = project
         self.graph: ImportGraph = project.graph
         self.among = among

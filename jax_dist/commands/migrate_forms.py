@@ -72,12 +72,15 @@ def lower(
     """Limits that have the places which lack something take another form, the fewest first."""
     wanted = {each.key: Form(forms.get(each.key, Form.MAPPED) - 1) for each in lacking}
     changed = {file.path for file in files if file.changed}
-    if all(path in changed for path, _, _ in wanted):
+    defined = {key(e): e.defined_at for file in files for e in file.outcomes if e.defined_at}
+    if all(each[0] in changed or each in defined for each in wanted):
         # What no place stands for keeps its whole file.
         named: dict[tuple[str, int], Form] = {}
-        for key, form in wanted.items():
-            at = key[0], key[1] if key in forms else 0
+        for place, form in wanted.items():
+            at = place[0], place[1] if place in forms else 0
             named[at] = min(form, named.get(at, form))
+            if place in defined and form is Form.LEFT:  # it changes where its name is defined
+                named[defined[place]] = Form.LEFT
         yield named
         worst = min(wanted.values())
         if worst > Form.LEFT:  # what goes with mapped functions takes the form that these take

@@ -217,7 +217,9 @@ class _Migrate:
             put_back |= {each.key: each for each in lowest}
             before = _texts(files)
             for limits in migrate_forms.lower(files, forms, lacking):
-                self._aim = dataclasses.replace(self._aim, limits={**self._aim.limits, **limits})
+                known = dict(self._aim.limits)
+                known |= {at: min(form, known.get(at, form)) for at, form in limits.items()}
+                self._aim = dataclasses.replace(self._aim, limits=known)
                 files, _, _ = self._migrated()
                 if _texts(files) != before:
                     break

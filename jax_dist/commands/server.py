@@ -60,7 +60,7 @@ def _migrated(source: "Source", line: int) -> bytes | None:
     from jax_dist.codemod.results import ProjectContext
 
     # No other place goes with it, so a function that is compared with jax.pmap must stay.
-    context = ProjectContext(Project((source.path,)), among=frozenset())
+    context = ProjectContext(Project((source.path,)), among={})
     if any(is_compared for _, is_compared in results.meetings(context.project.module(source))):
         return None
     found = migration.of_source(source, context, migration.MigrationOptions())

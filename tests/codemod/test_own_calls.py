@@ -133,6 +133,40 @@ def test_what_was_put_back_keeps_its_meaning(
     assert "from jax_dist import pmap" not in now
 
 
+@pytest.mark.thorough
+def test_a_use_that_never_ran_holds_no_other_of_its_name(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The name stays as it is where it is defined; what is proved says all by itself."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    common = (
+        "import functools, jax\nAXIS = 'i'\npmap = functools.partial(jax.pmap, axis_name=AXIS)\n"
+    )
+    never = "def never(x): return common.pmap(jnp.sin)(x)"
+    program = f"""\
+import jax, common
+import jax.numpy as jnp
+{never}
+def two(f):
+    mean = common.pmap(lambda x: jax.lax.pmean(f(x), common.AXIS))
+    times = common.pmap(lambda x, n: n * f(x), static_broadcasted_argnums=1)
+    return mean(jnp.arange(8.0)), times(jnp.arange(8.0), 3)
+print(two(lambda x: 2 * x))
+"""
+    (folder / "common.py").write_text(common)
+    (folder / "program.py").write_text(program)
+    options = ["--to", "jax", "--one-process", "--idiomatic", "--write", "--verify"]
+
+    main(["migrate", *options, "common.py", "program.py", "--", sys.executable, "program.py"])
+
+    now = (folder / "program.py").read_text()
+    assert (folder / "common.py").read_text() == common
+    assert never in now
+    assert "jax.sharding.Mesh(jax.devices(), (common.AXIS,))" in now
+    assert "mapped(lambda x, n: n * f(x), static_broadcasted_argnums=1, axis_name=common" in now
+    assert now.count("common.pmap") == 1
+
+
 _RAISING = """\
 import jax
 import jax.numpy as jnp
