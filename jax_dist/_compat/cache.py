@@ -20,66 +20,20 @@ from jax_dist._compat.private import config_value
 from jax_dist.errors import UnsupportedError
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CompiledProgram:
-    """What XLA is given to compile."""
-
-    backend: Any
-    module: Any  # MLIR
-
-    @property
-    def platform(self) -> str:
-        """Such as "cpu"."""
-        return self.backend.platform
-
-    def custom_calls(self) -> frozenset[str]:
-        """The names of the functions outside XLA that it calls."""
-        found, operations = set(), [self.module.operation]
-        while operations:
-            operation = operations.pop()
-            if operation.name.endswith(".custom_call"):
-                found.add(operation.attributes["call_target_name"].value)
-            for region in operation.regions:
-                for block in region.blocks:
-                    operations += [inner.operation for inner in block.operations]
-        return frozenset(found)
-
-    def registered_calls(self) -> frozenset[str] | None:
-        """The functions registered for custom calls so far; None if that cannot be known.
-
-        `jax.ffi.register_ffi_target` has no counterpart that lists. `jaxlib.xla_client`'s
-        `custom_call_targets`: seen in 0.7.2, 0.10.2 and 0.12.0.1. It knows those of CPUs; plugins,
-        as for GPUs, keep their own.
-        """
-        if self.platform != "cpu":
-            return None
-        listed = private.find("jaxlib.xla_client", "custom_call_targets")
-        # Through 0.7.2 the two interfaces of XLA have a table each, under these names.
-        return None if listed is None else frozenset({*listed("cpu"), *listed("Host")})
-
-
 class _CacheWatcher(Protocol):
     """What `jax_dist.cache` does at the four places where JAX meets its persistent cache."""
 
     def open(self, path: str, max_size: int) -> Any | None:
         """The store of a folder, with JAX's `get(key)` and `put(key, value)`; None: JAX's own."""
 
-    def found(self, name: str, key: str, saved: float) -> None:
+    def found(self, name: str, saved: float) -> None:
         """A program was loaded, which saved so many seconds."""
 
     def unreadable(self, name: str, key: str, error: Exception) -> None:
         """There is an entry, which cannot be loaded; the program is compiled next."""
 
-    def compiling(self, name: str, key: str, program: "CompiledProgram") -> None:
-        """A program is about to be compiled. What this raises, the caller of the program sees."""
-
-    def compiled(self, name: str, key: str, seconds: float, unwritten: str | None) -> None:
-        """It was, and is written; or is not, for this reason."""
-
-    def failed(
-        self, name: str, key: str, program: "CompiledProgram", seconds: float, error: Exception
-    ) -> None:
-        """It was not."""
+    def compiled(self, name: str, seconds: float, unwritten: str | None) -> None:
+        """A program was compiled, and is written; or is not, for this reason."""
 
     def writes_everywhere(self) -> bool:
         """Whether also processes write that are not the first one."""
@@ -173,7 +127,7 @@ def _watched_read(original: Callable, watcher: _CacheWatcher) -> Any:
             return None, None
         if executable is not None:
             assert seconds is not None
-            watcher.found(module_name, cache_key, seconds - (time.monotonic() - start))
+            watcher.found(module_name, seconds - (time.monotonic() - start))
         return executable, seconds
 
     return cache_read
@@ -224,18 +178,12 @@ def reset_cache() -> None:
 
 def _watched_compile(original: Callable, watcher: _CacheWatcher) -> Any:
     def compile_and_write(*args: Any) -> Any:
-        program = CompiledProgram(*args[:2])
-        module_name, cache_key = args[5:7]
-        watcher.compiling(module_name, cache_key, program)
-        say_unwritten("JAX did not try")
+        say_unwritten("compiling it failed")  # what writes it says otherwise
         start = time.monotonic()
         try:
-            executable = original(*args)
-        except Exception as error:
-            watcher.failed(module_name, cache_key, program, time.monotonic() - start, error)
-            raise
-        watcher.compiled(module_name, cache_key, time.monotonic() - start, _written.reason)
-        return executable
+            return original(*args)
+        finally:
+            watcher.compiled(args[5], time.monotonic() - start, _written.reason)
 
     return compile_and_write
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from jax_dist import _compat
 from jax_dist.cache.causes import UNKNOWN
-from jax_dist.cache.failures import CALL, NOT_REGISTERED
 from jax_dist.cache.records import (
     COMPILER_OPTION,
     CONSTANT,
@@ -239,10 +238,6 @@ def _listen() -> None:
 # --- the settings beside a program
 
 
-# Custom calls that XLA resolves itself.
-_OF_XLA = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_.*|xla\..*")
-
-
 def _settings_of(request: _compat.CompileRequest) -> Settings:
     """What can make the key of a request differ, without its program."""
     devices = request.devices.flatten().tolist()
@@ -278,30 +273,6 @@ def _settings_of(request: _compat.CompileRequest) -> Settings:
         if f"--{name}" not in outside:
             settings[COMPILER_OPTION + name] = str(value)
     return settings
-
-
-def circumstances(program: _compat.CompiledProgram) -> Settings | None:
-    """What a failure to compile depends on beside its key; None where that cannot be told.
-
-    The versions and most flags are in the key too, but not each flag, and not which functions
-    outside XLA are registered.
-    """
-    under = {
-        "jax": jax.__version__,
-        "jaxlib": metadata.version("jaxlib"),
-        "platform": f"{program.platform} {program.backend.platform_version}",
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
-    }
-    calls = [name for name in sorted(program.custom_calls()) if not _OF_XLA.fullmatch(name)]
-    if not calls:
-        return under
-    registered = program.registered_calls()
-    if registered is None:
-        return None
-    for name in calls:
-        under[CALL + name] = "registered" if name in registered else NOT_REGISTERED
-    return under
 
 
 # --- what a program consists of, kept small enough to be written down and compared later

@@ -20,7 +20,6 @@ examples:
   jax-dist cache doctor --fix                   find broken entries, and remove them
   jax-dist cache prune --max-size 20GB          remove the least recently used
   jax-dist cache warm programs.py:programs      compile ahead of time, from shapes
-  jax-dist cache failures                       list programs that failed to compile
 """
 
 
@@ -106,18 +105,6 @@ examples:
   jax-dist cache warm --mock-gpu-topology 2x8x1 programs.py:programs
                                    needs one GPU of the kind; JAX ignores it on CPUs
 """
-_FAILURES = """\
-Lists programs that failed to compile earlier and are not tried again, or clears the list.
-
-JAX_DIST_RETRY_FAILED=1 and enable(retry=True) try them again without clearing the list.
-
-exit codes: 0 all is well, 2 an option is invalid
-
-examples:
-  jax-dist cache failures                       the same as `failures ls`
-  jax-dist cache failures clear
-  jax-dist cache failures clear --function jit_step
-"""
 
 
 def add_parser(commands: Any) -> None:
@@ -193,12 +180,6 @@ def _add_folders(add: Callable[..., Callable]) -> None:
     option("--processes", type=count, default=1, metavar="N", help=processes)
     topology = "slices x hosts x GPUs of the real machine"
     option("--mock-gpu-topology", metavar="AxBxC", help=topology)
-
-    failures = "list programs that failed to compile and are not tried again"
-    option = add("failures", failures, _FAILURES)
-    option("action", nargs="?", choices=("ls", "clear"), default="ls")
-    option("folder", **folder)
-    option("--function", **only)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from jax_dist._exceptions import text_of
 from jax_dist._usage import MisuseError, human_bytes
-from jax_dist.cache import comparison, entries, failures, store
+from jax_dist.cache import comparison, entries, store
 from jax_dist.cache.comparison import CacheVerification, ProgramVerdict, VerificationRun
 from jax_dist.cache.diagnosis import doctor
 from jax_dist.cache.records import Record
@@ -315,25 +315,6 @@ def _programs(name: str) -> Iterable[tuple[Any, ...]]:
     return programs()
 
 
-def _failures(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
-    if options.action == "clear":
-        count = failures.clear(options.folder, function=options.function)
-        print(json.dumps({"forgotten": count}) if options.json else f"forgot {count}", file=out)
-        return Exit.OK
-    noted = failures.ls(options.folder)
-    found = [each for each in noted if options.function in (None, each.function)]
-    if options.json:
-        return _print_json(out, [each.to_dict() for each in found])
-    rows = [
-        # Of the reason, the first line; XLA may add pages.
-        (each.function, each.at, f"{each.seconds:.1f} s", each.reason.partition("\n")[0])
-        for each in found
-    ]
-    table = entries.table(("function", "at (UTC)", "after", "why"), rows, numbers=(2,))
-    print(table if found else "no program is known not to compile", file=out)
-    return Exit.OK
-
-
 # By the name of the subcommand.
 RUNS: dict[str, Callable[[argparse.Namespace, TextIO, TextIO], Exit]] = {
     "verify": _verify,
@@ -343,5 +324,4 @@ RUNS: dict[str, Callable[[argparse.Namespace, TextIO, TextIO], Exit]] = {
     "doctor": _doctor,
     "prune": _prune,
     "warm": _warm,
-    "failures": _failures,
 }
