@@ -17,7 +17,6 @@ from jax import core
 
 from jax_dist._compat import private
 from jax_dist._compat.private import config_value
-from jax_dist.errors import UnsupportedError
 
 
 class _CacheWatcher(Protocol):
@@ -213,50 +212,18 @@ class CompileRequest:
         """Such as "jit_step"."""
         return self.module.operation.attributes["sym_name"].value
 
-    @classmethod
-    def of(cls, lowered: jax.stages.Lowered) -> "CompileRequest":
-        """What `lowered.compile()` would ask for; nothing is compiled, and nothing remembered."""
-        thread, found = threading.get_ident(), []
+    def key(self) -> str:
+        """The key that JAX takes for it: its name, and a hash.
 
-        @contextlib.contextmanager
-        def stop(request: CompileRequest) -> Iterator[None]:
-            if threading.get_ident() == thread:
-                found.append(request)
-                raise _Asked
-            yield
-
-        with compiles_watched(stop), contextlib.suppress(_Asked):
-            # With an option of its own: JAX remembers what it compiled, and would ask for nothing.
-            lowered.compile({_OUTSIDE_KEY: ""})
-        return found[0]
-
-    def key(self) -> tuple[str, dict[str, str]]:
-        """The key that JAX takes for it, and the hash of each of its components.
-
-        `compilation_cache.get_cache_key`, its DEBUG lines "get_cache_key hash of serialized %s:
-        %s", and the two forms of its last argument (`IgnoreCallbacks` up to 0.10.2): seen in 0.7.2,
-        0.10.2 and 0.12.0.1.
-
-        Raises:
-          UnsupportedError: this jax does not tell the components.
+        `compilation_cache.get_cache_key`, and the two forms of its last argument
+        (`IgnoreCallbacks` up to 0.10.2): seen in 0.7.2, 0.10.2 and 0.12.0.1.
         """
-        private.part("jax._src.cache_key", "logger", use=_EXPLAIN)
         get_key = private.part("jax._src.compilation_cache", "get_cache_key", use=_EXPLAIN)
-        module: Any = importlib.import_module("jax._src.cache_key")
-        with _compile_hook_lock:
-            if not isinstance(module.logger, _KeyLog):
-                module.logger = _KeyLog(module.logger)
         ignore: Any = bool(config_value("jax_remove_custom_partitioning_ptr_from_cache_key"))
-        if hasattr(module, "IgnoreCallbacks"):
-            kinds = module.IgnoreCallbacks
+        kinds = private.find("jax._src.cache_key", "IgnoreCallbacks")
+        if kinds is not None:
             ignore = kinds.CUSTOM_PARTITIONING if ignore else kinds.NO
-        with module.logger.heard() as hashes:
-            key = get_key(self.module, self.devices, self.options, self.backend, ignore)
-        if not hashes:
-            raise UnsupportedError(
-                f"jax {jax.__version__} does not tell the components of its cache keys"
-            )
-        return key, dict(hashes)
+        return get_key(self.module, self.devices, self.options, self.backend, ignore)
 
 
 _CompileWatcher: TypeAlias = Callable[[CompileRequest], AbstractContextManager[None]]
@@ -308,13 +275,6 @@ def _watched_compiles(original: Callable) -> Callable:
     return watched
 
 
-class _Asked(Exception):
-    """Carries a request out of JAX before it is compiled."""
-
-
-_OUTSIDE_KEY = "xla_dump_to"  # JAX leaves it out of its keys, on 0.7.2, 0.10.2 and 0.12.0.1
-
-
 def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDtypeStruct]) -> None:
     """Removes the mesh from `lowered.args_info` for its last arguments, the user's."""
     infos, structure = jax.tree.flatten(lowered.args_info)
@@ -323,35 +283,6 @@ def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDty
         aval = core.ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
         infos[at] = jax.stages.ArgInfo(aval, infos[at].donated)
     lowered.args_info = jax.tree.unflatten(structure, infos)
-
-
-class _KeyLog:
-    """In place of the logger of JAX's `cache_key`: hands on all it gets, and hears the hashes."""
-
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-        self._local = threading.local()
-
-    @contextlib.contextmanager
-    def heard(self) -> Iterator[dict[str, str]]:
-        self._local.hashes = hashes = {}
-        try:
-            yield hashes
-        finally:
-            self._local.hashes = None
-
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  # the name that logging gave it
-        listening = getattr(self._local, "hashes", None) is not None
-        return listening or self._logger.isEnabledFor(level)
-
-    def debug(self, text: str, *args: Any) -> None:
-        hashes = getattr(self._local, "hashes", None)
-        if hashes is not None and text.startswith("get_cache_key hash of serialized"):
-            hashes[args[0]] = args[1]
-        self._logger.debug(text, *args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._logger, name)
 
 
 def flags_outside_key() -> frozenset[str]:

@@ -217,7 +217,7 @@ class _Watcher:
             pathlib.Path(path),
             max_size=limit,
             said=_compat.say_unwritten,
-            writer=lambda: (jax.process_index(), self._run),
+            run=self._run,
         )
         return self._store
 

@@ -206,7 +206,7 @@ def test_without_a_subcommand_the_help_is_printed():
     code, out, err = _run()
 
     assert (code, out) == (2, "")
-    for name in ("verify", "ls", "show", "diff", "doctor", "prune", "warm"):
+    for name in ("verify", "ls", "doctor", "prune", "warm"):
         assert f"\n    {name} " in err
 
 
@@ -225,8 +225,6 @@ def test_what_stands_behind_two_dashes_is_a_folder(folder, capsys):
     [
         ("ls", "."),
         ("doctor", "."),
-        ("show", "."),
-        ("diff", ".", "."),
         ("verify", "--", "/no/such/program"),
     ],
     ids=lambda arguments: arguments[0],
