@@ -7,10 +7,10 @@ The baseline is a program that parses each file and does nothing else. All are c
 pay for the start of Python and for fresh memory. They take turns, round by round, so that a slow
 moment of the machine hits all of them. Printed are ratios of CPU time (user and system, children
 included) and of the time that passes: the median over rounds, and the least and the greatest in
-brackets. The baseline stands there twice: the second row shows the noise. `all cores` is what one
-types; notebooks are passed over, since `ast` does not parse them. With `--fixit`, fixit with its
-one rule `NoStaticIfCondition` reads each `--every`-th file, and so does the checker; start-up
-counts, so that a small folder says little.
+brackets. The baseline stands there twice: the second row shows the noise. Notebooks are passed
+over, since `ast` does not parse them. With `--fixit`, fixit with its one rule `NoStaticIfCondition`
+reads each `--every`-th file, and so does the checker; start-up counts, so that a small folder says
+little.
 """
 
 import argparse
