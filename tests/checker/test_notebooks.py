@@ -137,8 +137,8 @@ class TestReading:
             (b"{}", "the file is no notebook: it has no cells"),
             (
                 b'{"worksheets": []}',
-                "the file is no notebook: it is of a format before 4, which `jupyter nbconvert --to "
-                "notebook` converts",
+                "the file is no notebook: it is of a format before 4, which "
+                "`jupyter nbconvert --to notebook` converts",
             ),
             (
                 b'{"cells": [}',
