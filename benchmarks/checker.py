@@ -7,10 +7,10 @@ The baseline is a program that parses each file and does nothing else. All are c
 pay for the start of Python and for fresh memory. They take turns, round by round, so that a slow
 moment of the machine hits all of them. Printed are ratios of CPU time (user and system, children
 included) and of the time that passes: the median over rounds, and the least and the greatest in
-brackets. The baseline stands there twice: the second row shows the noise. `all cores` is what one
-types; notebooks are passed over, since `ast` does not parse them. With `--fixit`, fixit with its
-one rule `NoStaticIfCondition` reads each `--every`-th file, and so does the checker; start-up
-counts, so that a small folder says little.
+brackets. The baseline stands there twice: the second row shows the noise. Notebooks are passed
+over, since `ast` does not parse them. With `--fixit`, fixit with its one rule `NoStaticIfCondition`
+reads each `--every`-th file, and so does the checker; start-up counts, so that a small folder says
+little.
 """
 
 import argparse
@@ -32,8 +32,7 @@ Measures = dict[str, Callable[[], object]]
 Seconds = dict[str, list[float]]  # one number a round
 _PASSED = " | passed"  # behind a name: the time that passes, in the place of CPU time
 
-_COMMAND = (sys.executable, "-m", "jax_dist", "lint", "--exit-zero", "--quiet")
-_LINT = (*_COMMAND, "--jobs", "1")
+_LINT = (sys.executable, "-m", "jax_dist", "lint", "--exit-zero", "--quiet")
 # What any tool that is built on `ast` must spend if it has no prefilter. Some corpora hold files
 # that cannot be parsed.
 _PARSE = """
@@ -121,21 +120,17 @@ def _environment() -> dict[str, str]:
 
 
 def whole_folders(folders: Sequence[str], work: pathlib.Path) -> Measures:
-    """The baseline twice, and the checker, cold and warm."""
+    """The baseline twice, and the checker."""
     files = work / "files"
     files.write_text("\n".join(map(str, python_files(folders))))
     parse = command(sys.executable, "-c", _PARSE, str(files))
     settings = work / "jax-dist.toml"
     settings.write_text('extend-exclude = ["*.ipynb"]\n')
     folders = ["--config", str(settings), *folders]
-    warm = command(*_LINT, "--cache-dir", str(work / "cache"), *folders)
-    warm()  # fills the cache
     return {
         "ast.parse": parse,
         "ast.parse again": parse,
-        "lint, cold": command(*_LINT, "--no-cache", *folders),
-        "lint, cold, all cores": command(*_COMMAND, "--no-cache", *folders),
-        "lint, warm": warm,
+        "lint": command(*_LINT, *folders),
     }
 
 
@@ -145,7 +140,7 @@ def start_up(work: pathlib.Path) -> Measures:
     small.write_text(_SMALL)
     measures = {
         "python -c pass": command(sys.executable, "-c", "pass"),
-        "lint of one file": command(*_LINT, "--no-cache", str(small)),
+        "lint of one file": command(*_LINT, str(small)),
         "migrate of one file": command(sys.executable, "-m", "jax_dist", "migrate", str(small)),
     }
     for measure in measures.values():
@@ -167,8 +162,8 @@ def beside_fixit(folders: Sequence[str], work: pathlib.Path, every: int, fixit: 
     print(f"beside fixit: {len(list(sample.rglob('*.py')))} files, {size / 1e6:.2f} MB")
     rule = (fixit, "-m", "fixit", "--quiet", "lint")
     return {
-        "lint": command(*_LINT, "--no-cache", str(sample)),
-        "lint again": command(*_LINT, "--no-cache", str(sample)),
+        "lint": command(*_LINT, str(sample)),
+        "lint again": command(*_LINT, str(sample)),
         # Its codes are added up: 1 for findings, 2 for files that it cannot parse.
         "fixit, one rule": command(*rule, str(sample), fine=(0, 1, 2, 3)),
     }
@@ -219,16 +214,7 @@ def main(arguments: list[str]) -> int:
     return 0 if all(verdict.startswith("holds") for verdict in verdicts) else 1
 
 
-_WHOLE = (
-    Goal(
-        "the command, cold, beside ast.parse of all, time that passes",
-        "lint, cold, all cores" + _PASSED,
-        "ast.parse" + _PASSED,
-        most=0.8,
-    ),
-    Goal("the same, CPU time", "lint, cold", "ast.parse", most=0.8),
-    Goal("the command, cold beside warm", "lint, cold", "lint, warm", least=5),
-)
+_WHOLE = (Goal("the command beside ast.parse of all, CPU time", "lint", "ast.parse", most=0.8),)
 _FIXIT = Goal("fixit with one rule beside lint", "fixit, one rule", "lint", least=100)
 
 

@@ -27,8 +27,7 @@ _USES = {
     "import jax_dist": "import jax_dist",
     "a call of pmap": _PMAP,
     "a lint of two lines": (
-        "import sys; from jax_dist.commands import cli; "
-        "cli.main(['lint', '--no-cache', '--quiet', sys.argv[1]])"
+        "import sys; from jax_dist.commands import cli; cli.main(['lint', '--quiet', sys.argv[1]])"
     ),
     "a migration of two lines": (
         "import sys; from jax_dist.commands import cli; cli.main(['migrate', sys.argv[1]])"

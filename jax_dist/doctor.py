@@ -278,7 +278,7 @@ def _processes(facts: Facts) -> Iterator[_Finding]:
 # --- the persistent compilation cache
 
 # Code that others could have put there, or work that is lost. The rest costs time only.
-_HARM = ("damaged", "disk full", "empty", "not a folder", "unsafe", "other CPU", "unreadable")
+_HARM = ("damaged", "disk full", "empty", "not a folder", "unsafe", "unreadable")
 
 
 def _cache(facts: Facts) -> Iterator[_Finding]:

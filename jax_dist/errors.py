@@ -25,7 +25,6 @@ __all__ = (
     "DeviceCountError",
     "DisagreementError",
     "DonationError",
-    "FailedBeforeError",
     "GlobalViewError",
     "GlobalViewWarning",
     "JoinError",
@@ -103,10 +102,6 @@ class CacheDirectoryError(ValueError):
 
 class CacheWarning(UserWarning):
     """The compilation cache cannot be used as asked; the program goes on without."""
-
-
-class FailedBeforeError(RuntimeError):
-    """A compilation was not tried, since it failed in an earlier run."""
 
 
 class GlobalViewError(ValueError):

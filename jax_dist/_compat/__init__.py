@@ -4,7 +4,6 @@ Nothing outside of this folder imports from `jax._src`. Each symbol is guarded, 
 versions of jax that it was seen in.
 """
 
-from jax_dist._compat.cache import CompiledProgram as CompiledProgram
 from jax_dist._compat.cache import CompileRequest as CompileRequest
 from jax_dist._compat.cache import compiles_watched as compiles_watched
 from jax_dist._compat.cache import describe_arguments as describe_arguments

@@ -17,45 +17,6 @@ from jax import core
 
 from jax_dist._compat import private
 from jax_dist._compat.private import config_value
-from jax_dist.errors import UnsupportedError
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CompiledProgram:
-    """What XLA is given to compile."""
-
-    backend: Any
-    module: Any  # MLIR
-
-    @property
-    def platform(self) -> str:
-        """Such as "cpu"."""
-        return self.backend.platform
-
-    def custom_calls(self) -> frozenset[str]:
-        """The names of the functions outside XLA that it calls."""
-        found, operations = set(), [self.module.operation]
-        while operations:
-            operation = operations.pop()
-            if operation.name.endswith(".custom_call"):
-                found.add(operation.attributes["call_target_name"].value)
-            for region in operation.regions:
-                for block in region.blocks:
-                    operations += [inner.operation for inner in block.operations]
-        return frozenset(found)
-
-    def registered_calls(self) -> frozenset[str] | None:
-        """The functions registered for custom calls so far; None if that cannot be known.
-
-        `jax.ffi.register_ffi_target` has no counterpart that lists. `jaxlib.xla_client`'s
-        `custom_call_targets`: seen in 0.7.2, 0.10.2 and 0.12.0.1. It knows those of CPUs; plugins,
-        as for GPUs, keep their own.
-        """
-        if self.platform != "cpu":
-            return None
-        listed = private.find("jaxlib.xla_client", "custom_call_targets")
-        # Through 0.7.2 the two interfaces of XLA have a table each, under these names.
-        return None if listed is None else frozenset({*listed("cpu"), *listed("Host")})
 
 
 class _CacheWatcher(Protocol):
@@ -64,22 +25,14 @@ class _CacheWatcher(Protocol):
     def open(self, path: str, max_size: int) -> Any | None:
         """The store of a folder, with JAX's `get(key)` and `put(key, value)`; None: JAX's own."""
 
-    def found(self, name: str, key: str, saved: float) -> None:
+    def found(self, name: str, saved: float) -> None:
         """A program was loaded, which saved so many seconds."""
 
     def unreadable(self, name: str, key: str, error: Exception) -> None:
         """There is an entry, which cannot be loaded; the program is compiled next."""
 
-    def compiling(self, name: str, key: str, program: "CompiledProgram") -> None:
-        """A program is about to be compiled. What this raises, the caller of the program sees."""
-
-    def compiled(self, name: str, key: str, seconds: float, unwritten: str | None) -> None:
-        """It was, and is written; or is not, for this reason."""
-
-    def failed(
-        self, name: str, key: str, program: "CompiledProgram", seconds: float, error: Exception
-    ) -> None:
-        """It was not."""
+    def compiled(self, name: str, seconds: float, unwritten: str | None) -> None:
+        """A program was compiled, and is written; or is not, for this reason."""
 
     def writes_everywhere(self) -> bool:
         """Whether also processes write that are not the first one."""
@@ -173,7 +126,7 @@ def _watched_read(original: Callable, watcher: _CacheWatcher) -> Any:
             return None, None
         if executable is not None:
             assert seconds is not None
-            watcher.found(module_name, cache_key, seconds - (time.monotonic() - start))
+            watcher.found(module_name, seconds - (time.monotonic() - start))
         return executable, seconds
 
     return cache_read
@@ -224,18 +177,12 @@ def reset_cache() -> None:
 
 def _watched_compile(original: Callable, watcher: _CacheWatcher) -> Any:
     def compile_and_write(*args: Any) -> Any:
-        program = CompiledProgram(*args[:2])
-        module_name, cache_key = args[5:7]
-        watcher.compiling(module_name, cache_key, program)
-        say_unwritten("JAX did not try")
+        say_unwritten("compiling it failed")  # what writes it says otherwise
         start = time.monotonic()
         try:
-            executable = original(*args)
-        except Exception as error:
-            watcher.failed(module_name, cache_key, program, time.monotonic() - start, error)
-            raise
-        watcher.compiled(module_name, cache_key, time.monotonic() - start, _written.reason)
-        return executable
+            return original(*args)
+        finally:
+            watcher.compiled(args[5], time.monotonic() - start, _written.reason)
 
     return compile_and_write
 
@@ -265,50 +212,18 @@ class CompileRequest:
         """Such as "jit_step"."""
         return self.module.operation.attributes["sym_name"].value
 
-    @classmethod
-    def of(cls, lowered: jax.stages.Lowered) -> "CompileRequest":
-        """What `lowered.compile()` would ask for; nothing is compiled, and nothing remembered."""
-        thread, found = threading.get_ident(), []
+    def key(self) -> str:
+        """The key that JAX takes for it: its name, and a hash.
 
-        @contextlib.contextmanager
-        def stop(request: CompileRequest) -> Iterator[None]:
-            if threading.get_ident() == thread:
-                found.append(request)
-                raise _Asked
-            yield
-
-        with compiles_watched(stop), contextlib.suppress(_Asked):
-            # With an option of its own: JAX remembers what it compiled, and would ask for nothing.
-            lowered.compile({_OUTSIDE_KEY: ""})
-        return found[0]
-
-    def key(self) -> tuple[str, dict[str, str]]:
-        """The key that JAX takes for it, and the hash of each of its components.
-
-        `compilation_cache.get_cache_key`, its DEBUG lines "get_cache_key hash of serialized %s:
-        %s", and the two forms of its last argument (`IgnoreCallbacks` up to 0.10.2): seen in 0.7.2,
-        0.10.2 and 0.12.0.1.
-
-        Raises:
-          UnsupportedError: this jax does not tell the components.
+        `compilation_cache.get_cache_key`, and the two forms of its last argument
+        (`IgnoreCallbacks` up to 0.10.2): seen in 0.7.2, 0.10.2 and 0.12.0.1.
         """
-        private.part("jax._src.cache_key", "logger", use=_EXPLAIN)
         get_key = private.part("jax._src.compilation_cache", "get_cache_key", use=_EXPLAIN)
-        module: Any = importlib.import_module("jax._src.cache_key")
-        with _compile_hook_lock:
-            if not isinstance(module.logger, _KeyLog):
-                module.logger = _KeyLog(module.logger)
         ignore: Any = bool(config_value("jax_remove_custom_partitioning_ptr_from_cache_key"))
-        if hasattr(module, "IgnoreCallbacks"):
-            kinds = module.IgnoreCallbacks
+        kinds = private.find("jax._src.cache_key", "IgnoreCallbacks")
+        if kinds is not None:
             ignore = kinds.CUSTOM_PARTITIONING if ignore else kinds.NO
-        with module.logger.heard() as hashes:
-            key = get_key(self.module, self.devices, self.options, self.backend, ignore)
-        if not hashes:
-            raise UnsupportedError(
-                f"jax {jax.__version__} does not tell the components of its cache keys"
-            )
-        return key, dict(hashes)
+        return get_key(self.module, self.devices, self.options, self.backend, ignore)
 
 
 _CompileWatcher: TypeAlias = Callable[[CompileRequest], AbstractContextManager[None]]
@@ -360,13 +275,6 @@ def _watched_compiles(original: Callable) -> Callable:
     return watched
 
 
-class _Asked(Exception):
-    """Carries a request out of JAX before it is compiled."""
-
-
-_OUTSIDE_KEY = "xla_dump_to"  # JAX leaves it out of its keys, on 0.7.2, 0.10.2 and 0.12.0.1
-
-
 def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDtypeStruct]) -> None:
     """Removes the mesh from `lowered.args_info` for its last arguments, the user's."""
     infos, structure = jax.tree.flatten(lowered.args_info)
@@ -375,35 +283,6 @@ def describe_arguments(lowered: jax.stages.Lowered, types: Sequence[jax.ShapeDty
         aval = core.ShapedArray(kind.shape, kind.dtype, weak_type=kind.weak_type)
         infos[at] = jax.stages.ArgInfo(aval, infos[at].donated)
     lowered.args_info = jax.tree.unflatten(structure, infos)
-
-
-class _KeyLog:
-    """In place of the logger of JAX's `cache_key`: hands on all it gets, and hears the hashes."""
-
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-        self._local = threading.local()
-
-    @contextlib.contextmanager
-    def heard(self) -> Iterator[dict[str, str]]:
-        self._local.hashes = hashes = {}
-        try:
-            yield hashes
-        finally:
-            self._local.hashes = None
-
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  # the name that logging gave it
-        listening = getattr(self._local, "hashes", None) is not None
-        return listening or self._logger.isEnabledFor(level)
-
-    def debug(self, text: str, *args: Any) -> None:
-        hashes = getattr(self._local, "hashes", None)
-        if hashes is not None and text.startswith("get_cache_key hash of serialized"):
-            hashes[args[0]] = args[1]
-        self._logger.debug(text, *args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._logger, name)
 
 
 def flags_outside_key() -> frozenset[str]:

@@ -3,8 +3,8 @@
 In come a folder and, by the places that `_compat` opens in JAX, each program that JAX looks up,
 compiles and writes. Out come the entries of the folder, counts, and causes by name. `activation`
 switches the cache on and counts, and `warming` fills it; `store` and `entries` are its files, which
-`diagnosis` mends; `failures` keeps what did not compile. `recorder` writes runs down as `records`,
-which `comparison` matches; `explanation` finds the `causes` in two programs of one name.
+`diagnosis` mends. `verification` runs a program several times, each written down by `recorder` as
+`records`; `explanation` finds the `causes` in two programs of one name.
 
 A program never ends because its cache is ill. No file has its final name before it is whole, bytes
 that differ from those that were written never reach XLA, and nothing is loaded from a folder that
@@ -15,30 +15,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
-    from jax_dist.cache import failures
     from jax_dist.cache.activation import enable as enable
     from jax_dist.cache.activation import stats as stats
-    from jax_dist.cache.comparison import diff as diff
     from jax_dist.cache.diagnosis import doctor as doctor
-    from jax_dist.cache.recorder import key as key
-    from jax_dist.cache.recorder import record as record
     from jax_dist.cache.warming import warm as warm
 
 _HOMES = {  # what Python sees: imported on first use, so that listing a directory never loads jax
-    "diff": "jax_dist.cache.comparison",
     "doctor": "jax_dist.cache.diagnosis",
     "enable": "jax_dist.cache.activation",
-    "key": "jax_dist.cache.recorder",
-    "record": "jax_dist.cache.recorder",
     "stats": "jax_dist.cache.activation",
     "warm": "jax_dist.cache.warming",
 }
-__all__ = ("diff", "doctor", "enable", "failures", "key", "record", "stats", "warm")
+__all__ = ("doctor", "enable", "stats", "warm")
 
 
 def __getattr__(name: str) -> object:
-    if name == "failures":
-        return import_module("jax_dist.cache.failures")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)

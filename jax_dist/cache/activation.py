@@ -19,8 +19,7 @@ from typing import Any, Literal, Self
 import jax
 
 from jax_dist import _compat
-from jax_dist.cache import entries, failures, store
-from jax_dist.cache.recorder import circumstances
+from jax_dist.cache import entries, store
 from jax_dist.cache.store import Store
 from jax_dist.errors import CacheWarning, message
 
@@ -39,8 +38,6 @@ class _CacheSettings:
     local: bool
     max_size: int | None = None  # bytes
     writers: str = "every"
-    failures: bool = True
-    retry: bool = False
 
 
 _log = logging.getLogger("jax_dist.cache")
@@ -53,8 +50,6 @@ def enable(
     max_size: int | str | None = None,
     min_compile_seconds: float = 0.0,
     writers: Literal["every", "first"] = "every",
-    failures: bool = True,
-    retry: bool = False,
 ) -> str | None:
     """Keeps compiled programs in a folder, for this run and all that follow.
 
@@ -70,8 +65,6 @@ def enable(
       min_compile_seconds: programs that compile in less are not kept.
       writers: "every" process writes what it compiled and did not find; "first": only the first
         one, which on CPUs leaves the others without, since their keys differ.
-      failures: also keep in mind which programs did not compile, and do not try them in later runs.
-      retry: try those again; so does JAX_DIST_RETRY_FAILED=1.
 
     Returns:
       Where the programs are: a part of the folder that only machines with the same CPU and jaxlib
@@ -103,8 +96,6 @@ def enable(
         local=not store.is_url(asked),
         max_size=limit,
         writers=writers,
-        failures=failures,
-        retry=retry,
     )
     _switch_on(settings, min_compile_seconds)
     return folder
@@ -178,7 +169,6 @@ class Counts:
     hits: int = 0
     misses: int = 0  # compiled here, in full
     written: int = 0  # of the misses: is in the cache now
-    failed: int = 0  # of the misses: did not compile
     seconds_saved: float = 0.0  # what loading took less than compiling had taken
     seconds_compiling: float = 0.0
     # Of the misses: why it is not in the cache; in the order in which they were seen.
@@ -198,7 +188,6 @@ class Counts:
             "hits": self.hits,
             "misses": self.misses,
             "written": self.written,
-            "failed": self.failed,
             "unwritten": dict(self.unwritten),
             "seconds_saved": round(self.seconds_saved, 3),
             "seconds_compiling": round(self.seconds_compiling, 3),
@@ -217,7 +206,6 @@ class _Watcher:
         self.counted: list[dict[str, Counts]] = [self.total]
         self._lock = threading.Lock()
         self._store: Store | None = None
-        self._failed: set[str] = set()  # keys, in this process
         self._run = f"{os.getpid()}-{time.time():.0f}"
 
     def open(self, path: str, max_size: int) -> Store | None:
@@ -229,12 +217,11 @@ class _Watcher:
             pathlib.Path(path),
             max_size=limit,
             said=_compat.say_unwritten,
-            writer=lambda: (jax.process_index(), self._run),
+            run=self._run,
         )
         return self._store
 
-    def found(self, name: str, key: str, saved: float) -> None:
-        del key
+    def found(self, name: str, saved: float) -> None:
         saved = max(saved, 0.0)  # JAX notes whole seconds: a quick program seems to take none
         self._count(name, Counts(hits=1, seconds_saved=saved))
         _log.info("%s: from cache, saved %.1f s", name, saved)
@@ -244,42 +231,13 @@ class _Watcher:
             self._store.unusable(key)
         _log.warning("%s: its cache entry is damaged, so it is compiled again (%s)", name, error)
 
-    def compiling(self, name: str, key: str, program: _compat.CompiledProgram) -> None:
-        del name
-        folder = self._ledger()
-        asked = os.environ.get("JAX_DIST_RETRY_FAILED", "") not in ("", "0")
-        retries = asked or (self.settings is not None and self.settings.retry)
-        # In this process it is tried each time: its user may be mending what is missing.
-        if folder is not None and key not in self._failed and not retries:
-            failures.raise_if_failed(folder, key, lambda: circumstances(program))
-
-    def compiled(self, name: str, key: str, seconds: float, unwritten: str | None) -> None:
+    def compiled(self, name: str, seconds: float, unwritten: str | None) -> None:
         why = collections.Counter[str]() if unwritten is None else collections.Counter([unwritten])
         written = int(unwritten is None)
         counts = Counts(misses=1, written=written, seconds_compiling=seconds, unwritten=why)
         self._count(name, counts)
-        folder = self._ledger()
-        if folder is not None:
-            failures.forget(folder, key)
         end = "written" if unwritten is None else f"not written: {unwritten}"
         _log.info("%s: compiled in %.1f s, %s", name, seconds, end)
-
-    def failed(
-        self,
-        name: str,
-        key: str,
-        program: _compat.CompiledProgram,
-        seconds: float,
-        error: Exception,
-    ) -> None:
-        self._count(name, Counts(misses=1, failed=1, seconds_compiling=seconds))
-        folder = self._ledger()
-        self._failed.add(key)
-        noted = folder is not None and failures.note(
-            folder, name, key, circumstances(program), seconds, error
-        )
-        end = ", noted for the next run" if noted else ""
-        _log.info("%s: did not compile (%.1f s)%s", name, seconds, end)
 
     def _count(self, name: str, counts: Counts) -> None:
         with self._lock:
@@ -288,12 +246,6 @@ class _Watcher:
 
     def writes_everywhere(self) -> bool:
         return self.settings is not None and self.settings.writers == "every"
-
-    def _ledger(self) -> pathlib.Path | None:
-        settings = self.settings
-        if settings is None or not (settings.local and settings.failures):
-            return None
-        return pathlib.Path(settings.folder)
 
 
 watcher: _Watcher = _Watcher()

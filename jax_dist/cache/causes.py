@@ -10,10 +10,6 @@ UNKNOWN = "unknown"
 # As users read it, the most telling causes first: what stands beside the program, what is inside
 # it, and what keeps a program of the same key from being found.
 _TEXT = """
-versions: Another jaxlib or another backend compiled it.
-    help: Compile once with the new version.
-device-count: The number of devices or processes differs.
-    help: Run on as many devices and processes, or warm the cache for this number.
 xla-flags: The XLA flags differ; also a flag that only repeats its default counts.
     help: Give the same flags in XLA_FLAGS and on the command line in each run.
 cache-directory: The cache has another path, which through jax 0.10.2 is also part of the key.
@@ -23,13 +19,6 @@ compiler-options: The compiler_options differ.
     help: Give the same ones in each run.
 device-order: The same devices stand in another order.
     help: Build the mesh from devices in a fixed order, such as that of jax.devices().
-hardware: The machine is another one: its accelerators, how they are connected, or the features of
-    its CPU.
-    help: Keep one cache for each kind of machine.
-compression: The package zstandard is installed in one place only.
-    help: Install it in both, or in none.
-custom-hook: JAX's custom_hook for keys gave another text.
-    help: Make it repeatable.
 
 custom-partitioning: A custom_partitioning operation holds the address of a Python object.
     help: Let jax_dist.rewrite route it through shard_map.
@@ -52,22 +41,14 @@ captured-array: An array inside the program has other values: the function takes
 traced-value: A number inside the program differs: it is computed again while tracing, from random
     numbers, the time, or a static argument.
     help: Pass it as an array argument.
-metadata: Source lines are part of the key, and the code has moved:
-    jax_compilation_cache_include_metadata_in_key is set.
-    help: Set it to False.
 
 host-callback: It calls back into Python (jax.debug.print, pure_callback, io_callback), and this
     jax never writes such a program.
     help: Take the callback out, or use jax 0.11 or later.
-threshold: It compiled too quickly or is too small to be written.
-    help: Call jax_dist.cache.enable(), or set jax_persistent_cache_min_compile_time_secs to 0.
 rank: It was compiled by a process other than the first, which JAX does not let write.
     help: Call jax_dist.cache.enable() in each process.
-cache-off: The persistent cache is off: it has no directory, or jax_enable_compilation_cache is
-    False.
+cache-off: The persistent cache is off: jax_enable_compilation_cache is False.
     help: Call jax_dist.cache.enable().
-damaged-entry: Its entry cannot be read, and JAX does not replace it.
-    help: Run jax-dist cache doctor --fix, or call jax_dist.cache.enable().
 write-failed: JAX tried to write it, and could not.
     help: Look for a warning of JAX: a full disk, or a folder that cannot be written.
 not-in-every-run: The program did not compile it in every run.
@@ -76,7 +57,7 @@ not-found-again: It was written, and the next run did not find it.
     help: Look for a warning of JAX about the entry.
 
 unknown: Cause unknown.
-    help: Look at what differs; jax-dist cache diff of two records says all of it.
+    help: Look at the lines that differ.
 """
 
 # Rules of `jax-dist lint` that find a cause in the source.
@@ -87,7 +68,6 @@ _CODES = {
     "captured-array": _codes.CAPTURED_ARRAY,
     "traced-value": _codes.UNSTABLE_TRACE_VALUE,
     "host-callback": _codes.CALLBACK_NOT_CACHED,
-    "threshold": _codes.CACHE_CONFIG,
     "cache-off": _codes.CACHE_CONFIG,
 }
 _ENTRY = re.compile(r"^([\w-]+): (.+?)^    help: (.+?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)

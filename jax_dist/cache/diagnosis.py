@@ -7,11 +7,9 @@ import dataclasses
 import functools
 import os
 import pathlib
-import re
 import shutil
 import stat
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +20,6 @@ from jax_dist.cache.entries import CacheEntry
 _SCARCE = 10**9  # bytes of free space below which it is told
 _DEAD = 3600  # seconds after which an unfinished file has no writer any more
 _RUNS = 3  # that wrote new keys of one function, and none found one
-_FEATURES = re.compile(rb"\+[a-z0-9][a-z0-9_.-]*(?:,[+-][a-z0-9][a-z0-9_.-]*){7,}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,8 +87,8 @@ def doctor(path: str | os.PathLike[str] | None = None, *, fix: bool = False) -> 
     """Checks a cache, and repairs it if asked.
 
     It looks for damaged and empty entries; leftovers of writers that died; files without their
-    entry; folders that others can change; a full or read-only disk; entries for another CPU; keys
-    that differ between processes; keys that no later run ever asked for again.
+    entry; folders that others can change; a full or read-only disk; keys that no later run ever
+    asked for again.
 
     Args:
       path: the folder of the cache; by default the one that `enable()` would use.
@@ -171,7 +168,6 @@ def _take_back(folder: pathlib.Path) -> str:
 
 def _content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
     """What is in the files. Reads them all."""
-    host = None
     for entry in found:
         try:
             data = entry.content()
@@ -187,41 +183,10 @@ def _content(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
             do = "jax-dist cache doctor --fix, or enable(), which compiles it once and replaces it"
             cure = functools.partial(_remove, entry)
             yield CacheFinding(kind, str(entry.path), what, do, cure=cure)
-            continue
-        needed = features(data)
-        if needed and host is None:
-            host = _host_features()
-        missing = needed - host if host else ()
-        if missing:
-            what = f"It needs what this CPU has not: {', '.join(sorted(missing)[:4])}."
-            do = "Keep it, if other machines use this cache; else remove it."
-            yield CacheFinding("other CPU", str(entry.path), what, do, harmless=True)
 
 
 def _remove(entry: CacheEntry) -> str:
     return f"removed, {human_bytes(entry.remove())}"
-
-
-def features(data: bytes) -> frozenset[str]:
-    """What a program for CPUs asks of the CPU, such as "avx512f"; jax before 0.10 does not tell."""
-    try:
-        found = _FEATURES.search(zlib.decompress(data))
-    except zlib.error:
-        return frozenset()
-    wanted = found[0].decode().split(",") if found else []
-    return frozenset(each[1:] for each in wanted if each.startswith("+"))
-
-
-def _host_features() -> frozenset[str]:
-    """The same of a program that is compiled here and now."""
-    import jax  # only here: a cache without programs for CPUs can do without
-
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        compiled = jax.jit(lambda: 1).lower().compile()
-    serialize = getattr(compiled.runtime_executable(), "serialize", None)
-    if serialize is None:  # jax 0.7.2, where programs do not tell either
-        return frozenset()
-    return features(zlib.compress(serialize()))
 
 
 def _litter(folder: pathlib.Path, found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
@@ -231,27 +196,9 @@ def _litter(folder: pathlib.Path, found: Sequence[CacheEntry]) -> Iterator[Cache
         ours = entries.is_of_entry(path.name, entries.ATIME)  # else it is not ours to judge
         if ours and path.name.removesuffix(entries.ATIME) not in keys:
             yield _useless("orphaned", path, "Its entry is gone.")
-    untimed = [entry for entry in found if not entry.beside(entries.ATIME).exists()]
-    if len(untimed) < len(found):
-        # JAX set a limit here. Through 0.10.2 it writes nothing more, once it misses one file.
-        for entry in untimed:
-            yield CacheFinding(
-                "orphaned",
-                str(entry.path),
-                "It lacks its -atime file; JAX through 0.10.2 with a size limit writes nothing "
-                "beside it.",
-                "jax-dist cache doctor --fix, or enable(max_size=...)",
-                cure=functools.partial(_write_time, entry),
-            )
     for path in sorted(folder.glob(f".[0-9]*{entries.UNFINISHED}")):
         if time.time() - path.stat().st_mtime > _DEAD:
             yield _useless("unfinished", path, "Its writer died; no program reads it.")
-
-
-def _write_time(entry: CacheEntry) -> str:
-    path = entry.beside(entries.ATIME)
-    path.write_bytes(int(entry.used * 1e9).to_bytes(8, "little"))
-    return f"{path.name} is written"
 
 
 def _useless(kind: str, path: pathlib.Path, what: str) -> CacheFinding:
@@ -263,14 +210,12 @@ def _useless(kind: str, path: pathlib.Path, what: str) -> CacheFinding:
 
 
 def _writers(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
-    """Functions that several runs wrote again, and none found; or each process of a job."""
+    """Functions that several runs wrote again, and none found."""
     groups: dict[str, list[CacheEntry]] = {}
     for entry in found:
         groups.setdefault(entry.function, []).append(entry)
-    by_process = []
     for function, group in groups.items():
-        seals = [seal for seal in (entry.seal() for entry in group) if seal is not None]
-        runs, ranks = {seal.run for seal in seals}, {seal.rank for seal in seals}
+        runs = {seal.run for seal in (entry.seal() for entry in group) if seal is not None}
         if len(runs) >= _RUNS and not any(entry.repeated for entry in group):
             yield CacheFinding(
                 "never repeats",
@@ -278,9 +223,3 @@ def _writers(found: Sequence[CacheEntry]) -> Iterator[CacheFinding]:
                 f"{len(runs)} runs wrote {len(group)} keys of it, and none was asked for again.",
                 "jax-dist cache verify -- python YOUR_PROGRAM says what differs, and where",
             )
-        if len(ranks) > 1:
-            which = ", ".join(map(str, sorted(ranks)))
-            what = f"Processes {which} wrote keys of their own, as CPUs make it."
-            do = "Let every process write: enable(writers='every'), the default."
-            by_process.append(CacheFinding("key by process", function, what, do, harmless=True))
-    yield from by_process

@@ -30,7 +30,6 @@ class _Seal(NamedTuple):
 
     key: str
     sha256: str  # of the entry without its seal
-    rank: int  # of the process that wrote it
     run: str  # one name for each process that runs
 
 
@@ -51,9 +50,9 @@ class _Opened(NamedTuple):
         return None
 
 
-def sealed(key: str, content: bytes, *, rank: int, run: str) -> bytes:
+def sealed(key: str, content: bytes, *, run: str) -> bytes:
     """An entry with its seal."""
-    seal = _Seal(key, hashlib.sha256(content).hexdigest(), rank, run)
+    seal = _Seal(key, hashlib.sha256(content).hexdigest(), run)
     text = json.dumps(seal._asdict()).encode()
     length = len(text) + _END.size
     return content + _FRAME.pack(_SKIPPABLE, length) + text + _END.pack(length, _NAME)
@@ -62,7 +61,7 @@ def sealed(key: str, content: bytes, *, rank: int, run: str) -> bytes:
 def opened(data: bytes) -> _Opened:
     """An entry, or the end of one, apart from its seal.
 
-    >>> opened(sealed("jit_f-1", b"program", rank=0, run="7")).fault("jit_g-1")
+    >>> opened(sealed("jit_f-1", b"program", run="7")).fault("jit_g-1")
     'that of jit_f-1, under another name'
     """
     if len(data) >= _FRAME.size + _END.size:

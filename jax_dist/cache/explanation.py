@@ -12,86 +12,34 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import TypeVar
 
 from jax_dist.cache.causes import NAMES, UNKNOWN, CauseFinding, finding
-from jax_dist.cache.records import (
-    COMPILER_OPTION,
-    COMPONENTS,
-    CONSTANT,
-    DEBUG_OPTION,
-    DEVICES,
-    DIRECTORY_OPTIONS,
-    FLAGS,
-    METADATA,
-    Compile,
-    Operation,
-)
+from jax_dist.cache.records import CONSTANT, Compile, Operation
 from jax_dist.errors import shown
 
 _T = TypeVar("_T")
 
-_PROGRAM = "computation"  # the component of the key
-# A cause, the settings that show it, and the components of the key that it explains.
-_BESIDE = (
-    ("versions", "jax|jaxlib|backend version", {*COMPONENTS}),
-    ("xla-flags", "--.*", {"XLA flags", "compile_options"}),
-    # It changes shapes, meshes, options, and numbers such as those that a mean divides by.
-    ("device-count", "number of devices|devices of all processes|processes", {*COMPONENTS}),
-    ("cache-directory", f"{DEBUG_OPTION}({'|'.join(DIRECTORY_OPTIONS)})", {"compile_options"}),
-    ("compiler-options", f"({DEBUG_OPTION}|{COMPILER_OPTION}).*", {"compile_options"}),
-    ("device-order", DEVICES, {"compile_options", "accelerator_config"}),
-    ("hardware", "kinds of devices", {"accelerator_config"}),
-    ("compression", "compression", {"compression"}),
-)
-# What a component shows by itself.
-_BY_COMPONENT = {"accelerator_config": "hardware", "custom_hook": "custom-hook"}
-
 
 def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
-    """Why the keys of one program differ in two runs; nothing if they do not."""
-    components = one.key.differing(other.key)
-    left, settings = set(components), _differing_settings(one, other)
-    found: dict[str, list[str]] = {}  # by cause
-    for cause, pattern, explains in _BESIDE:
-        names = [name for name in settings if re.fullmatch(pattern, name)]
-        if names and not explains.isdisjoint(components):
-            details = [settings.pop(name) for name in names]
-            found[cause] = details[:1] if cause == "device-count" else details  # all say the same
-            left -= explains
-            if _PROGRAM in explains:
-                break
-    if _PROGRAM in left and (inside := _inside(one, other, moved="device-order" in found)):
-        left.remove(_PROGRAM)
-        found = inside | found
-    for component in filter(left.__contains__, components):
-        cause = _BY_COMPONENT.get(component, UNKNOWN)
-        details = [f"it is in {component}"] if cause == UNKNOWN else []
-        found[cause] = details + found.get(cause, [])
-    return tuple(finding(name, *found[name]) for name in NAMES if name in found)
+    """Why the keys of one program differ in two runs."""
+    found = {
+        "xla-flags": _only_in_one(one.flags, other.flags),
+        "cache-directory": _told_apart(one.directory, other.directory),
+        "compiler-options": _only_in_one(one.options, other.options),
+    }
+    if sorted(one.devices) == sorted(other.devices):
+        found["device-order"] = _told_apart(*(_cut(str(each.devices)) for each in (one, other)))
+    found |= _inside(one, other, moved=bool(found.get("device-order")))
+    return tuple(finding(name, *found[name]) for name in NAMES if found.get(name)) or (
+        finding(UNKNOWN),
+    )
 
 
-def _differing_settings(one: Compile, other: Compile) -> dict[str, str]:
-    """What is said of each setting that differs; each XLA flag is one."""
-    ours, theirs = (_flags(each.settings[FLAGS]) | each.settings for each in (one, other))
-    found: dict[str, str] = {}
-    # The flags come first: JAX parses some of them into options, too.
-    for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (name[:2] != "--", name)):
-        before, after = ours.get(name), theirs.get(name)
-        short = name.removeprefix(DEBUG_OPTION).removeprefix(COMPILER_OPTION)
-        if before == after or f"--{short}" in found:
-            continue
-        if before is None:
-            found[name] = f"{short}={after}".rstrip("=") + " only in the second"
-        elif after is None:
-            found[name] = f"{short}={before}".rstrip("=") + " only in the first"
-        else:
-            found[name] = f"{short}: {before}, then {after}"
-    if sorted(one.settings[DEVICES].split()) != sorted(other.settings[DEVICES].split()):
-        found.pop(DEVICES, None)  # others, not the same in another order
-    return found
+def _told_apart(before: str, after: str) -> list[str]:
+    return [] if before == after else [f"{before}, then {after}"]
 
 
-def _flags(text: str) -> dict[str, str]:
-    parts = (flag.partition("=") for flag in text.split())
-    return {name: value for name, _, value in parts}
+def _only_in_one(ones: Sequence[str], others: Sequence[str]) -> list[str]:
+    first = [f"{each} only in the first" for each in ones if each not in others]
+    return first + [f"{each} only in the second" for each in others if each not in ones]
 
 
 # --- inside the program
@@ -177,12 +125,6 @@ def _inside(one: Compile, other: Compile, *, moved: bool) -> dict[str, list[str]
         both = [pair for pair in both if pair[0].kind == "builtin.module"]
     for change, cause in _causes([each for pair in both for each in _changes(*pair)], moved=moved):
         found[cause].append(str(change))
-    if one.settings[METADATA] == other.settings[METADATA] == "True":
-        lines = zip(one.operations, other.operations, strict=False)
-        elsewhere = [
-            f"{mine.line}, then {its.line}" for mine, its in lines if mine.line != its.line
-        ]
-        found["metadata"] += elsewhere[:1]
     return {cause: details for cause, details in found.items() if details}
 
 

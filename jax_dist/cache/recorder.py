@@ -1,12 +1,7 @@
-"""Writes down each program that JAX compiles: its key, what is in it, and what became of it.
-
-The key under which JAX looks for a program in its persistent cache is one hash over eight
-components. A program is found again if all eight are the same. Beside the key stand the two things
-that it is made from: the settings beside the program, and the operations inside it.
-"""
+"""Writes down each program that JAX compiles: its key, what is in it, and what became of it."""
 
 import contextlib
-import functools
+import dataclasses
 import hashlib
 import math
 import os
@@ -15,293 +10,145 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from importlib import metadata, util
+from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
 
 from jax_dist import _compat
-from jax_dist.cache.causes import UNKNOWN
-from jax_dist.cache.failures import CALL, NOT_REGISTERED
-from jax_dist.cache.records import (
-    COMPILER_OPTION,
-    CONSTANT,
-    DEBUG_OPTION,
-    DEVICES,
-    DIRECTORY,
-    DIRECTORY_OPTIONS,
-    FLAGS,
-    METADATA,
-    CacheOutcome,
-    Compile,
-    Key,
-    Operation,
-    Record,
-    Settings,
-)
+from jax_dist.cache.records import CONSTANT, HIT, WRITTEN, Compile, Operation
 
 _HIT = "/jax/compilation_cache/cache_hits"
 _ASKED = "/jax/compilation_cache/compile_requests_use_cache"
-_WRITING = "/jax/compilation_cache/cache_misses"  # what it counts are attempts to write
-_THRESHOLDS = (
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
-)
 
-
-def key(lowered: jax.stages.Lowered) -> Key:
-    """The key under which JAX will look for a lowered program; compiles nothing.
-
-    Through jax 0.10.2 the cache's directory is part of it: set that first.
-
-    Args:
-      lowered: what `jax.jit(fun).lower(*args)` returns.
-
-    Returns:
-      The key, equal to the name of the file that JAX writes, and the hash of each component.
-
-    Raises:
-      UnsupportedError: this jax does not expose the components of its keys.
-
-    >>> import jax, jax.numpy as jnp
-    >>> def double(x):
-    ...     return 2 * x
-    >>> found = key(jax.jit(double).lower(jnp.ones(3)))
-    >>> found.function
-    'jit_double'
-    >>> key(jax.jit(double).lower(jnp.ones(4))).differing(found)
-    ('computation',)
-    """
-    request = _compat.CompileRequest.of(lowered)
-    return Key(request.name, *request.key())
-
-
-def record(path: str | os.PathLike[str] | None = None) -> "Recorder":
-    """Records what JAX compiles, from now on or within a `with` block.
-
-    Args:
-      path: where it is saved. A name that ends in ".json" is written at the end, in one step; any
-        other is a folder, which gets a file for each program as it is compiled, so that nothing is
-        lost in a crash and several processes can share it. By default nothing is saved.
-
-    Returns:
-      A recorder: a context manager with `start()`, `stop()`, and the record so far as `.record`.
-
-    >>> import jax, jax.numpy as jnp
-    >>> def halve(x):
-    ...     return x / 2
-    >>> with record() as recorder:
-    ...     _ = jax.jit(halve)(jnp.ones(3))
-    >>> [compiled.key.function for compiled in recorder.record.compiles][-1]
-    'jit_halve'
-    """
-    return Recorder(path)
-
-
-class Recorder:
-    """Records while it runs; see `record`.
-
-    Args:
-      path: where it is saved.
-      entries: the directory in which JAX keeps its entries; by default what its setting says.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, entries: str | None = None
-    ) -> None:
-        self._path = None if path is None else Path(path)
-        self._entries = entries
-        self._compiles: list[Compile] = []
-        self._lock = threading.Lock()
-        self._running = contextlib.ExitStack()
-        self._is_folder = self._path is not None and self._path.suffix != ".json"
-        # Names sort by start, then by process, then in order.
-        self._stem = f"{time.time_ns():020}-{os.getpid()}"
-
-    @property
-    def record(self) -> Record:
-        """What was compiled so far."""
-        with self._lock:
-            return Record(tuple(self._compiles))
-
-    def start(self) -> Self:
-        """Begins to record."""
-        _listen()
-        self._running.enter_context(_compat.compiles_watched(self._around))
-        return self
-
-    def stop(self) -> None:
-        """Ends, and saves the record if it has a file."""
-        self._running.close()
-        if self._path is not None and not self._is_folder:
-            self.record.save(self._path)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *raised: object) -> None:
-        self.stop()
-
-    @contextlib.contextmanager
-    def _around(self, request: _compat.CompileRequest) -> Iterator[None]:
-        key = Key(request.name, *request.key())
-        try:
-            operations = operations_of(request.module)
-        except Exception:  # noqa: BLE001  # of MLIR's bindings, whatever it is: the program goes on
-            operations = ()  # its key is still known; where it differs from another one is not
-        settings = _settings_of(request)
-        directory = self._entries or str(_compat.config_value("jax_compilation_cache_dir") or "")
-        before = _written_at(directory, key)
-        start = time.monotonic()
-        outer, events = _heard.lists, []
-        _heard.lists = (*outer, events)
-        try:
-            yield
-        finally:
-            _heard.lists = outer
-        seconds = time.monotonic() - start
-        outcome, reason = _outcome(request, events, before, _written_at(directory, key), directory)
-        compiled = Compile(
-            key=key,
-            outcome=outcome,
-            reason=reason,
-            seconds=seconds,
-            process=jax.process_index(),
-            settings=settings,
-            operations=operations,
-        )
-        with self._lock:
-            self._compiles.append(compiled)
-            number = len(self._compiles)
-        if self._path is not None and self._is_folder:
-            # A full disk must not end the program; a record that lacks a program says so itself.
-            with contextlib.suppress(OSError):
-                self._path.mkdir(parents=True, exist_ok=True)
-                Record((compiled,)).save(self._path / f"{self._stem}-{number:06}.json")
-
-
-def _outcome(
-    request: _compat.CompileRequest,
-    events: list[str],
-    before: int | None,
-    after: int | None,
-    where: str,
-) -> tuple[CacheOutcome, str | None]:
-    """What became of a program, and why it was not written, by the name of the cause."""
-    if _HIT in events:
-        return CacheOutcome.HIT, None
-    if _ASKED not in events or not where:
-        return CacheOutcome.UNWRITTEN, "cache-off"
-    if _WRITING in events:
-        # JAX would warn if it could not write into a bucket.
-        if after != before or "://" in where:
-            return CacheOutcome.WRITTEN, None
-        return CacheOutcome.UNWRITTEN, "write-failed" if before is None else "damaged-entry"
-    if jax.process_index() != 0:
-        return CacheOutcome.UNWRITTEN, "rank"
-    if request.host_callbacks and _compat.refuses_host_callbacks():
-        return CacheOutcome.UNWRITTEN, "host-callback"
-    if "://" not in where and not os.path.isdir(where):
-        return CacheOutcome.UNWRITTEN, "write-failed"
-    has_threshold = any(_compat.config_value(name) > 0 for name in _THRESHOLDS)
-    return CacheOutcome.UNWRITTEN, "threshold" if has_threshold else UNKNOWN
-
-
-def _written_at(directory: str, key: Key) -> int | None:
-    """When the entry of a program was written; None if there is none."""
-    try:
-        return os.stat(os.path.join(directory, f"{key.name}-cache")).st_mtime_ns
-    except OSError:
-        return None
-
-
-# --- what JAX reports about this thread's compilation
+_until_the_end = contextlib.ExitStack()  # of the process
 
 
 class _Heard(threading.local):
-    lists: tuple[list[str], ...] = ()  # of the recorders that are around it
+    events: list[str] | None = None  # what JAX reports about this thread's compilation
 
 
-_heard = _Heard()
+class _PrivateCache:
+    """Settings of JAX that are ours while anything is compiled, and else the program's.
+
+    Through jax 0.10.2 the directory is part of the key, and one that varies is a cause to be told.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._ours: dict[str, object] = {
+            "jax_compilation_cache_dir": directory,
+            "jax_persistent_cache_min_compile_time_secs": 0.0,
+            "jax_persistent_cache_min_entry_size_bytes": -1,  # 0 lets JAX choose
+        }
+        self._own: dict[str, object] = {}
+        self._lock = threading.Lock()
+        self._inside = 0  # threads
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[str]:
+        """Gives the directory that the program has set."""
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._own = {name: _compat.config_value(name) for name in self._ours}
+                _set_all(self._ours)  # JAX opens the cache within the first compilation, for good
+        try:
+            yield str(self._own["jax_compilation_cache_dir"] or "")
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    _set_all(self._own)
 
 
-@functools.cache  # once for all: listeners cannot be taken away
-def _listen() -> None:
+def _set_all(values: dict[str, object]) -> None:
+    for name, value in values.items():
+        jax.config.update(name, value)
+
+
+def start(folder: str, cache: str) -> None:
+    """Records all that this process compiles from now on.
+
+    Args:
+      folder: it gets a file for each program as it is compiled, so that nothing is lost in a crash
+        and several processes can share it.
+      cache: the directory of the persistent cache that is used for it, whatever the program says.
+    """
+    private, heard, begun, numbers = _PrivateCache(cache), _Heard(), time.time_ns(), count()
+
     def hear(event: str, **_: object) -> None:
-        for events in _heard.lists:
-            events.append(event)
+        if heard.events is not None:
+            heard.events.append(event)
+
+    @contextlib.contextmanager
+    def watch(request: _compat.CompileRequest) -> Iterator[None]:
+        compiled = described(request)
+        heard.events = events = []
+        try:
+            with private.used() as directory:
+                yield
+        finally:
+            heard.events = None
+        fate = _fate(request, events, Path(cache, f"{compiled.key}-cache"))
+        compiled = dataclasses.replace(compiled, fate=fate, directory=directory)
+        # Names sort by start, then by process, then in order.
+        name = f"{begun:020}-{os.getpid()}-{next(numbers):06}.json"
+        with contextlib.suppress(OSError):  # a full disk must not end the program
+            compiled.save(Path(folder, name))
 
     jax.monitoring.register_event_listener(hear)
+    _until_the_end.enter_context(_compat.compiles_watched(watch))
 
 
-# --- the settings beside a program
+def _fate(request: _compat.CompileRequest, events: list[str], entry: Path) -> str:
+    """What became of a program in the private cache."""
+    if _HIT in events:
+        return HIT
+    if _ASKED not in events:
+        return "cache-off"
+    if entry.exists():
+        return WRITTEN
+    if jax.process_index() != 0:
+        return "rank"
+    if request.host_callbacks and _compat.refuses_host_callbacks():
+        return "host-callback"
+    return "write-failed"
 
 
-# Custom calls that XLA resolves itself.
-_OF_XLA = re.compile(r"Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_.*|xla\..*")
-
-
-def _settings_of(request: _compat.CompileRequest) -> Settings:
-    """What can make the key of a request differ, without its program."""
-    devices = request.devices.flatten().tolist()
-    # As JAX gathers them, from two variables and the command line, less those that only dump.
-    said = [
-        *os.environ.get("XLA_FLAGS", "").split(),
-        *os.environ.get("LIBTPU_INIT_ARGS", "").split(),
-        *(argument for argument in sys.argv if argument.startswith("--xla")),
-    ]
-    outside = _compat.flags_outside_key()
-    flags = [flag for flag in sorted(said) if flag.split("=")[0] not in outside]
-    settings = {
-        "jax": jax.__version__,
-        "jaxlib": metadata.version("jaxlib"),
-        "backend version": request.backend.platform_version,
-        FLAGS: " ".join(flags),
-        DEVICES: " ".join(str(device.id) for device in devices),
-        "number of devices": str(len(devices)),
-        "kinds of devices": ", ".join(dict.fromkeys(device.device_kind for device in devices)),
-        "devices of all processes": str(request.backend.device_count()),
-        "processes": str(jax.process_count()),
-        DIRECTORY: str(_compat.config_value("jax_compilation_cache_dir") or ""),
-        METADATA: str(_compat.config_value("jax_compilation_cache_include_metadata_in_key")),
-        "compression": "zlib" if util.find_spec("zstandard") is None else "zstandard",
-        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random"),
-    }
+def described(request: _compat.CompileRequest) -> Compile:
+    """A program that JAX is about to look up, with what can make its key differ."""
+    try:
+        operations = operations_of(request.module)
+    except Exception:  # noqa: BLE001  # of MLIR's bindings, whatever it is: the program goes on
+        operations = ()  # its key is still known; where it differs from another one is not
     options: Any = request.options
-    debug = options.executable_build_options.debug_options
-    for name in dir(debug):
-        if name.startswith("xla") and f"--{name}" not in outside or name in DIRECTORY_OPTIONS:
-            settings[DEBUG_OPTION + name] = str(getattr(debug, name))
-    for name, value in options.env_option_overrides:
-        if f"--{name}" not in outside:
-            settings[COMPILER_OPTION + name] = str(value)
-    return settings
+    return Compile(
+        function=request.name,
+        key=request.key(),
+        fate="",
+        process=jax.process_index(),
+        directory="",
+        flags=_in_key(_flags()),
+        options=_in_key(f"{name}={value}" for name, value in options.env_option_overrides),
+        devices=tuple(device.id for device in request.devices.flatten()),
+        operations=operations,
+    )
 
 
-def circumstances(program: _compat.CompiledProgram) -> Settings | None:
-    """What a failure to compile depends on beside its key; None where that cannot be told.
+def _flags() -> Iterator[str]:
+    """As JAX gathers them, from two variables and the command line."""
+    yield from os.environ.get("XLA_FLAGS", "").split()
+    yield from os.environ.get("LIBTPU_INIT_ARGS", "").split()
+    yield from (argument for argument in sys.argv if argument.startswith("--xla"))
 
-    The versions and most flags are in the key too, but not each flag, and not which functions
-    outside XLA are registered.
-    """
-    under = {
-        "jax": jax.__version__,
-        "jaxlib": metadata.version("jaxlib"),
-        "platform": f"{program.platform} {program.backend.platform_version}",
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
-    }
-    calls = [name for name in sorted(program.custom_calls()) if not _OF_XLA.fullmatch(name)]
-    if not calls:
-        return under
-    registered = program.registered_calls()
-    if registered is None:
-        return None
-    for name in calls:
-        under[CALL + name] = "registered" if name in registered else NOT_REGISTERED
-    return under
+
+def _in_key(flags: Iterator[str]) -> tuple[str, ...]:
+    """Less those that only dump."""
+    outside = _compat.flags_outside_key()
+    kept = (flag for flag in flags if f"--{flag.split('=')[0].lstrip('-')}" not in outside)
+    return tuple(sorted(kept))
 
 
 # --- what a program consists of, kept small enough to be written down and compared later

@@ -36,7 +36,7 @@ class Store:
       folder: where they are.
       max_size: the bytes that they may take together; those not used for longest go. None: all.
       said: told after each `put` why nothing was written; None: it was, or is there already.
-      writer: who writes, noted in each entry: the rank and the run.
+      run: who writes, noted in each entry: one name for each process that runs.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Store:
         *,
         max_size: int | None = None,
         said: Callable[[str | None], None] = lambda reason: None,
-        writer: Callable[[], tuple[int, str]] = lambda: (0, ""),
+        run: str = "",
     ) -> None:
         self.path = self._path = folder  # JAX reads the second for its log
         self._max_size = max_size
         self._said = said
-        self._writer = writer
+        self._run = run
         self._unusable: set[str] = set()  # keys whose entry was read, but not loaded
         self._lock = threading.Lock()
         self._warned: set[str] = set()
@@ -90,8 +90,7 @@ class Store:
         if not replaces and _is_whole(path):
             self._said(None)
             return
-        rank, run = self._writer()
-        value = entries.sealed(key, value, rank=rank, run=run)
+        value = entries.sealed(key, value, run=self._run)
         if self._max_size is not None and len(value) > self._max_size:
             self._said(f"it is larger than the whole cache may be ({self._max_size} bytes)")
             return

@@ -20,7 +20,6 @@ examples:
   jax-dist cache doctor --fix                   find broken entries, and remove them
   jax-dist cache prune --max-size 20GB          remove the least recently used
   jax-dist cache warm programs.py:programs      compile ahead of time, from shapes
-  jax-dist cache failures                       list programs that failed to compile
 """
 
 
@@ -40,27 +39,11 @@ exit codes: 0 all programs were stable, written and found again,
 examples:
   jax-dist cache verify -- python train.py --steps 2
   jax-dist cache verify --runs 5 --json -- python train.py
-  jax-dist cache verify --keep runs -- python train.py
-  jax-dist cache diff runs/records-0 runs/records-1
 """
 _LS = """\
 Lists the programs of a cache, largest first, and when each was last used.
 
 exit codes: 0 all is well, 2 an option is invalid
-"""
-_SHOW = """\
-Shows a recorded run: each compiled program, its key, and whether it hit the cache.
-
-jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.
-
-exit codes: 0 all is well, 2 the record cannot be read
-"""
-_DIFF = """\
-Lists the programs whose keys differ between two recorded runs, what differs, and why.
-
-jax_dist.cache.record(PATH) and jax-dist cache verify --keep write such records.
-
-exit codes: 0 all keys are the same, 1 some differ, 2 a record cannot be read
 """
 _DOCTOR = """\
 Checks a cache: broken entries, stray files, unsafe folders, a full disk, keys that never repeat.
@@ -106,18 +89,6 @@ examples:
   jax-dist cache warm --mock-gpu-topology 2x8x1 programs.py:programs
                                    needs one GPU of the kind; JAX ignores it on CPUs
 """
-_FAILURES = """\
-Lists programs that failed to compile earlier and are not tried again, or clears the list.
-
-JAX_DIST_RETRY_FAILED=1 and enable(retry=True) try them again without clearing the list.
-
-exit codes: 0 all is well, 2 an option is invalid
-
-examples:
-  jax-dist cache failures                       the same as `failures ls`
-  jax-dist cache failures clear
-  jax-dist cache failures clear --function jit_step
-"""
 
 
 def add_parser(commands: Any) -> None:
@@ -152,16 +123,6 @@ def _add_runs(add: Callable[..., Callable]) -> None:
     runs = "number of runs (3; at least 2: one to fill the cache, one to hit it)"
     option("--runs", type=terminal.count(1000, least=2), default=3, metavar="N", help=runs)
     option("--timeout", type=terminal.seconds, metavar="SECONDS", help="time limit of each run")
-    option("--keep", metavar="FOLDER", help="keep cache, records and output there")
-
-    option = add("show", "show what a recorded run compiled", _SHOW)
-    option("record", metavar="RECORD", help="a file or a folder")
-    components = "the components of the keys of this one, as in jit_step"
-    option("--function", metavar="NAME", help=components)
-
-    option = add("diff", "explain why the keys of two recorded runs differ", _DIFF)
-    option("first", metavar="RECORD", help="of the first run: a file or a folder")
-    option("second", metavar="RECORD", help="of the second run")
 
 
 def _add_folders(add: Callable[..., Callable]) -> None:
@@ -193,12 +154,6 @@ def _add_folders(add: Callable[..., Callable]) -> None:
     option("--processes", type=count, default=1, metavar="N", help=processes)
     topology = "slices x hosts x GPUs of the real machine"
     option("--mock-gpu-topology", metavar="AxBxC", help=topology)
-
-    failures = "list programs that failed to compile and are not tried again"
-    option = add("failures", failures, _FAILURES)
-    option("action", nargs="?", choices=("ls", "clear"), default="ls")
-    option("folder", **folder)
-    option("--function", **only)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

@@ -1,7 +1,6 @@
 """What each subcommand of `jax-dist cache` does with its options."""
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
 import json
@@ -17,10 +16,9 @@ from typing import Any, TextIO
 
 from jax_dist._exceptions import text_of
 from jax_dist._usage import MisuseError, human_bytes
-from jax_dist.cache import comparison, entries, failures, store
-from jax_dist.cache.comparison import CacheVerification, ProgramVerdict, VerificationRun
+from jax_dist.cache import entries, store, verification
 from jax_dist.cache.diagnosis import doctor
-from jax_dist.cache.records import Record
+from jax_dist.cache.verification import CacheVerification, ProgramVerdict, VerificationRun
 from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
@@ -44,11 +42,11 @@ def _verify(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
     try:
         with (
             terminal.ProgressLine(err, "runs done") as progress,
-            _folder_to_keep(options.keep) as folder,
+            tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder,
         ):
-            found = comparison.verify(
+            found = verification.verify(
                 options.program,
-                folder,
+                Path(folder),
                 Path(recording.__file__).with_name("bootstrap.py"),
                 runs=options.runs,
                 timeout=options.timeout,
@@ -56,6 +54,8 @@ def _verify(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
             )
     except OSError as error:
         raise MisuseError(f"{options.program[0]} cannot be started: {error.strerror}") from error
+    except ValueError as error:  # a record of another version
+        raise MisuseError(str(error)) from error
     if options.json:
         facts = dataclasses.asdict(found) | {"is_clean": found.is_clean}
         print(json.dumps(facts, indent=2), file=out)
@@ -64,22 +64,6 @@ def _verify(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
         out.writelines(f"{line}\n" for line in _verdict_lines(found, colour=colour))
     err.writelines(f"{line}\n" for line in _failed_runs(found.runs))
     return Exit.OK if found.is_clean else Exit.FINDINGS
-
-
-@contextlib.contextmanager
-def _folder_to_keep(name: str | None) -> Iterator[Path]:
-    if name is None:
-        with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
-            yield Path(folder)
-        return
-    folder = Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MisuseError(f"--keep {name}: {error.strerror}") from error
-    if any(folder.iterdir()):
-        raise MisuseError(f"--keep {name}: the folder is not empty")
-    yield folder.resolve()
 
 
 def _verdict_lines(found: CacheVerification, *, colour: bool) -> Iterator[str]:
@@ -156,41 +140,6 @@ def _ago(seconds: float) -> str:
     if days > 0:
         return f"{days} d ago"
     return "today" if seconds >= 3600 else "just now"
-
-
-def _show(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
-    compiles, function = _record(options.record).compiles, options.function
-    names = dict.fromkeys(each.key.function for each in compiles)
-    if function is not None:
-        compiles = tuple(each for each in compiles if each.key.function == function)
-        if not compiles:
-            found = ", ".join(names) or "no programs"
-            raise MisuseError(f"--function {function}: the record has {found}")
-    if options.json:
-        shown = [dataclasses.asdict(dataclasses.replace(each, operations=())) for each in compiles]
-        for each in shown:
-            del each["operations"]
-        return _print_json(out, shown)
-    parts = [f"{each.key}\n  {each.fate}" for each in compiles]
-    print(Record(compiles) if function is None else "\n".join(parts), file=out)
-    return Exit.OK
-
-
-def _record(path: str) -> Record:
-    """The record; what is wrong with it is said to the user."""
-    try:
-        return Record.load(path)
-    except ValueError as error:
-        raise MisuseError(str(error)) from error
-    except OSError as error:
-        raise MisuseError(f"{path}: {error.strerror}") from error
-
-
-def _diff(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
-    found = comparison.diff(_record(options.first), _record(options.second))
-    print(json.dumps(found.to_dict(), indent=2) if options.json else found, file=out)
-    same = not (found.differences or found.only_first or found.only_second)
-    return Exit.OK if same else Exit.FINDINGS
 
 
 def _doctor(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
@@ -315,33 +264,11 @@ def _programs(name: str) -> Iterable[tuple[Any, ...]]:
     return programs()
 
 
-def _failures(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
-    if options.action == "clear":
-        count = failures.clear(options.folder, function=options.function)
-        print(json.dumps({"forgotten": count}) if options.json else f"forgot {count}", file=out)
-        return Exit.OK
-    noted = failures.ls(options.folder)
-    found = [each for each in noted if options.function in (None, each.function)]
-    if options.json:
-        return _print_json(out, [each.to_dict() for each in found])
-    rows = [
-        # Of the reason, the first line; XLA may add pages.
-        (each.function, each.at, f"{each.seconds:.1f} s", each.reason.partition("\n")[0])
-        for each in found
-    ]
-    table = entries.table(("function", "at (UTC)", "after", "why"), rows, numbers=(2,))
-    print(table if found else "no program is known not to compile", file=out)
-    return Exit.OK
-
-
 # By the name of the subcommand.
 RUNS: dict[str, Callable[[argparse.Namespace, TextIO, TextIO], Exit]] = {
     "verify": _verify,
     "ls": _ls,
-    "show": _show,
-    "diff": _diff,
     "doctor": _doctor,
     "prune": _prune,
     "warm": _warm,
-    "failures": _failures,
 }

@@ -108,17 +108,6 @@ def _add_output(group: Any) -> None:
 
 def _add_running(group: Any) -> None:
     group.add_argument("--stdin-filename", metavar="FILE", help="name to use for standard input")
-    group.add_argument(
-        "-j",
-        "--jobs",
-        type=terminal.count(terminal.MOST_PROCESSES),
-        metavar="N",
-        help="number of processes (default: chosen by the size of the input)",
-    )
-    terminal.flag(group, "--no-cache", help="check every file again")
-    group.add_argument(
-        "--cache-dir", metavar="FOLDER", help="instead of .jax_dist_cache next to the settings"
-    )
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

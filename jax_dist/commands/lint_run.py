@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import os
 from collections.abc import Sequence, Sized
 from typing import TextIO
 
@@ -107,13 +106,7 @@ class _Lint:
         if self._stdin is not None:
             return runner.examined(self._name, self._stdin, self._examiner)
         with terminal.ProgressLine(self._err, "files checked") as progress:
-            return runner.run(
-                self._found.files,
-                self._examiner,
-                jobs=self._options.jobs,
-                memory=self._memory(),
-                progress=progress,
-            )
+            return runner.run(self._found.files, self._examiner, progress=progress)
 
     def report(self, findings: Sequence[Finding], out: TextIO | None = None) -> Exit:
         """Shows findings; the exit code says whether there are any."""
@@ -177,17 +170,6 @@ class _Lint:
         if not found.files:
             self._say("There are no Python files or notebooks here.")
         return found
-
-    def _memory(self):
-        folders = [path for path in self._options.paths if os.path.isdir(path)]
-        if self._options.no_cache or not folders:
-            return None  # to check a few files is as fast as to remember them
-        from jax_dist.checker.engine import runner
-
-        here = os.path.dirname(self._config.file or "")
-        folder = self._options.cache_dir or os.path.join(here, runner.FOLDER)
-        target, files = self._examiner.target, self._found.files
-        return runner.FindingStore(folder, self._options.paths, target, files)
 
     def _mend(self, findings: Sequence[Finding], *, write: bool = True) -> list[Finding]:
         """Makes fixes; the findings that are left."""

@@ -1,6 +1,5 @@
 """Does a function compute the same on any number of devices? The comparison, and its report."""
 
-import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -162,14 +161,7 @@ def compare_device_counts(
     verdicts = tuple(each for of_count in compared for each in of_count.verdicts)
     axis = axis_name if isinstance(subject, PerDevice) else tuple(subject.mesh.axis_names)
     findings = _findings(compared, one, leaves, axis)
-    shared, shared_axes = _without_copies(args, in_axes)
-    if findings and isinstance(subject, PerDevice) and shared_axes != in_axes:
-        with contextlib.suppress(ConsistencyError):  # what it takes may need all rows
-            rest = {"in_axes": shared_axes, "out_axes": out_axes, "devices": left}
-            if compare_device_counts(fun, *shared, axis_name=axis_name, **rest).ok:
-                results = tuple(each for found in findings for each in found.results)
-                findings = (_of_copies(args, shared, results),)
-    notes = ()
+    notes = tuple(_copies(args, in_axes)) if findings and isinstance(subject, PerDevice) else ()
     if isinstance(subject, Global) and "shard_map" not in str(one.jaxpr):
         notes = (
             "no shard_map is in it: of a jit, every number of devices computes the same but for "
@@ -185,38 +177,20 @@ def check(fun: Callable, *args: Any, **options: Any) -> Consistency:
     return compare_device_counts(fun, *args, **options)
 
 
-def _without_copies(args: tuple, in_axes: AxisPrefix) -> tuple[tuple, AxisPrefix]:
-    """The arguments, one row of those whose rows are all equal, and their axes."""
+def _copies(args: tuple, in_axes: AxisPrefix) -> Iterator[str]:
+    """What may explain a finding: arguments as `jax.pmap` takes them, one copy for each device."""
     given = in_axes if isinstance(in_axes, tuple | list) else [in_axes] * len(args)
-    is_copied = [axis == 0 and _has_copies(arg) for arg, axis in zip(args, given, strict=False)]
-    if len(given) != len(args) or not any(is_copied):
-        return args, in_axes
-    row = lambda arg: jax.tree.map(lambda leaf: leaf[:1], arg)
-    shared = (row(arg) if copied else arg for arg, copied in zip(args, is_copied, strict=True))
-    left = (None if copied else axis for axis, copied in zip(given, is_copied, strict=True))
-    return tuple(shared), tuple(left)
+    for number, (arg, axis) in enumerate(zip(args, given, strict=False)):
+        leaves = [np.asarray(each) for each in jax.tree.leaves(arg) if not is_key(each)]
+        if axis == 0 and leaves and all(map(_has_equal_rows, leaves)):
+            yield (
+                f"the rows of args[{number}] are all equal: if they are copies for the devices, "
+                "give one of them, with in_axes=None at its position"
+            )
 
 
-def _has_copies(arg: Any) -> bool:
-    leaves = [np.asarray(each) for each in jax.tree.leaves(arg) if not is_key(each)]
-    return bool(leaves) and all(
-        each.ndim > 1 and len(each) > 1 and len({row.tobytes() for row in each}) == 1
-        for each in leaves
-    )
-
-
-def _of_copies(args: tuple, shared: tuple, results: tuple[str, ...]) -> Explanation:
-    numbers = [i for i, (x, y) in enumerate(zip(args, shared, strict=True)) if x is not y]
-    which = ", ".join(f"args[{number}]" for number in numbers)
-    return Explanation(
-        "",
-        f"the rows of {which} are all equal, and each device gets another number of them",
-        "with one row that all devices share, the results are the same on any number of devices",
-        "give one copy of it, with in_axes=None at its position",
-        "the arguments",
-        "",
-        results,
-    )
+def _has_equal_rows(array: np.ndarray) -> bool:
+    return array.ndim > 1 and len(array) > 1 and len({row.tobytes() for row in array}) == 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_dist import _codes
 from jax_dist.consistency.evaluation import Graph, Node, Origins, Path, Records
-from jax_dist.consistency.relations import Expected, Relation, Verdict, are_alike
+from jax_dist.consistency.relations import Expected, Relation, Verdict, are_alike, times
 from jax_dist.consistency.runs import CheckedProgram, Reference, Several, on_one
 
 _How: TypeAlias = Literal["unreduced", "lost", "unknown"]
@@ -305,7 +305,7 @@ def _unreduced(fault: _Fault) -> _Words | None:
         return None
     if relation.kind == "rows":
         return (
-            f"a sum over the devices is missing: rows are {_times(relation.factor)}",
+            f"a sum over the devices is missing: rows are {times(relation.factor)}",
             "they are the gradient of a mean over the rows of one device only",
             f"divide by lax.axis_size({fault.axis}), or take the mean over all rows",
         )
@@ -323,13 +323,13 @@ def _sum_of_equals(fault: _Fault) -> _Words | None:
         return None
     if any(each and each.kind == "parts" and each.part == "mean" for each in fault.operands):
         return (
-            f"a sum over {fault.axis} of means: {_times(fault.factor)}",
+            f"a sum over {fault.axis} of means: {times(fault.factor)}",
             f"each device has the mean over its rows, made at {fault.born}, and the means are "
             "added up",
             f"use lax.pmean(..., {fault.axis}), or take the sum over the rows instead of the mean",
         )
     return (
-        f"a second sum over {fault.axis}: {_times(fault.factor)}",
+        f"a second sum over {fault.axis}: {times(fault.factor)}",
         "all devices have the same value already, so the sum adds up equals",
         "leave this one out",
     )
@@ -359,13 +359,7 @@ def _wrong_scale(fault: _Fault) -> _Words | None:
             "that is a size of what one device has, not of the whole",
             f"use the size of the whole, as in x.shape[0] * lax.axis_size({fault.axis})",
         )
-    if fault.factor == 1:
-        return None
-    return (
-        f"the factor at this {node.name} makes the value {_times(fault.factor)}",
-        "it changes with the number of devices, and the value does not",
-        "leave out a division or multiplication by the number of devices that is not needed",
-    )
+    return None
 
 
 def _takes_part_for_whole(fault: _Fault) -> _Words | None:
@@ -404,12 +398,6 @@ def _of_primitive(fault: _Fault) -> _Words | None:
             "as numbers of rows they are right on the first device only",
             f"add lax.axis_index({fault.axis}) times the number of rows of a device",
         )
-    if record.reduces or record.sums:
-        return (
-            f"{name} reduces over what one device has, and no collective makes it whole",
-            "rows of other devices count as well",
-            f"follow it with the collective over {fault.axis} that fits, or gather first",
-        )
     return None
 
 
@@ -423,7 +411,7 @@ def _other(fault: _Fault) -> _Words:
         )
     return (
         f"from this {fault.node.name} on, values differ from those of one device"
-        + (f": {_times(fault.factor)}" if fault.factor != 1 else ""),
+        + (f": {times(fault.factor)}" if fault.factor != 1 else ""),
         "its operands are as they should be, or shares of it",
         f"check whether it needs a collective over {fault.axis}",
     )
@@ -431,9 +419,3 @@ def _other(fault: _Fault) -> _Words:
 
 def _part(relation: Relation) -> str:
     return {"max": "maximum", "min": "minimum"}.get(relation.part or "", relation.part or "")
-
-
-def _times(factor: float) -> str:
-    if factor < 1:
-        return f"1/{round(1 / factor)} of what it should be"
-    return f"{round(factor)} times too large"

@@ -1,50 +1,39 @@
 """`equinox.filter_pmap` on `jax_dist.pmap`: arguments and results may hold anything.
 
-A call is split in two: arrays, which the mapped function takes, and the rest, which decides which
-mapped function that is. One is made for each kind of call, and kept: as long as a plain function
-lives, and for modules, which are equal by content, if it is one of the last.
+A call is split in two: arrays, which the mapped function takes, and the rest, which stands in the
+structure of its arguments, so that another value compiles again. Results come back the same way.
 """
 
-import contextlib
+import dataclasses
 import functools
 import inspect
-import itertools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_dist.errors import ArgumentTypeError, AxesError, refusal
+from jax_dist.mapping.axes import is_none
 from jax_dist.mapping.pmap import pmap
 
-_AXIS = "<filter_pmap>"  # of a function that names none
-_KEPT = 256  # kinds of calls of modules
-_HOLE = object()  # where an array was
+_AXES = (None, *range(-32, 33))  # of results; there is a list of arrays for each
 
 
-class _FirstOfArrays:
+def _first(leaf: Any) -> int | None:
     """The default: arrays are mapped over their leading dimension, and nothing else is."""
-
-    def __call__(self, leaf: Any) -> int | None:
-        return 0 if _is_array(leaf) else None
-
-    def __repr__(self) -> str:
-        return "if_array(0)"
-
-
-_FIRST = _FirstOfArrays()
+    return 0 if _is_array(leaf) else None
 
 
 def filter_pmap(
     fun: Callable[..., Any] | None = None,
     *,
-    in_axes: Any = _FIRST,
-    out_axes: Any = _FIRST,
+    in_axes: Any = _first,
+    out_axes: Any = _first,
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
     donate: Literal["all", "warn", "none"] = "none",
@@ -76,8 +65,8 @@ def filter_pmap(
       compiled, it takes and returns what `fun` does.
 
     Raises:
-      TypeError: in_axes or out_axes hold something else than integers, None and functions; `fun`
-        or what is no array in an argument cannot be hashed.
+      TypeError: in_axes or out_axes hold something else than integers, None and functions; what is
+        no array in an argument cannot be hashed.
       ValueError: `donate` is none of its choices; in_axes names no parameter; see also `pmap`.
 
     >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -115,67 +104,60 @@ def filter_pmap(
                 why="it finds out by itself what is an array; the rest is static",
                 do="Leave it out; donate='all' donates all arrays.",
             )
-    axes = _Axes(in_axes, out_axes, axis_name, axis_size)
-    return functools.update_wrapper(_Filtered(fun, axes, donate, options), fun, updated=())
-
-
-class _Axes(NamedTuple):
-    """What was said of axes."""
-
-    inputs: Any
-    outputs: Any
-    name: Hashable | None
-    size: int | None
-
-
-class _Call(NamedTuple):
-    """One call, in two parts. What `kind` holds decides what is compiled."""
-
-    arrays: list[Any]
-    tree: Any  # of the function and the arguments
-    rest: tuple[Any, ...]  # the leaves, with _HOLE for arrays
-    axes: tuple[int | None, ...]  # of the arrays
-
-    @property
-    def kind(self) -> Hashable:
-        types = tuple((leaf.shape, leaf.dtype) for leaf in self.arrays)
-        return self.tree, self.rest, self.axes, types, tuple(map(_of_number, self.rest))
+    options["axis_name"] = axis_name
+    filtered = _Filtered(fun, in_axes, out_axes, axis_size, donate, options)
+    return functools.update_wrapper(filtered, fun, updated=())
 
 
 class _Filtered:
     """What the user calls."""
 
-    def __init__(self, fun: Callable[..., Any], axes: _Axes, donate: str, options: dict[str, Any]):
-        self._fun, self._axes, self._donate, self._options = fun, axes, donate, options
-        leaves, tree = jax.tree.flatten((axes.inputs, axes.outputs), is_leaf=lambda x: x is None)
-        said = (*leaves, tree, axes.name, axes.size, donate, *sorted(options.items()))
-        self._setting = said if _is_hashable(said) else None  # it cannot be compared
-        self._is_shared = self._setting is not None and isinstance(fun, types.FunctionType)
-        self._kinds: dict[Hashable, _Kind] = {}
-        if self._is_shared:
-            self._kinds = _OF_FUNCTIONS.setdefault(fun, {})
-        elif self._setting and not jax.tree_util.treedef_is_leaf(jax.tree.structure(fun)):
-            self._kinds = _OF_MODULES
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        in_axes: Any,
+        out_axes: Any,
+        size: int | None,
+        donate: str,
+        options: dict[str, Any],
+    ) -> None:
+        self._fun, self._in_axes = fun, in_axes
+        self._size, self._donate, self._options = size, donate, options
+        leaves, tree = jax.tree.flatten(out_axes, is_leaf=is_none)
+        self._out_axes = tuple(leaves), tree
+        self._body = _body_of(fun)
+        self._by_axes: dict[tuple[int | None, ...], Any] = {}
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = self._split(args, kwargs)
-        kind = self._kind(call)
         if self._donate != "all":
-            return kind.joined(kind.mapped(*call.arrays))
+            return _joined(self._mapped(call)(*call))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            return kind.joined(kind.mapped(*call.arrays))
+            return _joined(self._mapped(call)(*call))
 
     def lower(self, /, *args: Any, **kwargs: Any) -> "_Stage":
         """The program for these arguments; `jax.ShapeDtypeStruct` will do for arrays."""
         call = self._split(jax.tree.map(_standing_in, args), kwargs)
-        kind = self._kind(call)
-        return _Stage(self._split, kind, kind.mapped.lower(*call.arrays))
+        return _Stage(self._split, self._mapped(call).lower(*call))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    def _mapped(self, call: "_Call") -> Any:
+        axes = call[0].in_axes
+        if axes not in self._by_axes:
+            self._by_axes[axes] = pmap(
+                self._body,
+                in_axes=(None, *axes),
+                out_axes=(None, _AXES),
+                axis_size=self._size,
+                donate_argnums=range(1, 1 + len(axes)) if self._donate != "none" else (),
+                **self._options,
+            )
+        return self._by_axes[axes]
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Call":
         if kwargs:
             raise refusal(
                 ArgumentTypeError,
@@ -185,22 +167,23 @@ class _Filtered:
                 do="Pass them by position; in_axes may be a dictionary of names.",
             )
         of_args = _resolved("in_axes", self._named_axes(args), args)
-        leaves, tree = jax.tree.flatten((self._fun, args))
-        of_fun = len(leaves) - len(of_args)
-        axes: list[int | None] = [*[None] * of_fun, *of_args]
-        is_array = [_is_array(leaf) for leaf in leaves]
-        rest = tuple(_HOLE if _is_array(leaf) else leaf for leaf in leaves)
-        if self._is_shared:
-            rest = (None, *rest[1:])  # else what is kept for the function would hold it
-        arrays = list(itertools.compress(leaves, is_array))
-        chosen = tuple(itertools.compress(axes, is_array))
-        if self._axes.size is not None:  # carries the size where nothing is mapped
-            arrays.append(np.broadcast_to(np.int32(0), self._axes.size))
-            chosen = (*chosen, 0)
-        return _Call(arrays, tree, rest, chosen)
+        leaves, tree = jax.tree.flatten((self._fun if _is_tree(self._fun) else None, args))
+        axes = [*[None] * (len(leaves) - len(of_args)), *of_args]
+        pairs = [pair for pair in zip(leaves, axes, strict=True) if _is_array(pair[0])]
+        if self._size is not None:  # carries the size where nothing is mapped
+            pairs.append((np.broadcast_to(np.int32(0), self._size), 0))
+        constants = _Constants(
+            tree,
+            rest=tuple(_HOLE if _is_array(leaf) else leaf for leaf in leaves),
+            numbers=tuple(map(_of_number, leaves)),
+            in_axes=tuple(axis for _, axis in pairs),
+            out_axes=self._out_axes,
+        )
+        _check_hash(constants)
+        return constants, *(leaf for leaf, _ in pairs)
 
     def _named_axes(self, args: tuple[Any, ...]) -> Any:
-        axes = self._axes.inputs
+        axes = self._in_axes
         if not isinstance(axes, dict):
             return axes
         names = list(inspect.signature(self._fun).parameters)
@@ -213,150 +196,121 @@ class _Filtered:
                 why=f"it was called with {', '.join(names[: len(args)]) or 'nothing'}",
                 do="Name parameters of the function, and pass them by position.",
             )
-        return tuple(axes.get(name, _FIRST) for name, _ in zip(names, args, strict=False))
-
-    def _kind(self, call: _Call) -> "_Kind":
-        key = (self._setting, call.kind)
-        try:
-            found = self._kinds.get(key)
-        except TypeError as error:
-            odd = [leaf for leaf in call.rest if not _is_hashable(leaf)]
-            which = [f"{leaf!r}, of type {type(leaf).__name__}" for leaf in odd]
-            raise refusal(
-                ArgumentTypeError,
-                what="filter_pmap keeps what is no array as a constant, and cannot hash it",
-                which=which or [f"the tree {call.tree}"],
-                why="another value compiles another program, which is looked up by it",
-                do="Make it an array, or give the object __hash__ and __eq__.",
-            ) from error
-        if found is None:
-            fun = weakref.ref(self._fun) if self._is_shared else None
-            found = self._kinds[key] = _Kind(self._axes, call, self._donate, self._options, fun)
-        return found
+        return tuple(axes.get(name, _first) for name, _ in zip(names, args, strict=False))
 
 
-class _Kind:
-    """The mapped function of one kind of call.
+_Call: TypeAlias = tuple[Any, ...]  # `_Constants`, and the arrays
+_HOLE = object()  # where an array was
 
-    Attributes:
-      key: tells this kind from others.
-      mapped: takes the arrays of a call, and gives those of the results.
-    """
 
-    def __init__(
-        self,
-        axes: _Axes,
-        call: _Call,
-        donate: str,
-        options: dict[str, Any],
-        fun: weakref.ref | None = None,
-    ):
-        """`fun` takes the place of the first leaf, where the call does not hold the function."""
-        self.key = call.kind
-        self._axes, self._call, self._fun = axes, call._replace(arrays=[]), fun
-        self._result: tuple[Any, list[Any]] | None = None  # its tree, and leaves that are no array
-        self._out_axes: tuple[int | None, ...] = ()
-        pairs = zip(call.arrays, call.axes, strict=True)
-        mapped = [(leaf.shape, axis) for leaf, axis in pairs if axis is not None]
-        fits = all(-len(shape) <= axis < len(shape) for shape, axis in mapped)
-        if fits and len({shape[axis] for shape, axis in mapped}) == 1:
-            # Traces the function once, for the tree of its results and where their axes go. If the
-            # sizes do not fit, pmap says what is wrong.
-            name = _AXIS if axes.name is None else axes.name
-            jax.eval_shape(jax.vmap(self._body, call.axes, axis_name=name), *call.arrays)
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Constants:
+    """What is no array in a call: equal ones have one program."""
 
-        def body(*arrays: Any) -> tuple[Any, ...]:
-            return self._body(*arrays)
+    tree: Any  # of the function, if it is a module, and the arguments
+    rest: tuple[Any, ...]  # the leaves, with _HOLE for arrays
+    numbers: tuple[Hashable, ...]  # of each leaf, what tells it from equal ones
+    in_axes: tuple[int | None, ...]  # of the arrays
+    out_axes: tuple[tuple[Any, ...], Any]  # leaves and tree
 
-        of_user = self._function(call.arrays)[0]
-        body.__name__ = getattr(of_user, "__name__", type(of_user).__name__)
-        body.__qualname__ = getattr(of_user, "__qualname__", body.__name__)
-        numbers = tuple(range(len(call.arrays)))
-        self.mapped = pmap(
-            body,
-            axis_name=axes.name,
-            in_axes=call.axes,
-            out_axes=self._out_axes,
-            axis_size=axes.size,
-            donate_argnums=() if donate == "none" else numbers,
-            **options,
-        )
+    def filled(self, arrays: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+        """The function, if it is a module, and the arguments."""
+        left = iter(arrays)
+        return self.tree.unflatten(next(left) if x is _HOLE else x for x in self.rest)
 
-    def joined(self, arrays: tuple[Any, ...]) -> Any:
-        """The results as the function gives them."""
-        assert self._result is not None
-        return _filled(*self._result, arrays)
 
-    def _body(self, *arrays: Any) -> tuple[Any, ...]:
-        fun, args = self._function(arrays)
-        result = fun(*args)
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Result:
+    """What is no array in the results of one program."""
+
+    tree: Any
+    rest: list[Any]  # the leaves; of an array, which of the lists has it next
+
+
+class _In(NamedTuple):
+    number: int
+
+
+_BODIES: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()
+
+
+def _body_of(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """What is mapped: the same for equal modules, and for a function each time it is decorated."""
+    if _is_tree(fun):
+        return _BODIES.setdefault(type(fun), _body(lambda module: module, type(fun)))
+    if isinstance(fun, types.FunctionType):
+        living = weakref.ref(fun)  # else what is kept for it would hold it
+        return _BODIES.setdefault(fun, _body(lambda _: living(), fun))
+    return _body(lambda _: fun, fun)
+
+
+def _body(function: Callable[[Any], Any], named: Any) -> Callable[..., Any]:
+    def body(constants: _Constants, *arrays: Any) -> tuple[Any, ...]:
+        module, args = constants.filled(arrays)
+        result = function(module)(*args)
         leaves, tree = jax.tree.flatten(result)
-        axes = _resolved("out_axes", self._axes.outputs, result)
-        pairs = list(zip(leaves, axes, strict=True))
-        kept = [_is_array(leaf) or axis is not None for leaf, axis in pairs]
-        self._out_axes = tuple(itertools.compress(axes, kept))
-        self._result = tree, [_HOLE if k else leaf for leaf, k in zip(leaves, kept, strict=True)]
-        return tuple(itertools.compress(leaves, kept))
+        axes = _resolved("out_axes", constants.out_axes[1].unflatten(constants.out_axes[0]), result)
+        rest, arrays_of = [], tuple([] for _ in _AXES)
+        for leaf, axis in zip(leaves, axes, strict=True):
+            if axis is None and not _is_array(leaf):
+                rest.append(leaf)
+                continue
+            # One that is too far off comes to the last, which pmap refuses.
+            number = 0 if axis is None else 33 + max(-32, min(axis, 32))
+            rest.append(_In(number))
+            arrays_of[number].append(leaf)
+        return _Result(tree, rest), arrays_of
 
-    def _function(self, arrays: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        fun, args = _filled(self._call.tree, self._call.rest, arrays)
-        if self._fun is None:
-            return fun, args
-        function = self._fun()
-        assert function is not None  # somebody calls it
-        return function, args
-
-
-class _Recent(dict[Hashable, _Kind]):
-    """The last kinds that were made: another object equal to a module is the same function."""
-
-    def __setitem__(self, key: Hashable, kind: _Kind) -> None:
-        super().__setitem__(key, kind)
-        while len(self) > _KEPT:
-            with contextlib.suppress(KeyError, RuntimeError):  # another thread was faster
-                del self[next(iter(self))]
+    body.__name__ = getattr(named, "__name__", type(named).__name__)
+    body.__qualname__ = getattr(named, "__qualname__", body.__name__)
+    return body
 
 
-_OF_FUNCTIONS: weakref.WeakKeyDictionary[Callable, dict[Hashable, _Kind]] = (
-    weakref.WeakKeyDictionary()
-)
-_OF_MODULES = _Recent()
+def _joined(results: tuple[_Result, tuple[list[Any], ...]]) -> Any:
+    """The results as the function gives them."""
+    result, arrays_of = results
+    left = list(map(iter, arrays_of))
+    return result.tree.unflatten(
+        next(left[x.number]) if isinstance(x, _In) else x for x in result.rest
+    )
 
 
 class _Stage:
-    """A stage of JAX for the arrays of one kind of call.
+    """A stage of JAX; compiled, it takes and returns what the function does."""
 
-    Compiled, it takes arguments of the same kind, and returns what the function does.
-    """
-
-    def __init__(self, split: Callable, kind: _Kind, stage: Any):
-        self._split, self._kind, self._stage = split, kind, stage
+    def __init__(self, split: Callable, stage: Any):
+        self._split, self._stage = split, stage
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
     def compile(self, *args: Any, **kwargs: Any) -> "_Stage":
-        return _Stage(self._split, self._kind, self._stage.compile(*args, **kwargs))
+        return _Stage(self._split, self._stage.compile(*args, **kwargs))
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call = self._split(args, kwargs)
-        wanted = self._kind.key
-        if call.kind != wanted:
-            raise refusal(
-                ArgumentTypeError,
-                what="a compiled function of filter_pmap was called with other arguments",
-                which=[f"now {_described(call.kind)}", f"compiled for {_described(wanted)}"],
-                why="it holds the program of one kind of call",
-                do="Call the function itself, or lower it for these arguments.",
-            )
-        return self._kind.joined(self._stage(*call.arrays))
+        return _joined(self._stage(*self._split(args, kwargs)))
 
 
-def _described(kind: Any) -> str:
-    _, rest, axes, types_, _ = kind
-    arrays = [f"{dtype}{list(shape)}" for shape, dtype in types_]
-    others = [repr(leaf) for leaf in rest if not (leaf is None or leaf is _HOLE or callable(leaf))]
-    return f"{', '.join([*arrays, *others]) or 'nothing'}, mapped over {list(axes)}"
+def _is_tree(fun: Any) -> bool:
+    return not jax.tree_util.treedef_is_leaf(jax.tree.structure(fun))
+
+
+def _check_hash(constants: _Constants) -> None:
+    try:
+        hash(constants)
+    except TypeError as error:
+        leaves = (*constants.rest, *constants.out_axes[0])
+        odd = [leaf for leaf in leaves if type(leaf).__hash__ is None]
+        which = [f"{leaf!r}, of type {type(leaf).__name__}" for leaf in odd]
+        raise refusal(
+            ArgumentTypeError,
+            what="filter_pmap keeps what is no array as a constant, and cannot hash it",
+            which=which or [f"the tree {constants.tree}"],
+            why="another value compiles another program, which is looked up by it",
+            do="Make it an array, or give the object __hash__ and __eq__.",
+        ) from error
 
 
 def _of_number(leaf: Any) -> Hashable:
@@ -365,14 +319,6 @@ def _of_number(leaf: Any) -> Hashable:
         return None
     is_plain = type(leaf) in (bool, int, float, complex)
     return type(leaf), repr(leaf) if is_plain else id(leaf)  # which lives on, in what is compiled
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _is_array(leaf: Any) -> bool:
@@ -386,12 +332,6 @@ def _standing_in(leaf: Any) -> Any:
     if not is_type or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         return leaf
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-
-
-def _filled(tree: Any, rest: Sequence[Any], arrays: Iterable[Any]) -> Any:
-    """A tree whose holes are filled by arrays, in order."""
-    remaining = iter(arrays)
-    return jax.tree.unflatten(tree, [next(remaining) if x is _HOLE else x for x in rest])
 
 
 def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
@@ -413,7 +353,7 @@ def _resolved(argument: str, axes: Any, tree: Any) -> list[int | None]:
             found.append(axis)
 
     try:
-        jax.tree.map(resolve, axes, tree, is_leaf=lambda each: each is None)
+        jax.tree.map(resolve, axes, tree, is_leaf=is_none)
     except ValueError as error:
         raise refusal(
             AxesError,

@@ -26,7 +26,7 @@ def _run(*arguments):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two entries, one of which was used; and a failure."""
+    """Two entries, one of which was used."""
     for place, (name, days, size) in enumerate((("jit_step", 1, 3000), ("jit_loss", 9, 10))):
         key = f"{name}-{HASHES[place]}"
         path = tmp_path / f"{key}-cache"
@@ -34,9 +34,6 @@ def folder(tmp_path):
         path.write_bytes(data)
         written = time.time() - days * 86400 - 60
         os.utime(path, (time.time() - 7200 if place == 0 else written, written))
-    note = {"function": "jit_bad", "key": f"jit_bad-{HASHES[2]}", "reason": "NOT_FOUND: x\nmore"}
-    note |= {"seconds": 2.25, "at": "2026-01-01 00:00", "under": {}}
-    (tmp_path / f"jit_bad-{HASHES[2]}-failure").write_text(json.dumps(note))
     return tmp_path
 
 
@@ -128,19 +125,6 @@ def test_doctor_for_machines(folder):
     assert (facts["entries"], facts["healthy"]) == (3, False)
 
 
-def test_failures(folder):
-    assert _run("failures", "ls", folder) == (
-        0,
-        "function  at (UTC)          after  why\njit_bad   2026-01-01 00:00  2.2 s  NOT_FOUND: x\n",
-        "",
-    )
-    (failure,) = json.loads(_run("failures", "ls", folder, "--json")[1])
-    assert failure["reason"] == "NOT_FOUND: x\nmore"
-    assert _run("failures", "clear", folder, "--function", "jit_other")[1] == "forgot 0\n"
-    assert _run("failures", "clear", folder)[1] == "forgot 1\n"
-    assert _run("failures", "ls", folder)[1] == "no program is known not to compile\n"
-
-
 PROGRAMS = textwrap.dedent("""
     import jax
 
@@ -211,8 +195,8 @@ def test_warm_says_what_it_cannot_find(tmp_path, programs, said, monkeypatch, ca
 def test_listing_does_not_load_jax(folder):
     script = (
         "import sys; from jax_dist.commands import cli; "
-        f"cli.main(['cache', 'ls', {str(folder)!r}]); cli.main(['cache', 'failures', 'ls', "
-        f"{str(folder)!r}]); cli.main(['cache', 'prune', '--max-size', '1GB', {str(folder)!r}]); "
+        f"cli.main(['cache', 'ls', {str(folder)!r}]); "
+        f"cli.main(['cache', 'prune', '--max-size', '1GB', {str(folder)!r}]); "
         "assert 'jax' not in sys.modules, 'jax is loaded'"
     )
     subprocess.run([sys.executable, "-c", script], env=cache_runs.environment(), check=True)
@@ -222,7 +206,7 @@ def test_without_a_subcommand_the_help_is_printed():
     code, out, err = _run()
 
     assert (code, out) == (2, "")
-    for name in ("verify", "ls", "show", "diff", "doctor", "prune", "warm", "failures"):
+    for name in ("verify", "ls", "doctor", "prune", "warm"):
         assert f"\n    {name} " in err
 
 
@@ -241,9 +225,6 @@ def test_what_stands_behind_two_dashes_is_a_folder(folder, capsys):
     [
         ("ls", "."),
         ("doctor", "."),
-        ("failures", "."),
-        ("show", "."),
-        ("diff", ".", "."),
         ("verify", "--", "/no/such/program"),
     ],
     ids=lambda arguments: arguments[0],

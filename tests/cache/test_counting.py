@@ -112,6 +112,16 @@ def test_a_callback_is_never_written_before_jax_0_12():
         assert str(seen).splitlines()[-1] == f"jit_step, 1 time not written: {reason}"
 
 
+@pytest.mark.usefixtures("folder")
+def test_what_does_not_compile_is_a_miss():
+    result = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    with cache.stats() as seen, pytest.raises(jax.errors.JaxRuntimeError):
+        jax.jit(lambda x: jax.ffi.ffi_call("no_such_target", result)(x))(X)
+
+    assert (seen.misses, seen.written) == (1, 0)
+    assert seen.unwritten == {"compiling it failed": 1}
+
+
 def test_without_a_folder_that_is_the_reason():
     with cache.stats() as seen:
         jax.jit(_named("step", 5.0))(X)
@@ -174,7 +184,6 @@ def test_for_machines():
         "hits": 0,
         "misses": 1,
         "written": 1,
-        "failed": 0,
         "unwritten": {},
         "seconds_saved": 0.0,
     }

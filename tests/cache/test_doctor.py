@@ -6,7 +6,6 @@ import stat
 import zlib
 
 import cache_runs
-import jax
 import pytest
 
 from jax_dist import cache
@@ -92,7 +91,7 @@ def test_files_without_their_entry(tmp_path):
 
 
 def test_an_entry_under_another_name_is_told_whose_it_is(tmp_path):
-    path = _entry(tmp_path, "jit_step", rank=0, run="1")
+    path = _entry(tmp_path, "jit_step", run="1")
     moved = path.rename(tmp_path / f"jit_loss-{HASHES[1]}-cache")
     health = cache.doctor(tmp_path)
 
@@ -108,7 +107,7 @@ def test_an_entry_under_another_name_is_told_whose_it_is(tmp_path):
 
 
 def test_other_bytes_than_were_written_are_found(tmp_path):
-    path = _entry(tmp_path, "jit_step", data=b"\x28\xb5\x2f\xfd program", rank=0, run="1")
+    path = _entry(tmp_path, "jit_step", data=b"\x28\xb5\x2f\xfd program", run="1")
     path.write_bytes(path.read_bytes().replace(b"program", b"program".upper()))  # zstd would not
 
     assert _kinds(cache.doctor(tmp_path)) == ["damaged"]
@@ -124,17 +123,6 @@ def test_what_is_no_file_is_named(tmp_path):
     assert [(finding.kind, finding.where) for finding in health.findings] == [
         ("unreadable", str(name)) for name in names
     ]
-
-
-def test_an_entry_without_its_time_where_jax_has_a_limit(tmp_path):
-    _entry(tmp_path, "jit_step").with_name(f"jit_step-{HASHES[0]}-atime").write_bytes(bytes(8))
-    lonely = _entry(tmp_path, "jit_step", 1)
-    health = cache.doctor(tmp_path, fix=True)
-
-    assert _kinds(health) == ["orphaned"]
-    assert health.healthy
-    written = lonely.with_name(f"jit_step-{HASHES[1]}-atime").read_bytes()
-    assert int.from_bytes(written, "little") == 1_000_000_000 * 10**9
 
 
 def test_what_a_dead_writer_left(tmp_path):
@@ -180,37 +168,11 @@ def test_a_read_only_cache():
     assert _kinds(cache.doctor("/proc/self")) == ["read-only"]
 
 
-def test_a_program_for_another_cpu_is_told_and_kept(tmp_path):
-    needed = b"+adx,+aes,+avx,+avx2,+bmi,+bmi2,+cmov,+crc32,+warp-drive"
-    path = _entry(tmp_path, "jit_step", data=zlib.compress(b"\0\0\0\x02" + b"\n" + needed + b"\n"))
-    health = cache.doctor(tmp_path, fix=True)
-
-    if jax.__version_info__ < (0, 10):
-        assert health.findings == ()
-        return
-    (finding,) = health.findings
-    assert finding.kind == "other CPU"
-    assert "warp-drive" in finding.what
-    assert health.healthy
-    assert path.exists()
-
-
-def test_a_program_for_this_cpu_is_not_told(tmp_path):
-    cache.enable(tmp_path)
-    jax.jit(lambda x: x * 2.4)(1.0)
-    cache.enable(None)
-    (path,) = tmp_path.rglob("*-cache")
-    if jax.__version_info__ >= (0, 10):
-        assert diagnosis.features(path.read_bytes())  # so that there is something to compare
-
-    assert cache.doctor(tmp_path).findings == ()
-
-
 def test_keys_that_never_repeat(tmp_path):
     for place in range(3):
-        _entry(tmp_path, "jit_loss", place, run=f"run {place}", rank=0)
-        _entry(tmp_path, "jit_step", place, run=f"run {place}", rank=0, used=place == 1)
-        _entry(tmp_path, "jit_shapes", place, run="run 0", rank=0)
+        _entry(tmp_path, "jit_loss", place, run=f"run {place}")
+        _entry(tmp_path, "jit_step", place, run=f"run {place}", used=place == 1)
+        _entry(tmp_path, "jit_shapes", place, run="run 0")
     (finding,) = cache.doctor(tmp_path).findings
 
     assert (finding.kind, finding.where) == ("never repeats", "jit_loss")
@@ -224,15 +186,6 @@ def test_keys_that_never_repeat_in_real_runs(tmp_path):
     (finding,) = cache.doctor(tmp_path).findings
 
     assert (finding.kind, finding.where) == ("never repeats", "jit_step")
-
-
-def test_keys_by_process(tmp_path):
-    for rank in (0, 1):
-        _entry(tmp_path, "jit_step", rank, run="run", rank=rank)
-    health = cache.doctor(tmp_path)
-
-    assert _kinds(health) == ["key by process"]
-    assert health.healthy  # it is told, and there is nothing to do
 
 
 def test_no_folder_and_a_file(tmp_path):
@@ -256,7 +209,7 @@ def test_other_files_are_left_alone(tmp_path):
 
 
 def test_to_look_is_not_to_use(tmp_path):
-    path = _entry(tmp_path, "jit_step", rank=0, run="1")
+    path = _entry(tmp_path, "jit_step", run="1")
     cache.doctor(tmp_path)
 
     assert path.stat().st_atime == _OLD

@@ -16,7 +16,7 @@ from jax_dist.cache.store import Store
 
 KEY, OTHER, THIRD = (f"jit_{name}-{64 * name[0]}" for name in ("a", "b", "c"))
 
-LIMIT = 2 * len(sealed(KEY, 10 * b"x", rank=0, run=""))  # room for two entries of 10 bytes
+LIMIT = 2 * len(sealed(KEY, 10 * b"x", run=""))  # room for two entries of 10 bytes
 
 
 def _names(folder):
@@ -25,7 +25,7 @@ def _names(folder):
 
 def test_an_entry_is_there_once_it_is_put(tmp_path):
     said = []
-    store = Store(tmp_path, said=said.append, writer=lambda: (1, "run"))
+    store = Store(tmp_path, said=said.append, run="run")
 
     assert store.get(KEY) is None
     store.put(KEY, b"program")
@@ -34,7 +34,7 @@ def test_an_entry_is_there_once_it_is_put(tmp_path):
     assert _names(tmp_path) == [f"{KEY}-cache"]
     (entry,) = entries.of_folder(tmp_path)
     seal = entry.seal()
-    assert (seal.key, seal.rank, seal.run) == (KEY, 1, "run")
+    assert (seal.key, seal.run) == (KEY, "run")
 
 
 def test_a_program_is_its_own_only(tmp_path, caplog):

@@ -50,7 +50,6 @@ UNSTABLE_BECAUSE = {
     "dict_in_varying_order": ["order"],
     "function_name": ["function-name"],
     "inner_function_name": ["function-name"],
-    "moved_line": ["metadata"],
     "ordered_results": ["order"],
     "partitioned": ["custom-partitioning"],
     "random_bf16_capture": ["captured-array"],

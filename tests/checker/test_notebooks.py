@@ -129,26 +129,17 @@ class TestReading:
 
         assert read_notebook("a.ipynb", json.dumps({"cells": [cell]}).encode()).code == b""
 
-    def test_the_third_format(self):
-        cells = [
-            {"cell_type": "heading", "source": ["pmap"]},
-            {"cell_type": "code", "input": ["import jax\n", "jax.pmap(f)"], "language": "python"},
-        ]
-        data = json.dumps({"worksheets": [{"cells": cells}], "nbformat": 3}, indent=1).encode()
-
-        notebook = read_notebook("a.ipynb", data)
-
-        assert notebook.code == b"# cell 2\nimport jax\njax.pmap(f)"
-        assert _replaced(notebook, b"jax.pmap(f)", b"jax.jit(f)") == data.replace(
-            b"pmap(f", b"jit(f"
-        )
-
     @pytest.mark.parametrize(
         ("data", "why"),
         [
             (b"", "the file is no notebook: '{' expected at character 0"),
             (b"[1]", "the file is no notebook: '{' expected at character 0"),
-            (b"{}", "the file is no notebook: it has neither cells nor worksheets"),
+            (b"{}", "the file is no notebook: it has no cells"),
+            (
+                b'{"worksheets": []}',
+                "the file is no notebook: it is of a format before 4, which "
+                "`jupyter nbconvert --to notebook` converts",
+            ),
             (
                 b'{"cells": [}',
                 "the file is no notebook: Expecting value: line 1 column 12 (char 11)",

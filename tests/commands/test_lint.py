@@ -425,7 +425,7 @@ class TestMisuse:
         _write("", "locked/a.py")
         monkeypatch.setattr(os, "scandir", scandir)
 
-        code, _, err = _lint("--no-cache")
+        code, _, err = _lint()
         assert code == 2
         assert err.startswith("jax-dist lint: the folder locked cannot be read\n")
 
@@ -449,17 +449,6 @@ class TestRunning:
         assert run.stdout.startswith("a.py:2:8: JXD001")
         assert run.stdout.splitlines()[-1] == "[]"
 
-    def test_several_processes_say_the_same_as_one(self):
-        for number in range(20):
-            _write(_PMAP * (number % 3) + "import jax\n", f"pkg/f{number}.py")
-
-        one = _program("--jobs", "1", "--no-cache", PYTHONHASHSEED="1")
-        two = _program("--jobs", "2", "--no-cache", PYTHONHASHSEED="2")
-
-        assert one.stdout == two.stdout
-        assert one.stdout.endswith(b"\nFound 19 findings in 13 files.\n")
-        assert two.stderr == b""
-
     def test_nobody_reads_to_the_end(self):
         class Closed(io.StringIO):
             def write(self, text: str) -> int:
@@ -470,32 +459,6 @@ class TestRunning:
 
         assert main(("lint", "a.py"), out=Closed(), err=err) == 2
         assert err.getvalue() == ""
-
-    def test_the_memory_lies_by_the_settings(self, folder):
-        _write("", "jax-dist.toml")
-        _write(_PMAP, "pkg/a.py")
-
-        assert _lint("pkg") == _lint("pkg")
-        assert len(list(folder.glob(".jax_dist_cache/*.json"))) == 1
-
-    def test_what_is_remembered_falls_with_what_it_was_drawn_from(self):
-        helper = _write("import jax\nmy_pmap = jax.pmap\n", "helpers.py")
-        _write("import jax\nfrom helpers import my_pmap\nstep = my_pmap(f)\n", "pkg/a.py")
-        assert _lint("pkg")[1].startswith("pkg/a.py:3:8: JXD001 ")
-        assert _lint("pkg")[1].startswith("pkg/a.py:3:8: JXD001 ")
-
-        helper.write_text("import jax\nmy_pmap = jax.vmap\n")
-        assert _lint("pkg") == (0, "No findings.\n", "")
-
-    @pytest.mark.parametrize(
-        ("arguments", "files"),
-        [(["."], 1), ([".", "--no-cache"], 0), (["a.py"], 0), ([".", "--cache-dir", "m"], 1)],
-    )
-    def test_the_memory_is_for_folders(self, folder, arguments, files):
-        _write(_PMAP)
-        _lint(*arguments)
-
-        assert len([*folder.glob(".jax_dist_cache/*.json"), *folder.glob("m/*.json")]) == files
 
     def test_progress_is_told_on_a_terminal_once_it_takes_long(self, monkeypatch):
         stream, now = io.StringIO(), [0.0]

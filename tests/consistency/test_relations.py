@@ -38,9 +38,7 @@ def test_the_relation(values, whole, kind, part):
     assert (found.kind, found.part) == (kind, part)
 
 
-@pytest.mark.parametrize(
-    ("times", "factor"), [(3.0, 3.0), (1 / 3, 1 / 3), (9.0, 9.0), (1 / 9, 1 / 9), (2.0, 1.0)]
-)
+@pytest.mark.parametrize(("times", "factor"), [(3.0, 3.0), (1 / 3, 1 / 3), (2.0, 1.0)])
 def test_the_factor_of_what_all_devices_have(times, factor):
     found = _relation([[times, 2 * times]] * 3, [1.0, 2.0])
     assert found.kind == "lost"

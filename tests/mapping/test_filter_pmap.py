@@ -32,6 +32,9 @@ def mixed(x, y):
     return {"sum": x + y, "name": "relu", "count": 3, "none": None, "both": (x * 2, jnp.tanh)}
 
 
+MIXED = ("sum", "name", "count", "none", "both")
+
+
 def assert_same(ours, theirs):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
@@ -115,7 +118,7 @@ def test_one_function_per_kind_of_call():
     for how in (2, 2, 3, 2):
         np.testing.assert_array_equal(double(X, how), X * how)
 
-    assert traced == [2, 2, 3, 3]  # for the tree of the results, and for the program
+    assert traced == [2, 3]
 
 
 def test_equal_numbers_of_other_types_or_bits_are_other_constants():
@@ -159,9 +162,8 @@ def test_under_jit_and_grad():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("decorate", [jax_dist.filter_pmap, eqx.filter_pmap])
-def test_equal_functions_are_traced_once(decorate):
-    traced = []
+def test_equal_functions_are_traced_once():
+    traced, decorate = [], jax_dist.filter_pmap
 
     def double(x):
         traced.append(x)
@@ -172,7 +174,7 @@ def test_equal_functions_are_traced_once(decorate):
         decorate(eqx.filter_vmap(double))(X[:1])
         decorate(double, axis_name="i")(X[:1])
 
-    assert len(traced) == 6  # each for the tree of the results, and for the program
+    assert len(traced) == 3
 
 
 def test_a_function_goes_with_its_programs():
@@ -197,8 +199,10 @@ def test_lower():
 def test_a_compiled_call_takes_its_own_kind_of_arguments():
     compiled = jax_dist.filter_pmap(mixed).lower(X, 3).compile()
 
-    with pytest.raises(ArgumentTypeError, match=r"now float32\[8, 2\], 4.*\n.*float32\[8, 2\], 3"):
+    with pytest.raises(TypeError, match="pytree"):
         compiled(X, 4)
+    with pytest.raises(TypeError, match="float32"):
+        compiled(X[:, :1], 3)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +215,7 @@ def test_a_compiled_call_takes_its_own_kind_of_arguments():
         ({"in_axes": {"z": 0}}, (X, 3), {}, AxesError, "'z': 0"),
         ({"in_axes": (0, 0, 0)}, (X, 3), {}, AxesError, "prefix"),
         ({"in_axes": (2, None)}, (X, 3), {}, AxesError, "axis 2|in_axes"),
+        ({"out_axes": {**dict.fromkeys(MIXED), "sum": 99}}, (X, 3), {}, ValueError, "out_axes"),
         ({}, (X, X[:4]), {}, ValueError, "size"),
         ({"in_axes": "0"}, (X, 3), {}, ArgumentTypeError, "'0'"),
         ({"out_axes": (0, 0)}, (X, 3), {}, AxesError, "out_axes of filter_pmap do not fit"),

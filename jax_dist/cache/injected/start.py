@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -42,40 +41,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             run_module(module)
             if importlib.util.find_spec("jax_dist") is None:  # else the program has its own
                 sys.path.append(self._library)
-            _record(module, self._folder, self._cache)
+            importlib.import_module("jax_dist.cache.recorder").start(self._folder, self._cache)
 
         spec.loader.exec_module = exec_module
         return spec
-
-
-_until_the_end = contextlib.ExitStack()  # of the process
-
-
-def _record(jax: Any, folder: str, cache: str) -> None:
-    from jax_dist import _compat
-    from jax_dist.cache.recorder import Recorder
-
-    wanted = {
-        "jax_compilation_cache_dir": cache,
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,  # 0 lets JAX choose
-    }
-
-    def set_all(values: dict[str, object]) -> None:
-        for name, value in values.items():
-            jax.config.update(name, value)
-
-    @contextlib.contextmanager
-    def in_private_cache(_: object) -> Iterator[None]:
-        # Its own settings come back after each compilation: through jax 0.10.2 the directory is
-        # part of the key, and one that varies is a cause to be told.
-        own = {name: getattr(jax.config, name) for name in wanted}
-        set_all(wanted)  # JAX opens the cache within the first compilation, and keeps it
-        try:
-            yield
-        finally:
-            set_all(own)
-
-    # The recorder first, so that it sees the program's own settings.
-    Recorder(folder, entries=cache).start()
-    _until_the_end.enter_context(_compat.compiles_watched(in_private_cache))

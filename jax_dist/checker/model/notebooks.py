@@ -151,7 +151,7 @@ def read_notebook(path: str, data: bytes) -> Notebook:
 
     Args:
       path: as the user gave it.
-      data: the file, of notebook format 3 or later.
+      data: the file, of notebook format 4 or later.
 
     Raises:
       UnreadableError: it is no notebook.
@@ -211,19 +211,18 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def _cells_of(raw: str) -> list[Cell]:
-    """The cells with Python code, of formats 3 and 4.
+    """The cells with Python code.
 
     Raises:
       ValueError: this is no notebook.
     """
     top = dict(_members(raw, _skip(raw, 0)))
-    if "cells" in top:
-        objects = _objects(raw, top["cells"])
-    elif "worksheets" in top:  # format 3
-        sheets = _objects(raw, top["worksheets"])
-        objects = [cell for _, sheet in sheets for cell in _objects(raw, sheet.get("cells"))]
-    else:
-        raise ValueError("it has neither cells nor worksheets")
+    if "worksheets" in top:
+        raise ValueError(
+            "it is of a format before 4, which `jupyter nbconvert --to notebook` converts"
+        )
+    if "cells" not in top:
+        raise ValueError("it has no cells")
     match _value(raw, top.get("metadata")):
         case {"language_info": {"name": str(language)}} if language:
             pass
@@ -233,6 +232,7 @@ def _cells_of(raw: str) -> list[Cell]:
             language = "python"
     if language.lower() not in ("python", "ipython"):
         return []
+    objects = _objects(raw, top["cells"])
     cells = (_cell(raw, number, *at) for number, at in enumerate(objects, start=1))
     return [cell for cell in cells if cell is not None]
 
@@ -262,14 +262,11 @@ def _new_cell(raw: str, above: Cell, text: str) -> tuple[int, int, str]:
     """A cell like the one above it: of the same format, and written in the same way."""
     start, end = above.begin, _decode(raw, above.begin)[1]
     members = dict(_members(raw, start))
-    is_old = "input" in members  # format 3
-    made: dict[str, Any] = {"cell_type": "code"}
+    made: dict[str, Any] = {"cell_type": "code", "execution_count": None}
     if "id" in members:
         made["id"] = f"jax-dist-migrate-{above.number}"
-    made |= {"language": "python", "prompt_number": None} if is_old else {"execution_count": None}
     lines = magics.lines_of(text)
-    made |= {"metadata": {}, "outputs": []}
-    made["input" if is_old else "source"] = lines if above.is_list else "".join(lines)
+    made |= {"metadata": {}, "outputs": [], "source": lines if above.is_list else "".join(lines)}
     made = dict(sorted(made.items()))
     line = raw.rfind("\n", 0, start) + 1
     indent = _blank_at(raw, line)
@@ -305,10 +302,8 @@ def _spelled(raw: str, cell: Cell, text: str) -> str:
 
 
 def _cell(raw: str, number: int, begin: int, at: dict[str, int]) -> Cell | None:
-    start = at.get("source", at.get("input"))  # "input" in format 3
+    start = at.get("source")
     if start is None or _value(raw, at.get("cell_type")) != "code":
-        return None
-    if _value(raw, at.get("language")) not in (None, "python"):  # format 3
         return None
     match _value(raw, at.get("metadata")):
         case {"vscode": {"languageId": language}} if language != "python":

@@ -66,11 +66,6 @@ class Project:
             self._modules[path] = self._read(path)
         return self._modules[path]
 
-    @property
-    def looked_into(self) -> list[str]:
-        """The files that imports have led to so far, in the order in which they did."""
-        return list(self._modules)
-
     def _read(self, path: str) -> Module | None:
         try:
             with open(path, "rb") as file:

@@ -209,7 +209,7 @@ def _any_of(globs: Sequence[str]) -> re.Pattern[str] | None:
 
 
 _NOT_OURS = """
-.eggs .git .hg .ipynb_checkpoints .jax_dist_cache .mypy_cache .nox .pytest_cache .ruff_cache .svn
+.eggs .git .hg .ipynb_checkpoints .mypy_cache .nox .pytest_cache .ruff_cache .svn
 .tox .venv __pycache__ __pypackages__ build dist node_modules site-packages venv
 """
 EXCLUDED = tuple(_NOT_OURS.split())

@@ -26,7 +26,6 @@ def changes(counter):
         "default_flag": lambda: add_flag("--xla_cpu_enable_fast_math=false"),
         "argument": lambda: sys.argv.append("--xla_cpu_enable_fast_math=true"),
         "dump": lambda: add_flag(f"--xla_dump_to={counter}.dump --xla_dump_hlo_as_text"),
-        "device_count": lambda: add_flag("--xla_force_host_platform_device_count=4"),
         "nans": lambda: os.environ.update(JAX_DEBUG_NANS="1"),
         "tracebacks": lambda: os.environ.update(JAX_TRACEBACK_FILTERING="off"),
         "folder": lambda: (elsewhere.mkdir(exist_ok=True), os.chdir(elsewhere)),
@@ -52,19 +51,7 @@ def main(counter, *names):
     exec(compile("\n" * above + SOURCE, file, "exec"), space)
     import numpy as np
 
-    if "device_count" in names:
-        spread_over_all(space["step"])
     space["step"](np.ones(8, np.float32))
-
-
-def spread_over_all(step):
-    """One slice a device, so that the program is another one."""
-    import jax
-    import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), "i")
-    step(jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, PartitionSpec("i"))))
 
 
 if __name__ == "__main__":

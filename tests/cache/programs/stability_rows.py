@@ -464,16 +464,6 @@ def random_slice():
 
 
 @row
-def moved_line():
-    names = {}
-    above = "\n" * 7 if os.environ["PYTHONHASHSEED"] == "2" else ""
-    exec(compile(f"{above}def moved_line(x):\n    return x + 1\n", "moved.py", "exec"), names)
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", val=True)
-    jitted(names["moved_line"])
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", val=False)
-
-
-@row
 def in_the_second_run_only():
     def in_the_second_run_only(x):
         return x + 1

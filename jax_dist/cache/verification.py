@@ -1,8 +1,8 @@
-"""Compares recorded runs: `diff` two of them, `verify` several runs of one program.
+"""Runs one program several times, and says which of its programs are found again.
 
-`verify` starts fresh interpreters. The first run meets an empty cache; the others should find in it
-whatever the first compiled. Each run has another hash seed, so that what depends on the order of a
-set shows.
+Each run is a fresh interpreter. The first meets an empty cache; the others should find in it
+whatever the first compiled. Each has another hash seed, so that what depends on the order of a set
+shows.
 """
 
 import dataclasses
@@ -10,97 +10,16 @@ import enum
 import json
 import os
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from jax_dist.cache.causes import CauseFinding, finding
 from jax_dist.cache.explanation import content, explained, matched, signature
-from jax_dist.cache.records import DIRECTORY, CacheOutcome, Compile, Record
+from jax_dist.cache.records import HIT, WRITTEN, Compile, load
 from jax_dist.launch.ranks import run_to_end
 
 _PACKAGE = Path(__file__).parents[1]
-
-_Recorded: TypeAlias = Record | str | os.PathLike[str]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class KeyDifference:
-    """One program whose keys differ."""
-
-    function: str  # its name in the first run
-    components: tuple[str, ...]  # of the key, which are not the same
-    findings: tuple[CauseFinding, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunComparison:
-    """What differs between two runs."""
-
-    same: int  # programs that have one key
-    differences: tuple[KeyDifference, ...]
-    only_first: tuple[str, ...]  # functions that the second run did not compile
-    only_second: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """For machines."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        lines = [f"{self.same} with the same key, {len(self.differences)} with another"]
-        for difference in self.differences:
-            lines += ["", f"{difference.function}: {', '.join(difference.components)} differ"]
-            lines += [textwrap.indent(str(each), "  ") for each in difference.findings]
-        lines += [f"only in the first: {name}" for name in self.only_first]
-        lines += [f"only in the second: {name}" for name in self.only_second]
-        return "\n".join(lines)
-
-
-def diff(a: _Recorded, b: _Recorded) -> RunComparison:
-    """Reports the programs whose keys differ between two runs, which component differs, and why.
-
-    Args:
-      a: the record of the first run, or the path of one.
-      b: that of the second.
-
-    Returns:
-      For each program with a different key: the components, the causes, and the lines.
-
-    Raises:
-      ValueError: a file is not a record.
-      OSError: a file cannot be read.
-
-    >>> import jax, numpy as np
-    >>> from jax_dist.cache.recorder import record
-    >>> def run(table):
-    ...     def look_up(x):
-    ...         return x + table
-    ...     with record() as recorder:
-    ...         _ = jax.jit(look_up)(np.ones(3))
-    ...     return recorder.record
-    >>> [found] = diff(run(np.arange(3.0)), run(np.arange(3.0) + 1)).differences
-    >>> found.function, found.components, found.findings[0].cause.code
-    ('jit_look_up', ('computation',), 'JXD401')
-    """
-    one, other = (each if isinstance(each, Record) else Record.load(each) for each in (a, b))
-    pairs = matched(one.compiles, other.compiles, *_IDENTITIES)
-    both = [(one, other) for one, other in pairs if one is not None and other is not None]
-    differences = tuple(
-        KeyDifference(one.key.function, one.key.differing(other.key), explained(one, other))
-        for one, other in both
-        if one.key.name != other.key.name
-    )
-    return RunComparison(
-        same=len(both) - len(differences),
-        differences=differences,
-        only_first=tuple(one.key.function for one, other in pairs if one and not other),
-        only_second=tuple(other.key.function for one, other in pairs if other and not one),
-    )
-
-
-# --- the same program several times
 
 
 class ProgramVerdict(enum.StrEnum):
@@ -192,7 +111,7 @@ def verify(
         "cache": str(cache),
     }
     ended: list[VerificationRun] = []
-    records: list[Record] = []
+    records: list[tuple[Compile, ...]] = []
     for number in range(runs):
         progress(number, runs)
         recorded, output = folder / f"records-{number}", folder / f"output-{number}"
@@ -204,22 +123,22 @@ def verify(
         }
         code = run_to_end(command, environment, output, timeout)
         ended.append(VerificationRun(seed, code, output.read_text(errors="replace")))
-        records.append(Record.load(recorded))
+        records.append(load(recorded))
         if code != 0:
             break
-    return CacheVerification(tuple(ended), _judged(records))
+    return CacheVerification(tuple(ended), judged(records))
 
 
-def _judged(records: Sequence[Record]) -> tuple[Verified, ...]:
+def judged(records: Sequence[Sequence[Compile]]) -> tuple[Verified, ...]:
     """The verdict on each program of some runs, the first of which met an empty cache."""
     if len(records) < 2:  # one run proves nothing
         return ()
-    first = records[0].compiles
+    first = records[0]
     # What one program became in each run; then those that the first run did not compile.
     chains: list[list[Compile | None]] = [[compiled] for compiled in first]
     late: list[list[Compile | None]] = []
     for number, record in enumerate(records[1:], start=1):
-        pairs = matched(first, record.compiles, *_IDENTITIES)
+        pairs = matched(first, record, *_IDENTITIES)
         for chain, (_, other) in zip(chains, pairs, strict=False):
             chain.append(other)
         late += [[*[None] * number, other] for _, other in pairs[len(first) :]]
@@ -236,22 +155,24 @@ def _verdict(
     """What the program is called, what the cache did for it, and why not more."""
     compiled = [each for each in chain if each is not None]
     first, *others = compiled
-    name = first.key.function
-    if any(other.key.name != first.key.name for other in others):
-        findings = [found for other in others for found in explained(first, other)]
+    name = first.function
+    if any(other.key != first.key for other in others):
+        findings = [
+            found for other in others if other.key != first.key for found in explained(first, other)
+        ]
         # Each cause once, with what the first pair of runs shows of it.
         once = {found.cause.name: found for found in reversed(findings)}.values()
         return name, ProgramVerdict.UNSTABLE, tuple(once)[::-1]
     if None in chain:
         return name, ProgramVerdict.PARTIAL, (finding("not-in-every-run"),)
-    directories = dict.fromkeys(each.settings[DIRECTORY] for each in compiled)
+    directories = dict.fromkeys(each.directory for each in compiled)
     if len(directories) > 1:  # the private cache holds still, and would hide it
         found = finding("cache-directory", ", then ".join(list(directories)[:2]))
         return name, ProgramVerdict.MISSED, (found,)
     for each in compiled:
-        if each.reason is not None:
-            return name, ProgramVerdict.UNWRITTEN, (finding(each.reason),)
-    if all(other.outcome is CacheOutcome.HIT for other in others):
+        if each.fate not in (HIT, WRITTEN):
+            return name, ProgramVerdict.UNWRITTEN, (finding(each.fate),)
+    if all(other.fate == HIT for other in others):
         return name, ProgramVerdict.HIT, ()
     return name, ProgramVerdict.MISSED, (finding("not-found-again"),)
 
@@ -261,11 +182,11 @@ def _verdict(
 
 _MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
 _IDENTITIES: tuple[Callable[[Compile], Hashable], ...] = (
-    lambda one: (one.process, one.key.name),
-    lambda one: (one.process, one.key.function, signature(one.operations)),
+    lambda one: (one.process, one.key),
+    lambda one: (one.process, one.function, signature(one.operations)),
     # As "step_0x7f31" and "step_0x7f9c", which no two processes share.
-    lambda one: (one.process, _MADE_UP.sub("#", one.key.function), signature(one.operations)),
+    lambda one: (one.process, _MADE_UP.sub("#", one.function), signature(one.operations)),
     # The same in all but names; a function of the same shape alone may be another one.
     lambda one: (one.process, *map(content, one.operations)),
-    lambda one: (one.process, one.key.function),
+    lambda one: (one.process, one.function),
 )
