@@ -18,9 +18,6 @@ __all__ = (
     "CacheWarning",
     "CapturedArrayError",
     "CapturedArrayWarning",
-    "CheckpointError",
-    "CheckpointInUseError",
-    "CheckpointWarning",
     "ConsistencyError",
     "DeviceCountError",
     "DisagreementError",
@@ -151,18 +148,6 @@ class JoinError(RuntimeError):
 
 class OpenPortWarning(UserWarning):
     """Anyone who can reach the port at which the processes of a job meet can join."""
-
-
-class CheckpointError(ValueError):
-    """A checkpoint does not fit the state that it is to be read into, or cannot be written."""
-
-
-class CheckpointInUseError(CheckpointError):
-    """Another job saves its checkpoints in the same folder."""
-
-
-class CheckpointWarning(UserWarning):
-    """A checkpoint is damaged, and an older one is used."""
 
 
 def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:

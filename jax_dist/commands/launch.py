@@ -9,8 +9,8 @@ themselves, then get SIGTERM, then SIGKILL. The launcher names the rank that fai
 the end of its output. No process outlives the launcher, even if the launcher is killed.
 
 With --restarts, the whole job restarts after a failure, and continues from its last checkpoint if
-it uses jax_dist.multihost.Checkpoints. Compiled programs are kept in the cache of
-jax_dist.cache.enable, so that the next start is quick.
+it saves any. Compiled programs are kept in the cache of jax_dist.cache.enable, so that the next
+start is quick.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Several processes: they start, agree, wait for one another, save, and end together.
+"""Several processes: they start, agree, wait for one another, and end together.
 
 What comes in are the arguments of `initialize`, or the variables that a launcher sets; later trees
 and names that every process gives. What goes out is the same values, or the same error, or the same
 end, in all of them. `rendezvous` and `channel` bring the processes together, `job` and `failures`
-end them together; `agreement` compares what they do, and `collectives`, `global_arrays` and
-`checkpoints` do only what was agreed upon.
+end them together; `agreement` compares what they do, and `collectives` and `global_arrays`
+do only what was agreed upon.
 
 No process may wait for another one without a limit, and no thread of ours for the main thread,
 which may be stuck in a collective. `ranks` is for launchers too, and never imports JAX.
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.multihost.agreement import agree
-    from jax_dist.multihost.checkpoints import Checkpoints
     from jax_dist.multihost.collectives import (
         assert_equal,
         broadcast_one_to_all,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.multihost.main_thread import preempted, reached_preemption_sync_point
 
 _HOMES = {  # what Python sees: imported on first use, so that the launcher never loads jax
-    "Checkpoints": "jax_dist.multihost.checkpoints",
     "agree": "jax_dist.multihost.agreement",
     "assert_equal": "jax_dist.multihost.collectives",
     "broadcast_one_to_all": "jax_dist.multihost.collectives",
@@ -45,7 +43,6 @@ _HOMES = {  # what Python sees: imported on first use, so that the launcher neve
     "watchdog": "jax_dist.multihost.failures",
 }
 __all__ = (
-    "Checkpoints",
     "agree",
     "assert_equal",
     "broadcast_one_to_all",
