@@ -37,7 +37,6 @@ __all__ = (
     "StaticArgumentError",
     "TransferError",
     "UnboundAxisError",
-    "UnequalError",
     "UnsupportedError",
 )
 
@@ -136,10 +135,6 @@ class DisagreementError(RuntimeError):
 
 class MissingRanksError(DisagreementError, TimeoutError):
     """Some processes of a job did not reach a meeting point in time."""
-
-
-class UnequalError(DisagreementError, AssertionError):
-    """Values that should be equal in all processes of a job are not."""
 
 
 class JoinError(RuntimeError):
