@@ -158,9 +158,6 @@ def _position() -> tuple:
 # --- whether this job is being told to leave: the same answer, at the same step, in every process
 
 
-_NOT_STARTED = "has not been initialized"  # what JAX says of its service
-
-
 def preempted(step: int) -> bool:
     """Whether to save and leave now: one of the processes got SIGTERM.
 
@@ -245,19 +242,7 @@ class _Notice:
         if _compat.coordination_client() is None:
             self._watch()
             return self._got_signal
-        try:
-            return multihost_utils.reached_preemption_sync_point(step)
-        except RuntimeError as error:
-            if _NOT_STARTED not in str(error):
-                raise
-            raise refusal(
-                RuntimeError,
-                what="preempted: JAX's preemption service does not run",
-                which=["jax_enable_preemption_service is False"],
-                why="only this service lets all processes leave at the same step",
-                do="Set JAX_ENABLE_PREEMPTION_SERVICE=1, or leave it out, before "
-                "jax.distributed.initialize is called.",
-            ) from None
+        return multihost_utils.reached_preemption_sync_point(step)
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         """Runs in the main thread, between two instructions of the program."""

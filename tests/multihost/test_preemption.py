@@ -79,13 +79,7 @@ def test_a_service_that_is_switched_off_is_named(monkeypatch):
 
     (outcome,) = run_processes(preemption_jobs.without_service, processes=1, timeout=120)
 
-    expected = textwrap.dedent("""\
-        preempted: JAX's preemption service does not run:
-          * jax_enable_preemption_service is False
-        Because only this service lets all processes leave at the same step.
-        Set JAX_ENABLE_PREEMPTION_SERVICE=1, or leave it out, before jax.distributed.initialize \
-is called.""")
-    assert outcome.value == expected
+    assert "the 'jax_enable_preemption_service' config" in outcome.value  # as JAX says it
 
 
 # ----------------------------------------------------------------------------------- one process
