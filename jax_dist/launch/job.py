@@ -163,7 +163,6 @@ class _Job:
 
     def _read(self) -> None:
         ready = {key.fd for key, _ in self._selector.select(_POLL_SECONDS)}
-        self._printer.idle()
         now = time.monotonic()
         for key in list(self._selector.get_map().values()):
             rank, output = key.data
