@@ -2,8 +2,8 @@
 
     python benchmarks/disagreements.py [CASE ...]
 
-Each case is run by two processes on this machine, once with `jax.pmap`, `jax.distributed` and
-`multihost_utils`, and once with ours. Printed is what each process saw, and after how many seconds
+Each case is run by two processes on this machine, once with `jax.pmap` and `jax.distributed`,
+and once with ours. Printed is what each process saw, and after how many seconds
 the last of them did. What still waits after 45 seconds is stopped. All cases take some
 minutes, most of them spent in waiting for plain JAX.
 """
@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import multihost_utils
 
 _TESTS = pathlib.Path(__file__).parents[1] / "tests" / "multihost"
 sys.path.insert(0, str(_TESTS))
@@ -74,42 +73,6 @@ def collectives(rank: int, *, plain: bool) -> object:
     return [np.asarray(step(x)).sum() for step in ((one, two) if rank == 0 else (two, one))]
 
 
-def gathered(rank: int, *, plain: bool) -> object:
-    """process_allgather of (2,) and (3,)"""
-    gather = multihost_utils.process_allgather if plain else multihost.process_allgather
-    return gather(_unlike(rank))
-
-
-def asserted(rank: int, *, plain: bool) -> object:
-    """assert_equal of (2,) and (3,)"""
-    (multihost_utils if plain else multihost).assert_equal(_unlike(rank))
-    return "no error"
-
-
-def broadcast(rank: int, *, plain: bool) -> object:
-    """broadcast_one_to_all of (2,) and (3,)"""
-    return (multihost_utils if plain else multihost).broadcast_one_to_all(_unlike(rank))
-
-
-def large(rank: int, *, plain: bool) -> object:
-    """broadcast_one_to_all of 2**40 + 1"""
-    module = multihost_utils if plain else multihost
-    return int(module.broadcast_one_to_all(np.int64(2**40 + 1 if rank == 0 else 0)))
-
-
-def names(rank: int, *, plain: bool) -> object:
-    """sync_global_devices under two names"""
-    (multihost_utils if plain else multihost).sync_global_devices("ab"[rank])
-    return "no error"
-
-
-def nan(rank: int, *, plain: bool) -> object:
-    """assert_equal of NaN, on both"""
-    del rank
-    (multihost_utils if plain else multihost).assert_equal(np.float32("nan"))
-    return "no error"
-
-
 def stuck(rank: int, *, plain: bool) -> object:
     """one is alive, and stuck"""
     total = _mapped(plain=plain)(lambda x: lax.psum(x, "i"), axis_name="i")
@@ -149,8 +112,7 @@ def _joins(rank: int, *, plain: bool) -> object:
 
 _CASES = {
     each.__name__: each
-    for each in (shapes, types, orders, collectives, gathered, asserted, broadcast, large, names)
-    + (nan, stuck, late, backend, counts)
+    for each in (shapes, types, orders, collectives, stuck, late, backend, counts)
 }
 _JOINING = {  # these go wrong before the processes have met
     "missing": "a process never starts",

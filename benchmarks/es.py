@@ -315,7 +315,7 @@ def _learned(way: str, rate: float, seed: int) -> tuple[float, float, float]:
     plan = es_eggroll.Plan(rate=rate, first_order=way == "gradients")
     start = time.process_time()
     program, (params, _) = es_eggroll.train(
-        plan, jax.devices()[:2], seed, lambda number, loss: None, es_common.NoCheckpoints()
+        plan, jax.devices()[:2], seed, lambda number, loss: None, es_common.Checkpoints()
     )
     seconds = time.process_time() - start
     params, loss_of = jax.device_get(params), jax.jit(es_eggroll.loss_of)

@@ -3,8 +3,8 @@
     python benchmarks/faults.py                         half an hour; for every night
     python benchmarks/faults.py --minutes 3 kills junk  some of it, for a while
 
-Nothing is simulated: real processes die, real caches and checkpoints are damaged, real connections
-are opened. Each attack has an equal part of the time, and ends with the trial that it is at; with
+Nothing is simulated: real processes die, real caches are damaged, real connections are
+opened. Each attack has an equal part of the time, and ends with the trial that it is at; with
 another seed it draws other moments. Prints the table of SECURITY.md. Exit code 1: something did not
 survive.
 """
@@ -32,7 +32,6 @@ for _folder in ("cache", "launch", "multihost"):
     sys.path.insert(0, str(_ROOT / "tests" / _folder))
 import cache_runs  # noqa: E402  # beside the tests, which check what this measures
 import killing  # noqa: E402
-import saving  # noqa: E402
 import strangers  # noqa: E402
 
 from jax_dist.commands import cli  # noqa: E402
@@ -140,17 +139,6 @@ def _damage(chance: random.Random, one: pathlib.Path, other: pathlib.Path) -> st
     return how
 
 
-def checkpoints(chance: random.Random) -> Trials:
-    """SIGKILL of a process that saves each step, keep 1 to 3: no step is lost or called damaged"""
-    while True:
-        with tempfile.TemporaryDirectory() as name:
-            found = saving.killed_again_and_again(
-                pathlib.Path(name), keep=chance.randint(1, 3), times=10
-            )
-            lost = saving.lost(found)
-            yield [f"{each}" if each in lost else None for each in found]
-
-
 # ---- sources
 
 
@@ -225,7 +213,7 @@ def _folder_in(folder: str, name: str) -> pathlib.Path:
     return found
 
 
-_ATTACKS = {each.__name__: each for each in (kills, restarts, junk, damage, checkpoints, sources)}
+_ATTACKS = {each.__name__: each for each in (kills, restarts, junk, damage, sources)}
 
 
 def _attack(trials: Trials, seconds: float) -> Tried:

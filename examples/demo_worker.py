@@ -76,7 +76,7 @@ def train(program: ModuleType, generations: int, n_devices: int, seed: int) -> N
         ends.append(time.perf_counter() - start)
         say("generation", number=generation + 1, seconds=ends[-1], mean_return=mean_return)
 
-    theta = program.train(seed, n_devices, generations, follow, es_common.NoCheckpoints())
+    theta = program.train(seed, n_devices, generations, follow, es_common.Checkpoints())
     steps = np.diff([0.0, *ends]).tolist()
     say(
         "trained",

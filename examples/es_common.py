@@ -167,49 +167,53 @@ def progress(first: int, generations: int) -> tqdm.tqdm:
     )
 
 
-class Checkpoints(Protocol):
-    """What `checkpoints` gives; `jax_dist.multihost.Checkpoints` says what each does."""
-
-    def restore(self, state: Any) -> tuple[Any, int]: ...
-    def save(self, step: int, state: Any) -> bool: ...
-    def preempted(self, step: int) -> bool: ...
-
-
 class Follow(Protocol):
     """Called after each generation, with its number and what is worth knowing of it."""
 
     def __call__(self, generation: int, **values: float) -> None: ...
 
 
-class NoCheckpoints:
-    """For who wants none: restores and saves nothing."""
+class Checkpoints:
+    """Checkpoints that Orbax writes and reads, by the number of generations that are done.
+
+    Args:
+      manager: Orbax's, which says how many are kept; without one, nothing is saved or restored.
+      every: how many generations from one to the next.
+    """
+
+    def __init__(self, manager: Any = None, every: int = 1) -> None:
+        self._manager, self._every = manager, every
 
     def restore(self, state: Any) -> tuple[Any, int]:
-        return state, 0
+        """The newest one, where `state` lies, and its number; without any, `state` and 0."""
+        done = self._manager.latest_step() if self._manager else None
+        if done is None:
+            return state, 0
+        # An array that JAX has put on the first device may move; Orbax would bind it to that one.
+        like = jax.tree.map(lambda x: x if x.committed else np.asarray(x), state)
+        return self._manager.restore(done, args=_orbax().args.StandardRestore(like)), done
 
-    def save(self, step: int, state: Any) -> bool:
-        del step, state
-        return False
-
-    def preempted(self, step: int) -> bool:
-        del step
-        return False
+    def save(self, done: int, state: Any, *, force: bool = False) -> None:
+        """Where it is time to: copies the state now, and writes it in the background."""
+        if self._manager and (force or done % self._every == 0):
+            self._manager.save(done, args=_orbax().args.StandardSave(state), force=True)
 
 
 @contextlib.contextmanager
-def checkpoints(folder: pathlib.Path, every: int) -> Iterator[Checkpoints]:
-    """Checkpoints in `folder`, each `every` generations; none where that is 0.
-
-    A step is a number of generations that are done: `state, done = saved.restore(state)`, and
-    after each one `saved.save(generation + 1, state)`.
-    """
+def checkpoints(folder: pathlib.Path, every: int, keep: int = 2) -> Iterator[Checkpoints]:
+    """Checkpoints in `folder`, of which the newest are kept; none where `every` is 0."""
     if not every:
-        yield NoCheckpoints()
+        yield Checkpoints()
         return
-    from jax_dist import multihost  # only here: it needs orbax-checkpoint
+    options = _orbax().CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+    with _orbax().CheckpointManager(folder.absolute(), options=options) as manager:
+        yield Checkpoints(manager, every)
 
-    with multihost.Checkpoints(folder, every=every) as saved:
-        yield saved
+
+def _orbax() -> Any:
+    import orbax.checkpoint  # only here: most runs save nothing
+
+    return orbax.checkpoint
 
 
 class Curve:

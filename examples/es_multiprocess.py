@@ -75,9 +75,9 @@ def train(seed: int, generations: int, out: pathlib.Path, save_every: int, keep:
     _, key, policy_key, _ = jax.random.split(jax.random.key(seed), 4)
     run_generation, pairs = make_generation(), pairs_of_this_process()
     is_first = jax.process_index() == 0
-    folder = out / "checkpoints"
-    with multihost.Checkpoints(folder, every=save_every or None, keep=keep) as checkpoints:
-        (theta, adam), done = checkpoints.restore(first_state(seed))
+    every = save_every or generations + 1  # never, unless told to leave
+    with es_common.checkpoints(out / "checkpoints", every, keep) as saved:
+        (theta, adam), done = saved.restore(first_state(seed))
         curve = es_common.Curve(out / "curve.csv" if is_first else None, done)
         policy, preempted = 0.0, False
         for number in (progress := es_common.progress(done, generations)):
@@ -89,8 +89,8 @@ def train(seed: int, generations: int, out: pathlib.Path, save_every: int, keep:
             curve.add(best=fitness.max(), mean=fitness.mean(), policy=policy)
             progress.set_postfix(mean_return=f"{policy:.1f}")
             done = number + 1
-            checkpoints.save(done, (theta, adam))
-            preempted = checkpoints.preempted(done)
+            preempted = multihost.preempted(done)
+            saved.save(done, (theta, adam), force=preempted)
             if preempted or policy >= es.SOLVED:
                 break
     return Outcome(curve, done, policy, preempted)

@@ -1,6 +1,6 @@
 """Notes in JSON that somebody else may have damaged or forged: read as written, or not at all.
 
-They lie beside cache entries and checkpoints, and go over the connections between processes. What
+They lie beside cache entries, and go over the connections between processes. What
 is too large, too deep, of other types, or no JSON counts as not there. Nothing here loads JAX.
 """
 

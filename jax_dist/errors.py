@@ -18,9 +18,6 @@ __all__ = (
     "CacheWarning",
     "CapturedArrayError",
     "CapturedArrayWarning",
-    "CheckpointError",
-    "CheckpointInUseError",
-    "CheckpointWarning",
     "ConsistencyError",
     "DeviceCountError",
     "DisagreementError",
@@ -39,7 +36,6 @@ __all__ = (
     "StaticArgumentError",
     "TransferError",
     "UnboundAxisError",
-    "UnequalError",
     "UnsupportedError",
 )
 
@@ -136,28 +132,12 @@ class MissingRanksError(DisagreementError, TimeoutError):
     """Some processes of a job did not reach a meeting point in time."""
 
 
-class UnequalError(DisagreementError, AssertionError):
-    """Values that should be equal in all processes of a job are not."""
-
-
 class JoinError(RuntimeError):
     """The processes of a job could not join."""
 
 
 class OpenPortWarning(UserWarning):
     """Anyone who can reach the port at which the processes of a job meet can join."""
-
-
-class CheckpointError(ValueError):
-    """A checkpoint does not fit the state that it is to be read into, or cannot be written."""
-
-
-class CheckpointInUseError(CheckpointError):
-    """Another job saves its checkpoints in the same folder."""
-
-
-class CheckpointWarning(UserWarning):
-    """A checkpoint is damaged, and an older one is used."""
 
 
 def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:

@@ -17,7 +17,6 @@ from jax_dist.commands.terminal import Exit, Help
 _COMMANDS = (
     "cache",
     "certificate",
-    "checkpoint",
     "doctor",
     "launch",
     "lint",

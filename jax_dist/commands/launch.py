@@ -9,8 +9,8 @@ themselves, then get SIGTERM, then SIGKILL. The launcher names the rank that fai
 the end of its output. No process outlives the launcher, even if the launcher is killed.
 
 With --restarts, the whole job restarts after a failure, and continues from its last checkpoint if
-it uses jax_dist.multihost.Checkpoints. Compiled programs are kept in the cache of
-jax_dist.cache.enable, so that the next start is quick.
+it saves any. Compiled programs are kept in the cache of jax_dist.cache.enable, so that the next
+start is quick.
 """
 
 import argparse
@@ -184,7 +184,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 @contextlib.contextmanager
 def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator[Printer]":
-    from jax_dist._usage import MisuseError, counted
+    from jax_dist._usage import MisuseError
     from jax_dist.launch.outcome import Printer, log_files
 
     streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
@@ -198,8 +198,6 @@ def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator
                 logs = stack.enter_context(log_files(options.log_dir, options.processes))
             except OSError as error:
                 raise MisuseError(f"--log-dir {error.filename}: {error.strerror}") from error
-        progress = terminal.ProgressLine(err, counted(options.processes, "rank"), ticks=False)
-        stack.callback(progress.close)
         yield Printer(
             out,
             err,
@@ -212,6 +210,4 @@ def _printer(options: argparse.Namespace, out: TextIO, err: TextIO) -> "Iterator
                 if terminal.wants_colour(options.color, stream)
             ],
             logs=logs,
-            before=progress.hide,
-            idle=progress.tick,
         )

@@ -167,10 +167,9 @@ class ProgressLine:
     Args:
       stream: where it is written.
       what: of what there are so many: "files checked".
-      ticks: whether a thread looks at the clock; else somebody calls `tick`.
     """
 
-    def __init__(self, stream: TextIO, what: str = "", *, ticks: bool = True) -> None:
+    def __init__(self, stream: TextIO, what: str = "") -> None:
         self._stream = stream
         self._what = what
         self._start = time.monotonic()
@@ -180,7 +179,7 @@ class ProgressLine:
         self._watched = stream.isatty()
         self._end: Callable[[], object] = lambda: None
         self._lock: Any = contextlib.nullcontext()
-        if self._watched and ticks:
+        if self._watched:
             import threading  # only here: most runs have no terminal to write to
 
             self._lock, closed = threading.Lock(), threading.Event()
@@ -190,18 +189,14 @@ class ProgressLine:
 
     def __call__(self, done: int, total: int) -> None:
         self._said = f"{done}/{total} {self._what}, "
-        self.tick()
+        self._tick()
 
     def print(self, text: str) -> None:
-        """A line that stays, above this one."""
-        self.hide()
-        self._stream.write(f"{text}\n")
-
-    def hide(self) -> None:
-        """Takes the line away until nothing else is written for a while."""
+        """A line that stays, above this one, which is taken away for a while."""
         with self._lock:
             self._next = time.monotonic() + _PATIENCE
             self._clear()
+        self._stream.write(f"{text}\n")
 
     def __enter__(self) -> "ProgressLine":
         return self
@@ -215,7 +210,7 @@ class ProgressLine:
         with self._lock:
             self._clear()
 
-    def tick(self) -> None:
+    def _tick(self) -> None:
         """Writes the line, where it is time."""
         with self._lock:
             now = time.monotonic()
@@ -228,7 +223,7 @@ class ProgressLine:
 
     def _run(self, wait: Callable[[float], bool]) -> None:
         while not wait(_TICK):  # what takes a minute says nothing meanwhile
-            self.tick()
+            self._tick()
 
     def _clear(self) -> None:
         if self._written:

@@ -163,7 +163,6 @@ class _Job:
 
     def _read(self) -> None:
         ready = {key.fd for key, _ in self._selector.select(_POLL_SECONDS)}
-        self._printer.idle()
         now = time.monotonic()
         for key in list(self._selector.get_map().values()):
             rank, output = key.data
@@ -295,7 +294,7 @@ class _JobFailure:
     """How far the job was when it failed."""
 
     rank: int  # that failed first
-    restored: int  # the step of the checkpoint that it began from; -1: it has not said
+    began: int  # after which step; -1: it has not said
     reached: int  # the last step that this rank had done; -1: it has not said
 
     def __str__(self) -> str:
@@ -341,9 +340,9 @@ def supervise(
                 return outcome
             assert outcome.first is not None  # it failed
             said = [ranks.read_progress(folder, each.rank) for each in outcome.ended]
-            first, newest = outcome.first.rank, max(each.restored for each in said)
+            first, newest = outcome.first.rank, max(each.began for each in said)
             failure = _JobFailure(first, newest, said[first].reached)
-            if failures and failure.restored > failures[-1].restored:
+            if failures and failure.began > failures[-1].began:
                 failures.clear()
             failures.append(failure)
             if len(failures) > restarts:
@@ -366,7 +365,7 @@ def _given_up(failures: Sequence[_JobFailure]) -> str:
     """One line: who failed, how often, and where."""
     times = f"{len(failures)} {'time' if len(failures) == 1 else 'times'}"
     last = failures[-1]
-    since = f" since the checkpoint of step {last.restored}" if last.restored > 0 else ""
+    since = f" since the checkpoint of step {last.began}" if last.began > 0 else ""
     if all(each == last for each in failures):
         return f"{last}, {times}{since}: it is not started again"
     told = ", ".join(dict.fromkeys(str(each).replace(" failed", "") for each in failures))

@@ -299,8 +299,6 @@ class Printer:
       only: the ranks whose output is shown; None shows all.
       coloured: the streams on which each rank has a colour.
       logs: takes a copy of each rank's output.
-      before: is called before anything is written.
-      idle: is to be called now and then.
     """
 
     def __init__(
@@ -313,11 +311,7 @@ class Printer:
         only: Sequence[int] | None = None,
         coloured: Sequence[Stream] = (),
         logs: Sequence[io.FileIO] = (),
-        before: Callable[[], None] = lambda: None,
-        idle: Callable[[], None] = lambda: None,
     ):
-        self.idle: Callable[[], None] = idle
-        self._before = before
         self._streams: dict[Stream, TextIO] = {"stdout": out, "stderr": err}
         self._width = len(str(ranks - 1))
         self._shown = range(ranks) if only is None else only
@@ -347,7 +341,6 @@ class Printer:
 
     def _write(self, stream: Stream, lines: Sequence[str]) -> None:
         try:
-            self._before()
             self._streams[stream].writelines(lines)
             self._streams[stream].flush()  # on a terminal, both streams are to stay in order
         except BrokenPipeError:  # `| head`: who has seen enough ends the job

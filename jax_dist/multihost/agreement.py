@@ -284,9 +284,8 @@ def agree_on(
     timeout: float,
     ranks: Sequence[int] | None = None,
     do: str = "Look for a branch on the rank, or for data that is shared out unevenly.",
-    give: bytes | None = None,
-) -> dict[int, bytes]:
-    """The same for a fingerprint, among some processes, which then may tell each other more.
+) -> None:
+    """The same for a fingerprint, among some processes.
 
     Args:
       name: what this process is at.
@@ -294,10 +293,6 @@ def agree_on(
       timeout: the seconds to wait for the others.
       ranks: who has to agree; all by default.
       do: what the user is told to do.
-      give: what this process tells the others once they agree; all give something, or none does.
-
-    Returns:
-      What each rank gives.
 
     Raises:
       UnsupportedError: there are several processes, and no service that joins them.
@@ -310,7 +305,7 @@ def agree_on(
         )
     whole = tuple(range(joined.processes if joined else 1) if ranks is None else sorted(ranks))
     if joined is None or len(whole) == 1 or joined.rank not in whole:
-        return {} if give is None else {0: give}
+        return
     are_all = len(whole) == joined.processes
     with _Meeting(joined.rank, whole, are_all, name, timeout) as meeting:
         digest = hashlib.sha256(own.dump()).hexdigest()
@@ -318,7 +313,6 @@ def agree_on(
         headers = {rank: tuple(json.loads(each)) for rank, each in meeting.gather(header).items()}
         if len(set(headers.values())) > 1:
             raise _disagreement(meeting, headers, own, do)
-        return {} if give is None else meeting.add(give)
 
 
 def _disagreement(

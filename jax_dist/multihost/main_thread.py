@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NoReturn
 
 import jax
@@ -158,9 +158,6 @@ def _position() -> tuple:
 # --- whether this job is being told to leave: the same answer, at the same step, in every process
 
 
-_NOT_STARTED = "has not been initialized"  # what JAX says of its service
-
-
 def preempted(step: int) -> bool:
     """Whether to save and leave now: one of the processes got SIGTERM.
 
@@ -217,15 +214,17 @@ class _Notice:
 
     def at(self, step: int) -> bool:
         if self._since is None and step != self._asked:  # the service answers once for each step
+            if not self._asked:  # `preempted(0)` may only install the handler
+                ranks.progress.say(began=step - 1)
             self._asked = step
             ranks.progress.say(reached=step)
             if self._is_last(step):
                 self._since = step
         return self._since is not None
 
-    def watch(self) -> None:
+    def _watch(self) -> None:
         """Handles the signal from now on, where JAX does not."""
-        if _compat.coordination_client() is not None or self._handles_signal:
+        if self._handles_signal:
             return
         if threading.current_thread() is not threading.main_thread():
             raise refusal(
@@ -241,21 +240,9 @@ class _Notice:
 
     def _is_last(self, step: int) -> bool:
         if _compat.coordination_client() is None:
-            self.watch()
+            self._watch()
             return self._got_signal
-        try:
-            return multihost_utils.reached_preemption_sync_point(step)
-        except RuntimeError as error:
-            if _NOT_STARTED not in str(error):
-                raise
-            raise refusal(
-                RuntimeError,
-                what="preempted: JAX's preemption service does not run",
-                which=["jax_enable_preemption_service is False"],
-                why="only this service lets all processes leave at the same step",
-                do="Set JAX_ENABLE_PREEMPTION_SERVICE=1, or leave it out, before "
-                "jax.distributed.initialize is called.",
-            ) from None
+        return multihost_utils.reached_preemption_sync_point(step)
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         """Runs in the main thread, between two instructions of the program."""
@@ -268,5 +255,3 @@ class _Notice:
 
 
 _notice = _Notice()
-watch: Callable[[], None] = _notice.watch
-"""Notices SIGTERM from now on, before the first step is asked about."""

@@ -88,7 +88,7 @@ _NUMBERS = struct.Struct("<qq")
 class _Progress(NamedTuple):
     """Of one rank; -1 where it has not said."""
 
-    restored: int = -1  # the step of the checkpoint that it began from
+    began: int = -1  # after which step; of the checkpoint that it restored
     reached: int = -1  # the last step that it has done
 
 

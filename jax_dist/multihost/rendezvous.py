@@ -11,10 +11,8 @@ import errno
 import logging
 import os
 import selectors
-import signal
 import socket
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +26,6 @@ _log = logging.getLogger("jax_dist.multihost")
 _RETRY = 0.1  # seconds between two attempts to connect
 _LINGER = 1.0  # seconds in which those that come late still hear why it failed
 _PATIENCE = 5.0  # the same where one has ended early; and seconds for a port to become free
-_FAREWELL = 60.0  # seconds in which a process tells those that come later still
 _SPARE = 5.0  # seconds that the verdict of rank 0 may take
 _GREETING = 10.0  # seconds in which a peer has to say who it is
 _SPARE_GUESTS = 64  # that may be greeting at the same time, beside two connections of each rank
@@ -135,7 +132,6 @@ class _Host:
                 guest.close()
             if refusal is not None:
                 self._tell(_RefusedReply(refusal))
-                _stay(listener, self._plan, refusal)
                 raise JoinError(refusal)
         self._tell(_JoinedReply(ranks.machine_name(), os.getpid()))
         return self._came
@@ -256,51 +252,6 @@ class _Host:
             channel.send(message)
             if isinstance(message, _RefusedReply):
                 channel.close()
-
-
-def _stay(listener: socket.socket, plan: RendezvousPlan, refusal: str) -> None:
-    """Leaves a process behind that tells late ranks why, for rank 0 itself shall end now.
-
-    It ends when rank 0 of another try comes, and gives the port free.
-    """
-    if not hasattr(os, "fork"):
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # threads of this process may hold locks: none is taken
-        pid = os.fork()
-    if pid != 0:
-        os.waitpid(pid, 0)
-        return
-    try:
-        if os.fork() == 0:  # whose parent ends at once, so that nobody has to wait for it
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            kept = listener.fileno()  # nobody shall wait for the end of our output
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for descriptor in range(3):
-                os.dup2(nowhere, descriptor)
-            os.closerange(3, kept)
-            os.closerange(kept + 1, 1 << 16)
-            _tell_late_ranks(listener, plan, refusal)
-    finally:
-        os._exit(0)
-
-
-def _tell_late_ranks(listener: socket.socket, plan: RendezvousPlan, refusal: str) -> None:
-    since = time.monotonic()
-    while (seconds := time.monotonic() - since) < _FAREWELL:
-        listener.settimeout(_FAREWELL - seconds)
-        with contextlib.suppress(OSError, Closed, Lost, Stranger):
-            connection, _ = listener.accept()
-            guest = Channel(connection, plan.token, is_host=True)
-            with contextlib.closing(guest):
-                hello = guest.receive(_LINGER)
-                if not isinstance(hello, _Hello):
-                    continue
-                if hello.rank == 0:
-                    return
-                later = f"Rank {hello.rank} came {time.monotonic() - since:.0f} s later."
-                guest.send(_RefusedReply(f"{refusal}\n{later}"))
 
 
 @contextlib.contextmanager

@@ -135,28 +135,21 @@ def test_help_lists_what_is_used_every_day(capsys):
     listed = re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE)
 
     assert {"lint", "migrate", "plan"} <= set(listed)
-    assert {"certificate", "checkpoint"}.isdisjoint(listed)
+    assert "certificate" not in listed
 
 
-@pytest.mark.parametrize("command", ["certificate", "checkpoint"])
-def test_what_help_does_not_list_works_as_before(capsys, command):
+def test_what_help_does_not_list_works_as_before(capsys):
     with pytest.raises(SystemExit) as caught:
-        _run(command, "--help")
+        _run("certificate", "--help")
 
     assert caught.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: jax-dist {command} ")
+    assert capsys.readouterr().out.startswith("usage: jax-dist certificate ")
 
 
 @pytest.mark.parametrize(
     ("module", "name", "arguments", "what"),
     [
         ("jax_dist.doctor", "diagnose", ("doctor",), "waiting for the devices"),
-        (
-            "jax_dist.multihost.conversion",
-            "convert",
-            ("checkpoint", "convert", "a", "b"),
-            "converting",
-        ),
         (
             "jax_dist.commands.cache_run",
             "_warm_all",

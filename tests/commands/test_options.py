@@ -31,7 +31,7 @@ def test_all_commands_are_walked():
     names = {name for name in _parsers() if name.count(" ") < 2}
 
     assert names == {"jax-dist", *(f"jax-dist {name}" for name in cli._COMMANDS)}
-    assert {"jax-dist cache verify", "jax-dist checkpoint convert"} <= set(_parsers())
+    assert {"jax-dist cache verify", "jax-dist cache warm"} <= set(_parsers())
 
 
 @pytest.mark.thorough
@@ -74,7 +74,6 @@ def test_no_parser_of_a_script_lets_options_be_cut_short():
         ("launch --nproc 2 -- true", "Did you mean `-n` or `--processes`?"),
         ("launch --nproc 2 python a.py --write", "Did you mean `-n` or `--processes`?"),
         ("cache verify --timeot 3 -- true", "Did you mean `--timeout`?"),
-        ("checkpoint convert --leef a=mean x y", "Did you mean `--leaf`?"),
     ],
 )
 def test_an_unknown_option(line: str, remedy: str, capsys: pytest.CaptureFixture[str]):

@@ -108,7 +108,7 @@ def trained(programs) -> dict[str, tuple[np.ndarray, list[float], int]]:
             8,
             3,
             lambda _, mean_return, curve=curve: curve.append(mean_return),
-            es_common.NoCheckpoints(),
+            es_common.Checkpoints(),
         )
         updates = [name for name in _compiled[before:] if "update" in name]
         results[name] = np.asarray(theta), curve, len(updates)

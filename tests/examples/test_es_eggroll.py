@@ -25,7 +25,7 @@ def trained(plan, devices):
         jax.devices()[:devices],
         0,
         lambda _, loss: losses.append(loss),
-        es_common.NoCheckpoints(),
+        es_common.Checkpoints(),
     )
     return jax.device_get(params), losses
 

@@ -139,10 +139,9 @@ def script(out: pathlib.Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_generations(curve: pathlib.Path, count: int, running: subprocess.Popen[str]) -> None:
-    """Until the file has a header and so many lines."""
+def wait_for(path: pathlib.Path, running: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 300
-    while not curve.exists() or curve.read_text().count("\n") <= count:
+    while not path.exists():
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -153,7 +152,7 @@ def test_the_script_goes_on_where_it_was_killed(trained, tmp_path):
     pytest.importorskip("orbax.checkpoint")
     out = tmp_path / "out"
     killed = script(out)
-    wait_for_generations(out / "curve.csv", 6, killed)
+    wait_for(out / "4", killed)  # a checkpoint has its name when it is whole
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     lines = (out / "curve.csv").read_text().count("\n") - 1

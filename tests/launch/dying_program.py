@@ -52,7 +52,9 @@ def main() -> None:
         found = np.asarray(total(np.full(own, me + step, np.float32)))
         if not np.all(found == own * sum(other + step for other in range(ranks))):
             say("wrong")
-        if step % 5 == 0 and not multihost.broadcast_one_to_all(np.array(step < 1500)):
+        if step % 5 == 0:
+            multihost.agree("step", step)
+        if step == 1500:
             return  # nobody has died of a signal that may be ignored
         if me == rank and at and time.monotonic() > at:
             at = 0.0

@@ -11,6 +11,7 @@ import time
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from jax import lax
 
 import jax_dist
@@ -38,12 +39,17 @@ def main() -> None:
     scale = np.full(jax.local_device_count(), 0.1, np.float32)
     key = jax.random.key(0)
     first = jax_dist.replicate(np.zeros(5, np.float32), jax.devices())
-    with multihost.Checkpoints(folder / "checkpoints", every=every, keep=1) as checkpoints:
-        mean, start = checkpoints.restore(first)
+    options = ocp.CheckpointManagerOptions(max_to_keep=1, cleanup_tmp_directories=True)
+    with ocp.CheckpointManager(folder / "checkpoints", options=options) as manager:
+        state, start = {"mean": first}, manager.latest_step() or 0
+        if start:
+            state = manager.restore(start, args=ocp.args.StandardRestore(state))
+        mean = state["mean"]
         say(f"from {start}")
         for number in range(start + 1, steps + 1):
             mean = step(mean, jax.random.fold_in(key, number), scale).block_until_ready()
-            checkpoints.save(number, mean)
+            if multihost.preempted(number) or number % every == 0:
+                manager.save(number, args=ocp.args.StandardSave({"mean": mean}), force=True)
             say(f"step {number}")
             time.sleep(0.005)
     undisturbed = first

@@ -3,13 +3,11 @@
 import io
 import subprocess
 import sys
-import time
 
 import pytest
 from launching import environment, launch, lines
 
-from jax_dist.commands import cli, terminal
-from jax_dist.launch.outcome import Printer
+from jax_dist.commands import cli
 
 
 def _refused(*arguments: str) -> str:
@@ -110,21 +108,3 @@ def test_the_launcher_does_not_load_jax():
     )
 
     assert ran.stdout == "[]\n"
-
-
-def test_while_the_ranks_are_silent_a_terminal_shows_the_seconds(monkeypatch):
-    out, err, now = io.StringIO(), io.StringIO(), [0.0]
-    err.isatty = lambda: True
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    progress = terminal.ProgressLine(err, "2 ranks", ticks=False)
-    printer = Printer(out, err, ranks=2, before=progress.hide, idle=progress.tick)
-    for now[0], line in ((0.5, ""), (2.0, ""), (3.0, "step 1"), (3.5, ""), (4.2, "")):
-        printer.idle()
-        if line:
-            printer.lines(0, "stdout", [line])
-    progress.close()
-
-    assert err.getvalue() == (
-        "\r2 ranks, 2 s\x1b[K\r2 ranks, 3 s\x1b[K\r\x1b[K\r2 ranks, 4 s\x1b[K\r\x1b[K"
-    )
-    assert out.getvalue().endswith("step 1\n")

@@ -139,18 +139,21 @@ def test_logs_of_all_starts_are_kept(tmp_path):
 
 _TRAINS = """\
 import sys, time
-import jax, numpy as np
+import jax, numpy as np, orbax.checkpoint as ocp
 from jax_dist import cache, multihost
 multihost.initialize()
 total = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")
-with multihost.Checkpoints(sys.argv[1], every=2) as checkpoints, cache.stats() as seen:
-    state, start = checkpoints.restore(np.float64(0))
+with ocp.CheckpointManager(sys.argv[1]) as manager, cache.stats() as seen:
+    state, start = {"sum": 0.0}, manager.latest_step() or 0
+    if start:
+        state = manager.restore(start, args=ocp.args.StandardRestore(state))
     for step in range(start + 1, 8):
-        state = state + float(total(np.full(jax.local_device_count(), step, np.float32))[0])
-        checkpoints.save(step, state)
+        state["sum"] += float(total(np.full(jax.local_device_count(), step, np.float32))[0])
+        if multihost.preempted(step) or step % 2 == 0:
+            manager.save(step, args=ocp.args.StandardSave(state), force=True)
         if step == 5 and start == 0 and jax.process_index() == 1:
             raise ValueError("the disk of the data is gone")
-print("from", start, "to", state, "compiled", seen.misses)
+print("from", start, "to", state["sum"], "compiled", seen.misses)
 """
 
 

@@ -15,7 +15,7 @@ def main() -> None:
     multihost.initialize()
     say(f"rank {jax.process_index()} of {jax.process_count()}")
     say(f"listens on {_listening()}")
-    multihost.sync_global_devices("both have looked")
+    multihost.agree("both have looked")
 
 
 def _listening() -> list[str]:

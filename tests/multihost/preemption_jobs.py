@@ -5,10 +5,10 @@ import signal
 import time
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
+import jax_dist
 from jax_dist import multihost
-from jax_dist.multihost import Checkpoints
 
 _SIGNAL_AT = 20
 
@@ -39,17 +39,21 @@ def without_service() -> str:
 
 
 def train(folder: str, signal_at: int | None) -> dict[str, object]:
-    """A sum of steps, left at a preemption and taken up again."""
-    state = {"sum": jnp.zeros(2), "steps": 0}
-    with Checkpoints(folder, every=None) as checkpoints:
-        state, start = checkpoints.restore(state)
+    """A sum of steps, saved at a preemption and taken up again."""
+    import orbax.checkpoint as ocp
+
+    state = {"sum": jax_dist.replicate(np.zeros(2, np.float32), jax.devices()), "steps": 0}
+    with ocp.CheckpointManager(folder) as manager:
+        start = manager.latest_step() or 0
+        if start:
+            state = manager.restore(start, args=ocp.args.StandardRestore(state))
         for step in range(start + 1, 301):
             state = {"sum": state["sum"] + step, "steps": state["steps"] + 1}
-            saved = checkpoints.save(step, state, force=step == 300)
-            if checkpoints.preempted(step):
+            if multihost.preempted(step):
+                manager.save(step, args=ocp.args.StandardSave(state), force=True)
                 break
             if step == signal_at and jax.process_index() == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.005)
-    sums = state["sum"].tolist()
-    return {"start": start, "end": step, "saved": saved, "sum": sums, "steps": state["steps"]}
+    sums = np.asarray(state["sum"]).tolist()
+    return {"start": start, "end": step, "sum": sums, "steps": state["steps"]}

@@ -44,12 +44,6 @@ _JAX = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _nobody_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where ranks are threads of this process, no fork of it is left behind."""
-    monkeypatch.setattr(rendezvous, "_stay", lambda *_: None)
-
-
 def test_all_meet_whoever_comes_first():
     assert meet(*plans(2, 0, 1, timeout=60)) == ["met [0]", "met [1, 2]", "met [0]"]
 
@@ -59,68 +53,6 @@ def test_a_missing_rank_is_named_by_all_that_came():
 
     assert first == second
     assert first.startswith("rank 1 has not joined within 2 s:\n  * ranks 0 and 2 wait at 127")
-
-
-_RANK = """
-import sys
-from jax_dist.errors import JoinError
-from jax_dist.multihost import rendezvous
-
-address, rank, timeout, rendezvous._FAREWELL = sys.argv[1], *map(float, sys.argv[2:])
-plan = rendezvous.RendezvousPlan(address, address, 2, int(rank), timeout, b"of this job")
-try:
-    print("met", sorted(rendezvous.meet(plan)))
-except JoinError as error:
-    print(error)
-"""
-
-
-def _rank(address: str, rank: int, timeout: float, farewell: float = 60.0) -> subprocess.Popen:
-    command = [sys.executable, "-c", _RANK, address, str(rank), str(timeout), str(farewell)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def _said(process: subprocess.Popen) -> str:
-    return process.communicate(timeout=100)[0]
-
-
-def test_a_rank_that_comes_after_the_refusal_is_told_at_once():
-    address = f"127.0.0.1:{free_port()}"
-    refusal = _said(_rank(address, 0, 0.5))  # its output ends, though somebody is left behind
-    started = time.monotonic()
-    late = _said(_rank(address, 1, 300.0))
-
-    assert refusal.startswith("rank 1 has not joined within 0.5 s:")
-    assert late.startswith(refusal.rstrip())
-    assert late.splitlines()[-1].startswith("Rank 1 came ")
-    assert time.monotonic() - started < 60  # and not 300
-
-
-def test_another_try_gets_the_port():
-    address = f"127.0.0.1:{free_port()}"
-    assert "has not joined" in _said(_rank(address, 0, 0.5))
-    first = _rank(address, 0, 60.0)
-    for _ in range(20):
-        second = _said(_rank(address, 1, 60.0))
-        if "Rank 1 came " not in second:  # it was faster than the new rank 0
-            break
-
-    assert second == "met [0]\n"
-    assert _said(first) == "met [1]\n"
-
-
-def test_who_is_left_behind_leaves_soon():
-    port = free_port()
-    assert "has not joined" in _said(_rank(f"127.0.0.1:{port}", 0, 0.5, farewell=1.0))
-
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("the port is still taken")
 
 
 def test_without_rank_0_the_others_say_where_they_looked():
