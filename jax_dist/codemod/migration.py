@@ -53,6 +53,7 @@ _Progress: TypeAlias = Callable[[int, int], None]  # files done, files in all
 # A file that holds none of these has no place to migrate, except for renamed functions.
 _WORDS = (b"pmap", b"replicate", b"device_put_")
 _ROUNDS = 10
+_BY_DEFINITION = "the definition of this alias is migrated"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -310,9 +311,7 @@ class _File:
 
     def _serves_what_stays(self, module: Module, site: pmaps.Site) -> bool:
         """Whether a name is defined here by which a site goes that was not proved."""
-        statement = module.statement(site.reference)
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        names = {each.id for each in targets if isinstance(each, ast.Name)}
+        names = _names_set(module, site)
         return any(
             isinstance(each.reference, ast.Name)
             and each.reference.id in names
@@ -333,11 +332,8 @@ class _File:
                 raise Left("it defines a name that stays as it was at one of its uses")
             fix = self._renamed(module, site, facts)
             if fix is None:
-                said, defined_at = (
-                    "the definition of this alias is migrated",
-                    self._alias(module, site),
-                )
-                if defined_at is not None and self._options.limits.get(defined_at) is Form.LEFT:
+                said, defined_at = _BY_DEFINITION, self._alias(module, site)
+                if self._keeps_its_name(module, site, defined_at):
                     said, fix = "", pmap_renames.written_out(module, site, self._namer, facts)
             else:
                 said = pmap_renames.said(module, site)
@@ -420,6 +416,19 @@ class _File:
             )
         return None
 
+    def _keeps_its_name(
+        self, module: Module, site: pmaps.Site, defined_at: tuple[str, int] | None
+    ) -> bool:
+        """Whether the name that a site goes by stays as it is where it is defined."""
+        if defined_at is not None:
+            return self._options.limits.get(defined_at) is Form.LEFT
+        name = getattr(site.reference, "id", "")
+        return any(
+            name in _names_set(module, each)
+            and (self._stays(module, each) or self._serves_what_stays(module, each))
+            for each in pmaps.sites(module)
+        )
+
     def _alias(self, module: Module, site: pmaps.Site) -> tuple[str, int] | None:
         """Where another file defines the name that a site goes by. Raises Left."""
         home = imports.definer(module, self._context.project, site.reference)
@@ -434,3 +443,10 @@ class _File:
                 path,
             )
         return among[home], imports.line_of_alias(home, self._context.project, site.reference)
+
+
+def _names_set(module: Module, site: pmaps.Site) -> set[str]:
+    """The names that the statement of a site gives a value."""
+    statement = module.statement(site.reference)
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return {each.id for each in targets if isinstance(each, ast.Name)}

@@ -67,11 +67,12 @@ def fix(
 
 
 def written_out(module: Module, site: Site, namer: Namer, facts: PmapFacts | None) -> Fix:
-    """The fix of a use of an alias of another file that stays as it is. Raises Left."""
+    """The fix of a use of an alias that stays as it is where it is defined. Raises Left."""
     call = site.node
     if facts is None or not isinstance(call, ast.Call) or site.unknown:
         raise Left(UNPROVED)
-    own = [name for name, value in site.arguments.items() if not module.holds(value)]
+    written = {*ast.walk(call)}
+    own = [name for name, value in site.arguments.items() if value not in written]
     name = namer.named(module, "pmap", site.reference)
     edits = [Edit(*module.span(site.reference), name.text), *name.edits]
     if more := "".join(f", {each}={facts.text_of(site, each)}" for each in own):

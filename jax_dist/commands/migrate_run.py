@@ -215,13 +215,13 @@ class _Migrate:
             }
             lacking, lowest = migrate_forms.to_lower(lacking, forms)
             put_back |= {each.key: each for each in lowest}
-            before = _texts(files)
+            before = _result(files)
             for limits in migrate_forms.lower(files, forms, lacking):
                 known = dict(self._aim.limits)
                 known |= {at: min(form, known.get(at, form)) for at, form in limits.items()}
                 self._aim = dataclasses.replace(self._aim, limits=known)
                 files, _, _ = self._migrated()
-                if _texts(files) != before:
+                if _result(files) != before:
                     break
             else:
                 raise MisuseError("some places are not proved, and cannot be put back; report this")
@@ -412,8 +412,9 @@ class _Migrate:
         return REQUIREMENTS[self._options.require]
 
 
-def _texts(files: Sequence[FileMigration]) -> dict[str, bytes]:
-    return {file.path: file.after for file in files}
+def _result(files: Sequence[FileMigration]) -> dict[str, Any]:
+    """What comes out: the texts, and whether each place counts as done."""
+    return {file.path: (file.after, [e.status for e in file.outcomes]) for file in files}
 
 
 def _suffix(path: str) -> str:

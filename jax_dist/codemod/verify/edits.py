@@ -354,7 +354,7 @@ class _HostEdits(_Walk):
             case ast.Call(func=ast.Attribute(value=value)):
                 inner = [*node.args, value]
             case ast.Call():
-                inner = node.args
+                inner = [*node.args, *(word.value for word in node.keywords if word.arg)]
             case ast.Subscript():
                 inner = [node.value]
         yield depth, node
