@@ -220,7 +220,7 @@ class CompileRequest:
         """
         get_key = private.part("jax._src.compilation_cache", "get_cache_key", use=_EXPLAIN)
         ignore: Any = bool(config_value("jax_remove_custom_partitioning_ptr_from_cache_key"))
-        kinds = private.find("jax._src.cache_key", "IgnoreCallbacks")
+        kinds = getattr(importlib.import_module("jax._src.cache_key"), "IgnoreCallbacks", None)
         if kinds is not None:
             ignore = kinds.CUSTOM_PARTITIONING if ignore else kinds.NO
         return get_key(self.module, self.devices, self.options, self.backend, ignore)

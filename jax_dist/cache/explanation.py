@@ -26,7 +26,7 @@ def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
         "compiler-options": _only_in_one(one.options, other.options),
     }
     if sorted(one.devices) == sorted(other.devices):
-        found["device-order"] = _told_apart(*(_cut(str(each.devices)) for each in (one, other)))
+        found["device-order"] = _told_apart(*(str(list(each.devices)) for each in (one, other)))
     found |= _inside(one, other, moved=bool(found.get("device-order")))
     return tuple(finding(name, *found[name]) for name in NAMES if found.get(name)) or (
         finding(UNKNOWN),
@@ -34,7 +34,7 @@ def explained(one: Compile, other: Compile) -> tuple[CauseFinding, ...]:
 
 
 def _told_apart(before: str, after: str) -> list[str]:
-    return [] if before == after else [f"{before}, then {after}"]
+    return [] if before == after else [f"{_cut(before)}, then {_cut(after)}"]
 
 
 def _only_in_one(ones: Sequence[str], others: Sequence[str]) -> list[str]:

@@ -35,9 +35,8 @@ def warm(fun: Callable, /, *specs: Any, **named_specs: Any) -> Warmed:
     """Compiles a program into the cache without running it, so that its first call hits.
 
     Nothing is computed and no arguments are made, so one process can do it, on another day or
-    another machine with the same CPU type and jaxlib: with JAX_NUM_CPU_DEVICES as many simulated
-    devices, with `jax_mock_gpu_topology` GPUs that are not there (JAX ignores it on CPUs). Programs
-    of several processes are warmed by starting as many.
+    another machine with the same CPU type and jaxlib; with JAX_NUM_CPU_DEVICES for as many
+    simulated devices. Programs of several processes are warmed by starting as many.
 
     Args:
       fun: a function of arrays, or what `jax.jit` or `jax_dist.pmap` made of one.

@@ -86,8 +86,6 @@ examples:
   jax-dist cache warm programs.py:programs
   jax-dist cache warm --devices 8 my.package.programs:programs      8 simulated CPU devices
   jax-dist cache warm --devices 4 --processes 2 programs.py:programs
-  jax-dist cache warm --mock-gpu-topology 2x8x1 programs.py:programs
-                                   needs one GPU of the kind; JAX ignores it on CPUs
 """
 
 
@@ -152,8 +150,6 @@ def _add_folders(add: Callable[..., Callable]) -> None:
     processes = "number of processes, joined, on this machine"
     count = terminal.count(terminal.MOST_PROCESSES)
     option("--processes", type=count, default=1, metavar="N", help=processes)
-    topology = "slices x hosts x GPUs of the real machine"
-    option("--mock-gpu-topology", metavar="AxBxC", help=topology)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:

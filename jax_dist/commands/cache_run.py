@@ -191,8 +191,6 @@ def _warmed(options: argparse.Namespace, out: TextIO, err: TextIO) -> Exit:
         if options.devices is not None:
             jax.config.update("jax_platforms", "cpu")
             jax.config.update("jax_num_cpu_devices", options.devices)
-        if options.mock_gpu_topology is not None:
-            jax.config.update("jax_mock_gpu_topology", options.mock_gpu_topology)
         found = _warm_all(options.programs, options.cache)
     if options.json:
         print(json.dumps(found, indent=2), file=out)

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist.cache.explanation import explained
 from jax_dist.cache.recorder import described
 from jax_dist.cache.records import HIT, WRITTEN
 from jax_dist.cache.verification import ProgramVerdict, judged
@@ -376,3 +377,11 @@ def test_the_line_is_the_users():
     file, line, _ = detail.split(":", 2)
     with open(file) as source:
         assert "lambda x: x * table" in source.read().splitlines()[int(line) - 1]
+
+
+def test_the_order_of_many_devices_is_told():
+    [step] = _recorded(scalar, 0)
+    many = dataclasses.replace(step, devices=tuple(range(99)))
+    moved = dataclasses.replace(many, devices=(*range(97), 98, 97), key="other")
+
+    assert [found.cause.name for found in explained(many, moved)] == ["device-order"]
