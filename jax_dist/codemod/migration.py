@@ -312,12 +312,9 @@ class _File:
     def _serves_what_stays(self, module: Module, site: pmaps.Site) -> bool:
         """Whether a name is defined here by which a site goes that was not proved."""
         names = _names_set(module, site)
-        return any(
-            isinstance(each.reference, ast.Name)
-            and each.reference.id in names
-            and self._stays(module, each)
-            for each in (pmaps.sites(module) if self._limits and names else ())
-        )
+        sites = pmaps.sites(module) if self._limits and names else ()
+        named = (each for each in sites if getattr(each.reference, "id", "") in names)
+        return any(self._stays(module, each) for each in named)
 
     def _of_pmap(self, module: Module, site: pmaps.Site, facts: PmapFacts | None) -> PlannedPlace:
         defined_at = None
@@ -325,8 +322,7 @@ class _File:
             self._check(module, site)
             if (direct := self._direct(module, site, facts)) is not None:
                 return direct
-            kept = self._identity(module, site)
-            if kept is not None:
+            if (kept := self._identity(module, site)) is not None:
                 raise kept
             if self._serves_what_stays(module, site):
                 raise Left("it defines a name that stays as it was at one of its uses")
