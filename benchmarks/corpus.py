@@ -50,7 +50,7 @@ from jax_dist.checker.model.sources import Patterns, UnreadableError
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.results import FileMigration
-from jax_dist.codemod.shard_map import Promises
+from jax_dist.codemod.pmap_facts import Promises
 
 _FAULT = "jax-dist failed on it"
 _PMAP = "JXD001"

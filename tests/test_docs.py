@@ -110,7 +110,7 @@ def _run_console(code: str, folder: pathlib.Path) -> None:
 
 
 def _page_case(page: pathlib.Path) -> Any:
-    is_first = page.stem in ("README", "index", "pmap")
+    is_first = page.stem in ("README", "pmap")
     marks = () if is_first else pytest.mark.thorough
     return pytest.param(page, id="/".join(page.parts[-2:]), marks=marks)
 

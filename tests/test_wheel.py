@@ -10,6 +10,7 @@ import pytest
 
 import jax_dist
 
+pytestmark = pytest.mark.thorough
 _ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -44,7 +45,6 @@ def _run(*command: str | pathlib.Path, folder: pathlib.Path) -> tuple[int, str]:
     return ran.returncode, ran.stdout + ran.stderr
 
 
-@pytest.mark.thorough
 def test_it_holds_the_package_and_its_types(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
@@ -82,7 +82,6 @@ def test_its_metadata_is_complete(wheel):
     )
 
 
-@pytest.mark.thorough
 def test_the_checker_runs_where_nothing_else_is(empty_environment, tmp_path):
     source = tmp_path / "train.py"
     source.write_text("import jax\n\nstep = jax.jit(jax.pmap(abs, axis_name='i'))\n")

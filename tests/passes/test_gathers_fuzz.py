@@ -53,6 +53,7 @@ def test_without_the_test_for_sameness_the_numbers_are_wrong(monkeypatch: pytest
     assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])
 
 
+@pytest.mark.thorough
 def test_without_the_test_for_major_dimensions_the_numbers_are_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ):
