@@ -49,8 +49,8 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import Patterns, UnreadableError
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.results import FileMigration
 from jax_dist.codemod.pmap_facts import Promises
+from jax_dist.codemod.results import FileMigration
 
 _FAULT = "jax-dist failed on it"
 _PMAP = "JXD001"

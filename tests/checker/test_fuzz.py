@@ -20,8 +20,8 @@ from jax_dist.checker.model.findings import Finding, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
 from jax_dist.codemod import migration as codemod
-from jax_dist.codemod.results import Form, ProjectContext
 from jax_dist.codemod.pmap_facts import Promises
+from jax_dist.codemod.results import Form, ProjectContext
 
 ALL = frozenset(linter.RULES)
 SYNTAX_ERROR = "JXD901"

@@ -28,9 +28,9 @@ from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import helper_module, migration
 from jax_dist.codemod.migration import MigrationOptions
+from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.recorded_flow import RecordedFlow, WatchedFiles
 from jax_dist.codemod.results import Form, ProjectContext
-from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.verify import trial
 from jax_dist.commands.cli import main
 
