@@ -84,9 +84,7 @@ class Emitter:
 
     def whole(self, value: Any) -> Any:
         """A shared value as every device needs it: gathered, if it is cut."""
-        if not self.cuts_state or not jnp.ndim(value):
-            return value
-        return self.laid(value, P())
+        return self.laid(value, P()) if self.cuts_state and jnp.ndim(value) else value
 
     def for_each_device(self, value: Any) -> Any:
         """`[*s] -> [N, *s]`: each device its own copy."""

@@ -54,15 +54,12 @@ class _Forms:
     def run(self, inner: BodyPlan, args: Sequence[Any]) -> Values:
         """What a body gives, as results."""
         wanted = [inner.cuts.get(a) if isinstance(a, Var) else None for a in inner.body.outvars]
-        outs = self._laid(self.runs.run(inner, args), wanted)
+        outs = self.laid(self.runs.run(inner, args), wanted)
         return self._changed(outs, inner.outs, self.outs)
 
-    def carried(self, values: Sequence[Any]) -> Values:
-        """Values that lie as the first results are wanted."""
-        return self._laid(values, self.cuts[: len(values)])
-
-    def _laid(self, values: Sequence[Any], specs: Sequence[Any]) -> Values:
-        pairs = zip(values, specs, strict=True)
+    def laid(self, values: Sequence[Any], specs: Sequence[Any]) -> Values:
+        """Values as they are wanted; there may be more specs."""
+        pairs = zip(values, specs, strict=False)
         return [x if spec is None else self.runs.laid(x, spec) for x, spec in pairs]
 
     def _changed(
@@ -85,7 +82,7 @@ def _scan(forms: _Forms, step: Step, values: Values) -> Values:
         outs = forms.run(inner, [*fixed, *carry, *xs])
         return outs[:carried], outs[carried:]
 
-    outs = scanned(turn, step.eqn, forms.carried(start), walked)
+    outs = scanned(turn, step.eqn, forms.laid(start, forms.cuts), walked)
     of_turns = zip(outs[carried:], forms.outs[carried:], strict=True)
     ys = [y if is_shared else jnp.moveaxis(y, 0, 1) for y, is_shared in of_turns]
     return [*outs[:carried], *ys]
@@ -102,7 +99,7 @@ def _while(forms: _Forms, step: Step, values: Values) -> Values:
     return lax.while_loop(
         lambda carry: forms.runs.run(condition, [*of_condition, *carry])[0],
         lambda carry: forms.run(body, [*of_body, *carry]),
-        forms.carried(start),
+        forms.laid(start, forms.cuts),
     )
 
 

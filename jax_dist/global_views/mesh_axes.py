@@ -8,6 +8,7 @@ may go other ways: what XLA sends in its body waits for all devices, also for th
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ class MeshAxes:
     free: frozenset[Any] = frozenset()  # the further axes, if XLA may cut over them in islands
     # XLA for CPU then aborts at a sum of bfloat16, unless it is one of float32.
     widens: bool = False
+    # Whether it scatters as XLA for TPU does, whose own constants for it take more memory.
+    slices: bool = False
     # The loops and branches in islands where all devices go the same way, by their identity.
     agreed: frozenset[int] = frozenset()
 
@@ -56,10 +59,16 @@ class MeshAxes:
         wide, over = self._widened(value), tuple(self.sizes)
         if dim is not None:
             names = names_of(spec[dim])
-            scatter = lambda own: lax.psum_scatter(own, names, scatter_dimension=dim, tiled=True)
-            wide = self._in_place(scatter, wide, spec)
+            wide = self._in_place(functools.partial(self._scattered, names, dim), wide, spec)
             over = tuple(name for name in over if name not in names)
         return (lax.psum(wide, over) if over else wide).astype(value.dtype)
+
+    def _scattered(self, names: Any, dim: int, value: Any) -> Any:
+        if not self.slices:
+            return lax.psum_scatter(value, names, scatter_dimension=dim, tiled=True)
+        size = value.shape[dim] // lax.axis_size(names)
+        start = lax.axis_index(names).astype(jnp.uint32) * size  # never compared with zero
+        return lax.dynamic_slice_in_dim(lax.psum(value, names), start, size, dim)
 
     def gather(self, value: Any, dim: int, spec: P) -> Any:
         """The whole along a dimension, of which each device has its own piece."""

@@ -120,13 +120,10 @@ class StepProgram:
     def captured(self) -> tuple[jax.Array, ...]:
         """What the function captures, on all devices: the first argument of the jit object."""
         whole = NamedSharding(self.setting.mesh, P())
+        no_devices = _compat.is_compile_only(self.setting.mesh.devices.flat[0])
+        put = put_copy if no_devices else copies.put_whole
         with jax.ensure_compile_time_eval():  # it outlives a trace around the first call
-            return tuple(
-                put_copy(value, whole)
-                if _compat.is_compile_only(self.setting.mesh.devices.flat[0])
-                else copies.put_whole(value, whole)
-                for value in self.body.lifted.values
-            )
+            return tuple(put(value, whole) for value in self.body.lifted.values)
 
     @property
     def report(self) -> GlobalViewReport:
@@ -156,8 +153,8 @@ class StepProgram:
         free = setting.further if reorders and setting.further & cut_over else frozenset()
         platform = setting.mesh.devices.flat[0].platform
         agreed = frozenset(id(eqn) for island in self.plan.islands() for eqn in island.agreed)
-        widens = bool(free) and platform == "cpu"
-        mesh_axes = dataclasses.replace(setting.axes, free=free, widens=widens, agreed=agreed)
+        special = {"widens": bool(free) and platform == "cpu", "slices": platform == "tpu"}
+        mesh_axes = dataclasses.replace(setting.axes, free=free, agreed=agreed, **special)
         # As a shard_map over these axes shows it.
         manual = dict.fromkeys(frozenset(mesh.axis_names) - free, AxisType.Manual)
         inside = mesh.update_axis_types(manual)

@@ -119,6 +119,19 @@ def test_state_in_parts_takes_less_than_copies(name, programs):
     assert kinds(made["fsdp"]).keys() <= {"all-gather", "all-reduce", "reduce-scatter"}
 
 
+@pytest.mark.tpu_compiler
+def test_what_is_scattered_takes_no_constants_without_a_layout():
+    """4 KiB each: XLA counts with them where it makes a sum and a slice of a reduce-scatter."""
+    machine = jax_dist.topology("v5e:16x16")
+    step = lambda w, x: w - jax.lax.pmean(jnp.tanh(x @ w).T @ x, "i").T
+    types = (jax.ShapeDtypeStruct((1024, 1024), "f4"), jax.ShapeDtypeStruct((256, 32, 1024), "f4"))
+    view = jax_dist.global_view(step, "i", mesh=machine.mesh("i"), shardings="fsdp")
+    lowered = view.lower(*types)
+
+    assert "reduce_scatter" not in lowered.as_text()
+    assert not re.findall(r"u32\[\] constant\(", lowered.compile().as_text())
+
+
 def _large_step(w, x):
     return w - jax.lax.pmean(jnp.sin(w) * x.sum(), "i")
 
