@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import JaxprEqn
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -35,8 +36,7 @@ class MeshAxes:
     free: frozenset[Any] = frozenset()  # the further axes, if XLA may cut over them in islands
     # XLA for CPU then aborts at a sum of bfloat16, unless it is one of float32.
     widens: bool = False
-    # Whether it scatters as XLA for TPU does, whose own constants for it take more memory.
-    slices: bool = False
+    is_tpu: bool = False
     # The loops and branches in islands where all devices go the same way, by their identity.
     agreed: frozenset[int] = frozenset()
 
@@ -61,10 +61,15 @@ class MeshAxes:
             names = names_of(spec[dim])
             wide = self._in_place(functools.partial(self._scattered, names, dim), wide, spec)
             over = tuple(name for name in over if name not in names)
-        return (lax.psum(wide, over) if over else wide).astype(value.dtype)
+        out = (lax.psum(wide, over) if over else wide).astype(value.dtype)
+        if not self.is_tpu or jnp.ndim(out) < 2:
+            return out
+        # By rows, as the state lies. XLA for TPU would rather copy all of the state, and early.
+        return with_layout_constraint(out, Layout(tuple(range(jnp.ndim(out)))))
 
     def _scattered(self, names: Any, dim: int, value: Any) -> Any:
-        if not self.slices:
+        """Done as XLA for TPU does it, whose own constants for it take more memory."""
+        if not self.is_tpu:
             return lax.psum_scatter(value, names, scatter_dimension=dim, tiled=True)
         size = value.shape[dim] // lax.axis_size(names)
         start = lax.axis_index(names).astype(jnp.uint32) * size  # never compared with zero
@@ -141,14 +146,8 @@ class MeshAxes:
                 return interpreter.replay(eqn, whole)
             return rebind.bind_again(eqn, list(whole), inside.handler_of)
 
-        mapped = jax.shard_map(
-            bind,
-            in_specs=tuple(P() for _ in values),
-            out_specs=[P() for _ in eqn.outvars],
-            axis_names=set(self.free),
-            check_vma=False,
-        )
-        return mapped(*values)
+        specs, free = {"in_specs": P(), "out_specs": [P() for _ in eqn.outvars]}, set(self.free)
+        return jax.shard_map(bind, **specs, axis_names=free, check_vma=False)(*values)
 
 
 def without_constraint(eqn: JaxprEqn) -> Handler | None:

@@ -153,7 +153,7 @@ class StepProgram:
         free = setting.further if reorders and setting.further & cut_over else frozenset()
         platform = setting.mesh.devices.flat[0].platform
         agreed = frozenset(id(eqn) for island in self.plan.islands() for eqn in island.agreed)
-        special = {"widens": bool(free) and platform == "cpu", "slices": platform == "tpu"}
+        special = {"widens": bool(free) and platform == "cpu", "is_tpu": platform == "tpu"}
         mesh_axes = dataclasses.replace(setting.axes, free=free, agreed=agreed, **special)
         # As a shard_map over these axes shows it.
         manual = dict.fromkeys(frozenset(mesh.axis_names) - free, AxisType.Manual)
