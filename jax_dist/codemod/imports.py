@@ -15,7 +15,7 @@ from jax_dist.checker.model import pmaps, scopes
 from jax_dist.checker.model.findings import Edit, apply_edits
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.scopes import Binding
-from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.semantic_model import KNOWN, Module
 
 _EXAMPLE = re.compile(r"(?m)^\s*((?:>>>|\.\.\.) .*)$")
 
@@ -46,9 +46,19 @@ def tidied(before: Module, after: Module, needed: Collection[str] = ()) -> bytes
             and _reads(before, name)
             and not _reads(after, name)
             and not used_elsewhere(name)
+            and not _is_of_project(after, statement, alias)  # which may act while it is imported
         ]
         made += _removals(after, statement, idle, made[-1] if made else None)
     return apply_edits(after.source.code, made)
+
+
+def _is_of_project(
+    module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias
+) -> bool:
+    """Whether an import runs a file that is not of an installed library."""
+    if isinstance(statement, ast.Import):
+        return alias.name.partition(".")[0] not in KNOWN
+    return bool(statement.level) or (statement.module or "").partition(".")[0] not in KNOWN
 
 
 def is_used_elsewhere(module: Module, name: str) -> bool:

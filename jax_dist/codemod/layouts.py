@@ -120,7 +120,7 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     static = flow.static(record)
     if any(kinds - {"int", "float"} for kinds in static.values()):
         raise Left("it has static arguments that are no numbers")
-    donated = _donated(site, given)
+    donated = _donated(site, given) if given else frozenset[int]()
     numbers = frozenset(static)
     return Mapped(site, record, arguments, paths, frozenset(shared), whole, numbers, donated, named)
 

@@ -12,6 +12,7 @@ from jax_dist import _codes
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Edit
 from jax_dist.checker.model.pmaps import Site
+from jax_dist.checker.model.semantic_model import PARTIAL, Module
 from jax_dist.codemod.codegen import Texts
 from jax_dist.codemod.results import Form, PlannedPlace
 
@@ -40,10 +41,40 @@ def of(flow: "FileFlow", site: Site) -> NamedCalls:
     names, count = tuple(forms[0]["words"]), forms[0]["arguments"]
     seen = {each for each in flow.nodes if record.number in flow.called_sites(each)}
     calls = pmaps.mapped_calls(flow.module, site)
-    if len(forms) > 1 or not seen <= {*calls} or not all(_fits(e, count, names) for e in calls):
+    is_known = seen <= {*calls} and all(_fits(e, count, names) for e in calls)
+    if len(forms) > 1 or not is_known or not _mean_the_same(flow.module, site, count, names):
         return NamedCalls(why_not="a call gives arguments by name")
     group = f"calls of {site.node.lineno}:{site.node.col_offset}"
     return NamedCalls(names, tuple(calls), group)
+
+
+def _mean_the_same(module: Module, site: Site, count: int, names: tuple[str, ...]) -> bool:
+    """Whether a call by position that was not seen gets what it did, or raises an error.
+
+    Args:
+      module: the file.
+      site: the place that maps.
+      count: of the arguments that are given by position.
+      names: of those behind them.
+    """
+    donated = site.arguments.get("donate_argnums", ast.Tuple(elts=[]))
+    parts = donated.elts if isinstance(donated, ast.Tuple | ast.List) else [donated]
+    numbers = [each.value for each in parts if isinstance(each, ast.Constant)]
+    # pmap donates none that is given by name.
+    if len(numbers) < len(parts) or not all(e in range(count) for e in numbers):
+        return False
+    function, bound, first = site.fun, set[str | None](), 0
+    while isinstance(function, ast.Call) and module.qualified_name(function.func) in PARTIAL:
+        first += len(function.args) - 1
+        bound |= {word.arg for word in function.keywords}
+        function = function.args[0]
+    definition = pmaps.definition(module, function)
+    if definition is None or isinstance(function, ast.Attribute) or None in bound:
+        return False
+    given = definition.args
+    own = [each.arg for each in (*given.posonlyargs, *given.args)][first + count :]
+    others = [each for each, name in zip(own, names, strict=False) if each != name]
+    return bound.issuperset(others) and (given.vararg is None or len(own) >= len(names))
 
 
 def _fits(call: ast.Call, count: int, names: tuple[str, ...]) -> bool:

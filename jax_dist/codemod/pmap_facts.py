@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jax_dist.checker.model import pmaps, scopes, traced
+from jax_dist.checker.model.import_graph import outermost_package
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import lists_devices
@@ -35,6 +36,10 @@ _SETTING = re.compile(
     rb"XLA_FLAGS|XLA_PYTHON_CLIENT|JAX_PLATFORM|JAX_NUM_CPU|CUDA_VISIBLE|distributed\.initialize"
     rb"|jax_platform|jax_num_cpu_devices|set_cpu_device_count"
 )
+
+
+# What gives names values by their text.
+_REFLECTION = re.compile(rb"\b(?:exec|eval|globals|locals|vars)\s*\(|__dict__|\bsys\.modules\[")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class PmapFacts:
     ):
         self._module, self._context, self._promises = module, context, promises
         self._is_tried, self._flow = is_tried, flow
+        self._settings: dict[tuple[str, str, str], str] = {}
 
     @property
     def several_processes(self) -> bool:
@@ -114,11 +120,6 @@ class PmapFacts:
         if module.holds(value):
             return module.text(value)
         project, reference = self._context.project, site.reference
-        last = scopes.last_name(reference).encode()
-        # The name may be given another function while the program runs, as in a test.
-        setting = self._context.first(re.compile(rb"\.%b\s*=[^=]|[\"']%b[\"']" % (last, last)))
-        if setting:
-            raise Left(f"{setting} may give {last.decode()} another meaning")
         if isinstance(value, ast.Constant):
             return ast.unparse(value)
         home = imports.definer(module, project, reference)
@@ -156,11 +157,40 @@ class PmapFacts:
                 return f"it has {name}"
         if site.unknown:
             return f"its arguments come from {site.unknown}"
+        if setting := self._setting(site.reference):
+            return f"{setting} may give {self._module.text(site.reference)} another meaning"
         if why := self._unfit_place(site) or (self._flow.misfit(site) if self._flow else ""):
             return why
         if why := self.named_calls(site).why_not:
             return why
         return "" if self._is_tried else self._of_calls(site)
+
+    def _setting(self, reference: ast.expr) -> str:
+        """A place that may give another function the name of one, as a test does; "" if none."""
+        module, name = self._module, scopes.last_name(reference)
+        if isinstance(reference, ast.Attribute) and _of_jax(module, reference.value):
+            return ""  # `jax.pmap`: for which all of the file is looked through
+        own = os.path.abspath(module.source.path)
+        home = imports.definer(module, self._context.project, reference) or own
+        if (own, home, name) not in self._settings:
+            self._settings[own, home, name] = self._first_setting(own, home, name)
+        return self._settings[own, home, name]
+
+    def _first_setting(self, own: str, home: str, name: str) -> str:
+        context, stem = self._context, os.path.splitext(os.path.basename(home))[0]
+        of_home = rb"\b%b\s*,|[\"'][\w.]*\b%b\.%b[\"']" % ((stem.encode(),) * 2 + (name.encode(),))
+        by_text = rb"setattr\(\s*[\w.]*" + of_home
+        if home != own:  # an alias, by whatever name of its module
+            by_text += rb"|[\"']%b[\"']|\.%b\s*=[^=]|sys\.modules\[" % ((name.encode(),) * 2)
+            twins = [
+                p for p in context.graph.files if os.path.basename(p) == os.path.basename(home)
+            ]
+            if len(twins) > 1 and not outermost_package(os.path.dirname(home)):
+                return next(os.path.relpath(path) for path in twins if path != home)
+        for path in {own: None, home: None}:
+            if place := context.first(_REFLECTION, within=path):
+                return place
+        return context.first(re.compile(by_text))
 
     def _of_devices(self, given: ast.expr | None) -> str:
         """Why no mesh can be made of what pmap is given; "" where one can."""
@@ -250,6 +280,10 @@ class PmapFacts:
                 if shared(position) and not isinstance(argument, ast.Constant):
                     return f"line {argument.lineno} shares an array that may lie elsewhere"
         return ""
+
+
+def _of_jax(module: Module, node: ast.expr) -> bool:
+    return (module.qualified_name(node) or "").split(".")[0] == "jax"
 
 
 def is_none(node: ast.expr) -> bool:

@@ -281,7 +281,11 @@ class ProjectContext:
         return bool(is_near and self.graph.importers(path))
 
     def first(
-        self, pattern: re.Pattern[bytes], near: Sequence[str] | None = None, but: str = ""
+        self,
+        pattern: re.Pattern[bytes],
+        near: Sequence[str] | None = None,
+        but: str = "",
+        within: str = "",
     ) -> str:
         """Where the files of the projects have a text first: `a.py:3`; "" where they have not.
 
@@ -289,9 +293,12 @@ class ProjectContext:
           pattern: of the text.
           near: files; others count only where imports lead from one to the other.
           but: the absolute path of a file that does not count.
+          within: that of the only one that does.
         """
         paths = None if near is None else [*map(os.path.abspath, near)]
         for path, data in self.graph.files.items():
+            if within and path != within:
+                continue
             found = [place for _, place in _found([(path, data)], pattern)]
             if (
                 found

@@ -3,16 +3,25 @@
 import ast
 from typing import Any
 
-from jax_dist.checker.model.scopes import Binding, Scopes, place
+from jax_dist.checker.model.scopes import Binding, NameScope, Scopes, place
 
 
 def bindings_of(tree: Scopes, node: ast.Name) -> list[Binding] | None:
     """The bindings that may hold where a name is read; None: the file has none."""
-    scope = tree.scope(node)
-    found = scope.lookup(node.id)
+    found = tree.scope(node).lookup(node.id)
     if found is None:
         return None
     home, bindings = found
+    outer = [each for each in bindings if each.kind == "outer"]
+    own = [each for each in bindings if each.kind != "outer"] if outer else bindings
+    return [*_own_bindings_of(tree, node, home, own), *outer]
+
+
+def _own_bindings_of(
+    tree: Scopes, node: ast.Name, home: NameScope, bindings: list[Binding]
+) -> list[Binding]:
+    """Those in the scope itself that binds the name."""
+    scope = tree.scope(node)
     if home is scope or home is scope.around_comprehensions:
         return _reaching(tree, node, bindings)
     inner: ast.AST = node  # the function, lambda or class of `home`'s own level around it

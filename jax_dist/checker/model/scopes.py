@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
-_BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other"]
+# "outer": by a function that declares the name global or nonlocal, and may run at any time.
+_BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other", "outer"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,7 +35,7 @@ class NameScope:
     parent: "NameScope | None"
     bindings: dict[str, list[Binding]] = dataclasses.field(default_factory=dict)
     loads: dict[str, list[ast.Name]] = dataclasses.field(default_factory=dict)
-    outer: set[str] = dataclasses.field(default_factory=set)  # global and nonlocal names
+    outer: dict[str, bool] = dataclasses.field(default_factory=dict)  # whether it is global
     star_imports: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -127,7 +128,22 @@ def build(tree: ast.Module) -> Scopes:
     while walk.waiting:
         walk.scope, stack = walk.waiting.pop()
         walk.run(stack)
+    for scope in walk.found.all:
+        for name, is_global in scope.outer.items():
+            home = module if is_global else _nonlocal_home(scope, name) or module
+            for binding in scope.bindings.get(name, ()):
+                home.bind(name, Binding("outer", binding.node))
     return walk.found
+
+
+def _nonlocal_home(scope: NameScope, name: str) -> NameScope | None:
+    """The nearest function around a scope that binds a name of its own."""
+    around = scope.parent
+    while around is not None:
+        if name in around.bindings and name not in around.outer and not around.is_class:
+            break
+        around = around.parent
+    return around
 
 
 class _Walk:
@@ -303,7 +319,7 @@ def _walrus(walk: _Walk, node: ast.NamedExpr, stack: list[Any]) -> bool:
 
 
 def _outer(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
-    walk.scope.outer.update(node.names)
+    walk.scope.outer |= dict.fromkeys(node.names, isinstance(node, ast.Global))
     return True
 
 
