@@ -110,6 +110,62 @@ def test_it_is_not_where_that_may_mean_something_else(
     assert b"shard_map" not in b"".join(_direct("pkg/constants.py", "pkg/train.py")[:2])
 
 
+_SETTINGS = {
+    "declared global": ("constants.py", "def use(f):\n    global pmap\n    pmap = f\n"),
+    "by the text of its name": (
+        "constants.py",
+        "import os\nglobals()[os.environ['F']] = jax.vmap\n",
+    ),
+    "where it is used": ("train.py", "exec('')\n"),
+    "in a test": (
+        "test_train.py",
+        "from unittest import mock\nmock.patch('pkg.constants.pmap', 1)\n",
+    ),
+    "by a name of the run": (
+        "run.py",
+        "from pkg import constants\nsetattr(constants, input(), 1)\n",
+    ),
+    "another module": ("run.py", "import sys\nsys.modules['pkg.constants'] = None\n"),
+}
+
+
+@pytest.mark.parametrize("case", _SETTINGS)
+def test_a_name_that_may_be_set_while_the_program_runs_is_not_written_out(
+    package: pathlib.Path, case: str
+):
+    file, setting = _SETTINGS[case]
+    texts = {"constants.py": _CONSTANTS, "train.py": _MAPS}
+    for name, text in (texts | {file: texts.get(file, "") + setting}).items():
+        (package / name).write_text(text)
+
+    paths = ["pkg/constants.py", "pkg/train.py", *([] if file in texts else [f"pkg/{file}"])]
+    found = {each.path: each.after for each in migration.migrate(paths, _PROMISED)[0]}
+
+    train = found.get("pkg/train.py", (package / "train.py").read_bytes())
+    assert b"constants.pmap(" in train
+
+
+def test_a_name_from_jax_that_a_function_declares_global_is_not_jax_pmap(package: pathlib.Path):
+    """It may be another function by then, which the new text would not call."""
+    text = "from jax import pmap\n\ndef use(f):\n    global pmap\n    pmap = f\n\ng = pmap(len)\n"
+    (package / "train.py").write_text(text)
+
+    assert _direct("pkg/train.py") in ([], [text.encode()])
+
+
+def test_a_file_of_the_project_is_still_imported_where_no_name_of_it_is_read(
+    package: pathlib.Path,
+):
+    """It may act while it is imported, as by setting jax_enable_x64."""
+    (package / "constants.py").write_text(_CONSTANTS.replace("axis_name=AXIS", "axis_name='qmc'"))
+    (package / "train.py").write_text("from pkg.constants import pmap\n\ng = pmap(len)\n")
+
+    _, train, *_ = _direct("pkg/constants.py", "pkg/train.py")
+
+    assert b"shard_map" in train
+    assert b"from pkg.constants import pmap\n" in train
+
+
 def test_an_alias_is_migrated_where_it_is_defined(package: pathlib.Path):
     (package / "constants.py").write_text(_CONSTANTS)
     (package / "train.py").write_text(_USER)
