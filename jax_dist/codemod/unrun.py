@@ -313,6 +313,11 @@ class _Related:
                     for name in {getattr(target, "id", "") for target in targets}:
                         if name in self.definitions:
                             yield name, each.lineno
+        for scope in self.flow.module.scopes.all:
+            for name in self.definitions & scope.bindings.keys():
+                for binding in scope.bindings[name]:
+                    if binding.kind == "outer":  # `global name`, in a function
+                        yield name, getattr(binding.node, "lineno", 0)
 
     def _is_mentioned(self, node: ast.expr) -> bool:
         match node:
