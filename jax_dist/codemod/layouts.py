@@ -15,7 +15,7 @@ from typing import TypeAlias
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import aliases, fixed_programs, flow_uses, imports, pmap_facts
+from jax_dist.codemod import aliases, fixed_programs, flow_uses, imports, pmap_facts, site_parts
 from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.pmap_facts import PmapFacts
@@ -120,7 +120,7 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     static = flow.static(record)
     if any(kinds - {"int", "float"} for kinds in static.values()):
         raise Left("it has static arguments that are no numbers")
-    donated = _donated(site, given) if given else frozenset[int]()
+    donated = _donated(site, given)
     numbers = frozenset(static)
     return Mapped(site, record, arguments, paths, frozenset(shared), whole, numbers, donated, named)
 
@@ -165,12 +165,8 @@ def _whole_results(site: Site, paths: Sequence[Path]) -> frozenset[int]:
 
 def _donated(site: Site, arguments: int) -> frozenset[int]:
     """The positions of what a place donates; all of them where the text does not say it."""
-    given = site.arguments.get("donate_argnums", ast.Tuple(elts=[]))
-    parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
-    if not all(isinstance(each, ast.Constant) for each in parts):
-        return frozenset(range(arguments))
-    values = (each.value for each in parts if isinstance(each, ast.Constant))
-    return frozenset(value % arguments for value in values if isinstance(value, int))
+    numbers = site_parts.donated(site)
+    return frozenset(range(arguments) if numbers is None else (n % arguments for n in numbers))
 
 
 class Plan:

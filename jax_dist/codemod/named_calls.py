@@ -13,6 +13,7 @@ from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Edit
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import PARTIAL, Module
+from jax_dist.codemod import site_parts
 from jax_dist.codemod.codegen import Texts
 from jax_dist.codemod.results import Form, PlannedPlace
 
@@ -57,11 +58,9 @@ def _mean_the_same(module: Module, site: Site, count: int, names: tuple[str, ...
       count: of the arguments that are given by position.
       names: of those behind them.
     """
-    donated = site.arguments.get("donate_argnums", ast.Tuple(elts=[]))
-    parts = donated.elts if isinstance(donated, ast.Tuple | ast.List) else [donated]
-    numbers = [each.value for each in parts if isinstance(each, ast.Constant)]
+    numbers = site_parts.donated(site)
     # pmap donates none that is given by name.
-    if len(numbers) < len(parts) or not all(e in range(count) for e in numbers):
+    if numbers is None or not all(each in range(count) for each in numbers):
         return False
     function, bound, first = site.fun, set[str | None](), 0
     while isinstance(function, ast.Call) and module.qualified_name(function.func) in PARTIAL:

@@ -72,6 +72,7 @@ class PmapFacts:
     ):
         self._module, self._context, self._promises = module, context, promises
         self._is_tried, self._flow = is_tried, flow
+        self._named: dict[Site, NamedCalls] = {}
         self._settings: dict[tuple[str, str, str], str] = {}
 
     @property
@@ -105,7 +106,9 @@ class PmapFacts:
 
     def named_calls(self, site: Site) -> NamedCalls:
         """Its calls that give arguments by name."""
-        return named_calls.of(self._flow, site) if self._flow else NamedCalls()
+        if site not in self._named:
+            self._named[site] = named_calls.of(self._flow, site) if self._flow else NamedCalls()
+        return self._named[site]
 
     def text_of(self, site: Site, name: str) -> str:
         """An argument of pmap as this file writes it, also where another file gives it.

@@ -52,6 +52,14 @@ def needed(module: Module, site: Site, *, several_processes: bool) -> frozenset[
     return frozenset(parts)
 
 
+def donated(site: Site) -> list[int] | None:
+    """The numbers of the arguments that a place donates; None where the text does not say it."""
+    given = site.arguments.get("donate_argnums", ast.Tuple(elts=[]))
+    parts = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
+    values = [each.value for each in parts if isinstance(each, ast.Constant)]
+    return [e for e in values if isinstance(e, int)] if len(values) == len(parts) else None
+
+
 def _is_handed_on(module: Module, reference: ast.expr) -> bool:
     """Whether other files may map by the name of this one."""
     if not isinstance(reference, ast.Name):

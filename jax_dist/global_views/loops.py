@@ -58,8 +58,8 @@ class _Forms:
         return self._changed(outs, inner.outs, self.outs)
 
     def laid(self, values: Sequence[Any], specs: Sequence[Any]) -> Values:
-        """Values as they are wanted; there may be more specs."""
-        pairs = zip(values, specs, strict=False)
+        """Values as they are wanted."""
+        pairs = zip(values, specs, strict=True)
         return [x if spec is None else self.runs.laid(x, spec) for x, spec in pairs]
 
     def _changed(
@@ -82,7 +82,7 @@ def _scan(forms: _Forms, step: Step, values: Values) -> Values:
         outs = forms.run(inner, [*fixed, *carry, *xs])
         return outs[:carried], outs[carried:]
 
-    outs = scanned(turn, step.eqn, forms.laid(start, forms.cuts), walked)
+    outs = scanned(turn, step.eqn, forms.laid(start, forms.cuts[: len(start)]), walked)
     of_turns = zip(outs[carried:], forms.outs[carried:], strict=True)
     ys = [y if is_shared else jnp.moveaxis(y, 0, 1) for y, is_shared in of_turns]
     return [*outs[:carried], *ys]
@@ -99,7 +99,7 @@ def _while(forms: _Forms, step: Step, values: Values) -> Values:
     return lax.while_loop(
         lambda carry: forms.runs.run(condition, [*of_condition, *carry])[0],
         lambda carry: forms.run(body, [*of_body, *carry]),
-        forms.laid(start, forms.cuts),
+        forms.laid(start, forms.cuts[: len(start)]),
     )
 
 

@@ -8,28 +8,36 @@ from jax_dist.checker.model.scopes import Binding, NameScope, Scopes, place
 
 def bindings_of(tree: Scopes, node: ast.Name) -> list[Binding] | None:
     """The bindings that may hold where a name is read; None: the file has none."""
-    found = tree.scope(node).lookup(node.id)
+    scope = tree.scope(node)
+    found = scope.lookup(node.id)
     if found is None:
         return None
     home, bindings = found
-    outer = [each for each in bindings if each.kind == "outer"]
+    outer = [each for each in bindings if each.kind == "outer"]  # they may run at any time
     own = [each for each in bindings if each.kind != "outer"] if outer else bindings
-    return [*_own_bindings_of(tree, node, home, own), *outer]
+    return [*_in_order(tree, node, scope, home, own), *outer]
 
 
-def _own_bindings_of(
-    tree: Scopes, node: ast.Name, home: NameScope, bindings: list[Binding]
+def _in_order(
+    tree: Scopes, node: ast.Name, scope: NameScope, home: NameScope, bindings: list[Binding]
 ) -> list[Binding]:
-    """Those in the scope itself that binds the name."""
-    scope = tree.scope(node)
+    """Those that may hold by the order of statements.
+
+    Args:
+      tree: of the file that holds the read.
+      node: the read.
+      scope: the one that it stands in.
+      home: the one that binds the name.
+      bindings: what it binds the name to.
+    """
     if home is scope or home is scope.around_comprehensions:
         return _reaching(tree, node, bindings)
     inner: ast.AST = node  # the function, lambda or class of `home`'s own level around it
     for around in tree.ancestors(node):
-        scope = tree.of.get(around)
-        if scope is home:
+        made = tree.of.get(around)
+        if made is home:
             break
-        if scope is not None:
+        if made is not None:
             inner = around
     return _reaching_inside(tree, inner, bindings)
 
