@@ -20,7 +20,7 @@ from jax_dist.checker.model.import_graph import outermost_package
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import lists_devices
-from jax_dist.codemod import codegen, imports, named_calls, site_parts
+from jax_dist.codemod import codegen, imports, named_calls, site_parts, state_reads
 from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.results import Left, ProjectContext
 
@@ -217,11 +217,16 @@ class PmapFacts:
 
     def _unfit_place(self, site: Site) -> str:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
-        if self._module.function(site.node) is None:
+        module = self._module
+        again = site_parts.may_map_again(module, site) and not self._is_own_method(site)
+        state = ""
+        if again or site_parts.is_mapped_twice(module, site):
+            state = state_reads.first(module, self._context, site.fun)
+        if state:
+            return f"the function that it maps may be mapped again, when {state} is another one"
+        if module.function(site.node) is None:
             return self._too_early(site)
-        if self._flow is not None and self._flow.is_mapped_once(site):
-            return ""
-        if not site_parts.may_map_again(self._module, site) or self._is_own_method(site):
+        if not again or (self._flow is not None and self._flow.is_mapped_once(site)):
             return ""
         return "the function that it maps may be mapped again, and would be compiled again"
 

@@ -322,13 +322,18 @@ class ProjectContext:
         for path, data in self.graph.files.items():
             if not _VALUE.search(data):
                 continue
-            try:
-                module = self.project.module(load(path, data))
-            except (UnreadableError, ParseError):
-                continue
+            module = self.module(path)
             is_here = self.among is not None and path in self.among
-            found += (_PmapValue(path, *each, is_here) for each in meetings(module))
+            places = () if module is None else meetings(module)
+            found += (_PmapValue(path, *each, is_here) for each in places)
         return found
+
+    def module(self, path: str) -> Module | None:
+        """A file of the projects, by its absolute path; None where it is none, or no Python."""
+        try:
+            return self.project.module(load(path, self.graph.files[path]))
+        except (KeyError, UnreadableError, ParseError):
+            return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

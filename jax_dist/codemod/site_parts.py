@@ -47,7 +47,7 @@ def needed(module: Module, site: Site, *, several_processes: bool) -> frozenset[
         parts.add("axes")  # which takes arrays that lie on other devices
     if several_processes:
         parts.add("processes")
-    if may_map_again(module, site):
+    if may_map_again(module, site) or is_mapped_twice(module, site):
         parts.add("again")
     return frozenset(parts)
 
@@ -99,6 +99,18 @@ def may_map_again(module: Module, site: Site) -> bool:
     """Whether a function may be mapped that was mapped before: jax.pmap compiles it once."""
     is_call = site.form == "call" and not _is_new(module, site.fun, site.node)
     return is_call and not _runs_once(module, site.node, _DEEPEST)
+
+
+def is_mapped_twice(module: Module, site: Site) -> bool:
+    """Whether another place of the file maps the same function alike: jax.pmap traces it once."""
+
+    def mapped(other: Site) -> Any:
+        options = {name: ast.unparse(value) for name, value in other.arguments.items()}
+        return pmaps.definition(module, other.fun) or module.text(other.fun), options
+
+    named = (e for e in pmaps.applications(module) if isinstance(e.fun, ast.Name | ast.Attribute))
+    alike = [each for each in named if mapped(each) == mapped(site)]
+    return site in alike and len(alike) > 1
 
 
 def _is_new(module: Module, fun: ast.expr | None, at: ast.expr) -> bool:
