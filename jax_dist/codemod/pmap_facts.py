@@ -164,7 +164,7 @@ class PmapFacts:
             return f"{setting} may give {self._module.text(site.reference)} another meaning"
         if why := self._unfit_place(site) or (self._flow.misfit(site) if self._flow else ""):
             return why
-        if why := self.named_calls(site).why_not:
+        if why := self.named_calls(site).why_not or self._unheard(site):
             return why
         return "" if self._is_tried else self._of_calls(site)
 
@@ -274,6 +274,18 @@ class PmapFacts:
                 return name == own.arg
         return False
 
+    def _unheard(self, site: Site) -> str:
+        """Why nobody would hear of a call that does not fit; "" where the error would be seen."""
+        for call in pmaps.mapped_calls(self._module, site):
+            inner: ast.AST = call
+            for around in self._module.ancestors(call):
+                match around:
+                    case ast.Try(body=body, handlers=[first, *_] as handlers) if inner in body:
+                        if any(map(_catches, handlers)):
+                            return f"line {first.lineno} would catch what it raises of sizes"
+                inner = around
+        return ""
+
     def _of_calls(self, site: Site) -> str:
         """What of the calls that are seen does not fit, whatever is promised; "" where all do."""
         shared = shared_positions(site)
@@ -288,6 +300,15 @@ class PmapFacts:
                 if shared(position) and not isinstance(argument, ast.Constant):
                     return f"line {argument.lineno} shares an array that may lie elsewhere"
         return ""
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler ends a ValueError."""
+    named = [] if handler.type is None else ast.walk(handler.type)
+    names = {scopes.last_name(each) for each in named}
+    is_again = any(isinstance(e, ast.Raise) and e.exc is None for e in ast.walk(handler))
+    wanted = {"ValueError", "Exception", "BaseException"}
+    return not is_again and (handler.type is None or bool(names & wanted))
 
 
 def _of_jax(module: Module, node: ast.expr) -> bool:
