@@ -218,7 +218,7 @@ _MAPPED = {
         "@jax.jit\ndef main(x):\n    return jax.pmap(abs)(x)"
     ),
     "line 7 would catch what it raises of sizes": (
-        "f = jax.pmap(abs)\ndef main(x):\n    try:\n        f(x)\n    except ValueError:\n        y = x"
+        "f = jax.pmap(abs)\ndef g(x):\n    try:\n        f(x)\n    except ValueError:\n        pass"
     ),
     "line 4 shares an array that may lie elsewhere": (
         "def main(w, x):\n    return jax.pmap(max, in_axes=(None, 0))(w, x)"
