@@ -308,10 +308,12 @@ class ProjectContext:
                 return found[0]
         return ""
 
-    def is_in_another(self, pattern: re.Pattern[bytes], path: str) -> bool:
-        """Whether a file that is connected with one by imports has a text."""
+    def is_in_another(self, pattern: re.Pattern[bytes], path: str, but: str = "") -> bool:
+        """Whether a file that is connected with one by imports has a text; `but` does not count."""
         return any(
-            other != path and pattern.search(data) and self.graph.are_connected(other, path)
+            other not in (path, but)
+            and pattern.search(data)
+            and self.graph.are_connected(other, path)
             for other, data in self.graph.files.items()
         )
 

@@ -22,7 +22,7 @@ _STEPS = rb"\s*(?:[-+*/|&@%^]|//|\*\*|<<|>>)?=[^=]"
 def first(module: Module, context: ProjectContext, fun: ast.expr | None) -> str:
     """The first such read of a function and of those that it calls, as its text; "" if none.
 
-    Of a function that the project does not show, the expression itself, if that is an object's.
+    Of a method that only another file shows, the expression itself: whose it is, is not known.
     """
     waiting: list[_Defined] = [(module, fun)]
     seen: set[ast.AST] = set()
@@ -32,7 +32,7 @@ def first(module: Module, context: ProjectContext, fun: ast.expr | None) -> str:
         if not definitions and isinstance(called, ast.Attribute):
             method = re.compile(rb"def %b\(self\b" % called.attr.encode())
             path = os.path.abspath(home.source.path)
-            is_of_object = called is fun or context.is_in_another(method, path)
+            is_of_object = context.is_in_another(method, path)
             if is_of_object and not _is_of_library(home, called):
                 return home.text(called)
         for where, definition in definitions:

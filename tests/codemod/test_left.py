@@ -217,6 +217,11 @@ _MAPPED = {
     "line 5 runs it under a transformation": (
         "@jax.jit\ndef main(x):\n    return jax.pmap(abs)(x)"
     ),
+    "line 7 calls it with named arguments": (
+        "def main(x):\n    f = jax.pmap(abs)\n    loop(f, x)\ndef loop(f, x):\n    return f(a=x)"
+    ),
+    "it donates argument 3 of 2": "def g(a, b): pass\nf = jax.pmap(g, donate_argnums=(0, 3))",
+    "its axis_name may be None": "def main(x, a=None):\n    return jax.pmap(abs, axis_name=a)(x)",
     "line 7 would catch what it raises of sizes": (
         "f = jax.pmap(abs)\ndef g(x):\n    try:\n        f(x)\n    except ValueError:\n        pass"
     ),

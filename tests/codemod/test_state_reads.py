@@ -64,7 +64,7 @@ _CASES = {
     "a field by its name": (_METHOD + "setattr(t, name, 1)", "self.lr * x", "self.lr"),
     "only arguments": (_METHOD + "t.lr = 1", "w - x", ""),
     "a method of a library's object": (_METHOD, "self.model.apply(w, x)", ""),
-    "a method of another object": (_TRAINER.replace("{mapped}", "agent.go"), "w", "agent.go"),
+    "a method of another object": (_TRAINER.replace("{mapped}", "agent.go"), "w", ""),
     "a global": (_FUNCTION, "w * LR", ""),
     "a global that is set again": (_FUNCTION + "LR = 2", "w * LR", "LR"),
     "a global of functions": (_FUNCTION + "def g():\n    global LR\n    LR = 1", "w * LR", "LR"),
@@ -182,6 +182,26 @@ def test_what_two_places_map_keeps_one_program(tmp_path: pathlib.Path, fun: str)
 
     assert forms == ({Form.MAPPED} if fun == "forward" else {Form.DIRECT})
     assert any(b"def _once(" in file.after for file in files) is (fun == "forward")
+
+
+@pytest.mark.parametrize("text", ["import lib\ng = jax.pmap(lib.forward)\n", "import lib\n"])
+def test_what_two_files_map_keeps_one_program(tmp_path: pathlib.Path, text: str):
+    texts = {
+        "lib": 'CFG = {"s": 1}\ndef forward(x): return x * CFG["s"]\n',
+        "a": "from lib import forward\nf = jax.pmap(forward)\n",
+        "b": text,
+        "main": 'import a\nimport lib\nlib.CFG["s"] = 2\nimport b\n',
+    }
+    (tmp_path / "pyproject.toml").touch()
+    for name, each in texts.items():
+        (tmp_path / f"{name}.py").write_text(f"import jax\n{each}")
+    both = Promises(one_process=True, all_devices=True)
+    paths = [str(tmp_path / f"{name}.py") for name in texts]
+    files, _ = migration.migrate(paths, MigrationOptions(to="jax", promises=both))
+    forms = {place.form for file in files for place in file.outcomes}
+
+    assert forms == ({Form.MAPPED} if "pmap" in text else {Form.DIRECT})
+    assert any(b"def _once(" in file.after for file in files) is ("pmap" in text)
 
 
 def test_who_asks_how_a_result_is_cut_is_told_of_one_device(tmp_path: pathlib.Path):
