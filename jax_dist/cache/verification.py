@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jax_dist.cache.causes import CauseFinding, finding
 from jax_dist.cache.explanation import content, explained, matched, signature
@@ -41,6 +42,10 @@ class Verified:
     verdict: ProgramVerdict
     findings: tuple[CauseFinding, ...]  # why not hit
 
+    @property
+    def is_hit(self) -> bool:
+        return self.verdict is ProgramVerdict.HIT
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VerificationRun:
@@ -62,8 +67,11 @@ class CacheVerification:
     def is_clean(self) -> bool:
         """Whether all runs ended well, and each program was found again; at least one."""
         ended = all(run.exit_code == 0 for run in self.runs)
-        hit = all(each.verdict is ProgramVerdict.HIT for each in self.functions)
+        hit = all(each.is_hit for each in self.functions)
         return ended and hit and bool(self.functions)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"is_clean": self.is_clean}
 
 
 def verify(
