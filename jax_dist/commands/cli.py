@@ -23,7 +23,6 @@ _COMMANDS = (
     "migrate",
     "plan",
     "rule",
-    "server",
 )
 # What stands behind their -- is a command to run.
 _WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"], ["plan"])

@@ -80,10 +80,6 @@ class Notebook(Source):
         # On the comment before a cell, which is in no cell: its first line.
         return Position(max(1, place.line - above + 1), place.column, part.cell.number)
 
-    def ends_cell(self, offset: int) -> bool:
-        """Whether the comment before the next cell begins here."""
-        return bool(self.marker) and self.code.startswith(f"{self.marker} ".encode(), offset)
-
     def line_in_file(self, offset: int) -> int:
         """The line of the JSON on which the line of code stands that holds `offset`."""
         part = self._part(offset)
