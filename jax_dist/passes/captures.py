@@ -56,10 +56,6 @@ class Capture:
     origin: Any = dataclasses.field(repr=False, compare=False)  # the user's object, or `value`
     read: Callable[[], Any] | None = dataclasses.field(repr=False, compare=False)  # it is now
 
-    def now(self) -> Any:
-        """The object that stands there now."""
-        return self.origin if self.read is None else self.read()
-
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     """Every array that is baked into a program, at any depth, each once, in program order.
@@ -173,7 +169,6 @@ class Policy:
     captures: Captures = "lift"
     warn_bytes: int = 1024
     lift_bytes: int = 1024
-    live: bool = False  # follow the object, instead of its value at trace time
     # Keep hold of where a captured object came from, and look whether it changed.
     follows: bool = True
 
@@ -239,22 +234,9 @@ class Watch:
                 "was traced",
                 which=[f"{c.name} has changed since" for c in stale],
                 why="a captured array keeps the value of that moment, as it does under jax.jit",
-                do="Pass it as an argument; or say live_captures=True, and the object is followed.",
+                do="Pass it as an argument.",
             )
             warn_user(text, CapturedArrayWarning)
-
-    def current(self, captures: Sequence[Capture], placed: Sequence[Any]) -> tuple[Any, ...]:
-        """The objects as they are now; what was placed, where nothing changed."""
-        # A NumPy array may have been written to; only its content would tell.
-        return tuple(
-            value if now is capture.origin and not isinstance(now, np.ndarray) else now
-            for capture, value in zip(captures, placed, strict=True)
-            for now in (capture.now(),)
-        )
-
-    def are_alike(self, captures: Sequence[Capture]) -> bool:
-        """Whether the objects are still arrays of the same shapes and types."""
-        return all(map(_is_alike, captures))
 
     def _not_told(self, captures: Sequence[Capture], what: str) -> list[Capture]:
         new = [c for c in captures if (c.name, c.used_at, what) not in self._told]
@@ -263,12 +245,6 @@ class Watch:
 
 
 _STAGED = "this call is traced by a jit or a scan around it; put rewrite outside of that"
-
-
-def _is_alike(capture: Capture) -> bool:
-    now = capture.now()
-    shape, dtype = getattr(now, "shape", None), getattr(now, "dtype", None)
-    return (shape, str(jax.dtypes.canonicalize_dtype(dtype))) == (capture.shape, capture.dtype)
 
 
 def _has_changed(capture: Capture, placed: Any) -> bool:

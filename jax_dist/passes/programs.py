@@ -128,9 +128,6 @@ class Memo:
         result: Any = self._jitted.trace(*args, **kwargs).out_info
         return self._found[result.token]
 
-    def clear(self) -> None:
-        self._jitted.clear_cache()
-
 
 class _Token:
     """Stands for what was found for one signature."""
@@ -303,11 +300,6 @@ class Programs:
         """The program with its captured arrays as arguments, for the user's arguments."""
         with self.under_way(found):
             return with_captures(program.jitted.lower, placed)(*args, **kwargs)
-
-    def clear(self) -> None:
-        """Forgets all, so that what is called next is traced again."""
-        self._plain.clear()
-        self._taking.clear()
 
     @contextlib.contextmanager
     def under_way(self, found: Any) -> Iterator[None]:
