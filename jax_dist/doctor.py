@@ -73,11 +73,7 @@ class Diagnosis:
 
 
 def diagnose(timeout: float) -> Diagnosis:
-    """Starts JAX in a process of its own, and checks what it finds.
-
-    Args:
-      timeout: in seconds; a JAX that takes longer to start is stopped.
-    """
+    """Starts JAX in a process of its own, for `timeout` seconds, and checks what it finds."""
     facts = _probed(dict(os.environ), timeout)
     return Diagnosis(dict(_in_words(facts)), _variables(facts.environment), checked(facts))
 

@@ -85,17 +85,9 @@ def verify(
 ) -> CacheVerification:
     """Runs a command some times, each in a fresh interpreter, and compares what it compiles.
 
-    Args:
-      command: the program and its arguments.
-      folder: an empty one, for the cache and the records.
-      bootstrap: the file that Python runs first in the program, and that starts
-        `jax_dist.cache.injected`.
-      runs: how often; the first with an empty cache.
-      timeout: the seconds after which a run is stopped; None for never.
-      progress: told before each run how many are done, and how many there will be.
-
-    Returns:
-      How the runs ended, and the verdict on each program. Nothing runs after one that fails.
+    `folder` is an empty one, for the cache and the records; `bootstrap` the file that Python runs
+    first in the program, and that starts `jax_dist.cache.injected`. `progress` is told before each
+    run how many are done, of how many. Nothing runs after a run that fails.
 
     Raises:
       OSError: the command cannot be started.

@@ -60,9 +60,7 @@ class Capture:
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     """Every array that is baked into a program, at any depth, each once, in program order.
 
-    Args:
-      jaxpr: of `fun`, on some arguments.
-      fun: what the user wrote; the names are searched from here.
+    The names are searched from `fun`, which is what the user wrote.
     """
     baked = baked_arrays(jaxpr)
     names = find_names(fun, {identity: array.value for identity, array in baked.items()})
@@ -101,18 +99,9 @@ def _key(value: Any) -> Hashable:
 def evaluate_lifted(
     jaxpr: ClosedJaxpr, captures: Sequence[Capture], values: Sequence[Any], args: Sequence[Any]
 ) -> Values:
-    """Evaluates a program with other values in the place of its captured arrays.
+    """Evaluates a program with other values in the place of its captured arrays, one for each.
 
     Called while tracing, with tracers as values, it gives the program with the arrays as operands.
-
-    Args:
-      jaxpr: the program.
-      captures: those to replace, of this program.
-      values: one for each capture, of the same shape and dtype.
-      args: one for each input of the program.
-
-    Returns:
-      The results of the program, flat.
     """
     given: dict[Identity, Any] = {}
     for capture, value in zip(captures, values, strict=True):
@@ -123,13 +112,7 @@ def evaluate_lifted(
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
-    """One text for all captures of a call.
-
-    Args:
-      captures: at least one.
-      fun_name: of the user's function.
-      kept_because: why the arrays stay in the program; "" if they are lifted.
-    """
+    """One text for all captures of a call; `kept_because` says why they stay in the program."""
     total = human_bytes(sum(capture.bytes for capture in captures))
     count = "an array" if len(captures) == 1 else f"{len(captures)} arrays"
     remedy = (
@@ -276,14 +259,9 @@ def lift(
     policy: Policy,
     axis_env: Sequence[tuple[Any, int]] = (),
 ) -> Lifted:
-    """Makes inputs of the captured arrays that are worth it.
+    """Makes inputs of the captured arrays that are worth it, which have their names in `fun`.
 
-    Args:
-      jaxpr: the program, traced just now.
-      fun: the user's function, in which the arrays have their names.
-      name: of the function, for messages.
-      policy: what to do with captured arrays.
-      axis_env: the axes that the program was traced with.
+    `axis_env` are the axes that the program was traced with.
 
     Raises:
       CapturedArrayError: there are some, and the policy is "error".
@@ -335,12 +313,9 @@ class Placements:
     def of(
         self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]
     ) -> PlacedCaptures | None:
-        """The captured arrays of a program; None for one without.
+        """The captured arrays of a program, which keeps them alive; None for one without.
 
-        Args:
-          lifted: the program, which keeps them alive.
-          where: they are placed; the same for the same places.
-          place: puts an array there.
+        `where` is the same for the same places; `place` puts an array there.
         """
         if not lifted.captures:
             return None

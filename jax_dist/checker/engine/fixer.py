@@ -39,13 +39,7 @@ def diff(
 ) -> str:
     """The lines that change, with three around them; empty where nothing does.
 
-    Args:
-      path: of the file.
-      before: what it holds.
-      after: what it would hold.
-      encoding: of both.
-      new: it is not there yet.
-      colour: in a terminal's colours.
+    `new`: the file is not there yet.
     """
     # As seen from the current folder, where the patch is applied.
     inside = os.path.relpath(path) if os.path.isabs(path) else path
@@ -97,14 +91,7 @@ class _Mended:
 
 
 def mended(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> _Mended:
-    """Makes fixes until nothing is left to be mended.
-
-    Args:
-      path: the file.
-      data: what it holds.
-      examiner: what to look for.
-      allowed: how safe a fix must be.
-    """
+    """Makes fixes that are as safe as allowed, until nothing is left to be mended."""
     findings = examiner.examined(path, data)
     made: list[Finding] = []
     refused = ""

@@ -64,11 +64,7 @@ def applied(
 ) -> list[Finding]:
     """The findings that are not switched off, and those about the comments that should.
 
-    Args:
-      source: the file.
-      findings: what the rules say of it.
-      enabled: the codes that were looked for; a comment for another one cannot be called unused.
-      pages: all rules.
+    `enabled` are the codes that were looked for; a comment for another one cannot be called unused.
     """
     sieve = _Sieve(source, pages)
     kept = [finding for finding in findings if not sieve.catches(finding)]

@@ -143,11 +143,7 @@ _NEW = "+"  # in the place of a number: a cell that the notebook has not yet
 
 
 def read_notebook(path: str, data: bytes) -> Notebook:
-    """The Python cells; none of a notebook in another language.
-
-    Args:
-      path: as the user gave it.
-      data: the file, of notebook format 4 or later.
+    """The Python cells of a notebook of format 4 or later; none of one in another language.
 
     Raises:
       UnreadableError: it is no notebook.
@@ -236,13 +232,7 @@ def _cells_of(raw: str) -> list[Cell]:
 def _spliced(
     raw: str, changes: Iterable[tuple[Cell, str]], cells: Iterable[tuple[Cell, str]] = ()
 ) -> str:
-    """The JSON with new code in some cells, and with new cells.
-
-    Args:
-      raw: the JSON.
-      changes: each cell and its new code.
-      cells: the code of each new cell, and the one that it stands below.
-    """
+    """The JSON with new code in some cells, and with new cells, each below one that is named."""
     edits = [(cell.start, cell.end, _spelled(raw, cell, text)) for cell, text in changes]
     edits += (_new_cell(raw, above, text) for above, text in cells)
     edits.sort()
