@@ -1,4 +1,4 @@
-"""The page of a rule as Markdown, for SARIF, editors, and the documentation."""
+"""The page of a rule as Markdown, for SARIF and the documentation."""
 
 import ast
 from collections.abc import Sequence
