@@ -47,7 +47,6 @@ MODULES: dict[Code, types.ModuleType] = {
     code: sys.modules[rule.check.__module__] for code, rule in RULES.items()
 }
 PAGES: dict[Code, Page] = {code: rule.page for code, rule in RULES.items()}
-DEFAULT: frozenset[Code] = frozenset(code for code, page in PAGES.items() if page.default)
 
 
 @dataclasses.dataclass(frozen=True)
