@@ -388,11 +388,11 @@ def _of_notebook(*imports: str) -> tuple[notebooks.Notebook, Finding]:
     return notebook, finding
 
 
-def test_a_line_of_a_notebook_is_found_in_its_json():
+def test_a_place_in_a_notebook_is_named_in_the_message():
     notebook, finding = _of_notebook()
 
     assert FORMATS["github"]([finding], RenderContext({}, lambda path: notebook)) == (
-        "::warning title=jax-dist (JXD306),file=a.ipynb,line=5,endLine=5,col=1,endColumn=1"
+        "::warning title=jax-dist (JXD306),file=a.ipynb,line=1,endLine=1,col=1,endColumn=1"
         "::JXD306 cell 1, line 2: bad\n"
     )
 

@@ -204,7 +204,7 @@ def _github(findings: Sequence[Finding], context: RenderContext) -> str:
     """Workflow commands, which become annotations of the changed lines: one `::warning` each."""
     lines: list[str] = []
     for finding in findings:
-        start, end = context.in_file(finding)
+        start, end = finding.in_file
         properties = {
             "title": f"jax-dist ({finding.code})",
             "file": slashed(finding.path),

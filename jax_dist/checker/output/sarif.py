@@ -30,7 +30,7 @@ def render(findings: Sequence[Finding], context: RenderContext) -> str:
         seen[said] = seen.get(said, 0) + 1
         text = "\0".join((*said, str(seen[said])))
         mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
-        start, end = context.in_file(finding)
+        start, end = finding.in_file
         place = {"artifactLocation": artifact(finding.path), "region": _region(start, end)}
         results.append(
             {
