@@ -1,8 +1,7 @@
 """Compiles a training step in several ways for machines that are not here, and says what fits.
 
 No such machine is needed: only its compiler, `jax[tpu]` or `jax[cuda12]`. The step is found by
-running the program behind `--` until it calls it; or it is named, with its arguments, and nothing
-is run.
+running the program behind `--` until it calls it.
 """
 
 import argparse
@@ -28,18 +27,11 @@ A program runs here on as many simulated devices as the first machine has (--dev
 first call of its training step (the first mapped function that gets what it returned, and more), or
 of NAME; then it is ended. A program without such a step runs to its end.
 
-Without one, the arguments are those of a call of the mapped function, of any number of slices;
-with --axis-name, those of one device. An expression that makes arrays is only traced: it takes no
-memory.
-
 On each machine, every device gets as much as here.
 
 examples:
   jax-dist plan --on v5e:4x4 -- python train.py --batch_size 256
   jax-dist plan train_step --on v5e:4x4 --on h100:2x8 -- python -m project.train
-  jax-dist plan train.py:p_train_step --args "state, batch" --on v5e:4x4
-  jax-dist plan train.py:p_train_step --args example_args --on v5e:4x4 --on h100:2x8 --plot plan.svg
-  jax-dist plan train.py:step --axis-name batch --donate 0 --args "init(), rows(32)" --on v5e-64
 """
 
 
@@ -55,19 +47,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "step",
         nargs="?",
-        metavar="FILE:NAME",
-        help="the mapped function, as train.py:p_step; with a program, the name of the function in "
-        "it, as step",
-    )
-    parser.add_argument(
-        "--args",
-        metavar="EXPRESSION",
-        help="its arguments, in the names of the file; or a function there that returns them",
-    )
-    parser.add_argument(
-        "--keywords",
-        metavar="EXPRESSION",
-        help='a dict of those that are passed by keyword, as in "dict(rng=keys)"',
+        metavar="NAME",
+        help="of the mapped function, as step; by default it is found",
     )
     parser.add_argument(
         "--on",
@@ -95,12 +76,6 @@ def add_parser(commands: Any) -> None:
         help="compile with the least effort, some five times faster, and in full only what comes "
         "near the limit: other peaks are estimates",
     )
-    one = parser.add_argument_group("if NAME is the function of one device")
-    one.add_argument("--axis-name", metavar="AXIS", help="the mapped axis")
-    one.add_argument("--in-axes", metavar="EXPRESSION", help="as for pmap (0)")
-    one.add_argument("--out-axes", metavar="EXPRESSION", help="as for pmap (0)")
-    one.add_argument("--donate", metavar="POSITIONS", help="positions of the donated arguments")
-    one.add_argument("--static", metavar="POSITIONS", help="positions of the static arguments")
     terminal.flag(parser, "--json", help="print one JSON object")
     parser.add_argument("--plot", metavar="FILE.svg", help="write a picture of the memory")
     terminal.flag(parser, "--quiet", help="no progress on the standard error")

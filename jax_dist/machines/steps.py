@@ -111,15 +111,7 @@ class MappedStep:
         kwargs: dict[str, Any],
         **options: Any,
     ) -> "MappedStep":
-        """The function of one device.
-
-        Args:
-          fun: the function.
-          axis_name: of the mapped axis.
-          args: those of one device.
-          kwargs: the same; mapped over their first dimension.
-          **options: of pmap.
-        """
+        """The function of one device, on its arguments; `options` are those of pmap."""
         said: Options = pmap(fun, axis_name, **options)._dispatcher._options
         call = Call.bind(said, fun, args, kwargs)
         slices = tuple(map(type_of, call.leaves))

@@ -56,17 +56,11 @@ class Capture:
     origin: Any = dataclasses.field(repr=False, compare=False)  # the user's object, or `value`
     read: Callable[[], Any] | None = dataclasses.field(repr=False, compare=False)  # it is now
 
-    def now(self) -> Any:
-        """The object that stands there now."""
-        return self.origin if self.read is None else self.read()
-
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     """Every array that is baked into a program, at any depth, each once, in program order.
 
-    Args:
-      jaxpr: of `fun`, on some arguments.
-      fun: what the user wrote; the names are searched from here.
+    The names are searched from `fun`, which is what the user wrote.
     """
     baked = baked_arrays(jaxpr)
     names = find_names(fun, {identity: array.value for identity, array in baked.items()})
@@ -105,18 +99,9 @@ def _key(value: Any) -> Hashable:
 def evaluate_lifted(
     jaxpr: ClosedJaxpr, captures: Sequence[Capture], values: Sequence[Any], args: Sequence[Any]
 ) -> Values:
-    """Evaluates a program with other values in the place of its captured arrays.
+    """Evaluates a program with other values in the place of its captured arrays, one for each.
 
     Called while tracing, with tracers as values, it gives the program with the arrays as operands.
-
-    Args:
-      jaxpr: the program.
-      captures: those to replace, of this program.
-      values: one for each capture, of the same shape and dtype.
-      args: one for each input of the program.
-
-    Returns:
-      The results of the program, flat.
     """
     given: dict[Identity, Any] = {}
     for capture, value in zip(captures, values, strict=True):
@@ -127,13 +112,7 @@ def evaluate_lifted(
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
-    """One text for all captures of a call.
-
-    Args:
-      captures: at least one.
-      fun_name: of the user's function.
-      kept_because: why the arrays stay in the program; "" if they are lifted.
-    """
+    """One text for all captures of a call; `kept_because` says why they stay in the program."""
     total = human_bytes(sum(capture.bytes for capture in captures))
     count = "an array" if len(captures) == 1 else f"{len(captures)} arrays"
     remedy = (
@@ -173,7 +152,6 @@ class Policy:
     captures: Captures = "lift"
     warn_bytes: int = 1024
     lift_bytes: int = 1024
-    live: bool = False  # follow the object, instead of its value at trace time
     # Keep hold of where a captured object came from, and look whether it changed.
     follows: bool = True
 
@@ -239,22 +217,9 @@ class Watch:
                 "was traced",
                 which=[f"{c.name} has changed since" for c in stale],
                 why="a captured array keeps the value of that moment, as it does under jax.jit",
-                do="Pass it as an argument; or say live_captures=True, and the object is followed.",
+                do="Pass it as an argument.",
             )
             warn_user(text, CapturedArrayWarning)
-
-    def current(self, captures: Sequence[Capture], placed: Sequence[Any]) -> tuple[Any, ...]:
-        """The objects as they are now; what was placed, where nothing changed."""
-        # A NumPy array may have been written to; only its content would tell.
-        return tuple(
-            value if now is capture.origin and not isinstance(now, np.ndarray) else now
-            for capture, value in zip(captures, placed, strict=True)
-            for now in (capture.now(),)
-        )
-
-    def are_alike(self, captures: Sequence[Capture]) -> bool:
-        """Whether the objects are still arrays of the same shapes and types."""
-        return all(map(_is_alike, captures))
 
     def _not_told(self, captures: Sequence[Capture], what: str) -> list[Capture]:
         new = [c for c in captures if (c.name, c.used_at, what) not in self._told]
@@ -263,12 +228,6 @@ class Watch:
 
 
 _STAGED = "this call is traced by a jit or a scan around it; put rewrite outside of that"
-
-
-def _is_alike(capture: Capture) -> bool:
-    now = capture.now()
-    shape, dtype = getattr(now, "shape", None), getattr(now, "dtype", None)
-    return (shape, str(jax.dtypes.canonicalize_dtype(dtype))) == (capture.shape, capture.dtype)
 
 
 def _has_changed(capture: Capture, placed: Any) -> bool:
@@ -300,14 +259,9 @@ def lift(
     policy: Policy,
     axis_env: Sequence[tuple[Any, int]] = (),
 ) -> Lifted:
-    """Makes inputs of the captured arrays that are worth it.
+    """Makes inputs of the captured arrays that are worth it, which have their names in `fun`.
 
-    Args:
-      jaxpr: the program, traced just now.
-      fun: the user's function, in which the arrays have their names.
-      name: of the function, for messages.
-      policy: what to do with captured arrays.
-      axis_env: the axes that the program was traced with.
+    `axis_env` are the axes that the program was traced with.
 
     Raises:
       CapturedArrayError: there are some, and the policy is "error".
@@ -359,12 +313,9 @@ class Placements:
     def of(
         self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]
     ) -> PlacedCaptures | None:
-        """The captured arrays of a program; None for one without.
+        """The captured arrays of a program, which keeps them alive; None for one without.
 
-        Args:
-          lifted: the program, which keeps them alive.
-          where: they are placed; the same for the same places.
-          place: puts an array there.
+        `where` is the same for the same places; `place` puts an array there.
         """
         if not lifted.captures:
             return None

@@ -93,12 +93,7 @@ class Memo:
     """Remembers what `trace` gives for a signature."""
 
     def __init__(self, name: str, trace: Callable[[tuple, dict], Any], options: JitOptions):
-        """
-        Args:
-          name: of the function, as JAX reports it.
-          trace: takes arguments and keywords, as tracers; what it gives holds none of them.
-          options: which arguments are static.
-        """
+        """`trace` takes arguments and keywords, as tracers; what it gives holds none of them."""
         self._name, self._trace, self._options = name, trace, options
 
     @functools.cached_property
@@ -127,9 +122,6 @@ class Memo:
         """What belongs to arguments of these types; their values do not matter."""
         result: Any = self._jitted.trace(*args, **kwargs).out_info
         return self._found[result.token]
-
-    def clear(self) -> None:
-        self._jitted.clear_cache()
 
 
 class _Token:
@@ -224,13 +216,10 @@ class Programs:
         miss: _Miss,
         without_jit: Callable[..., Any],
     ):
-        """
-        Args:
-          name: of the programs.
-          options: of the jit objects.
-          trace: what they trace.
-          miss: makes a call that a front does not know; is given the program of that front.
-          without_jit: makes a call under `jax.disable_jit`.
+        """`trace` is what the jit objects trace.
+
+        `miss` makes a call that a front does not know, given the program of that front;
+        `without_jit` a call under `jax.disable_jit`.
         """
         self.name = name
         self.options = options
@@ -257,12 +246,7 @@ class Programs:
         return weakref.WeakKeyDictionary()
 
     def of(self, placed: PlacedCaptures | None, variant: Hashable = None) -> Program:
-        """The one that takes these captured arrays.
-
-        Args:
-          placed: the captured arrays; None for none.
-          variant: what else tells programs of one signature apart.
-        """
+        """The one for these captured arrays; `variant` tells programs of one signature apart."""
         made = self._plain if placed is None else self._taking.setdefault(placed, {})
         if variant not in made:
             made[variant] = Program(self, takes_captures=placed is not None)
@@ -279,14 +263,9 @@ class Programs:
     def run(
         self, program: Program, asking: Program, found: Any, args: tuple, kwargs: dict
     ) -> _compat.Answer:
-        """Runs a program, for the front of another one or its own, which then remembers the call.
+        """Runs a program, for the front of another one (`asking`), which then remembers the call.
 
-        Args:
-          program: the one to run.
-          asking: that of the front that does not know the call.
-          found: for this call.
-          args: with the captured arrays first.
-          kwargs: by keyword.
+        `args` begin with the captured arrays.
         """
         with self.under_way(found):
             results, memory, stale = _compat.run_jit(program.jitted, args, kwargs)
@@ -303,11 +282,6 @@ class Programs:
         """The program with its captured arrays as arguments, for the user's arguments."""
         with self.under_way(found):
             return with_captures(program.jitted.lower, placed)(*args, **kwargs)
-
-    def clear(self) -> None:
-        """Forgets all, so that what is called next is traced again."""
-        self._plain.clear()
-        self._taking.clear()
 
     @contextlib.contextmanager
     def under_way(self, found: Any) -> Iterator[None]:

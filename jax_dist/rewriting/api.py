@@ -82,7 +82,6 @@ def rewrite(
     gathers: Gathers = "reduce",
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
-    live_captures: bool = False,
     warn_bytes: int = 1024,
     lift_bytes: int = 1024,
 ) -> Rewritten:
@@ -109,8 +108,6 @@ def rewrite(
       partitioning: "route" custom_partitioning operations through shard_map, or "keep" them.
       specs: how to shard such an operation, instead of the compiler's choice: `{name:
         (in_specs, out_specs)}`, as in `jax.shard_map`.
-      live_captures: follow the objects that are captured, instead of keeping the values that they
-        had when traced, as jit does.
       warn_bytes: warn of captured arrays from this size on, in bytes.
       lift_bytes: lift captured arrays from this size on, in bytes; random keys always.
 
@@ -133,7 +130,7 @@ def rewrite(
 
     See jax-ml/jax#2926 on pmap in jit, and JEP 14273 on shard_map.
     """
-    policy = Policy(captures, warn_bytes, lift_bytes, live_captures)
+    policy = Policy(captures, warn_bytes, lift_bytes)
     wishes = Wishes(mesh, policy, gathers, partitioning, specs)
     _check(fun, wishes)
     if not _compat.CAN_REWRITE:
@@ -163,10 +160,6 @@ def _check(fun: object, wishes: Wishes) -> None:
     if specs is not None and not isinstance(specs, Mapping):
         do = "Give {'name of the op': (in_specs, out_specs)}."
         raise _wrong("specs", specs, "it says how to cut which operation", do)
-    if policy.live and policy.captures != "lift":
-        why = f"captures={policy.captures!r} leaves arrays in the program"
-        do = "Say captures='lift' too, or leave live_captures out."
-        raise _wrong("live_captures", policy.live, why, do)
 
 
 def _wrong(name: str, value: object, why: str, do: str) -> RewriteError:

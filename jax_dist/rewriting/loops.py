@@ -319,12 +319,7 @@ class LoopInside:
 
     @classmethod
     def of(cls, eqn: JaxprEqn, mesh: Mesh, axis: str) -> "LoopInside":
-        """Decides how a loop runs inside.
-
-        Args:
-          eqn: a scan or while.
-          mesh: with `axis` as the pmaps in the loop name it.
-          axis: the mapped one.
+        """Decides how a scan or while runs inside; the mesh names the axis as its pmaps do.
 
         Raises:
           LoopRefused: it cannot, with the reason.

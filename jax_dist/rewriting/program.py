@@ -162,7 +162,7 @@ class RewrittenProgram:
         self._watch.warn_of(traced.lifted.captures, lifted=True)
         if found.mesh is not None and jax.process_count() > 1:
             self._agree(found)
-        args = args if placed is None else (self._current(traced, placed), *args)
+        args = args if placed is None else (placed.values, *args)
         answer = self._programs.run(own, program, found, args, kwargs)
         # This is the program of the last call; most probably of the next one, too.
         is_full = self._mesh_seen is not None and programs.can_be_full(self._mesh_seen)
@@ -228,10 +228,6 @@ class RewrittenProgram:
         captures = traced.lifted.captures
         if placed is None:
             return program.front
-        if self.wishes.policy.live:
-            return lambda *args, **kwargs: program.front(
-                self._current(traced, placed), *args, **kwargs
-            )
         call = programs.with_captures(program.front, placed)
         if not any(capture.read for capture in captures):
             return call
@@ -248,23 +244,12 @@ class RewrittenProgram:
 
         return watching
 
-    def _current(self, traced: _TracedCall, placed: PlacedCaptures) -> tuple[Any, ...]:
-        """What the program takes before the arguments."""
-        if not self.wishes.policy.live:
-            return placed.values
-        return self._watch.current(traced.lifted.captures, placed.values)
-
     # ---- what is traced
 
     def _trace_user(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TracedCall:
         """The user's function for arguments of these types; their values do not matter."""
         args, kwargs = jax.tree.map(_described, (args, kwargs))
-        traced = self._memo.of(args, kwargs)
-        if self.wishes.policy.live and not self._watch.are_alike(traced.lifted.captures):
-            self._memo.clear()
-            self._programs.clear()
-            traced = self._memo.of(args, kwargs)
-        return traced
+        return self._memo.of(args, kwargs)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TracedCall:
         """His Python runs here, once per signature."""

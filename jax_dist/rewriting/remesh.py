@@ -45,13 +45,7 @@ class _Move:
 
 
 def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
-    """Moves the pmaps of a program.
-
-    Args:
-      jaxpr: the program.
-      mesh: where to; each pmap goes to an axis of its size. None: where they are, and only loops
-        are moved.
-    """
+    """Moves the pmaps of a program, each to an axis of its size; without a mesh, only loops."""
     moves: dict[int, _Move] = {}
     findings = []
     for site in pmap_sites(jaxpr):
@@ -272,14 +266,9 @@ def _spec_on(mesh: Mesh, leaf: jax.Array) -> P:
 
 
 def first_places(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> dict[int, NamedSharding]:
-    """The inputs that pmaps read, all in the same way.
+    """By number, the inputs that pmaps read all in the same way, and how they want them to lie.
 
-    Args:
-      jaxpr: the program, before it is rewritten.
-      mesh: where pmaps are moved; None if they stay.
-
-    Returns:
-      By number of the input, how the pmaps want it to lie.
+    `mesh` is where pmaps are moved; None if they stay.
     """
     numbers = {var: number for number, var in enumerate(jaxpr.jaxpr.invars)}
     found: dict[int, set[NamedSharding]] = {}

@@ -40,11 +40,6 @@ def test_a_choice_that_is_none():
             "specs is ['op']",
             "Give {'name of the op': (in_specs, out_specs)}.",
         ),
-        (
-            {"live_captures": True, "captures": "warn"},
-            "live_captures is True",
-            "Say captures='lift' too, or leave live_captures out.",
-        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
