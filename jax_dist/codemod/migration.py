@@ -367,12 +367,8 @@ class _File:
             )
         is_mapped = self._options.to == "jax"  # a jax_dist.pmap says of itself what it is
         pmap_renames.check_not_replaced(module, "jax.pmap", by_chex=is_mapped)
-        if is_mapped and self._context.asks_for_type(module):
-            raise Left(
-                "the package knows functions of jax.pmap by their type, and the new one is another",
-                "Let it know the new function too.",
-                self._context.question_of_type,
-            )
+        if is_mapped:
+            self._context.check_observers(module)
 
     def _direct(
         self, module: Module, site: pmaps.Site, facts: PmapFacts | None

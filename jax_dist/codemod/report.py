@@ -359,8 +359,6 @@ _REPLICATE = re.compile(
 )
 _FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
 
-_SPEC = re.compile(rb"\.sharding\.spec\b")
-
 _PMAP = _codes.PMAP_CALL
 _NEEDS = (0, 8)
 _FLAX = (0, 12, 7)
@@ -394,12 +392,6 @@ def cautions_of(
         yield (
             f"{question} knows functions of jax.pmap by their type, PmapFunction: those of mapped "
             "are of another, so what asks there is told that they are not mapped."
-        )
-    asked = context.first(_SPEC, changed)
-    if asked:
-        yield (
-            f"{asked} reads how an array is cut: on one device, JAX says P() of what "
-            "jit(shard_map) gives, where jax.pmap says P(axis). Ask for the shape there."
         )
     sign = next(filter(None, map(context.sign, changed)), "")
     if sign and not options.promises.one_process:

@@ -270,6 +270,24 @@ class ProjectContext:
         """A place that knows functions of jax.pmap by the name of their type; or ""."""
         return self.first(_TYPE)
 
+    def check_observers(self, module: Module) -> None:
+        """Raises Left where the program tells functions or results of plain JAX from pmap's."""
+        if self.asks_for_type(module):
+            raise Left(
+                "the package knows functions of jax.pmap by their type, and the new one is another",
+                "Let it know the new function too.",
+                self.question_of_type,
+            )
+        own = _found([(module.source.path, module.source.code)], _SPEC)
+        asked = next((place for _, place in own), "") or self.first(_SPEC, [module.source.path])
+        if asked:
+            raise Left(
+                "the program decides by the spec of an array's sharding: on one device that of "
+                "what jit(shard_map) gives is P(), and jax.pmap says P(axis)",
+                "Decide by the shape, then migrate again; or use --to jax_dist.",
+                asked,
+            )
+
     def asks_for_type(self, module: Module) -> bool:
         """Whether `question_of_type` is in the module's package, and may meet its functions."""
         if not self.question_of_type:
@@ -363,6 +381,7 @@ _VALUE = re.compile(
     rb"pmap\s*(?:[]),}:]|==|!=|is\b|in\b|not\b|else\b|if\b|$)|(?:==|\bis|\bin)[^\n]*pmap"
 )
 _TYPE = re.compile(rb"\bPmapFunction\b")
+_SPEC = re.compile(rb"len\([^()\n]*\.sharding\.spec\)|\.sharding\.spec\s*(?:\[|==|!=)")
 
 
 def _found(

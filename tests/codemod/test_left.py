@@ -185,6 +185,18 @@ _CASES = {
             "Give it by position, then migrate again.",
         ),
     ),
+    "the spec of a result decides": (
+        ("jax",),
+        "import jax\n\nf = jax.pmap(abs)\n\n\ndef first(x):\n"
+        "    return f(x)[0] if f(x).sharding.spec[0] else f(x)\n",
+        Said(
+            3,
+            "the program decides by the spec of an array's sharding: on one device that of what "
+            "jit(shard_map) gives is P(), and jax.pmap says P(axis)",
+            "Decide by the shape, then migrate again; or use --to jax_dist.",
+            "a.py:7",
+        ),
+    ),
     "device_put_replicated is compared": (
         ("jax_dist",),
         "import jax\n\n\ndef f(g):\n    return g is jax.device_put_replicated\n",

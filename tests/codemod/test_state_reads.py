@@ -10,7 +10,7 @@ import recorded
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.project import Project
-from jax_dist.codemod import migration, report, state_reads
+from jax_dist.codemod import migration, state_reads
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.results import Form, ProjectContext
@@ -202,13 +202,3 @@ def test_what_two_files_map_keeps_one_program(tmp_path: pathlib.Path, text: str)
 
     assert forms == ({Form.MAPPED} if "pmap" in text else {Form.DIRECT})
     assert any(b"def _once(" in file.after for file in files) is ("pmap" in text)
-
-
-def test_who_asks_how_a_result_is_cut_is_told_of_one_device(tmp_path: pathlib.Path):
-    (tmp_path / "pyproject.toml").touch()
-    path = tmp_path / "train.py"
-    path.write_text("import jax\nf = jax.pmap(abs)\nprint(f(x).sharding.spec[0])\n")
-    options = MigrationOptions(to="jax")
-    said = [*report.cautions_of(*migration.migrate([str(path)], options), options)]
-
-    assert any("train.py:3 reads how an array is cut" in each for each in said), said
