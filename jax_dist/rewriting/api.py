@@ -90,10 +90,10 @@ def rewrite(
 
     Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps the
     options of that jit: donation, shardings, static arguments. The passes, in this order: arrays
-    that the function captures become arguments (JXD401); pmaps inside are moved onto the mesh, and
-    loops around them into the mapped region (JXD002); custom_partitioning operations are routed
-    through shard_map (JXD402); and gathers that are only reduced become reductions (JXD301). Code
-    that cannot be shown to be sound is left unchanged; `explain` says which, and why.
+    that the function captures become arguments (JXD401); pmaps inside are moved onto the mesh
+    (JXD002); custom_partitioning operations are routed through shard_map (JXD402); and gathers that
+    are only reduced become reductions (JXD301). Code that cannot be shown to be sound is left
+    unchanged; `explain` says which, and why.
 
     It is traced once per signature, as under jit; after that, a call is one C++ dispatch. A donated
     state that has no explicit placement is sharded before the first call as the program will
