@@ -10,7 +10,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist.commands import outputs, terminal
+from jax_dist.commands import terminal
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ examples:
   jax-dist plan --on v5e:4x4 -- python train.py --batch_size 256
   jax-dist plan train_step --on v5e:4x4 --on h100:2x8 -- python -m project.train
   jax-dist plan train.py:p_train_step --args "state, batch" --on v5e:4x4
-  jax-dist plan train.py:p_train_step --args example_args --on v5e:4x4 --on h100:2x8 --plot plan.svg
+  jax-dist plan train.py:p_train_step --args example_args --on v5e:4x4 --on h100:2x8
   jax-dist plan train.py:step --axis-name batch --donate 0 --args "init(), rows(32)" --on v5e-64
 """
 
@@ -102,13 +102,10 @@ def add_parser(commands: Any) -> None:
     one.add_argument("--donate", metavar="POSITIONS", help="positions of the donated arguments")
     one.add_argument("--static", metavar="POSITIONS", help="positions of the static arguments")
     terminal.flag(parser, "--json", help="print one JSON object")
-    parser.add_argument("--plot", metavar="FILE.svg", help="write a picture of the memory")
     terminal.flag(parser, "--quiet", help="no progress on the standard error")
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    if options.plot:
-        outputs.check("--plot", options.plot, "a picture of jax-dist plan")
     from jax_dist.commands import plan_run  # not at the top: `--help` need not wait for jax
 
     try:
@@ -118,8 +115,6 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
         print("jax-dist plan: interrupted", file=err, flush=True)
         os._exit(Exit.INTERRUPTED)  # at a common exit, Python waits for what is being compiled
     print(json.dumps(found.to_dict(), indent=2) if options.json else str(found), file=out)
-    if options.plot:  # it may fail, and the table is not to be lost
-        outputs.save("--plot", options.plot, found.picture(), "a picture of jax-dist plan")
     if all(row.problem for row in found.rows):
         return Exit.USAGE
     fits = all(_some_fit(found, machine) for machine in found.machines)

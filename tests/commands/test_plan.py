@@ -179,28 +179,12 @@ def test_a_program_that_gives_no_step(words, said, trainer, monkeypatch, capsys)
     assert said in err + capsys.readouterr().err
 
 
-def test_the_table_is_printed_and_a_picture_written(trainer, tmp_path):
-    code, out, err = _run(
-        "a_trainer.py:p_step", "--args", "example_args", "--quiet", "--plot", "plan.svg"
-    )
+def test_the_table_is_printed(trainer):
+    code, out, err = _run("a_trainer.py:p_step", "--args", "example_args", "--quiet")
 
     assert (code, err) == (0, "")
     assert out.startswith("step: On 8 cpu devices, ")
     assert "8 cpu devices: 8 devices on 1 host\n" in out
-    picture = (tmp_path / "plan.svg").read_text()
-    assert "Memory of one device at the peak of step" in picture
-    again = _run("a_trainer.py:p_step", "--args", "example_args", "--quiet", "--plot", "plan.svg")
-    assert again[0] == 0  # over its own picture
-
-
-def test_a_file_of_another_kind_is_left(trainer, tmp_path):
-    (tmp_path / "plan.svg").write_text("<svg of somebody else/>")
-
-    code, _, err = _run("a_trainer.py:p_step", "--args", "example_args", "--plot", "plan.svg")
-
-    assert code == 2
-    assert "not a picture of jax-dist plan" in err
-    assert (tmp_path / "plan.svg").read_text() == "<svg of somebody else/>"
 
 
 def test_arguments_that_can_be_traced_take_no_memory(trainer):
@@ -293,16 +277,6 @@ def test_without_any_program_the_command_was_invalid(trainer):
 
     assert code == 2
     assert out.startswith("<lambda>: No way gives a program for 8 cpu devices.")
-
-
-def test_a_picture_that_cannot_be_written_does_not_take_the_table_along(trainer):
-    code, out, err = _run(
-        "a_trainer.py:p_step", "--args", "example_args", "--plot", "no/such/folder/plan.svg"
-    )
-
-    assert code == 2
-    assert "no/such/folder" in err
-    assert out == "" or out.startswith("step: ")
 
 
 def test_a_collective_of_a_function_that_is_not_mapped(trainer):
