@@ -122,7 +122,8 @@ def better_on(machine: Any) -> None:
 def memory_on(machine: Any) -> None:
     start = time.perf_counter()
     program = machine_programs.transformer(machine_programs.LARGE)
-    print(plan(program.fun, *program.args, on=machine, axis_name="i", **program.options))
+    mapped = jax.pmap(program.fun, "i", **program.options)
+    print(plan(mapped, *program.mapped_types(len(machine.devices)), on=machine))
     print(f"  {time.perf_counter() - start:.0f} s for all")
 
 

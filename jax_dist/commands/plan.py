@@ -28,9 +28,8 @@ A program runs here on as many simulated devices as the first machine has (--dev
 first call of its training step (the first mapped function that gets what it returned, and more), or
 of NAME; then it is ended. A program without such a step runs to its end.
 
-Without one, the arguments are those of a call of the mapped function, of any number of slices;
-with --axis-name, those of one device. An expression that makes arrays is only traced: it takes no
-memory.
+Without one, the arguments are those of a call of the mapped function, of any number of slices. An
+expression that makes arrays is only traced: it takes no memory.
 
 On each machine, every device gets as much as here.
 
@@ -39,7 +38,6 @@ examples:
   jax-dist plan train_step --on v5e:4x4 --on h100:2x8 -- python -m project.train
   jax-dist plan train.py:p_train_step --args "state, batch" --on v5e:4x4
   jax-dist plan train.py:p_train_step --args example_args --on v5e:4x4 --on h100:2x8
-  jax-dist plan train.py:step --axis-name batch --donate 0 --args "init(), rows(32)" --on v5e-64
 """
 
 
@@ -95,12 +93,6 @@ def add_parser(commands: Any) -> None:
         help="compile with the least effort, some five times faster, and in full only what comes "
         "near the limit: other peaks are estimates",
     )
-    one = parser.add_argument_group("if NAME is the function of one device")
-    one.add_argument("--axis-name", metavar="AXIS", help="the mapped axis")
-    one.add_argument("--in-axes", metavar="EXPRESSION", help="as for pmap (0)")
-    one.add_argument("--out-axes", metavar="EXPRESSION", help="as for pmap (0)")
-    one.add_argument("--donate", metavar="POSITIONS", help="positions of the donated arguments")
-    one.add_argument("--static", metavar="POSITIONS", help="positions of the static arguments")
     terminal.flag(parser, "--json", help="print one JSON object")
     terminal.flag(parser, "--quiet", help="no progress on the standard error")
 

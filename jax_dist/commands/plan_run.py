@@ -13,8 +13,6 @@ from typing import Any
 from jax_dist._usage import MisuseError, hint, human_bytes
 from jax_dist.commands import terminal
 
-_OF_ONE_DEVICE = ("in_axes", "out_axes", "donate", "static")
-
 
 def planned(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:
     """The plan that is asked for.
@@ -35,10 +33,9 @@ def _of_program(options: argparse.Namespace, progress: Callable[[str], object]) 
     from jax_dist.machines import plans, runs
 
     told = " ".join(options.program)
-    for option in ("args", "keywords", "axis_name", *_OF_ONE_DEVICE):
+    for option in ("args", "keywords"):
         if getattr(options, option) is not None:
-            flag = f"--{option.replace('_', '-')}"
-            raise MisuseError(f"{flag} is for a step that is named: the program says it")
+            raise MisuseError(f"--{option} is for a step that is named: the program says it")
     program = _program_of(options.program)
     with _said_of(told):
         ways = _ways(options.ways)
@@ -116,18 +113,6 @@ def _of_names(options: argparse.Namespace, progress: Callable[[str], object]) ->
         )
     names = _names_of(path)
     step = _found(name, names, path)
-    given: dict[str, Any] = {}
-    for option in _OF_ONE_DEVICE:
-        text = getattr(options, option)
-        if text is None:
-            continue
-        flag = f"--{option.replace('_', '-')}"
-        if options.axis_name is None:
-            raise MisuseError(f"{flag} is for a function of one device: give --axis-name, too")
-        if option in ("donate", "static"):
-            given[_PMAPS[option]] = _positions(flag, text)
-        else:
-            given[option] = _value(flag, text, names)
     args = _arguments("--args", options.args, names)
     keywords = _keywords(options.keywords, names)
     state = _positions("--state", options.state)
@@ -137,12 +122,10 @@ def _of_names(options: argparse.Namespace, progress: Callable[[str], object]) ->
             *args,
             keywords=keywords,
             on=options.on or _devices_here(),
-            axis_name=options.axis_name,
             state=state,
             ways=_ways(options.ways),
             quick=options.quick,
             progress=progress,
-            **given,
         )
 
 
@@ -169,9 +152,6 @@ def _said_of(what: str) -> Iterator[None]:
         own = type(error).__module__ == errors.__name__
         said = str(error) if own else f"{what} cannot be planned: {_said(error)}"
         raise MisuseError(said) from error
-
-
-_PMAPS = {"donate": "donate_argnums", "static": "static_broadcasted_argnums"}
 
 
 def _positions(option: str, text: str | None) -> tuple[int, ...] | None:

@@ -28,7 +28,7 @@ class MappedStep:
     call: Call
     slices: tuple[jax.ShapeDtypeStruct, ...]  # what one device gives for each leaf of the arguments
     axes: tuple[Axis, ...]  # where the mapped axis stands in each leaf, from the left
-    given: int | None = None  # slices of the call that it was found in
+    given: int  # slices of the call that it was found in
 
     @property
     def name(self) -> str:
@@ -103,31 +103,6 @@ class MappedStep:
         return tuple(found)
 
     @classmethod
-    def of_slices(
-        cls,
-        fun: Callable,
-        axis_name: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        **options: Any,
-    ) -> "MappedStep":
-        """The function of one device.
-
-        Args:
-          fun: the function.
-          axis_name: of the mapped axis.
-          args: those of one device.
-          kwargs: the same; mapped over their first dimension.
-          **options: of pmap.
-        """
-        said: Options = pmap(fun, axis_name, **options)._dispatcher._options
-        call = Call.bind(said, fun, args, kwargs)
-        slices = tuple(map(type_of, call.leaves))
-        pairs = zip(call.axes, slices, strict=True)
-        from_left = (None if axis is None else axis % (len(s.shape) + 1) for axis, s in pairs)
-        return cls(said, call, slices, tuple(from_left))
-
-    @classmethod
     def of_mapped(
         cls, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> "MappedStep":
@@ -192,8 +167,7 @@ def _first_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, Call
         what=f"'{axes.function_name(fun)}' maps nothing",
         which=["it calls neither jax.pmap nor jax_dist.pmap"],
         why="what each device computes is found in a mapped function",
-        do="Give the mapped function; or the one of a single device, its arguments as one device "
-        "has them, and axis_name=.",
+        do="Give the mapped function, as in jax.pmap(step, axis_name='i').",
     )
 
 

@@ -139,12 +139,10 @@ def _large_step(w, x):
 @pytest.mark.tpu_compiler
 def test_a_plan_says_which_way_fits_and_by_how_much():
     """State and gradient of 8 GiB each: a copy of both does not fit in 15.75 GiB, a part does."""
-    types = (jax.ShapeDtypeStruct((2**21, 1024), "f4"), jax.ShapeDtypeStruct((8,), "f4"))
+    types = (jax.ShapeDtypeStruct((4, 2**21, 1024), "f4"), jax.ShapeDtypeStruct((4, 8), "f4"))
+    mapped = jax.pmap(_large_step, "i", donate_argnums=0)
 
-    found = plan(
-        _large_step, *types, on="v5e:2x2", axis_name="i", donate_argnums=0,
-        ways=["jax.pmap", "fsdp"],
-    )  # fmt: skip
+    found = plan(mapped, *types, on="v5e:2x2", ways=["jax.pmap", "fsdp"])
 
     whole, parts = found.rows
     assert (whole.fits, whole.program, whole.needed) == (False, None, 16 * 2**30)
@@ -161,7 +159,8 @@ def test_a_plan_agrees_with_what_the_compiler_says(name, programs):
     machine = jax_dist.topology(name)
     program = programs.same_programs(len(machine.devices))["SGD, donated"]
 
-    rows = plan(program.fun, *program.args, on=name, axis_name="i", donate_argnums=0).rows
+    mapped = jax.pmap(program.fun, "i", donate_argnums=0)
+    rows = plan(mapped, *program.mapped_types(len(machine.devices)), on=name).rows
 
     memory = _both(program, machine)[0].memory_analysis()
     assert [row.way for row in rows] == ["jax.pmap", "replicated", "fsdp", "fsdp-regather"]
