@@ -1,8 +1,7 @@
 """Compiles a training step in several ways for machines that are not here, and says what fits.
 
 No such machine is needed: only its compiler, `jax[tpu]` or `jax[cuda12]`. The step is found by
-running the program behind `--` until it calls it; or it is named, with its arguments, and nothing
-is run.
+running the program behind `--` until it calls it.
 """
 
 import argparse
@@ -28,16 +27,11 @@ A program runs here on as many simulated devices as the first machine has (--dev
 first call of its training step (the first mapped function that gets what it returned, and more), or
 of NAME; then it is ended. A program without such a step runs to its end.
 
-Without one, the arguments are those of a call of the mapped function, of any number of slices. An
-expression that makes arrays is only traced: it takes no memory.
-
 On each machine, every device gets as much as here.
 
 examples:
   jax-dist plan --on v5e:4x4 -- python train.py --batch_size 256
   jax-dist plan train_step --on v5e:4x4 --on h100:2x8 -- python -m project.train
-  jax-dist plan train.py:p_train_step --args "state, batch" --on v5e:4x4
-  jax-dist plan train.py:p_train_step --args example_args --on v5e:4x4 --on h100:2x8
 """
 
 
@@ -53,19 +47,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "step",
         nargs="?",
-        metavar="FILE:NAME",
-        help="the mapped function, as train.py:p_step; with a program, the name of the function in "
-        "it, as step",
-    )
-    parser.add_argument(
-        "--args",
-        metavar="EXPRESSION",
-        help="its arguments, in the names of the file; or a function there that returns them",
-    )
-    parser.add_argument(
-        "--keywords",
-        metavar="EXPRESSION",
-        help='a dict of those that are passed by keyword, as in "dict(rng=keys)"',
+        metavar="NAME",
+        help="of the mapped function, as step; by default it is found",
     )
     parser.add_argument(
         "--on",
