@@ -146,7 +146,7 @@ scaled.def_partition(
 
 
 def passes_on(machine: Any) -> None:
-    mesh = machine.mesh("i")
+    mesh = jax.sharding.Mesh(machine.devices, ("i",))
     types = [
         jax.ShapeDtypeStruct(
             (16 * len(machine.devices), 1024), np.float32, sharding=NamedSharding(mesh, P("i"))

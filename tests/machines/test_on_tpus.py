@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import jax_dist
 from jax_dist.codemod.vendored.mapped import mapped
@@ -106,7 +107,7 @@ def test_state_in_parts_takes_less_than_copies(name, programs):
     rows = programs.stacked(len(machine.devices), 0, programs.of(32, 2048))
     made = {
         way: jax_dist.global_view(
-            mlp.fun, "i", out_axes=(None, 0), donate_argnums=0, mesh=machine.mesh("i"),
+            mlp.fun, "i", out_axes=(None, 0), donate_argnums=0, mesh=Mesh(machine.devices, ("i",)),
             shardings=way,
         ).lower(wide, rows).compile()
         for way in ("replicated", "fsdp")
@@ -125,7 +126,7 @@ def test_what_is_scattered_takes_no_constants_without_a_layout():
     machine = jax_dist.topology("v5e:16x16")
     step = lambda w, x: w - jax.lax.pmean(jnp.tanh(x @ w).T @ x, "i").T
     types = (jax.ShapeDtypeStruct((1024, 1024), "f4"), jax.ShapeDtypeStruct((256, 32, 1024), "f4"))
-    view = jax_dist.global_view(step, "i", mesh=machine.mesh("i"), shardings="fsdp")
+    view = jax_dist.global_view(step, "i", mesh=Mesh(machine.devices, ("i",)), shardings="fsdp")
     lowered = view.lower(*types)
 
     assert "reduce_scatter" not in lowered.as_text()
@@ -217,7 +218,7 @@ _ENTRIES = {
         jax_dist.pmap(_of_table, "i", devices=on.devices)
     ).lower(_X),
     "global view": lambda on: jax_dist.global_view(
-        _step, "i", mesh=on.mesh("i"), shardings="fsdp"
+        _step, "i", mesh=Mesh(on.devices, ("i",)), shardings="fsdp"
     ).lower(_W, jax.ShapeDtypeStruct((16, 4, 128), jnp.float32)),
 }  # fmt: skip
 
