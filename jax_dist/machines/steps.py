@@ -49,10 +49,8 @@ class MappedStep:
         """The leaves for so many devices, `[N, *s]`; of the arguments `whole`, `[*s]`."""
         found = []
         for kind, axis, owner in zip(self.slices, self.axes, self.call.owners, strict=True):
-            shape = list(kind.shape)
-            if axis is not None and owner not in whole:
-                shape.insert(axis, devices)
-            found.append(type_of(kind, shape))
+            axis = None if owner in whole else axis
+            found.append(type_of(kind, axes.stacked(kind.shape, axis, devices)))
         return found
 
     def mapped(self, way: Callable[..., Any], devices: Sequence[Any], **options: Any) -> Any:

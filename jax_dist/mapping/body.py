@@ -185,9 +185,7 @@ class Body:
         """The types of the whole output, for so many slices."""
         types = []
         for aval, axis in zip(self.jaxpr.out_avals, self.out_axes, strict=True):
-            shape = list(aval.shape)
-            if axis is not None:
-                shape.insert(axis, size)
+            shape = axes.stacked(aval.shape, axis, size)
             types.append(jax.ShapeDtypeStruct(shape, aval.dtype))
         return jax.tree.unflatten(self.out_tree, types)
 

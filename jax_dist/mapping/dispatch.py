@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._exceptions import text_of
 from jax_dist.errors import NestingError, PlacementError, message, refusal
-from jax_dist.mapping import emission, meshes, placement, region
+from jax_dist.mapping import axes, emission, meshes, placement, region
 from jax_dist.mapping.body import Body, Call, Options, any_tracer, check_static, tracer, type_of
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import KnownSignature
@@ -314,19 +314,15 @@ def _warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> No
     local = layout.size // layout.mesh.shape[layout.name]
     free, unusable = collections.Counter(), []
     for aval, axis in zip(body.jaxpr.out_avals, body.out_axes, strict=True):
-        block = list(aval.shape)
-        if axis is not None:
-            block.insert(axis, local)
-        free[tuple(block), aval.dtype] += 1
+        free[axes.stacked(aval.shape, axis, local), aval.dtype] += 1
     leaves = zip(call.paths(), call.leaves, call.axes, call.owners, strict=True)
     for path, leaf, axis, owner in leaves:
         if owner not in options.donated:
             continue
-        shape, dtype = list(type_of(leaf).shape), type_of(leaf).dtype
-        if axis is not None:
-            shape[axis] = local
-        if free[tuple(shape), dtype]:
-            free[tuple(shape), dtype] -= 1
+        kind = type_of(leaf)
+        shape, dtype = axes.resized(kind.shape, axis, local), kind.dtype
+        if free[shape, dtype]:
+            free[shape, dtype] -= 1
         else:
             unusable.append(f"{path}: {dtype}[{','.join(map(str, shape))}]")
     if unusable:

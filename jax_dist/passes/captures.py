@@ -24,14 +24,12 @@ from jax_dist._usage import human_bytes
 from jax_dist.errors import CapturedArrayError, CapturedArrayWarning, message
 from jax_dist.passes.constants import (
     Baked,
-    Identity,
     Substitution,
     array_identity,
     baked_arrays,
     frozen,
     own_copy,
 )
-from jax_dist.passes.interpreter import Values
 from jax_dist.passes.pipeline import warn_user
 from jax_dist.passes.variable_names import ArraySource, Kind, find_names
 
@@ -98,30 +96,6 @@ def _key(value: Any) -> Hashable:
     content = np.ascontiguousarray(value)
     digest = hashlib.blake2b(content.data.cast("B") if content.size else b"").digest()
     return digest, content.shape, content.dtype.str
-
-
-def evaluate_lifted(
-    jaxpr: ClosedJaxpr, captures: Sequence[Capture], values: Sequence[Any], args: Sequence[Any]
-) -> Values:
-    """Evaluates a program with other values in the place of its captured arrays.
-
-    Called while tracing, with tracers as values, it gives the program with the arrays as operands.
-
-    Args:
-      jaxpr: the program.
-      captures: those to replace, of this program.
-      values: one for each capture, of the same shape and dtype.
-      args: one for each input of the program.
-
-    Returns:
-      The results of the program, flat.
-    """
-    given: dict[Identity, Any] = {}
-    for capture, value in zip(captures, values, strict=True):
-        if value.shape != capture.shape or str(value.dtype) != capture.dtype:
-            raise AssertionError(f"'{capture.name}' is replaced by {jax.typeof(value)}")
-        given[array_identity(capture.value)] = value
-    return Substitution(frozenset(given)).evaluate(jaxpr, args, given)
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -251,8 +225,8 @@ def lift(
     found = find_captures(jaxpr, fun)
     captures = _worth_lifting(found, name, policy)
     if captures:
-        given, count = jaxpr, len(captures)
-        evaluate = lambda *inputs: evaluate_lifted(given, captures, inputs[:count], inputs[count:])
+        identities = [array_identity(capture.value) for capture in captures]
+        evaluate = Substitution(frozenset(identities)).evaluator(jaxpr, identities)
         types = [jax.typeof(capture.value) for capture in captures]
         jaxpr = jax.make_jaxpr(evaluate, axis_env=axis_env)(*types, *jaxpr.in_avals)
     values = [own_copy(capture.value) for capture in captures]
