@@ -2,7 +2,7 @@
 
     python benchmarks/machines.py                          # v5e, v5p and, with jax[cuda12], H100
     python benchmarks/machines.py --on v5e:4x4 --only same,better
-    python benchmarks/machines.py --on v5e:4x4 --only memory
+    python benchmarks/machines.py --on v5e:4x4 --only memory --picture docs/pictures/plan.svg
 
 It needs `pip install 'jax[tpu]'`, or `jax[cuda12]`, and no such device. Four tables:
 
@@ -34,6 +34,7 @@ from jax.sharding import PartitionSpec as P
 import jax_dist
 from jax_dist.machines.cost import ProgramCost
 from jax_dist.machines.plans import plan
+from jax_dist.machines.report import Plan
 from jax_dist.machines.steps import MappedStep
 
 MACHINES = ("v5e:2x2", "v5e:4x4", "v5p:2x2x2", "h100:1x8", "h100:2x8")
@@ -44,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--on", default=",".join(MACHINES), help="machines, with commas between")
     parser.add_argument("--only", default=",".join(TABLES), help="tables, with commas between")
+    parser.add_argument("--picture", help="where to write a picture of the memory, as SVG")
     options = parser.parse_args()
     for name in options.on.split(","):
         try:
@@ -53,7 +55,10 @@ def main() -> None:
             continue
         for table in options.only.split(","):
             print(f"== {table}, {name}: {len(machine.devices)} devices, {machine.hosts} hosts")
-            globals()[f"{table}_on"](machine)
+            found = globals()[f"{table}_on"](machine)
+            if options.picture and isinstance(found, Plan):
+                with open(options.picture, "w") as file:
+                    file.write(found.picture())
             print(flush=True)
 
 
@@ -119,12 +124,14 @@ def better_on(machine: Any) -> None:
 # ---- the memory of a transformer
 
 
-def memory_on(machine: Any) -> None:
+def memory_on(machine: Any) -> Plan:
     start = time.perf_counter()
     program = machine_programs.transformer(machine_programs.LARGE)
     mapped = jax.pmap(program.fun, "i", **program.options)
-    print(plan(mapped, *program.mapped_types(len(machine.devices)), on=machine))
+    found = plan(mapped, *program.mapped_types(len(machine.devices)), on=machine)
+    print(found)
     print(f"  {time.perf_counter() - start:.0f} s for all")
+    return found
 
 
 # ---- custom_partitioning

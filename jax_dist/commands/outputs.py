@@ -45,9 +45,14 @@ def _has(found: Any, *keys: str) -> bool:
     return isinstance(found, dict) and set(keys) <= found.keys()
 
 
+def _is_plan(data: bytes, found: Any) -> bool:
+    return data.startswith(b"<svg ") and b"<title>Memory of one device at the peak of" in data
+
+
 _KINDS: dict[str, Callable[[bytes, Any], bool]] = {  # takes the bytes, and their JSON or None
     "a baseline": _is_baseline,
     "a certificate": _is_certificate,
+    "a picture of jax-dist plan": _is_plan,
     "a report of jax-dist lint": _is_lint_report,
     "a report of jax-dist migrate": _is_migration_report,
 }

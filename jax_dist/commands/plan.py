@@ -9,7 +9,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist.commands import terminal
+from jax_dist.commands import outputs, terminal
 from jax_dist.commands.terminal import Exit
 
 if TYPE_CHECKING:
@@ -77,10 +77,13 @@ def add_parser(commands: Any) -> None:
         "near the limit: other peaks are estimates",
     )
     terminal.flag(parser, "--json", help="print one JSON object")
+    parser.add_argument("--plot", metavar="FILE.svg", help="write a picture of the memory")
     terminal.flag(parser, "--quiet", help="no progress on the standard error")
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+    if options.plot:
+        outputs.check("--plot", options.plot, "a picture of jax-dist plan")
     from jax_dist.commands import plan_run  # not at the top: `--help` need not wait for jax
 
     try:
@@ -90,6 +93,8 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
         print("jax-dist plan: interrupted", file=err, flush=True)
         os._exit(Exit.INTERRUPTED)  # at a common exit, Python waits for what is being compiled
     print(json.dumps(found.to_dict(), indent=2) if options.json else str(found), file=out)
+    if options.plot:  # it may fail, and the table is not to be lost
+        outputs.save("--plot", options.plot, found.picture(), "a picture of jax-dist plan")
     if all(row.problem for row in found.rows):
         return Exit.USAGE
     fits = all(_some_fit(found, machine) for machine in found.machines)

@@ -1,4 +1,4 @@
-"""What was found of a step in the global view, as a table."""
+"""What was found of a step in the global view, as a table and as a picture."""
 
 import dataclasses
 import math
@@ -7,6 +7,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_dist import _pictures
 from jax_dist._usage import counted
 from jax_dist.global_views.uniformity import VaryingOrigin
 from jax_dist.passes.interpreter import names_of
@@ -79,6 +80,23 @@ class GlobalViewReport:
     def bytes_under_pmap(self) -> int:
         """What one device holds of it under pmap: the whole of each leaf."""
         return sum(leaf.bytes_under_pmap for leaf in self.leaves)
+
+    def picture(self) -> str:
+        """What a device holds of the state under pmap and here, as the text of an SVG file."""
+        under_pmap, here = [0, 0, 0], [0, 0, 0]
+        for leaf in self.leaves:
+            kind = 2 if not leaf.shared else int(not leaf.is_cut)
+            under_pmap[kind] += leaf.bytes_under_pmap
+            here[kind] += leaf.bytes_per_device
+        before = ("to be sharded", "shared and whole", "different on each device")
+        after = ("sharded", "whole", "different on each device")
+        return _pictures.stacked_bars(
+            f"State of {self.function} on one of {self.devices} devices",
+            {
+                "pmap": dict(zip(before, under_pmap, strict=True)),
+                "global view": dict(zip(after, here, strict=True)),
+            },
+        )
 
     def __repr__(self) -> str:  # at a prompt, the table
         return str(self)

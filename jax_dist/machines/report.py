@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax_dist._usage import counted, human_bytes
-from jax_dist.machines import rendering
+from jax_dist.machines import picture, rendering
 from jax_dist.machines.cost import ProgramCost
 
 
@@ -116,6 +116,17 @@ class Plan(rendering.Printed):
             ],
             "rows": [row.to_dict() for row in self.rows],
         }
+
+    def picture(self) -> str:
+        """The memory of each way beside that of the device, as the text of an SVG file."""
+        bars = []
+        for machine in self.machines:
+            for row in self.on(machine):
+                arguments = row.program.argument_bytes if row.program else 0
+                bars.append(
+                    picture.Bar(machine.name, row.way, arguments or 0, row.needed, row.memory)
+                )
+        return picture.draw(f"Memory of one device at the peak of {self.name}", bars)
 
     @property
     def headline(self) -> str:

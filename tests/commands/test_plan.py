@@ -130,12 +130,26 @@ def program(trainer, monkeypatch):
     return ["--", "python", "main.py", "4"]
 
 
-def test_the_table_is_printed(program):
-    code, out, err = _run("--quiet", *program)
+def test_the_table_is_printed_and_a_picture_written(program, tmp_path):
+    code, out, err = _run("--quiet", "--plot", "plan.svg", *program)
 
     assert (code, err) == (0, "")
     assert out.startswith("step: On 8 cpu devices, ")
     assert "8 cpu devices: 8 devices on 1 host\n" in out
+    picture = (tmp_path / "plan.svg").read_text()
+    assert "Memory of one device at the peak of step" in picture
+    again = _run("--quiet", "--plot", "plan.svg", *program)
+    assert again[0] == 0  # over its own picture
+
+
+def test_a_file_of_another_kind_is_left(program, tmp_path):
+    (tmp_path / "plan.svg").write_text("<svg of somebody else/>")
+
+    code, _, err = _run("--plot", "plan.svg", *program)
+
+    assert code == 2
+    assert "not a picture of jax-dist plan" in err
+    assert (tmp_path / "plan.svg").read_text() == "<svg of somebody else/>"
 
 
 def test_where_nothing_fits_something_was_found(program, monkeypatch):
@@ -156,3 +170,11 @@ def test_without_any_program_the_command_was_invalid(program):
 
     assert code == 2
     assert out.startswith("step: No way gives a program for 8 cpu devices.")
+
+
+def test_a_picture_that_cannot_be_written_does_not_take_the_table_along(program):
+    code, out, err = _run("--plot", "no/such/folder/plan.svg", *program)
+
+    assert code == 2
+    assert "no/such/folder" in err
+    assert out == "" or out.startswith("step: ")

@@ -6,6 +6,7 @@ import json
 import os
 import textwrap
 import types
+import xml.etree.ElementTree as ET
 
 import jax
 import jax.numpy as jnp
@@ -379,6 +380,23 @@ def test_the_plan_as_data():
     assert [row["fits"] for row in data["rows"]] == [True, True, False, True, None]
     assert data["rows"][0]["program"]["cycles"] == 14_900_000
     assert data["rows"][4]["problem"] == "the step maps inside"
+
+
+def test_the_picture_has_a_bar_for_each_way_and_the_limit():
+    root = ET.fromstring(_whole().picture())
+    inside = "{http://www.w3.org/2000/svg}"
+
+    texts = [each.text for each in root.iter(f"{inside}text")]
+    assert texts[1:5] == ["v5e:2x4", "jax.pmap", "906.2 MB", "fsdp"]
+    assert texts.count("no program") == 1
+    assert "500.0 MB for programs" in texts
+    kinds = [each.get("class") for each in root.iter(f"{inside}rect")]
+    assert kinds == ["card", "part0", "part1", "part0", "part1", "part1", "over",
+                     "part0", "part1"]  # fmt: skip
+    widths = [float(each.get("width")) for each in root.iter(f"{inside}rect")][1:]
+    assert widths[0] + widths[1] == pytest.approx(400 * 906.2e6 / _LIMIT, abs=0.2)
+    assert all(float(line.get("x1")) <= 530 for line in root.iter(f"{inside}line"))
+    assert _whole().picture().startswith("<svg ")
 
 
 def test_explain_has_the_plan_of_a_machine():
