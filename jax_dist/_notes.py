@@ -28,13 +28,7 @@ _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 def load(path: str | os.PathLike[str], kind: type[_T], *, limit: int = _LIMIT) -> _T | None:
-    """The note in a file; None where it is missing, or not a note of this kind.
-
-    Args:
-      path: the file.
-      kind: what is expected, as in `parse`.
-      limit: the bytes that it may have.
-    """
+    """The note in a file of so many bytes at most; None where there is none of this kind."""
     try:
         return parse(content(path, limit=limit), kind)
     except OSError:
@@ -42,11 +36,7 @@ def load(path: str | os.PathLike[str], kind: type[_T], *, limit: int = _LIMIT) -
 
 
 def content(path: str | os.PathLike[str], *, limit: int | None = None) -> bytes:
-    """The bytes of a regular file.
-
-    Args:
-      path: the file; links are followed.
-      limit: the bytes that it may have; None for any number.
+    """The bytes of a regular file, of which there may be `limit`; links are followed.
 
     Raises:
       OSError: it cannot be read, is a device, pipe or folder, or is larger than `limit`.

@@ -73,11 +73,7 @@ class Diagnosis:
 
 
 def diagnose(timeout: float) -> Diagnosis:
-    """Starts JAX in a process of its own, and checks what it finds.
-
-    Args:
-      timeout: in seconds; a JAX that takes longer to start is stopped.
-    """
+    """Starts JAX in a process of its own, for `timeout` seconds, and checks what it finds."""
     facts = _probed(dict(os.environ), timeout)
     return Diagnosis(dict(_in_words(facts)), _variables(facts.environment), checked(facts))
 
@@ -277,17 +273,11 @@ def _processes(facts: Facts) -> Iterator[_Finding]:
 
 # --- the persistent compilation cache
 
-# Code that others could have put there, or work that is lost. The rest costs time only.
-_HARM = ("damaged", "disk full", "empty", "not a folder", "unsafe", "unreadable")
-
 
 def _cache(facts: Facts) -> Iterator[_Finding]:
-    """The first harm that `jax-dist cache doctor` finds."""
-    for found in facts.stage("cache").get("findings", ()):
-        if found["kind"] in _HARM and not found["harmless"]:
-            what = f"cache, {found['kind']}: {found['where']}: {found['what']}"
-            yield _Finding("cache", what, found["do"])
-            return
+    """A folder into which others could put code."""
+    for folder, (why, do) in facts.stage("cache").get("unsafe", {}).items():
+        yield _Finding("cache", f"what {folder} holds is run as code, and {why}", do)
 
 
 # --- the probe, from outside
@@ -341,10 +331,19 @@ def _probe_options() -> dict[str, Any]:
 
 
 def _probe_cache() -> dict[str, Any]:
-    from jax_dist.cache import doctor, store
+    from jax_dist.cache import entries, store
 
     folder = store.chosen(None, os.environ)
-    return {"path": folder} if store.is_url(folder) else doctor().to_dict()
+    if store.is_url(folder):
+        return {"path": folder}
+    path = pathlib.Path(folder)
+    sizes = [entry.size for entry in entries.all_of(path)]
+    unsafe = {
+        str(each): (why, store.remedy(each))
+        for each in entries.folders(path)
+        if (why := store.danger(each)) is not None
+    }
+    return {"path": folder, "entries": len(sizes), "bytes": sum(sizes), "unsafe": unsafe}
 
 
 def _probe_devices() -> dict[str, Any]:

@@ -80,10 +80,10 @@ def test_a_bad_sentence_is_found(text):
     ("text", "wrong"),
     [
         ("pip install jax-dist", True),
-        ('pip install "jax-dist[lsp]"', True),
+        ('pip install "jax-dist[tpu]"', True),
         ("pip install -U jax_dist jax", True),
         ("pip install path/to/jax_dist", False),
-        ("pip install '.[lsp]'; jax-dist server", False),
+        ("pip install '.[dev]'; jax-dist doctor", False),
     ],
 )
 def test_an_install_by_name_is_found(text, wrong):

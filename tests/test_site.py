@@ -56,7 +56,7 @@ def test_every_command_is_in_the_reference():
     assert set(cli._COMMANDS) <= shown
     cache.add_parser(commands := argparse.ArgumentParser().add_subparsers())
     (subcommands,) = commands.choices["cache"]._subparsers._group_actions
-    assert len(subcommands.choices) >= 5
+    assert subcommands.choices
     for command in subcommands.choices:
         assert f"<!-- help: cache {command} -->" in text
 
@@ -200,10 +200,10 @@ def test_file_names_become_titles(hooks):
 
 
 def test_help_is_what_the_command_prints(hooks):
-    text = hooks.on_page_markdown("<!-- help: cache prune -->\n", _Page("reference/commands.md"))
+    text = hooks.on_page_markdown("<!-- help: cache verify -->\n", _Page("reference/commands.md"))
 
-    assert text.startswith("```text\nusage: jax-dist cache prune")
-    assert "--max-size" in text
+    assert text.startswith("```text\nusage: jax-dist cache verify")
+    assert "--runs" in text
 
 
 def test_the_script_for_searching_files_is_our_own(hooks):

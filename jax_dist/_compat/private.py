@@ -74,11 +74,9 @@ Before 0.8 a pmap is a primitive of its own; before 0.10 the types are named oth
 
 
 def find(module: str, name: str) -> Any | None:
-    """The part of this name; None where this jax has none.
+    """The part of a module such as "jax._src.compiler"; None where this jax has none.
 
-    Args:
-      module: such as "jax._src.compiler".
-      name: of an attribute in it, or of one of that: "config_ext.Config".
+    `name` is that of an attribute in it, or of one of that: "config_ext.Config".
     """
     try:
         found: Any = importlib.import_module(module)
@@ -90,12 +88,7 @@ def find(module: str, name: str) -> Any | None:
 
 
 def part(module: str, name: str, *, use: str) -> Any:
-    """The part of this name.
-
-    Args:
-      module: see `find`.
-      name: the same.
-      use: what cannot be done without it, as in "see the calls of jit objects".
+    """The same, for what cannot be done without: `use`, as in "see the calls of jit objects".
 
     Raises:
       UnsupportedError: this jax has none.

@@ -2,13 +2,13 @@
 
 In come a folder and, by the places that `_compat` opens in JAX, each program that JAX looks up,
 compiles and writes. Out come the entries of the folder, counts, and causes by name. `activation`
-switches the cache on and counts, and `warming` fills it; `store` and `entries` are its files, which
-`diagnosis` mends. `verification` runs a program several times, each written down by `recorder` as
-`records`; `explanation` finds the `causes` in two programs of one name.
+switches the cache on and counts; `store` and `entries` are its files. `verification` runs a program
+several times, each written down by `recorder` as `records`; `explanation` finds the `causes` in two
+programs of one name.
 
 A program never ends because its cache is ill. No file has its final name before it is whole, bytes
 that differ from those that were written never reach XLA, and nothing is loaded from a folder that
-others can change. To list, prune or mend a folder needs no jax.
+others can change.
 """
 
 from importlib import import_module
@@ -17,16 +17,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.cache.activation import enable as enable
     from jax_dist.cache.activation import stats as stats
-    from jax_dist.cache.diagnosis import doctor as doctor
-    from jax_dist.cache.warming import warm as warm
 
 _HOMES = {  # what Python sees: imported on first use, so that listing a directory never loads jax
-    "doctor": "jax_dist.cache.diagnosis",
     "enable": "jax_dist.cache.activation",
     "stats": "jax_dist.cache.activation",
-    "warm": "jax_dist.cache.warming",
 }
-__all__ = ("doctor", "enable", "stats", "warm")
+__all__ = ("enable", "stats")
 
 
 def __getattr__(name: str) -> object:

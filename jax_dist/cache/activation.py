@@ -12,7 +12,6 @@ import logging
 import os
 import pathlib
 import threading
-import time
 import warnings
 from typing import Any, Literal, Self
 
@@ -206,7 +205,6 @@ class _Watcher:
         self.counted: list[dict[str, Counts]] = [self.total]
         self._lock = threading.Lock()
         self._store: Store | None = None
-        self._run = f"{os.getpid()}-{time.time():.0f}"
 
     def open(self, path: str, max_size: int) -> Store | None:
         settings = self.settings
@@ -217,7 +215,6 @@ class _Watcher:
             pathlib.Path(path),
             max_size=limit,
             said=_compat.say_unwritten,
-            run=self._run,
         )
         return self._store
 
@@ -337,8 +334,12 @@ class Stats:
             for name, counts in functions.items()
             for reason, times in counts.unwritten.items()
         ]
-        table = entries.table(head, rows, numbers=range(1, len(head)))
-        return "\n".join([table, *notes])
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = []
+        for name, *numbers in (head, *rows):
+            cells = [text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True)]
+            lines.append("  ".join([name.ljust(widths[0]), *cells]))
+        return "\n".join([*lines, *notes])
 
 
 def stats() -> Stats:

@@ -270,16 +270,7 @@ def signature(operations: Sequence[Operation]) -> str:
 def matched(
     ones: Sequence[_T], others: Sequence[_T], *identities: Callable[[_T], Hashable]
 ) -> list[tuple[_T | None, _T | None]]:
-    """Pairs of things with the same identity, the strictest first, in the order of both.
-
-    Args:
-      ones: the first things.
-      others: the second ones.
-      *identities: what two things must have in common to be a pair.
-
-    Returns:
-      Each thing once, in the order of the first; None: there is no other.
-    """
+    """Pairs of things with the same identity, the strictest first; None where there is no other."""
     partner: dict[int, int] = {}
     taken: set[int] = set()
     for identity in identities:

@@ -71,10 +71,9 @@ def _set_all(values: dict[str, object]) -> None:
 def start(folder: str, cache: str) -> None:
     """Records all that this process compiles from now on.
 
-    Args:
-      folder: it gets a file for each program as it is compiled, so that nothing is lost in a crash
-        and several processes can share it.
-      cache: the directory of the persistent cache that is used for it, whatever the program says.
+    `folder` gets a file for each program as it is compiled, so that nothing is lost in a crash and
+    several processes can share it. `cache` is the directory of the persistent cache, whatever the
+    program says.
     """
     private, heard, begun, numbers = _PrivateCache(cache), _Heard(), time.time_ns(), count()
 

@@ -6,7 +6,6 @@ damaged, and is replaced. Nothing here raises: a program does not end because it
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import os
@@ -23,7 +22,6 @@ from importlib import metadata
 
 from jax_dist import _notes
 from jax_dist.cache import entries
-from jax_dist.cache.entries import CacheEntry
 from jax_dist.errors import CacheDirectoryError, message
 
 _log = logging.getLogger("jax_dist.cache")
@@ -36,7 +34,6 @@ class Store:
       folder: where they are.
       max_size: the bytes that they may take together; those not used for longest go. None: all.
       said: told after each `put` why nothing was written; None: it was, or is there already.
-      run: who writes, noted in each entry: one name for each process that runs.
     """
 
     def __init__(
@@ -45,12 +42,10 @@ class Store:
         *,
         max_size: int | None = None,
         said: Callable[[str | None], None] = lambda reason: None,
-        run: str = "",
     ) -> None:
         self.path = self._path = folder  # JAX reads the second for its log
         self._max_size = max_size
         self._said = said
-        self._run = run
         self._unusable: set[str] = set()  # keys whose entry was read, but not loaded
         self._lock = threading.Lock()
         self._warned: set[str] = set()
@@ -90,7 +85,7 @@ class Store:
         if not replaces and _is_whole(path):
             self._said(None)
             return
-        value = entries.sealed(key, value, run=self._run)
+        value = entries.sealed(key, value)
         if self._max_size is not None and len(value) > self._max_size:
             self._said(f"it is larger than the whole cache may be ({self._max_size} bytes)")
             return
@@ -159,53 +154,6 @@ def replace(path: pathlib.Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-# --- makes a cache smaller: by size, by age
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pruned:
-    """What was removed, or would be."""
-
-    removed: tuple[CacheEntry, ...]
-    kept: int  # entries
-    kept_bytes: int
-
-    @property
-    def bytes(self) -> int:
-        return sum(entry.size for entry in self.removed)
-
-
-def prune(
-    path: pathlib.Path,
-    *,
-    max_size: int | None = None,
-    older_than: int | None = None,
-    dry_run: bool = False,
-) -> Pruned:
-    """Removes entries that were not used for long.
-
-    Args:
-      path: the folder of the cache.
-      max_size: the bytes that may stay; those used last stay.
-      older_than: those not used for so many seconds go.
-      dry_run: only say what would be removed.
-    """
-    found = sorted(entries.all_of(path), key=lambda entry: (-entry.used, entry.key))
-    now = time.time()
-    kept, removed, size = 0, [], 0
-    for entry in found:  # the one used last comes first
-        old = older_than is not None and now - entry.used > older_than
-        if old or (max_size is not None and size + entry.size > max_size):
-            removed.append(entry)
-        else:
-            kept += 1
-            size += entry.size
-    if not dry_run:
-        for entry in removed:
-            entry.remove()
-    return Pruned(tuple(removed), kept, size)
 
 
 # --- where a cache lies, and whether what lies there can be trusted: a program in it is code

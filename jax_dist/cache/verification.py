@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jax_dist.cache.causes import CauseFinding, finding
 from jax_dist.cache.explanation import content, explained, matched, signature
@@ -41,6 +42,10 @@ class Verified:
     verdict: ProgramVerdict
     findings: tuple[CauseFinding, ...]  # why not hit
 
+    @property
+    def is_hit(self) -> bool:
+        return self.verdict is ProgramVerdict.HIT
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VerificationRun:
@@ -62,8 +67,11 @@ class CacheVerification:
     def is_clean(self) -> bool:
         """Whether all runs ended well, and each program was found again; at least one."""
         ended = all(run.exit_code == 0 for run in self.runs)
-        hit = all(each.verdict is ProgramVerdict.HIT for each in self.functions)
+        hit = all(each.is_hit for each in self.functions)
         return ended and hit and bool(self.functions)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"is_clean": self.is_clean}
 
 
 def verify(
@@ -77,17 +85,9 @@ def verify(
 ) -> CacheVerification:
     """Runs a command some times, each in a fresh interpreter, and compares what it compiles.
 
-    Args:
-      command: the program and its arguments.
-      folder: an empty one, for the cache and the records.
-      bootstrap: the file that Python runs first in the program, and that starts
-        `jax_dist.cache.injected`.
-      runs: how often; the first with an empty cache.
-      timeout: the seconds after which a run is stopped; None for never.
-      progress: told before each run how many are done, and how many there will be.
-
-    Returns:
-      How the runs ended, and the verdict on each program. Nothing runs after one that fails.
+    `folder` is an empty one, for the cache and the records; `bootstrap` the file that Python runs
+    first in the program, and that starts `jax_dist.cache.injected`. `progress` is told before each
+    run how many are done, of how many. Nothing runs after a run that fails.
 
     Raises:
       OSError: the command cannot be started.

@@ -349,7 +349,9 @@ class _File:
         # The kernel of a notebook is one process.
         several = facts.several_processes and not module.source.path.endswith(".ipynb")
         used = set(self._helpers.used)
-        self._helpers.needs(site_parts.needed(module, site, several_processes=several))
+        again = bool(facts.state_of(site))
+        parts = site_parts.needed(module, site, several_processes=several, again=again)
+        self._helpers.needs(parts)
         try:
             return pmap_renames.fix(module, site, self._namer, stays)
         except Left:

@@ -15,12 +15,12 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jax_dist.checker.model import pmaps, scopes, traced
+from jax_dist.checker.model import functions, pmaps, scopes, traced
 from jax_dist.checker.model.import_graph import outermost_package
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import lists_devices
-from jax_dist.codemod import codegen, imports, named_calls, site_parts
+from jax_dist.codemod import codegen, imports, named_calls, site_parts, state_reads
 from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.results import Left, ProjectContext
 
@@ -164,7 +164,7 @@ class PmapFacts:
             return f"{setting} may give {self._module.text(site.reference)} another meaning"
         if why := self._unfit_place(site) or (self._flow.misfit(site) if self._flow else ""):
             return why
-        if why := self.named_calls(site).why_not:
+        if why := self.named_calls(site).why_not or self._unheard(site) or self._unlike_jit(site):
             return why
         return "" if self._is_tried else self._of_calls(site)
 
@@ -217,13 +217,36 @@ class PmapFacts:
 
     def _unfit_place(self, site: Site) -> str:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
-        if self._module.function(site.node) is None:
+        module = self._module
+        again = site_parts.may_map_again(module, site) and not self._is_own_method(site)
+        state = self.state_of(site)
+        if state:
+            return f"the function that it maps may be mapped again, when {state} is another one"
+        if module.function(site.node) is None:
             return self._too_early(site)
-        if self._flow is not None and self._flow.is_mapped_once(site):
-            return ""
-        if not site_parts.may_map_again(self._module, site) or self._is_own_method(site):
+        if not again or (self._flow is not None and self._flow.is_mapped_once(site)):
             return ""
         return "the function that it maps may be mapped again, and would be compiled again"
+
+    def state_of(self, site: Site) -> str:
+        """What a function reads and the project sets, if it may be mapped again; "" if nothing.
+
+        Then jax.pmap runs the program that it traced before.
+        """
+        module = self._module
+        if site.fun is None:
+            return ""
+        again = site_parts.may_map_again(module, site) and not self._is_own_method(site)
+        if again or site_parts.is_mapped_twice(module, site) or self._is_mapped_elsewhere(site):
+            return state_reads.first(module, self._context, site.fun)
+        return ""
+
+    def _is_mapped_elsewhere(self, site: Site) -> bool:
+        """Whether another file may map the same function, of which jax.pmap has one trace."""
+        name, own = scopes.last_name(site.fun), os.path.abspath(self._module.source.path)
+        home = imports.definer(self._module, self._context.project, site.fun) if name else None
+        maps = re.compile(rb"(?s)\bpmap\b.*\b%b\b" % name.encode())
+        return bool(name) and self._context.is_in_another(maps, home or own, own)
 
     def _too_early(self, site: Site) -> str:
         """Why a module may not ask for devices while it is imported; "" where it may."""
@@ -269,11 +292,64 @@ class PmapFacts:
                 return name == own.arg
         return False
 
+    def _unlike_jit(self, site: Site) -> str:
+        """What jit or a mesh refuses, and pmap takes; "" where the text shows nothing of it."""
+        if self._may_be_none(site.arguments.get("axis_name"), top=True):
+            return "its axis_name may be None"
+        function = pmaps.definition(self._module, site.fun)
+        donated = site_parts.donated(site) or ()
+        if function is not None and function.args.vararg is None:
+            count = len([*function.args.posonlyargs, *function.args.args])
+            count -= isinstance(site.fun, ast.Attribute)  # `self.step`
+            if any(number >= count for number in donated):
+                return f"it donates argument {max(donated)} of {count}"
+        return ""
+
+    def _may_be_none(self, given: ast.expr | None, *, top: bool = False) -> bool:
+        """Whether a name or a field is None by default, or is given one; not a literal at once."""
+        module = self._module
+        if given is None or isinstance(given, ast.Constant):
+            return given is not None and not top and given.value is None
+        if not isinstance(given, ast.Name | ast.Attribute) or not module.holds(given):
+            return False
+        if any(self._may_be_none(each) for each in module.values(given) or ()):
+            return True
+        function = module.function(given)
+        while function is not None:
+            for parameter, default in functions.defaults(function.args):
+                if parameter.arg == scopes.last_name(given):
+                    return self._may_be_none(default)
+            function = module.function(function)
+        return False
+
+    def _unheard(self, site: Site) -> str:
+        """Why nobody would hear of a call that does not fit; "" where the error would be seen."""
+        for call in pmaps.mapped_calls(self._module, site):
+            inner: ast.AST = call
+            for around in self._module.ancestors(call):
+                match around:
+                    case ast.Try(body=body, handlers=[first, *_] as handlers) if inner in body:
+                        if any(map(_catches, handlers)):
+                            return f"line {first.lineno} would catch what it raises of sizes"
+                inner = around
+        return ""
+
+    def _name(self, site: Site) -> str:
+        """What the text calls the mapped function."""
+        statement = self._module.statement(site.node)
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement]
+        names = (getattr(e, "name", scopes.last_name(e)) for e in targets)
+        return next(names, "") if len(targets) == 1 else ""
+
     def _of_calls(self, site: Site) -> str:
         """What of the calls that are seen does not fit, whatever is promised; "" where all do."""
         shared = shared_positions(site)
         if shared is None:
             return "its in_axes are not literal"
+        name = self._name(site)
+        for call in self._module.nodes(ast.Call):  # also where it is handed on
+            if name and call.keywords and scopes.last_name(call.func) == name:
+                return f"line {call.lineno} calls it with named arguments"
         for call in pmaps.mapped_calls(self._module, site):
             if traced.around(self._module, call) is not None:
                 return f"line {call.lineno} runs it under a transformation"
@@ -283,6 +359,15 @@ class PmapFacts:
                 if shared(position) and not isinstance(argument, ast.Constant):
                     return f"line {argument.lineno} shares an array that may lie elsewhere"
         return ""
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler ends a ValueError."""
+    named = [] if handler.type is None else ast.walk(handler.type)
+    names = {scopes.last_name(each) for each in named}
+    is_again = any(isinstance(e, ast.Raise) and e.exc is None for e in ast.walk(handler))
+    wanted = {"ValueError", "Exception", "BaseException"}
+    return not is_again and (handler.type is None or bool(names & wanted))
 
 
 def _of_jax(module: Module, node: ast.expr) -> bool:

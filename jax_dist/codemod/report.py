@@ -359,6 +359,8 @@ _REPLICATE = re.compile(
 )
 _FAKE = re.compile(rb"\bfake_pmap|(?:patch|setattr|object)\([^)]*[\"']jax\.pmap[\"']|jax\.pmap = ")
 
+_SPEC = re.compile(rb"\.sharding\.spec\b")
+
 _PMAP = _codes.PMAP_CALL
 _NEEDS = (0, 8)
 _FLAX = (0, 12, 7)
@@ -393,6 +395,12 @@ def cautions_of(
             f"{question} knows functions of jax.pmap by their type, PmapFunction: those of mapped "
             "are of another, so what asks there is told that they are not mapped."
         )
+    asked = context.first(_SPEC, changed)
+    if asked:
+        yield (
+            f"{asked} reads how an array is cut: on one device, JAX says P() of what "
+            "jit(shard_map) gives, where jax.pmap says P(axis). Ask for the shape there."
+        )
     sign = next(filter(None, map(context.sign, changed)), "")
     if sign and not options.promises.one_process:
         yield (
@@ -401,9 +409,9 @@ def cautions_of(
             "silently uses the devices of one process only. If it never does, --one-process "
             "writes plainer code."
         )
-    asked = [each for each in map(config.lower_bound, context.graph.roots) if each is not None]
-    if asked and min(asked) < _NEEDS:
-        oldest = ".".join(map(str, min(asked)))
+    bounds = [each for each in map(config.lower_bound, context.graph.roots) if each is not None]
+    if bounds and min(bounds) < _NEEDS:
+        oldest = ".".join(map(str, min(bounds)))
         yield f"What was written needs jax 0.8 or newer; the project asks for {oldest} or newer."
     for file in files:
         for name in _BUILD_FILES if file.is_new else ():

@@ -308,10 +308,12 @@ class ProjectContext:
                 return found[0]
         return ""
 
-    def is_in_another(self, pattern: re.Pattern[bytes], path: str) -> bool:
-        """Whether a file that is connected with one by imports has a text."""
+    def is_in_another(self, pattern: re.Pattern[bytes], path: str, but: str = "") -> bool:
+        """Whether a file that is connected with one by imports has a text; `but` does not count."""
         return any(
-            other != path and pattern.search(data) and self.graph.are_connected(other, path)
+            other not in (path, but)
+            and pattern.search(data)
+            and self.graph.are_connected(other, path)
             for other, data in self.graph.files.items()
         )
 
@@ -322,13 +324,18 @@ class ProjectContext:
         for path, data in self.graph.files.items():
             if not _VALUE.search(data):
                 continue
-            try:
-                module = self.project.module(load(path, data))
-            except (UnreadableError, ParseError):
-                continue
+            module = self.module(path)
             is_here = self.among is not None and path in self.among
-            found += (_PmapValue(path, *each, is_here) for each in meetings(module))
+            places = () if module is None else meetings(module)
+            found += (_PmapValue(path, *each, is_here) for each in places)
         return found
+
+    def module(self, path: str) -> Module | None:
+        """A file of the projects, by its absolute path; None where it is none, or no Python."""
+        try:
+            return self.project.module(load(path, self.graph.files[path]))
+        except (KeyError, UnreadableError, ParseError):
+            return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

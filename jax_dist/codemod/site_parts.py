@@ -27,13 +27,16 @@ _MAINS = frozenset(("main", "train_and_evaluate"))  # as the programs of flax ca
 _DEEPEST = 4  # functions around a place, each called by the next one
 
 
-def needed(module: Module, site: Site, *, several_processes: bool) -> frozenset[str]:
+def needed(
+    module: Module, site: Site, *, several_processes: bool, again: bool = False
+) -> frozenset[str]:
     """The parts that one place needs, of `helper_module.PARTS`.
 
     Args:
       module: the file.
       site: a place of it that is to use `mapped`.
       several_processes: whether the program may run in several.
+      again: whether another place maps the same function, which must run the same program.
     """
     if site.form in ("alias", "partial alias") and _is_seen(module, site):
         return frozenset()  # each of its uses is a place, with all options
@@ -47,7 +50,7 @@ def needed(module: Module, site: Site, *, several_processes: bool) -> frozenset[
         parts.add("axes")  # which takes arrays that lie on other devices
     if several_processes:
         parts.add("processes")
-    if may_map_again(module, site):
+    if again or may_map_again(module, site):
         parts.add("again")
     return frozenset(parts)
 
@@ -99,6 +102,18 @@ def may_map_again(module: Module, site: Site) -> bool:
     """Whether a function may be mapped that was mapped before: jax.pmap compiles it once."""
     is_call = site.form == "call" and not _is_new(module, site.fun, site.node)
     return is_call and not _runs_once(module, site.node, _DEEPEST)
+
+
+def is_mapped_twice(module: Module, site: Site) -> bool:
+    """Whether another place of the file maps the same function alike: jax.pmap traces it once."""
+
+    def mapped(other: Site) -> Any:
+        options = {name: ast.unparse(value) for name, value in other.arguments.items()}
+        return pmaps.definition(module, other.fun) or module.text(other.fun), options
+
+    named = (e for e in pmaps.applications(module) if isinstance(e.fun, ast.Name | ast.Attribute))
+    alike = [each for each in named if mapped(each) == mapped(site)]
+    return site in alike and len(alike) > 1
 
 
 def _is_new(module: Module, fun: ast.expr | None, at: ast.expr) -> bool:

@@ -23,7 +23,6 @@ _COMMANDS = (
     "migrate",
     "plan",
     "rule",
-    "server",
 )
 # What stands behind their -- is a command to run.
 _WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"], ["plan"])
@@ -38,7 +37,7 @@ examples:
   jax-dist lint --fix .                         apply the safe fixes
   jax-dist migrate src                          show the migration as a diff
   jax-dist migrate --write src                  moves it
-  jax-dist plan train.py:p_step --args "state, batch" --on v5e:4x4   does it fit there?
+  jax-dist plan --on v5e:4x4 -- python train.py   will its step fit there?
   jax-dist cache verify -- python train.py      check that the next run hits the cache
   jax-dist launch -n 2 -- python train.py       two processes, joined as one JAX job
   jax-dist doctor                               check this machine

@@ -86,7 +86,6 @@ def _add_fixes(group: Any) -> None:
         group, "--unsafe-fixes", help="with --fix or --diff: also fixes that a person should review"
     )
     terminal.flag(group, "--diff", help="show what --fix would change")
-    terminal.flag(group, "--add-noqa", help="suppress every finding with a comment")
     group.add_argument("--baseline", metavar="FILE", help="hide the findings listed in the file")
     group.add_argument("--write-baseline", metavar="FILE", help="list all findings in the file")
 

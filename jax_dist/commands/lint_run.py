@@ -28,12 +28,10 @@ def _check(options: argparse.Namespace) -> None:
         raise MisuseError("- reads the standard input, and goes with no other path")
     if options.unsafe_fixes and not (options.fix or options.diff):
         raise MisuseError("say --fix with --unsafe-fixes to make the fixes, or --diff to see them")
-    ways = ("fix", "diff", "add_noqa", "write_baseline")
+    ways = ("fix", "diff", "write_baseline")
     asked = [f"--{way.replace('_', '-')}" for way in ways if getattr(options, way)]
     if len(asked) > 1 and asked != ["--fix", "--diff"]:
         raise MisuseError(f"{' and '.join(asked)} do not go together")
-    if options.add_noqa and _STDIN in options.paths:
-        raise MisuseError("--add-noqa needs files, not the standard input")
     if options.write_baseline is not None:
         outputs.check("--write-baseline", options.write_baseline, _BASELINE)
     if options.output_file is not None:
@@ -76,8 +74,6 @@ def run(options: argparse.Namespace, *, stdin: TextIO, out: TextIO, err: TextIO)
     """
     _check(options)
     lint = _Lint(options, stdin=stdin, out=out, err=err)
-    if options.add_noqa:
-        return lint.add_noqa()
     if options.write_baseline:
         return lint.write_baseline()
     if options.diff:
@@ -133,25 +129,6 @@ class _Lint:
             encoding = load(path, before).encoding
             self._out.write(fixer.diff(path, before, after, encoding, colour=colour))
         return self._exit(self._made)
-
-    def add_noqa(self) -> Exit:
-        """Switches every finding off by a comment in its file."""
-        from jax_dist.checker.engine import suppressions
-
-        left: list[Finding] = []
-        done: list[Finding] = []
-        for path, group in _by_path(self._without_known(self.findings())).items():
-            able = [finding for finding in group if not finding.code.startswith("JXD9")]
-            data = self._read(path) if able else b""
-            source = load(path, data)
-            after = source.written(suppressions.with_noqa(source, able))
-            written = not able or self._rewrite(path, after, data)
-            left += [finding for finding in group if not written or finding not in able]
-            done += able if written else []
-        files = counted(len(_by_path(done)), "file")
-        self._say(f"Switched off {counted(len(done), 'finding')} in {files}.")
-        self._show(left, self._out)
-        return self._exit(left)
 
     def write_baseline(self) -> Exit:
         """Lists all findings in a file."""

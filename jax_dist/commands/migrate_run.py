@@ -236,12 +236,7 @@ class _Migrate:
         return migrate_forms.lacking(files, proof, self._required())
 
     def _tried(self, files: Sequence[FileMigration], how: str) -> "Ledger":
-        """How sure each place is.
-
-        Args:
-          files: before and after.
-          how: what is tried, for the report.
-        """
+        """How sure each place is; `how` is what is tried, for the report."""
         from jax_dist.codemod.verify import trial
 
         with self._running() as options:

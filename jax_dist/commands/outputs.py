@@ -85,13 +85,9 @@ def check(option: str, path: str, kind: str) -> None:
 
 
 def save(option: str, path: str, text: str, kind: str) -> None:
-    """Writes a file as a whole, over nothing but an earlier one of this kind.
+    """Writes a file as a whole, over nothing but an earlier one of this kind, as `check` knows it.
 
-    Args:
-      option: that asked for it, as in `--report`.
-      path: of the file; a device or pipe is written to.
-      text: what it shall hold.
-      kind: what that is, as `check` knows it.
+    A device or pipe is written to. `option` asked for it, as in `--report`.
 
     Raises:
       MisuseError: something else is there, or it cannot be written.

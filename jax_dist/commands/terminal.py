@@ -23,13 +23,7 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """A subcommand, whose options are listed between its page and the epilog.
 
-    Args:
-      commands: that it is one of.
-      name: of the subcommand.
-      run: what it does, with its options.
-      page: what it is for.
-      epilog: exit codes and examples.
-      **more: for its parser, such as `help`; without that, `jax-dist --help` does not list it.
+    `more` is for its parser, such as `help`; without that, `jax-dist --help` does not list it.
     """
     more = {"formatter_class": Help, **more}
     parser = commands.add_parser(name, description=page, epilog=epilog, **more)

@@ -241,15 +241,10 @@ def evaluate(
     given: Any = True,
     noise: Noise | None = None,
 ) -> tuple[Values, Records]:
-    """The results of a closed jaxpr, and those of its equations; to be called under jit.
+    """The results of a closed jaxpr, and those of the equations that are wanted; under jit.
 
-    Args:
-      jaxpr: the program, with its constants.
-      args: one for each input.
-      wanted: whose results are kept.
-      draws: by the path of an equation that draws, what devices with own keys get instead.
-      given: False leaves these devices what they draw.
-      noise: how far every rounded result is moved.
+    `draws` has what devices with own keys get from an equation that draws, by its path; where
+    `given` is False, they get what they draw. `noise` says how far every rounded result is moved.
     """
     return _Evaluation(wanted, noise, given).run(jaxpr, args, (), draws or {})
 

@@ -42,13 +42,8 @@ def explanations(
 ) -> tuple[Explanation, ...]:
     """What is wrong in a program of several devices: one for each line, with all its results.
 
-    Args:
-      program: the one of several devices.
-      one: that of one device.
-      leaves: of the arguments.
-      verdicts: of each result.
-      drifting: the results that only the draws make differ between the devices.
-      axis: the name of the mapped axis, or several.
+    `drifting` are the results that only the draws make differ between the devices; `axis` names the
+    mapped axis, or several.
     """
     axis = ", ".join(map(repr, axis)) if isinstance(axis, tuple) else repr(axis)
     graph = Graph.of(program.jaxpr)

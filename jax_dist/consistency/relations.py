@@ -40,12 +40,8 @@ class Relation:
     def of(cls, values: np.ndarray, expected: "Expected", *, extremes: bool = True) -> "Relation":
         """The relation of `[devices, rounds, *shape]` to what one device has.
 
-        Of several that hold, the one that is named first in the module's text.
-
-        Args:
-          values: what the devices have.
-          expected: what one device has.
-          extremes: whether parts may make the value by their maximum; a first row may by chance.
+        Of several that hold, the one that is named first in the module's text. `extremes`: whether
+        parts may make the value by their maximum; a first row may by chance.
         """
         alike = are_alike(values, expected.tolerance)
         held = _held(values, expected, alike, extremes=extremes)
@@ -196,12 +192,8 @@ class Verdict:
     ) -> "Verdict":
         """Judges `[devices, *shape]` by the value of one device.
 
-        Args:
-          name: of the result.
-          values: what each device returns.
-          expected: what one device returns.
-          out_axis: along which dimension the shares of the devices make the whole; None: found out.
-          is_key: whether it is a random key; devices may have their own.
+        `out_axis` is the dimension along which the shares of the devices make the whole (None:
+        found out); of random keys, `is_key`, devices may have their own.
         """
         devices = len(values)
         relation = Relation.of(values[:, None], expected)

@@ -215,10 +215,7 @@ class Reference:
 def on_one(program: CheckedProgram, args: Sequence[Any], *, everything: bool = False) -> Reference:
     """Runs a program of one device, and again with all rounding moved.
 
-    Args:
-      program: the one for one device.
-      args: the leaves of the arguments.
-      everything: whether to keep the values of all equations, not only what is drawn.
+    `everything`: whether to keep the values of all equations, not only what is drawn.
     """
     graph = Graph.of(program.jaxpr)
     wanted = _wanted(graph, everything=everything)
@@ -264,8 +261,7 @@ class Several:
     def values(self, *, given: bool = True) -> tuple[list[np.ndarray], Records]:
         """What the devices compute: the results, `[devices, *shape]`, and those of equations.
 
-        Args:
-          given: whether devices with a key of their own get what one device draws.
+        `given`: whether devices with a key of their own get what one device draws.
         """
         results, records = self._run(self._leaves, self.draws, jnp.bool_(given))
         if not self._program.mapped:

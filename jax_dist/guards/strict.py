@@ -1,11 +1,9 @@
 """Guards around a training loop: no hidden transfer, no hidden compilation, no lost donation."""
 
 import contextlib
-import functools
 import inspect
 import itertools
-import types
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeVar
 
 from jax_dist.errors import refusal
@@ -134,31 +132,18 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
             block.step(warm=False, look=False)
 
     def __call__(self, func: _Function) -> _Function:
-        """Decorates a function: each call is a step; between the parts of a coroutine it is off."""
+        """Decorates a function: each call is a step."""
         guard = strict(**self._parts, warmup=self._warmup_or_one())
-        if inspect.isasyncgenfunction(func):
+        is_generator = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
+        if is_generator or inspect.iscoroutinefunction(func):
             raise refusal(
                 TypeError,
-                what="strict cannot guard an asynchronous generator",
+                what="strict cannot guard a generator or a coroutine",
                 which=[f"{func.__qualname__} is one"],
                 why="others run in the same thread between its parts",
-                do="Decorate the function that awaits, or use a block without await in it.",
+                do="Decorate the function that does one step, or use a block without await and "
+                "yield in it.",
             )
-        wraps: Any = functools.wraps(func)  # Any: what it makes has the type of `func`
-        if inspect.iscoroutinefunction(func):
-
-            @wraps
-            async def coroutine(*args: Any, **kwargs: Any) -> Any:
-                return await _awaited(func(*args, **kwargs).__await__(), guard)
-
-            return coroutine
-        if inspect.isgeneratorfunction(func):
-
-            @wraps
-            def generator(*args: Any, **kwargs: Any) -> Any:
-                return (yield from _guarded(func(*args, **kwargs), guard))
-
-            return generator
         return super(strict, guard).__call__(func)
 
     def _warmup_or_one(self) -> int:
@@ -202,22 +187,3 @@ def allow_recompiles() -> Iterator[None]:
 
 def _is_looked_at(step: int) -> bool:
     return step < _FIRST_STEPS or step % _SAMPLE == 0
-
-
-def _guarded(parts: Generator, guard: strict) -> Generator:
-    """Each part, from one yield to the next, as one step of the guard."""
-    resume: Callable[[Any], Any] = parts.send
-    value: Any = None
-    while True:
-        try:
-            with guard:
-                item = resume(value)
-        except StopIteration as end:
-            return end.value
-        try:
-            resume, value = parts.send, (yield item)
-        except BaseException as error:  # noqa: BLE001, it is the generator's own, also when it is closed
-            resume, value = parts.throw, error
-
-
-_awaited = types.coroutine(_guarded)

@@ -76,16 +76,7 @@ def run(
 
     None of them, and nothing that they start in their process groups, is left when it returns, when
     it raises, or when this process is killed. A Ctrl-C or SIGTERM is passed on to them, if this is
-    the main thread.
-
-    Args:
-      command: the command and its arguments.
-      settings: how many, and how long.
-      printer: is told each line of output, and what is done to the ranks.
-      environment: what they inherit; by default the environment of this process.
-
-    Returns:
-      How the job ended.
+    the main thread. They inherit `environment`, by default that of this process.
 
     Raises:
       StartError: the command cannot be started.
@@ -310,17 +301,10 @@ def supervise(
     restarts: int,
     min_interval: float,
 ) -> JobOutcome:
-    """As `run`, again and again until it ends well, or gets on no more.
+    """As `run`, again and again until it ends well, or gets on no more; how the last run ended.
 
-    Args:
-      command: the command and its arguments.
-      settings: how many, and how long: the time is that of all runs together.
-      printer: is told each line of output, and what is done to the ranks.
-      restarts: how often the job may start again without a newer checkpoint in between.
-      min_interval: the seconds between two starts, at least.
-
-    Returns:
-      How the last run ended.
+    The time limit is that of all runs together; `restarts` says how often the job may start again
+    without a newer checkpoint in between, and `min_interval` the least seconds between two starts.
 
     Raises:
       StartError: the command cannot be started.

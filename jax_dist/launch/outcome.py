@@ -287,18 +287,11 @@ _PLAIN = "\x1b[0m"
 
 
 class Printer:
-    """Writes lines as they come, behind the rank and the time.
+    """Writes lines as they come, behind the rank and the time, and into `logs`, one for each rank.
 
-    What cannot be written, as on a full disk, is lost, and told once; the job goes on.
-
-    Args:
-      out: takes what the ranks write to their standard output.
-      err: takes the rest, and notices.
-      ranks: how many there are.
-      silence: is given a stream that cannot be written to, so that it fails no more.
-      only: the ranks whose output is shown; None shows all.
-      coloured: the streams on which each rank has a colour.
-      logs: takes a copy of each rank's output.
+    What cannot be written, as on a full disk, is lost, and told once; the job goes on. `silence` is
+    given a stream that cannot be written to, so that it fails no more; `only` are the ranks whose
+    output is shown (None: all); `coloured` the streams on which each rank has a colour.
     """
 
     def __init__(

@@ -115,11 +115,7 @@ class StartError(RuntimeError):
 class Rank:
     """A command that runs in a session, and so in a process group, of its own.
 
-    Args:
-      number: its rank.
-      command: the command and its arguments.
-      environment: all that it finds there.
-      orphanage: learns of the group, to end it should the launcher die.
+    The orphanage learns of the group, to end it should the launcher die.
 
     Raises:
       StartError: the command cannot be started.
@@ -239,13 +235,8 @@ def run_to_end(
 ) -> int | None:
     """The exit code of a command, and None if it was stopped after `timeout` seconds.
 
-    All that it starts ends with it, and with this process, even if that is killed.
-
-    Args:
-      command: the program and its arguments.
-      environment: all that it finds there.
-      output: the file that gets its standard output and error.
-      timeout: seconds; None for no limit.
+    All that it starts ends with it, and with this process, even if that is killed. The file
+    `output` gets its standard output and error.
 
     Raises:
       OSError: the command cannot be started.
@@ -344,22 +335,15 @@ def rank_environment(
     cpu_devices: int | None = None,
     gpus: int = 1,
 ) -> dict[str, str]:
-    """The environment of one rank.
+    """The environment of one rank of some.
 
     `jax.distributed.initialize()` reads JAX's own variables for the address; it knows none for the
     number of processes or the rank, and finds these in SLURM's. Those of torchrun are for programs
     that read them.
 
-    Args:
-      inherited: the environment of the launcher.
-      rank: which process it is for.
-      ranks: how many there are.
-      port: of the coordinator, on the loopback interface.
-      launcher: process id of the launcher.
-      token: what only the ranks of this job know.
-      cpu_devices: how many CPU devices to simulate.
-      gpus: how many GPUs are for each rank, where none are simulated; other accelerators are left
-        to JAX.
+    `port` is the coordinator's, on the loopback interface; `launcher` a process id; `token` what
+    only the ranks of this job know. `gpus` are for each rank, where no CPU devices are simulated;
+    other accelerators are left to JAX.
 
     >>> found = rank_environment({}, rank=1, ranks=2, port=4000, launcher=1, token="secret")
     >>> found["JAX_COORDINATOR_ADDRESS"], found["SLURM_PROCID"], found["RANK"]

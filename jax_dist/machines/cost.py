@@ -62,9 +62,8 @@ class ProgramCost:
     ) -> "ProgramCost":
         """Compiles a lowered program, once, and takes its measures.
 
-        Args:
-          lowered: what `jax.jit(fun).lower(*args)` returns.
-          mesh: whose axes to name in the collectives; those of the program itself where not given.
+        `mesh` is that whose axes to name in the collectives; by default those of the program
+        itself.
         """
         return cls.of_compiled(lowered.compile(), lowered.as_text(), mesh)
 
@@ -315,11 +314,7 @@ _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 
 
 def groups_of(attributes: str, devices: int) -> _Groups:
-    """The groups that the attributes of an instruction name.
-
-    Args:
-      attributes: those of a collective, as compiled programs write them.
-      devices: how many the program runs on; all of them are one group where none is named.
+    """The groups of devices that a collective names by its attributes; all are one by default.
 
     Raises:
       ValueError: the groups are written in a way that this does not know.
@@ -342,9 +337,7 @@ def groups_of(attributes: str, devices: int) -> _Groups:
 def axes_joined(groups: _Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The mesh axes along which every group runs, in mesh order; () if they are no axes' groups.
 
-    Args:
-      groups: of a reduction, a gather or an exchange: the order within each is ignored.
-      sizes: of the mesh axes, by name.
+    The groups are those of a reduction, a gather or an exchange: the order within each is ignored.
     """
     wanted = {frozenset(group) for group in groups}
     for axes in _choices(sizes, math.prod(sizes.values()), groups):
@@ -354,12 +347,7 @@ def axes_joined(groups: _Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def axes_crossed(pairs: _Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The fewest mesh axes along which every (source, target) pair runs; () if there are none.
-
-    Args:
-      pairs: of a permutation.
-      sizes: of the mesh axes, by name.
-    """
+    """The fewest mesh axes along which every (source, target) pair runs; () if there are none."""
     for axes in _choices(sizes, math.prod(sizes.values()), pairs):
         group_of = {
             device: place

@@ -20,13 +20,9 @@ from jax_dist.passes.gathers import GATHERS
 def lowered(
     step: MappedStep, way: str, devices: Sequence[Any], state: Sequence[int] | None
 ) -> jax.stages.Lowered:
-    """The program of a step, written in one way.
+    """The program of a step, written in one of the `WAYS`.
 
-    Args:
-      step: the step.
-      way: one of `WAYS`.
-      devices: of the machine.
-      state: the positions of the arguments that are carried; None: those that come back.
+    `state` are the positions of the arguments that are carried; None: those that come back.
     """
     return WAYS[way](step, devices, state)
 

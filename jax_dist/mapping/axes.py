@@ -144,12 +144,6 @@ def mapped_size(
 ) -> int:
     """The one size that all mapped leaves have along their axis.
 
-    Args:
-      leaves: arrays or anything with a shape.
-      axes: the mapped dimension of each.
-      paths: gives the name of each leaf, for messages.
-      fun_name: for messages.
-
     Raises:
       MappedAxisError: no leaf is mapped, or their sizes differ.
       AxesError: a leaf has no such dimension.
@@ -253,11 +247,7 @@ def argument_paths(
 ) -> list[str]:
     """The name of each leaf of `(args, kwargs)`, as in `["batch['x']", "mask"]`.
 
-    Args:
-      fun: whose parameters give the names.
-      args: the positional arguments that are not static.
-      kwargs: the arguments passed by keyword.
-      numbers: the position of each of `args` in the call.
+    `args` are those that are not static, and `numbers` their positions in the call.
     """
     paths = []
     for number, arg in zip(numbers, args, strict=True):

@@ -89,13 +89,7 @@ class AxisPlace:
 
 
 def handler_of(eqn: JaxprEqn, places: Mapping[Any, AxisPlace], fun_name: str) -> Handler | None:
-    """What to do with an equation; None for one that can stay.
-
-    Args:
-      eqn: of a body.
-      places: by name, of all mapped axes around.
-      fun_name: for messages.
-    """
+    """What to do with an equation, given all mapped axes around; None for one that can stay."""
     if _compat.name_of(eqn) == "sharding_constraint":  # on a mesh that the body does not run on
         return lambda _, values: values
     named = [name for name in named_axes(eqn) if name in places]
@@ -151,10 +145,7 @@ def _dimensions(eqn: JaxprEqn) -> tuple[int, ...]:
 def check_groups(eqn: JaxprEqn, sizes: Mapping[Any, int], fun_name: str) -> None:
     """Raises AxesError for groups that XLA would refuse in words of its own, or take in part.
 
-    Args:
-      eqn: of a body. What goes over other axes than those of `sizes`, too, is not looked at.
-      sizes: of axes, by name.
-      fun_name: for messages.
+    What goes over other axes than those of `sizes`, too, is not looked at.
     """
     groups, named = eqn.params.get("axis_index_groups"), named_axes(eqn)
     if groups is None or not sizes.keys() >= set(named):

@@ -40,13 +40,9 @@ class KnownSignature(NamedTuple):
     def of(
         cls, options: Options, call: Call, trace: Callable[[Call], Body], *, whole: bool
     ) -> "KnownSignature":
-        """The body and the mesh for a call.
+        """The body and the mesh for a call; `trace` gives the body for a call on whole arguments.
 
-        Args:
-          options: what was said to pmap.
-          call: has arguments with types.
-          trace: gives the body for a call on whole arguments.
-          whole: whether the arguments hold the slices of all processes, or those of this one.
+        `whole`: whether the arguments hold the slices of all processes, or those of this one.
         """
         on_whole = call
         if not whole:
@@ -65,13 +61,7 @@ class KnownSignature(NamedTuple):
 def layout_for(
     options: Options, call: Call, inner: tuple[InnerAxis, ...], *, whole: bool = True
 ) -> Layout:
-    """The mesh for a call.
-
-    Args:
-      options: what was said to pmap.
-      call: says the size of the mapped axis.
-      inner: the axes that pmaps inside want.
-      whole: whether the arguments hold the slices of all processes, or those of this one.
+    """The mesh for a call, with axes for the pmaps inside; `whole` as in `KnownSignature.of`.
 
     Raises:
       DeviceCountError: the axes do not fit the devices.
@@ -113,15 +103,9 @@ def emitted(
 ) -> Any:
     """Emits the program in the current trace.
 
-    Args:
-      options: what was said to pmap.
-      call: its arguments, as tracers.
-      found: for this call.
-      captured: the arrays that are lifted out of the body; none: as they were when it was traced.
-      as_view: whether the arguments hold the slices of this process, and the results shall, too.
-
-    Returns:
-      The output.
+    `captured` are the arrays that are lifted out of the body; none: as they were when it was
+    traced. `as_view`: whether the arguments hold the slices of this process, and the results shall,
+    too.
     """
     body, layout = found
     as_view = as_view and layout.processes > 1

@@ -55,15 +55,10 @@ class DeviceChoice:
         return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
 
     def lay_out(self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool) -> "Layout":
-        """The mesh for a mapped axis of `size`.
+        """The mesh for a mapped axis of `size`, with the axes of pmaps inside, outermost first.
 
-        Args:
-          size: of the mapped axis, as the arguments have it.
-          inner: the axes of pmaps inside, outermost first.
-          whole: whether `size` counts the slices of all processes, or those of this one.
-
-        Returns:
-          The same object for the same request, so that shardings made from it are the same too.
+        `whole`: whether `size` counts the slices of all processes, or those of this one. The same
+        object for the same request, so that shardings made from it are the same too.
 
         Raises:
           DeviceCountError: the axis does not fit the devices.

@@ -280,10 +280,7 @@ def _new_dispatcher(
 ) -> Dispatcher:
     """A new dispatcher; remembered, unless the function cannot be held weakly.
 
-    Args:
-      fun: the function.
-      asked: the options.
-      make: makes a dispatcher, which is told how to get the function while that lives.
+    `make` makes it, and is told how to get the function while that lives.
     """
     key = _key(fun)
     everything = _known  # also when the globals of this module are gone, as Python ends
@@ -372,12 +369,7 @@ class Mapped(Generic[_P, _R]):
         def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
     def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, decorator: Callable):
-        """
-        Args:
-          fun: the function.
-          dispatcher: makes the calls.
-          decorator: makes the same of a function, to pickle it.
-        """
+        """`decorator` makes the same of a function, to pickle it."""
         self.__wrapped__ = fun
         self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
         self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)

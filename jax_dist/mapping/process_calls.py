@@ -82,9 +82,7 @@ class _LocalView:
     def enter(self, leaf: Any, axis: Axis) -> Any:
         """`[L, *s] -> [P * L, *s]` (for axis 0). What is global already comes back as it is.
 
-        Args:
-          leaf: an array of this process, or anything that `device_put` takes.
-          axis: its mapped dimension; None: the same on all processes.
+        `axis` is the mapped dimension; None: the same on all processes.
 
         Raises:
           _Misfit: it has neither the slices of this process nor those of all.
@@ -205,14 +203,7 @@ class ProcessCalls:
         view: Program,
         layout_of: Callable[[Call], Layout],
     ):
-        """
-        Args:
-          options: what was said to pmap.
-          fun: gives the function.
-          run: takes and returns whole arrays.
-          view: the program on what this process sees.
-          layout_of: gives the layout for a call on whole arrays, of which the types matter.
-        """
+        """`run` takes and returns whole arrays; `view` is the program on what this process sees."""
         self._options = options
         self._fun = fun
         self._run = run
@@ -386,12 +377,8 @@ def agree_to_run(
 ) -> None:
     """Before the processes whose devices are in a mesh run a program for the first time.
 
-    Args:
-      name: of the program, with {} for the function.
-      fun: the user's function.
-      fingerprint: of the arguments and results.
-      moves: the collectives of the program, which are compared too.
-      mesh: its devices.
+    `name` is that of the program, with {} for the function; `fingerprint` of arguments and results;
+    `moves` are its collectives, which are compared too.
 
     Raises:
       DisagreementError: they are about to run different ones.

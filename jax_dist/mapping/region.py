@@ -40,19 +40,11 @@ def run_body(
     mesh: Mesh | AbstractMesh | None,
     inner: tuple[InnerAxis, ...],
 ) -> Values:
-    """Runs a body on the slices of whole arguments.
+    """Runs a body on the slices of whole arguments; the leaves of the output, whole.
 
-    Args:
-      body: for these arguments.
-      captured: the arrays that are lifted out of it.
-      leaves: the arguments, `[N, *s]` (for axis 0).
-      in_axes: which axis of each is mapped.
-      outer: where the mapped axis lies.
-      mesh: None for that of the context.
-      inner: the axes of the mesh that are for the pmaps inside, by depth.
-
-    Returns:
-      The leaves of the output, whole.
+    `captured` are the arrays that are lifted out of the body, `leaves` the arguments, `[N, *s]`
+    (for axis 0), `outer` is where the mapped axis lies, and `inner` are the axes of the mesh that
+    are for the pmaps inside, by depth. Without a mesh, it is that of the context.
     """
     for eqn in interpreter.equations(body.jaxpr):
         collectives.check_groups(eqn, {outer.name: outer.size}, body.name)
@@ -151,15 +143,10 @@ def _spread(
     place: AxisPlace,
     mesh: Mesh | AbstractMesh | None,
 ) -> Values:
-    """Evaluates each slice in its place.
+    """Evaluates each slice in its place: `[.., size * b, ..]` of the values that are cut.
 
-    Args:
-      evaluate: takes the blocks of one slice, `[.., b, ..]` where a dimension is cut.
-      values: `[.., size * b, ..]`
-      in_dims: which dimension of each is cut.
-      out_dims: the same of each result.
-      place: where the slices go.
-      mesh: None for that of the context.
+    `evaluate` takes the blocks of one slice, `[.., b, ..]`, of the dimensions that are cut. Without
+    a mesh, it is that of the context.
     """
     alone = evaluate if place.local == 1 else _batched(evaluate, in_dims, out_dims, place)
     if place.mesh_axis is None:
@@ -205,14 +192,7 @@ def _batched(
 
 
 def run_eagerly(call: Call, out_axes: AxisPrefix, name: Any, layout: Layout) -> Any:
-    """Runs the user's function itself, on concrete slices: what `jax.disable_jit` is for.
-
-    Args:
-      call: on whole arguments.
-      out_axes: as given to pmap.
-      name: of the mapped axis.
-      layout: the mesh.
-    """
+    """Runs the user's function itself, on concrete slices: what `jax.disable_jit` is for."""
     found: list[tuple[Axis, ...]] = []
     is_cut = name == layout.name and layout.size == layout.mesh.size and not meshes.manual_axes()
 

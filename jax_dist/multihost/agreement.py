@@ -212,11 +212,7 @@ def _short(hashed: Any) -> str:
 
 
 def differences(groups: Sequence[tuple[Sequence[int], Fingerprint]]) -> list[str]:
-    """Where the fingerprints differ, path by path.
-
-    Args:
-      groups: which ranks have which, as in `[([0], ...), ([1, 2, 3], ...)]`.
-    """
+    """Where the fingerprints of groups of ranks differ, path by path."""
     found = []
     for path in dict.fromkeys(path for _, each in groups for path in each.leaves):
         sides = _sides([(ranks, each.leaves.get(path, "nothing")) for ranks, each in groups])
@@ -285,14 +281,7 @@ def agree_on(
     ranks: Sequence[int] | None = None,
     do: str = "Look for a branch on the rank, or for data that is shared out unevenly.",
 ) -> None:
-    """The same for a fingerprint, among some processes.
-
-    Args:
-      name: what this process is at.
-      own: what it has.
-      timeout: the seconds to wait for the others.
-      ranks: who has to agree; all by default.
-      do: what the user is told to do.
+    """The same for a fingerprint, among some ranks; `do` is what the user is told to do.
 
     Raises:
       UnsupportedError: there are several processes, and no service that joins them.

@@ -92,12 +92,7 @@ class Channel:
     """
 
     def __init__(self, connection: socket.socket, token: bytes, *, is_host: bool):
-        """
-        Args:
-          connection: to the other process.
-          token: what only the processes of the job know.
-          is_host: whether the other side has come here, and not this one there.
-        """
+        """`is_host`: whether the other side has come here, and not this one there."""
         self.is_open: bool = False
         self.origin: str = "nowhere"
         with contextlib.suppress(OSError):  # it has gone again

@@ -33,12 +33,8 @@ _SECONDS = 3.0  # that the last words may take
 def end_now(text: str, code: int, *, stacks: bool = False) -> NoReturn:
     """Says a last word and ends this process, without `finally`, `atexit` or destructors.
 
-    Those of JAX would wait for the other processes.
-
-    Args:
-      text: for standard error.
-      code: the exit code.
-      stacks: whether to show what each thread was doing.
+    Those of JAX would wait for the other processes. `stacks`: whether to show what each thread
+    does.
     """
     # Somebody may hold the lock of a stream, and the interpreter's too: this one needs neither.
     with contextlib.suppress(AttributeError, ValueError, OSError):  # no file to write to

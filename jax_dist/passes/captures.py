@@ -62,9 +62,7 @@ class Capture:
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     """Every array that is baked into a program, at any depth, each once, in program order.
 
-    Args:
-      jaxpr: of `fun`, on some arguments.
-      fun: what the user wrote; the names are searched from here.
+    The names are searched from `fun`, which is what the user wrote.
     """
     baked = baked_arrays(jaxpr)
     names = find_names(fun, {identity: array.value for identity, array in baked.items()})
@@ -99,13 +97,7 @@ def _key(value: Any) -> Hashable:
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
-    """One text for all captures of a call.
-
-    Args:
-      captures: at least one.
-      fun_name: of the user's function.
-      kept_because: why the arrays stay in the program; "" if they are lifted.
-    """
+    """One text for all captures of a call; `kept_because` says why they stay in the program."""
     total = human_bytes(sum(capture.bytes for capture in captures))
     count = "an array" if len(captures) == 1 else f"{len(captures)} arrays"
     remedy = (
@@ -208,14 +200,9 @@ def lift(
     policy: Captures,
     axis_env: Sequence[tuple[Any, int]] = (),
 ) -> Lifted:
-    """Makes inputs of the captured arrays that are worth it.
+    """Makes inputs of the captured arrays that are worth it, which have their names in `fun`.
 
-    Args:
-      jaxpr: the program, traced just now.
-      fun: the user's function, in which the arrays have their names.
-      name: of the function, for messages.
-      policy: what to do with captured arrays.
-      axis_env: the axes that the program was traced with.
+    `axis_env` are the axes that the program was traced with.
 
     Raises:
       CapturedArrayError: there are some, and the policy is "error".
@@ -267,12 +254,9 @@ class Placements:
     def of(
         self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]
     ) -> PlacedCaptures | None:
-        """The captured arrays of a program; None for one without.
+        """The captured arrays of a program, which keeps them alive; None for one without.
 
-        Args:
-          lifted: the program, which keeps them alive.
-          where: they are placed; the same for the same places.
-          place: puts an array there.
+        `where` is the same for the same places; `place` puts an array there.
         """
         if not lifted.captures:
             return None

@@ -135,12 +135,8 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
 
     What is held by other processes too is copied where it lies. What this process holds alone goes
     to its own devices, as the constants of its program would: each process has its own value.
-
-    On devices that only compile there is no copy, and its type stands for it.
-
-    Args:
-      value: a NumPy array, or a jax array.
-      where: the copy lies; None for the default device.
+    `where` is None for the default device. On devices that only compile, its type stands for the
+    copy.
     """
     if where is not None and any(map(_compat.is_compile_only, where.device_set)):
         kind = jax.typeof(value)

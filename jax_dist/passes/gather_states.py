@@ -31,16 +31,13 @@ _SENT: dict[str, Callable[[float, int], float]] = {
 
 
 def ring_bytes(kind: str, result_bytes: float, size: int) -> float:
-    """The bytes that one device sends on a ring, in one call.
+    """The bytes that one device sends on a ring, in one call, by the bytes of its result.
+
+    `kind` is one of HLO's: all-gather, all-reduce, all-to-all, collective-permute or
+    reduce-scatter; `size` says how many devices take part: those of the axes, or of one group.
 
     >>> ring_bytes("all-gather", 400, 4), ring_bytes("all-reduce", 100, 4)
     (300.0, 150.0)
-
-    Args:
-      kind: as HLO spells it: all-gather, all-reduce, all-to-all, collective-permute or
-        reduce-scatter.
-      result_bytes: of the result of the collective on one device.
-      size: how many devices take part: those of the axes, or of one group.
 
     Raises:
       ValueError: another kind.

@@ -355,13 +355,7 @@ def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[EquationP
 
 
 def run_at(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Values:
-    """Evaluates a jaxpr as `run` does, with equations handled at any depth.
-
-    Args:
-      jaxpr: with its constants, or without if it has none.
-      args: one for each input variable.
-      handlers: by the path of the equation; bodies without one stay as they are.
-    """
+    """Evaluates a jaxpr as `run` does, with equations handled at any depth, by their paths."""
 
     def run_within(deeper: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
         inside = bodies(eqn)
@@ -387,13 +381,7 @@ def _by_first(handlers: Mapping[Path, Handler]) -> dict[int, dict[Path, Handler]
 def run_bodies(
     evaluates: Mapping[int, Callable[..., Values]], eqn: JaxprEqn, values: Values
 ) -> Values:
-    """Binds an equation with some of its bodies traced again.
-
-    Args:
-      evaluates: by number, what to evaluate on the inputs of the body; the others stay.
-      eqn: one with bodies.
-      values: its operands.
-    """
+    """Binds an equation with some of its bodies, by number, traced again; the others stay."""
     if _compat.name_of(eqn) == "shard_map":
         return call_shard_map(eqn, evaluates[0], values)
     numbers = itertools.count()

@@ -270,12 +270,7 @@ def _finding(site: EquationPlace, outcome: Outcome, what: str, why: str) -> Pass
 
 
 def _route(site: EquationPlace, layout: CallLayout | Unknown, mesh: Mesh) -> _Route:
-    """Asks the op's `partition` how it is computed on blocks.
-
-    Args:
-      site: the call.
-      layout: how its operands and results lie.
-      mesh: of devices.
+    """Asks the op's `partition` how it is computed on blocks, where the call lies by `layout`.
 
     Raises:
       _RouteRefused: the answer cannot be said as a shard_map.

@@ -38,9 +38,7 @@ def user_line() -> str:
 def place_of(error: BaseException, beside: tuple[str, ...] = ()) -> tuple[str, int] | None:
     """The file and line where the user's code was when an error was raised.
 
-    Args:
-      error: that was raised.
-      beside: what the names of files begin with that are not the user's, beside ours and JAX's.
+    `beside` has what the names of files begin with that are not the user's, beside ours and JAX's.
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -104,16 +102,10 @@ def evaluate_through(
     inputs: Sequence[Any],
     evaluate: Callable[..., Values] | None = None,
 ) -> tuple[Values, tuple[PassFinding, ...]]:
-    """Evaluates a program in the current trace, changed by each pass in turn.
+    """Evaluates a program in the current trace, changed by each pass in turn; and what they found.
 
-    Args:
-      passes: in their order.
-      source: the program, or at least its primitives, at any depth.
-      inputs: of the program.
-      evaluate: the program, if `source` is not yet all of it; runs nothing of the user.
-
-    Returns:
-      The results, and what the passes found.
+    `source` is the program, or at least its primitives, at any depth; `evaluate` the program, if
+    `source` is not yet all of it: it runs nothing of the user.
     """
     primitives = {_compat.name_of(eqn) for eqn in interpreter.equations(source)}
     jaxpr = source if evaluate is None else None

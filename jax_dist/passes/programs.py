@@ -93,12 +93,7 @@ class Memo:
     """Remembers what `trace` gives for a signature."""
 
     def __init__(self, name: str, trace: Callable[[tuple, dict], Any], options: JitOptions):
-        """
-        Args:
-          name: of the function, as JAX reports it.
-          trace: takes arguments and keywords, as tracers; what it gives holds none of them.
-          options: which arguments are static.
-        """
+        """`trace` takes arguments and keywords, as tracers; what it gives holds none of them."""
         self._name, self._trace, self._options = name, trace, options
 
     @functools.cached_property
@@ -311,7 +306,7 @@ class Programs:
         kwargs: dict,
         mesh: Mesh | None,
     ) -> _compat.Answer:
-        """Runs a program, for the front of another one or its own, which then remembers the call.
+        """Runs a program, for the front of another one (`asking`), which then remembers the call.
 
         Args:
           bound: the one to run.

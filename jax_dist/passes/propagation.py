@@ -40,17 +40,11 @@ def layouts(
     scope: re.Pattern[str],
     mesh: jax.sharding.Mesh,
 ) -> dict[str, CallLayout | Unknown]:
-    """What Shardy chooses for the custom calls of one target.
+    """What Shardy chooses for the custom calls of one target, in a program for a mesh.
 
-    Args:
-      lowered: the program, lowered for the devices of `mesh`.
-      call_target: the name of the target of the calls.
-      scope: its first group is the name of a call, found in the call's location.
-      mesh: whose axes the specs use.
-
-    Returns:
-      By the name, which is "" for calls outside of any such scope. A call that the program does
-      not hold has no entry; calls of one name that lie in several ways are `Unknown`.
+    The first group of `scope` is the name of a call, found in its location, and "" for a call
+    without one. By that name: a call that the program does not hold has no entry; calls of one name
+    that lie in several ways are `Unknown`.
     """
     module: Any = lowered.compiler_ir()
     found: dict[str, CallLayout | Unknown] = {}

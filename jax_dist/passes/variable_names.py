@@ -109,9 +109,7 @@ class _Node:
 def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, ArraySource]:
     """The names of some arrays, as seen from `fun`; without those that it does not reach.
 
-    Args:
-      fun: the user's function, or any callable; also wrapped, by `jax.jit` or the like.
-      arrays: by identity.
+    `fun` is the user's function, or any callable; also wrapped, by `jax.jit` or the like.
     """
     if not arrays:
         return {}

@@ -214,14 +214,9 @@ def _spec_on(mesh: Mesh, leaf: jax.Array) -> P:
 
 
 def first_places(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> dict[int, NamedSharding]:
-    """The inputs that pmaps read, all in the same way.
+    """By number, the inputs that pmaps read all in the same way, and how they want them to lie.
 
-    Args:
-      jaxpr: the program, before it is rewritten.
-      mesh: where pmaps are moved; None if they stay.
-
-    Returns:
-      By number of the input, how the pmaps want it to lie.
+    `mesh` is where pmaps are moved; None if they stay.
     """
     numbers = {var: number for number, var in enumerate(jaxpr.jaxpr.invars)}
     found: dict[int, set[NamedSharding]] = {}

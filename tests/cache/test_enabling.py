@@ -180,10 +180,6 @@ def test_root_is_refused_the_folder_of_another_user(tmp_path, mode):
         "Name a folder of your own, or make this one yours alone: chown -R root "
         f"{tmp_path / 'cache'}",
     ]
-    found = cache.doctor(tmp_path / "cache")
-    assert [each.do for each in found.findings if each.kind == "unsafe"] == [
-        f"chown -R root {each}" for each in (tmp_path / "cache", folder)
-    ]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")

@@ -77,8 +77,8 @@ class TestMended:
 
     def test_a_notebook(self):
         before = (
-            '{"cells": [{"cell_type": "code", "source": ["%time x\\n", "old\\n", "y"],\n'
-            ' "outputs": [1.10]}], "nbformat": 4,"metadata":{}}\n'
+            '{"cells": [{"cell_type": "code", "source": ["%time x\\n", "old\\n", "y"], '
+            '"outputs": [1.5]}], "nbformat": 4, "metadata": {}}\n'
         )
 
         assert _mended(before, path="a.ipynb").data.decode() == before.replace("old", "new")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 import warnings
 
 import pytest
@@ -52,51 +51,15 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="only Linux has files without a name")
-@pytest.mark.parametrize("moment", ["fsync", "fork"])
-def test_one_that_is_killed_leaves_nothing(tmp_path, monkeypatch, moment):
+def test_one_that_is_killed_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"old")
-    _in_a_child(lambda: monkeypatch.setattr(os, moment, _die), tmp_path / "a")
-
-    assert (tmp_path / "a").read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="only Linux has files without a name")
-def test_one_whose_group_is_killed_between_two_names_comes_to_its_end(tmp_path, monkeypatch):
-    """The file has a name of ours then, which must not be left."""
-    link, parent = os.link, []
-
-    def killed(*args, **options):
-        link(*args, **options)
-        os.killpg(parent[0], signal.SIGKILL)
-
-    def prepare():
-        os.setsid()
-        parent.append(os.getpid())
-        monkeypatch.setattr(os, "link", killed)
-
-    (tmp_path / "a").write_bytes(b"old")
-    _in_a_child(prepare, tmp_path / "a")
-    deadline = time.monotonic() + 20
-    while os.listdir(tmp_path) != ["a"] and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-    assert (tmp_path / "a").read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def _in_a_child(prepare, path) -> None:
-    """Writes to a file in a process that is killed meanwhile."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pid = os.fork()
     if pid == 0:
-        prepare()
-        replacement.write(str(path), b"new", expected=b"old")
+        monkeypatch.setattr(os, "fsync", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        replacement.write(str(tmp_path / "a"), b"new", expected=b"old")
         os._exit(0)
+
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-
-
-def _die(*_) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    assert (tmp_path / "a").read_bytes() == b"old"

@@ -168,31 +168,3 @@ def test_what_is_unused_is_taken_out(before, after):
 
     assert apply_edits(_source(before).code, finding.fix.edits).decode() == after
     assert _findings(after) == []
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("old\n", "old  # noqa: JXD101\n"),
-        ("old + risky", "old + risky  # noqa: JXD101, JXD102"),
-        ("old  # why\r\nx\r\n", "old  # why  # noqa: JXD101\r\nx\r\n"),
-        ("old  # noqa: E501\n", "old  # noqa: E501, JXD101\n"),
-        ("old + risky  # noqa: JXD102\n", "old + risky  # noqa: JXD102, JXD101\n"),
-        (
-            "old  # jax-dist: ignore[riskier]\n",
-            "old  # jax-dist: ignore[riskier, JXD101]\n",
-        ),
-        ("f(\n    old,\n)\n", "f(\n    old,  # noqa: JXD101\n)\n"),
-        ("x = old + '''\n'''\n", "x = old + '''\n'''  # noqa: JXD101\n"),
-        ("x = old + \\\n    1\n", "x = old + \\\n    1  # noqa: JXD101\n"),
-    ],
-)
-def test_comments_are_added(before, after):
-    source = _source(before)
-    codes = _CODES - {"JXD900"}
-
-    added = suppressions.with_noqa(source, _findings(before, codes))
-
-    assert added.decode() == after
-    assert _findings(added.decode(), codes) == []
-    assert suppressions.with_noqa(_source(after), []) == added

@@ -217,6 +217,14 @@ _MAPPED = {
     "line 5 runs it under a transformation": (
         "@jax.jit\ndef main(x):\n    return jax.pmap(abs)(x)"
     ),
+    "line 7 calls it with named arguments": (
+        "def main(x):\n    f = jax.pmap(abs)\n    loop(f, x)\ndef loop(f, x):\n    return f(a=x)"
+    ),
+    "it donates argument 3 of 2": "def g(a, b): pass\nf = jax.pmap(g, donate_argnums=(0, 3))",
+    "its axis_name may be None": "def main(x, a=None):\n    return jax.pmap(abs, axis_name=a)(x)",
+    "line 7 would catch what it raises of sizes": (
+        "f = jax.pmap(abs)\ndef g(x):\n    try:\n        f(x)\n    except ValueError:\n        pass"
+    ),
     "line 4 shares an array that may lie elsewhere": (
         "def main(w, x):\n    return jax.pmap(max, in_axes=(None, 0))(w, x)"
     ),
@@ -233,6 +241,18 @@ def test_it_becomes_mapped_and_why_not_jit_of_shard_map(why: str):
     (place,) = found.outcomes
     assert place.status == "done"
     assert place.reason == f"not jit(shard_map): {why}"
+
+
+@pytest.mark.parametrize(
+    "handler", ["except KeyError:\n        y = x", "except ValueError:\n        raise"]
+)
+def test_an_error_that_is_seen_is_enough(handler: str):
+    text = (
+        f"import jax\nf = jax.pmap(abs)\ndef main(x):\n    try:\n        y = f(x)\n    {handler}\n"
+    )
+    (place,) = _migrated(text, "jax", "_mapped.py", promises=_BOTH).outcomes
+
+    assert place.form is Form.DIRECT
 
 
 @pytest.mark.parametrize("promises", [Promises(), Promises(one_process=True), _BOTH])

@@ -634,7 +634,7 @@ def test_it_says_which_flax_can_still_replicate(
 
 
 def test_a_run_is_not_kept(package: pathlib.Path):
-    """A language server would keep all files of each."""
+    """A long process would keep all files of each."""
     (package / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(b.f)\n")
     (package / "b.py").write_text("f = abs\n")
     made, context = migration.migrate(["pkg/a.py", "pkg/b.py"], MigrationOptions(to="jax"))

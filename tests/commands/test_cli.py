@@ -57,7 +57,7 @@ def test_the_package_runs_as_a_program():
     ("arguments", "meant"),
     [
         (["lnt", "."], "lint"),
-        (["cache", "prnue"], "prune"),
+        (["cache", "verfiy"], "verify"),
         (["migrate", "--to", "jaxdist", "."], "jax_dist"),
         (["rule", "psum-of-on"], "psum-of-one"),
     ],
@@ -79,14 +79,14 @@ def test_completion_is_printed_for_a_shell(capsys, shell):
         _run("--print-completion", shell)
 
     assert caught.value.code == 0
-    assert "prune" in capsys.readouterr().out
+    assert "verify" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
         (["mig"], ["migrate"]),
-        (["cache", "pr"], ["prune"]),
+        (["cache", "ve"], ["verify"]),
         (["migrate", "--to", ""], ["jax_dist", "jax", "global"]),
     ],
 )
@@ -150,12 +150,6 @@ def test_what_help_does_not_list_works_as_before(capsys):
     ("module", "name", "arguments", "what"),
     [
         ("jax_dist.doctor", "diagnose", ("doctor",), "waiting for the devices"),
-        (
-            "jax_dist.commands.cache_run",
-            "_warm_all",
-            ("cache", "warm", "programs.py:programs"),
-            "compiling",
-        ),
     ],
 )
 def test_what_lasts_says_since_when_on_a_terminal(monkeypatch, module, name, arguments, what):

@@ -31,7 +31,7 @@ def test_all_commands_are_walked():
     names = {name for name in _parsers() if name.count(" ") < 2}
 
     assert names == {"jax-dist", *(f"jax-dist {name}" for name in cli._COMMANDS)}
-    assert {"jax-dist cache verify", "jax-dist cache warm"} <= set(_parsers())
+    assert "jax-dist cache verify" in _parsers()
 
 
 @pytest.mark.thorough
@@ -107,8 +107,6 @@ _COUNTS = [
     ("migrate --devices {} a.py", 1, 4096),
     ("plan --devices {} -- a.py", 1, 64),
     ("cache verify --runs {} -- true", 2, 1000),
-    ("cache warm --devices {} a:b", 1, 4096),
-    ("cache warm --processes {} a:b", 1, 1024),
 ]
 _TIMES = [
     ("launch -n 1 --timeout {} -- true", "more than 0"),
@@ -155,12 +153,6 @@ def test_a_time_has_limits(line: str, least: str, capsys: pytest.CaptureFixture[
         assert "must be a number of seconds from 0 to 2000000 (23 days), not '" in said
     if least == "more than 0":
         assert "must be more than 0" in _refused(capsys, *line.format("0").split())
-
-
-@pytest.mark.parametrize("bad", ["-1", "inf", "nan", "9" * 400, "1e5GB"])
-def test_sizes_and_ages_have_limits(bad: str, capsys: pytest.CaptureFixture[str]):
-    for option in (f"--max-size={bad}", f"--older-than={bad}{'w' * bad.isdecimal()}"):
-        assert "argument --" in _refused(capsys, "cache", "prune", option)
 
 
 def test_the_longest_time_can_be_waited_for():

@@ -10,7 +10,7 @@ from jax_dist.doctor import Facts, checked
 _STAGES = {
     "versions": {"python": "3.13.0", "jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4.0"},
     "options": {"names": ["jax_enable_x64", "jax_platforms", "jax_disable_jit"]},
-    "cache": {"path": "/c", "entries": 0, "bytes": 0, "findings": []},
+    "cache": {"path": "/c", "entries": 0, "bytes": 0, "unsafe": {}},
     "devices": {"backend": "cpu", "count": 8, "kinds": ["cpu"]},
     "collective": {"devices": 8, "sums": [28.0] * 8, "expected": 28.0},
 }
@@ -139,16 +139,13 @@ def test_a_wrong_sum_is_told():
 
 
 def test_the_cache():
-    damaged = {"kind": "damaged", "where": "/c/x", "what": "Broken.", "do": "Mend."}
-    slow = {**damaged, "kind": "never repeats", "what": "Three keys."}
+    unsafe = {"/c": ("every user of this machine may write there", "chmod 700 /c")}
+    (found,) = checked(_with("cache", unsafe=unsafe))
 
-    def found(*kinds) -> list[str]:
-        findings = [{**each, "harmless": False} for each in kinds]
-        return [str(each) for each in checked(_with("cache", findings=findings))]
-
-    assert found(slow) == []
-    assert found(slow, damaged) == ["harm: cache, damaged: /c/x: Broken.\n  help: Mend."]
-    assert len(found(damaged, slow, damaged)) == 1
+    assert str(found) == (
+        "harm: what /c holds is run as code, and every user of this machine may write there\n"
+        "  help: chmod 700 /c"
+    )
 
 
 def test_advice_is_one_line():

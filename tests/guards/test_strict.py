@@ -1,6 +1,5 @@
 """The guard as a whole: when it is on, for whom, what it costs, and that it is gone afterwards."""
 
-import asyncio
 import contextlib
 import gc
 import sys
@@ -202,83 +201,28 @@ def test_what_the_user_said_to_jax_comes_back():
         assert jax.config.jax_transfer_guard_host_to_device == "log"
 
 
-def test_a_decorated_generator_is_guarded_in_its_parts_only():
-    @strict(warmup=0)
-    def parts():
-        seen = [is_guarded()]
-        got = yield "one"
-        seen.append(is_guarded())
-        try:
-            yield got
-        except KeyError:
-            seen.append(is_guarded())
-        return seen
-
-    generator = parts()
-    assert next(generator) == "one"
-    assert not is_guarded()
-    assert generator.send("two") == "two"
-    assert not is_guarded()
-    with pytest.raises(StopIteration) as end:
-        generator.throw(KeyError())
-    assert end.value.value == [True, True, True]
-    assert not is_guarded()
+def _generator():
+    yield 1
 
 
-def test_a_decorated_generator_that_is_closed_is_closed():
-    closed = []
-
-    @strict(warmup=0)
-    def parts():
-        try:
-            yield
-        finally:
-            closed.append(True)
-
-    generator = parts()
-    next(generator)
-    generator.close()
-
-    assert closed == [True]
+async def _coroutine():
+    return 1
 
 
-def test_a_decorated_coroutine_guards_only_itself():
-    seen = []
-
-    @strict(warmup=0)
-    async def guarded(turn, others):
-        seen.append(("guarded", is_guarded()))
-        turn.set()
-        await others.wait()
-        seen.append(("guarded", is_guarded()))
-        return 5
-
-    async def free(turn, others):
-        await turn.wait()
-        seen.append(("free", is_guarded()))
-        others.set()
-
-    async def both():
-        turn, others = asyncio.Event(), asyncio.Event()
-        return await asyncio.gather(guarded(turn, others), free(turn, others))
-
-    assert asyncio.run(both()) == [5, None]
-    assert seen == [("guarded", True), ("free", False), ("guarded", True)]
+async def _asynchronous_generator():
+    yield 1
 
 
-def test_an_asynchronous_generator_is_refused():
-    async def parts():
-        yield 1
-
+@pytest.mark.parametrize("fun", [_generator, _coroutine, _asynchronous_generator])
+def test_what_pauses_is_refused(fun):
     with pytest.raises(TypeError) as error:
-        strict()(parts)
+        strict()(fun)
 
-    name = "test_an_asynchronous_generator_is_refused.<locals>.parts"
     assert str(error.value) == text(f"""
-        strict cannot guard an asynchronous generator:
-          * {name} is one
+        strict cannot guard a generator or a coroutine:
+          * {fun.__name__} is one
         Because others run in the same thread between its parts.
-        Decorate the function that awaits, or use a block without await in it.
+        Decorate the function that does one step, or use a block without await and yield in it.
     """)
 
 

@@ -12,10 +12,8 @@ from typing import Any
 def start(*, library: str, folder: str, cache: str) -> None:
     """Has the program recorded.
 
-    Args:
-      library: a folder that holds the package jax_dist, and nothing else.
-      folder: where the record is written.
-      cache: the directory of the persistent cache that the program is to use, whatever it says.
+    `library` is a folder that holds the package jax_dist, and nothing else; `folder` gets the
+    record; `cache` is the directory of the persistent cache, whatever the program says.
     """
     sys.meta_path.insert(0, _Finder(library, folder, cache))
 

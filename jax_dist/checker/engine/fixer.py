@@ -1,27 +1,22 @@
 """Mends files: makes the fixes of their findings, and makes sure that they do no harm.
 
 After each round the new text must parse, and must not have findings that the old one had not.
-The same fixes are shown as diffs, and to editors.
+The same fixes are shown as diffs.
 """
 
 import dataclasses
 import difflib
-import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jax_dist.checker.engine.linter import Examiner, load
-from jax_dist.checker.model import new_imports, sources
+from jax_dist.checker.model import new_imports
 from jax_dist.checker.model.findings import (
-    Edit,
     Finding,
-    Fix,
     Safety,
-    apply_edits,
     choose_fixes,
-    newline_of,
 )
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Source, UnreadableError
@@ -44,13 +39,7 @@ def diff(
 ) -> str:
     """The lines that change, with three around them; empty where nothing does.
 
-    Args:
-      path: of the file.
-      before: what it holds.
-      after: what it would hold.
-      encoding: of both.
-      new: it is not there yet.
-      colour: in a terminal's colours.
+    `new`: the file is not there yet.
     """
     # As seen from the current folder, where the patch is applied.
     inside = os.path.relpath(path) if os.path.isabs(path) else path
@@ -81,93 +70,6 @@ def _lines(data: bytes, encoding: str) -> list[str]:
     return _TEXT_LINE.findall(data.decode(encoding, "surrogateescape"))
 
 
-_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
-
-
-def repair(finding: Finding, findings: Sequence[Finding], module: Module) -> list[Edit]:
-    """The edits that mend one finding, and with it those of its group; none where that cannot be.
-
-    Args:
-      finding: with a fix.
-      findings: all of the file, for a group is mended as a whole.
-      module: the file.
-    """
-    fix = finding.fix
-    if fix is None:
-        return []
-    fixes = [fix]
-    if fix.group:
-        fixes = [each.fix for each in findings if each.fix and each.fix.group == fix.group]
-    if any(other.safety is Safety.DISPLAY for other in fixes):
-        return []
-    return changes(fixes, module)
-
-
-def changes(fixes: Sequence[Fix], module: Module) -> list[Edit]:
-    """What `fixes` change, without those that clash with earlier ones; none if they spoil the file.
-
-    Unlike `new_imports.placed`, it can be used for a notebook with magics.
-
-    Args:
-      fixes: of one file.
-      module: the file.
-    """
-    applied = choose_fixes(fixes)
-    made = sorted({edit for fix in applied for edit in fix.edits})
-    # Magics are no Python, and neither is what they become: seen from here they are not there.
-    python = module.source.python
-    shown = Source(module.source.path, python, python)
-    try:
-        edited = apply_edits(python, made, newline_of(python))
-        new = new_imports.placed(Module(shown), applied)
-        sources.parse(new)
-    except ParseError:
-        return []
-    inserted = [
-        Edit(_before(edit.start, made, python), _before(edit.end, made, python), edit.text)
-        for edit in between(edited, new)
-    ]
-    return sorted([*made, *inserted])
-
-
-def between(old: bytes, new: bytes) -> Iterator[Edit]:
-    """The lines that differ."""
-    before, after = _LINE.findall(old), _LINE.findall(new)
-    starts = [0, *itertools.accumulate(map(len, before))]
-    # What is alike at both ends is set aside: a matcher needs seconds for a long file.
-    head = _alike(before, after)
-    tail = _alike(before[head:][::-1], after[head:][::-1])
-    before, after = before[head : len(before) - tail], after[head : len(after) - tail]
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    for kind, first, last, new_first, new_last in matcher.get_opcodes():
-        if kind != "equal":
-            text = b"".join(after[new_first:new_last]).decode()
-            yield Edit(starts[head + first], starts[head + last], text)
-
-
-def _alike(one: Sequence[bytes], two: Sequence[bytes]) -> int:
-    """How many lines at the beginning are the same."""
-    pairs = enumerate(zip(one, two, strict=False))
-    return next((number for number, (a, b) in pairs if a != b), min(len(one), len(two)))
-
-
-def _before(offset: int, made: Sequence[Edit], code: bytes) -> int:
-    """Where `offset` of the edited text was before the edits were made.
-
-    Within what an edit has put there, it is the end of what was there before.
-    """
-    moved = 0
-    for edit in made:
-        start = edit.start + moved
-        if offset <= start:
-            break
-        moved += len(apply_edits(b"", [Edit(0, 0, edit.text)], newline_of(code)))
-        moved -= edit.end - edit.start
-        if offset < edit.end + moved:
-            return edit.end
-    return offset - moved
-
-
 _MOST_ROUNDS = 10
 
 # A comment that a fix has made needless is no harm: the next round removes it.
@@ -189,14 +91,7 @@ class _Mended:
 
 
 def mended(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> _Mended:
-    """Makes fixes until nothing is left to be mended.
-
-    Args:
-      path: the file.
-      data: what it holds.
-      examiner: what to look for.
-      allowed: how safe a fix must be.
-    """
+    """Makes fixes that are as safe as allowed, until nothing is left to be mended."""
     findings = examiner.examined(path, data)
     made: list[Finding] = []
     refused = ""

@@ -47,7 +47,6 @@ MODULES: dict[Code, types.ModuleType] = {
     code: sys.modules[rule.check.__module__] for code, rule in RULES.items()
 }
 PAGES: dict[Code, Page] = {code: rule.page for code, rule in RULES.items()}
-DEFAULT: frozenset[Code] = frozenset(code for code, page in PAGES.items() if page.default)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,10 +86,7 @@ class Examiner:
     ) -> list[Finding]:
         """The findings of a file that are not switched off, in order of place.
 
-        Args:
-          path: of the file.
-          data: its bytes.
-          likely: what `likely` says of them, where that is known.
+        `likely`: what the method says of the file, where that is known.
         """
         likely = self.likely(path, data) if likely is None else likely
         if likely is None:
@@ -151,12 +147,8 @@ def check(
 ) -> list[Finding]:
     """All findings of one file, in order of place; nothing is suppressed here.
 
-    Args:
-      source: the file.
-      project: looks up what other files define.
-      codes: the rules that are asked for.
-      target: the oldest jax that the code must run on; None: the newest.
-      of: what `likely` says of the file, where that is known.
+    `target` is the oldest jax that the code must run on (None: the newest); `of` what `likely` says
+    of the file, where that is known.
     """
     of = _likely(source.code, codes) if of is None else of
     held = project.held(source)
@@ -214,12 +206,7 @@ def unreadable(path: str, reason: str) -> Finding:
 
 
 def wanted(data: bytes, codes: frozenset[Code]) -> bool:
-    """Whether a file may have findings, by its bytes alone.
-
-    Args:
-      data: the file.
-      codes: the rules that are asked for.
-    """
+    """Whether a file may have findings of these rules, by its bytes alone."""
     return bool(_likely(data, codes)) and not is_internal(data)
 
 

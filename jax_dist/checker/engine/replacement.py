@@ -1,11 +1,7 @@
 """Replaces files: one gets all of its new bytes or none, whatever ends this process meanwhile."""
 
 import contextlib
-import errno
 import os
-import warnings
-from collections.abc import Callable
-from typing import BinaryIO
 
 
 class ChangedError(OSError):
@@ -47,68 +43,22 @@ def write(path: str, data: bytes, *, expected: bytes | None = None, new: bool = 
             raise KeptError(
                 f"it has {before.st_nlink} names (hard links), which a new file would part"
             )
-    nameless = _nameless(os.path.dirname(real))
     try:
-        with nameless or open(temporary, "xb") as file:
+        with open(temporary, "xb") as file:
             if before is not None:
                 _keep_attributes(real, file.fileno(), before)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            if nameless is not None:
-                _apart(lambda: _put(real, temporary, expected, nameless.fileno()))
-        if nameless is None:
-            _put(real, temporary, expected)
+        if expected is not None:
+            with open(real, "rb") as file:
+                if file.read() != expected:
+                    raise ChangedError("it was changed by somebody else meanwhile")
+        os.replace(temporary, real)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-
-
-def _put(real: str, temporary: str, expected: bytes | None, nameless: int | None = None) -> None:
-    if nameless is not None:  # as a folder too, though unused, for else the link is not followed
-        os.link(f"/proc/self/fd/{nameless}", temporary, src_dir_fd=nameless)
-    if expected is not None:
-        with open(real, "rb") as file:
-            if file.read() != expected:
-                raise ChangedError("it was changed by somebody else meanwhile")
-    os.replace(temporary, real)
-
-
-def _nameless(folder: str) -> BinaryIO | None:
-    """A file without a name, of which a killed process leaves nothing; None where there is none."""
-    try:
-        flags = os.O_TMPFILE | os.O_WRONLY  # on Linux, and not on all of its file systems
-        return os.fdopen(os.open(folder, flags, 0o666), "wb")
-    except (AttributeError, OSError):
-        return None
-
-
-def _apart(act: Callable[[], None]) -> None:
-    """Does something in a process of its own: what kills this one, or its group, spares that."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # threads of this process may hold locks: none is taken
-        pid = os.fork()
-    if pid == 0:
-        code = errno.EIO
-        try:
-            os.setsid()
-            act()
-            code = 0
-        except ChangedError:
-            code = _CHANGED
-        except OSError as error:
-            code = error.errno or errno.EIO
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code == _CHANGED:
-        raise ChangedError("it was changed by somebody else meanwhile")
-    if code:
-        raise OSError(code, os.strerror(code))
-
-
-_CHANGED = 255  # no error number
 
 
 def _keep_attributes(old: str, new: int, status: os.stat_result) -> None:

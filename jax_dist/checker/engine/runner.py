@@ -12,13 +12,7 @@ def run(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Finding]:
-    """The findings of all files, in the order of the files.
-
-    Args:
-      files: what to look at.
-      examiner: what to look for.
-      progress: is told how many files are done, and how many there are.
-    """
+    """The findings of all files, in their order; `progress` is told how many are done."""
     found: list[Finding] = []
     for done, path in enumerate(files, start=1):
         try:

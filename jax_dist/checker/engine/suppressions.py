@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError, hint
 from jax_dist.checker.engine import config
-from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety, apply_edits
+from jax_dist.checker.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.rules import Page
 from jax_dist.checker.rules.linter_findings import SYNTAX_ERROR, UNKNOWN, UNUSED
@@ -53,28 +53,6 @@ class _Suppression:
     rows: _Rows  # a finding that begins or ends in these is meant
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Line:
-    """A logical line: a statement, or the head of a compound one."""
-
-    rows: _Rows
-    open_rows: frozenset[int]  # at the end of which a comment can stand
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Comments:
-    """All that switches rules off in a file, and its logical lines."""
-
-    suppressions: tuple[_Suppression, ...]
-    lines: tuple[_Line, ...]
-
-    def line_of(self, row: int) -> _Line | None:
-        """The logical line that holds a row."""
-        at = bisect.bisect_right(self.lines, row, key=lambda line: line.rows[0]) - 1
-        line = self.lines[at] if at >= 0 else None
-        return line if line is not None and row <= line.rows[1] else None
-
-
 _OWN: Code = "JXD9"  # the rules about suppressions themselves are not looked for in them
 
 
@@ -86,11 +64,7 @@ def applied(
 ) -> list[Finding]:
     """The findings that are not switched off, and those about the comments that should.
 
-    Args:
-      source: the file.
-      findings: what the rules say of it.
-      enabled: the codes that were looked for; a comment for another one cannot be called unused.
-      pages: all rules.
+    `enabled` are the codes that were looked for; a comment for another one cannot be called unused.
     """
     sieve = _Sieve(source, pages)
     kept = [finding for finding in findings if not sieve.catches(finding)]
@@ -109,7 +83,7 @@ class _Sieve:
     """Which suppressions catch what, and which of their codes have caught something."""
 
     def __init__(self, source: Source, pages: Mapping[Code, Page]) -> None:
-        self.suppressions = _read_comments(source).suppressions
+        self.suppressions = _read_comments(source)
         self._source = source
         self._pages = pages
         self._used: set[tuple[_Suppression, str]] = set()
@@ -209,59 +183,26 @@ def _removal(source: Source, suppression: _Suppression, unused: Sequence[str]) -
     return Edit(line_start, line_end, "")
 
 
-def with_noqa(source: Source, findings: Iterable[Finding]) -> bytes:
-    """The code with comments that switch the findings off; existing ones take further codes."""
-    read = _read_comments(source)
-    wanted: dict[int, list[Code]] = {}
-    for finding in findings:
-        row = _row_of(source, finding.span[0])
-        line = read.line_of(row)
-        if line is not None and row not in line.open_rows:
-            row = line.rows[1]  # the last of its statement, where the row ends in a string, say
-        codes = wanted.setdefault(row, [])
-        if finding.code not in codes:
-            codes.append(finding.code)
-    made: list[Edit] = []
-    for row, codes in wanted.items():
-        for there in read.suppressions:
-            takes_more = there.kind in ("noqa", "ignore") and there.codes
-            if takes_more and _row_of(source, there.directive[0]) == row:
-                merged = dict.fromkeys([*there.codes, *sorted(codes)])
-                made.append(Edit(*there.listed, ", ".join(merged)))
-                break
-        else:
-            end = source.line_starts[row] + len(source.line_text(source.line_starts[row]).encode())
-            made.append(Edit(end, end, f"  # noqa: {', '.join(sorted(codes))}"))
-    return apply_edits(source.code, made)
-
-
-def _read_comments(source: Source) -> _Comments:
-    """Reads the comments of a file; of one that Python cannot read, those before the fault."""
-    lines: list[_Line] = []
+def _read_comments(source: Source) -> tuple[_Suppression, ...]:
+    """What switches rules off in a file; in one that Python cannot read, before the fault."""
     placed: list[tuple[int, _Span, _Rows]] = []  # row, comment, rows that it speaks for
     waiting: list[tuple[int, _Span]] = []  # comments of the line that is being read
     above: list[tuple[int, _Span]] = []  # comments with nothing before them on their line
-    first: int | None = None
-    open_rows: set[int] = set()
+    first: int | None = None  # of a logical line: a statement, or the head of a compound one
     for token in _tokens(source):
         row = token.start[0] - 1
         if token.type == tokenize.COMMENT:
             (waiting if first is not None else above).append((row, _span(source, token)))
-        if token.type in (tokenize.NL, tokenize.COMMENT) and first is not None:
-            open_rows.add(row)
         if token.type == tokenize.NEWLINE and first is not None:
             rows = (first, row)
-            lines.append(_Line(rows, frozenset({*open_rows, row})))
             # On the first or last row of a statement a comment is meant for all of it.
             placed += [(row, span, rows if row in rows else (row, row)) for row, span in waiting]
             placed += [(row, span, rows) for row, span in above]
             first, waiting, above = None, [], []
-            open_rows.clear()
         elif token.type not in _SILENT and token.type != tokenize.ENDMARKER and first is None:
             first = row
     placed += [(row, span, (row, row)) for row, span in (*waiting, *above)]
-    found = [each for place in sorted(placed) for each in _suppressions(source, *place)]
-    return _Comments(tuple(found), tuple(lines))
+    return tuple(found for place in sorted(placed) for found in _suppressions(source, *place))
 
 
 def _tokens(source: Source) -> Iterator[tokenize.TokenInfo]:

@@ -79,6 +79,13 @@ class Finding:
             return self.message
         return f"cell {self.start.cell}, line {self.start.line}: {self.message}"
 
+    @property
+    def in_file(self) -> tuple[Position, Position]:
+        """The places for forms that know nothing of cells: in a notebook, its first line."""
+        if self.start.cell is None:
+            return self.start, self.end
+        return Position(1, 1), Position(1, 1)
+
 
 def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
     """Those that are applied, in order of place; a group with one that cannot be is left whole."""

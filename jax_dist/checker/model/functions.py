@@ -51,9 +51,14 @@ def argument_of(
             return argument
     if any(keyword.arg is None for keyword in call.keywords):
         return None
+    return next((value for each, value in defaults(arguments) if each is parameter), None)
+
+
+def defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr | None]]:
+    """The parameters that may be left out, and what they are then; None: it must be given."""
+    named = [*arguments.posonlyargs, *arguments.args]
     with_default = named[len(named) - len(arguments.defaults) :] + arguments.kwonlyargs
-    defaults = zip(with_default, [*arguments.defaults, *arguments.kw_defaults], strict=True)
-    return next((default for each, default in defaults if each is parameter), None)
+    return zip(with_default, [*arguments.defaults, *arguments.kw_defaults], strict=True)
 
 
 def results_of(function: scopes.Function) -> list[ast.expr] | None:

@@ -98,12 +98,7 @@ class ImportGraph:
         return len(self.files) <= _MOST
 
     def users(self, path: str, name: str) -> Iterator[str]:
-        """The other files that may mean `name` of a file: by import, `import *`, or attribute.
-
-        Args:
-          path: of the file, absolute.
-          name: that it binds.
-        """
+        """The other files that may mean `name` of a file: by import, `import *`, or attribute."""
         stem = _stem(path)
         dotted = f"{stem}.{name}".encode()  # in the string of a mock, say
         for imported in self.importers(path):

@@ -22,11 +22,7 @@ _AUTOMAGIC = re.compile(r"\s*(?:pip|conda|cd|ls|cat|cp|mv|rm|mkdir|pwd)(?:[ \t]+
 
 
 def body_start(text: str) -> int | None:
-    """Where the Python of a cell begins: behind `%%time`; None where there is none, as in `%%bash`.
-
-    Args:
-      text: of the cell.
-    """
+    """Where a cell's Python begins: behind `%%time`; None where there is none, as in `%%bash`."""
     magic = _CELL_MAGIC.match(text)
     if magic is None:
         return 0

@@ -21,12 +21,7 @@ _HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it n
 
 
 def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
-    """The code with all fixes made: their edits, and once each what they import.
-
-    Args:
-      module: the file as it is.
-      fixes: fixes that do not clash, as `choose_fixes` gives them.
-    """
+    """The code with all fixes made, which do not clash; what they import is there once."""
     fixes = list(fixes)
     source = module.source
     made = [edit for fix in fixes for edit in fix.edits]
@@ -67,12 +62,7 @@ def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edi
 
 
 def with_block(source: Source, text: str) -> Source:
-    """A file with definitions below its imports: a cell of their own in a notebook.
-
-    Args:
-      source: the file.
-      text: statements of the module's level.
-    """
+    """A file with definitions below its imports: a cell of their own in a notebook."""
     code, tree = source.code, sources.parse(source.python)
     head = _run(tree) or _preamble(tree)
     at, lead = _after(code, head[-1]) if head else (0, "")

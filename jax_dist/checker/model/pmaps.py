@@ -184,13 +184,7 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
 
 
 def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
-    """`jit(f)` as `f`, or a decorator `@jit` gone with its line; nothing where that loses more.
-
-    Args:
-      module: the file.
-      jit: the call, or the decorator.
-      inner: what the call is given; what stands below the decorator.
-    """
+    """`jit(f)` as `f`, or a decorator `@jit` gone with its line; nothing where that loses more."""
     (start, end), code = module.span(jit), module.source.code
     if isinstance(jit, ast.Call) and jit.args == [inner]:
         first, last = module.span(inner)

@@ -21,15 +21,7 @@ def bindings_of(tree: Scopes, node: ast.Name) -> list[Binding] | None:
 def _in_order(
     tree: Scopes, node: ast.Name, scope: NameScope, home: NameScope, bindings: list[Binding]
 ) -> list[Binding]:
-    """Those that may hold by the order of statements.
-
-    Args:
-      tree: of the file that holds the read.
-      node: the read.
-      scope: the one that it stands in.
-      home: the one that binds the name.
-      bindings: what it binds the name to.
-    """
+    """Those that may hold by the order of statements, for a read in `scope` of a name of `home`."""
     if home is scope or home is scope.around_comprehensions:
         return _reaching(tree, node, bindings)
     inner: ast.AST = node  # the function, lambda or class of `home`'s own level around it
@@ -43,13 +35,7 @@ def _in_order(
 
 
 def _reaching_inside(tree: Scopes, inner: ast.AST, bindings: list[Binding]) -> list[Binding]:
-    """The same for a read inside a function, which may run at any time once it is made.
-
-    Args:
-      tree: of the file that holds the read.
-      inner: the function, lambda or class.
-      bindings: all that the scope around `inner` has of the name.
-    """
+    """The same for a read inside a function, which may run at any time once it is made."""
     if len(bindings) == 1 or any(not hasattr(each.node, "lineno") for each in bindings):
         return bindings
     made = _reaching(tree, inner, bindings)
@@ -58,13 +44,7 @@ def _reaching_inside(tree: Scopes, inner: ast.AST, bindings: list[Binding]) -> l
 
 
 def _reaching(tree: Scopes, node: ast.AST, bindings: list[Binding]) -> list[Binding]:
-    """Drops what a later plain assignment, in a block around `node`, surely hides.
-
-    Args:
-      tree: of the file that holds the read.
-      node: the read, or what is made of it.
-      bindings: all that its scope has of the name.
-    """
+    """Drops what a later plain assignment, in a block around `node`, surely hides."""
     if len(bindings) == 1:
         return bindings
     around = {id(node), *map(id, tree.ancestors(node))}

@@ -301,10 +301,7 @@ _COUNT_NAME = re.compile(r"(n|num|number_of)_(local_)?devices?|(local_)?device_c
 def counts_devices(module: Module, node: ast.expr, *, by_name: bool = True) -> bool:
     """Whether an expression is the number of devices.
 
-    Args:
-      module: its file.
-      node: the expression.
-      by_name: whether `num_devices` counts where nothing shows its value.
+    `by_name`: whether `num_devices` counts where nothing shows its value.
     """
     return _counts(module, node, frozenset(), by_name=by_name)
 

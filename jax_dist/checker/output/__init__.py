@@ -2,6 +2,6 @@
 
 In come findings, and a `RenderContext`: the pages of the rules, and the files as they were checked.
 Out come texts: a report for people or programs (`report`), SARIF for code scanning (`sarif`), the
-pages of the rules as Markdown (`markdown`), and answers to an editor (`lsp`). What is slow to load
+pages of the rules as Markdown (`markdown`). What is slow to load
 is loaded when it is asked for. Nothing here looks for findings, leaves one out, or writes a file.
 """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 from jax_dist import _codes
-from jax_dist.checker.model.findings import Code, Finding, Position
+from jax_dist.checker.model.findings import Code
 from jax_dist.checker.model.sources import Source
 from jax_dist.checker.rules import Page
 
@@ -24,7 +24,7 @@ class RenderContext:
     Args:
       pages: the page of each rule.
       source: a file as it was checked, by the path in its findings; None where it is not known.
-        It is asked only about files that have a fix to be shown, or are notebooks.
+        It is asked only about files that have a fix to be shown.
       colour: whether text may hold colours for a terminal.
     """
 
@@ -48,17 +48,6 @@ class RenderContext:
         page = self.pages.get(code)
         found = _LINK.search(page.source) if page else None
         return found[0] if found else None
-
-    def in_file(self, finding: Finding) -> tuple[Position, Position]:
-        """The places of a finding, for forms that know nothing of cells.
-
-        For a notebook that is the line of its JSON on which the line of code stands.
-        """
-        if finding.start.cell is None:
-            return finding.start, finding.end
-        line_in_file = getattr(self.source(finding.path), "line_in_file", None)
-        place = Position(line_in_file(finding.span[0]) if line_in_file else 1, 1)
-        return place, place
 
 
 def slashed(path: str) -> str:

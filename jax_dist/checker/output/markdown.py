@@ -1,4 +1,4 @@
-"""The page of a rule as Markdown, for SARIF, editors, and the documentation."""
+"""The page of a rule as Markdown, for SARIF and the documentation."""
 
 import ast
 from collections.abc import Sequence
@@ -54,12 +54,7 @@ def book(pages: Sequence[Page]) -> str:
 
 
 def page_markdown(page: Page, level: int = 1) -> str:
-    """The same headings as `str(page)`; code in fences.
-
-    Args:
-      page: of the rule.
-      level: of its title, as the number of `#`.
-    """
+    """The same headings as `str(page)`, below a title with so many `#`; code in fences."""
     headings = (
         ("What it does", page.what),
         ("Why this is bad", page.why),

@@ -93,14 +93,20 @@ _HOW = {Safety.SAFE: "", Safety.UNSAFE: " (--unsafe-fixes)", Safety.DISPLAY: " (
 
 def _sketch(fix: Fix, source: Source) -> list[str]:
     """What nobody but the reader will write, line by line."""
-    from jax_dist.checker.engine import fixer  # only here: sketches are few
+    import difflib  # only here: sketches are few
 
-    lines = [f"+ {line}" for line in fix.imports]
-    for edit in fixer.between(source.code, apply_edits(source.code, fix.edits)):
-        old = source.code[edit.start : edit.end].decode("utf-8", "replace")
-        lines += [f"- {line}" for line in old.splitlines()]
-        lines += [f"+ {line}" for line in edit.text.splitlines()]
-    return [_printable(line) for line in lines]
+    code, new = source.code, apply_edits(source.code, fix.edits)
+    start = code.rfind(b"\n", 0, min(edit.start for edit in fix.edits)) + 1
+    end = code.find(b"\n", max(edit.end for edit in fix.edits))
+    behind = len(code) - end if end >= 0 else 0
+    old_lines, new_lines = (
+        text[start : len(text) - behind].decode("utf-8", "replace").splitlines()
+        for text in (code, new)
+    )
+    changes = [*difflib.unified_diff(old_lines, new_lines, n=0, lineterm="")][2:]
+    lines = [f"+{line}" for line in fix.imports]
+    lines += [line for line in changes if not line.startswith("@@")]
+    return [_printable(f"{line[0]} {line[1:]}") for line in lines]
 
 
 def _cut(finding: Finding) -> tuple[str, int, int]:
@@ -198,7 +204,7 @@ def _github(findings: Sequence[Finding], context: RenderContext) -> str:
     """Workflow commands, which become annotations of the changed lines: one `::warning` each."""
     lines: list[str] = []
     for finding in findings:
-        start, end = context.in_file(finding)
+        start, end = finding.in_file
         properties = {
             "title": f"jax-dist ({finding.code})",
             "file": slashed(finding.path),

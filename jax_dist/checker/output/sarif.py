@@ -1,4 +1,4 @@
-"""For code scanning: SARIF 2.1.0, with the pages of the rules and the fixes."""
+"""For code scanning: SARIF 2.1.0, with the pages of the rules."""
 
 import hashlib
 import json
@@ -9,10 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax_dist
-from jax_dist.checker.engine import fixer
-from jax_dist.checker.model import semantic_model, sources
-from jax_dist.checker.model.findings import Edit, Finding, Position, Safety, apply_edits
-from jax_dist.checker.model.sources import Source
+from jax_dist.checker.model.findings import Finding, Position
 from jax_dist.checker.output.context import RenderContext, slashed
 from jax_dist.checker.output.markdown import page_markdown
 from jax_dist.checker.rules import Page
@@ -25,10 +22,6 @@ _SCHEMA = (
 def render(findings: Sequence[Finding], context: RenderContext) -> str:
     """One run; columns count characters."""
     codes = sorted({finding.code for finding in findings})
-    in_files: dict[str, list[Finding]] = {}
-    for finding in findings:
-        in_files.setdefault(finding.path, []).append(finding)
-    modules = {path: _module(group, context) for path, group in in_files.items()}
     seen: dict[tuple[str, ...], int] = {}
     results: list[dict[str, Any]] = []
     for finding in findings:
@@ -37,21 +30,18 @@ def render(findings: Sequence[Finding], context: RenderContext) -> str:
         seen[said] = seen.get(said, 0) + 1
         text = "\0".join((*said, str(seen[said])))
         mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
-        start, end = context.in_file(finding)
+        start, end = finding.in_file
         place = {"artifactLocation": artifact(finding.path), "region": _region(start, end)}
-        result: dict[str, Any] = {
-            "ruleId": finding.code,
-            "ruleIndex": codes.index(finding.code),
-            "level": context.severity(finding.code),
-            "message": {"text": finding.message_with_cell},
-            "locations": [{"physicalLocation": place}],
-            "partialFingerprints": {"jaxDistFinding/v1": mark},
-        }
-        module = modules[finding.path]
-        made = fixer.repair(finding, in_files[finding.path], module) if module else []
-        if module and made:
-            result["fixes"] = [_fix(finding, made, module.source)]
-        results.append(result)
+        results.append(
+            {
+                "ruleId": finding.code,
+                "ruleIndex": codes.index(finding.code),
+                "level": context.severity(finding.code),
+                "message": {"text": finding.message_with_cell},
+                "locations": [{"physicalLocation": place}],
+                "partialFingerprints": {"jaxDistFinding/v1": mark},
+            }
+        )
     rules = [_rule(code, context.pages.get(code), context) for code in codes]
     return document(rules, {"columnKind": "unicodeCodePoints", "results": results})
 
@@ -92,31 +82,3 @@ def artifact(path: str) -> dict[str, str]:
 def _region(start: Position, end: Position) -> dict[str, int]:
     region = {"startLine": start.line, "startColumn": start.column}
     return {**region, "endLine": end.line, "endColumn": end.column}
-
-
-def _module(findings: Sequence[Finding], context: RenderContext) -> semantic_model.Module | None:
-    """None where nothing is fixed, and for a file that is not what was checked."""
-    if not any(finding.fix for finding in findings):
-        return None
-    source = context.source(findings[0].path)
-    try:
-        return semantic_model.Module(source) if source else None
-    except sources.ParseError:
-        return None
-
-
-def _fix(finding: Finding, made: Sequence[Edit], source: Source) -> dict[str, Any]:
-    if finding.start.cell is not None:  # what it does to the file that holds the cells
-        file = source.written(source.code)
-        made = list(fixer.between(file, source.written(apply_edits(source.code, made))))
-        source = Source(source.path, file, file)
-    places = [(source.position(edit.start), source.position(edit.end)) for edit in made]
-    replacements = [
-        {"deletedRegion": _region(*place), "insertedContent": {"text": edit.text}}
-        for edit, place in zip(made, places, strict=True)
-    ]
-    change = {"artifactLocation": artifact(finding.path), "replacements": replacements}
-    title = finding.fix.title if finding.fix else ""
-    unsafe = finding.fix is not None and finding.fix.safety is Safety.UNSAFE
-    text = f"{title} (unsafe: please look at it)" if unsafe else title
-    return {"description": {"text": text}, "artifactChanges": [change]}

@@ -270,13 +270,8 @@ def edits_of_from(
 ) -> tuple[Edit, ...] | None:
     """Imports names from elsewhere, under the names that the file knows them by.
 
-    Args:
-      module: the file.
-      statement: what imports them now.
-      moved: which of its names, by number, and the dotted names that take their places.
-
-    Returns:
-      The edits, or None where a comment would be lost or the line holds more.
+    `moved` has the dotted names that take the places of some, by number. None where a comment would
+    be lost or the line holds more.
     """
     start, end = module.span(statement)
     code = module.source.code
