@@ -127,7 +127,8 @@ def better_on(machine: Any) -> None:
 def memory_on(machine: Any) -> Plan:
     start = time.perf_counter()
     program = machine_programs.transformer(machine_programs.LARGE)
-    found = plan(program.fun, *program.args, on=machine, axis_name="i", **program.options)
+    mapped = jax.pmap(program.fun, "i", **program.options)
+    found = plan(mapped, *program.mapped_types(len(machine.devices)), on=machine)
     print(found)
     print(f"  {time.perf_counter() - start:.0f} s for all")
     return found
@@ -152,7 +153,7 @@ scaled.def_partition(
 
 
 def passes_on(machine: Any) -> None:
-    mesh = machine.mesh("i")
+    mesh = jax.sharding.Mesh(machine.devices, ("i",))
     types = [
         jax.ShapeDtypeStruct(
             (16 * len(machine.devices), 1024), np.float32, sharding=NamedSharding(mesh, P("i"))

@@ -1,9 +1,10 @@
 """Words for users, in both halves: a request that cannot be followed, hints, counted things."""
 
+import difflib
 import os
 from collections.abc import Iterable
 
-_UNLIKE = 0.4  # of the letters of a word; with more edits it is another one
+_ALIKE = 0.65  # of the letters; with fewer in common it is another word
 
 
 class MisuseError(ValueError):
@@ -21,29 +22,19 @@ def hint(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that takes the fewest edits, of several the one that begins alike.
+    """The known word that has most letters in common, of several the one that begins alike.
 
     >>> nearest("JXD01", ["JXD101", "JXD901", "JXD001"])
     'JXD001'
     >>> nearest("JXD01", ["psum-of-one"]) is None
     True
     """
-    by_edits = [
-        (edits, -len(os.path.commonprefix([word, each])), each)
-        for each in known
-        if (edits := _edits(word, each)) <= _UNLIKE * max(len(word), len(each))
-    ]
-    return min(by_edits)[-1] if by_edits else None
-
-
-def _edits(one: str, other: str) -> int:
-    """How many letters to put in, take out or replace."""
-    row = list(range(len(other) + 1))
-    for i, letter in enumerate(one, 1):
-        before, row[0] = row[0], i
-        for j, wanted in enumerate(other, 1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (letter != wanted))
-    return row[-1]
+    near = []
+    for each in known:
+        alike = difflib.SequenceMatcher(None, word, each, autojunk=False).ratio()
+        if alike >= _ALIKE:
+            near.append((-alike, -len(os.path.commonprefix([word, each])), each))
+    return min(near)[-1] if near else None
 
 
 def counted(number: int, noun: str) -> str:

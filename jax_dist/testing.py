@@ -1,4 +1,4 @@
-"""For tests: simulated devices, comparisons with `jax.pmap` and of device counts, processes."""
+"""For tests: simulated devices, comparisons with `jax.pmap`, processes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,6 @@ from jax_dist.errors import refusal
 __all__ = (
     "Outcome",
     "assert_same_as_pmap",
-    "assert_same_on",
     "run_processes",
     "simulated_devices",
 )
@@ -126,34 +125,6 @@ def assert_same_as_pmap(
             do="Give rtol or atol if values may differ by rounding; the rest must be the same.",
         ) from error
     return result
-
-
-def assert_same_on(
-    fun: Callable, *args: Any, devices: Sequence[int] = (1, 2, 4, 8), **options: Any
-) -> Any:
-    """Asserts that a function computes the same on any number of devices.
-
-    Args:
-      fun: the function; see `jax_dist.compare_device_counts`.
-      *args: its arguments.
-      devices: the numbers of devices to compare with one.
-      **options: others of `jax_dist.compare_device_counts`, such as `axis_name` and `in_axes`.
-
-    Returns:
-      The report of the check.
-
-    Raises:
-      AssertionError: a result differs, or cannot be told from rounding, or a number of devices had
-        to be left out. The message is the report.
-
-    >>> total = lambda x: jax.lax.psum(jnp.sum(x), "i")
-    >>> assert_same_on(total, jnp.arange(8.0), axis_name="i", devices=(1, 2)).ok
-    True
-    """
-    report = jax_dist.compare_device_counts(fun, *args, devices=devices, **options)
-    if not report.ok or report.skipped:
-        raise AssertionError(str(report))
-    return report
 
 
 def _summary(error: Exception | None) -> str:

@@ -25,9 +25,9 @@ from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Body, Call, Options, type_of
 from jax_dist.mapping.meshes import DeviceChoice
 from jax_dist.passes import interpreter
-from jax_dist.passes import programs as compiled
 from jax_dist.passes.captures import Captures
 from jax_dist.passes.constants import put_copy
+from jax_dist.passes.programs import Lowered
 from jax_dist.uniformity import cut_along
 
 StateLeaves: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, the types on one device
@@ -212,7 +212,7 @@ class StepProgram:
         args = self._arguments(types)
         if not self._hidden:
             return self.jitted.lower(*args)
-        return compiled.lowered_without(self.jitted.lower(self.captured, *args), self.captured)
+        return Lowered(self.jitted.lower(self.captured, *args), self.captured)
 
     def _arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Leaves as arguments of the step."""

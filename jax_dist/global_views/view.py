@@ -26,7 +26,7 @@ from jax_dist.global_views.state_placement import GivenState, Shardings
 from jax_dist.mapping import axes, body, copies, meshes, placement
 from jax_dist.mapping.axes import AxisPrefix
 from jax_dist.mapping.body import Call
-from jax_dist.passes.captures import Captures, Policy, Watch, is_lifted_outside
+from jax_dist.passes.captures import Captures, Watch, is_lifted_outside
 
 Gradients: TypeAlias = Literal["scatter", "narrow", "reduce"]
 
@@ -345,7 +345,7 @@ class GlobalView:
 
     @functools.cached_property
     def _watch(self) -> Watch:
-        return Watch(self._setting.fun_name, Policy(self._setting.captures))
+        return Watch(self._setting.fun_name)
 
     def _bound(self, args: tuple, kwargs: dict) -> Call:
         call = body.Call.bind(self._setting.options, self._fun, args, kwargs)

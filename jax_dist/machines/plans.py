@@ -30,23 +30,19 @@ def plan(
     *args: Any,
     on: Any,
     keywords: Mapping[str, Any] | None = None,
-    axis_name: Any = None,
     state: int | Sequence[int] | None = None,
     ways: Sequence[str] | None = None,
     quick: bool = False,
     progress: Callable[[str], object] | None = None,
-    **options: Any,
 ) -> Plan:
     """Compiles a step in several ways for one or several machines; nothing is run.
 
     Args:
-      fun: a function mapped by `jax.pmap` or `jax_dist.pmap`, or one that calls such a function;
-        or, with `axis_name`, the function of one device.
-      *args: as in a call, of any number of slices, or those of one device with `axis_name`; types
-        will do for arrays. On each machine, every device gets as much as here.
+      fun: a function mapped by `jax.pmap` or `jax_dist.pmap`, or one that calls such a function.
+      *args: as in a call, of any number of slices; types will do for arrays. On each machine, every
+        device gets as much as here.
       on: a machine or several: a `Topology`, its name, such as "v5e:4x4", or a list of devices.
-      keywords: the arguments of a mapped function that are passed by keyword.
-      axis_name: of the mapped axis, where `fun` is the function of one device.
+      keywords: the arguments that are passed by keyword.
       state: the position of the argument that is carried from call to call, or several; by
         default what comes back.
       ways: of "jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp" and "fsdp-regather"; by
@@ -55,13 +51,12 @@ def plan(
         takes over 70 % of the memory. The other programs are not those that will run: their peaks
         are estimates, mostly too high.
       progress: is told what has been compiled, a line at a time.
-      **options: those of pmap, with `axis_name`.
 
     Returns:
       The table of all ways and machines: what each device holds, whether it fits, and what is sent.
 
     Raises:
-      ArgumentTypeError: there is no such way, or options of pmap are given without `axis_name`.
+      ArgumentTypeError: there is no such way.
       UnsupportedError: nothing is mapped in `fun`.
       ValueError: there is no such machine.
       ImportError: the compiler of a machine is not installed.
@@ -70,11 +65,12 @@ def plan(
     >>> def step(w, x):
     ...     gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
     ...     return w - 0.1 * jax.lax.pmean(gradient, "i")
-    >>> found = plan(step, jnp.ones((64, 64)), jnp.ones((4, 64)), on=jax.devices(), axis_name="i")
+    >>> mapped = jax.pmap(step, axis_name="i")
+    >>> found = plan(mapped, jnp.ones((2, 64, 64)), jnp.ones((2, 4, 64)), on=jax.devices())
     >>> {each.way: each.program.argument_bytes for each in found.rows}["fsdp"]
     3072
     """
-    step = _step(fun, args, dict(keywords or {}), axis_name, options)
+    step = MappedStep.of_mapped(fun, args, dict(keywords or {}))
     machines = machines_of(on)
     return plan_step(step, machines, state=state, ways=ways, quick=quick, progress=progress)
 
@@ -190,22 +186,6 @@ _TOO_LARGE = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM")
 
 def _first_line(error: Exception) -> str:
     return (text_of(error).strip() or type(error).__name__).splitlines()[0].rstrip(":")
-
-
-def _step(
-    fun: Callable, args: tuple, keywords: dict[str, Any], axis_name: Any, options: dict[str, Any]
-) -> MappedStep:
-    if axis_name is not None:
-        return MappedStep.of_slices(fun, axis_name, args, keywords, **options)
-    if options:
-        raise refusal(
-            ArgumentTypeError,
-            what="plan got options of pmap for a function that is mapped already",
-            which=[f"{name}={value!r}" for name, value in options.items()],
-            why="they were said to pmap",
-            do="Leave them out; or give axis_name= too, and the function of one device.",
-        )
-    return MappedStep.of_mapped(fun, args, keywords)
 
 
 def check_ways(ways: Sequence[str] | None) -> None:

@@ -88,7 +88,7 @@ class Plan(rendering.Printed):
     name: str  # of the step
     machines: tuple[Machine, ...]
     rows: tuple[PlannedWay, ...]  # by machine
-    slices: int | None = None  # of the call that was planned; None: it is of one device
+    slices: int  # of the call that was planned
 
     def on(self, machine: Machine) -> tuple[PlannedWay, ...]:
         """The ways on one machine."""
@@ -155,7 +155,7 @@ class Plan(rendering.Printed):
     def _batches(self) -> Iterator[tuple[str, str]]:
         """Where the machine has other devices than the call had slices."""
         others = [each for each in self.machines if len(each.devices) != self.slices]
-        if self.slices is None or not others:
+        if not others:
             return
         told = ", ".join(
             f"{len(each.devices) / self.slices:g} times as much on {each.name}" for each in others

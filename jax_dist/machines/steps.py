@@ -28,7 +28,7 @@ class MappedStep:
     call: Call
     slices: tuple[jax.ShapeDtypeStruct, ...]  # what one device gives for each leaf of the arguments
     axes: tuple[Axis, ...]  # where the mapped axis stands in each leaf, from the left
-    given: int | None = None  # slices of the call that it was found in
+    given: int  # slices of the call that it was found in
 
     @property
     def name(self) -> str:
@@ -49,10 +49,8 @@ class MappedStep:
         """The leaves for so many devices, `[N, *s]`; of the arguments `whole`, `[*s]`."""
         found = []
         for kind, axis, owner in zip(self.slices, self.axes, self.call.owners, strict=True):
-            shape = list(kind.shape)
-            if axis is not None and owner not in whole:
-                shape.insert(axis, devices)
-            found.append(type_of(kind, shape))
+            axis = None if owner in whole else axis
+            found.append(type_of(kind, axes.stacked(kind.shape, axis, devices)))
         return found
 
     def mapped(self, way: Callable[..., Any], devices: Sequence[Any], **options: Any) -> Any:
@@ -101,23 +99,6 @@ class MappedStep:
             elif found:
                 break
         return tuple(found)
-
-    @classmethod
-    def of_slices(
-        cls,
-        fun: Callable,
-        axis_name: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        **options: Any,
-    ) -> "MappedStep":
-        """The function of one device, on its arguments; `options` are those of pmap."""
-        said: Options = pmap(fun, axis_name, **options)._dispatcher._options
-        call = Call.bind(said, fun, args, kwargs)
-        slices = tuple(map(type_of, call.leaves))
-        pairs = zip(call.axes, slices, strict=True)
-        from_left = (None if axis is None else axis % (len(s.shape) + 1) for axis, s in pairs)
-        return cls(said, call, slices, tuple(from_left))
 
     @classmethod
     def of_mapped(
@@ -184,8 +165,7 @@ def _first_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, Call
         what=f"'{axes.function_name(fun)}' maps nothing",
         which=["it calls neither jax.pmap nor jax_dist.pmap"],
         why="what each device computes is found in a mapped function",
-        do="Give the mapped function; or the one of a single device, its arguments as one device "
-        "has them, and axis_name=.",
+        do="Give the mapped function, as in jax.pmap(step, axis_name='i').",
     )
 
 

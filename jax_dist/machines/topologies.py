@@ -11,12 +11,10 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
 
 from jax_dist import _compat, _usage
 from jax_dist._compat.private import Device
@@ -38,27 +36,16 @@ class Topology:
         """How many processes a job on this machine has."""
         return len({device.process_index for device in self.devices})
 
-    def mesh(self, *names: str, shape: Sequence[int] | None = None) -> Mesh:
-        """A mesh of all devices.
 
-        Args:
-          *names: of its axes.
-          shape: their sizes; not needed for one axis.
-        """
-        sizes = (len(self.devices),) if shape is None else tuple(shape)
-        return _compat.auto_mesh(np.array(self.devices).reshape(sizes), names)
-
-
-def topology(name: str, *, hosts: int | None = None, devices: int | None = None) -> Topology:
+def topology(name: str) -> Topology:
     """The devices of a machine that is not here, to compile programs for.
 
     They go where devices go: `jax_dist.pmap(devices=...)`, a mesh, `jax_dist.explain`. Only
     `.lower(...)` and `.compile()` work on them; a call is an error.
 
     Args:
-      name: a slice of TPUs, as "v5e:4x4", "v5p:2x2x4" or "v5e-16"; or a GPU: "h100".
-      hosts: of GPUs; 1 by default. "h100:2x8" says two hosts of 8 as well.
-      devices: GPUs of each host; 8 by default.
+      name: a slice of TPUs, as "v5e:4x4", "v5p:2x2x4" or "v5e-16"; or GPUs: "h100" for a host of 8,
+        "h100:4" for one of 4, "h100:2x8" for two hosts of 8.
 
     Raises:
       ValueError: there is no such chip, or no such slice of it.
@@ -92,10 +79,10 @@ def topology(name: str, *, hosts: int | None = None, devices: int | None = None)
             do="Upgrade jax.",
         )
     if isinstance(chip, GpuChip):
-        counts = _gpus(name, chip, shape, hosts, devices)
+        counts = _gpus(name, chip, shape)
         return _made(f"{chip.name}:{counts[0]}x{counts[1]}", chip, counts)
     grid = chip.shape_of(shape) if shape else None
-    if grid is None or hosts or devices:
+    if grid is None:
         raise refusal(
             ValueError,
             what=f"{name!r} is no slice of TPUs",
@@ -121,26 +108,19 @@ def _taken_apart(name: str) -> tuple[str, str]:
 _CLOUD_NAMES = {"v5litepod": "v5e"}  # as Google Cloud has it
 
 
-def _gpus(
-    name: str, chip: GpuChip, shape: str, hosts: int | None, devices: int | None
-) -> tuple[int, int]:
+def _gpus(name: str, chip: GpuChip, shape: str) -> tuple[int, int]:
     """Hosts, and the GPUs of each."""
-    parts = shape.split("x") if shape else []
-    if len(parts) == 1:
-        parts = ["1", *parts]
-    said = [each for each in (hosts, devices) if each is not None]
-    good = len(parts) in (0, 2) and all(part.isdecimal() and int(part) for part in parts)
-    if not good or (parts and said) or any(each < 1 for each in said):
+    parts = shape.split("x") if shape else ["8"]
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) for part in parts):
         raise refusal(
             ValueError,
             what=f"{name!r} is no group of GPUs",
-            which=[f"hosts={hosts}, devices={devices}"],
+            which=[f"{shape!r} says neither how many there are, nor on how many hosts"],
             why="it is so many hosts, with so many GPUs each",
-            do=f"Give {chip.name}:2x8, or hosts=2, devices=8 with the name {chip.name}.",
+            do=f"Give {chip.name}:8, or {chip.name}:2x8 for two hosts of 8.",
         )
-    if parts:
-        return int(parts[0]), int(parts[1])
-    return hosts or 1, devices or 8
+    hosts, devices = parts if len(parts) == 2 else ("1", *parts)
+    return int(hosts), int(devices)
 
 
 @functools.cache

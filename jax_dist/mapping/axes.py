@@ -126,6 +126,19 @@ def spec_of_axis(axis: Axis, ndim: int, name: Hashable) -> P:
     return P(*[None] * (axis % ndim), name)
 
 
+def resized(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
+    """A shape with another size along its mapped axis, if it has one."""
+    if axis is None:
+        return tuple(shape)
+    axis %= len(shape)
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def stacked(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
+    """The shape of so many slices like this one, stacked along an axis, if there is one."""
+    return tuple(shape) if axis is None else (*shape[:axis], size, *shape[axis:])
+
+
 def mapped_size(
     leaves: Sequence[Any], axes: Sequence[Axis], paths: Callable[[], list[str]], fun_name: str
 ) -> int:

@@ -24,7 +24,7 @@ from jax_dist.mapping import axes, meshes
 from jax_dist.mapping.axes import Axis, AxisPrefix
 from jax_dist.mapping.meshes import DeviceChoice, InnerAxis
 from jax_dist.passes import captures, constants
-from jax_dist.passes.captures import Captures, Lifted, Policy
+from jax_dist.passes.captures import Captures, Lifted
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.programs import Memo
 
@@ -185,9 +185,7 @@ class Body:
         """The types of the whole output, for so many slices."""
         types = []
         for aval, axis in zip(self.jaxpr.out_avals, self.out_axes, strict=True):
-            shape = list(aval.shape)
-            if axis is not None:
-                shape.insert(axis, size)
+            shape = axes.stacked(aval.shape, axis, size)
             types.append(jax.ShapeDtypeStruct(shape, aval.dtype))
         return jax.tree.unflatten(self.out_tree, types)
 
@@ -221,9 +219,9 @@ class Body:
             if axis is not None:
                 del shape[axis]
             types.append(type_of(leaf, shape))
-        policy = Policy(options.captures if _compat.CAN_REWRITE else "allow", follows=False)
+        policy = options.captures if _compat.CAN_REWRITE else "allow"
         trace = functools.partial(jax.make_jaxpr(body, axis_env=environment), *types)
-        with policy.tracing():
+        with captures.tracing(policy):
             jaxpr = _jaxpr_of(trace, options, call, frame)
         names_meshes = any(
             constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()

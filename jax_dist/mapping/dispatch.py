@@ -28,16 +28,15 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._exceptions import text_of
 from jax_dist.errors import NestingError, PlacementError, message, refusal
-from jax_dist.mapping import emission, meshes, placement, region
+from jax_dist.mapping import axes, emission, meshes, placement, region
 from jax_dist.mapping.body import Body, Call, Options, any_tracer, check_static, tracer, type_of
 from jax_dist.mapping.collectives import AxisPlace
 from jax_dist.mapping.emission import KnownSignature
 from jax_dist.mapping.meshes import InnerAxis, Layout
-from jax_dist.passes import captures, programs
-from jax_dist.passes.captures import PlacedCaptures, Placements, Policy, Watch
+from jax_dist.passes import programs
 from jax_dist.passes.constants import put_copy
 from jax_dist.passes.pipeline import warn_user
-from jax_dist.passes.programs import Program, Programs
+from jax_dist.passes.programs import Bound, Program, Programs
 
 if TYPE_CHECKING:
     from jax_dist.mapping.process_calls import ProcessCalls
@@ -50,25 +49,20 @@ class Dispatcher:
         """`fun` gives the function: held weakly, where this is cached on its account."""
         self._options, self._fun = options, fun
         self._body_of = tracer(options, fun)
-        self._placements = Placements()
         self._twins = placement.Twins()
-        self._watch = Watch(options.choice.fun_name, Policy(options.captures))
         self._programs = Programs(
             options.choice.fun_name,
             _compat.JitOptions(static_argnums=options.static, donate_argnums=options.donated),
             trace=self._trace,
             miss=self._first_sight,
             without_jit=self._run_eagerly,
+            around=self._around,
         )
-        self._plain = self._programs.of(None)
         self._layouts: dict[int, Layout] = {}  # by size of the mapped axis, as last found
         self._processes: ProcessCalls | None = None
         self._is_chosen = False  # whether there are several processes
         self._donating: weakref.WeakSet[Body] = weakref.WeakSet()  # looked at
-        self._used: tuple[Program, PlacedCaptures | None] = (self._plain, None)
-        self._is_full = False  # whether calls wait, so that not too many are under way
-        self._front: Callable = self._plain.front
-        self._renew()
+        self._programs.renew()
 
     def serve(self, caller: Any) -> None:
         """Keeps `caller.__call__` the fastest way to call."""
@@ -77,9 +71,9 @@ class Dispatcher:
     @property
     def jitted(self) -> Callable:
         """The jit object, which moves no arguments."""
-        program, placed = self._used
-        call: Any = programs.with_captures(program.jitted, placed)
-        if placed is not None:  # a partial object, whose class declares no such names
+        used = self._programs.used
+        call: Any = used.hiding(used.program.jitted)
+        if used.placed is not None:  # a partial object, whose class declares no such names
             call.lower, call.trace = self.lower, self.trace
         return call
 
@@ -92,16 +86,16 @@ class Dispatcher:
         found = self._find(call)
         if any_tracer(call.leaves):
             with self._programs.under_way(found):
-                return self._plain.jitted.lower(*args, **kwargs)
-        program, placed = self._program_for(found)
+                return self._programs.plain().jitted.lower(*args, **kwargs)
         described = [
             type_of(leaf, sharding=found.layout.sharding(axis, len(type_of(leaf).shape)))
             for leaf, axis in zip(call.leaves, call.axes, strict=True)
         ]
         args, kwargs = call.rebuild(described)
-        lowered = self._programs.lower(program, placed, found, args, kwargs)
+        bound = self._bound(found)
+        lowered = self._programs.lower(bound, found, args, kwargs)
         _compat.describe_arguments(lowered, described)
-        return programs.lowered_without(lowered, placed and placed.values)
+        return bound.lowered(lowered)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The jaxpr as a caller sees it, on the same arguments; captured arrays are in it."""
@@ -109,7 +103,7 @@ class Dispatcher:
         if self._processes is not None and self._options.arrays == "local":
             return self._processes.view.jitted.trace(*args, **kwargs)
         with self._programs.under_way(self._find(self._bind(args, kwargs))):
-            return self._plain.jitted.trace(*args, **kwargs)
+            return self._programs.plain().jitted.trace(*args, **kwargs)
 
     # ---- a call that the front does not know
 
@@ -157,7 +151,7 @@ class Dispatcher:
         self._layouts[call.size] = layout
         if misplaced:
             args, kwargs = call.rebuild(leaves)
-            return self._front(*args, **kwargs), None, False
+            return self._programs.front(*args, **kwargs), None, False
         return self._run(program, call, found or self._find(call), leaves)
 
     def _run(
@@ -167,36 +161,25 @@ class Dispatcher:
         if found.layout is not self._layouts[call.size]:  # another body, with other pmaps inside
             self._layouts[call.size] = found.layout
             leaves, _ = self._on_mesh(call, found.layout)
-        own, placed = self._program_for(found)
         if self._options.donated and found.body not in self._donating:
             self._donating.add(found.body)
             _warn_of_unusable(self._options, call, found)
-        self._watch.warn_of(found.body.lifted.captures, lifted=True)
+        self._programs.watch.warn_of(found.body.lifted.captures, lifted=True)
         if self._processes is not None:
             self._processes.agree(call, found.body, found.layout)
         args, kwargs = call.rebuild(leaves)
-        args = args if placed is None else (placed.values, *args)
-        answer = self._programs.run(own, program, found, args, kwargs)
-        is_full = programs.can_be_full(found.layout.mesh)
-        if (self._used, self._is_full) != ((own, placed), is_full):
-            # This is the program of the next call, too, most probably.
-            self._used, self._is_full = (own, placed), is_full
-            front = programs.with_captures(own.front, placed)
-            self._front = programs.throttled(front) if is_full else front
-            self._renew()
-        return answer
+        return self._programs.run(
+            self._bound(found), program, found, args, kwargs, found.layout.mesh
+        )
 
     def _stage(self, call: Call, args: tuple, kwargs: dict) -> Any:
-        """A call that is part of a trace outside. Captured arrays become constants of that."""
-        program = self._plain
+        """A call that is part of a trace outside."""
+        plain = program = self._programs.plain()
         if self._processes is not None:
             program = self._processes.view
-        found = self._find(call, whole=program is self._plain)
-        if not captures.is_lifted_outside():
-            self._watch.warn_of(found.body.lifted.captures, lifted=False)
+        found = self._find(call, whole=program is plain)
         try:
-            with self._programs.under_way(found):
-                return program.jitted(*args, **kwargs)
+            return self._programs.stage(program, found.body.lifted, found, args, kwargs)
         except ValueError as error:
             if self._processes is None or "incompatible devices" not in text_of(error):
                 raise
@@ -259,13 +242,10 @@ class Dispatcher:
     def _find(self, call: Call, *, whole: bool = True) -> KnownSignature:
         return emission.KnownSignature.of(self._options, call, self._body_of, whole=whole)
 
-    def _program_for(self, found: KnownSignature) -> tuple[Program, PlacedCaptures | None]:
-        mesh = found.layout.mesh
-        everywhere = NamedSharding(mesh, P())
-        placed = self._placements.of(
-            found.body.lifted, mesh, lambda value: put_copy(value, everywhere)
-        )
-        return self._programs.of(placed), placed
+    def _bound(self, found: KnownSignature) -> Bound:
+        everywhere = NamedSharding(found.layout.mesh, P())
+        place = lambda value: put_copy(value, everywhere)
+        return self._programs.bound(found.body.lifted, found.layout.mesh, place)
 
     def _on_mesh(self, call: Call, layout: Layout) -> tuple[list[Any], bool]:
         """The leaves where the program wants them.
@@ -282,8 +262,8 @@ class Dispatcher:
             leaves.append(leaf)
         return leaves, misplaced
 
-    def _renew(self) -> None:
-        call = self._front
+    def _around(self, call: Callable) -> Callable:
+        """What a user's call goes to, around the front."""
         if self._processes is not None and self._options.arrays == "local":
             call = self._processes.call
 
@@ -294,7 +274,7 @@ class Dispatcher:
                 check_static(self._options, self._fun(), args)
                 raise
 
-        self._programs.go_through(explaining if self._options.static else call)
+        return explaining if self._options.static else call
 
     def _choose(self) -> None:
         """Finds out whether several processes map together. Not before: it starts the backend."""
@@ -305,7 +285,7 @@ class Dispatcher:
             return
         from jax_dist.mapping.process_calls import ProcessCalls  # most programs need none
 
-        view = self._plain
+        view = self._programs.plain()
         if self._options.arrays == "local":
             view = Programs(
                 self._programs.name,
@@ -313,15 +293,15 @@ class Dispatcher:
                 trace=functools.partial(self._trace, as_view=True),
                 miss=self._first_sight,
                 without_jit=self._run_eagerly,
-            ).of(None)
+            ).plain()
         self._processes = ProcessCalls(
             self._options,
             self._fun,
-            run=lambda *args, **kwargs: self._front(*args, **kwargs),
+            run=lambda *args, **kwargs: self._programs.front(*args, **kwargs),
             view=view,
             layout_of=lambda call: self._find(call).layout,
         )
-        self._renew()
+        self._programs.renew()
 
 
 def _warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> None:
@@ -334,19 +314,15 @@ def _warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> No
     local = layout.size // layout.mesh.shape[layout.name]
     free, unusable = collections.Counter(), []
     for aval, axis in zip(body.jaxpr.out_avals, body.out_axes, strict=True):
-        block = list(aval.shape)
-        if axis is not None:
-            block.insert(axis, local)
-        free[tuple(block), aval.dtype] += 1
+        free[axes.stacked(aval.shape, axis, local), aval.dtype] += 1
     leaves = zip(call.paths(), call.leaves, call.axes, call.owners, strict=True)
     for path, leaf, axis, owner in leaves:
         if owner not in options.donated:
             continue
-        shape, dtype = list(type_of(leaf).shape), type_of(leaf).dtype
-        if axis is not None:
-            shape[axis] = local
-        if free[tuple(shape), dtype]:
-            free[tuple(shape), dtype] -= 1
+        kind = type_of(leaf)
+        shape, dtype = axes.resized(kind.shape, axis, local), kind.dtype
+        if free[shape, dtype]:
+            free[shape, dtype] -= 1
         else:
             unusable.append(f"{path}: {dtype}[{','.join(map(str, shape))}]")
     if unusable:

@@ -26,9 +26,7 @@ from jax_dist.passes.programs import is_staged
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
 
 
-def replicate(
-    tree: Any, where: Mesh | Sequence[Device] | None = None, *, may_alias: bool = False
-) -> Any:
+def replicate(tree: Any, where: Mesh | Sequence[Device] | None = None) -> Any:
     """Puts a whole copy of every array on each device.
 
     The value keeps its shape: give it to `pmap` with `in_axes=None`. Only the devices hold copies;
@@ -37,11 +35,9 @@ def replicate(
     Args:
       tree: arrays `[*s]`, NumPy or jax, numbers, or random keys.
       where: a mesh, or devices; by default the devices of this process.
-      may_alias: whether the result may share memory with `tree`. Then a function that donates one
-        deletes the other, and on CPU, NumPy arrays that are written to change the result.
 
     Returns:
-      The tree with jax arrays `[*s]`, replicated.
+      The tree with jax arrays `[*s]`, replicated, in memory of their own.
 
     >>> import jax.numpy as jnp
     >>> replicate({"w": jnp.ones(3)})["w"].sharding.is_fully_replicated
@@ -49,10 +45,10 @@ def replicate(
     """
     sharding = NamedSharding(_mesh_of(where), P())
     check_runs(sharding.device_set, "replicate")
-    return jax.device_put(tree if may_alias else own(tree, sharding), sharding)
+    return jax.device_put(own(tree, sharding), sharding)
 
 
-def shard(tree: Any, mesh: Mesh, spec: P | Any, *, may_alias: bool = False) -> Any:
+def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
     """Cuts arrays over a mesh.
 
     Args:
@@ -60,7 +56,6 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any, *, may_alias: bool = False) -> A
         process, and the result is the whole array of all of them.
       mesh: the mesh.
       spec: how each array is sharded; one for all, or a tree of specs that is a prefix of `tree`.
-      may_alias: as for `replicate`.
 
     Returns:
       The tree with jax arrays on the mesh.
@@ -77,7 +72,7 @@ def shard(tree: Any, mesh: Mesh, spec: P | Any, *, may_alias: bool = False) -> A
 
     def put(part: P, subtree: Any) -> Any:
         sharding = NamedSharding(mesh, part)
-        subtree = subtree if may_alias else own(subtree, sharding)
+        subtree = own(subtree, sharding)
         if not foreign:
             return jax.device_put(subtree, sharding)
         return jax.tree.map(lambda x: _from_this_process(x, sharding), subtree)
@@ -116,13 +111,12 @@ def unreplicate(tree: Any) -> Any:
     return jax.tree.unflatten(structure, [rows[i] for i in range(len(leaves))])
 
 
-def device_put_replicated(tree: Any, devices: Sequence[Device], *, may_alias: bool = False) -> Any:
+def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
     """Stacks one copy for each device: what `jax.device_put_replicated` did until jax 0.10.
 
     Args:
       tree: arrays `[*s]`, NumPy or jax, numbers, or random keys.
       devices: the devices of this process, one slice each.
-      may_alias: as for `replicate`.
 
     Returns:
       The tree with arrays `[N, *s]`, slice n on `devices[n]`. The host holds no N-fold copy: each
@@ -139,19 +133,16 @@ def device_put_replicated(tree: Any, devices: Sequence[Device], *, may_alias: bo
     if not devices:
         raise _unlike_counts("device_put_replicated", 1, 0)
     check_runs(devices, "device_put_replicated")
-    tree = tree if may_alias else own(tree, _over(devices))
+    tree = own(tree, _over(devices))
     return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
 
 
-def device_put_sharded(
-    shards: Sequence[Any], devices: Sequence[Device], *, may_alias: bool = False
-) -> Any:
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
     """Stacks one shard for each device: what `jax.device_put_sharded` did until jax 0.10.
 
     Args:
       shards: a tree of arrays `[*s]` for each device, all of one structure.
       devices: the devices of this process.
-      may_alias: as for `replicate`.
 
     Returns:
       The tree with arrays `[N, *s]`, slice n on `devices[n]`.
@@ -177,7 +168,7 @@ def device_put_sharded(
         kinds = [f"{dtype}{list(jnp.shape(x))}" for dtype, x in zip(dtypes, column, strict=True)]
         if len(set(kinds)) > 1:
             raise _unlike_shards(jax.tree_util.keystr(path), kinds)
-    shards = shards if may_alias else own(shards, _over(devices))
+    shards = own(shards, _over(devices))
     return jax.tree.map(lambda *column: _stack(column, devices), *shards)
 
 

@@ -109,7 +109,7 @@ class _LocalView:
         """Of the whole array. Raises _Misfit as `enter` does."""
         if axis is None or self._holds_all(shape, axis):
             return shape
-        return _resized(shape, axis, self.layout.size)
+        return axes.resized(shape, axis, self.layout.size)
 
     def _holds_all(self, shape: tuple[int, ...], axis: int) -> bool:
         """Whether this process has the slices of all, and not its own only."""
@@ -139,9 +139,7 @@ class _LocalView:
             and leaf.sharding.is_equivalent_to(own, leaf.ndim)
         ):
             placed = jax.device_put(leaf, own)
-        shape = placed.shape
-        if axis is not None:
-            shape = _resized(shape, axis, self.layout.size)
+        shape = axes.resized(placed.shape, axis, self.layout.size)
         aval = _aval(shape, placed)
         if placed is leaf:
             _remember(
@@ -163,16 +161,11 @@ class _LocalView:
         own = NamedSharding(self.layout.local_mesh, spec)
         for axis, entry in enumerate(spec):
             if self.layout.name in names_of(entry):
-                shape = _resized(shape, axis, shape[axis] // self.layout.processes)
+                shape = axes.resized(shape, axis, shape[axis] // self.layout.processes)
                 break
         aval = _aval(shape, whole)
         _remember(self._leaving, id(whole.aval), _Known(whole.aval, whole.sharding, aval, own))
         return _compat.rewrap(whole, aval, own)
-
-
-def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    axis %= len(shape)
-    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def _aval(shape: tuple[int, ...], array: jax.Array) -> Any:

@@ -117,8 +117,8 @@ class _Walk:
         return _spread(
             lambda *blocks: below.evaluate(params["jaxpr"], blocks),
             values,
-            [mapped_dimension(spec) for spec in params["in_specs"]],
-            [mapped_dimension(spec) for spec in params["out_specs"]],
+            [_mapped_dimension(spec) for spec in params["in_specs"]],
+            [_mapped_dimension(spec) for spec in params["out_specs"]],
             place,
             None,
         )
@@ -130,7 +130,7 @@ def _first_axis(mesh: AbstractMesh) -> str:
     return next(name for name, kind in kinds if kind != jax.sharding.AxisType.Manual)
 
 
-def mapped_dimension(spec: P) -> int | None:
+def _mapped_dimension(spec: P) -> int | None:
     """The dimension that a spec of a pmap cuts; None for what all devices share."""
     return next((dim for dim, part in enumerate(spec) if part is not None), None)
 

@@ -24,18 +24,17 @@ from jax_dist._usage import human_bytes
 from jax_dist.errors import CapturedArrayError, CapturedArrayWarning, message
 from jax_dist.passes.constants import (
     Baked,
-    Identity,
     Substitution,
     array_identity,
     baked_arrays,
     frozen,
     own_copy,
 )
-from jax_dist.passes.interpreter import Values
 from jax_dist.passes.pipeline import warn_user
 from jax_dist.passes.variable_names import ArraySource, Kind, find_names
 
-_UNNAMED = ArraySource("<derived>", "", "", None, None)
+_UNNAMED = ArraySource("<derived>", "", "")
+_LARGE = 1024  # bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,8 +52,11 @@ class Capture:
     refused: str  # why it cannot be lifted; "" if it can
     key: Hashable = dataclasses.field(repr=False, compare=False)  # equal for equal NumPy arrays
     value: Any = dataclasses.field(repr=False, compare=False)  # a NumPy one shares user's memory
-    origin: Any = dataclasses.field(repr=False, compare=False)  # the user's object, or `value`
-    read: Callable[[], Any] | None = dataclasses.field(repr=False, compare=False)  # it is now
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is worth a warning, and an argument of its own."""
+        return self.bytes >= _LARGE
 
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
@@ -82,8 +84,6 @@ def _capture(baked: Baked, found: ArraySource) -> Capture:
         refused=baked.refused,
         key=_key(value),
         value=value,
-        origin=value if found.origin is None else found.origin,
-        read=found.read,
     )
 
 
@@ -94,21 +94,6 @@ def _key(value: Any) -> Hashable:
     content = np.ascontiguousarray(value)
     digest = hashlib.blake2b(content.data.cast("B") if content.size else b"").digest()
     return digest, content.shape, content.dtype.str
-
-
-def evaluate_lifted(
-    jaxpr: ClosedJaxpr, captures: Sequence[Capture], values: Sequence[Any], args: Sequence[Any]
-) -> Values:
-    """Evaluates a program with other values in the place of its captured arrays, one for each.
-
-    Called while tracing, with tracers as values, it gives the program with the arrays as operands.
-    """
-    given: dict[Identity, Any] = {}
-    for capture, value in zip(captures, values, strict=True):
-        if value.shape != capture.shape or str(value.dtype) != capture.dtype:
-            raise AssertionError(f"'{capture.name}' is replaced by {jax.typeof(value)}")
-        given[array_identity(capture.value)] = value
-    return Substitution(frozenset(given)).evaluate(jaxpr, args, given)
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -145,100 +130,56 @@ def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: st
 Captures: TypeAlias = Literal["lift", "warn", "allow", "error"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Policy:
-    """What to do with captured arrays, and from which size."""
-
-    captures: Captures = "lift"
-    warn_bytes: int = 1024
-    lift_bytes: int = 1024
-    # Keep hold of where a captured object came from, and look whether it changed.
-    follows: bool = True
-
-    @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        """What is traced inside is part of a program that lifts what it captures, or not."""
-        before, _outside.lifts = _outside.lifts, self.captures == "lift"
-        try:
-            yield
-        finally:
-            _outside.lifts = before
+@contextlib.contextmanager
+def tracing(captures: Captures) -> Iterator[None]:
+    """What is traced inside is part of a program that lifts what it captures, or not."""
+    before, _outside.lifts = _outside.lifts, captures == "lift"
+    try:
+        yield
+    finally:
+        _outside.lifts = before
 
 
-def _worth_lifting(found: Sequence[Capture], name: str, policy: Policy) -> tuple[Capture, ...]:
-    """The captures that should become arguments; warns or raises where the policy says so.
+def _worth_lifting(found: Sequence[Capture], name: str, captures: Captures) -> tuple[Capture, ...]:
+    """The captures that should become arguments; warns or raises where the user says so.
 
     Raises:
-      CapturedArrayError: there are some, and the policy is "error".
+      CapturedArrayError: there are some, and `captures` is "error".
     """
-    large = [c for c in found if c.bytes >= policy.warn_bytes or c.is_key]
-    if policy.captures == "error" and large:
+    worth = [c for c in found if c.is_large or c.is_key]
+    if captures == "error" and worth:
         why = "captures='error' says that there should be none"
-        raise CapturedArrayError(warning_text(large, name, kept_because=why))
-    if policy.captures == "warn" and large:
+        raise CapturedArrayError(warning_text(worth, name, kept_because=why))
+    if captures == "warn" and worth:
         why = "captures='warn' says so"
-        warn_user(warning_text(large, name, kept_because=why), CapturedArrayWarning)
-    if policy.captures != "lift":
+        warn_user(warning_text(worth, name, kept_because=why), CapturedArrayWarning)
+    if captures != "lift":
         return ()
-    worth = [c for c in found if c.bytes >= policy.lift_bytes or c.is_key]
     stuck = [c for c in worth if c.refused]
     if stuck:
         why = "nothing can be handed to where they are used"
         warn_user(warning_text(stuck, name, kept_because=why), CapturedArrayWarning)
-    lifted = [c for c in worth if not c.refused]
-    # The object and how to read it again lead to the function, which would then never die.
-    return tuple(
-        c if policy.follows else dataclasses.replace(c, origin=None, read=None) for c in lifted
-    )
+    return tuple(c for c in worth if not c.refused)
 
 
 class Watch:
     """What was said to the user of the captures of one function."""
 
-    def __init__(self, fun_name: str, policy: Policy):
-        self._fun_name, self._policy = fun_name, policy
+    def __init__(self, fun_name: str):
+        self._fun_name = fun_name
         self._told: set[tuple] = set()
 
     def warn_of(self, captures: Sequence[Capture], *, lifted: bool) -> None:
         """Warns of each capture once."""
-        new = [c for c in captures if c.bytes >= self._policy.warn_bytes]
-        new = self._not_told(new, "lifted" if lifted else "kept")
+        large = [((c.name, c.used_at, lifted), c) for c in captures if c.is_large]
+        new = [c for key, c in large if key not in self._told]
+        self._told.update(key for key, _ in large)
         if new:
             text = warning_text(new, self._fun_name, kept_because="" if lifted else _STAGED)
             warn_user(text, CapturedArrayWarning)
 
-    def look(self, captures: Sequence[Capture], placed: Sequence[Any]) -> None:
-        """Warns if an object is not what was lifted any more."""
-        both = zip(captures, placed, strict=True)
-        stale = self._not_told([c for c, value in both if _has_changed(c, value)], "stale")
-        if stale:
-            text = message(
-                what=f"JXD401: '{self._fun_name}' still uses the arrays that it captured when it "
-                "was traced",
-                which=[f"{c.name} has changed since" for c in stale],
-                why="a captured array keeps the value of that moment, as it does under jax.jit",
-                do="Pass it as an argument.",
-            )
-            warn_user(text, CapturedArrayWarning)
-
-    def _not_told(self, captures: Sequence[Capture], what: str) -> list[Capture]:
-        new = [c for c in captures if (c.name, c.used_at, what) not in self._told]
-        self._told.update((c.name, c.used_at, what) for c in new)
-        return new
-
 
 _STAGED = "this call is traced by a jit or a scan around it; put rewrite outside of that"
-
-
-def _has_changed(capture: Capture, placed: Any) -> bool:
-    if capture.read is None:
-        return False
-    now = capture.read()
-    if now is not capture.origin:
-        return True
-    if not isinstance(now, np.ndarray):
-        return False
-    return not np.array_equal(now.astype(capture.dtype, copy=False), np.asarray(placed))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -256,7 +197,7 @@ def lift(
     jaxpr: ClosedJaxpr,
     fun: Callable,
     name: str,
-    policy: Policy,
+    policy: Captures,
     axis_env: Sequence[tuple[Any, int]] = (),
 ) -> Lifted:
     """Makes inputs of the captured arrays that are worth it, which have their names in `fun`.
@@ -266,13 +207,13 @@ def lift(
     Raises:
       CapturedArrayError: there are some, and the policy is "error".
     """
-    if policy.captures == "allow":
+    if policy == "allow":
         return Lifted(frozen(jaxpr), (), (), [])
     found = find_captures(jaxpr, fun)
     captures = _worth_lifting(found, name, policy)
     if captures:
-        given, count = jaxpr, len(captures)
-        evaluate = lambda *inputs: evaluate_lifted(given, captures, inputs[:count], inputs[count:])
+        identities = [array_identity(capture.value) for capture in captures]
+        evaluate = Substitution(frozenset(identities)).evaluator(jaxpr, identities)
         types = [jax.typeof(capture.value) for capture in captures]
         jaxpr = jax.make_jaxpr(evaluate, axis_env=axis_env)(*types, *jaxpr.in_avals)
     values = [own_copy(capture.value) for capture in captures]

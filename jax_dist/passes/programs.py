@@ -5,14 +5,13 @@ them, hide the captured arrays.
 """
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
@@ -20,17 +19,16 @@ from jax.sharding import Mesh
 
 from jax_dist import _compat
 from jax_dist._compat import JitOptions
-from jax_dist.passes.captures import PlacedCaptures
+from jax_dist.passes.captures import (
+    Lifted,
+    PlacedCaptures,
+    Placements,
+    Watch,
+    is_lifted_outside,
+)
 from jax_dist.passes.interpreter import OURS
 
 _OF_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_shardings")  # of (args, kwargs)
-
-
-def lowered_without(
-    lowered: jax.stages.Lowered, values: Sequence[Any] | None
-) -> jax.stages.Lowered:
-    """The program without its first argument, which is always `values`; None: it has none."""
-    return lowered if values is None else _Lowered(lowered, values)
 
 
 def _hiding(stage: type) -> type:
@@ -68,7 +66,9 @@ def _without_first(of_call: tuple[tuple, dict]) -> tuple[tuple, dict]:
     return tuple(args), kwargs
 
 
-class _Lowered(_hiding(jax.stages.Lowered)):
+class Lowered(_hiding(jax.stages.Lowered)):
+    """A program without its first argument, which is always the values that it is made with."""
+
     __slots__ = ()
 
     def compile(self, /, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
@@ -105,10 +105,10 @@ class Memo:
     def _jitted(self) -> Any:
         found, trace = self._found, self._trace
 
-        def traced(*flat_args: Any, **kwargs: Any) -> "_Result":  # see `Program`
+        def traced(*flat_args: Any, **kwargs: Any) -> "_Token":  # see `Program`
             token = _Token()
             found[token] = trace(flat_args, kwargs)
-            return _Result(token)
+            return token
 
         # No functools.wraps: jit would read the user's signature.
         traced.__name__ = traced.__qualname__ = self._name
@@ -120,27 +120,12 @@ class Memo:
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What belongs to arguments of these types; their values do not matter."""
-        result: Any = self._jitted.trace(*args, **kwargs).out_info
-        return self._found[result.token]
+        return self._found[self._jitted.trace(*args, **kwargs).out_info]
 
 
+@jax.tree_util.register_static
 class _Token:
-    """Stands for what was found for one signature."""
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Result:
-    """Of a jit object: no arrays."""
-
-    token: _Token
-
-    def tree_flatten(self) -> tuple[tuple[()], _Token]:
-        return (), self.token
-
-    @classmethod
-    def tree_unflatten(cls, token: _Token, _: Sequence[Any]) -> "_Result":
-        return cls(token)
+    """Stands for what was found for one signature; to JAX, a result without arrays."""
 
 
 # --- the jit objects of one function, and the calls of it that are under way
@@ -204,8 +189,29 @@ class Program:
         )
 
 
+class Bound(NamedTuple):
+    """A program, and the captured arrays that it takes first."""
+
+    program: Program
+    placed: PlacedCaptures | None
+
+    def hiding(self, call: Callable) -> Callable:
+        """A front or a jit object as a callable of the user's arguments."""
+        return call if self.placed is None else functools.partial(call, self.placed.values)
+
+    def lowered(self, lowered: jax.stages.Lowered) -> jax.stages.Lowered:
+        """The program without its first argument, if that is what is captured."""
+        return lowered if self.placed is None else Lowered(lowered, self.placed.values)
+
+
 class Programs:
-    """Those of one function, and what calls of it go through now."""
+    """Those of one function, and what calls of it go through now.
+
+    Attributes:
+      used: the program of the last call, and most probably of the next one, too.
+      front: runs it.
+      watch: warns of captured arrays.
+    """
 
     def __init__(
         self,
@@ -215,41 +221,72 @@ class Programs:
         trace: _Trace,
         miss: _Miss,
         without_jit: Callable[..., Any],
+        around: Callable[[Callable], Callable] = lambda call: call,
     ):
-        """`trace` is what the jit objects trace.
-
-        `miss` makes a call that a front does not know, given the program of that front;
-        `without_jit` a call under `jax.disable_jit`.
+        """
+        Args:
+          name: of the programs.
+          options: of the jit objects.
+          trace: what they trace.
+          miss: makes a call that a front does not know; is given the program of that front.
+          without_jit: makes a call under `jax.disable_jit`.
+          around: what callers call, from the front of the program that is used.
         """
         self.name = name
         self.options = options
         self.trace = trace
         self._miss = miss
         self.without_jit = without_jit
-        self._plain: dict[Hashable, Program] = {}
+        self.watch = Watch(name)
+        self._placements = Placements()
+        self._nothing = PlacedCaptures(())
+        self._made = weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Program]]()
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._call: Callable[..., Any] = self.of(None).front
+        self._around = around
+        self.used = Bound(self.plain(), None)
+        self._is_full = False  # whether calls wait, so that not too many are under way
+        self.front: Callable[..., Any] = self.used.program.front
+        self._call = self.front
 
     def serve(self, caller: Any) -> None:
         """Keeps `caller.__call__` the fastest way to call."""
         self._callers.add(caller)
         caller.__call__ = self._call
 
-    def go_through(self, call: Callable[..., Any]) -> None:
-        """Has the callers call that from now on."""
-        self._call = call
+    def renew(self) -> None:
+        """Has the callers call what is around the front now."""
+        self._call = self._around(self.front)
         for caller in self._callers:
-            caller.__call__ = call
+            caller.__call__ = self._call
 
-    @functools.cached_property
-    def _taking(self) -> weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Program]]:
-        return weakref.WeakKeyDictionary()
+    def plain(self, variant: Hashable = None) -> Program:
+        """The one that takes no captured arrays; `variant`: as below."""
+        return self._of(self._nothing, variant)
 
-    def of(self, placed: PlacedCaptures | None, variant: Hashable = None) -> Program:
-        """The one for these captured arrays; `variant` tells programs of one signature apart."""
-        made = self._plain if placed is None else self._taking.setdefault(placed, {})
+    def bound(
+        self,
+        lifted: Lifted,
+        where: Hashable,
+        place: Callable[[Any], Any],
+        variant: Hashable = None,
+    ) -> Bound:
+        """The one for what is lifted.
+
+        Args:
+          lifted: the function as it was traced.
+          where: its captured arrays are placed.
+          place: puts an array there.
+          variant: what else tells programs of one signature apart.
+        """
+        placed = self._placements.of(lifted, where, place)
+        if placed is None:
+            return Bound(self.plain(variant), None)
+        return Bound(self._of(placed, variant), placed)
+
+    def _of(self, placed: PlacedCaptures, variant: Hashable) -> Program:
+        made = self._made.setdefault(placed, {})
         if variant not in made:
-            made[variant] = Program(self, takes_captures=placed is not None)
+            made[variant] = Program(self, takes_captures=placed is not self._nothing)
         return made[variant]
 
     def miss(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
@@ -261,27 +298,46 @@ class Programs:
             raise
 
     def run(
-        self, program: Program, asking: Program, found: Any, args: tuple, kwargs: dict
-    ) -> _compat.Answer:
-        """Runs a program, for the front of another one (`asking`), which then remembers the call.
-
-        `args` begin with the captured arrays.
-        """
-        with self.under_way(found):
-            results, memory, stale = _compat.run_jit(program.jitted, args, kwargs)
-        return results, memory if program is asking else None, stale
-
-    def lower(
         self,
-        program: Program,
-        placed: PlacedCaptures | None,
+        bound: Bound,
+        asking: Program,
         found: Any,
         args: tuple,
         kwargs: dict,
-    ) -> jax.stages.Lowered:
+        mesh: Mesh | None,
+    ) -> _compat.Answer:
+        """Runs a program, for the front of another one (`asking`), which then remembers the call.
+
+        Args:
+          bound: the one to run.
+          asking: that of the front that does not know the call.
+          found: for this call.
+          args: the user's.
+          kwargs: the same.
+          mesh: that it runs on, as far as that is one.
+        """
+        given = args if bound.placed is None else (bound.placed.values, *args)
+        with self.under_way(found):
+            results, memory, stale = _compat.run_jit(bound.program.jitted, given, kwargs)
+        is_full = mesh is not None and can_be_full(mesh)
+        if (self.used, self._is_full) != (bound, is_full):
+            self.used, self._is_full = bound, is_full
+            front = bound.hiding(bound.program.front)
+            self.front = _throttled(front) if is_full else front
+            self.renew()
+        return results, memory if bound.program is asking else None, stale
+
+    def stage(self, program: Program, lifted: Lifted, found: Any, args: tuple, kwargs: dict) -> Any:
+        """A call that is part of a trace outside. Captured arrays become constants of that."""
+        if not is_lifted_outside():
+            self.watch.warn_of(lifted.captures, lifted=False)
+        with self.under_way(found):
+            return program.jitted(*args, **kwargs)
+
+    def lower(self, bound: Bound, found: Any, args: tuple, kwargs: dict) -> jax.stages.Lowered:
         """The program with its captured arrays as arguments, for the user's arguments."""
         with self.under_way(found):
-            return with_captures(program.jitted.lower, placed)(*args, **kwargs)
+            return bound.hiding(bound.program.jitted.lower)(*args, **kwargs)
 
     @contextlib.contextmanager
     def under_way(self, found: Any) -> Iterator[None]:
@@ -302,11 +358,6 @@ def is_staged() -> bool:
     """Whether what is computed now is recorded for later, by a jit or a scan around."""
     with jax.transfer_guard("allow"):
         return isinstance(jax.device_put(0.0), Tracer)  # compiles nothing
-
-
-def with_captures(call: Callable, placed: PlacedCaptures | None) -> Callable:
-    """A front or a jit object as a callable of the user's arguments; the same without captures."""
-    return call if placed is None else functools.partial(call, placed.values)
 
 
 class _Ways(threading.local):
@@ -340,7 +391,7 @@ def can_be_full(mesh: Mesh) -> bool:
     return _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
 
 
-def throttled(call: Callable) -> Callable:
+def _throttled(call: Callable) -> Callable:
     """The same, with every sixteenth call waiting for its result."""
 
     def waiting(*args: Any, **kwargs: Any) -> Any:

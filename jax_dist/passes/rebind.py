@@ -7,7 +7,7 @@ custom_jvp and custom_vjp.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -185,27 +185,15 @@ def bind_again(eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _:
     return _bind(eqn, values, again, (), interpreter.context_here())
 
 
-def without_mesh(eqn: JaxprEqn, params: Mapping[str, Any] | None = None) -> JaxprEqn:
-    """The equation in the context of now, with no mesh in its parameters, and some of them new."""
-    return _untied(
-        eqn.replace(ctx=interpreter.context_here(), params={**eqn.params, **(params or {})})
-    )
-
-
-def type_of(aval: Any, sizes: Mapping[int, int] | None = None) -> jax.ShapeDtypeStruct:
-    """The type without its mesh, some dimensions of another size."""
-    shape = [(sizes or {}).get(dim, size) for dim, size in enumerate(aval.shape)]
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
-
-
 def _bind(
     eqn: JaxprEqn, values: Values, again: _Evaluate, axis_env: _AxisEnv, context: Any
 ) -> Values:
     def trace_again(body: Any) -> Any:
-        avals = interpreter.open_jaxpr(body).in_avals
+        avals: list[Any] = interpreter.open_jaxpr(body).in_avals
         if any(map(_compat.is_ref, avals)):  # of a kernel, which knows no mesh
             return body
-        return jax.make_jaxpr(lambda *args: again(body, args))(*map(type_of, avals))
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+        return jax.make_jaxpr(lambda *args: again(body, args))(*types)
 
     name, params = _compat.name_of(eqn), eqn.params
     if record_of(eqn).call == "inline":
@@ -220,13 +208,8 @@ def _bind(
         return _custom_jvp_anew(eqn, values, again, axis_env)
     if name == "custom_vjp_call":
         return _custom_vjp_anew(eqn, values, again, axis_env)
-    eqn = _untied(eqn.replace(ctx=context))
-    return interpreter.replay_with(eqn, trace_again, values)
-
-
-def _untied(eqn: JaxprEqn) -> JaxprEqn:
-    params = eqn.params.items()
-    return eqn.replace(params={k: None if isinstance(v, NamedSharding) else v for k, v in params})
+    without = {k: None if isinstance(v, NamedSharding) else v for k, v in params.items()}
+    return interpreter.replay_with(eqn.replace(ctx=context, params=without), trace_again, values)
 
 
 def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:

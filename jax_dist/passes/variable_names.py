@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
@@ -76,8 +75,6 @@ class ArraySource:
     name: str  # as the user would type it: "params['w']"
     kind: Kind
     captured_at: str  # "train.py:10", where the function begins that captures it
-    origin: Any = dataclasses.field(repr=False)  # the user's object; None for a part of it
-    read: Callable[[], Any] | None = dataclasses.field(repr=False)  # what is there now
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,28 +85,25 @@ class _Node:
     name: str
     kind: Kind
     at: str
-    read: Callable[[], Any]
     used: frozenset[str]  # the names in the code that leads here
     depth: int
 
-    def inside(self, suffix: str, value: Any, get: Callable[[Any], Any]) -> "_Node":
+    def inside(self, suffix: str, value: Any) -> "_Node":
         """A part of this object."""
-        read = self.read
         return dataclasses.replace(
             self,
             value=value,
             name=(self.name or "self") + suffix,
             kind=self.kind or "attribute",
-            read=lambda: get(read()),
             depth=self.depth + 1,
         )
 
     def source(self) -> ArraySource:
-        return ArraySource(self.name, self.kind, self.at, self.value, self.read)
+        return ArraySource(self.name, self.kind, self.at)
 
     def same_name(self, value: Any) -> "_Node":
         """An object behind this one, which the user knows by the same name."""
-        return dataclasses.replace(self, value=value, read=lambda: value, depth=self.depth + 1)
+        return dataclasses.replace(self, value=value, depth=self.depth + 1)
 
 
 def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, ArraySource]:
@@ -132,7 +126,7 @@ class _Search:
     wider: list[_Node]  # 64-bit NumPy arrays, of which a program has a 32-bit copy
 
     def from_callable(self, fun: Callable) -> None:
-        start = _Node(fun, "", "", definition(fun), lambda: fun, frozenset(), 0)
+        start = _Node(fun, "", "", definition(fun), frozenset(), 0)
         queue = collections.deque([start])
         seen = {id(fun): fun}  # with the objects, so that no other gets their address
         while queue and self.missing and len(seen) < _OBJECTS:
@@ -156,7 +150,7 @@ class _Search:
             for identity, array in [*self.missing.items()]:
                 if isinstance(array, np.ndarray) and np.may_share_memory(array, node.value):
                     view = f"view of {node.name}"
-                    self._name(identity, ArraySource(view, node.kind, node.at, None, None))
+                    self._name(identity, ArraySource(view, node.kind, node.at))
 
     def _name(self, identity: Identity | None, found: ArraySource) -> None:
         self.found[identity] = found
@@ -199,12 +193,12 @@ def _children(node: _Node) -> Iterator[_Node]:
             yield from _of_namespace(node, value)
         case Mapping():
             for key, item in itertools.islice(value.items(), _ITEMS):
-                yield node.inside(f"[{key!r}]", item, operator.itemgetter(key))
+                yield node.inside(f"[{key!r}]", item)
         case list() | tuple() | collections.deque():
             fields = getattr(type(value), "_fields", None)  # of a namedtuple
             for place, item in enumerate(itertools.islice(value, _ITEMS)):
                 suffix = f"[{place}]" if fields is None else f".{fields[place]}"
-                yield node.inside(suffix, item, operator.itemgetter(place))
+                yield node.inside(suffix, item)
         case _ if type(value).__module__.split(".")[0] in _JAX_PACKAGES:
             parts = getattr(value, "__dict__", {})
             for name in ("__wrapped__", "fwd", "bwd", "jvp"):  # of jit, custom_vjp, custom_jvp
@@ -224,24 +218,22 @@ def _of_function(node: _Node, function: types.FunctionType) -> Iterator[_Node]:
         _Node, at=definition(function), used=_names_in(code), depth=node.depth + 1
     )
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        read = functools.partial(getattr, cell, "cell_contents")
         try:
-            value = read()
+            value = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
         if not library or callable(value):
-            yield here(value, name, "closure", read=read)
+            yield here(value, name, "closure")
     if library:  # the names in there are not the user's
         return
     values = function.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
     defaults = [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
     for name, value in defaults:
-        yield here(value, name, "default", read=lambda value=value: value)
+        yield here(value, name, "default")
     namespace = function.__globals__
     for name in sorted(_names_in(code) & namespace.keys()):
-        read = functools.partial(namespace.__getitem__, name)
-        yield here(namespace[name], name, "global", read=read)
+        yield here(namespace[name], name, "global")
 
 
 def _of_self(node: _Node, owner: Any, function: types.FunctionType) -> Iterator[_Node]:
@@ -254,7 +246,6 @@ def _of_self(node: _Node, owner: Any, function: types.FunctionType) -> Iterator[
         name=code.co_varnames[0] if code.co_argcount else "self",
         kind="attribute",
         at=definition(function),
-        read=lambda: owner,
         depth=node.depth + 1,
     )
     for name in sorted(used):
@@ -276,9 +267,9 @@ def _of_partial(node: _Node, partial: functools.partial) -> Iterator[_Node]:
     names = () if code is None else code.co_varnames[: code.co_argcount]
     for place, value in enumerate(partial.args):
         name = names[place] if place < len(names) else f"args[{place}]"
-        yield here(value, name, read=lambda value=value: value)
+        yield here(value, name)
     for name, value in partial.keywords.items():
-        yield here(value, name, read=lambda value=value: value)
+        yield here(value, name)
     yield node.same_name(partial.func)
 
 
@@ -287,8 +278,7 @@ def _of_namespace(node: _Node, owner: types.ModuleType | type) -> Iterator[_Node
     if owner.__name__.split(".")[0] in (*_JAX_PACKAGES, "numpy"):
         return
     for name in sorted(node.used & vars(owner).keys()):
-        get = lambda owner, name=name: getattr(owner, name)
-        yield node.inside(f".{name}", vars(owner)[name], get)
+        yield node.inside(f".{name}", vars(owner)[name])
     if isinstance(owner, type):
         for value in vars(owner).values():
             if isinstance(value, types.FunctionType) and not _is_library_code(value.__code__):
@@ -300,8 +290,7 @@ def _of_object(node: _Node, value: Any) -> Iterator[_Node]:
     for name in sorted(attributes, key=lambda name: name.startswith("_")):  # stable: public first
         # nnx.Variable keeps its array here, and users write `kernel[...]`.
         suffix = "[...]" if name == "_raw_value" else f".{name}"
-        get = lambda owner, name=name: getattr(owner, name)
-        yield node.inside(suffix, attributes[name], get)
+        yield node.inside(suffix, attributes[name])
     call = _class_function(type(value), "__call__")
     if call is not None and not _is_library_code(call.__code__):
         yield from itertools.islice(_of_self(node, value, call), 1, None)

@@ -18,7 +18,7 @@ from jax_dist._exceptions import text_of
 from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
 from jax_dist.machines.cost import ProgramCost
 from jax_dist.mapping import axes
-from jax_dist.passes.captures import Captures, Policy, find_captures
+from jax_dist.passes.captures import Captures, find_captures
 from jax_dist.passes.gathers import Gathers
 from jax_dist.passes.hazards import find_hazards
 from jax_dist.passes.pipeline import PassFinding
@@ -82,17 +82,15 @@ def rewrite(
     gathers: Gathers = "reduce",
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
-    warn_bytes: int = 1024,
-    lift_bytes: int = 1024,
 ) -> Rewritten:
     """The same function, without what makes its program wrong, slow or impossible to cache.
 
     Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps the
     options of that jit: donation, shardings, static arguments. The passes, in this order: arrays
-    that the function captures become arguments (JXD401); pmaps inside are moved onto the mesh, and
-    loops around them into the mapped region (JXD002); custom_partitioning operations are routed
-    through shard_map (JXD402); and gathers that are only reduced become reductions (JXD301). Code
-    that cannot be shown to be sound is left unchanged; `explain` says which, and why.
+    that the function captures become arguments (JXD401); pmaps inside are moved onto the mesh
+    (JXD002); custom_partitioning operations are routed through shard_map (JXD402); and gathers that
+    are only reduced become reductions (JXD301). Code that cannot be shown to be sound is left
+    unchanged; `explain` says which, and why.
 
     It is traced once per signature, as under jit; after that, a call is one C++ dispatch. A donated
     state that has no explicit placement is sharded before the first call as the program will
@@ -102,14 +100,13 @@ def rewrite(
       fun: a function, or a jit object. Its arguments are traced, but for the static ones of a jit.
       mesh: where pmaps go, each to the axis of its size, and where captured arrays are placed. By
         default pmaps keep the devices that they have.
-      captures: what to do with captured arrays: "lift" them to arguments, and warn; "warn" only;
-        "allow" them; or raise an "error".
+      captures: what to do with captured arrays of 1 kB or more: "lift" them to arguments, and
+        warn; "warn" only; "allow" them; or raise an "error". As under jit, they keep the values
+        that they have when `fun` is traced. Random keys are lifted at any size, without a word.
       gathers: "reduce" them; only where the result is "exact", to the bit; or "keep" them.
       partitioning: "route" custom_partitioning operations through shard_map, or "keep" them.
       specs: how to shard such an operation, instead of the compiler's choice: `{name:
         (in_specs, out_specs)}`, as in `jax.shard_map`.
-      warn_bytes: warn of captured arrays from this size on, in bytes.
-      lift_bytes: lift captured arrays from this size on, in bytes; random keys always.
 
     Returns:
       The rewritten function, with `lower` and `trace` as jit objects have them, `report`, which
@@ -130,8 +127,7 @@ def rewrite(
 
     See jax-ml/jax#2926 on pmap in jit, and JEP 14273 on shard_map.
     """
-    policy = Policy(captures, warn_bytes, lift_bytes)
-    wishes = Wishes(mesh, policy, gathers, partitioning, specs)
+    wishes = Wishes(mesh, captures, gathers, partitioning, specs)
     _check(fun, wishes)
     if not _compat.CAN_REWRITE:
         raise UnsupportedError(f"jax_dist.rewrite needs jax 0.10 or later, not {jax.__version__}")
@@ -140,23 +136,19 @@ def rewrite(
 
 def _check(fun: object, wishes: Wishes) -> None:
     """Raises RewriteError for what is no wish."""
-    mesh, specs, policy = wishes.mesh, wishes.specs, wishes.policy
+    mesh, specs = wishes.mesh, wishes.specs
     if not callable(fun):
         raise _wrong("fun", fun, "it is called to be traced", "Give a function.")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise _wrong("mesh", mesh, "pmaps are moved onto its devices", "Give a jax.sharding.Mesh.")
     for name, value, kind in (
-        ("captures", policy.captures, Captures),
+        ("captures", wishes.captures, Captures),
         ("gathers", wishes.gathers, Gathers),
         ("partitioning", wishes.partitioning, Partitioning),
     ):
         if value not in get_args(kind):
             spelled = ", ".join(map(repr, get_args(kind)))
             raise _wrong(name, value, "it is none of the choices", f"Choose one of {spelled}.")
-    for name in ("warn_bytes", "lift_bytes"):
-        count = getattr(policy, name)
-        if not isinstance(count, int) or count < 0:
-            raise _wrong(name, count, "it is a size in bytes", "Give an integer, 0 or more.")
     if specs is not None and not isinstance(specs, Mapping):
         do = "Give {'name of the op': (in_specs, out_specs)}."
         raise _wrong("specs", specs, "it says how to cut which operation", do)
@@ -228,7 +220,7 @@ def _report_of(
     rewriting: RewrittenProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Report:
     """What a rewriting, which has traced nothing yet, does on these arguments."""
-    fun, name, wishes = rewriting.fun, rewriting.name, rewriting.wishes
+    fun, name = rewriting.fun, rewriting.name
     traced = _compat.jit_like(fun).trace(*args, **kwargs)
     before, program_before, failure = None, ProgramCost(), ()
     try:
@@ -245,8 +237,7 @@ def _report_of(
     # Of one trace: what each derives again, as in `table * 2`, is another array then.
     captured = rewriting.found or find_captures(traced.jaxpr, fun)
     lifted = {capture.key for capture in rewriting.lifted}
-    least = wishes.policy.warn_bytes
-    large = [capture for capture in captured if capture.bytes >= least or capture.is_key]
+    large = [capture for capture in captured if capture.is_large or capture.is_key]
     cache_before = CacheVerdict(stable=False, causes=("It does not compile.",))
     if before is not None:
         cache_before = CacheVerdict.of(before, [capture.name for capture in large])

@@ -61,11 +61,11 @@ class PmapSite:
         return cls(eqn, eqn.params["mesh"], axis, line, of_jax)
 
 
-def pmap_sites(jaxpr: Any) -> list[PmapSite]:
-    """All pmaps at any depth; not those inside another one, which move with it."""
+def pmap_sites(jaxpr: Any) -> list[tuple[interpreter.Path, PmapSite]]:
+    """All pmaps at any depth, by their path; not those inside another one, which move with it."""
     places = interpreter.places(jaxpr, _is_shard_map)
-    found = (PmapSite.of(place.eqn, place.line) for place in places)
-    return [site for site in found if site is not None]
+    found = ((place.path, PmapSite.of(place.eqn, place.line)) for place in places)
+    return [(path, site) for path, site in found if site is not None]
 
 
 def _is_shard_map(eqn: JaxprEqn) -> bool:
@@ -143,7 +143,7 @@ def check_none_local(jaxpr: ClosedJaxpr) -> None:
     """
     if jax.process_count() == 1:
         return
-    for site in pmap_sites(jaxpr):
+    for _, site in pmap_sites(jaxpr):
         here = jax.process_index()
         if site.of_jax and all(each.process_index == here for each in site.devices or ()):
             raise RewriteError(

@@ -20,21 +20,12 @@ from jax_dist.mapping import placement, process_calls
 from jax_dist.mapping.body import any_tracer
 from jax_dist.multihost.agreement import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, pipeline, programs
-from jax_dist.passes.captures import (
-    Capture,
-    Lifted,
-    PlacedCaptures,
-    Placements,
-    Policy,
-    Watch,
-    is_lifted_outside,
-    lift,
-)
+from jax_dist.passes.captures import Capture, Captures, Lifted, lift, tracing
 from jax_dist.passes.constants import lies_on_many, put_copy
 from jax_dist.passes.gathers import GATHERS, Gathers, plan_gathers
 from jax_dist.passes.partition import plan_partitioning
 from jax_dist.passes.pipeline import Pass, PassFinding
-from jax_dist.passes.programs import Memo, Program, Programs
+from jax_dist.passes.programs import Bound, Memo, Program, Programs
 from jax_dist.passes.propagation import is_partitioned, mesh_of, meshes_of
 from jax_dist.rewriting import remesh
 from jax_dist.rewriting.pmap_sites import check_none_local, pmaps_over_all_processes
@@ -42,15 +33,13 @@ from jax_dist.rewriting.pmap_sites import check_none_local, pmaps_over_all_proce
 Partitioning: TypeAlias = Literal["route", "keep"]
 Specs: TypeAlias = Mapping[str, tuple[Any, Any]]
 
-_WATCHED = 1024  # calls in which to look whether captured objects have changed
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wishes:
     """What the user wants of a rewriting."""
 
     mesh: Mesh | None
-    policy: Policy
+    captures: Captures
     gathers: Gathers
     partitioning: Partitioning
     specs: Specs | None
@@ -96,16 +85,12 @@ class RewrittenProgram:
         self.found: tuple[Capture, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
         self._options = _compat.JitOptions.of(fun)
-        self._watch = Watch(name, wishes.policy)
-        self._placements = Placements()
         self._mesh_seen: Mesh | None = None
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
         self._memo = Memo(name, self._traced, self._options)
         self._programs = Programs(
             name, self._options, trace=self._trace, miss=self._first_sight, without_jit=fun
         )
-        self._plain = self._programs.of(None)
-        self._used: tuple[Program, PlacedCaptures | None, bool] = (self._plain, None, False)
 
     def serve(self, caller: Any) -> None:
         """Keeps `caller.__call__` the fastest way to call."""
@@ -116,15 +101,14 @@ class RewrittenProgram:
         return RewrittenProgram(self.fun, self.name, self.wishes)
 
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
-        program, placed, found = self._prepared(args, kwargs)
-        lowered = self._programs.lower(program, placed, found, args, kwargs)
-        return programs.lowered_without(lowered, placed and placed.values)
+        bound, found = self._prepared(args, kwargs)
+        return bound.lowered(self._programs.lower(bound, found, args, kwargs))
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
         """The rewritten jaxpr, with the captured arrays in it."""
         found = self._find(self._trace_user(args, kwargs), args, kwargs)
         with self._programs.under_way(found):
-            return self._programs.of(None, _variant(found)).jitted.trace(*args, **kwargs)
+            return self._programs.plain(_variant(found)).jitted.trace(*args, **kwargs)
 
     # ---- a call that the front does not know
 
@@ -134,13 +118,9 @@ class RewrittenProgram:
         traced = self._trace_user(args, kwargs)
         leaves = jax.tree.leaves((args, kwargs))
         if programs.is_staged() or any_tracer(leaves):
-            # The call is part of a trace outside. Captured arrays become constants of that.
             found = self._find(traced, args, kwargs)
-            if not is_lifted_outside():
-                self._watch.warn_of(traced.lifted.captures, lifted=False)
-            with self._programs.under_way(found):
-                jitted = self._programs.of(None, _variant(found)).jitted
-                return jitted(*args, **kwargs), None, False
+            plain = self._programs.plain(_variant(found))
+            return self._programs.stage(plain, traced.lifted, found, args, kwargs), None, False
         for mesh in self._meshes(self._find(traced, args, kwargs)):
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
         args, kwargs = self._first_state_placed(traced, args, kwargs)
@@ -158,18 +138,11 @@ class RewrittenProgram:
     def _run(
         self, program: Program, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _compat.Answer:
-        own, placed, found = self._prepared(args, kwargs, traced)
-        self._watch.warn_of(traced.lifted.captures, lifted=True)
+        bound, found = self._prepared(args, kwargs, traced)
+        self._programs.watch.warn_of(traced.lifted.captures, lifted=True)
         if found.mesh is not None and jax.process_count() > 1:
             self._agree(found)
-        args = args if placed is None else (placed.values, *args)
-        answer = self._programs.run(own, program, found, args, kwargs)
-        # This is the program of the last call; most probably of the next one, too.
-        is_full = self._mesh_seen is not None and programs.can_be_full(self._mesh_seen)
-        if self._used != (own, placed, is_full):
-            self._used = (own, placed, is_full)
-            self._go_through(self._call_of(own, placed, traced))
-        return answer
+        return self._programs.run(bound, program, found, args, kwargs, self._mesh_seen)
 
     def _first_state_placed(
         self, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -191,15 +164,15 @@ class RewrittenProgram:
 
     def _prepared(
         self, args: tuple, kwargs: dict, traced: _TracedCall | None = None
-    ) -> tuple[Program, PlacedCaptures | None, _KnownCall]:
+    ) -> tuple[Bound, _KnownCall]:
         traced = traced or self._trace_user(args, kwargs)
         found = self._find(traced, args, kwargs)
         mesh = found.mesh
         if mesh is None and jax.process_count() > 1:
             # One with devices of other processes too, where arrays of this one cannot be used.
             mesh = next((each for each in self._meshes(found) if each.is_multi_process), None)
-        placed = self._placements.of(traced.lifted, mesh, lambda value: _placed(value, mesh))
-        return self._programs.of(placed, _variant(found)), placed, found
+        place = lambda value: _placed(value, mesh)
+        return self._programs.bound(traced.lifted, mesh, place, _variant(found)), found
 
     def _find(self, traced: _TracedCall, args: tuple, kwargs: dict) -> _KnownCall:
         leaves = jax.tree.leaves((args, kwargs))
@@ -217,32 +190,6 @@ class RewrittenProgram:
         """Those that the program runs on."""
         wished = [] if self.wishes.mesh is None else [self.wishes.mesh]
         return [*wished, *meshes_of(found.traced.lifted.jaxpr, found.shardings)]
-
-    def _go_through(self, call: Callable) -> None:
-        is_full = self._used[-1]
-        self._programs.go_through(programs.throttled(call) if is_full else call)
-
-    def _call_of(
-        self, program: Program, placed: PlacedCaptures | None, traced: _TracedCall
-    ) -> Callable:
-        captures = traced.lifted.captures
-        if placed is None:
-            return program.front
-        call = programs.with_captures(program.front, placed)
-        if not any(capture.read for capture in captures):
-            return call
-        calls = 0
-
-        def watching(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if not calls & (calls - 1):  # 1, 2, 4, 8, ...: looking takes time for each capture
-                self._watch.look(captures, placed.values)
-            if calls == _WATCHED and self._used[1] is placed:
-                self._go_through(call)
-            return call(*args, **kwargs)
-
-        return watching
 
     # ---- what is traced
 
@@ -270,10 +217,10 @@ class RewrittenProgram:
             return flat_output
 
         flat.__name__ = flat.__qualname__ = self.name
-        with self.wishes.policy.tracing():
+        with tracing(self.wishes.captures):
             jaxpr = jax.jit(flat).trace(*[leaves[place] for place in places]).jaxpr
         check_none_local(jaxpr)
-        lifted = lift(jaxpr, self.fun, self.name, self.wishes.policy)
+        lifted = lift(jaxpr, self.fun, self.name, self.wishes.captures)
         routes = self.wishes.partitioning == "route" and interpreter.contains(jaxpr, is_partitioned)
         paths = jax.tree.leaves_with_path((args, kwargs))
         described = {f"argument {jax.tree_util.keystr(path)}": describe(x) for path, x in paths}

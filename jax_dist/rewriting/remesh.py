@@ -1,4 +1,4 @@
-"""pmaps inside a traced program, moved onto the caller's mesh; loops around them, moved inside.
+"""pmaps inside a traced program, moved onto the caller's mesh.
 
 Collectives in a mapped function name the axis that it was mapped over, also those that are traced
 later, in the rules of a custom_vjp. So a mapped region keeps that name, on a mesh of the same
@@ -24,7 +24,6 @@ from jax_dist.passes import interpreter, rebind
 from jax_dist.passes.interpreter import Handler, Values
 from jax_dist.passes.pipeline import Outcome, PassFinding, PassPlan
 from jax_dist.passes.primitive_facts import record_of
-from jax_dist.rewriting import loops
 from jax_dist.rewriting.pmap_sites import PmapSite, pmap_sites
 
 _CODE = _codes.JIT_OF_PMAP
@@ -45,25 +44,24 @@ class _Move:
 
 
 def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
-    """Moves the pmaps of a program, each to an axis of its size; without a mesh, only loops."""
-    moves: dict[int, _Move] = {}
+    """Moves the pmaps of a program.
+
+    Args:
+      jaxpr: the program.
+      mesh: where to; each pmap goes to an axis of its size. None: they stay, and are only told.
+    """
+    handlers: dict[interpreter.Path, Handler] = {}
     findings = []
-    for site in pmap_sites(jaxpr):
+    for place, site in pmap_sites(jaxpr):
         try:
-            moves[id(site.eqn)] = _move(site, mesh)
+            move = _move(site, mesh)
         except _RemeshRefused as refused:
             findings.append(_finding(site.where, "refused", f"{_said(site)} stays", str(refused)))
         else:
-            findings.append(_moved(moves[id(site.eqn)], mesh))
-    inside = _loops_inside(jaxpr, moves, findings)
-    if not inside and (mesh is None or not moves):
+            findings.append(_moved(move, mesh))
+            handlers[place] = functools.partial(_emit, move)
+    if mesh is None or not handlers:
         return PassPlan(None, tuple(findings))
-    emits: dict[int, Handler] = {}
-    if mesh is not None:
-        emits = {key: functools.partial(_emit, move) for key, move in moves.items()}
-    emits |= {key: functools.partial(_emit_loop, *found) for key, found in inside.items()}
-    found = interpreter.places(jaxpr, lambda eqn: id(eqn) in emits)
-    handlers = {place.path: emits[id(place.eqn)] for place in found}
     return PassPlan(lambda *args: interpreter.run_at(jaxpr, args, handlers), tuple(findings))
 
 
@@ -143,56 +141,6 @@ def _lay_all(move: _Move, values: Sequence[Any], specs: Sequence[P]) -> Values:
 
 def _named(move: _Move, spec: P) -> P:
     return P(*[move.axis if part == move.site.axis else part for part in spec])
-
-
-# ---- loops
-
-
-def _loops_inside(
-    jaxpr: Any, moves: dict[int, _Move], findings: list[PassFinding], around: str = ""
-) -> dict[int, tuple[_Move, loops.LoopInside]]:
-    """The outermost loops that can run inside; for the others, why not."""
-    found = {}
-    for eqn in interpreter.open_jaxpr(jaxpr).eqns:
-        where = interpreter.source_line(eqn) or around
-        name = _compat.name_of(eqn)
-        sites = [site for body in interpreter.bodies(eqn) for site in pmap_sites(body)]
-        if not sites or PmapSite.of(eqn) is not None or name == "shard_map":
-            continue
-        if record_of(eqn).kind == "loop":
-            try:
-                found[id(eqn)] = _loop_inside(eqn, sites, moves)
-            except (_RemeshRefused, loops.LoopRefused) as refused:
-                what = f"the {name} stays outside of the mapped region"
-                findings.append(_finding(where, "noted", what, str(refused)))
-            else:
-                what = f"the {name} around its pmaps: inside the mapped region"
-                findings.append(_finding(where, "rewritten", what))
-                continue
-        for body in interpreter.bodies(eqn):
-            found.update(_loops_inside(body, moves, findings, where))
-    return found
-
-
-def _loop_inside(
-    eqn: JaxprEqn, sites: Sequence[PmapSite], moves: dict[int, _Move]
-) -> tuple[_Move, loops.LoopInside]:
-    if any(id(site.eqn) not in moves for site in sites):
-        raise _RemeshRefused("a pmap in it stays where it is")
-    first = moves[id(sites[0].eqn)]
-    if len(first.site.mesh.axis_names) > 1:
-        raise _RemeshRefused("its pmaps have others inside")
-    if any(moves[id(site.eqn)].inside != first.inside for site in sites):
-        raise _RemeshRefused("its pmaps go over several axes, or have different devices")
-    for site in sites:
-        _check_rebindable(site)
-    return first, loops.LoopInside.of(eqn, first.inside, first.site.axis)
-
-
-def _emit_loop(move: _Move, loop: loops.LoopInside, eqn: JaxprEqn, values: Values) -> Values:
-    del eqn
-    laid = _lay_all(move, values, loop.in_specs)
-    return _lay_all(move, loop.evaluate(laid), loop.out_specs)
 
 
 # ---- what is told

@@ -16,7 +16,6 @@ from programs_kit import KEY, ROWS, TARGETS, WEIGHTS, mesh_of
 
 import jax_dist
 from jax_dist.errors import ConsistencyError
-from jax_dist.testing import assert_same_on
 
 pytestmark = pytest.mark.rewriting
 
@@ -257,18 +256,6 @@ def test_what_cannot_be_checked_is_refused(options, which):
 def test_another_structure_is_refused():
     with pytest.raises(ConsistencyError, match="another structure"):
         jax_dist.compare_device_counts(lambda x: list(x), TARGETS, axis_name="i", devices=(2,))
-
-
-# ---- in tests of users
-
-
-def test_assert_same_on():
-    with pytest.raises(AssertionError, match="times too large"):
-        assert_same_on(_wrong_mean, TARGETS, axis_name="i", devices=(2,))
-    with pytest.raises(AssertionError, match="left out"):
-        assert_same_on(lambda x: lax.psum(x.sum(), "i"), jnp.arange(6.0), axis_name="i")
-    report = assert_same_on(lambda x: x * 2, np.arange(4.0), axis_name="i", devices=(2,))
-    assert report.ok
 
 
 def _fitness(theta: jax.Array, noise: jax.Array) -> jax.Array:

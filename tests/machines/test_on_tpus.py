@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import jax_dist
 from jax_dist.codemod.vendored.mapped import mapped
@@ -106,7 +107,7 @@ def test_state_in_parts_takes_less_than_copies(name, programs):
     rows = programs.stacked(len(machine.devices), 0, programs.of(32, 2048))
     made = {
         way: jax_dist.global_view(
-            mlp.fun, "i", out_axes=(None, 0), donate_argnums=0, mesh=machine.mesh("i"),
+            mlp.fun, "i", out_axes=(None, 0), donate_argnums=0, mesh=Mesh(machine.devices, ("i",)),
             shardings=way,
         ).lower(wide, rows).compile()
         for way in ("replicated", "fsdp")
@@ -125,7 +126,7 @@ def test_what_is_scattered_takes_no_constants_without_a_layout():
     machine = jax_dist.topology("v5e:16x16")
     step = lambda w, x: w - jax.lax.pmean(jnp.tanh(x @ w).T @ x, "i").T
     types = (jax.ShapeDtypeStruct((1024, 1024), "f4"), jax.ShapeDtypeStruct((256, 32, 1024), "f4"))
-    view = jax_dist.global_view(step, "i", mesh=machine.mesh("i"), shardings="fsdp")
+    view = jax_dist.global_view(step, "i", mesh=Mesh(machine.devices, ("i",)), shardings="fsdp")
     lowered = view.lower(*types)
 
     assert "reduce_scatter" not in lowered.as_text()
@@ -139,12 +140,10 @@ def _large_step(w, x):
 @pytest.mark.tpu_compiler
 def test_a_plan_says_which_way_fits_and_by_how_much():
     """State and gradient of 8 GiB each: a copy of both does not fit in 15.75 GiB, a part does."""
-    types = (jax.ShapeDtypeStruct((2**21, 1024), "f4"), jax.ShapeDtypeStruct((8,), "f4"))
+    types = (jax.ShapeDtypeStruct((4, 2**21, 1024), "f4"), jax.ShapeDtypeStruct((4, 8), "f4"))
+    mapped = jax.pmap(_large_step, "i", donate_argnums=0)
 
-    found = plan(
-        _large_step, *types, on="v5e:2x2", axis_name="i", donate_argnums=0,
-        ways=["jax.pmap", "fsdp"],
-    )  # fmt: skip
+    found = plan(mapped, *types, on="v5e:2x2", ways=["jax.pmap", "fsdp"])
 
     whole, parts = found.rows
     assert (whole.fits, whole.program, whole.needed) == (False, None, 16 * 2**30)
@@ -161,7 +160,8 @@ def test_a_plan_agrees_with_what_the_compiler_says(name, programs):
     machine = jax_dist.topology(name)
     program = programs.same_programs(len(machine.devices))["SGD, donated"]
 
-    rows = plan(program.fun, *program.args, on=name, axis_name="i", donate_argnums=0).rows
+    mapped = jax.pmap(program.fun, "i", donate_argnums=0)
+    rows = plan(mapped, *program.mapped_types(len(machine.devices)), on=name).rows
 
     memory = _both(program, machine)[0].memory_analysis()
     assert [row.way for row in rows] == ["jax.pmap", "replicated", "fsdp", "fsdp-regather"]
@@ -218,7 +218,7 @@ _ENTRIES = {
         jax_dist.pmap(_of_table, "i", devices=on.devices)
     ).lower(_X),
     "global view": lambda on: jax_dist.global_view(
-        _step, "i", mesh=on.mesh("i"), shardings="fsdp"
+        _step, "i", mesh=Mesh(on.devices, ("i",)), shardings="fsdp"
     ).lower(_W, jax.ShapeDtypeStruct((16, 4, 128), jnp.float32)),
 }  # fmt: skip
 

@@ -42,11 +42,12 @@ def _stacked(count, tree):
 
 
 def _planned(**options):
-    return plan(_step, _PARAMS, _BATCH, on=jax.devices(), axis_name="i", **options)
+    mapped = jax.pmap(_step, "i", donate_argnums=0)
+    return plan(mapped, _stacked(2, _PARAMS), _stacked(2, _BATCH), on=jax.devices(), **options)
 
 
 def test_each_way_is_compiled_and_measured():
-    found = _planned(donate_argnums=0)
+    found = _planned()
 
     rows = {row.way: row for row in found.rows}
     assert [*rows] == _FOUR
@@ -62,7 +63,7 @@ def test_the_numbers_are_those_of_the_program_that_runs():
     mapped = jax.pmap(_step, "i", donate_argnums=0)
     memory = mapped.lower(_stacked(8, _PARAMS), _stacked(8, _BATCH)).compile().memory_analysis()
 
-    (row,) = _planned(donate_argnums=0, ways=["jax.pmap"]).rows
+    (row,) = _planned(ways=["jax.pmap"]).rows
 
     assert row.program.argument_bytes == memory.argument_size_in_bytes
     assert row.program.temp_bytes == memory.temp_size_in_bytes
@@ -94,7 +95,7 @@ def test_a_mapped_function_is_planned_for_as_many_devices_as_there_are(way, slic
         _MAPPED[way](), _stacked(slices, _PARAMS), _stacked(slices, _BATCH), on=jax.devices()
     )
 
-    expected = _planned(donate_argnums=0)
+    expected = _planned()
     programs = [
         [dataclasses.replace(row.program, stablehlo_bytes=0) for row in each.rows]  # names differ
         for each in (found, expected)
@@ -127,9 +128,9 @@ def test_axes_static_arguments_and_keywords_stay_what_they_are():
 
 
 def test_a_step_without_a_state_has_no_way_to_keep_it_in_parts():
-    found = plan(
-        lambda x: jax.lax.pmean(x.sum(), "i"), _BATCH["x"], on=jax.devices(), axis_name="i"
-    )
+    mapped = jax.pmap(lambda x: jax.lax.pmean(x.sum(), "i"), "i")
+
+    found = plan(mapped, _stacked(2, _BATCH["x"]), on=jax.devices())
 
     row, *others = found.rows
     assert row.program is not None
@@ -144,9 +145,9 @@ def test_the_state_can_be_named():
     def two(first, second, x):
         return first + jax.lax.psum(x.sum(), "i"), second, x
 
-    args = [np.ones((64, 64), np.float32)] * 2 + [np.ones(4, np.float32)]
+    args = _stacked(2, [np.ones((64, 64), np.float32)] * 2 + [np.ones(4, np.float32)])
     bytes_of = lambda **options: plan(
-        two, *args, on=jax.devices(), axis_name="i", ways=["fsdp"], **options
+        jax.pmap(two, "i"), *args, on=jax.devices(), ways=["fsdp"], **options
     ).rows[0].program.argument_bytes  # fmt: skip
 
     assert bytes_of() == 2 * 4 * 64 * 64 // 8 + 16  # both come back
@@ -156,7 +157,7 @@ def test_the_state_can_be_named():
 def test_our_pmap_is_a_way_of_its_own_where_it_makes_another_program():
     gathered = lambda x: jax.lax.all_gather(x, "i").mean((0, 1))
 
-    found = plan(gathered, np.ones((64, 64), np.float32), on=jax.devices(), axis_name="i")
+    found = plan(jax.pmap(gathered, "i"), np.ones((2, 64, 64), np.float32), on=jax.devices())
 
     kinds = {
         row.way: [each.kind for each in row.program.collectives]
@@ -186,25 +187,22 @@ def test_progress_is_told_a_line_at_a_time():
         ({"on": "v5:4x4"}, ValueError, "Did you mean v5e?"),
         ({"on": [3]}, ArgumentTypeError, "plan got something else than a machine"),
         ({"on": []}, ArgumentTypeError, "on=[]"),
-        ({"axis_name": None}, UnsupportedError, "'_step' maps nothing"),
-        (
-            {"axis_name": None, "donate_argnums": 0},
-            ArgumentTypeError,
-            "plan got options of pmap for a function that is mapped already",
-        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(wrong, kind, line):
-    def local(params, batch):  # no collectives, so that it can be traced alone
-        return params, batch
-
-    local.__name__ = "_step"
-    options = {"on": jax.devices(), "axis_name": "i", **wrong}
+    options = {"on": jax.devices(), **wrong}
 
     with pytest.raises(kind) as raised:
-        plan(local, _PARAMS, _BATCH, **options)
+        plan(jax.pmap(_step, "i"), _stacked(2, _PARAMS), _stacked(2, _BATCH), **options)
 
     assert line in str(raised.value)
+
+
+def test_a_function_that_is_not_mapped_is_refused():
+    with pytest.raises(UnsupportedError) as raised:
+        plan(lambda params, batch: (params, batch), _PARAMS, _BATCH, on=jax.devices())
+
+    assert "'<lambda>' maps nothing" in str(raised.value)
 
 
 # ---- what does not fit
@@ -296,7 +294,7 @@ def _whole():
         PlannedWay("tiny", "replicated", problem="the step maps inside"),
     )
     machines = (Machine("v5e:2x4", devices, _LIMIT), Machine("tiny", devices, 500_000_000))
-    return Plan("step", machines, rows)
+    return Plan("step", machines, rows, slices=8)
 
 
 def test_the_whole_table():
@@ -348,7 +346,7 @@ def test_of_ways_that_fit_the_one_that_sends_least_is_named_too():
     fsdp = _row("v5e:2x4", "fsdp", 546_600_000)
     machine = Machine("v5e:2x4", tuple(jax.devices()), _LIMIT)
 
-    assert Plan("step", (machine,), (less, fsdp)).advice == (
+    assert Plan("step", (machine,), (less, fsdp), slices=8).advice == (
         "It fits on v5e:2x4 in each way; replicated sends least, fsdp needs least, 546.6 MB."
     )
 
@@ -369,7 +367,7 @@ def test_what_a_loop_of_unknown_length_sends_is_a_lower_bound():
     row = PlannedWay("tiny", "fsdp", ProgramCost((looped,)), 1.0, _LIMIT, 5 * 10**8)
     machine = Machine("tiny", tuple(jax.devices()), _LIMIT)
 
-    assert "at least 8.0 GB" in str(Plan("step", (machine,), (row,)))
+    assert "at least 8.0 GB" in str(Plan("step", (machine,), (row,), slices=8))
 
 
 def test_the_plan_as_data():

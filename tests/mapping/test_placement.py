@@ -289,12 +289,3 @@ def test_keys_and_weak_types_are_copied_as_they_are():
 
     assert placed["weak"].weak_type
     assert jax.random.uniform(own["key"]) + own["weak"] > 2
-
-
-@pytest.mark.parametrize("put", ["replicate", "shard, whole"])
-def test_memory_is_shared_where_that_is_asked_for(put):
-    own = jnp.ones(_SHAPE)
-
-    _PUT[put](own, may_alias=True).delete()
-
-    assert own.is_deleted()

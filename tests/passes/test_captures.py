@@ -34,7 +34,7 @@ def test_what_is_known_of_a_capture():
     assert (capture.name, capture.kind, capture.shape) == ("w", "closure", (3, 5))
     assert (capture.dtype, capture.bytes, capture.is_key) == ("bfloat16", 30, False)
     assert capture.refused == ""
-    assert capture.value is capture.origin is w
+    assert capture.value is w
     line = fun.__code__.co_firstlineno
     assert capture.captured_at.endswith(f"test_captures.py:{line}")
     assert capture.used_at == capture.captured_at
@@ -59,7 +59,6 @@ def test_a_64_bit_array_is_known_by_its_32_bit_copy():
     (capture,) = _found(lambda x: jax.jit(lambda x: x * w)(x) + x * w, _X)
 
     assert (capture.name, capture.dtype, capture.bytes) == ("w", "float32", 12)
-    assert capture.origin is w
     assert capture.value.dtype == np.float32
 
 
@@ -185,7 +184,7 @@ def _capture(name, **changed):
         "is_key": False,
         "refused": "",
     }
-    return Capture(name=name, key=None, value=None, origin=None, read=None, **(known | changed))
+    return Capture(name=name, key=None, value=None, **(known | changed))
 
 
 def test_the_warning_for_lifted_arrays():

@@ -217,21 +217,6 @@ def test_public_attributes_name_what_private_ones_hold_too():
         """) == [("m.shown", "global", "train.py:2", "train.py:2")]
 
 
-def test_arrays_are_read_again_where_they_come_from():
-    layers = [{"w": jnp.arange(3.0)}]
-    fun = lambda x: x * layers[0]["w"]
-    (capture,) = find_captures(jax.make_jaxpr(fun)(jnp.ones(3)), fun)
-    assert capture.name == "layers[0]['w']"
-    assert capture.read is not None
-    assert capture.read() is layers[0]["w"] is capture.value
-
-    layers[0]["w"] = jnp.ones(3)
-    assert capture.read().tolist() == [1, 1, 1]
-
-    layers = [{"w": jnp.zeros(3)}]
-    assert capture.read().tolist() == [0, 0, 0]
-
-
 def test_equinox():
     equinox = pytest.importorskip("equinox")
     model = equinox.nn.MLP(3, 4, 5, depth=1, key=jax.random.key(0))

@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.passes.captures import evaluate_lifted, find_captures
+from jax_dist.passes.captures import find_captures
+from jax_dist.passes.constants import Substitution, array_identity
 from jax_dist.passes.interpreter import equations
 
 pytestmark = pytest.mark.rewriting
@@ -22,6 +23,12 @@ _W = jnp.asarray(_NUMBERS.randn(3, 5), jnp.float32)
 _N = _NUMBERS.randn(5, 7).astype(np.float32)
 _X = jnp.array([0.5, -1.0, 2.0])
 _CONSTANT = re.compile(r"stablehlo\.constant .*tensor<(3x5|5x7)xf32>")
+
+
+def _with_operands(jaxpr, captures, values, args):
+    """The results of a program with other values in the place of its captured arrays."""
+    identities = [array_identity(capture.value) for capture in captures]
+    return Substitution(frozenset(identities)).evaluator(jaxpr, identities)(*values, *args)
 
 
 def _both(x):
@@ -124,7 +131,7 @@ def _lifted(fun, *args):
     """A jit of `fun` that takes its captured arrays first, and these arrays."""
     jaxpr = jax.make_jaxpr(fun)(*args)
     captures = find_captures(jaxpr, fun)
-    jitted = jax.jit(lambda values, *args: evaluate_lifted(jaxpr, captures, values, args))
+    jitted = jax.jit(lambda values, *args: _with_operands(jaxpr, captures, values, args))
     return jitted, [capture.value for capture in captures]
 
 
@@ -205,18 +212,10 @@ def test_a_function_that_is_called_often_stays_one_function():
 def test_only_the_named_captures_are_replaced():
     jaxpr = jax.make_jaxpr(_jitted)(_X)
     captures = [found for found in find_captures(jaxpr, _jitted) if found.name == "_N"]
-    jitted = jax.jit(lambda values, x: evaluate_lifted(jaxpr, captures, values, [x]))
+    jitted = jax.jit(lambda values, x: _with_operands(jaxpr, captures, values, [x]))
 
     text = jitted.lower([_N], _X).as_text()
     assert re.findall(r"stablehlo\.constant .*tensor<(\dx\d)xf32>", text) == ["3x5"]
-
-
-def test_a_value_of_another_shape_is_refused():
-    jaxpr = jax.make_jaxpr(_both)(_X)
-    captures = find_captures(jaxpr, _both)
-
-    with pytest.raises(AssertionError, match="'_W' is replaced by"):
-        evaluate_lifted(jaxpr, captures, [_N, _W], [_X])
 
 
 def test_a_body_without_a_rule_keeps_its_array_and_says_so():
@@ -232,7 +231,7 @@ def test_a_body_without_a_rule_keeps_its_array_and_says_so():
     assert capture.refused == (
         "it sits in the body of 'custom_linear_solve', which takes no more operands"
     )
-    evaluate = jax.jit(lambda values, b: evaluate_lifted(jaxpr, [capture], values, [b]))
+    evaluate = jax.jit(lambda values, b: _with_operands(jaxpr, [capture], values, [b]))
     chex.assert_trees_all_close(
         evaluate([capture.value], jnp.ones(5))[0], fun(jnp.ones(5)), rtol=1e-6
     )

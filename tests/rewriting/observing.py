@@ -10,11 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_dist.passes.interpreter import (
-    bodies,
-    equations,
-    open_jaxpr,
-)
+from jax_dist.passes.interpreter import equations
 from jax_dist.rewriting import remesh
 
 
@@ -49,16 +45,6 @@ def traced_names(rewritten: Any, *args: Any, **kwargs: Any) -> collections.Count
     """How many equations of each primitive the rewritten program has, at any depth."""
     jaxpr = rewritten.trace(*args, **kwargs).jaxpr
     return collections.Counter(eqn.primitive.name for eqn in equations(jaxpr))
-
-
-def nesting(jaxpr: Any, *names: str) -> list[str]:
-    """Where equations of these primitives stand, as paths: "shard_map", "shard_map/scan"."""
-    found = []
-    for eqn in open_jaxpr(jaxpr).eqns:
-        own = [eqn.primitive.name] if eqn.primitive.name in names else []
-        inner = [path for body in bodies(eqn) for path in nesting(body, *names)]
-        found += own + ["/".join([*own, path]) for path in inner]
-    return found
 
 
 def compiled_collectives(call: Any, *args: Any) -> dict[str, int]:

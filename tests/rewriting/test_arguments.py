@@ -33,8 +33,6 @@ def test_a_choice_that_is_none():
         ({"gathers": None}, "gathers is None", "Choose one of 'reduce', 'exact', 'keep'."),
         ({"partitioning": "on"}, "partitioning is 'on'", "Choose one of 'route', 'keep'."),
         ({"mesh": ("i",)}, "mesh is ('i',)", "Give a jax.sharding.Mesh."),
-        ({"warn_bytes": -1}, "warn_bytes is -1", "Give an integer, 0 or more."),
-        ({"lift_bytes": "1 MB"}, "lift_bytes is '1 MB'", "Give an integer, 0 or more."),
         (
             {"specs": ["op"]},
             "specs is ['op']",

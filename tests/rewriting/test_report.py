@@ -158,7 +158,7 @@ def _hostile(text):
         PlannedWay("v5e:2x2", text, program, 10**6, 10**15, 10**15),
         PlannedWay("v5e:2x2", f"{text}2", problem=text),
     )
-    plan = Plan(text, (machine,), rows)
+    plan = Plan(text, (machine,), rows, slices=len(machine.devices))
     return Report(text, program, ProgramCost(), verdict, verdict, (finding,), (captured,), plan)
 
 
@@ -324,7 +324,7 @@ def test_a_report_of_real_programs():
 def test_a_report_ends_with_the_plan():
     machine = Machine("v5e:2x2", (jax.devices()[0],) * 4, 16_911_433_728)
     rows = (PlannedWay("v5e:2x2", "fsdp", needed=20_000_000_000, memory=16_911_433_728),)
-    plan = Plan("step", (machine,), rows)
+    plan = Plan("step", (machine,), rows, slices=len(machine.devices))
     report = Report("step", *[ProgramCost()] * 2, _STABLE, _STABLE, plan=plan)
 
     assert str(report).splitlines()[2:9] == [

@@ -24,9 +24,11 @@ from jax_dist import rewrite
 from jax_dist.errors import CapturedArrayWarning
 from jax_dist.passes.interpreter import equations
 
-pytestmark = pytest.mark.rewriting
+pytestmark = [
+    pytest.mark.rewriting,
+    pytest.mark.filterwarnings("ignore:JXD401. '.*' captures:jax_dist.errors.CapturedArrayWarning"),
+]
 
-_QUIET = 10**6  # as `warn_bytes`: of the captures here nothing is said
 _MESH = mesh_of(data=4)
 _W = jnp.linspace(0.0, 1.0, 400).reshape(4, 100)
 _X = numbers(4, 100)
@@ -74,10 +76,6 @@ _MESHES = pytest.mark.parametrize(
 )
 
 
-def _quiet(fun, **options):
-    return rewrite(fun, warn_bytes=_QUIET, **options)
-
-
 def _close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
 
@@ -88,12 +86,12 @@ def _close(found, expected):
 @pytest.mark.thorough
 @_FUNCTIONS_AND_MESHES
 def test_it_composes_with_the_transforms_of_jax(fun, expected, mesh):
-    rewritten = _quiet(fun, mesh=mesh)
+    rewritten = rewrite(fun, mesh=mesh)
     pair = jnp.stack([_X, _X])
     slope = jax.grad(lambda x: (fun(x) ** 2).sum())(_X)
 
     _close(rewritten(_X), expected)
-    _close(_quiet(jax.jit(fun), mesh=mesh)(_X), expected)
+    _close(rewrite(jax.jit(fun), mesh=mesh)(_X), expected)
     _close(jax.jit(rewritten)(_X), expected)
     _close(jax.vmap(rewritten)(pair), np.stack([expected, expected]))
     _close(jax.vmap(rewritten, in_axes=1, out_axes=2)(pair.swapaxes(0, 1))[..., 1], expected)
@@ -101,9 +99,9 @@ def test_it_composes_with_the_transforms_of_jax(fun, expected, mesh):
     _close(lax.cond(jnp.all(_X < 99), rewritten, lambda x: x, _X), expected)
     _close(jax.grad(lambda x: (rewritten(x) ** 2).sum())(_X), slope)
     _close(jax.grad(lambda x: (jax.checkpoint(rewritten)(x) ** 2).sum())(_X), slope)
-    _close(_quiet(jax.grad(lambda x: (fun(x) ** 2).sum()), mesh=mesh)(_X), slope)
+    _close(rewrite(jax.grad(lambda x: (fun(x) ** 2).sum()), mesh=mesh)(_X), slope)
     _close(jax.jvp(rewritten, (_X,), (_X,))[1], jax.jvp(fun, (_X,), (_X,))[1])
-    _close(_quiet(rewritten, mesh=mesh)(_X), expected)
+    _close(rewrite(rewritten, mesh=mesh)(_X), expected)
 
 
 @_FUNCTIONS
@@ -111,12 +109,12 @@ def test_second_derivatives(fun, expected):
     curved = lambda f: lambda x: jax.jvp(jax.grad(lambda x: (f(x) ** 3).sum()), (x,), (x,))[1]
 
     wanted = jax.jit(curved(fun))(_X)
-    np.testing.assert_allclose(curved(_quiet(fun))(_X), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(curved(rewrite(fun))(_X), wanted, rtol=1e-4, atol=1e-5)
 
 
 @_FUNCTIONS_AND_MESHES
 def test_it_can_be_exported(fun, expected, mesh):
-    exported = jax.export.export(jax.jit(_quiet(fun, mesh=mesh)))(_X)
+    exported = jax.export.export(jax.jit(rewrite(fun, mesh=mesh)))(_X)
     devices = exported.nr_devices
     place = None if devices == 1 else NamedSharding(mesh or _MESH, P())
 
@@ -127,28 +125,28 @@ def test_it_can_be_exported(fun, expected, mesh):
 @_FUNCTIONS
 def test_under_set_mesh(fun, expected):
     with jax.set_mesh(_MESH):
-        _close(_quiet(fun)(_X), expected)
-        _close(_quiet(fun, mesh=_MESH)(_X), expected)
-        _close(jax.jit(_quiet(fun))(_X), expected)
+        _close(rewrite(fun)(_X), expected)
+        _close(rewrite(fun, mesh=_MESH)(_X), expected)
+        _close(jax.jit(rewrite(fun))(_X), expected)
 
 
 @_FUNCTIONS
 def test_with_jit_disabled(fun, expected):
     with jax.disable_jit():
-        _close(_quiet(fun)(_X), expected)
+        _close(rewrite(fun)(_X), expected)
 
 
 @_FUNCTIONS_AND_MESHES
 def test_with_the_checks_of_jax_enabled(fun, expected, mesh):
     with jax.enable_checks(new_val=True):
-        rewritten = _quiet(fun, mesh=mesh)
+        rewritten = rewrite(fun, mesh=mesh)
         _close(rewritten(_X), expected)
         _close(jax.grad(lambda x: rewritten(x).sum())(_X), jax.grad(lambda x: fun(x).sum())(_X))
 
 
 def test_busy_is_rewritten_by_three_passes():
     """Else the tests here would prove nothing."""
-    names = traced_names(_quiet(_busy, mesh=_MESH), _X)
+    names = traced_names(rewrite(_busy, mesh=_MESH), _X)
     assert (names["all_gather"], names["psum"]) == (0, 1)
 
     with pytest.warns(CapturedArrayWarning, match=r"_W"):
@@ -171,14 +169,14 @@ def test_trees_keywords_and_weak_types():
         return {"out": (moved, nothing), "weak": second * 2, "batch": batch, "three": 3}
 
     state = {"a": _X, "b": [1.5, None]}
-    found = _quiet(fun, mesh=_MESH)(state, batch=(jnp.int8(2),), scale=3.0)
+    found = rewrite(fun, mesh=_MESH)(state, batch=(jnp.int8(2),), scale=3.0)
 
     wanted = jax.jit(fun)(state, batch=(jnp.int8(2),), scale=3.0)
     assert_same(found, wanted)
     assert found["weak"].weak_type
     assert found["three"].weak_type
     assert not found["out"][0].weak_type
-    assert_same(_quiet(fun)(state), jax.jit(fun)(state))
+    assert_same(rewrite(fun)(state), jax.jit(fun)(state))
 
 
 def test_random_keys_go_in_and_out():
@@ -188,7 +186,7 @@ def test_random_keys_go_in_and_out():
         return next_key, noise
 
     key = jax.random.key(3)
-    next_key, noise = _quiet(fun, mesh=_MESH)(key)
+    next_key, noise = rewrite(fun, mesh=_MESH)(key)
 
     assert_same((next_key, noise), fun(key))
     assert len(set(noise.tolist())) == 4
@@ -199,8 +197,8 @@ def test_what_is_said_to_an_inner_jit_about_static_arguments():
         assert isinstance(power, int)
         return _mapped(x**power) if mode == "map" else x
 
-    numbered = _quiet(jax.jit(fun, static_argnums=1, static_argnames="mode"), mesh=_MESH)
-    named = _quiet(jax.jit(fun, static_argnames=("power", "mode")))
+    numbered = rewrite(jax.jit(fun, static_argnums=1, static_argnames="mode"), mesh=_MESH)
+    named = rewrite(jax.jit(fun, static_argnames=("power", "mode")))
 
     squares = np.asarray(_X) ** 2
     _close(numbered(_X, 2, mode="map"), squares.mean(0) - squares)
@@ -218,7 +216,7 @@ def _add(state, other):
 @pytest.mark.parametrize("by_name", [False, True], ids=["by place", "by name"])
 def test_what_is_donated_to_an_inner_jit(said, by_name):
     place = NamedSharding(_MESH, P("data"))
-    step = _quiet(jax.jit(_add, **said), mesh=_MESH)
+    step = rewrite(jax.jit(_add, **said), mesh=_MESH)
     state, other = jax.device_put((_X + 1, _X + 2), place)
 
     for _ in range(3):
@@ -242,7 +240,7 @@ def test_what_is_said_to_an_inner_jit_about_shardings():
 
     plain = jax.jit(fun, in_shardings=(rows, columns), out_shardings=(columns, rows))
     x = np.asarray(_X)
-    found = _quiet(plain, mesh=mesh)(x, x)
+    found = rewrite(plain, mesh=mesh)(x, x)
 
     _close(found[0], _OF_BUSY + 1)
     _close(found[1], 2 * x)
@@ -277,12 +275,12 @@ def _with_odd_rules(mapped):
 def test_custom_rules_are_used_by_later_derivatives(mapped, mesh):
     fun = _with_odd_rules(mapped)
     loss = lambda f: lambda x: f(x).sum()
-    rewritten = _quiet(fun, mesh=mesh)
+    rewritten = rewrite(fun, mesh=mesh)
 
     _close(rewritten(_X), 6 * _X)
     _close(jax.grad(loss(rewritten))(_X), np.full((4, 100), 77.0))
     _close(jax.grad(jax.jit(loss(rewritten)))(_X), np.full((4, 100), 77.0))
-    _close(_quiet(jax.grad(loss(fun)), mesh=mesh)(_X), np.full((4, 100), 77.0))
+    _close(rewrite(jax.grad(loss(fun)), mesh=mesh)(_X), np.full((4, 100), 77.0))
 
 
 def test_effects_happen_once_and_in_order():
@@ -309,7 +307,7 @@ def test_effects_happen_once_and_in_order():
         return total + jnp.sum(table) * 0 + jnp.sum(jax.jit(lambda x: x * _W)(x)) * 0
 
     x = jnp.arange(400.0).reshape(4, 100)
-    rewritten = _quiet(fun)
+    rewritten = rewrite(fun)
     for _ in range(2):
         heard.clear()
         assert float(rewritten(x)) == 6.0
@@ -332,7 +330,7 @@ def test_effects_of_a_mapped_function(mesh):
         return _body(x)
 
     x = jnp.arange(12.0).reshape(4, 3)
-    _quiet(jax_dist.pmap(body, "i"), mesh=mesh)(x)
+    rewrite(jax_dist.pmap(body, "i"), mesh=mesh)(x)
     jax.effects_barrier()
 
     assert sorted(heard) == [(0, 1.0), (1, 4.0), (2, 7.0), (3, 10.0)]
@@ -350,7 +348,7 @@ def test_names_and_source_lines_stay():
         return jax_dist.pmap(body, "i")(y * _W)
 
     for mesh in (None, _MESH):
-        text = _quiet(fun, mesh=mesh).lower(_X).as_text(debug_info=True)
+        text = rewrite(fun, mesh=mesh).lower(_X).as_text(debug_info=True)
         scopes = set(re.findall(r"\w+_scope/\w+", text))
         assert {"outer_scope/tanh", "inner_scope/psum"} <= scopes
         assert "module @jit_fun" in text
@@ -383,7 +381,7 @@ def _in_loops(x):
 
 @_MESHES
 def test_control_flow_in_a_mapped_function(mesh):
-    rewritten = _quiet(_in_loops, mesh=mesh)
+    rewritten = rewrite(_in_loops, mesh=mesh)
 
     assert_same(rewritten(_X), _in_loops(_X), rtol=1e-5)
     names = traced_names(rewritten, _X)
@@ -398,8 +396,8 @@ def test_reverse_mode_through_a_scan(mesh):
         return jnp.sum(lax.scan(step, x * _W, jnp.arange(1.0, 4.0))[0] ** 2)
 
     wanted = jax.grad(loss)(_X)
-    np.testing.assert_allclose(jax.grad(_quiet(loss, mesh=mesh))(_X), wanted, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(_quiet(jax.grad(loss), mesh=mesh)(_X), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.grad(rewrite(loss, mesh=mesh))(_X), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(rewrite(jax.grad(loss), mesh=mesh)(_X), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_remat_is_kept_with_its_policy():
@@ -408,7 +406,7 @@ def test_remat_is_kept_with_its_policy():
         inner = jax.checkpoint(lambda x: jnp.sin(jnp.sin(_mapped(x))))
         return jnp.sum(inner(x) + jax.checkpoint(lambda x: jnp.sin(x * _W), policy=saved)(x))
 
-    rewritten = _quiet(fun, mesh=_MESH)
+    rewritten = rewrite(fun, mesh=_MESH)
     _close(jax.grad(rewritten)(_X), jax.grad(fun)(_X))
     held = [eqn for eqn in equations(rewritten.trace(_X).jaxpr) if "policy" in eqn.params]
     assert [eqn.params["policy"] is None for eqn in held] == [True, False]
@@ -425,14 +423,14 @@ def test_types_of_a_checked_shard_map():
         return total + lax.psum(w, "data").sum()
 
     w = numbers(5, seed=1)
-    rewritten = _quiet(fun)
+    rewritten = rewrite(fun)
     _close(rewritten(_X, w), fun(_X, w))
     names = traced_names(rewritten, _X, w)
     assert (names["all_gather"], names["shard_map"]) == (0, 1)
     loss = lambda f: lambda x, w: jnp.sum(f(x, w) ** 2)
     slopes = jax.jit(jax.grad(loss(fun), (0, 1)))(_X, w)
     before = jax.jit(jax.grad(loss(rewritten), (0, 1)))(_X, w)
-    after = _quiet(jax.grad(loss(fun), (0, 1)))(_X, w)
+    after = rewrite(jax.grad(loss(fun), (0, 1)))(_X, w)
     for ours, theirs in zip((*before, *after), (*slopes, *slopes), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
@@ -441,7 +439,7 @@ def test_types_of_a_checked_shard_map():
 
 
 def test_a_rewritten_function_looks_like_the_one_it_is_made_from():
-    rewritten = _quiet(_busy)
+    rewritten = rewrite(_busy)
 
     assert rewritten.__name__ == "_busy"
     assert rewritten.__doc__ == _busy.__doc__
@@ -452,7 +450,7 @@ def test_a_rewritten_function_looks_like_the_one_it_is_made_from():
 
 def test_a_jit_around_it_has_methods_of_its_own():
     """jax.jit copies the attributes of a function, and would take `lower` for its own."""
-    jitted = jax.jit(_quiet(_busy), donate_argnums=0)
+    jitted = jax.jit(rewrite(_busy), donate_argnums=0)
 
     assert [info.donated for info in jax.tree.leaves(jitted.lower(_X).args_info)] == [True]
 
@@ -479,7 +477,7 @@ def test_methods_partials_and_callables():
 
     model = Model(_W)
     for fun in (model.apply, model, functools.partial(Model.apply, model)):
-        _close(_quiet(fun, mesh=_MESH)(_X), _OF_BUSY)
+        _close(rewrite(fun, mesh=_MESH)(_X), _OF_BUSY)
 
     class Decorated:
         @rewrite
