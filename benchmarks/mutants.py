@@ -83,9 +83,9 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/codemod/verify/text_uniformity.py": _codemod(*_PROVED),
     "jax_dist/codemod/verify/equivalence.py": _codemod(*_PROVED),
     "jax_dist/codemod/verify/certificate.py": _codemod("certificate"),
-    "jax_dist/codemod/verify/comparison.py": _codemod("comparison", "judging", "slices"),
-    "jax_dist/codemod/verify/evidence.py": _codemod("comparison", "judging", "verifying"),
-    "jax_dist/codemod/verify/ledger.py": _codemod("comparison", "judging", "verifying"),
+    "jax_dist/codemod/verify/comparison.py": _codemod("verdicts", "matching"),
+    "jax_dist/codemod/verify/evidence.py": _codemod("evidence"),
+    "jax_dist/codemod/verify/ledger.py": _codemod("ledger"),
     "jax_dist/codemod/verify/program_text.py": _codemod("slices", "certificate", "verifying"),
     "jax_dist/codemod/verify/trial.py": _codemod("verifying"),
     "jax_dist/codemod/verify/recording/*.py": _codemod(

@@ -225,6 +225,19 @@ def test_results_of_one_program_that_are_alike():
         slices.alike_results(_after(jnp.sin), [True])
 
 
+def test_each_carry_of_a_scan_is_its_own():
+    def body(x: jax.Array, y: jax.Array) -> Any:
+        shared = lax.psum(x, "i")
+        turn = lambda c, _: ((c[0] * 2 + shared, c[1] + shared), None)
+        return lax.scan(turn, (x, y), None, length=2)[0]
+
+    pair = [_typed(8, 3), _typed(8, 3)]
+    text = programs.text(lambda *args: jax.pmap(body, axis_name="i")(*args), pair)
+
+    assert slices.alike_results(text, [True, False]) == [True, False]
+    assert slices.alike_results(text, [False, True]) == [False, True]
+
+
 def test_all_programs_in_an_equation_are_read():
     """That of a linear solver holds four, one of which may give each device something else."""
 

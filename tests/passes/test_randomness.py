@@ -198,7 +198,7 @@ def _directions(key, x):
 
 def _without_a_key(key, x):
     """Of numbers from a state of the device's own, nothing is known."""
-    return x + lax.rng_uniform(0.0, 1.0, x.shape)
+    return lax.add(x, lax.rng_uniform(jnp.float32(0), jnp.float32(1), x.shape))
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,11 @@ def _out_of_a_loop(w, x):
     return lax.pmean(lax.while_loop(lambda c: c[1] < 2, turn, (w, 0))[0], "i")
 
 
+def _chosen(w, x):
+    slope = jax.grad(_loss)(w, x)
+    return lax.pmean(lax.cond(w > 0, lambda slope: slope, jnp.zeros_like, slope), "i")
+
+
 def _beside_another_result(w, x):
     """Of the two cotangents, the sum is of the first one."""
     both = jax.jit(lambda w, v: (_loss(w, x), v * 2))
@@ -145,6 +150,7 @@ _DOUBLED = {
     "not linear": _not_linear,
     "after a loop": _after_a_loop,
     "out of a loop": _out_of_a_loop,
+    "chosen": _chosen,
     "beside another result": _beside_another_result,
     "through one branch": _through_one_branch,
 }
