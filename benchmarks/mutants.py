@@ -45,7 +45,7 @@ from mutations import Mutant
 _WITHOUT_EFFECT = pathlib.Path(__file__).with_suffix(".toml")
 _KEPT = ROOT / "build" / "mutants"
 _FORM = "2"  # of what is kept there
-_MOST_SECONDS = 5.0  # of tests, for one mutant
+_MOST_SECONDS = 5.0  # of tests, for one mutant, if nothing else is said
 
 _PASSES = ("tests/passes/test_[!p]*.py", "tests/rewriting/test_gradients.py")
 _GATHERS = tuple(
@@ -216,8 +216,8 @@ class Jobs:
 class Trial:
     """Runs the tests of mutants, those first that have caught others."""
 
-    def __init__(self, coverage: Coverage, until: float) -> None:
-        self._coverage, self._until = coverage, until
+    def __init__(self, coverage: Coverage, until: float, most: float) -> None:
+        self._coverage, self._until, self._most = coverage, until, most
         self._caught: collections.Counter[str] = collections.Counter()  # by test
 
     def check(self, job: Job, mutant: Mutant) -> None:
@@ -236,7 +236,7 @@ class Trial:
         seconds = self._coverage.of(mutant)
         spent, wanted = 0.0, {}
         for test in sorted(seconds, key=lambda test: (-self._caught[test], seconds[test])):
-            if spent < _MOST_SECONDS:
+            if spent < self._most:
                 spent += seconds[test]
                 wanted[test] = seconds[test]
         by = self._warm(job, mutant, wanted) or self._fresh(job, mutant, wanted)
@@ -296,6 +296,8 @@ def main() -> int:
     parser.add_argument("--sample", type=int, metavar="N", help="of one file, N mutants by chance")
     parser.add_argument("--seed", default="0", help="by which they are drawn; any text")
     parser.add_argument("--seconds", type=float, metavar="S", help="none is tried after that")
+    most = {"type": float, "default": _MOST_SECONDS, "metavar": "S"}
+    parser.add_argument("--most", **most, help="seconds of tests for one mutant (default: 5)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="at a time (default: 2)")
     parser.add_argument("--list", action="store_true", help="print them, and run nothing")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="what became of each")
@@ -314,7 +316,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         jobs = Jobs(options.jobs, folder)
         coverage = Coverage(jobs, {each.file for each in tried})
-        trial = Trial(coverage, time.monotonic() + (options.seconds or 1e9))
+        trial = Trial(coverage, time.monotonic() + (options.seconds or 1e9), options.most)
         for _ in jobs.map(trial.check, {each.file: each for each in tried}.values()):
             pass
         for number, (each, by) in enumerate(jobs.map(trial.of, tried), 1):

@@ -60,7 +60,7 @@ def test_what_was_mapped_is_told_from_what_was_not(tmp_path: pathlib.Path):
     assert [(site.number, site.is_mapped) for site in record.sites] == [
         *((0, True), (1, False), (3, True))
     ]
-    assert [site.function for site in record.hosts] == ["7"]
+    assert [(site.function, site.is_mapped) for site in record.hosts] == [("7", False)]
     assert [site.number for site in record.called] == [0]
     assert [site.number for site in record.idle] == [3]
     assert record.hidden == ()
@@ -99,6 +99,9 @@ def test_calls_with_their_texts(tmp_path: pathlib.Path):
         CallRecord((), (), "ValueError", None, "leaf", ()),
     ]
     assert site.count == 2
+    assert [array.weak for array in (*site.calls[0].given, *site.calls[0].returned)] == [
+        *(False, True)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,20 @@ def test_a_place_as_data():
     }
 
 
+def test_a_place_that_never_ran_has_no_calls():
+    found = LedgerEntry("a.py", 3, "f", Rung.NEVER_RAN).to_dict()
+
+    assert (found["calls"], found["equal"]) == (0, 0)
+
+
+def test_what_can_be_required():
+    assert REQUIREMENTS == {
+        **{"proved": Rung.EQUAL_BY_RULES, "replayed": Rung.SAME_IN_TWO_RUNS, "ran": Rung.RAN}
+    }
+    same = Ledger((), (LedgerEntry("a.py", 3, "f", Rung.SAME_IN_TWO_RUNS),), "copy")
+    assert same.headline == "0 of 1 place proved, 1 the same in two runs of 0 calls."
+
+
 def test_places_that_stay_come_in_their_order():
     done = [LedgerEntry(path, 5, "f", Rung.REPLAYED) for path in ("a.py", "b.py")]
     back = [LedgerEntry("b.py", 2, "f", Rung.RAN), LedgerEntry("a.py", 9, "f", Rung.RAN)]

@@ -112,6 +112,12 @@ def test_a_call_that_is_different():
     assert found.sites[0].problems == ("call 1, error: raised nothing before, ValueError after",)
 
 
+def test_fewer_calls_are_different():
+    found = _verdict(_run(_site("f", _CALL, _CALL)), _one())
+
+    assert found.sites[0].problems == ("calls: 2 before, 1 after",)
+
+
 def test_what_differs_from_run_to_run_shows_nothing():
     steady, other = _site("g", _CALL), _site("g", _FAILED)
     first, second = _run(_site("f", _CALL), steady), _run(_site("f", _FAILED), other)
@@ -239,7 +245,10 @@ def _paired(before: list[SiteRecord], after: list[SiteRecord]) -> list[int | Non
 def test_processes_are_told_apart():
     sites = [_site("f", _CALL, process=number) for number in (0, 1)]
 
+    elsewhere = [_site("f", _CALL, process=number, within=("main",)) for number in (1, 0)]
+
     assert _paired(sites, sites[::-1]) == [1, 0]
+    assert _paired(sites, elsewhere) == [1, 0]
     assert _paired(sites, [_site("g", _CALL, process=number) for number in (1, 0)]) == [1, 0]
 
 

@@ -7,6 +7,7 @@ equation: each operand is its source with the shape that it is used in. Imports 
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -301,10 +302,9 @@ class Equations:
         lines = " ; ".join(inner.alive(results))
         right = " ".join(f"{name}:{kind}" for name, kind in zip(results, types(text), strict=True))
         uses: dict[str, int] = {}
-        if free > 1:
-            for found in _VARIABLE.finditer(f"{lines} {right}"):
-                uses.setdefault(found[0], found.start())
-        order = sorted(range(free), key=lambda i: uses.get(inputs[i], len(lines) + len(right)))
+        for found in _VARIABLE.finditer(f"{lines} {right}"):
+            uses.setdefault(found[0], found.start())
+        order = sorted(range(free), key=lambda i: uses.get(inputs[i], math.inf))
         ordered = [*order, *range(free, len(inputs))]
         left = " ".join(f"{inputs[i]}:{text['in'][i][1]}" for i in ordered)
         return f"{{{left} | {lines} | {right}}}", order
@@ -329,10 +329,8 @@ class Equations:
             source, kind, _, how = gathered
             whole = how["axis_index_groups"] is None and how["tiled"] is False
             if whole and axes == [how["all_gather_dimension"]] and kind == kinds[0]:
-                names = how["axis_name"]
-                names = names if isinstance(names, list) else [names]
                 result = self.new()
-                head = {"axes": names, "axis_index_groups": None}
+                head = {"axes": how["axis_name"], "axis_index_groups": None}
                 self._add([result], [(source, kind)], kinds, f"psum{self._parameters(head)}")
                 return self._used("R1", result)
         if all(sizes[axis] == 1 for axis in axes):
