@@ -178,6 +178,11 @@ def test_where_two_normal_forms_part():
     equivalence.require_same(same, same)
     with pytest.raises(NotProvedError, match="^'.*= sin.*' before, '.*= cos.*' after$"):
         equivalence.require_same(same, same.replace("sin", "cos"))
+    for shared, shown in (("a" * 50, "a" * 30), ("aa", "aa")):
+        before, after = (f"same\n{shared}{each * 60}\n{each}" for each in "bc")
+        said = f"^'{shown}{'b' * 40}' before, '{shown}{'c' * 40}' after$"
+        with pytest.raises(NotProvedError, match=said):
+            equivalence.require_same(before, after)
     with pytest.raises(NotProvedError, match="more equations"):
         equivalence.require_same(same, f"{same}\nthree")
 

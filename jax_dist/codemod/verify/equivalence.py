@@ -8,6 +8,7 @@ equation: each operand is its source with the shape that it is used in. Imports 
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -428,8 +429,7 @@ def require_same(one: str, other: str) -> None:
         return
     for line, against in zip(one.split("\n"), other.split("\n"), strict=False):
         if line != against:
-            at = next((i for i, (a, b) in enumerate(zip(line, against, strict=False)) if a != b), 0)
-            start = max(0, at - 30)
-            before, after = line[start : at + 40], against[start : at + 40]
-            raise NotProvedError(f"{before!r} before, {after!r} after")
+            at = len(os.path.commonprefix([line, against]))
+            shown = slice(max(0, at - 30), at + 40)
+            raise NotProvedError(f"{line[shown]!r} before, {against[shown]!r} after")
     raise NotProvedError("one has more equations than the other")
