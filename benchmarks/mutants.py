@@ -79,18 +79,24 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/global_views/islands.py": _VIEWS[:2],
     "jax_dist/multihost/job.py": ("tests/multihost/test_job.py",),
     "jax_dist/codemod/fixed_programs.py": _codemod("fixed_programs"),
-    "jax_dist/codemod/verify/slices.py": _codemod(*_PROVED),
+    "jax_dist/codemod/verify/slices.py": _codemod(*_PROVED, "host_edits"),
     "jax_dist/codemod/verify/text_uniformity.py": _codemod(*_PROVED),
     "jax_dist/codemod/verify/equivalence.py": _codemod(*_PROVED),
     "jax_dist/codemod/verify/certificate.py": _codemod("certificate"),
     "jax_dist/codemod/verify/comparison.py": _codemod("verdicts", "matching"),
     "jax_dist/codemod/verify/evidence.py": _codemod("evidence"),
     "jax_dist/codemod/verify/ledger.py": _codemod("ledger"),
-    "jax_dist/codemod/verify/program_text.py": _codemod("slices", "certificate", "verifying"),
+    "jax_dist/codemod/verify/program_text.py": _codemod("program_text"),
     "jax_dist/codemod/verify/trial.py": _codemod("verifying"),
-    "jax_dist/codemod/verify/recording/*.py": _codemod(
-        "recording", "slices", "certificate", "verifying"
-    ),
+    "jax_dist/codemod/verify/recording/arrays.py": _codemod("recorded_values"),
+    "jax_dist/codemod/verify/recording/bootstrap.py": _codemod("recording_starts"),
+    "jax_dist/codemod/verify/recording/call_programs.py": _codemod("recorded_texts"),
+    "jax_dist/codemod/verify/recording/flow.py": _codemod("flow"),
+    "jax_dist/codemod/verify/recording/functions.py": _codemod("recorded_functions"),
+    "jax_dist/codemod/verify/recording/guard.py": _codemod("guard"),
+    "jax_dist/codemod/verify/recording/programs.py": _codemod("recorded_texts"),
+    "jax_dist/codemod/verify/recording/recorder.py": _codemod("recorder"),
+    "jax_dist/codemod/verify/recording/start.py": _codemod("recording_starts", "recorder"),
 }
 
 

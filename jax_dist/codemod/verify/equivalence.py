@@ -79,7 +79,7 @@ def _normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, 
         f"in {' '.join(f'{n}:{kind}' for n, (_, kind) in zip(inputs, text['in'], strict=True))}",
         f"donated {[number for number, each in enumerate(inputs) if each in equations.donated]}",
         f"options {sorted(equations.options)}",
-        *equations.alive(results, grouped=True),
+        *equations.alive(results),
         f"out {' '.join(typed)}",
     ]
     return _numbered("\n".join(lines)), equations.used
@@ -229,7 +229,7 @@ class Equations:
         moves = record.moves or record.name == "copy"
         self.lines.append(_Line(results, operands, f"{left} = {head} {right}", self.group, moves))
 
-    def alive(self, results: Sequence[str], *, grouped: bool = False) -> list[str]:
+    def alive(self, results: Sequence[str]) -> list[str]:
         """The lines that results need, those of one call of the host together."""
         needed, kept = set(results), []
         for line in reversed(self.lines):
@@ -238,7 +238,7 @@ class Equations:
                 needed.update(line.operands)
         texts, last = [], 0
         for line in reversed(kept):
-            if grouped and line.group != last and not line.moves:
+            if line.group != last and not line.moves:
                 texts.append("call of the host")
                 last = line.group
             texts.append(line.text)
@@ -255,9 +255,8 @@ class Equations:
         shown = []
         for name, value in sorted(parameters.items()):
             if name in _AXIS_PARAMETERS:
-                names = value if isinstance(value, list) else [value]
-                if len(names) == 1 and isinstance(names[0], dict) and "set" in names[0]:
-                    names = names[0]["set"]
+                is_set = isinstance(value, dict) and "set" in value
+                names = value["set"] if is_set else value if isinstance(value, list) else [value]
                 shown.append(f"{name}={json.dumps([self._axis(each) for each in names])}")
             else:
                 shown.append(f"{name}={self._value(value)}")

@@ -258,7 +258,7 @@ def other_sizes(program: dict[str, Any], leaves: list[Any]) -> Iterator[tuple[in
         known = {number: each for (number, _), each in zip(part["in"], inputs, strict=True)}
         for primitive, parameters, operands, _ in part["eqns"]:
             given = [known.get(each) if isinstance(each, int) else None for each in operands]
-            if primitive in ("jit", "pjit"):
+            if primitive == "jit":
                 walk(parameters["jaxpr"]["jaxpr"], given)
             elif primitive == "shard_map":
                 sizes.add(int(np.prod([size for _, size in parameters["mesh"]["mesh"]])))
