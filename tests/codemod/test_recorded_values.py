@@ -109,6 +109,9 @@ def _kinds(old: object, new: object, folder: pathlib.Path, given: object = ()) -
         ((1, None), (1, ()), ["structure"]),
         ("text", "text", []),
         ("text", "tex1", ["value"]),
+        ("opaque", "opaque", []),
+        (b"text", b"text", []),
+        (b"text", b"tex1", ["value"]),
         (frozenset([1, 2]), frozenset([2, 1]), []),
         (frozenset([1]), frozenset([True]), ["shape"]),
         (_Liar(1), _Liar(1), ["unknown"]),
@@ -171,6 +174,8 @@ def test_what_is_said_of_arrays_and_numbers():
         {"path": "['b']", "dtype": "float32", **plain, "shape": []},
     ]
     assert [about["path"] for about in _about((1, "text"), every=True)] == ["[0]", "[1]"]
+    kinds = [about["dtype"] for about in _about((True, 1, 1.0, 1j, np.int8(1)))]
+    assert kinds == ["bool", "int", "float", "complex", "int8"]
 
 
 def test_what_is_no_number_is_told_by_its_text():
@@ -291,6 +296,8 @@ def test_what_a_result_holds_of_the_arguments_has_its_place_there():
     assert held(other.__repr__, _Static(0.0, method)) is None
     assert held(one.__hash__, _Static(0.0, method)) is None
     assert held(one, _Static(0.0, method)) is None
+    closed = _Closed(1)
+    assert held(closed.__reduce__, _Static(0.0, closed.__repr__)) is None
 
 
 def test_a_dataclass_with_something_that_nobody_can_tell():

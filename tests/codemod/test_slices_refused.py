@@ -375,7 +375,12 @@ def test_several_arrays_that_are_put_at_once():
 def test_rows_of_the_host_that_are_one_batch():
     merged = {"arguments": [[0, MERGED]], "results": [MERGED]}
     same = lambda x: jnp.copy(x)
+    table, other = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
 
+    of_rows, of_one = (lambda x: x[0] * table), (lambda x: x * table)
+    assert _on_host(of_rows, of_one, _PAIR, **_ONE) == ("R5", "R8")
+    with pytest.raises(NotProvedError):
+        _on_host(of_rows, lambda x: x * other, _PAIR, **_ONE)
     assert _on_host(same, same, ([_typed(8, 4, 3)], [_typed(32, 3)]), **merged) == ("R7",)
 
 

@@ -1,0 +1,166 @@
+"""What Python code may write to where no overlay keeps files apart."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import urllib.parse
+from typing import Any
+
+import pytest
+
+from jax_dist.codemod.verify.recording import guard
+
+_MINE, _OTHER = "mine/a", "other/a"
+# What is done, and whether it is refused. `mine` may be written to; `other` holds `a` and `sub`.
+_DEEDS = {
+    **{f"open('{_OTHER}', '{mode}')": True for mode in ("w", "a", "r+", "x", "wb")},
+    "open('other/a')": False,
+    "open('other/a', 'rb')": False,
+    "open('mine/new', 'w')": False,
+    "open('mine', 'w')": False,  # for the system to refuse
+    "open('mine2/a', 'w')": True,
+    "open('mine/link/a', 'w')": True,
+    "open('mine/../other/a', 'w')": True,
+    "open('other/into/a', 'w')": False,
+    "open(b'other/a', 'w')": True,
+    "open(pathlib.Path('other/a'), 'w')": True,
+    "open(os.dup(1), 'w')": False,
+    "os.open('other/a', os.O_RDONLY)": False,
+    **{
+        f"os.open('{_OTHER}', os.{flag})": True
+        for flag in ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND")
+    },
+    "os.open('a', os.O_WRONLY, dir_fd=folder)": True,
+    "os.open('a', os.O_RDONLY, dir_fd=folder)": False,
+    # The event tells of the name alone: it has to be allowed, too.
+    "os.open('a', os.O_WRONLY, dir_fd=own)": True,
+    "os.open('mine/a', os.O_WRONLY, dir_fd=here)": False,
+    "os.open('mine/new2', os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=here)": False,
+    "os.open('mine/a', os.O_WRONLY, dir_fd=folder)": True,
+    "os.open('mine/a', os.O_RDONLY, dir_fd=folder)": False,
+    "os.open('mine/a', os.O_WRONLY, dir_fd=deep)": True,
+    "os.truncate('other/a', 0)": True,
+    "os.truncate('mine/a', 0)": False,
+    "os.truncate(os.dup(1), 0)": False,
+    "os.chmod('other/a', 0o600)": True,
+    "os.chown('other/a', -1, -1)": True,
+    "os.utime('other/a')": True,
+    "os.utime('mine/a')": False,
+    "os.setxattr('other/a', 'user.a', b'')": True,
+    "os.removexattr('other/a', 'user.a')": True,
+    "os.remove('other/a')": True,
+    "os.remove('a', dir_fd=folder)": True,
+    "os.remove('mine/link')": False,  # the link, and not what it leads to
+    "os.remove('other/into')": True,
+    "os.rmdir('other/sub')": True,
+    "os.rmdir('other/sub/')": True,
+    "os.mkdir('other/new')": True,
+    "os.mkdir('new', dir_fd=folder)": True,
+    "os.mkdir('mine/folder')": False,
+    "os.mkdir('folder2', dir_fd=own)": False,
+    "os.symlink('/elsewhere', 'other/new')": True,
+    "os.symlink('/elsewhere', 'mine/new-link')": False,
+    "os.symlink('/elsewhere', 'new', dir_fd=folder)": True,
+    "os.rename('mine/a', 'other/b')": True,
+    "os.rename('other/a', 'mine/b')": True,
+    "os.rename('mine/b', 'mine/c')": False,
+    "os.rename('b', 'mine/c', src_dir_fd=folder)": True,
+    "os.rename('mine/b', 'c', dst_dir_fd=folder)": True,
+    "os.rename('b', 'c', src_dir_fd=own, dst_dir_fd=own)": False,
+    "os.link('mine/a', 'other/b')": True,
+    "os.link('other/a', 'mine/d')": True,
+    "os.link('mine/a', 'mine/d')": False,
+    "sqlite3.connect('other/b')": True,
+    "sqlite3.connect('mine/db')": False,
+    "sqlite3.connect(':memory:')": False,
+    "sqlite3.connect('file:other/b', uri=True)": True,
+    "sqlite3.connect('file:other/a?mode=ro', uri=True)": False,
+    "os.stat('other/a')": False,
+    "os.listdir('other')": False,
+}
+_PROGRAM = """\
+import importlib.util, json, os, pathlib, sqlite3, sys
+
+spec = importlib.util.spec_from_file_location("guard", sys.argv[1])
+guard = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(guard)
+folder, own, here, deep = (
+    os.open(name, os.O_RDONLY) for name in ("other", "mine", ".", "mine/deep")
+)
+real = os.open
+guard.install("records", ["mine", "records", "written"])
+found = {"wrapped": os.open is not real and os.open.__name__ == "open"}
+for deed in json.load(sys.stdin):
+    try:
+        eval(deed)
+        found[deed] = False
+    except PermissionError as error:
+        found[deed] = "--scratch FOLDER" in str(error) and error.filename
+    except OSError:  # of the system
+        found[deed] = False
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[str, Any]]:
+    """All deeds in one process; those that are refused leave all as it was."""
+    folder = tmp_path_factory.mktemp("guarded")
+    for name in ("mine", "mine2", "records", "other/sub", "mine/deep/mine"):
+        (folder / name).mkdir(parents=True)
+    for name in (_MINE, "mine/b", _OTHER):
+        (folder / name).write_text("text")
+    (folder / "mine" / "link").symlink_to(folder / "other")
+    (folder / "mine" / "deep" / "mine" / "a").symlink_to(folder / "other" / "a")
+    (folder / "other" / "into").symlink_to(folder / "mine")
+    command = [sys.executable, "-S", "-c", _PROGRAM, guard.__file__]
+    done = subprocess.run(
+        command, cwd=folder, input=json.dumps([*_DEEDS]), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("deed", _DEEDS)
+def test_what_is_refused(ran: tuple[pathlib.Path, dict[str, Any]], deed: str):
+    assert bool(ran[1][deed]) is _DEEDS[deed]
+
+
+def test_what_is_refused_is_named_and_written_down(ran: tuple[pathlib.Path, dict[str, Any]]):
+    folder, found = ran
+    told = [
+        json.loads(line)
+        for path in (folder / "records").glob("refused-*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+
+    assert found["wrapped"] is True
+    other = str(folder.resolve() / "other" / "a")
+    for deed in ("open('other/a', 'w')", "open('mine/link/a', 'w')", "os.remove('other/a')"):
+        assert found[deed] == other
+    assert found["os.rename('mine/a', 'other/b')"] == str(folder.resolve() / "other" / "b")
+    assert found["os.remove('other/into')"] == str(folder.resolve() / "other" / "into")
+    assert found["os.rmdir('other/sub/')"] == str(folder.resolve() / "other" / "sub")
+    assert found["os.open('mine/a', os.O_WRONLY, dir_fd=deep)"] == other
+    assert len(told) == sum(_DEEDS.values())
+    assert other in told
+    assert (folder / "other" / "a").read_text() == "text"
+    assert sorted(os.listdir(folder / "other")) == ["a", "into", "sub"]
+    assert {"new", "new2"} <= {*os.listdir(folder / "mine")}
+
+
+def test_the_file_of_a_database(tmp_path: pathlib.Path):
+    real = os.path.realpath
+    odd = tmp_path / "a b?c"
+
+    assert guard._database("a") == guard._database(b"a") == real("a")
+    assert guard._database("") == guard._database(":memory:") == ""
+    assert guard._database("file:a?cache=shared") == guard._database("file:a") == real("a")
+    assert guard._database("file:a?mode=ro") == ""
+    assert guard._database("file:a?cache=shared&mode=memory") == ""
+    assert guard._database("file:?cache=shared") == guard._database("file::memory:") == ""
+    assert guard._database(f"file:{urllib.parse.quote(str(odd))}?mode=rw") == str(odd)
+    assert guard._database(f"file://{urllib.parse.quote(str(odd))}") == str(odd)
+    assert guard._database("a?mode=ro") == real("a?mode=ro")
