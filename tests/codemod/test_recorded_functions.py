@@ -177,6 +177,10 @@ def test_where_a_frame_is():
     assert found["instruction"] == frame.f_lasti
     assert found["within"] == ["_frame_here", "test_where_a_frame_is"]  # others are of pytest
     assert place_of(_nested(20))["within"] == ["_nested"] * 8
+    outermost = types.SimpleNamespace(
+        f_code=double.__code__, f_lineno=3, f_lasti=4, f_back=None, f_locals={}
+    )
+    assert place_of(outermost)["within"] == ["double"]
 
 
 # --- functions that one place makes
@@ -215,6 +219,7 @@ def test_a_function_is_told_by_its_name_and_line():
     assert described(Model().apply) == f"Model.apply (line {_line(Model.apply)})"
     assert described(abs) == "abs (line 0)"
     assert described(Model()) == "Model (line 0)"
+    assert described(jax.jit(lambda x: x)).endswith("<lambda> (line 0)")
     assert described(_recursive()).startswith("_recursive.<locals>.first (line ")
 
 

@@ -4,6 +4,7 @@ import enum
 import functools
 import os
 import random
+import sys
 import types
 import warnings
 from collections import namedtuple
@@ -152,6 +153,40 @@ def test_the_constants_of_a_scan_are_counted_and_those_of_a_call_are_not():
     assert not {"jvp_jaxpr_fun", "symbolic_zeros"} & {*call[1]}
 
 
+def test_what_changes_neither_numbers_nor_placement_is_left_out():
+    eqn = _equation(jnp.sin)
+    eqn.params = dict.fromkeys(
+        [
+            *("name", "debug_info", "inline", "keep_unused", "ctx_mesh", "resource_env", "bwd"),
+            *("rewrite", "symbolic_zeros", "out_trees", "_split_transpose", "jvp_jaxpr_fun"),
+            *("jvp_jaxpr_thunk", "fwd_jaxpr_thunk"),
+        ],
+        1,
+    )
+    assert _written(eqn)[1] == {}
+    eqn.params = {"num_consts": 1, "names": 2}
+    assert _written(eqn)[1] == {"num_consts": 1, "names": 2}
+
+
+def test_a_composite_has_a_name():
+    texts = [_text(lax.composite(jnp.sin, name=name)) for name in ("a.b", "a.c")]
+
+    assert texts[0] != texts[1]
+    assert texts[0]["eqns"][0][1]["name"] == "a.b"
+
+
+def test_primitives_of_jax_are_those_of_its_modules(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "jax.no_module", None)  # pyright: ignore
+    found = programs._primitives_of_jax.__wrapped__(0)
+
+    assert lax.sin_p in found
+    assert _SINE not in found
+
+
+def test_a_result_that_is_no_array_is_not_weak():
+    assert _text(lambda x: lax.create_token(x))["weak"] == [False]
+
+
 def _equation(function: Callable, **changes: Any) -> Any:
     (eqn,) = jax.make_jaxpr(function)(np.ones(3, np.float32)).eqns
     names = ("primitive", "params", "effects", "invars", "outvars", "ctx")
@@ -229,6 +264,10 @@ def test_what_is_set_around_an_equation_is_written_where_it_says_something():
     assert None in drawn
     drawn = _contexts(lambda x: x + lax.convert_element_type(_bits(), np.float32))
     assert {*map(str, drawn)} == {"None"}
+    words = [jnp.zeros(2, np.uint32)] * 4
+    hashed = lambda x: jax.extend.random.threefry2x32_p.bind(*words)
+    with jax.threefry_partitionable(False):  # noqa: FBT003
+        assert _contexts(hashed) == [{"threefry_partitionable": False}]
     with jax.sharding.use_abstract_mesh(_MESH.abstract_mesh):
         assert _contexts(jnp.sin) == [None]
 
@@ -277,13 +316,19 @@ class _Colour(enum.Enum):
 
 
 _Pair = namedtuple("_Pair", ("a", "b"))  # noqa: PYI024
-_Dims = type("GatherDimensionNumbers", (), {})
 
 
-def _dims(**fields: Any) -> Any:
-    made = _Dims()
+def _dims(kind: str, **fields: Any) -> Any:
+    made = type(kind, (), {})()
     vars(made).update(fields)
     return made
+
+
+class _Unhashable:
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __eq__(self, other: object) -> bool:
+        return False
 
 
 class UnspecifiedValue:
@@ -317,7 +362,16 @@ _AXIS = _Axis()
         ((1, (2, None)), [1, [2, None]]),
         ([1, 0.5], [1, {"number": "0.5"}]),
         (_Pair(1, 2), {"named": ["_Pair", [1, 2]]}),
-        (_dims(a=(0,), b=1), {"named": ["GatherDimensionNumbers", [["a", [0]], ["b", 1]]]}),
+        *(
+            (_dims(kind, a=(0,), b=1), {"named": [kind, [["a", [0]], ["b", 1]]]})
+            for kind in (
+                *("GatherDimensionNumbers", "ScatterDimensionNumbers", "ConvDimensionNumbers"),
+                *("DotDimensionNumbers", "RaggedDotDimensionNumbers", "FTTuple", "FTPyTree"),
+            )
+        ),
+        (_dims("OtherNumbers", a=1), {"opaque": "OtherNumbers"}),
+        (_dims("PRNGImpl", tag="fry"), "PRNGImpl fry"),
+        (_Unhashable(), {"opaque": "_Unhashable"}),
         ({"b": 1, "a": (2,)}, {"dict": [["a", [2]], ["b", 1]]}),
         ({2, 1}, {"set": [1, 2]}),
         (frozenset({"b", "a"}), {"set": ["a", "b"]}),
@@ -349,6 +403,8 @@ def test_parameters_of_jax():
         "sharding": [mesh, {"spec": [["i"]]}]
     }
     assert programs.described(abstract) == {"mesh": [["i", 2], ["j", 4]], "kinds": axis_types}
+    old = types.SimpleNamespace(shape={"i": 2}, axis_types=None)
+    assert programs._Writer([])._mesh(old) == {"mesh": [["i", 2]], "kinds": []}
     made = jax.make_jaxpr(jnp.sin)(np.float32(1))
     for body in (made, made.jaxpr):
         assert programs.described(body)["jaxpr"]["eqns"][0][0] == "sin"
@@ -419,6 +475,9 @@ def test_the_other_sizes_of_a_program():
     assert _sizes(lambda x: _mapped(lambda y: y)(table) + x, own) == {}
     doubled = lambda x: _mapped(jnp.sin)(x * 2)
     assert _sizes(doubled, jax.ShapeDtypeStruct((8, 3), np.float32)) == {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "_SIZES", (2, 16))
+        assert [*_sizes(_mapped(jnp.sin), own)] == [2]
     two = Mesh(np.array(jax.devices()).reshape(2, 4), ("i", "j"))
     assert [*_sizes(_mapped(jnp.sin, P(("i", "j")), two), own)] == [1, 2, 4]
 
@@ -489,6 +548,10 @@ def test_numbers_are_arguments_where_the_function_takes_them_as_such():
     given.clear()
     assert _described(make, np.ones(2), 3, numbers=False) == (found, True)
     assert given == [[0]]
+    given.clear()
+    for number in (True, 1, 1.5, 1j):
+        _described(make, "text", number)
+    assert given == [[1]] * 4
     assert found["environment"] == {
         **{"jax": jax.__version__, "backend": "cpu", "devices": 8},
         **{"xla_flags": os.environ.get("XLA_FLAGS", "")},
@@ -499,7 +562,7 @@ def test_why_a_call_has_no_text():
     make = lambda found: 1 / 0
 
     with warnings.catch_warnings(action="ignore"):  # jax takes none in the future
-        assert _described(make, iter([1])) == ({"why": "it takes an iterator"}, True)
+        assert _described(make, iter([1]), 1) == ({"why": "it takes an iterator"}, True)
     assert _described(make, 1) == ({"why": "it cannot be traced: ZeroDivisionError"}, True)
 
 
@@ -590,11 +653,13 @@ def test_a_trace_for_the_text_is_known_as_one_and_draws_no_number_of_the_program
         seen.append(found.texts.is_tracing)
         return x + np.random.normal() + random.random()  # noqa: NPY002
 
-    states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert not found.texts.is_tracing
+    of_numpy = lambda: str(np.random.get_state())  # noqa: NPY002
+    states = random.getstate(), of_numpy()
     found.number(noisy, jnp.ones(8))
 
     assert "text" in found.events[0]
-    assert states == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+    assert states == (random.getstate(), of_numpy())
     assert seen == [True]
     assert not found.texts.is_tracing
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import sys
 import types
@@ -28,7 +27,7 @@ class Recorded:
     ):
         self._recorded_function, self._recorded_call = function, call
         self._recorded_site, self._recorded_what, self._recorded_static = site, what, static
-        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        for name in ("__doc__", "__module__"):  # what each object has
             if hasattr(function, name):
                 setattr(self, name, getattr(function, name))
 
@@ -100,8 +99,6 @@ def name_of(fun: Any) -> str:
     for _ in range(_DEPTH):
         if isinstance(fun, functools.partial):
             fun = fun.func
-        elif inspect.ismethod(fun):
-            fun = fun.__func__
         elif hasattr(fun, "__wrapped__"):
             fun = fun.__wrapped__
         else:
@@ -127,12 +124,9 @@ def described(function: Any) -> str:
     Of two that are made in a loop, with other values, each has to be called.
     """
     values: list[Any] = []
-    while isinstance(function, functools.partial) or hasattr(function, "__func__"):
-        if isinstance(function, functools.partial):
-            values += [*function.args, *function.keywords.values()]
-            function = function.func
-        else:
-            function = function.__func__
+    while isinstance(function, functools.partial):
+        values += [*function.args, *function.keywords.values()]
+        function = function.func
     name = getattr(function, "__qualname__", type(function).__qualname__)
     values += getattr(function, "__defaults__", None) or ()
     values += (getattr(function, "__kwdefaults__", None) or {}).values()
