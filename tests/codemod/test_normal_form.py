@@ -202,6 +202,9 @@ def test_the_names_of_mesh_axes_are_numbers_in_every_parameter():
     assert equations._parameters({"axes": [{"number": "1.0"}, 2]}) == (
         '[axes=[{"number": "1.0"}, 2]]'
     )
+    for name in ("set", "offset"):
+        assert equations._parameters({"axes": [name]}) == f'[axes=["{name}"]]'
+        assert equations._parameters({"axis_name": name}) == f'[axis_name=["{name}"]]'
     # An axis whose name is a set is another one.
     one = equations._parameters({"axes": [{"set": ["batch"]}]})
     assert one == '[axes=[{"set": ["batch"]}]]'
