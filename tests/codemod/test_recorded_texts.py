@@ -146,6 +146,11 @@ def test_names_and_caches_are_left_out():
 def test_the_constants_of_a_scan_are_counted_and_those_of_a_call_are_not():
     (scan,) = _eqns(lambda x: lax.scan(lambda c, y: (c + y, c), x[0] * 0, x)[0])[-1:]
     (call,) = _eqns(jax.nn.relu)
+    ruled = jax.custom_vjp(lambda x: x * 2)
+    ruled.defvjp(lambda x: (x, None), lambda _, g: (g,))
+    ((name, parameters, _, _),) = _eqns(ruled)
+    assert name == "custom_vjp_call"
+    assert not {"num_consts", "bwd", "fwd_jaxpr_thunk"} & {*parameters}
 
     assert (scan[0], scan[1]["num_consts"], scan[1]["num_carry"]) == ("scan", 0, 1)
     assert call[0] == "custom_jvp_call"

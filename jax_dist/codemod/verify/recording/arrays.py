@@ -15,7 +15,7 @@ import numpy as np
 from . import programs
 
 _ROWS = 64  # dimensions up to this size may be the device axis
-_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray, jax.Array)
+_NUMBERS = (bool, int, float, complex, np.ndarray)  # of which a user may derive types
 _UNKNOWN = "unknown"  # begins the type of what cannot be compared
 _CONTAINERS = (tuple, list, dict)
 

@@ -27,9 +27,7 @@ class Recorded:
     ):
         self._recorded_function, self._recorded_call = function, call
         self._recorded_site, self._recorded_what, self._recorded_static = site, what, static
-        for name in ("__doc__", "__module__"):  # what each object has
-            if hasattr(function, name):
-                setattr(self, name, getattr(function, name))
+        self.__doc__, self.__module__ = function.__doc__, function.__module__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._recorded_call(args, kwargs)
