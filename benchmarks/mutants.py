@@ -44,7 +44,7 @@ from mutations import Mutant
 
 _WITHOUT_EFFECT = pathlib.Path(__file__).with_suffix(".toml")
 _KEPT = ROOT / "build" / "mutants"
-_FORM = "2"  # of what is kept there
+_FORM = "3"  # of what is kept there
 _MOST_SECONDS = 5.0  # of tests, for one mutant, if nothing else is said
 
 _PASSES = ("tests/passes/test_[!p]*.py", "tests/rewriting/test_gradients.py")
