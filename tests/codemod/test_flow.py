@@ -198,7 +198,10 @@ def test_an_expression_is_looked_at_so_often(flow: Flow, tmp_path: pathlib.Path)
 
 def test_what_is_traced_holds_nothing(flow: Flow, tmp_path: pathlib.Path):
     array = jnp.ones(2)
-    jax.make_jaxpr(lambda x: flow.see(1, [x, array, 3]))(array)
+    said = []
+    jax.make_jaxpr(lambda x: said.append(flows._arrays(flow.see(1, [x, array, 3]))))(array)
+
+    assert said == [([], False, False)]
 
     assert _written(flow, tmp_path)["expressions"] == {"1": _plain()}
 
@@ -254,8 +257,27 @@ def test_before_jax_is_imported_there_is_no_array(
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, "jax")
         assert flow.see(1, value) is value
+        assert "jax" not in sys.modules
 
     assert _written(flow, tmp_path)["expressions"] == {"1": _plain()}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1, 1.5, True, 1j, "text", b"text", None, int, range(3), slice(2), property()),
+        *(lambda: 0, len, sys, (each for each in ())),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_can_hold_no_array_is_not_looked_at(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch, value: Any
+):
+    looked: list[Any] = []
+    monkeypatch.setattr(flow, "_look", lambda *given: looked.append(given))
+
+    assert flow.see(1, value) is value
+    assert looked == []
 
 
 # --- what is mapped more than once
