@@ -1,10 +1,13 @@
 """What stands in for `jax.pmap` and `jax.jit` writes down their calls, and changes none."""
 
 import atexit
+import dataclasses
 import functools
 import json
 import os
 import pathlib
+import sys
+import sysconfig
 import threading
 import types
 from collections.abc import Callable
@@ -124,9 +127,13 @@ def _from(where: str, text: str, names: dict[str, Any]) -> Any:
 
 
 def test_what_libraries_map_inside_is_not_the_users_call(made: Recording):
+    def is_plain(function: Any) -> bool:
+        result = np.asarray(function(ROWS))
+        return not isinstance(function, functions.Recorded) and (result == ROWS * 2).all()
+
     for name in ("jax", "jax.numpy", "jaxlib.x", "jax_dist.mapping"):
         names = {"__name__": name, "pmap": made.pmap, "double": double}
-        assert not isinstance(_from("/a.py", "pmap(double)", names), functions.Recorded)
+        assert is_plain(_from("/a.py", "pmap(double)", names))
     names = {"__name__": "jaxtyping", "pmap": made.pmap, "double": double}
     assert isinstance(_from("/a.py", "pmap(double)", names), functions.Recorded)
 
@@ -134,14 +141,20 @@ def test_what_libraries_map_inside_is_not_the_users_call(made: Recording):
         def map(self) -> Any:
             return made.pmap(double)
 
-    assert not isinstance(_Program().map(), functions.Recorded)
+    assert is_plain(_Program().map())
     assert len(made.record.sites) == 1
 
 
 def test_a_jit_of_what_is_installed_is_no_part_of_the_program(made: Recording):
     names = {"__name__": "json", "jit": made.jit, "pmap": made.pmap, "double": double}
 
-    assert not isinstance(_from(json.__file__, "jit(double)", names), functions.Recorded)
+    for name in ("stdlib", "purelib", "platlib"):
+        file = os.path.join(sysconfig.get_path(name), "a.py")
+        plain = _from(file, "jit(double)", names)
+        assert not isinstance(plain, functions.Recorded)
+        assert (np.asarray(plain(ROWS)) == ROWS * 2).all()
+    beside = os.path.join(sys.prefix, "a.py")
+    assert isinstance(_from(beside, "jit(double)", names), functions.Recorded)
     assert isinstance(_from(json.__file__, "pmap(double)", names), functions.Recorded)
     assert isinstance(_from("/a.py", "jit(double)", names), functions.Recorded)
     assert isinstance(_from(__file__, "jit(double)", names), functions.Recorded)
@@ -165,10 +178,19 @@ def test_a_jit_of_a_mapped_function_is_that_function(made: Recording):
 
     assert (site.function, site.count) == ("double", 3)
     assert len(site.made) == len(site.told) == 1
+    assert site.inside is False
+    made.pmap(mapped)
+    assert len(made.record.sites) == 2
     inner = made.jit(double)
     made.jit(inner)(ROWS)
-    assert len(made.record.sites) == 3
+    assert len(made.record.sites) == 4
     assert made.sites["double"].is_mapped is False
+
+
+def test_a_jit_of_a_mapped_function_has_one_program(made: Recording):
+    made.jit(made.pmap(double))(ROWS)
+
+    assert [event["event"] for event in made.events].count("text") == 1
 
 
 def test_static_arguments_are_constants(made: Recording):
@@ -178,17 +200,21 @@ def test_static_arguments_are_constants(made: Recording):
     last = made.jit(scaled, static_argnums=(-1,))
     last(ROWS, 3)
     assert made.jit(mapped)._recorded_static == (1,)
+    assert made.jit(mapped, static_argnums=(0, 1))._recorded_static == (0, 1)
     jitted = made.jit(scaled, static_argnums=[1])
     jitted(ROWS, 3)
     named = made.jit(scaled, static_argnames="by")
     named(ROWS, by=3)
     several = made.jit(lambda x, by, z: x * by * z, static_argnames=("by", "z"))
     several(ROWS, by=3, z=2)
+    by_name = made.jit(scaled, static_argnums=1)
+    assert np.asarray(by_name(x=ROWS, by=3)).tolist() == (ROWS * 3).tolist()
     free = made.jit(scaled)
     free(ROWS, by=3)
 
-    paths = [[each.path for each in site.calls[0].given] for site in made.record.sites]
-    assert paths == [["[0]"]] * 5 + [["[0]", "['by']"]]
+    called = made.record.called + tuple(s for s in made.record.sites if s.count and not s.is_mapped)
+    paths = [[each.path for each in site.calls[0].given] for site in called]
+    assert paths == [["[0]"]] * 5 + [["['by']", "['x']"], ["[0]", "['by']"]]
 
 
 # --- what is called
@@ -211,6 +237,9 @@ def test_what_a_call_is_given_and_returns(made: Recording):
     assert first.text["text"]["in"] == [[1, "float32[8,2]"]]
     assert second.raised in ("RuntimeError", "ValueError", "JaxRuntimeError")
     assert (second.returned, second.text, second.donated) == ((), None, ())
+    assert made.record.problems == (
+        "double: RuntimeError: Array has been deleted with shape=float32[8,2].",
+    )
     assert site.count == 2
 
 
@@ -271,6 +300,7 @@ def test_a_result_that_is_traced_is_a_part_too(made: Recording):
     (site,) = made.record.sites
 
     assert (site.inside, site.hidden, site.calls) == (True, True, [])
+    assert made.record.problems == ()
 
 
 def test_other_threads_have_calls_of_their_own(made: Recording):
@@ -326,13 +356,15 @@ def test_what_a_trace_for_the_text_calls_is_no_call(made: Recording):
 
 def test_large_arrays_leave_digests(made: Recording, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(recorder, "_LARGE", ROWS.nbytes)
-    pair = made.jit(lambda x: (x, jnp.concatenate([x, x])))
+    pair = made.jit(lambda x: (jnp.concatenate([x, x]), x))
     pair(ROWS)
     first, second = made.record.sites[0].calls[0].returned
 
-    assert first.archive is not None
-    assert (second.archive, len(second.rows)) == (None, 16)
-    assert second.mean == 7.5
+    assert (first.archive, len(first.rows), first.mean) == (None, 16, 7.5)
+    assert (second.values() == ROWS).all()
+    assert (ROWS.nbytes, 1073741824) == (recorder._LARGE, recorder._KEPT)
+    monkeypatch.undo()
+    assert recorder._LARGE == 33554432
 
 
 def test_after_so_much_all_arrays_count_as_large(made: Recording):
@@ -381,10 +413,45 @@ def test_what_goes_wrong_with_us_is_noted_and_the_program_goes_on(made: Recordin
     assert np.asarray(known(ROWS, _Unhappy())).tolist() == (ROWS * 2).tolist()
     (site,) = made.record.sites
 
-    assert made.record.problems[0].startswith("test_what_goes_wrong_with_us")
-    assert made.record.problems[0].endswith(".<lambda>: ValueError: it cannot be flattened")
+    said = ".<lambda>: ValueError: it cannot be flattened"
+    assert [each.partition("<locals>")[2] for each in made.record.problems] == [said] * 2
     assert site.calls[0].text is None
     assert (site.calls[0].given[0].values() == ROWS).all()
+
+
+class _Touchy:
+    """Something that nobody can ask anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError("it tells nothing")
+
+    def __hash__(self) -> int:
+        raise LookupError("it tells nothing")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class _Holding:
+    x: Any
+    held: Any = dataclasses.field(metadata={"static": True})
+
+
+def test_a_result_of_which_nothing_can_be_told_has_a_text_all_the_same(made: Recording):
+    touchy = object.__new__(type("T", (_Touchy,), {"__hash__": object.__hash__}))
+    made.pmap(lambda x: _Holding(x * 2, touchy))(ROWS)
+    (call,) = made.record.sites[0].calls
+
+    assert call.text is not None
+    assert (call.structure, call.donated) == (None, ())
+    assert made.record.problems[0].endswith(".<lambda>: LookupError: it tells nothing")
+    assert (call.returned[0].values() == ROWS * 2).all()
+
+
+def test_a_value_without_an_identity_has_no_text(made: Recording):
+    assert made.recorder.host(3, lambda v: 1, [_Touchy()]) == 1
+
+    assert {*made.record.problems} == {"3: LookupError: it tells nothing"}
+    assert made.record.hosts[0].calls[0].text is None
 
 
 def test_what_cannot_be_written_is_noted(made: Recording, monkeypatch: pytest.MonkeyPatch):
@@ -411,6 +478,7 @@ class _OwnError(Exception):
         (ValueError("a", 1, 2.5), "('a', 1, 2.5)"),
         (ValueError("a" * 2000), "a" * 1000),
         (ValueError(_OwnError()), "ValueError"),
+        (ValueError("a", _OwnError()), "ValueError"),
         (KeyError("a"), "KeyError"),
         (_OwnError("a"), "_OwnError"),
     ],
@@ -461,8 +529,10 @@ def test_a_place_of_anything_else_is_told_by_the_call_around_it(made: Recording)
     assert made.recorder.placed(4, 3) is None
     assert made.recorder.placed(4, double) is None
     inner = made.jit(lambda x: (made.recorder.placed(6, 3), x)[1])
-    outer = made.jit(lambda x: (made.recorder.placed(5, "text"), inner(x))[1])
+    found: list[Any] = []
+    outer = made.jit(lambda x: (found.append(made.recorder.placed(5, "text")), inner(x))[1])
     outer(ROWS)
+    assert found[0] == "text"
     part, whole = made.record.sites
 
     assert (part.around, part.is_mapped) == (set(), False)

@@ -133,7 +133,7 @@ def described(function: Any) -> str:
             values.append(cell.cell_contents)
     plain = [repr(each) for each in values if type(each) in (bool, int, float, str)]
     with_values = f" with {', '.join(plain)}"[:_SHOWN] if plain else ""
-    arrays = [str(id(each)) for each in values if hasattr(each, "shape")]
+    arrays = [str(id(each)) for each in values if hasattr(type(each), "shape")]
     code = getattr(function, "__code__", None)
     where = f"line {code.co_firstlineno if code else 0}"
     if code and "<lambda>" in name:  # there may be several in a line
