@@ -38,6 +38,9 @@ def test_which_lines_an_edit_put_a_line_above():
         program.replace(start, stop, new)
 
     assert program.added() == [1, 3, 3]
+    program = ProgramText("\nx = 1\n")
+    program.replace(1, 1, "y\n")
+    assert program.added() == [2]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +110,8 @@ _CALL = "__jd__.place(0, None)"
         ("async def f():\n    x = 1\n", 1, "async def f():\n    {}; x = 1\n"),
         ("def f():\n    'doc'\n", 1, "{}\ndef f():\n    'doc'\n"),
         ("@g\nclass A:\n    x = 1\n", 1, "{}\n@g\nclass A:\n    x = 1\n"),
+        ("@g\n@h\nclass A:\n    x = 1\n", 1, "{}\n@g\n@h\nclass A:\n    x = 1\n"),
+        ("elif_ = 1\n", 1, "{}; elif_ = 1\n"),
         ("'doc'\n", 1, None),
         ("x = 1\n\ny = 2\n", 2, None),
         ("class A:\n    'doc'\n", 2, None),
@@ -218,6 +223,16 @@ def test_a_host_edit_tells_by_its_value_and_keeps_its_lines():
     names: dict[str, Any] = {"__jd__": recorder, "first": lambda x, n: x * n}
     exec(_body(found), {**names, "x": types.SimpleNamespace(y=4)}, names)
     assert (names["a"], told) == (8, [2, 1, 3, 0])
+
+
+def test_a_name_inside_of_a_host_edit_hides_no_other():
+    text = "a = first(x) + first\n"
+    found = _marked(text, (1, "first", ""), h0=_host(text, "first(x)", "x"))
+
+    assert _body(found) == (
+        "a = __jd__.host(0, lambda __jd_value__: first(__jd_value__), x)"
+        " + (__jd__.place(0, (first)))\n"
+    )
 
 
 def test_a_value_in_a_host_edit_may_be_one_too():

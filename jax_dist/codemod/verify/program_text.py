@@ -190,7 +190,7 @@ class Marked:
         }
         for line, what, name in dict.fromkeys(places):
             numbers = self.numbers.setdefault((line, what), [])
-            for start, stop in program.spans(line, what) if not name else ():
+            for start, stop in program.spans(line, what):
                 if any(a < at < b for a, b, _ in hosted for at in (start, stop)):
                     continue
                 # What is compared stays the object that it is.
@@ -217,8 +217,8 @@ class Marked:
         elif (entry := program.entry(line)) is not None:
             self.by_line.add((line, what))
             self.numbers[line, what].append(self._next())
-            text = entry[1].format(f"__jd__.place({self.count - 1}, None)")
-            program.replace(entry[0], entry[0], text)
+            at, text = entry
+            program.replace(at, at, text.format(f"__jd__.place({self.count - 1}, None)"))
 
     def _next(self) -> int:
         self.count += 1
