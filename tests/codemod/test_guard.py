@@ -8,8 +8,6 @@ import sys
 import urllib.parse
 from typing import Any
 
-import pytest
-
 from jax_dist.codemod.verify.recording import guard
 
 _MINE, _OTHER = "mine/a", "other/a"
@@ -38,6 +36,7 @@ _DEEDS = {
     "os.open('a', os.O_WRONLY, dir_fd=own)": True,
     "os.open('mine/a', os.O_WRONLY, dir_fd=here)": False,
     "os.open('mine/new2', os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=here)": False,
+    "os.open('mine/new3', os.O_CREAT | os.O_WRONLY)": False,
     "os.open('mine/a', os.O_WRONLY, dir_fd=folder)": True,
     "os.open('mine/a', os.O_RDONLY, dir_fd=folder)": False,
     "os.open('mine/a', os.O_WRONLY, dir_fd=deep)": True,
@@ -100,14 +99,14 @@ for deed in json.load(sys.stdin):
         found[deed] = "--scratch FOLDER" in str(error) and error.filename
     except OSError:  # of the system
         found[deed] = False
+plain = real("mine/new4", os.O_CREAT | os.O_WRONLY)
+found["mode"] = os.stat(plain).st_mode & 0o777
 print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[str, Any]]:
+def _done(folder: pathlib.Path) -> dict[str, Any]:
     """All deeds in one process; those that are refused leave all as it was."""
-    folder = tmp_path_factory.mktemp("guarded")
     for name in ("mine", "mine2", "records", "other/sub", "mine/deep/mine"):
         (folder / name).mkdir(parents=True)
     for name in (_MINE, "mine/b", _OTHER):
@@ -120,35 +119,33 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[st
         command, cwd=folder, input=json.dumps([*_DEEDS]), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout)
+    return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("deed", _DEEDS)
-def test_what_is_refused(ran: tuple[pathlib.Path, dict[str, Any]], deed: str):
-    assert bool(ran[1][deed]) is _DEEDS[deed]
+def test_what_is_refused_and_how_that_is_told(tmp_path: pathlib.Path):
+    found = _done(tmp_path)
+    assert {deed: bool(found[deed]) for deed in _DEEDS} == _DEEDS
 
-
-def test_what_is_refused_is_named_and_written_down(ran: tuple[pathlib.Path, dict[str, Any]]):
-    folder, found = ran
     told = [
         json.loads(line)
-        for path in (folder / "records").glob("refused-*.jsonl")
+        for path in (tmp_path / "records").glob("refused-*.jsonl")
         for line in path.read_text().splitlines()
     ]
-
     assert found["wrapped"] is True
-    other = str(folder.resolve() / "other" / "a")
+    folder = tmp_path.resolve()
+    other = str(folder / "other" / "a")
     for deed in ("open('other/a', 'w')", "open('mine/link/a', 'w')", "os.remove('other/a')"):
         assert found[deed] == other
-    assert found["os.rename('mine/a', 'other/b')"] == str(folder.resolve() / "other" / "b")
-    assert found["os.remove('other/into')"] == str(folder.resolve() / "other" / "into")
-    assert found["os.rmdir('other/sub/')"] == str(folder.resolve() / "other" / "sub")
+    assert found["os.rename('mine/a', 'other/b')"] == str(folder / "other" / "b")
+    assert found["os.remove('other/into')"] == str(folder / "other" / "into")
+    assert found["os.rmdir('other/sub/')"] == str(folder / "other" / "sub")
     assert found["os.open('mine/a', os.O_WRONLY, dir_fd=deep)"] == other
     assert len(told) == sum(_DEEDS.values())
     assert other in told
-    assert (folder / "other" / "a").read_text() == "text"
-    assert sorted(os.listdir(folder / "other")) == ["a", "into", "sub"]
-    assert {"new", "new2"} <= {*os.listdir(folder / "mine")}
+    assert (tmp_path / "other" / "a").read_text() == "text"
+    assert sorted(os.listdir(tmp_path / "other")) == ["a", "into", "sub"]
+    assert {"new", "new2"} <= {*os.listdir(tmp_path / "mine")}
+    assert (tmp_path / "mine" / "new3").stat().st_mode & 0o777 == found["mode"]
 
 
 def test_the_file_of_a_database(tmp_path: pathlib.Path):
