@@ -87,7 +87,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/codemod/verify/evidence.py": _codemod("evidence"),
     "jax_dist/codemod/verify/ledger.py": _codemod("ledger"),
     "jax_dist/codemod/verify/program_text.py": _codemod("program_text"),
-    "jax_dist/codemod/verify/trial.py": _codemod("verifying"),
+    "jax_dist/codemod/verify/trial.py": _codemod("trial"),
     "jax_dist/codemod/verify/recording/arrays.py": _codemod("recorded_values"),
     "jax_dist/codemod/verify/recording/bootstrap.py": _codemod("recording_starts"),
     "jax_dist/codemod/verify/recording/call_programs.py": _codemod("recorded_texts"),
