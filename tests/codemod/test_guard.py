@@ -49,6 +49,18 @@ _DEEDS = {
     "os.utime('mine/a')": False,
     "os.setxattr('other/a', 'user.a', b'')": True,
     "os.removexattr('other/a', 'user.a')": True,
+    "os.setxattr('other/a', 'mine/a', b'')": True,
+    **{
+        f"os.{deed}": True  # of an open folder, whatever there is under the name elsewhere
+        for deed in (
+            *("remove('mine/a', dir_fd=folder)", "mkdir('mine/q', dir_fd=folder)"),
+            *("rmdir('mine/q', dir_fd=folder)", "symlink('/e', 'mine/q', dir_fd=folder)"),
+            "rename('mine/a', 'mine/z', src_dir_fd=folder)",
+            "rename('mine/a', 'mine/z', dst_dir_fd=folder)",
+            "link('mine/a', 'mine/z', src_dir_fd=folder)",
+            "link('mine/a', 'mine/z', dst_dir_fd=folder)",
+        )
+    },
     "os.remove('other/a')": True,
     "os.remove('a', dir_fd=folder)": True,
     "os.remove('mine/link')": False,  # the link, and not what it leads to

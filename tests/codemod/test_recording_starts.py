@@ -75,6 +75,10 @@ def test_the_sitecustomize_that_we_hide_runs(tmp_path: pathlib.Path):
     found = _run(tmp_path, program, str(theirs))
     assert found == {"theirs": "sitecustomize", "module": str(theirs / "sitecustomize.py")}
     assert _run(tmp_path, program)["theirs"] is None
+    folder = tmp_path / "no module" / "sitecustomize"
+    folder.mkdir(parents=True)
+    program = "found['started'] = '_jax_dist_recording.start' in sys.modules\n"
+    assert _run(tmp_path, program, str(folder.parent)) == {"started": True}
 
 
 def test_the_file_by_its_own_name_starts_nothing():
@@ -142,7 +146,7 @@ def test_numpy_is_seeded_when_it_is_loaded_and_not_when_it_is_loaded_again(
     assert start._seeding("numpy") is None
     monkeypatch.delitem(sys.modules, "numpy.random")
     started()
-    assert len(_finders()) == 2
+    assert sys.meta_path[:2] == _finders()
     action = start._seeding("numpy.random")
     assert action is not None
     np.random.seed(5)  # noqa: NPY002
