@@ -88,6 +88,9 @@ _DEEDS = {
     "sqlite3.connect(':memory:')": False,
     "sqlite3.connect('file:other/b', uri=True)": True,
     "sqlite3.connect('file:other/a?mode=ro', uri=True)": False,
+    "sys.audit('open', 'other/a', 'w', None)": False,
+    "os.mkdir(os.path.abspath('mine/folder3'), dir_fd=folder)": False,
+    "os.mkdir(os.path.abspath('other/folder3'), dir_fd=own)": True,
     "os.stat('other/a')": False,
     "os.listdir('other')": False,
 }

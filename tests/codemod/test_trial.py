@@ -395,6 +395,17 @@ def test_an_edit_within_a_place_is_that_place(staged: Staged):
     ]
 
 
+def test_an_edit_beside_a_place_is_none_of_it(staged: Staged):
+    text = "import jax\nx = (jax.pmap(f), 1)\ny = jax.pmap(g)\n"
+    after = "import jax\nx = (own(f), 2)\nfor a in b: y = own(g)\n"
+    file = staged.file(staged.place(2), staged.place(3), before=text, after=after)
+    ledger = staged.verified([file], _run(), _run())
+
+    assert [(each.line, each.what) for each in ledger.entries] == [
+        *((2, "jax.pmap"), (2, "1"), (3, "jax.pmap"))
+    ]
+
+
 def test_an_import_is_no_place_where_its_uses_are(staged: Staged):
     text = "from jax import pmap\nimport jax.numpy as jnp\nstep = pmap(f)\nx = jnp.ones(3)\n"
     after = "from own import pmap\nimport own.numpy as jnp\nstep = pmap(f)\nx = jnp.ones(3)\n"
