@@ -115,12 +115,14 @@ def test_two_equal_runs(staged: Staged):
     """The lines of what was mapped are those of the program without marks."""
     files = [staged.file(staged.place(3), staged.place(2))]
     first, second = _both(staged)
+    second = _run(*second.record.sites, ran=(), output="the end")
     found = staged.verified(files, first, second)
 
     assert _told(found) == [(2, Rung.REPLAYED), (3, Rung.REPLAYED)]
     assert [(each.calls, each.equal) for each in found.entries] == [(1, 1), (1, 1)]
     assert (found.command, found.kept_apart) == (("python", "a.py"), "overlay")
-    assert (found.exit_code, found.output, found.problems, found.notes) == (0, "", (), ())
+    assert (found.exit_code, found.output, found.problems, found.notes) == (0, "", (), found.notes)
+    assert found.notes == ()
     assert found.runs is not None
     assert [site.line for site in found.runs.sites] == [2, 3]
     assert staged.told == [
@@ -318,6 +320,11 @@ def test_a_place_of_which_one_expression_did_not_run(staged: Staged):
     assert _told(found) == [(2, Rung.REPLAYED)]
     found = staged.verified([file], _run(calls[0], ran=(0,)), _run(calls[1]))
     assert _told(found) == [(2, Rung.NEVER_RAN)]
+    two = f"{text}y = jax.pmap(h)\n"
+    other = staged.place(2), staged.place(3)
+    file = staged.file(*other, before=two, after=two.replace("jax.pmap", "own.pmap"))
+    found = staged.verified([file], _run(calls[0], ran=(0, 2)), _run(calls[1]))
+    assert _told(found)[0] == (2, Rung.NEVER_RAN)
     # Of two places that look alike, each has its own.
     both = [staged.place(2), staged.place(2)]
     file = staged.file(*both, before=text, after=after)
@@ -348,6 +355,7 @@ def test_a_jit_without_anything_mapped_is_no_calls_of_a_place(staged: Staged):
     files = [staged.file(staged.place(2), staged.place(3))]
     first, second = _both(staged)
     first.record.sites[1].is_mapped = second.record.sites[1].is_mapped = False
+    first.record.sites[1].made = {"g"}
     found = staged.verified(files, first, second)
 
     assert _told(found) == [(2, Rung.REPLAYED), (3, Rung.RAN)]
@@ -359,15 +367,46 @@ def test_a_statement_has_the_calls_of_its_lines(staged: Staged):
     place = staged.place(3, "x = step(\n    1)", is_mapped=True)
     file = staged.file(place, before=text, after=after)
     sites = [staged.site("f", _CALL, line=5, places=set()), staged.site("f", _CALL, line=4)]
-    elsewhere = [staged.site("g", _CALL, line=6), staged.site("g", _CALL, line=5)]
+    elsewhere = [staged.site("g", _CALL, _CALL, line=line) for line in (6, 5)]
     others = [staged.site("h", _FAILED, line=4, file="/other.py")] * 2
-    first = _run(sites[0], elsewhere[0], others[0], ran=(0, 1))
+    first = _run(sites[0], elsewhere[0], others[0], ran=(0, 1), alone=frozenset({0, 1}))
     second = _run(sites[1], elsewhere[1], others[1], ran=())
     found = staged.verified([file], first, second)
 
     (entry,) = [each for each in found.entries if each.line == 3]
     assert (entry.rung, entry.calls) == (Rung.REPLAYED, 1)
     assert [site.line for site in first.record.sites] == [4, 5, 4]
+
+
+def test_a_statement_whose_value_nobody_records(staged: Staged):
+    text = "import jax\nx = step(1)\ny = 2\n"
+    file = staged.file(staged.place(2, "x = step(1)"), before=text, after="import jax\ny = 2\n")
+    runs = _run(ran=(0,), alone=frozenset({0})), _run()
+    found = staged.verified([file], *runs)
+
+    assert _told(found) == [(2, Rung.RAN)]
+    around = [staged.site("h", _CALL, file="/other.py", around={0}) for _ in range(2)]
+    runs = _run(around[0], ran=(0,), alone=frozenset({0})), _run(around[1])
+    assert _told(staged.verified([file], *runs)) == [(2, Rung.RAN)]
+    runs = _run(around[0], ran=(0,)), _run(around[1])
+    assert _told(staged.verified([file], *runs)) == [(2, Rung.REPLAYED)]
+
+
+_TEXT = {"in": [], "consts": [], "eqns": [], "out": [], "weak": []}
+
+
+def test_what_is_traced_as_a_part_is_judged_by_its_text(staged: Staged):
+    traced = {"text": _TEXT, "sizes": {}, "paths": [], "environment": {}}
+    files = [staged.file(staged.place(2), staged.place(3))]
+    first, second = _both(staged)
+    parts = [
+        staged.site("part", inside=True, traced=[traced], places=places) for places in ({1}, set())
+    ]
+    first = _run(first.record.sites[0], parts[0])
+    second = _run(second.record.sites[0], parts[1], ran=())
+    found = staged.verified(files, first, second)
+
+    assert _told(found) == [(2, Rung.REPLAYED), (3, Rung.SAME_PROGRAM)]
 
 
 def test_an_edit_that_no_outcome_speaks_of_is_a_place(staged: Staged):
@@ -478,6 +517,35 @@ def test_a_value_that_differs_from_run_to_run_shows_nothing(staged: Staged, fold
     assert found.notes[0].startswith("the command does not compute the same twice")
 
 
+def test_a_host_edit_that_gives_fewer_values(staged: Staged, folder: pathlib.Path):
+    one = _value(folder, 1.0)
+    runs = [_run(hosts=_hosts(staged, one, one)) for _ in range(3)]
+    for run in (runs[0], runs[2]):
+        run.record.hosts[1].calls.append(one)
+        run.record.hosts[1].count = 2
+    found = staged.verified([_host_file(staged)], *runs)
+
+    assert _told(found) == [(2, Rung.REPLAYED), (3, Rung.DIFFERENT)]
+
+
+def test_the_value_of_a_host_edit_is_known_to_somebody(staged: Staged, folder: pathlib.Path):
+    one = _value(folder, 1.0)
+    first, second = (_run(hosts=_hosts(staged, one, one), alone=frozenset({0})) for _ in "ab")
+
+    assert _told(staged.verified([_host_file(staged)], first, second)) == [
+        *((2, Rung.REPLAYED), (3, Rung.REPLAYED))
+    ]
+
+
+def test_a_host_edit_is_of_no_other_statement(staged: Staged, folder: pathlib.Path):
+    text, after = "import u\ny = u.first(x)\nz = step(y)\ndel z\n", "import u\ny = x\ndel z\n"
+    places = staged.place(3, "z = step(y)"), staged.place(2, "u.first(x)")
+    runs = [_run(hosts=_hosts(staged, _value(folder, 1.0))) for _ in range(2)]
+    found = staged.verified([staged.file(*places, before=text, after=after)], *runs)
+
+    assert _told(found) == [(2, Rung.REPLAYED), (3, Rung.RAN)]
+
+
 def test_host_edits_of_several_processes_are_told_apart(staged: Staged, folder: pathlib.Path):
     one, other = (_value(folder, number) for number in (1.0, 2.0))
 
@@ -535,6 +603,9 @@ def test_host_edits_of_several_files_have_their_numbers(staged: Staged, folder: 
     assert [(pathlib.Path(e.path).name, e.line, e.rung) for e in found.entries] == [
         *(("a.py", 2, Rung.REPLAYED), ("a.py", 3, Rung.REPLAYED), ("b.py", 2, Rung.DIFFERENT))
     ]
+    same = [_run(hosts=_hosts(staged, one, one, one), ran=(0, 1, 2)) for _ in range(2)]
+    again = staged.verified([first_file, second_file], *same)
+    assert [each.rung for each in again.entries] == [Rung.REPLAYED] * 3
     assert "__jd__.host(2, " in staged.stage.changes[0]["b.py"]
     assert "__jd__.place(2, " in staged.stage.changes[0]["b.py"]
 
