@@ -495,10 +495,13 @@ def test_arguments_are_told_by_types_and_their_places():
 
     assert found.paths() == ["[0]", "[1]['a']", "['by']", "['text']"]
     array, number, weak, text = found.leaves
-    assert (array.shape, array.dtype, array.weak_type) == ((2, 3), np.float64, False)
+    assert (array.shape, array.dtype, array.weak_type) == ((2, 3), np.float32, False)
     assert (weak.shape, weak.weak_type) == ((), True)
     assert (number, text) == (1.5, "t")
     assert Arguments((np.float32(1),), {}).leaves[0].dtype == np.float32
+    others = (np.array([abs]), np.ones(2, jnp.bfloat16), np.ones(2, np.uint64), np.ones(2, bool))
+    kinds = [each.dtype for each in Arguments((others, jax.random.key(0)), {}).leaves]
+    assert [*map(str, kinds)] == ["object", "bfloat16", "uint32", "bool", "key<fry>"]
 
 
 def _signatures(*args: Any, owner: Any = 0) -> tuple[Any, Any]:

@@ -86,10 +86,13 @@ class Arguments:
 
 
 def _abstract(leaf: Any) -> Any:
-    """The type of an array; all else as it is."""
+    """The type of an array, as it is traced; all else as it is."""
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+    dtype = leaf.dtype
+    if not isinstance(leaf, jax.Array) and dtype.kind in "iufc":  # else JAX 0.12 warns of float64
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _signature(leaf: Any, *, whole: bool) -> Any:
