@@ -203,8 +203,8 @@ def _without_a_key(key, x):
 
 @pytest.mark.parametrize(
     "body",
-    [_folded, _split, _without_a_key, _mask_of_features, _weights, _common_seeds, _mirrored, _of_all_rows,
-     _mask_of_features_turned, _mask_of_features_in_a_row, _sign_of_the_device,
+    [_folded, _split, _without_a_key, _mask_of_features, _weights, _common_seeds, _mirrored,
+     _of_all_rows, _mask_of_features_turned, _mask_of_features_in_a_row, _sign_of_the_device,
      _number_of_the_device, _number_of_a_row_of_one, _directions],
 )  # fmt: skip
 def test_noise_that_is_meant(body):
