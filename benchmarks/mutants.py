@@ -18,8 +18,9 @@ process that has the tests ready, as `mutant_tests.py` says; a test that fails t
 without the mistake right after, and what survives there is tried again in a process of its own.
 
 `mutants.toml` lists the mutants that change nothing, with the reason, and the files of which all
-others are caught: a sample is of one of these. Prints every survivor that is not listed, and a
-table. Exit code 1: there is one, or a listed mutant is no more.
+others are caught: a sample is of one of these. There, `x -> *` stands for all that x may become.
+Prints every survivor that is not listed, and a table. Exit code 1: there is one, or a listed mutant
+is no more.
 """
 
 import argparse
@@ -35,7 +36,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mutations
@@ -296,6 +297,13 @@ def _chosen(options: argparse.Namespace, whole: Sequence[str]) -> list[Mutant]:
     return found
 
 
+def _is_listed(mutant: Mutant, reasons: Mapping[str, Iterable[str]]) -> bool:
+    return any(
+        mutant.name == name or (name.endswith(" -> *") and mutant.name.startswith(name[:-1]))
+        for name in reasons.get(mutant.file, ())
+    )
+
+
 def main() -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
@@ -317,7 +325,7 @@ def main() -> int:
             print(f"{each.file}:{each.line} {each.name}")
         return 0
     start = time.monotonic()
-    tried = [each for each in mutants if each.name not in reasons.get(each.file, {})]
+    tried = [each for each in mutants if not _is_listed(each, reasons)]
     table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     became: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -338,16 +346,20 @@ def main() -> int:
             _progress(f"{number} of {len(tried)}, {time.monotonic() - start:.0f} s")
         jobs.end()
     for each in mutants:
-        table[each.file]["no effect"] += each.name in reasons.get(each.file, {})
+        table[each.file]["no effect"] += _is_listed(each, reasons)
     kinds = ("caught", "survived", "no effect", "not tried")
     print(f"\n| file | {' | '.join(kinds)} | caught |\n|---|---|---|---|---|---|")
     for file, counts in table.items():
         share = 100 * counts["caught"] / ((counts["caught"] + counts["survived"]) or 1)
         print(f"| {file} | {' | '.join(str(counts[each]) for each in kinds)} | {share:.0f} % |")
-    known = {(file, each.name) for file in reasons for each in _mutants_of(file)}
-    gone = [(file, name) for file in reasons for name in reasons[file] if (file, name) not in known]
-    for file, name in gone:
-        print(f"mutants.toml lists what is no more, {file}: {name}")
+    gone = [
+        f"{file}: {name}"
+        for file, listed in reasons.items()
+        for name in listed
+        if not any(_is_listed(each, {file: {name: ""}}) for each in _mutants_of(file))
+    ]
+    for each in gone:
+        print(f"mutants.toml lists what is no more, {each}")
     return int(bool(gone) or any(counts["survived"] for counts in table.values()))
 
 
