@@ -318,6 +318,18 @@ def test_each_carry_of_a_scan_is_its_own():
     assert slices.alike_results(text, [False, True]) == [False, True]
 
 
+def test_what_a_scan_carries_is_followed_through_all_turns():
+    def body(x: jax.Array, y: jax.Array) -> Any:
+        turn = lambda c, _: ((c[1] * 1, c[2] * 1, c[2]), None)
+        return lax.scan(turn, (x, x, y), None, length=5)[0]
+
+    pair = [_typed(8, 3), _typed(8, 3)]
+    text = programs.text(lambda *args: jax.pmap(body, axis_name="i")(*args), pair)
+
+    assert slices.alike_results(text, [True, False]) == [False, False, False]
+    assert slices.alike_results(text, [True, True]) == [True, True, True]
+
+
 def test_all_programs_in_an_equation_are_read():
     """That of a linear solver holds four, one of which may give each device something else."""
 

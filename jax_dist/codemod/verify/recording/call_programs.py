@@ -90,7 +90,7 @@ def _abstract(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
     dtype = leaf.dtype
-    if not isinstance(leaf, jax.Array) and dtype.kind in "iufc":  # else JAX 0.12 warns of float64
+    if not isinstance(leaf, jax.Array):  # of float64, JAX 0.12 warns
         dtype = jax.dtypes.canonicalize_dtype(dtype)
     return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=getattr(leaf, "weak_type", False))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,11 +37,7 @@ _USUAL_CONTEXT = {
     "remove_size_one_mesh_axis": False,
     "threefry_partitionable": True,
 }
-_OF_CONSTANTS = frozenset(("num_consts",))  # says which inputs are constants, but in these calls
-_KEPT = {  # of what is dropped
-    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), frozenset[str]()),
-    "composite": frozenset(("name",)),  # a compiler may know it by its name
-}
+_WITH_RULE = re.compile(r"custom_\w+_call")
 _PLAIN = frozenset(
     ("GatherDimensionNumbers", "ScatterDimensionNumbers", "ConvDimensionNumbers")
     + ("DotDimensionNumbers", "RaggedDotDimensionNumbers", "FTTuple", "FTPyTree")
@@ -87,7 +84,10 @@ class _Writer:
         primitive = equation.primitive.name
         if equation.primitive not in _primitives_of_jax(len(sys.modules)):
             primitive = f"{primitive} (not of jax)"  # a user's may have any name
-        dropped = _DROPPED - _KEPT.get(primitive, _OF_CONSTANTS)
+        kept = {"name"} if primitive == "composite" else set()  # a compiler may know it by that
+        if not _WITH_RULE.fullmatch(primitive):  # elsewhere it says which inputs are constants
+            kept.add("num_consts")
+        dropped = _DROPPED - kept
         given = dict(equation.params)
         if "ft_in" in given:  # jax 0.12 has a scan's numbers of constants and carries as trees
             consts, carries, _ = (len(each) for each in given.pop("ft_in").unpack())
