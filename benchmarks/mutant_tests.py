@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import pathlib
+import resource
 import select
 import shutil
 import signal
@@ -32,6 +33,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SEEN = "JAX_DIST_SEEN"  # the variable that names the file where statements are written down
 _IMPORTED = ("numpy", "jax", "jax.numpy", "jax.experimental.multihost_utils", "pytest")
 _MOST_RUNS = 300  # of a warm process: it keeps what was compiled
+_MOST_MEMORY = 6 * 2**30  # bytes, of data: a loop without an end may fill a list
 _ENDLESS = "does not end"
 
 
@@ -129,7 +131,7 @@ class _Warm:
             print(json.dumps([text, wanted]), file=self._process.stdin, flush=True)
         except BrokenPipeError:
             return None
-        until = 120 + sum(10 + 5 * seconds for seconds in wanted.values())
+        until = 120 + sum(map(_limit, wanted.values()))
         if not select.select([self._process.stdout], [], [], until)[0]:
             return _ENDLESS
         line = self._process.stdout.readline()
@@ -184,17 +186,23 @@ def _run_fresh(files: list[str], wanted: dict[str, float], folder: pathlib.Path)
     os._exit(int(pytest.main([*options, *files], plugins=[_Chosen(wanted, folder)])))
 
 
-_OPTIONS = ["-q", "-p", "no:cacheprovider", "-n0"]
+_OPTIONS = ["-q", "-p", "no:cacheprovider", "-n0", "--tb=native"]
 
 
 def _apart(folder: pathlib.Path) -> None:
-    """In a group of its own, with its own folder, and silent."""
+    """In a group of its own, with its own folder, little memory, and silent."""
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, resource.RLIM_INFINITY))
     with contextlib.suppress(PermissionError):
         os.setsid()
     output = os.open(folder / "output", os.O_RDWR | os.O_CREAT)
     for number in (0, 1, 2):
         os.dup2(output, number)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+def _limit(seconds: float) -> float:
+    """After which a test that took so many does not end; on a busy machine, more."""
+    return (10 + 5 * seconds) * max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _only_once(items: list) -> None:
@@ -221,7 +229,7 @@ class _Chosen:
         self._number, self._failed, self._start = self._number + 1, False, time.monotonic()
         os.environ[SEEN] = str(self._folder / f"seen{self._number}")
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, 10 + 5 * self._wanted.get(nodeid, 60))
+        signal.setitimer(signal.ITIMER_REAL, _limit(self._wanted.get(nodeid, 60)))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self._failed |= report.failed
@@ -280,7 +288,7 @@ class _Asked:
         for item, following in itertools.zip_longest(chosen, chosen[1:]):
             self._failed = False
             signal.signal(signal.SIGALRM, _raise_late)
-            signal.setitimer(signal.ITIMER_REAL, 10 + 5 * wanted[item.nodeid])
+            signal.setitimer(signal.ITIMER_REAL, _limit(wanted[item.nodeid]))
             try:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             finally:

@@ -214,19 +214,26 @@ def _short(node: ast.AST) -> str:
 
 
 _PROBE = """
-def _seen_here(number, _known=set()):
+def _seen_here(number, _known=set(), _open={{}}):
     import os
     path = os.environ.get({variable!r})
     if path and (path, number) not in _known:
         _known.add((path, number))
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, b"%s %d\\n" % ({file!r}, number))
-        os.close(file)
+        if path not in _open:
+            for file in _open.values():
+                os.close(file)
+            _open.clear()
+            _open[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(_open[path], b"%s %d\\n" % ({file!r}, number))
+
+_seen_here(-1)
 """
 
 
 def with_probes(file: str, source: str, variable: str) -> str:
-    """A text whose functions write down which of their statements run.
+    """A text whose functions write down which of their statements run; -1 as it is imported.
+
+    The file is opened then: later, a program may not let them.
 
     Args:
       file: how the text is called there.

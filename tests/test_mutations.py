@@ -1,6 +1,7 @@
 """The mistakes that `benchmarks/mutants.py` makes, and the texts that say what of them runs."""
 
 import importlib.util
+import os
 import pathlib
 import sys
 import types
@@ -116,6 +117,13 @@ def test_a_text_says_which_of_its_statements_run(
     )
     assert sorted((tmp_path / "one").read_text().splitlines()) == sorted([test, one])
     assert sorted((tmp_path / "two").read_text().splitlines()) == sorted([test, two])
+    monkeypatch.setenv("SEEN_BY_A_TEST", str(tmp_path / "three"))
+    exec(mutations.with_probes("file.py", source, "SEEN_BY_A_TEST"), names)
+    monkeypatch.setattr(os, "open", None)  # the program may open nothing any more
+    names["f"](1)
+    assert sorted((tmp_path / "three").read_text().splitlines()) == sorted(
+        ["file.py -1", test, one]
+    )
 
 
 _LIVING = """\

@@ -90,9 +90,9 @@ class BodyPlan:
 class Choices:
     """What may be done with a body."""
 
-    gradients: str = "reduce"  # or "scatter", or "narrow": what may become of a sum
-    regathers: bool = False  # whether islands gather what is cut where they read it, each time
-    tied: bool = False  # whether types name a mesh, so that some equations can only run inside
+    gradients: str  # "reduce", "scatter" or "narrow": what may become of a sum
+    regathers: bool  # whether islands gather what is cut where they read it, each time
+    tied: bool  # whether types name a mesh, so that some equations can only run inside
 
 
 def plan(

@@ -95,7 +95,7 @@ class _Walk:
             return [_Known(_Noise(line, alike, every), drawn=own)] * len(eqn.outvars)
         if interpreter.bodies(eqn):
             return self._inside(eqn, same, given, scope, line)
-        if record.elementwise or record.identity:
+        if record.elementwise:
             # A number beside an array counts for all of its elements.
             given = [
                 each if _shape(atom) else dataclasses.replace(each, flat=every)
@@ -110,7 +110,7 @@ class _Walk:
     ) -> list[_Known]:
         kind, bodies = record_of(eqn).kind, interpreter.bodies(eqn)
         inputs = self._invariance.of_body_inputs(eqn, same, scope)
-        inner = self._invariance.inside(eqn, scope) if kind == "region" else scope
+        inner = self._invariance.inside(eqn, scope)
         followed = kind in ("call", "region")
         drawn = next((each.drawn for each in given if each.drawn), "")
         for body, ins in zip(bodies, inputs, strict=True):
@@ -324,12 +324,11 @@ def _sums_through(
     opened = interpreter.open_jaxpr(inner)
     outer = eqn.invars[1:] if record_of(eqn).kind == "branch" else eqn.invars
     inside: _Sums = {}
-    followed = len(opened.invars) == len(outer)
-    if followed:
+    if len(opened.invars) == len(outer):
         pairs = zip(opened.invars, outer, strict=True)
         inside = {var: _joined(known, [atom]) for var, atom in pairs}
     yield from _sums_in_body(inner, inside, around, is_transposed)
-    if followed and len(opened.outvars) == len(eqn.outvars):
+    if len(opened.outvars) == len(eqn.outvars):
         for result, atom in zip(eqn.outvars, opened.outvars, strict=True):
             before, found = _joined(known, [result]), _joined(inside, [atom])
             known[result] = _Summed(before.axes | found.axes, before.of_sum or found.of_sum)

@@ -342,7 +342,10 @@ def _to_psum(found: dict) -> None:
         (_set("places", 0, "signatures", to=[]), "has no texts"),
         (_set("places", 2, "rung", to="replayed"), "0 of 0 calls were equal"),
         (_set("counts", "never ran", to=0), "its counts"),
+        (_set("places", 2, "rules", to=["R1"]), "it has rules or texts, and is called never ran"),
+        (_set("places", 2, "signatures", to=[{}]), "it has rules or texts, and is called never"),
         (_set("not covered", to=[]), "its list of what is not covered"),
+        (_set("premises", to=[]), "its premises are not those"),
         (_set("files", 0, "after", to="0"), "does not hold what was certified"),
         (_set("format", to=2), "its format is 2"),
     ],
@@ -358,6 +361,64 @@ def test_an_altered_certificate_is_refused(
     assert any(
         "altered" in each or "format" in each for each in certificate.problems(altered, folder)
     )
+
+
+@pytest.mark.parametrize("found", [None, "text", ["seal"]])
+def test_what_is_no_certificate_is_refused(proved: dict[str, Any], folder: pathlib.Path, found):
+    said = ["it is no certificate of jax-dist"]
+    less = {key: value for key, value in proved.items() if key != "premises"}
+
+    for each in (found, [*proved], less, {**proved, "more": 1}):
+        assert list(certificate.problems(each, folder)) == said
+
+
+def test_each_file_is_read(proved: dict[str, Any], folder: pathlib.Path):
+    (folder / "train.py").write_text("another")
+    proved["files"][:0] = [{"path": "gone.py", "before": "", "after": ""}]
+
+    assert _problems(proved, folder) == [
+        "gone.py cannot be read: No such file or directory",
+        "train.py does not hold what was certified: it holds other text",
+    ]
+
+
+def test_what_a_certificate_holds(folder: pathlib.Path):
+    """Of texts, what a proof needs, and once for all in which environment they were traced."""
+    same = {"before": _text(_step), "after": _text(_step), "sizes": {}}
+    formed = {**same, "arguments": [[0, "as is"]], "results": ["as is"]}
+    traced = {**formed, "environment": {"jax": "0"}, "path": "here"}
+    place = {"path": "train.py", "line": 3, "what": "f", "put_back": False, "notes": []}
+    once = {"calls": 1, "equal": 1, "rules": []}
+    found = certificate.made(
+        [
+            {**place, **once, "rung": "same program", "signatures": [traced]},
+            {**place, **once, "rung": "replayed", "signatures": [], "what": "g"},
+            {**place, **once, "rung": "never ran", "signatures": [], "put_back": True},
+        ],
+        command=["python"],
+        files=[],
+        folder=str(folder),
+    )
+
+    assert _problems(found, folder) == []
+    assert found["environment"] == {"jax": "0"}
+    assert found["places"][0]["signatures"] == [formed]
+    assert found["not covered"] == [
+        "train.py:3 g: other arguments than those of the run",
+        "train.py:3 f: it stays as it was",
+    ]
+    assert certificate.headline(found) == "1 of 3 places proved, 1 never ran, 1 replayed"
+    assert len(found["premises"]) == 4
+    nothing = certificate.made([], command=[], files=[], folder=str(folder))
+    assert nothing["environment"] is None
+    some = certificate.made([found["places"][1]], command=[], files=[], folder=str(folder))
+    assert certificate.headline(some) == "0 of 1 place proved, 1 replayed"
+
+
+def test_the_seal_is_of_the_content_in_one_form():
+    said = b'{"a": "\\u00e9", "b": 1}'
+
+    assert certificate._seal({"b": 1, "a": "\xe9"}) == hashlib.sha256(said).hexdigest()
 
 
 def test_a_file_that_changed_is_refused(proved: dict[str, Any], folder: pathlib.Path):

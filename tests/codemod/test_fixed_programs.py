@@ -92,6 +92,8 @@ _FIXED = {
     "updates of a tree": "return optax.apply_updates(w, jax.tree.map(lambda e: -LR * e, w))",
 }
 _OTHERS = {
+    "a match": "match SYNC:\n    case True:\n        w = lax.pmean(w, 'i')\nreturn w",
+    "a loop of unknown turns": "while SYNC:\n    w = lax.pmean(w, 'i')\nreturn w",
     "a condition": "if SYNC:\n    x = lax.pmean(x, 'i')\nreturn x",
     "an expression with a condition": "return lax.pmean(x, 'i') if SYNC else x",
     "an operator": "return SYNC and lax.pmean(x, 'i')",

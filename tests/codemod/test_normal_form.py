@@ -99,6 +99,7 @@ def _by_rule(primitive: str, given: Any, kind: str, *, gathered: Any = None, **p
     return found, equations
 
 
+_ONES = "literal(float64[] 000000000000f03f)", "literal(bfloat16[] 803f)"
 _ONE, _TWO = "literal(float32[] 0000803f)", "literal(float32[] 00000040)"
 
 
@@ -108,6 +109,8 @@ _ONE, _TWO = "literal(float32[] 0000803f)", "literal(float32[] 00000040)"
         ("convert_element_type", [("§1", _ROW)], _ROW, {}, "R11"),
         ("convert_element_type", [("§1", _ROW)], "int32[3]", {}, None),
         ("div", [("§1", _ROW), (_ONE, "float32[]")], _ROW, {}, "R3"),
+        ("div", [("§1", "float64[3]"), (_ONES[0], "float64[]")], "float64[3]", {}, "R3"),
+        ("div", [("§1", "bfloat16[3]"), (_ONES[1], "bfloat16[]")], "bfloat16[3]", {}, "R3"),
         ("div", [("§1", _ROW), (_TWO, "float32[]")], _ROW, {}, None),
         ("div", [("§1", "float32[]"), (_ONE, _ROW)], _ROW, {}, None),
         ("div", [(_ONE, "float32[]"), ("§1", _ROW)], _ROW, {}, None),
@@ -144,6 +147,7 @@ _GATHER = {"axis_name": "i", "axis_index_groups": None, "tiled": False, "all_gat
         ({}, "reduce_sum", "float32[8,3]", "float32[8]", [1], False),
         ({}, "reduce_max", "float32[8,3]", _ROW, [0], False),
         ({}, "reduce_sum", "float32[3,8]", _ROW, [0], False),
+        ({}, "reduce_sum", "float32[8,3]", "float64[3]", [0], False),
     ],
 )
 def test_a_sum_of_a_gather(
@@ -174,6 +178,11 @@ def test_where_two_normal_forms_part():
     equivalence.require_same(same, same)
     with pytest.raises(NotProvedError, match="^'.*= sin.*' before, '.*= cos.*' after$"):
         equivalence.require_same(same, same.replace("sin", "cos"))
+    for shared, shown in (("a" * 50, "a" * 30), ("aa", "aa")):
+        before, after = (f"same\n{shared}{each * 60}\n{each}" for each in "bc")
+        said = f"^'{shown}{'b' * 40}' before, '{shown}{'c' * 40}' after$"
+        with pytest.raises(NotProvedError, match=said):
+            equivalence.require_same(before, after)
     with pytest.raises(NotProvedError, match="more equations"):
         equivalence.require_same(same, f"{same}\nthree")
 
@@ -190,6 +199,16 @@ def test_the_names_of_mesh_axes_are_numbers_in_every_parameter():
         for value in ("batch", ["batch"], {"set": ["batch"]}):
             assert equations._parameters({name: value}) == f'[{name}=["axis-0"]]'
     assert equations._parameters({"name": "batch"}) == '[name="batch"]'
+    assert equations._parameters({"axes": [{"number": "1.0"}, 2]}) == (
+        '[axes=[{"number": "1.0"}, 2]]'
+    )
+    for name in ("set", "offset"):
+        assert equations._parameters({"axes": [name]}) == f'[axes=["{name}"]]'
+        assert equations._parameters({"axis_name": name}) == f'[axis_name=["{name}"]]'
+    # An axis whose name is a set is another one.
+    one = equations._parameters({"axes": [{"set": ["batch"]}]})
+    assert one == '[axes=[{"set": ["batch"]}]]'
+    assert equations._parameters({"axes": {"number": "1.0"}}) == '[axes=[{"number": "1.0"}]]'
 
 
 def test_a_program_may_return_a_literal():
@@ -229,3 +248,208 @@ def test_no_rule_is_used_for_what_is_the_same():
     assert equivalence.proof(
         {"before": text, "after": {**text, "eqns": [], "out": [1]}, "sizes": {}}
     ) == ("R3",)
+
+
+# ---- whole programs
+
+
+def _program(*eqns: Any, out: Any, inputs: int = 1) -> dict[str, Any]:
+    """Of inputs with the numbers from 1 on, all `float32[3]`."""
+    given = [[number, _ROW] for number in range(1, inputs + 1)]
+    return {"in": given, "consts": [], "eqns": [*eqns], "out": [out], "weak": [False]}
+
+
+def _proved(before: Any, after: Any, **sizes: Any) -> tuple[str, ...]:
+    return equivalence.proof({"before": before, "after": after, "sizes": sizes})
+
+
+def _refused(before: Any, after: Any, **sizes: Any) -> None:
+    for one, other in ((before, after), (after, before)):
+        with pytest.raises(NotProvedError):
+            _proved(one, other, **sizes)
+
+
+_SINE, _COSINE = (_program(_line(2, name, 1), out=2) for name in ("sin", "cos"))
+
+
+def test_programs_for_other_numbers_of_devices_are_compared_too():
+    same, other = {"before": _SINE, "after": _SINE}, {"before": _SINE, "after": _COSINE}
+
+    assert _proved(_SINE, _SINE, **{"2": same, "4": {"after": _COSINE}}) == ()
+    _refused(_SINE, _SINE, **{"2": same, "4": other})
+
+
+def test_what_is_set_around_an_equation_is_compared():
+    context = {"ctx": {"xla_metadata": {"dict": [["a", "b"]]}}}
+    inside = [
+        _program([name, context, [1], [[2, _ROW]]], _line(3, "exp", 2), out=3)
+        for name in ("sin", "cos")
+    ]
+
+    assert _proved(inside[0], inside[0]) == ()
+    _refused(*inside)
+
+
+def _call(**parameters: Any) -> list[Any]:
+    return ["jit", {"jaxpr": {"jaxpr": _SINE}, **parameters}, [1], [[2, _ROW]]]
+
+
+def test_only_what_the_outer_jit_donates_is_donated():
+    plain, donating = (_call(donated_invars=[flag]) for flag in (False, True))
+    inner, outer = _program(donating, out=2), _program(plain, out=2)
+    around = lambda body: [
+        *("jit", {"jaxpr": {"jaxpr": body}, "donated_invars": [False]}, [1], [[2, _ROW]])
+    ]
+
+    _refused(inner, outer)
+    assert _proved(*(_program(around(each), out=2) for each in (inner, outer))) == ()
+
+
+@pytest.mark.parametrize("name", ["compiler_options_kvs", "in_layouts", "out_layouts"])
+def test_the_options_of_a_jit_are_compared(name: str):
+    plain, none, some, others = (
+        _program(_call(**each), out=2)
+        for each in ({}, {name: [None]}, {name: ["a"]}, {name: ["b"]})
+    )
+
+    assert _proved(plain, none) == _proved(some, some) == ()
+    _refused(plain, some)
+    _refused(some, others)
+
+
+_MESH = {"mesh": [["i", 8]], "kinds": ["AxisType.Auto"], "devices": [*range(8)]}
+_TURNED = {**_MESH, "devices": [*range(8)][::-1]}
+
+
+def _placed(spec: Any, mesh: Any = _MESH) -> dict[str, Any]:
+    return {"sharding": [mesh, {"spec": spec}]}
+
+
+def test_where_a_jit_wants_its_arrays_is_compared():
+    for name in ("in_shardings", "out_shardings"):
+        plain, rows, whole, turned, unspecified = (
+            _program(_call(**{name: [each]}), out=2)
+            for each in (
+                *(None, _placed([["i"]]), _placed([[]]), _placed([["i"]], _TURNED)),
+                "UnspecifiedValue",
+            )
+        )
+        assert _proved(plain, unspecified) == _proved(plain, _program(_call(), out=2)) == ()
+        assert _proved(rows, rows) == ()
+        for other in (plain, whole, turned):
+            _refused(rows, other)
+
+
+def _mapped(*, ins: Any, outs: Any) -> dict[str, Any]:
+    specs = {"in_specs": [{"spec": ins}], "out_specs": [{"spec": outs}]}
+    parameters = {"mesh": _MESH, "jaxpr": {"jaxpr": _SINE}, **specs}
+    return _program(["shard_map", parameters, [1], [[2, _ROW]]], out=2)
+
+
+def test_a_jit_that_wants_what_its_shard_map_says_wants_nothing():
+    body = _mapped(ins=[["i"]], outs=[[]])
+
+    def program(**shardings: Any) -> dict[str, Any]:
+        call = {"jaxpr": {"jaxpr": body}, **shardings}
+        return _program(["jit", call, [1], [[2, _ROW]]], out=2)
+
+    rows, whole = [_placed([["i"]])], [_placed([[]])]
+    assert _proved(program(in_shardings=rows, out_shardings=whole), program()) == ()
+    _refused(program(in_shardings=whole), program())
+    _refused(program(out_shardings=rows), program())
+    _refused(program(in_shardings=rows), program(in_shardings=whole))
+    _refused(body, _mapped(ins=[[]], outs=[[]]))
+    _refused(body, _mapped(ins=[["i"]], outs=[["i"]]))
+
+
+def test_operands_of_a_shard_map_go_with_their_specs():
+    """They come in the order in which the body uses them; locally, all have one type."""
+    mesh = {"mesh": [["i", 2], ["j", 2]], "kinds": [], "devices": [0, 1, 2, 3]}
+
+    def program(operands: list[int], uses: tuple[int, int]) -> dict[str, Any]:
+        eqns = [_line(3, "sin", uses[0]), _line(4, "cos", uses[1])]
+        total = ["add", {}, [3, 4], [[5, _ROW]]]
+        body = {"jaxpr": _program(*eqns, total, out=5, inputs=2)}
+        specs = [{"spec": [["i"]]}, {"spec": [["j"]]}]
+        parameters = {"mesh": mesh, "jaxpr": body, "in_specs": specs, "out_specs": [{"spec": []}]}
+        return _program(["shard_map", parameters, operands, [[3, _ROW]]], out=3, inputs=2)
+
+    first = program([1, 2], (1, 2))
+    assert _proved(first, first) == ()
+    _refused(first, program([2, 1], (2, 1)))
+    _refused(first, program([1, 2], (2, 1)))
+
+
+def _scan(operands: list[int], body: dict[str, Any], consts: int) -> dict[str, Any]:
+    parameters = {"num_consts": consts, "num_carry": 1, "linear": [False] * 3}
+    eqn = ["scan", {**parameters, "jaxpr": {"jaxpr": body}}, operands, [[4, _ROW]]]
+    return _program(eqn, out=4, inputs=3)
+
+
+def test_two_constants_of_a_scan_have_no_order():
+    def body(one: int, other: int, carry: int = 3) -> dict[str, Any]:
+        eqns = [["mul", {}, [carry, one], [[4, _ROW]]], ["sub", {}, [4, other], [[5, _ROW]]]]
+        return _program(*eqns, out=5, inputs=3)
+
+    first = _scan([1, 2, 3], body(1, 2), 2)
+    assert _proved(first, _scan([2, 1, 3], body(2, 1), 2)) == ()
+    _refused(first, _scan([1, 2, 3], body(2, 1), 2))
+    _refused(first, _scan([2, 1, 3], body(1, 2), 2))
+    # One that the body does not use comes last, and carries keep their order.
+    unused = _scan([1, 2, 3], body(2, 3, 2), 2)
+    assert _proved(unused, _scan([2, 1, 3], body(1, 3, 1), 2)) == ()
+    _refused(_scan([1, 2, 3], body(1, 3, 2), 1), _scan([1, 3, 2], body(1, 2, 3), 1))
+
+
+def test_numbers_of_variables_in_branches_make_no_difference():
+    def branching(number: int, name: str) -> dict[str, Any]:
+        branch = {
+            **{"in": [[number, _ROW]], "consts": [], "out": [number + 1], "weak": [False]},
+            "eqns": [[name, {}, [number], [[number + 1, _ROW]]]],
+        }
+        parameters = {"branches": [{"jaxpr": branch}]}
+        return _program(["cond", parameters, ["int32[] 00000000", 1], [[2, _ROW]]], out=2)
+
+    assert _proved(branching(1, "sin"), branching(7, "sin")) == ()
+    _refused(branching(1, "sin"), branching(1, "cos"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"number": "0.5"}, {"number": "1.5"}),
+        ({"named": ["Dims", [["a", 1]]]}, {"named": ["Dims", [["a", 2]]]}),
+        ([_CUT], [_lies([["i"], []], "AxisType.Manual")]),
+        ([_CUT], [{"sharding": [_MESH, {"spec": [[], ["i"]]}]}]),
+        (_placed([["i"]]), _placed([["i"]], _TURNED)),
+        (_NOWHERE, _CUT),
+        ("sin", "cos"),
+        (1, 2),
+    ],
+)
+def test_parameters_are_compared(one: Any, other: Any):
+    before, after = (
+        _program(["sin", {"of": each}, [1], [[2, _ROW]]], out=2) for each in (one, other)
+    )
+
+    assert _proved(before, before) == ()
+    _refused(before, after)
+
+
+def test_a_sharding_that_says_nothing_is_none():
+    assert Equations(rules=False)._value(_NOWHERE) == "null"
+
+
+@pytest.mark.parametrize(
+    ("primitive", "key"),
+    [
+        *(("jit", "jaxpr"), ("custom_jvp_call", "call_jaxpr"), ("custom_vjp_call", "call_jaxpr")),
+        ("custom_vjp_call", "fun_jaxpr"),
+    ],
+)
+def test_calls_are_written_out(primitive: str, key: str):
+    call = [primitive, {key: {"jaxpr": _SINE}}, [1], [[2, _ROW]]]
+
+    assert _proved(_program(call, out=2), _SINE) == ()
+    assert equivalence.called(primitive, {key: {"jaxpr": _SINE}}) is _SINE
+    assert equivalence.called("remat2", {key: {"jaxpr": _SINE}}) is None

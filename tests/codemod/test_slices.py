@@ -404,12 +404,15 @@ def test_copies_lie_on_the_devices_that_had_them(old, new, expected):
         ([2, 0], [4, 3], None, False),
         ([2, 1], [3, 3], None, False),
         ([2, 0], [3, 2], None, False),
+        ([2, 1, 0], [3, 3, 3], None, False),
+        ([2, 0, 1], [3, 3, 3], None, False),
+        ([2, 0, 0], [3, 3, 3], None, True),
         ([2, 0], [3, 3], [1, 1], False),
     ],
 )
 def test_one_row_is_taken(starts, ends, strides, expected):
     parameters = {"start_indices": starts, "limit_indices": ends, "strides": strides}
-    given = [("§1", "float32[4,3]")]
+    given = [("§1", f"float32[{','.join(['4', *['3'] * (len(starts) - 1)])}]")]
     assert slices._row("slice", parameters, given) is expected
     assert not slices._row("dynamic_slice", parameters, given)
 

@@ -160,6 +160,86 @@ def test_what_its_shard_map_has_not_computed():
     with pytest.raises(NotProvedError, match="it returns what its shard_map has not computed"):
         _proof(before, _after(lambda x: (mapped(x), x)), **both)
 
+    for given_back in (np.float32(1), np.ones((32, 3), np.float32)):
+        with pytest.raises(NotProvedError, match="it returns what its shard_map has not computed"):
+            _proof(before, _after(lambda x, value=given_back: (mapped(x), value)), **both)
+
+
+def test_the_devices_must_be_known():
+    def text(made: Any) -> Any:
+        found = json.loads(json.dumps(made))
+        (eqn,) = found["eqns"]
+        inner = eqn if eqn[0] == "shard_map" else eqn[1]["jaxpr"]["jaxpr"]["eqns"][0]
+        del inner[1]["mesh"]["devices"]
+        return found
+
+    with pytest.raises(NotProvedError, match=r"devices \(\) before, \(\) after"):
+        _proof(text(_before()), text(_after(_mapped(jnp.sin))))
+
+
+def test_what_is_as_it_was_may_be_any_program():
+    """One that no proof by slices takes; but only where all of it is as it was."""
+    relation = {"arguments": [[0, AS_IS]], "results": [AS_IS]}
+
+    assert _proof(_after(_twice), _after(_twice), **relation) == ()
+    with pytest.raises(NotProvedError, match="it has several shard_maps"):
+        _proof(_after(_twice), _after(_twice), arguments=[[0, AS_IS]], results=[MERGED])
+
+
+def test_what_a_jit_inside_donates_is_its_own():
+    donating = jax.jit(lambda x: x, donate_argnums=0)
+
+    assert _proof(_before(), _after(lambda x: donating(_mapped(jnp.sin)(x)))) == ("R7",)
+
+
+def test_options_that_a_jit_does_not_have():
+    after = json.loads(json.dumps(_after(jax.jit(_mapped(jnp.sin)))))
+    ((_, parameters, *_),) = after["eqns"]
+    for name in ("compiler_options_kvs", "in_layouts", "out_layouts", "in_shardings"):
+        for change in ({name: None}, {}):
+            parameters.pop(name, None)
+            parameters.update(change)
+            assert _proof(_before(), after) == ("R7",)
+
+
+def test_a_number_is_not_cut():
+    """Each device would have one of its own."""
+    operands = _typed(32, 3), _typed(8)
+    literal = f"float32[] {np.float32(2).tobytes().hex()}"
+    relation = {"arguments": [[0, MERGED], [literal, "a number"]]}
+    body = lambda x, n: x * n.reshape(())
+    before = _before(lambda x: x * np.float32(2))
+
+    whole = _after(_mapped(body, (ROWS, WHOLE)), operands[0], _typed(1))
+    assert _proof(before, whole, **relation) == ("R10", "R7")
+    with pytest.raises(NotProvedError, match="its shard_map cuts a number"):
+        _proof(before, _after(_mapped(body, (ROWS, ROWS)), *operands), **relation)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "how", "holds"),
+    [
+        (("float32[8,3]", 0), ("float32[3]", None), COPIES, True),
+        (("float32[16,3]", 0), ("float32[3]", None), COPIES, False),
+        (("float32[8,8]", 0), ("float32[8]", 0), COPIES, False),
+        (("float32[8,3]", None), ("float32[3]", None), COPIES, False),
+        (("float32[8,8]", 1), ("float32[8]", None), COPIES, False),
+        (("float32[8,4,3]", 0), ("float32[32,3]", 0), MERGED, True),
+        (("float32[16,2,3]", 0), ("float32[32,3]", 0), MERGED, False),
+        (("float32[8,4,3]", 0), ("float32[32,3]", None), MERGED, False),
+        (("float32[8,4,8]", 0), ("float32[32,8]", 1), MERGED, False),
+        (("float32[8,3]", 0), ("float32[8,3]", 0), AS_IS, True),
+        (("float32[8,8]", 0), ("float32[8,8]", 1), AS_IS, False),
+    ],
+)
+def test_each_device_has_the_same_slice(old: Any, new: Any, how: str, *, holds: bool):
+    arrays = slices._Array(*old), slices._Array(*new)
+    if holds:
+        slices._check_slices("argument 0", *arrays, how, 8)
+    else:
+        with pytest.raises(NotProvedError, match="argument 0 is .* which is not"):
+            slices._check_slices("argument 0", *arrays, how, 8)
+
 
 def test_donated_arguments_are_told_by_the_relation():
     def taken(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -225,6 +305,31 @@ def test_results_of_one_program_that_are_alike():
         slices.alike_results(_after(jnp.sin), [True])
 
 
+def test_each_carry_of_a_scan_is_its_own():
+    def body(x: jax.Array, y: jax.Array) -> Any:
+        shared = lax.psum(x, "i")
+        turn = lambda c, _: ((c[0] * 2 + shared, c[1] + shared), None)
+        return lax.scan(turn, (x, y), None, length=2)[0]
+
+    pair = [_typed(8, 3), _typed(8, 3)]
+    text = programs.text(lambda *args: jax.pmap(body, axis_name="i")(*args), pair)
+
+    assert slices.alike_results(text, [True, False]) == [True, False]
+    assert slices.alike_results(text, [False, True]) == [False, True]
+
+
+def test_what_a_scan_carries_is_followed_through_all_turns():
+    def body(x: jax.Array, y: jax.Array) -> Any:
+        turn = lambda c, _: ((c[1] * 1, c[2] * 1, c[2]), None)
+        return lax.scan(turn, (x, x, y), None, length=5)[0]
+
+    pair = [_typed(8, 3), _typed(8, 3)]
+    text = programs.text(lambda *args: jax.pmap(body, axis_name="i")(*args), pair)
+
+    assert slices.alike_results(text, [True, False]) == [False, False, False]
+    assert slices.alike_results(text, [True, True]) == [True, True, True]
+
+
 def test_all_programs_in_an_equation_are_read():
     """That of a linear solver holds four, one of which may give each device something else."""
 
@@ -256,6 +361,7 @@ def _on_host(before: Any, after: Any, operands: Any, **relation: Any) -> tuple[s
 
 _PAIR = ([_typed(8, 3)], [_typed(3)])
 _ONE = {"arguments": [[0, COPIES]], "results": [AS_IS]}
+_COPIES = {"arguments": [[0, COPIES]], "results": [COPIES]}
 
 
 def test_one_of_equal_rows():
@@ -265,6 +371,41 @@ def test_one_of_equal_rows():
     assert _on_host(first, lambda x: x, _PAIR, results=[AS_IS], arguments=[[0, COPIES]]) == (
         *("R5", "R8"),
     )
+
+
+def test_several_arrays_that_are_put_at_once():
+    operands = [_typed(8, 3), _typed(3)], [_typed(3), _typed(3)]
+    relation = {"arguments": [[0, COPIES], [1, AS_IS]], "results": [AS_IS, AS_IS]}
+    before = lambda x, y: jax.device_put((x[0], y), jax.devices()[0])
+
+    put = lambda device: lambda x, y: jax.device_put((x, y), jax.devices()[device])
+    assert _on_host(before, put(0), operands, **relation) == ("R5", "R8")
+    with pytest.raises(NotProvedError):
+        _on_host(before, put(1), operands, **relation)
+
+
+def test_rows_of_the_host_that_are_one_batch():
+    merged = {"arguments": [[0, MERGED]], "results": [MERGED]}
+    same = lambda x: jnp.copy(x)
+    table, other = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
+
+    of_rows, of_one = (lambda x: x[0] * table), (lambda x: x * table)
+    assert _on_host(of_rows, of_one, _PAIR, **_ONE) == ("R5", "R8")
+    with pytest.raises(NotProvedError):
+        _on_host(of_rows, lambda x: x * other, _PAIR, **_ONE)
+    assert _on_host(same, same, ([_typed(8, 4, 3)], [_typed(32, 3)]), **merged) == ("R7",)
+
+
+def test_what_is_set_around_a_copy_of_the_host_is_compared():
+    def copied(x: jax.Array) -> jax.Array:
+        with set_xla_metadata(_scheduling_group="1"):
+            return jnp.copy(x)
+
+    rows = lambda x: copied(x[0])
+    assert _on_host(rows, copied, _PAIR, **_ONE) == ("R5", "R8")
+    for pair in ((rows, jnp.copy), (lambda x: jnp.copy(x[0]), copied)):
+        with pytest.raises(NotProvedError):
+            _on_host(*pair, _PAIR, **_ONE)
 
 
 def test_rules_hold_on_both_sides():
@@ -279,6 +420,15 @@ def test_rules_hold_on_both_sides():
     ("before", "after", "operands", "relation", "said"),
     [
         (lambda x: x.sum(0), lambda x: x, _PAIR, _ONE, "it computes with copies: reduce_sum"),
+        (lambda x: x + 1, lambda x: x + 1, _PAIR, _COPIES, "it computes with copies: add"),
+        (
+            lambda x: np.float32(1), lambda x: np.float32(1), ([_typed(8, 3)], [_typed(4)]), _ONE,
+            "argument 0 is .* which is not 'one of equal copies'",
+        ),
+        (
+            lambda x: x[0], lambda x, y: x, ([_typed(8, 3)], [_typed(3), _typed(3)]), _ONE,
+            "its programs take other arguments",
+        ),
         (lambda x: x[0] * 2, lambda x: x * 3, _PAIR, _ONE, "before, .* after"),
         (lambda x: x[:2], lambda x: jnp.stack([x, x]), _PAIR, _ONE, "computes with copies: slice"),
         (lambda x: x, lambda x: x, _PAIR, _ONE, "result 0 is .* which is not 'as is'"),
@@ -305,7 +455,8 @@ def test_rules_hold_on_both_sides():
         ),
     ],
     ids=[
-        *("a sum", "another number", "two rows", "all rows", "no copies", "two results"),
+        *("a sum", "more", "another argument that nobody reads", "an argument more"),
+        *("another number", "two rows", "all rows", "no copies", "two results"),
         *("one result", "another argument", "copies after", "unlike rows"),
     ],
 )  # fmt: skip
@@ -314,6 +465,19 @@ def test_another_program_of_the_host(
 ):
     with pytest.raises(NotProvedError, match=said):
         _on_host(before, after, operands, **relation)
+
+
+def test_calls_of_the_host_stay_apart():
+    """XLA may round otherwise in one than in two."""
+    one, two = jax.jit(lambda x: jnp.sin(jnp.cos(x))), lambda x: jnp.sin(jnp.cos(x))
+
+    for before, after, same in ((one, one, True), (two, two, True), (two, one, False)):
+        rows = lambda x, before=before: before(x[0])
+        if same:
+            assert _on_host(rows, after, _PAIR, **_ONE) == ("R5", "R8")
+            continue
+        with pytest.raises(NotProvedError):
+            _on_host(rows, after, _PAIR, **_ONE)
 
 
 def test_the_host_donates_nothing():

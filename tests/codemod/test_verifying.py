@@ -23,12 +23,8 @@ from jax_dist._usage import MisuseError
 from jax_dist.codemod.results import FileMigration, Form
 from jax_dist.codemod.verify import comparison, edits, sandbox, workplace
 from jax_dist.codemod.verify.ledger import (
-    REQUIREMENTS,
-    Ending,
     Ledger,
     LedgerEntry,
-    MigrationVerdict,
-    MigrationVerification,
     Rung,
 )
 from jax_dist.codemod.verify.program_text import Marked, ProgramText
@@ -479,67 +475,6 @@ def test_what_changes_nothing_by_itself_is_no_place(after: str):
     assert edits.changes(ProgramText(before), ast.parse(after)) == []
 
 
-# --- the ledger
-
-
-def test_two_equal_runs_are_not_called_replayed():
-    entries = (LedgerEntry("train.py", 3, "jax.pmap", Rung.SAME_IN_TWO_RUNS),)
-    end = Ending(exit_code=0, functions=1, calls=44, devices=8, output="")
-    runs = MigrationVerification(("python", "train.py"), MigrationVerdict.SAME, end, end, ())
-    found = Ledger(runs.command, entries, "copy", runs=runs)
-
-    assert found.headline == "0 of 1 place proved, 1 the same in two runs of 44 calls."
-    assert "same in two runs" in str(found)
-    assert found.below(REQUIREMENTS["replayed"]) == ()
-    assert found.below(REQUIREMENTS["proved"]) == entries
-
-
-def test_the_headline_says_the_worst():
-    entries = (
-        LedgerEntry("train.py", 3, "jax.pmap", Rung.SAME_PROGRAM, 4, 4),
-        LedgerEntry("train.py", 9, "jax.pmap", Rung.REPLAYED, 40, 40),
-        LedgerEntry("train.py", 88, "jax.pmap", Rung.NEVER_RAN),
-    )
-    found = Ledger(("python", "train.py"), entries, "overlay")
-
-    said = "1 of 3 places proved, 1 replayed 40 of 40 calls, 1 never ran: train.py:88."
-    assert found.headline == said
-    assert found.worst is Rung.NEVER_RAN
-    assert found.below(Rung.REPLAYED) == entries[2:]
-    assert (
-        str(found.only(entries[:2]).with_put_back(entries[2:]))
-        == f"""\
-{said}
-  command: python train.py
-  how:     two runs, before and after, in an overlay of all files
-
-  place        what      proof
-  train.py:3   jax.pmap  same program
-  train.py:9   jax.pmap  replayed 40 of 40
-  train.py:88  jax.pmap  never ran          put back
-      next: Run a command that reaches it and calls it."""
-    )
-
-
-@pytest.mark.parametrize(
-    ("rung", "reason", "remedy"),
-    [
-        (Rung.DIFFERENT, "something else", "at the call that is named"),
-        (Rung.NEVER_RAN, "never saw it run", "Run a command that reaches it"),
-        (Rung.RAISED, "raise an error in both forms", "with what it accepts"),
-        (Rung.RAN, "could not compare it", "--require ran"),
-        (Rung.REPLAYED, "could not show that the programs are the same", "--require replayed"),
-    ],
-)
-def test_each_level_has_its_own_advice(rung: Rung, reason: str, remedy: str):
-    entry = LedgerEntry("train.py", 3, "jax.pmap", rung)
-    (shown,) = Ledger((), (), "copy").with_put_back([entry]).entries
-
-    assert reason in entry.reason
-    assert remedy in entry.remedy
-    assert (entry.to_dict()["next"], shown.to_dict()["next"]) == ("", entry.remedy)
-
-
 def test_what_differs_in_the_last_form_waits_for_what_has_another():
     rich, plain, idle = (("a.py", line, "jax.pmap") for line in (3, 9, 12))
     forms = {rich: Form.IDIOMATIC, plain: Form.MAPPED, idle: Form.MAPPED}
@@ -552,20 +487,6 @@ def test_what_differs_in_the_last_form_waits_for_what_has_another():
     assert migrate_forms.to_lower(all_of_them, forms) == ([raises, unseen], [unseen])
     assert migrate_forms.to_lower([raises], forms) == ([raises], [])
     assert migrate_forms.to_lower([behind, unseen], forms) == ([behind, unseen], [behind, unseen])
-
-
-def test_each_attempt_is_told_where_they_came_to_different_levels():
-    first, steady = (LedgerEntry("a.py", line, "jax.pmap", Rung.REPLAYED, 4, 4) for line in (3, 9))
-    worse = LedgerEntry("a.py", 3, "jax.pmap", Rung.DIFFERENT, problems=("call 2: 1 before",))
-    attempts = [
-        (how, Ledger((), entries, "copy"))
-        for how, entries in (("one", (worse, first, steady)), ("other", (first, steady)))
-    ]
-    (found, other) = attempts[1][1].with_attempts(attempts).entries
-
-    assert found.attempts == ("one: different: call 2: 1 before", "other: replayed 4 of 4")
-    assert other.attempts == ()
-    assert "      one: different: call 2: 1 before" in str(attempts[1][1].only([found])).split("\n")
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,15 @@ W, X = np.ones((8, 4), np.float32), np.ones((8, 4), np.float32)
 psum = functools.partial(lax.psum, axis_name="i")
 
 
-def planned(fun, *args, ins=(True, False), wanted=None, **choices):
+def planned(
+    fun, *args, ins=(True, False), wanted=None, gradients="reduce", regathers=False, tied=False
+):
     """The plan of a function of a shared value and of one of the device's own."""
     args = args or (W, X)
     jaxpr = jax.make_jaxpr(fun, axis_env=[("i", 4), ("j", 2)])(*args)
     wanted = wanted or [None] * len(jaxpr.jaxpr.outvars)
     axis = SharedAxis("i", {"i": 4})
-    return islands.plan(axis, jaxpr, ins, wanted, islands.Choices(**choices))
+    return islands.plan(axis, jaxpr, ins, wanted, islands.Choices(gradients, regathers, tied))
 
 
 def _name(eqn):
@@ -139,6 +141,11 @@ _PLANS = {
         lambda w, x: x * lax.exp(lax.full((8, 4), np.float32(2))),
         "broadcast_in_dim exp {mul: 2, 1}",
     ),
+    "an extreme of what is cheap is not made in the island": (
+        lambda w, x: x * lax.reduce_max_p.bind(_cheap(), axes=(0,), out_sharding=None),
+        "iota convert_element_type reshape broadcast_in_dim squeeze reduce_max broadcast_in_dim "
+        "{mul: 2, 1}",
+    ),
     "a scan with a sum": (_summed, "scan[{psum: 1, 1} | sub]"),
     "a scan without one": (
         lambda w, x: lax.scan(lambda c, _: (c - lax.sin(w), None), w, None, length=2)[0],
@@ -225,6 +232,36 @@ def test_a_linear_solve_is_not_bound_again():
     assert "custom_linear_solve" not in [_name(e.eqn) for s in plan.stages for e in s.outside]
 
 
+def _all_alike(w, x):
+    return jax.jit(lambda w: jax.jit(lax.sin)(w).T.T)(w), w
+
+
+def _some_whole(w, x):
+    return jax.jit(lambda w: lax.sin(w - w.sum(0)))(w), w
+
+
+@pytest.mark.parametrize(
+    ("fun", "wanted", "expected"),
+    [
+        (_all_alike, [P("i"), None], "call"),
+        (_some_whole, [P("i"), None], "reduce_sum broadcast_in_dim sub sin"),
+        (_some_whole, [None, P("i")], "reduce_sum broadcast_in_dim sub sin"),
+        (_some_whole, [None, None], "call"),
+    ],
+)
+def test_calls_are_written_out_where_some_of_it_is_needed_whole(fun, wanted, expected):
+    assert text(planned(fun, wanted=wanted)) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [([P("i"), None], "scan[sin sub mul]"), ([None, None], "scan")]
+)
+def test_a_loop_is_entered_for_what_is_wanted_in_parts(wanted, expected):
+    turn = lambda c, w: ((c[0] - lax.sin(w), c[1] * 2), None)
+    fun = lambda w, x: lax.scan(lambda c, _: turn(c, w), (w, w), None, length=2)[0]
+    assert text(planned(fun, wanted=wanted)) == expected
+
+
 def test_what_is_said_of_results():
     plan = planned(lambda w, x: (w, x, 1.0, psum(x)))
     assert plan.ins == (True, False)
@@ -293,6 +330,27 @@ def test_what_is_scattered_and_read_in_parts(name):
     if name == "a parameter is summed":
         (island,) = plan.islands()
         assert list(island.parts.values()) == [0]
+    plan = planned(fun, wanted=wanted, gradients="reduce")
+    assert [each.parts for each in plan.islands()] == [{} for _ in expected]
+
+
+_NARROW = {
+    "widened": (lambda x: x.astype(np.float32), [np.float16]),
+    "as it comes in": (lambda x: x, []),
+    "computed": (lambda x: lax.sin(x.astype(np.float32)), []),
+    "whole numbers": (lambda x: x.astype(np.int16).astype(np.float32), []),
+    "rounded": (lambda x: x.astype(np.float32).astype(np.float16), []),
+}
+
+
+@pytest.mark.parametrize("name", _NARROW)
+def test_which_sums_are_narrow(name):
+    term, expected = _NARROW[name]
+    for gradients in ("narrow", "scatter"):
+        fun, x = lambda w, x: w - psum(term(x)), X.astype(np.float16)
+        (island,) = planned(fun, W, x, wanted=[_ROWS], gradients=gradients).islands()
+        assert len(island.scatters) == 1
+        assert [*island.narrow.values()] == (expected if gradients == "narrow" else [])
 
 
 def _by_layers(total: Callable) -> Callable:
@@ -334,6 +392,16 @@ def test_which_results_of_a_scan_are_summed_in_its_turns(name):
     (island,) = plan.islands()
     found = [[*[_name(eqn) for eqn in eqns], "psum"] for _, eqns in island.by_turns.values()]
     assert found == ([] if expected is None else [expected])
+
+
+def test_what_is_widened_after_its_sum_is_not_widened_in_the_turns():
+    fun = _by_layers(lambda w, made: [w - psum((made / 2).astype(np.float32))])
+    layers = np.ones((4, 8, 4), np.float32)
+    for gradients, expected in (("scatter", ["div", "convert_element_type"]), ("narrow", ["div"])):
+        plan = planned(fun, layers, X, wanted=[_COLUMNS], gradients=gradients)
+        (island,) = plan.islands()
+        ((_, between),) = island.by_turns.values()
+        assert [_name(eqn) for eqn in between] == expected
 
 
 def test_six_rows_are_not_scattered_over_four_devices():

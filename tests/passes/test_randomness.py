@@ -196,10 +196,15 @@ def _directions(key, x):
     return x + jnp.arange(6.0).reshape(2, 3) * random.normal(key, x.shape)
 
 
+def _without_a_key(key, x):
+    """Of numbers from a state of the device's own, nothing is known."""
+    return lax.add(x, lax.rng_uniform(jnp.float32(0), jnp.float32(1), x.shape))
+
+
 @pytest.mark.parametrize(
     "body",
-    [_folded, _split, _mask_of_features, _weights, _common_seeds, _mirrored, _of_all_rows,
-     _mask_of_features_turned, _mask_of_features_in_a_row, _sign_of_the_device,
+    [_folded, _split, _without_a_key, _mask_of_features, _weights, _common_seeds, _mirrored,
+     _of_all_rows, _mask_of_features_turned, _mask_of_features_in_a_row, _sign_of_the_device,
      _number_of_the_device, _number_of_a_row_of_one, _directions],
 )  # fmt: skip
 def test_noise_that_is_meant(body):

@@ -101,6 +101,17 @@ class _Expanding(Invariance):
         return jaxpr if eqn.primitive.name == "twice" else None
 
 
+def test_what_an_equation_hides_is_expanded_once(monkeypatch: pytest.MonkeyPatch):
+    eqn, asked = Inside(jnp.sin).eqn("sin"), []
+    monkeypatch.setattr(_compat, "expanded", lambda eqn: asked.append(eqn) or ("a body", eqn))
+    invariance = Invariance()
+
+    first = invariance.hidden_body(eqn)
+    assert first == ("a body", eqn)
+    assert invariance.hidden_body(eqn) is first
+    assert len(asked) == 1
+
+
 def test_of_a_primitive_with_a_hidden_body_that_body_counts():
     twice = Primitive("twice")
     twice.def_abstract_eval(lambda x: x)

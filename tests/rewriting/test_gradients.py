@@ -111,6 +111,30 @@ def _after_a_loop(w, x):
     return lax.pmean(jax.grad(_loss)(w, x), "i")
 
 
+def _out_of_a_loop(w, x):
+    w = lax.stop_gradient(w)  # JAX derives no loop of this kind backward
+    turn = lambda c: (jax.grad(_loss)(w, x), c[1] + 1)
+    return lax.pmean(lax.while_loop(lambda c: c[1] < 2, turn, (w, 0))[0], "i")
+
+
+def _chosen(w, x):
+    slope = jax.grad(_loss)(w, x)
+    return lax.pmean(lax.cond(w > 0, lambda slope: slope, jnp.zeros_like, slope), "i")
+
+
+def _beside_another_result(w, x):
+    """Of the two cotangents, the sum is of the first one."""
+    both = jax.jit(lambda w, v: (_loss(w, x), v * 2))
+    slope, _ = jax.grad(lambda w, v: sum(both(w, v)), (0, 1))(w, lax.pcast(1.0, "i", to="varying"))
+    return lax.pmean(slope, "i")
+
+
+def _through_one_branch(w, x):
+    zero = lambda w: lax.pcast(0.0, "i", to="varying")
+    loss = lambda w: lax.cond(jnp.sum(x) > -1, lambda w: _loss(w, x), zero, w)
+    return lax.pmean(jax.grad(lambda w: loss(lax.pcast(w, "i", to="varying")))(w), "i")
+
+
 _DOUBLED = {
     "pmean": _pmean_after,
     "psum": _psum_after,
@@ -125,6 +149,10 @@ _DOUBLED = {
     "scaled on the way": _clipped_and_scaled,
     "not linear": _not_linear,
     "after a loop": _after_a_loop,
+    "out of a loop": _out_of_a_loop,
+    "chosen": _chosen,
+    "beside another result": _beside_another_result,
+    "through one branch": _through_one_branch,
 }
 
 
@@ -226,6 +254,12 @@ def _statistics_of_a_remat(w, x):
     return lax.pmean(jax.grad(jax.checkpoint(loss))(lax.pcast(w, "i", to="varying")), "i")
 
 
+def _statistics_of_what_a_remat_takes(w, x):
+    own = jnp.mean(x)
+    loss = jax.checkpoint(lambda w, own: w * own * lax.pmean(own, "i") / 5.5)
+    return lax.pmean(jax.grad(loss)(lax.pcast(w, "i", to="varying"), own), "i")
+
+
 def _slope_of_a_slope(w, x):
     """JAX sums here once for each of the two derivatives."""
     mean = jnp.mean(x)  # 1, 4, 7 and 10: the sum of their squares is 166
@@ -238,8 +272,22 @@ def _averaged_of_the_global_loss(w, x):
     return lax.pmean(jax.grad(lambda w: lax.pmean(w * jnp.mean(x), "i"))(w), "i")
 
 
+def _averaged_of_a_global_loss_in_a_jit(w, x):
+    loss = jax.jit(lambda w: lax.pmean(_loss(w, x), "i"))
+    return lax.pmean(jax.grad(lambda w: loss(lax.pcast(w, "i", to="varying")))(w), "i")
+
+
+def _averaged_of_a_global_loss_in_a_branch(w, x):
+    whole = lambda w: lax.pmean(_loss(w, x), "i")
+    loss = lambda w: lax.cond(jnp.sum(x) < -1, lambda w: jnp.float32(0), whole, w)
+    return lax.pmean(jax.grad(lambda w: loss(lax.pcast(w, "i", to="varying")))(w), "i")
+
+
 _RIGHT = {
     "statistics of a remat": _statistics_of_a_remat,
+    "statistics of what a remat takes": _statistics_of_what_a_remat_takes,
+    "averaged, of a global loss in a jit": _averaged_of_a_global_loss_in_a_jit,
+    "averaged, of a global loss in a branch": _averaged_of_a_global_loss_in_a_branch,
     "slope of a slope": _slope_of_a_slope,
     "averaged, of the global loss": _averaged_of_the_global_loss,
     "pcast first": _as_advised,

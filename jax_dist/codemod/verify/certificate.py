@@ -96,6 +96,8 @@ def problems(certificate: Any, folder: Path) -> Iterator[str]:
         yield from (f"{where}: {problem}" for problem in _problems_of_place(place))
     if certificate["counts"] != _counts(certificate["places"]):
         yield "its counts are not those of its places"
+    if certificate["premises"] != list(_PREMISES):
+        yield "its premises are not those of such a proof"
     if certificate["not covered"] != list(_not_covered(certificate["places"])):
         yield "its list of what is not covered is not that of its places"
 

@@ -158,7 +158,9 @@ class _Changes(_Walk):
         self._bound = {name for name, _ in _bound(program.tree)}
         self._imports = {text for _, text in _bound(program.tree) if text}
 
-    def block(self, old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
+    def block(
+        self, old: Sequence[ast.stmt], new: Sequence[ast.stmt], around: ast.stmt | None = None
+    ) -> None:
         for tag, i, j, k, m in _opcodes(old, new):
             if tag == "equal":
                 for one, other in zip(old[i:j], new[k:m], strict=True):
@@ -173,7 +175,7 @@ class _Changes(_Walk):
                 if isinstance(each, _IMPORTS)
                 for name, _ in _imported(each)
             }
-            near = old[min(i, len(old) - 1)] if old else None
+            near = old[min(i, len(old) - 1)] if old else around
             for each in new[k:m]:
                 self._addition(each, former, near)
 
@@ -207,11 +209,11 @@ class _Changes(_Walk):
     def _statement(self, old: ast.stmt, new: ast.stmt) -> None:
         if _same(old, new):
             return
-        if not self._tried(self._head, old, new):
+        if _arms(old) != _arms(new) or not self._tried(self._head, old, new):
             self._whole(old)
             return
         for pair in _blocks(old, new):
-            self.block(*pair)
+            self.block(*pair, old)
 
     def _head(self, old: Any, new: Any) -> None:
         """What a statement has besides its blocks; decorators are one expression, or alike."""
@@ -235,6 +237,13 @@ class _Changes(_Walk):
             raise _UnlikeSyntaxError
         span = self._program.span(old)
         self.changes.append(Change(old.lineno, self._program.between(*span), span))
+
+
+def _arms(statement: ast.stmt) -> list[list[Any]]:
+    """What the handlers and cases of a statement have besides their blocks."""
+    plain = lambda each: ast.dump(each) if isinstance(each, ast.AST) else each
+    arms = [arm for name in _WITH_BLOCKS for arm in getattr(statement, name, ())]
+    return [[plain(v) for name, v in ast.iter_fields(arm) if name != "body"] for arm in arms]
 
 
 def _only(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:

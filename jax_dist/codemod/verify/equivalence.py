@@ -7,6 +7,8 @@ equation: each operand is its source with the shape that it is used in. Imports 
 
 import itertools
 import json
+import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +79,7 @@ def _normal_form(text: Mapping[str, Any], *, rules: bool = False) -> tuple[str, 
         f"in {' '.join(f'{n}:{kind}' for n, (_, kind) in zip(inputs, text['in'], strict=True))}",
         f"donated {[number for number, each in enumerate(inputs) if each in equations.donated]}",
         f"options {sorted(equations.options)}",
-        *equations.alive(results, grouped=True),
+        *equations.alive(results),
         f"out {' '.join(typed)}",
     ]
     return _numbered("\n".join(lines)), equations.used
@@ -227,7 +229,7 @@ class Equations:
         moves = record.moves or record.name == "copy"
         self.lines.append(_Line(results, operands, f"{left} = {head} {right}", self.group, moves))
 
-    def alive(self, results: Sequence[str], *, grouped: bool = False) -> list[str]:
+    def alive(self, results: Sequence[str]) -> list[str]:
         """The lines that results need, those of one call of the host together."""
         needed, kept = set(results), []
         for line in reversed(self.lines):
@@ -236,7 +238,7 @@ class Equations:
                 needed.update(line.operands)
         texts, last = [], 0
         for line in reversed(kept):
-            if grouped and line.group != last and not line.moves:
+            if line.group != last and not line.moves:
                 texts.append("call of the host")
                 last = line.group
             texts.append(line.text)
@@ -253,9 +255,8 @@ class Equations:
         shown = []
         for name, value in sorted(parameters.items()):
             if name in _AXIS_PARAMETERS:
-                names = value if isinstance(value, list) else [value]
-                if len(names) == 1 and isinstance(names[0], dict) and "set" in names[0]:
-                    names = names[0]["set"]
+                is_set = isinstance(value, dict) and "set" in value
+                names = value["set"] if is_set else value if isinstance(value, list) else [value]
                 shown.append(f"{name}={json.dumps([self._axis(each) for each in names])}")
             else:
                 shown.append(f"{name}={self._value(value)}")
@@ -301,10 +302,9 @@ class Equations:
         lines = " ; ".join(inner.alive(results))
         right = " ".join(f"{name}:{kind}" for name, kind in zip(results, types(text), strict=True))
         uses: dict[str, int] = {}
-        if free > 1:
-            for found in _VARIABLE.finditer(f"{lines} {right}"):
-                uses.setdefault(found[0], found.start())
-        order = sorted(range(free), key=lambda i: uses.get(inputs[i], len(lines) + len(right)))
+        for found in _VARIABLE.finditer(f"{lines} {right}"):
+            uses.setdefault(found[0], found.start())
+        order = sorted(range(free), key=lambda i: uses.get(inputs[i], math.inf))
         ordered = [*order, *range(free, len(inputs))]
         left = " ".join(f"{inputs[i]}:{text['in'][i][1]}" for i in ordered)
         return f"{{{left} | {lines} | {right}}}", order
@@ -329,10 +329,8 @@ class Equations:
             source, kind, _, how = gathered
             whole = how["axis_index_groups"] is None and how["tiled"] is False
             if whole and axes == [how["all_gather_dimension"]] and kind == kinds[0]:
-                names = how["axis_name"]
-                names = names if isinstance(names, list) else [names]
                 result = self.new()
-                head = {"axes": names, "axis_index_groups": None}
+                head = {"axes": how["axis_name"], "axis_index_groups": None}
                 self._add([result], [(source, kind)], kinds, f"psum{self._parameters(head)}")
                 return self._used("R1", result)
         if all(sizes[axis] == 1 for axis in axes):
@@ -430,8 +428,7 @@ def require_same(one: str, other: str) -> None:
         return
     for line, against in zip(one.split("\n"), other.split("\n"), strict=False):
         if line != against:
-            at = next((i for i, (a, b) in enumerate(zip(line, against, strict=False)) if a != b), 0)
-            start = max(0, at - 30)
-            before, after = line[start : at + 40], against[start : at + 40]
-            raise NotProvedError(f"{before!r} before, {after!r} after")
+            at = len(os.path.commonprefix([line, against]))
+            shown = slice(max(0, at - 30), at + 40)
+            raise NotProvedError(f"{line[shown]!r} before, {against[shown]!r} after")
     raise NotProvedError("one has more equations than the other")

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-_SHOWN = 3  # problems of one place
 _TAIL_LINES = 12  # of a program's output
 _MAPS_NOTHING = ("jit", "host")  # kinds of sites, but for a jit that has something mapped inside
 

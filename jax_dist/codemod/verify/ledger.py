@@ -346,7 +346,7 @@ def _table(entries: Sequence[LedgerEntry]) -> Iterator[str]:
         what = each.what.partition("\n")[0]
         what = what if len(what) <= _WIDTH else what[: _WIDTH - 3] + "..."
         rows.append((each.where, what, each.shown, "put back" if each.put_back else ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, entry in zip(rows, (None, *entries), strict=True):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield ("  " + "  ".join(cells)).rstrip()

@@ -58,8 +58,8 @@ class ProgramText:
     def offset(self, line: int | None, column: int | None) -> int:
         return self._starts[(line or 1) - 1] + (column or 0)
 
-    def span(self, node: ast.expr) -> tuple[int, int]:
-        """Of an expression, without brackets around it."""
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """Of an expression, without brackets around it, or of a statement."""
         return (
             self.offset(node.lineno, node.col_offset),
             self.offset(node.end_lineno, node.end_col_offset),
@@ -91,14 +91,20 @@ class ProgramText:
         if not found or _comes_first(found[-1]):
             return None
         statement = max(found, key=lambda each: (_first_line(each), each.col_offset))
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        is_function = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function or (isinstance(statement, ast.If) and self._is_elif(statement)):
             rest = [each for each in statement.body if not _comes_first(each)]
             statement = rest[0] if rest else statement
-        if not hasattr(statement, "body"):
+        if not isinstance(statement, ast.Match) and not hasattr(statement, "body"):
             return self.offset(statement.lineno, statement.col_offset), "{}; "
         start = self.line_of(statement)
         indent = self.between(start, start + statement.col_offset)
-        return (start, f"{indent}{{}}\n") if not indent.strip() else None
+        return start, f"{indent}{{}}\n"
+
+    def _is_elif(self, statement: ast.If) -> bool:
+        """Whether no statement may stand above it."""
+        start, _ = self.span(statement)
+        return self.between(start, start + 4) == "elif"
 
     def line_of(self, statement: ast.stmt) -> int:
         """Where its first line begins, with its decorators."""
@@ -184,7 +190,7 @@ class Marked:
         }
         for line, what, name in dict.fromkeys(places):
             numbers = self.numbers.setdefault((line, what), [])
-            for start, stop in program.spans(line, what) if not name else ():
+            for start, stop in program.spans(line, what):
                 if any(a < at < b for a, b, _ in hosted for at in (start, stop)):
                     continue
                 # What is compared stays the object that it is.
@@ -211,8 +217,8 @@ class Marked:
         elif (entry := program.entry(line)) is not None:
             self.by_line.add((line, what))
             self.numbers[line, what].append(self._next())
-            text = entry[1].format(f"__jd__.place({self.count - 1}, None)")
-            program.replace(entry[0], entry[0], text)
+            at, text = entry
+            program.replace(at, at, text.format(f"__jd__.place({self.count - 1}, None)"))
 
     def _next(self) -> int:
         self.count += 1

@@ -168,7 +168,7 @@ class _Program:
                 raise NotProvedError(
                     f"something is set around its {primitive}: {parameters['ctx']}"
                 )
-            if primitive in ("jit", "pjit"):
+            if primitive == "jit":
                 flags = zip(given, parameters["donated_invars"], strict=True)
                 self.donated |= {each for each, flag in flags if flag and isinstance(each, int)}
                 for name in _OPTIONS:
@@ -183,7 +183,7 @@ class _Program:
             else:
                 raise NotProvedError(f"it computes outside of its shard_map: {primitive}")
             known |= {number: source for (number, _), source in zip(results, sources, strict=True)}
-        return [known.get(each) if isinstance(each, int) else None for each in text["out"]]
+        return [known.get(each) for each in text["out"]]  # of literals, there is none
 
     def _shard_map(
         self, parameters: Mapping[str, Any], given: Sequence[Any], kinds: Sequence[str]
@@ -427,7 +427,7 @@ def _host_arguments(
 
 def _same_place(old: Any, new: Any, how: str, kind: str) -> bool:
     """Whether two values that were put somewhere are on the same devices."""
-    if how != "one of equal copies" or old is None or new is None:
+    if how != "one of equal copies" or old is None:
         return old is None and new is None
     try:
         (mesh, spec), (new_mesh, new_spec) = old["sharding"], new["sharding"]

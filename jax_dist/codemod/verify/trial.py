@@ -137,7 +137,7 @@ class _Plan:
         program = ProgramText(old)
         new = edits.with_names_kept(program.tree, new)
         other = ast.parse(new)
-        told = [o for o in self.places if o.path == file.path and o.cell is None]
+        told = [o for o in self.places if o.path == file.path]
         names, own = {}, [*told]
         for change in edits.changes(program, other):
             if change.imported in {o.what for o in told} - {""}:
@@ -316,7 +316,7 @@ def _numbers(plan: _Plan) -> Iterator[tuple[PlaceResult, list[int], bool]]:
     for place in plan.places:
         marked = next((each.before for each in plan.files if each.path == place.path), None)
         at = place.line, place.what
-        numbers = marked.numbers.get(at, []) if marked and place.cell is None else []
+        numbers = marked.numbers.get(at, []) if marked else []
         alike = [other for other in plan.places if key(other) == key(place)]
         if len(alike) == len(numbers):
             numbers = [numbers[next(i for i, each in enumerate(alike) if each is place)]]

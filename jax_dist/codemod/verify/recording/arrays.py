@@ -15,7 +15,7 @@ import numpy as np
 from . import programs
 
 _ROWS = 64  # dimensions up to this size may be the device axis
-_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray, jax.Array)
+_NUMBERS = (bool, int, float, complex, np.ndarray)  # of which a user may derive types
 _UNKNOWN = "unknown"  # begins the type of what cannot be compared
 _CONTAINERS = (tuple, list, dict)
 
@@ -35,13 +35,13 @@ def leaves(tree: Any, *, every: bool) -> list[Leaf]:
     return [
         (_number if is_number else _other)(jax.tree_util.keystr(path), leaf)
         for path, leaf in flat
-        for is_number in [isinstance(leaf, _NUMBERS) and _says_all(leaf)]
+        for is_number in [_says_all(leaf)]
         if is_number or every
     ]
 
 
 def _says_all(leaf: Any) -> bool:
-    """Whether a number or an array has nothing beside its value, as one of a user's type may."""
+    """Whether it is a number or an array, and no more, as one of a user's type may be."""
     if isinstance(leaf, np.ndarray):
         return type(leaf) is np.ndarray and not leaf.dtype.hasobject
     return isinstance(leaf, jax.Array | np.generic) or type(leaf) in _NUMBERS

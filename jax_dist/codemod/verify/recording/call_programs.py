@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import random
@@ -17,7 +18,7 @@ from jax.core import Tracer
 from . import programs
 
 _ENOUGH = 32  # programs of one site
-_NUMBER_OR_ARRAY = (jax.ShapeDtypeStruct, bool, int, float, complex)
+_NUMBER_OR_ARRAY = (jax.ShapeDtypeStruct, int, float, complex)
 
 
 class Arguments:
@@ -85,15 +86,18 @@ class Arguments:
 
 
 def _abstract(leaf: Any) -> Any:
-    """The type of an array; all else as it is."""
+    """The type of an array, as it is traced; all else as it is."""
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+    dtype = leaf.dtype
+    if not isinstance(leaf, jax.Array):  # of float64, JAX 0.12 warns
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _signature(leaf: Any, *, whole: bool) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return (tuple(leaf.shape), str(leaf.dtype), getattr(leaf, "weak_type", False))
+        return (tuple(leaf.shape), str(leaf.dtype), leaf.weak_type)
     if not whole and isinstance(leaf, _NUMBER_OR_ARRAY):
         return type(leaf)
     try:
@@ -132,7 +136,7 @@ class ProgramTexts:
     def __init__(self, write: Callable[..., None]):
         self._write = write
         self._known: dict[Any, tuple[int, Any]] = {}  # with what has an id, so that it lives on
-        self._counts: dict[int, int] = {}  # by site
+        self._counts: collections.Counter[int] = collections.Counter()  # by site
         self._thread = threading.local()
 
     @property
@@ -163,9 +167,9 @@ class ProgramTexts:
         for key in keys:
             if key in self._known:
                 return self._known[key][0]
-        if self._counts.get(site, 0) == _ENOUGH:
+        if self._counts[site] == _ENOUGH:
             return None
-        self._counts[site] = self._counts.get(site, 0) + 1
+        self._counts[site] += 1
         paths = arguments.paths()
 
         def make(given: list[int]) -> dict[str, Any]:

@@ -199,10 +199,7 @@ def _arrays(tree: Any) -> tuple[list[tuple[str, Any]], bool, bool]:
     import numpy as np
 
     kinds = (jax.Array, np.ndarray)
-    if isinstance(tree, kinds):
-        leaves = [((), tree)]
-    else:
-        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     if any(isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
         return [], False, False
     arrays = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import sys
 import types
@@ -28,9 +27,7 @@ class Recorded:
     ):
         self._recorded_function, self._recorded_call = function, call
         self._recorded_site, self._recorded_what, self._recorded_static = site, what, static
-        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-            if hasattr(function, name):
-                setattr(self, name, getattr(function, name))
+        self.__doc__, self.__module__ = function.__doc__, function.__module__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._recorded_call(args, kwargs)
@@ -100,8 +97,6 @@ def name_of(fun: Any) -> str:
     for _ in range(_DEPTH):
         if isinstance(fun, functools.partial):
             fun = fun.func
-        elif inspect.ismethod(fun):
-            fun = fun.__func__
         elif hasattr(fun, "__wrapped__"):
             fun = fun.__wrapped__
         else:
@@ -127,12 +122,9 @@ def described(function: Any) -> str:
     Of two that are made in a loop, with other values, each has to be called.
     """
     values: list[Any] = []
-    while isinstance(function, functools.partial) or hasattr(function, "__func__"):
-        if isinstance(function, functools.partial):
-            values += [*function.args, *function.keywords.values()]
-            function = function.func
-        else:
-            function = function.__func__
+    while isinstance(function, functools.partial):
+        values += [*function.args, *function.keywords.values()]
+        function = function.func
     name = getattr(function, "__qualname__", type(function).__qualname__)
     values += getattr(function, "__defaults__", None) or ()
     values += (getattr(function, "__kwdefaults__", None) or {}).values()
@@ -141,7 +133,7 @@ def described(function: Any) -> str:
             values.append(cell.cell_contents)
     plain = [repr(each) for each in values if type(each) in (bool, int, float, str)]
     with_values = f" with {', '.join(plain)}"[:_SHOWN] if plain else ""
-    arrays = [str(id(each)) for each in values if hasattr(each, "shape")]
+    arrays = [str(id(each)) for each in values if hasattr(type(each), "shape")]
     code = getattr(function, "__code__", None)
     where = f"line {code.co_firstlineno if code else 0}"
     if code and "<lambda>" in name:  # there may be several in a line

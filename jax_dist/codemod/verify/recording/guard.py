@@ -83,14 +83,14 @@ def _database(path: Any) -> str:
         name, _, query = name.removeprefix("file:").partition("?")
         if "mode=ro" in query or "mode=memory" in query:
             return ""
-        name = urllib.parse.unquote(name if name[:3] != "///" else name[2:])
+        name = urllib.parse.unquote(name)
     return "" if name in ("", ":memory:") else os.path.realpath(name)
 
 
 def _name(path: Any, folder: int) -> str:
     """The path itself, be it a link or not."""
     path = os.fsdecode(path)
-    if folder != -1 and not os.path.isabs(path):
+    if folder != -1:
         path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)
     parent, name = os.path.split(path.rstrip(os.sep))
     return os.path.join(os.path.realpath(parent), name)

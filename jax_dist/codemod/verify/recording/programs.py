@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,16 +30,14 @@ _DROPPED = frozenset(
 )
 # What stands around an equation, where it says nothing; of the mesh, the shard_map says it.
 _USUAL_CONTEXT = {
-    "compute_type": None,
     "cur_abstract_mesh": ...,
     "cur_layout_mode": "LayoutMode.AUTO",
     "manager": ...,
     "no_collectives": {"set": []},
     "remove_size_one_mesh_axis": False,
     "threefry_partitionable": True,
-    "xla_metadata": None,
 }
-_ONLY_IN_CALLS = frozenset(("num_consts",))  # elsewhere it says which inputs are constants
+_WITH_RULE = re.compile(r"custom_\w+_call")
 _PLAIN = frozenset(
     ("GatherDimensionNumbers", "ScatterDimensionNumbers", "ConvDimensionNumbers")
     + ("DotDimensionNumbers", "RaggedDotDimensionNumbers", "FTTuple", "FTPyTree")
@@ -69,7 +68,7 @@ class _Writer:
 
     def closed(self, closed: Any) -> dict[str, Any]:
         jaxpr = getattr(closed, "jaxpr", closed)
-        consts = getattr(closed, "consts", ()) or ()
+        consts = getattr(closed, "consts", ())
         return {
             "in": [self._bound(each) for each in jaxpr.invars],
             "consts": [
@@ -85,8 +84,10 @@ class _Writer:
         primitive = equation.primitive.name
         if equation.primitive not in _primitives_of_jax(len(sys.modules)):
             primitive = f"{primitive} (not of jax)"  # a user's may have any name
-        has_rule = primitive.startswith("custom_") and primitive.endswith("_call")
-        dropped = _DROPPED if has_rule else _DROPPED - _ONLY_IN_CALLS
+        kept = {"name"} if primitive == "composite" else set()  # a compiler may know it by that
+        if not _WITH_RULE.fullmatch(primitive):  # elsewhere it says which inputs are constants
+            kept.add("num_consts")
+        dropped = _DROPPED - kept
         given = dict(equation.params)
         if "ft_in" in given:  # jax 0.12 has a scan's numbers of constants and carries as trees
             consts, carries, _ = (len(each) for each in given.pop("ft_in").unpack())
@@ -110,7 +111,7 @@ class _Writer:
         for name in dir(context):
             usual = _USUAL_CONTEXT.get(name)
             value = getattr(context, name, None) if name[0] != "_" and usual is not ... else ...
-            if value is ... or (value is not None and not value and name == "xla_metadata"):
+            if value is ... or (name == "xla_metadata" and not value):
                 continue
             # How random bits are drawn concerns what draws them.
             draws = equation.primitive.name.startswith(("random_", "threefry"))
@@ -143,7 +144,7 @@ class _Writer:
                 return {"number": repr(value)}
             case np.integer():
                 return int(value)
-            case _ if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns"):
+            case _ if hasattr(value, "eqns"):
                 return {"jaxpr": _Writer(self._names).closed(value)}
             case PartitionSpec():
                 cut = (each if isinstance(each, tuple) else (each,) for each in value)
@@ -241,7 +242,7 @@ def _digest(value: Any) -> str:
 
 def _element(value: Any) -> Iterator[str]:
     """What all elements of a row are, as a literal; nothing where they differ."""
-    if isinstance(value, np.ndarray | jax.Array) and value.ndim == 1 and 0 < value.size <= _ROW:
+    if isinstance(value, np.ndarray | jax.Array) and value.ndim == 1 and value.size <= _ROW:
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             return
         elements = {element.tobytes() for element in np.asarray(value)}
@@ -257,8 +258,8 @@ def other_sizes(program: dict[str, Any], leaves: list[Any]) -> Iterator[tuple[in
     def walk(part: dict[str, Any], inputs: list[Any]) -> None:
         known = {number: each for (number, _), each in zip(part["in"], inputs, strict=True)}
         for primitive, parameters, operands, _ in part["eqns"]:
-            given = [known.get(each) if isinstance(each, int) else None for each in operands]
-            if primitive in ("jit", "pjit"):
+            given = [known.get(each) for each in operands]  # of literals, there is none
+            if primitive == "jit":
                 walk(parameters["jaxpr"]["jaxpr"], given)
             elif primitive == "shard_map":
                 sizes.add(int(np.prod([size for _, size in parameters["mesh"]["mesh"]])))

@@ -105,11 +105,10 @@ class CallRecorder:
             is_library = frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES
             if is_library or type(frame.f_locals.get("self")).__name__ == "_Program":
                 return real(*args, **kwargs)  # a part of what is recorded
-            if not given and callable(kwargs.get("fun")):  # pmap takes it by name too
+            if callable(kwargs.get("fun")):  # pmap takes it by name too
                 args = kwargs.pop("fun"), *args
-            elif not given and not args:  # a decorator with options
-                maker = OfPlaces(make, made, places) if places else make
-                return functools.partial(maker, **kwargs)
+            elif not args:  # a decorator with options
+                return functools.partial(OfPlaces(make, made, places), **kwargs)
             elif not given:  # a mistake; let it say so
                 return real(*args, **kwargs)
             return self._made(name, real, frame, places, args, kwargs)
@@ -141,7 +140,7 @@ class CallRecorder:
         static = _several(kwargs.get(f"{prefix}argnums"), int)
         if recorded is fun and not static:
             static = fun._recorded_static
-        names = _several(kwargs.get("static_argnames") if name == "jit" else None, str)
+        names = _several(kwargs.get("static_argnames"), str)
         if self._flow is not None:
             self._flow.mapped(site.number, fun)
         bare = fun._recorded_function if recorded is fun else fun

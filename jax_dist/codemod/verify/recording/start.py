@@ -114,7 +114,7 @@ def _hook(names: dict[str, Any], name: str, real: Callable, module: str) -> None
     from . import recorder  # it imports jax and numpy, which are imported already
 
     global _recorder
-    if hasattr(real, "_is_recorded"):
+    if hasattr(real, "_recorded_make"):  # by its own text, or another one of its names
         return
     if _recorder is None:
         assert _wanted is not None

@@ -1,0 +1,255 @@
+"""What stands in for functions that map, and for mapped ones, and what tells these apart."""
+
+import copy
+import functools
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+
+from jax_dist.codemod.verify.recording.functions import (
+    OfPlaces,
+    Recorded,
+    described,
+    name_of,
+    place_of,
+)
+
+
+def double(x: Any, *, by: int = 2) -> Any:
+    """Doubles."""
+    return x * by
+
+
+class Model:
+    """With a method."""
+
+    def apply(self, x: Any) -> Any:
+        return self, x
+
+
+def _recorded(function: Callable = double) -> Recorded:
+    site = types.SimpleNamespace(kind="pmap")
+    return Recorded(function, site, "double", (1,), lambda args, kwargs: (args, kwargs))
+
+
+# --- a recorded function
+
+
+def test_a_recorded_function_looks_like_what_it_is():
+    found = _recorded()
+
+    assert found(1, by=3) == ((1,), {"by": 3})
+    assert (found.__name__, found.__qualname__) == ("double", "double")
+    assert (found.__doc__, found.__module__) == ("Doubles.", __name__)
+    assert (found._recorded_what, found._recorded_static) == ("double", (1,))
+    assert found._recorded_site.kind == "pmap"
+    assert repr(found) == repr(double)
+    assert not hasattr(_recorded(functools.partial(double)), "__name__")
+
+
+def test_a_recorded_function_is_a_method_too():
+    class Holder:
+        step = _recorded()
+
+    holder = Holder()
+    assert holder.step(1) == ((holder, 1), {})
+    assert Holder.step(1) == ((1,), {})
+
+
+def test_all_else_is_asked_of_the_function():
+    jitted = jax.jit(double)
+    found = _recorded(jitted)
+
+    assert isinstance(found, jax.stages.Wrapped)
+    for name in ("lower", "trace", "eval_shape", "clear_cache"):
+        assert getattr(found, name) == getattr(jitted, name)
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = found.no_such
+
+
+def test_a_copy_that_is_being_made_has_nothing_yet():
+    with pytest.raises(AttributeError, match="_recorded_function"):
+        _ = Recorded.__new__(Recorded)._recorded_function
+    assert copy.copy(_recorded())(1) == ((1,), {})
+
+
+# --- a function that maps, of some places
+
+
+def _maker(fun: Any) -> Any:
+    """Maps."""
+    return fun
+
+
+def _made(frame: Any, places: frozenset[int], args: Any, kwargs: Any) -> Any:
+    return frame.f_code.co_name, places, args, kwargs
+
+
+_PLACES = frozenset({1, 2})
+
+
+def test_what_it_makes_is_of_its_places_and_of_the_caller():
+    found = OfPlaces(_maker, _made, _PLACES)
+    here = "test_what_it_makes_is_of_its_places_and_of_the_caller"
+
+    assert found(1, a=2) == (here, _PLACES, (1,), {"a": 2})
+    assert (found.__name__, found.__doc__) == ("_maker", "Maps.")
+    assert (found._recorded_maker, found._recorded_places) == (_maker, _PLACES)
+    assert repr(found) == repr(_maker)
+
+
+def test_it_equals_what_it_stands_for():
+    one, other = (OfPlaces(_maker, _made, frozenset({place})) for place in (1, 2))
+
+    assert one == other == _maker
+    assert one != OfPlaces(double, _made, _PLACES)
+    assert one != double
+    assert len({one, other, _maker}) == 1
+    assert pickle.loads(pickle.dumps(one)).func is _maker
+
+
+def test_it_is_a_method_too():
+    class Holder:
+        maps = OfPlaces(_maker, _made, _PLACES)
+
+    holder = Holder()
+    assert holder.maps(1)[2] == (holder, 1)
+    assert Holder.maps(1)[2] == (1,)
+
+
+# --- names and places
+
+
+def _wrapped() -> Callable:
+    @functools.wraps(double)
+    def other(*args: Any) -> Any:
+        return double(*args)
+
+    return other
+
+
+def _deep(function: Any, depth: int) -> Any:
+    """Partial objects are flattened, and so are wrappers around them not."""
+    for _ in range(depth):
+        outer = types.SimpleNamespace(__wrapped__=function, __qualname__="outer")
+        function = outer
+    return function
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (double, "double"),
+        (functools.partial(double, 1), "double"),
+        (Model().apply, "Model.apply"),
+        (functools.partial(Model().apply, 1), "Model.apply"),
+        (_wrapped(), "double"),
+        (Model(), "Model"),
+        (_deep(double, 7), "double"),
+        (_deep(double, 8), "double"),
+        (_deep(double, 9), "outer"),
+    ],
+)
+def test_a_function_has_the_name_that_the_user_wrote(function: Any, name: str):
+    assert name_of(function) == name
+
+
+def _frame_here() -> Any:
+    return sys._getframe()
+
+
+def _nested(depth: int) -> Any:
+    return _nested(depth - 1) if depth else sys._getframe()
+
+
+def test_where_a_frame_is():
+    frame = _frame_here()
+    found = place_of(frame)
+
+    assert found["file"] == os.path.realpath(__file__)
+    assert found["line"] == _frame_here.__code__.co_firstlineno + 1
+    assert found["instruction"] == frame.f_lasti
+    assert found["within"] == ["_frame_here", "test_where_a_frame_is"]  # others are of pytest
+    assert place_of(_nested(20))["within"] == ["_nested"] * 8
+    outermost = types.SimpleNamespace(
+        f_code=double.__code__, f_lineno=3, f_lasti=4, f_back=None, f_locals={}
+    )
+    assert place_of(outermost)["within"] == ["double"]
+
+
+# --- functions that one place makes
+
+
+def _closing_over(value: Any) -> Callable:
+    return lambda x: x * value
+
+
+def _with_default(value: Any) -> Callable:
+    def scaled(x: Any, n: Any = value, *, m: Any = value) -> Any:
+        return x * n * m
+
+    return scaled
+
+
+def _recursive() -> Callable:
+    def first(x: Any) -> Any:
+        return second(x)
+
+    if False:
+        second = first
+    return first
+
+
+class _Array:
+    shape = ()
+
+
+def _line(function: Callable) -> int:
+    return function.__code__.co_firstlineno
+
+
+def test_a_function_is_told_by_its_name_and_line():
+    assert described(double) == f"double (line {_line(double)}) with 2"
+    assert described(Model().apply) == f"Model.apply (line {_line(Model.apply)})"
+    assert described(abs) == "abs (line 0)"
+    assert described(Model()) == "Model (line 0)"
+    assert described(jax.jit(lambda x: x)).endswith("<lambda> (line 0)")
+    assert described(_recursive()).startswith("_recursive.<locals>.first (line ")
+
+
+def test_a_function_is_told_by_the_plain_values_that_it_holds():
+    said = f"_with_default.<locals>.scaled (line {_line(_with_default(1))})"
+
+    assert described(_with_default(1)) == f"{said} with 1, 1"
+    assert described(_with_default("a")) == f"{said} with 'a', 'a'"
+    assert described(_with_default(None)) == said
+    both = functools.partial(functools.partial(double, 1.5), by=True)
+    assert described(both) == f"double (line {_line(double)}) with 1.5, True, 2"
+    assert described(_closing_over(3)) != described(_closing_over(4))
+    assert described(_closing_over(3)).endswith(" with 3")
+    assert described(_with_default("a" * 100)).endswith(f" with '{'a' * 53}")
+
+
+def test_a_function_is_told_by_the_arrays_that_it_holds():
+    one, other = _Array(), _Array()
+    line = f"line {_line(double)}"
+
+    assert described(functools.partial(double, one)) == f"double ({line}, {id(one)}) with 2"
+    assert described(_closing_over(one)) == described(_closing_over(one))
+    assert described(_closing_over(one)) != described(_closing_over(other))
+
+
+def test_a_lambda_is_told_by_its_column_too():
+    one, other = (lambda x: x + 1), (lambda x: x + 2)
+
+    assert described(one) != described(other)
+    assert "<lambda> (line " in described(one)
+    assert int(described(one).split("column ")[1].rstrip(")")) < int(
+        described(other).split("column ")[1].rstrip(")")
+    )
