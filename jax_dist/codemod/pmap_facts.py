@@ -306,7 +306,7 @@ class PmapFacts:
         return ""
 
     def _may_be_none(self, given: ast.expr | None, *, top: bool = False) -> bool:
-        """Whether a name or a field is None by default, or is given one; not a literal at once."""
+        """Whether a name or a field may hold None, by its default or by what sets it."""
         module = self._module
         if given is None or isinstance(given, ast.Constant):
             return given is not None and not top and given.value is None
