@@ -276,8 +276,7 @@ class PmapFacts:
         for node in module.tree.body:
             start, end = module.span(node)
             if _SETTING.search(module.source.code, start, end):
-                functions = (e for e in ast.walk(node) if isinstance(e, scopes.Function))
-                spans = map(module.span, functions)
+                spans = (module.span(e) for e in ast.walk(node) if isinstance(e, scopes.Function))
                 inside = any(_SETTING.search(module.source.code, *span) for span in spans)
                 until = math.inf if inside else end
         return until
@@ -294,7 +293,7 @@ class PmapFacts:
 
     def _unlike_jit(self, site: Site) -> str:
         """What jit or a mesh refuses, and pmap takes; "" where the text shows nothing of it."""
-        if self._may_be_none(site.arguments.get("axis_name"), top=True):
+        if self._may_be_none(site.arguments.get("axis_name")):
             return "its axis_name may be None"
         function = pmaps.definition(self._module, site.fun)
         donated = site_parts.donated(site) or ()
@@ -305,21 +304,24 @@ class PmapFacts:
                 return f"it donates argument {max(donated)} of {count}"
         return ""
 
-    def _may_be_none(self, given: ast.expr | None, *, top: bool = False) -> bool:
+    def _may_be_none(self, given: ast.expr | None) -> bool:
         """Whether a name or a field may hold None, by its default or by what sets it."""
-        module = self._module
-        if given is None or isinstance(given, ast.Constant):
-            return given is not None and not top and given.value is None
-        if not isinstance(given, ast.Name | ast.Attribute) or not module.holds(given):
-            return False
-        if any(self._may_be_none(each) for each in module.values(given) or ()):
-            return True
-        function = module.function(given)
-        while function is not None:
-            for parameter, default in functions.defaults(function.args):
-                if parameter.arg == scopes.last_name(given):
-                    return self._may_be_none(default)
-            function = module.function(function)
+        module, waiting, seen = self._module, [given], set()
+        while waiting:
+            each = waiting.pop()
+            if each is not given and is_none(each):
+                return True
+            if each in seen or not isinstance(each, ast.Name | ast.Attribute):
+                continue
+            seen.add(each)
+            if not module.holds(each):
+                continue
+            waiting += module.values(each) or ()
+            function = module.function(each) if isinstance(each, ast.Name) else None
+            while function is not None:
+                pairs = functions.defaults(function.args)
+                waiting += [default for one, default in pairs if one.arg == scopes.last_name(each)]
+                function = module.function(function)
         return False
 
     def _unheard(self, site: Site) -> str:
@@ -374,7 +376,7 @@ def _of_jax(module: Module, node: ast.expr) -> bool:
     return (module.qualified_name(node) or "").split(".")[0] == "jax"
 
 
-def is_none(node: ast.expr) -> bool:
+def is_none(node: ast.expr | None) -> bool:
     """Whether it is a literal None."""
     return isinstance(node, ast.Constant) and node.value is None
 

@@ -267,6 +267,23 @@ def test_an_error_that_is_seen_is_enough(handler: str):
     assert place.form is Form.DIRECT
 
 
+_AXES = {
+    "class A:\n    def __init__(s, a=None):\n        s.a = a\n": False,
+    "class A:\n    def __init__(s, a='i'):\n        s.a = a\n": True,
+    "class A:\n    def set(s, a):\n        s.a = s.a if a else s.a\n": True,
+}
+
+
+@pytest.mark.parametrize("text", _AXES)
+def test_an_axis_that_may_be_none_has_no_mesh(text: str):
+    use = (
+        "    def go(s, x):\n        f = jax.pmap(lambda x: x, axis_name=s.a)\n        return f(x)\n"
+    )
+    (place,) = _migrated(f"import jax\n{text}{use}", "jax", "_mapped.py", promises=_BOTH).outcomes
+
+    assert (place.form is Form.DIRECT) is _AXES[text]
+
+
 @pytest.mark.parametrize("promises", [Promises(), Promises(one_process=True), _BOTH])
 def test_jit_of_shard_map_needs_a_run_or_both_promises(promises: Promises):
     found = _migrated(
