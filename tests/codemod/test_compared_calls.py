@@ -66,6 +66,7 @@ def test_nothing_after():
     assert (found.calls_before, found.calls_after) == (1, 0)
     assert (found.devices_before, found.devices_after) == (8, 0)
     assert (found.compared, found.equal, found.raised) == (0, 0, 0)
+    assert compare(_site(_call()), None).devices_before == 0
 
 
 def test_no_call_after():
@@ -258,6 +259,8 @@ def test_devices():
     given = [_COPIES], [_ONE]
     assert _compared(_call(more, given=given[0]), _call(_ONE, given=given[1])).problems == ()
     assert _compared(_call(many, given=given[0]), _call(_ONE, given=given[1])).problems == ()
+    fewer = _compared(_call(_ONE, given=given[0]), _call(more, given=given[1]))
+    assert fewer.problems == ("call 1, result: on 8 devices before, on 4 after",)
 
 
 def test_places():
@@ -428,3 +431,10 @@ def test_numbers_that_are_no_new_arguments(kept):
     both = [kept(value, "int", path="[0]") for value in (3, 4)]
     changed = _compared(_call(given=both[:1]), _call(given=both[1:]))
     assert changed.differing == {("argument[0]", "value")}
+
+
+def test_a_number_of_both_programs_is_no_new_one(kept):
+    given = [kept(2, path="[0]")]
+    call = _call(_ONE, given=given, text=_program("[0]", kind="float32[]"))
+
+    assert _signed(call, call)["arguments"] == [[0, "as is"]]

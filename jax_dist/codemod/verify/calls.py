@@ -86,10 +86,9 @@ class _Found:
             self._call(number, one, other)
         if before.count != len(before.calls):
             self.unproved = self.unproved or "not all of its calls were written down"
-        if len(after.calls) < len(before.calls):
-            seen = [call.text for call in before.calls[: len(after.calls)]]
-            if any(call.text not in seen for call in before.calls):
-                self.unproved = self.unproved or "not all of its programs were seen in both runs"
+        seen = [call.text for call in before.calls[: len(after.calls)]]
+        if any(call.text not in seen for call in before.calls):
+            self.unproved = self.unproved or "not all of its programs were seen in both runs"
         calls = f"{before.count} before, {after.count} after"
         if not after.count:
             self._differing("", "calls", "it was called before, and is not called after")
@@ -131,7 +130,7 @@ class _Found:
 
     def _around(self, call: int, before: CallRecord, after: CallRecord) -> None:
         """What a call is beside its arrays."""
-        if before.donated != after.donated and self.same_form:
+        if self.same_form:
             for number in sorted({*before.donated} ^ {*after.donated}):
                 side = "before" if number in before.donated else "after"
                 self._different(call, f"argument {number}", "donation", f"donated {side} only")
