@@ -84,7 +84,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/codemod/verify/calls.py": _codemod("comparison", "compared_calls"),
     "jax_dist/codemod/verify/certificate.py": _codemod("certificate"),
     "jax_dist/codemod/verify/comparison.py": _codemod("verdicts", "matching"),
-    "jax_dist/codemod/verify/edits.py": _codemod("edits", "host_edits", "trial"),
+    "jax_dist/codemod/verify/edits.py": _codemod("edits"),
     "jax_dist/codemod/verify/evidence.py": _codemod("evidence"),
     "jax_dist/codemod/verify/judging.py": _codemod("judgements", "trial"),
     "jax_dist/codemod/verify/ledger.py": _codemod("ledger"),

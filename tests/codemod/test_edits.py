@@ -80,10 +80,12 @@ _CASES = "match x:\n    case 1 if y:\n        f(a)\n    case 2:\n        f(b)\n"
         ("def f(): a()\ndef g(): b()\n", "def g(): b()\n", [(1, "def f():")]),
         ("async def f(): a()\ndef g(): b()\n", "def g(): b()\n", [(1, "async def f():")]),
         ("class f: a()\nclass g: b()\n", "class g: b()\n", [(1, "class f:")]),
-        ("async def f(): a()\nasync def g(): b()\n", "async def g(): b()\n", [(1, "async def f():")]),
+        ("async def f(): a()\nasync def g(): b()\n", "async def g(): b()\n",
+         [(1, "async def f():")]),
         ("x = 1\ny = 2\n", "y = 2\n", [(1, "x = 1")]),
+        (_TRIES.replace(":\n", ":\n    u = 1\n"), _TRIES, [(n, "u = 1") for n in (2, 8, 11, 5)]),
+        ("x = 1\n" + "f(1)\n" * 300, "f(1)\n" * 300, [(1, "x = 1")]),
         ("x = 1\nfor a in b: c()\nd()\n", "x = 1\nd()\n", [(2, "for a in b:")]),
-        ("f(1)\n" * 300, "f(1)\n" * 299 + "f(2)\n", ["1"]),
     ],
 )  # fmt: skip
 def test_statement_by_statement(before: str, after: str, expected: list):
@@ -94,22 +96,20 @@ def test_statement_by_statement(before: str, after: str, expected: list):
     ("before", "after", "expected"),
     [
         ("@a(1)\ndef f(): pass\n", "@a(2)\ndef f(): pass\n", [Change(1, "1", (3, 4))]),
-        ("@a\n@b\ndef f(): pass\n", "@c\ndef f(): pass\n", [Change(1, "a", (1, 4))]),
+        ("@a\n@b\ndef f(): pass\n", "@c\ndef f(): pass\n", [Change(1, "a", (1, 5))]),
         ("@a\ndef f(): pass\n", "def f(): pass\n", [Change(1, "a", (1, 2))]),
         ("def f(): pass\n", "@a\ndef f(): pass\n", [Change(1, "def f():", None)]),
         ("@a\ndef f(x): g(x)\n", "@a\ndef f(x): h(x)\n", [Change(2, "g", (13, 14))]),
         (
             "\n@a\n@b\ndef f(x=1): pass\n",
             "@c\ndef f(x=2): pass\n",
-            [Change(2, "a", (2, 5)), Change(4, "1", (14, 15))],
+            [Change(2, "a", (2, 6)), Change(4, "1", (15, 16))],
         ),
-        ("@a\ndef f(x): pass\n", "@b\ndef f(y): pass\n", [Change(1, "a", (1, 2))]),
+        ("@a\ndef f(x): pass\n", "@b\ndef f(y): pass\n", [Change(2, "@a", None)]),
     ],
 )
 def test_decorators(before: str, after: str, expected: list[Change]):
     found = edits.changes(ProgramText(before), ast.parse(after))
-    if "(y)" in after:
-        expected = [Change(2, "@a", None)]
 
     assert found == expected
 
@@ -140,6 +140,9 @@ _USE = "import jax\nx = jax.f\ny = sum(x)\n"
         (_USE, f"{_USE}sum = z\n", [(3, "y = sum(x)")]),
         (_USE, f"{_USE}def sum(): pass\n", [(3, "y = sum(x)")]),
         ("", "f(x)\n", []),
+        ("def f(a): return a\n", "def f(a): return a\na = 1\n", []),
+        ("from a.b import c\n", "from a.b import c\nfrom a.d import c\n", ["from a.b import c"]),
+        ("import a.b as c\na = 1\n", "import a.b as c\na = 1\nimport a.d\n", [(2, "a = 1")]),
         ("", "from a import sum\n", []),
         ("if a:\n    pass\n", "if a:\n    pass\nelse:\n    f(x)\n", [(1, "if a:")]),
     ],
@@ -164,6 +167,8 @@ _BINDS = "import jax\nfrom a import pmap\nimport b.c\nimport d as e, g\nz = 1\nd
         ("from other import pmap", [Change(2, "from a import pmap", (11, 29), "pmap")]),
         ("from other import q as pmap", [Change(2, "from a import pmap", (11, 29), "pmap")]),
         ("from .a import pmap", [Change(2, "from a import pmap", (11, 29), "pmap")]),
+        ("from other import h, pmap", [Change(2, "from a import pmap", (11, 29), "pmap")]),
+        ("import jax.f, z.f", [Change(6, "def u():", None)]),
         ("import e.f", [Change(4, "import d as e, g", (41, 57), "e")]),
         ("import z.f", [Change(6, "def u():", None)]),
         ("from other import u", [Change(6, "def u():", None)]),
@@ -280,7 +285,7 @@ def test_what_stays_inside_is_the_value(before: str, after: str, expected: list)
         ("y = f(super(A, b).a)", "y = super(A, b).a", [("f(v)", "v")]),
         ("y = f(other())", "y = other()", [("f(v)", "v")]),
         ("y = x[f(a):b]", "y = x[a:b]", [("f(v)", "v")]),
-        ("y = x[f(a):b]", "y = x[a:c]", []),
+        ("y = x[f(a):b]", "y = x[a:c]", [("v[f(a):b]", "v[a:c]")]),
         ("y = f(a) + g(b)", "y = a + c", []),
         ("y = f(a, g(b))", "y = h(a, b)", [("f(v, g(b))", "h(v, b)")]),
         ("if a:\n    y = f(x)", "if a:\n    y = x", [("f(v)", "v")]),
@@ -313,12 +318,13 @@ def test_what_may_be_around_a_value(before: str, after: str, expected: list):
         ("def g(x):\n    y = 1\n    x = cut(x)\n", "def g(x):\n    y = 1\n", None),
         ("y = 1\nx = cut(z)\n", "y = 1\n", "y = 1\n"),  # another name is no line that went
         ("x = f(x)\nz = g(z)\ny = 1\n", "y = 1\n", "x = x\nz = z\ny = 1\n"),
-        ("y = 1\nx = f(x)\n", "y = 1", "y = 1x = x\n"),
+        ("y = 1\nx = f(x)\n", "y = 1", "y = 1\nx = x\n"),
         ("x = f(x)\ny = 1\n", "z = 1\ny = 1\n", "z = 1\ny = 1\n"),
         ("a\nx = f(x)\n", "if b: a\n", "if b: a\n"),
         ("if b:\n    a = 1\n    x = f(x)\n", "if b: a = 1\n", "if b: a = 1\n"),
         ("x = f(x)\nimport a\n", "import a\n", "import a\n"),
-        ("x = f(x)\n", "", ""),
+        ("x = f(x)\n", "", "\n"),
+        ("x = f(x)\nz = g(z)\n", "z = g(z)\n", "x = x\nz = g(z)\n"),
         ("if a:\n    y = 1\nelse:\n    x = f(x)\n", "if a:\n    y = 1\n", "if a:\n    y = 1\n"),
         (
             "try:\n    y = 1\nexcept E:\n    x = f(x)\n    y = 2\n",

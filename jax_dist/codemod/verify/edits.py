@@ -148,7 +148,8 @@ class _Changes(_Walk):
         bound = [*_bound(program.tree)]
         self._bound = {name for name, _ in bound} | {*dir(builtins)}
         self._imports = {text for _, text in bound}
-        self._packages = {t.partition(".")[0] for t in self._imports if t[:7] == "import "}
+        plain = {text for text in self._imports if text[:7] == "import " and " as " not in text}
+        self._packages = {text.partition(".")[0] for text in plain}
 
     def block(
         self, old: Sequence[ast.stmt], new: Sequence[ast.stmt], around: ast.stmt | None = None
@@ -161,12 +162,7 @@ class _Changes(_Walk):
             for each in old[i:j]:
                 if not isinstance(each, _IMPORTS):
                     self._whole(each)
-            former = {
-                name: each
-                for each in old
-                if isinstance(each, _IMPORTS)
-                for name, _ in _imported(each)
-            }
+            former = {name: each for each in old for name, _ in _imported(each)}
             near = old[min(i, len(old) - 1)] if old else around
             for each in new[k:m]:
                 self._addition(each, former, near)
@@ -284,7 +280,7 @@ def host_edits(before: ast.Module, after: ast.Module) -> list[tuple[HostForm, Ho
 
 def with_names_kept(before: ast.Module, after: str) -> str:
     """The new text, with `x = x` where `x = unreplicate(x)` has gone: so its value can be told."""
-    program = ProgramText(after)
+    program = ProgramText(after.removesuffix("\n") + "\n")
 
     def block(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
         for tag, i, j, k, m in _opcodes(old, new):
@@ -293,7 +289,7 @@ def with_names_kept(before: ast.Module, after: str) -> str:
                     block(*pair)
             names = [set_from_itself(each) for each in old[i:j]] if tag == "delete" else []
             text = [f"{name} = {name}\n" for name in names if name]
-            if not text or not new:  # nothing goes, or there is no line beside it
+            if not new:  # there is no line beside it
                 continue
             beside = new[min(k, len(new) - 1)]
             start = program.line_of(beside)
@@ -327,10 +323,10 @@ class _HostEdits(_Walk):
     def _expression(self, old: ast.expr, new: ast.expr) -> None:
         if self._tried(self._fields, old, new):
             return
-        if isinstance(old, _ONLY_INSIDE) or _cannot_be_moved(old):
+        if _cannot_be_moved(old):
             raise _UnlikeSyntaxError
         ones, others = self._values(old), list(self._values(new))
-        pairs = [(d + e, x, y) for d, x in ones for e, y in others if d + e]
+        pairs = [(d + e, x, y) for d, x in ones for e, y in others]
         for _, x, y in sorted(pairs, key=lambda pair: pair[0]):
             self.edits.append((HostForm(old, x), HostForm(new, y)))
             if self._tried(self._fields, x, y):
