@@ -325,6 +325,8 @@ def test_what_may_be_around_a_value(before: str, after: str, expected: list):
         ("x = f(x)\nimport a\n", "import a\n", "import a\n"),
         ("x = f(x)\n", "", "\n"),
         ("x = f(x)\nz = g(z)\n", "z = g(z)\n", "x = x\nz = g(z)\n"),
+        ("a = 1\ny = 1\nx = f(x)\n", "a = 1\ny = 1\n", "a = 1\ny = 1\nx = x\n"),
+        ("y = 1\n", "y = 1\nz = 2\n", "y = 1\nz = 2\n"),
         ("if a:\n    y = 1\nelse:\n    x = f(x)\n", "if a:\n    y = 1\n", "if a:\n    y = 1\n"),
         (
             "try:\n    y = 1\nexcept E:\n    x = f(x)\n    y = 2\n",

@@ -283,14 +283,14 @@ def with_names_kept(before: ast.Module, after: str) -> str:
     program = ProgramText(after.removesuffix("\n") + "\n")
 
     def block(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
+        if not new:  # no line is left beside those that went
+            return
         for tag, i, j, k, m in _opcodes(old, new):
             for one, other in zip(old[i:j], new[k:m], strict=True) if tag == "equal" else ():
                 for pair in _blocks(one, other):
                     block(*pair)
             names = [set_from_itself(each) for each in old[i:j]] if tag == "delete" else []
             text = [f"{name} = {name}\n" for name in names if name]
-            if not new:  # there is no line beside it
-                continue
             beside = new[min(k, len(new) - 1)]
             start = program.line_of(beside)
             indent = program.between(start, start + beside.col_offset)
