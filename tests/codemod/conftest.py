@@ -1,12 +1,16 @@
-"""Migrated programs find their helpers in a module `_mapped`."""
+"""What migrated programs find in a module `_mapped`, and arrays as a record has them."""
 
+import pathlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from jax_dist.codemod import helper_module
+from jax_dist.codemod.verify.evidence import Array
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,3 +21,17 @@ def helpers() -> Iterator[None]:
     sys.modules["_mapped"] = module
     yield
     del sys.modules["_mapped"]
+
+
+@pytest.fixture
+def kept(tmp_path: pathlib.Path) -> Callable[..., Array]:
+    """Makes an array as a record has it, with its values."""
+
+    def keep(values: object, dtype: str = "float32", **more: Any) -> Array:
+        archive = tmp_path / f"{len(list(tmp_path.iterdir()))}.npz"
+        array = np.array(values, dtype)
+        np.savez(archive, x=array)
+        given = {"path": "", "dtype": dtype, "devices": 8, "parts": 8, **more}
+        return Array(shape=array.shape, archive=archive, key="x", **given)
+
+    return keep

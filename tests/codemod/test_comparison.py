@@ -1,33 +1,10 @@
 """Arrays and calls, before and after."""
 
-import pathlib
-
-import numpy as np
 import pytest
 
 from jax_dist.codemod.verify.calls import compare
 from jax_dist.codemod.verify.evidence import Array, CallRecord, SiteRecord
 from jax_dist.codemod.verify.ledger import SiteComparison
-
-
-@pytest.fixture
-def kept(tmp_path: pathlib.Path):
-    """Makes an array as a record has it."""
-
-    def keep(
-        values: object,
-        dtype: str = "float32",
-        *,
-        devices: int = 8,
-        parts: int = 8,
-        path: str = "",
-    ) -> Array:
-        archive = tmp_path / f"{len(list(tmp_path.iterdir()))}.npz"
-        array = np.array(values, dtype)
-        np.savez(archive, x=array)
-        return Array(path, dtype, array.shape, devices, parts, archive, "x")
-
-    return keep
 
 
 def _site(*calls: CallRecord, count: int | None = None) -> SiteRecord:
@@ -193,6 +170,97 @@ def test_large_arrays_are_compared_by_their_digests(kept):
     assert _difference(copies, kept([1, 2])) == ("one of equal copies", 0.0, 0.0)
     said = "call 1, result: a large array differs: mean 2.5 before, None after"
     assert _problems(whole, kept([[1, 2], [3, 5]])) == (said,)
+
+
+def test_a_large_array_of_equal_rows(kept):
+    """Where only digests are known, of both or of one; a row of copies is one row of its own."""
+    copies = Array("", "float32", (2, 2), 8, 8, None, digest="d", rows=(_A, _A))
+    merged = Array("", "float32", (4,), 8, 8, None, digest="d")
+    one = Array("", "float32", (1, 2), 8, 8, None, digest="e", rows=(_A,))
+
+    assert _difference(copies, merged) == ("device axis merged", 0.0, 0.0)
+    assert _difference(one, kept([1, 2])) == ("one of equal copies", 0.0, 0.0)
+    assert _problems(copies, Array("", "float32", (3,), 8, 8, None, digest="d"))
+    assert _problems(copies, Array("", "float32", (2,), 8, 8, None, digest=_B))
+
+
+def test_a_large_array_of_more_dimensions():
+    before = Array("", "float32", (2, 3, 5), 8, 8, None, digest="d")
+
+    for shape in ((6, 5), (2, 3, 5)):
+        after = Array("", "float32", shape, 8, 8, None, digest="d")
+        assert _difference(before, after)[1:] == (0.0, 0.0)
+    for shape in ((2, 15), (30,), (5, 5)):
+        assert _problems(before, Array("", "float32", shape, 8, 8, None, digest="d"))
+    number = Array("", "float32", (), 8, 8, None, digest="d")
+    assert _problems(number, Array("", "float32", (1,), 8, 8, None, digest="d"))
+
+
+def test_values_of_one_side(kept):
+    """Nobody knows the rows of what was kept: it may stay as it was, or be merged."""
+    said = "call 1, result: [2, 2] before, [2] after"
+
+    for shape in ((2, 2), (4,)):
+        digest = Array("", "float32", shape, 8, 8, None, digest=_AB)
+        assert _problems(kept([[1, 2], [3, 4]]), digest) == ()
+    copy = Array("", "float32", (2,), 8, 8, None, digest=_A)
+    assert _problems(kept([[1, 2], [1, 2]]), copy) == (said,)
+
+
+def test_numbers_have_no_rows(kept):
+    assert _difference(kept(2.0), kept(2.0)) == ("as is", 0.0, 0.0)
+
+
+def test_rows_that_are_alike_are_merged_too(kept):
+    assert _difference(kept([[1, 2]] * 2), kept([1, 2, 1, 2])) == ("device axis merged", 0.0, 0.0)
+    assert _difference(kept([[1, 2]]), kept([[1, 2]])) == ("as is", 0.0, 0.0)
+    how = _difference(kept([[5, 6]], path="x"), kept([5, 6], path="x"))
+    assert how == ("one of equal copies", 0.0, 0.0)
+    six = [[[1, 2, 3], [4, 5, 6]]] * 3
+    assert _difference(kept(six), kept([*six[0]] * 3)) == ("device axis merged", 0.0, 0.0)
+
+
+def test_the_sign_of_a_zero(kept):
+    (said,) = _problems(kept([0.0, 1.0]), kept([-0.0, 1.0]), tolerance=1.0)
+
+    assert said == "call 1, result: differs in the sign of a zero, or in the bits of a NaN"
+    found = _compared(kept([0.0]), kept([-0.0]))
+    assert (found.absolute, found.relative) == (0.0, float("inf"))
+
+
+def test_a_difference_is_relative_to_the_largest_value_before(kept):
+    assert _difference(kept([0.5, 0.25]), kept([0.5, 0.5])) == ("as is", 0.25, 0.5)
+    found = _compared(kept([0.0, 0.0]), kept([0.0, 1.0]), tolerance=1.0)
+    assert (found.absolute, found.relative) == (1.0, float("inf"))
+
+
+def test_complex_numbers(kept):
+    one, other = kept([3 + 4j], "complex64"), kept([3 + 0j], "complex64")
+
+    assert _difference(one, other) == ("as is", 4.0, 0.8)
+    (said,) = _problems(kept([1 + 0j], "complex64"), kept([8 + 0j], "complex64"))
+    assert not said.endswith("times what it was")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ([1.0, 2.0], [1.5, 3.0], ": 1.5 times what it was"),
+        ([0.0, 1.0], [5.0, 8.0], ": 8 times what it was"),
+        ([1.0, 1.0, 2.0], [float("inf"), 3.0, 6.0], ": 3 times what it was"),
+        ([float("nan"), 1.0], [5.0, 8.0], ": 8 times what it was"),
+        ([1.0, 2.0], [0.0, 0.0], ": 0 times what it was"),
+        ([1.0, 1.0], [2.0, 3.0], ""),
+        ([1.0, 1.0, 1.0], [2.0, 2.0, 5.0], ""),
+        ([1000.0, 1000.0], [2000.0, 2001.0], ": 2 times what it was"),
+        ([1.0, 1.0], [1.005, 1.005], ""),
+        ([0.0], [1.0], ""),
+    ],
+)
+def test_a_factor(kept, before, after, said: str):
+    (problem,) = _problems(kept(before), kept(after))
+
+    assert problem.partition(" largest value")[2] == said
 
 
 # sha256 of the float32 numbers 1, 2; 3, 4; and 1, 2, 3, 4.

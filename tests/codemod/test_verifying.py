@@ -460,21 +460,6 @@ def test_each_edit_is_a_place_that_tells(before: str, after: str, expected: str)
     assert expected in marked.text.split("\n")
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        "import jax\nimport numpy as np\nx = jax.pmap\n",
-        "import jax\nimport jax.extend\nx = jax.pmap\n",
-        "import jax\ndef helper(): pass\nmesh = 1\nx = jax.pmap\n",
-        "x = jax.pmap\n",
-    ],
-)
-def test_what_changes_nothing_by_itself_is_no_place(after: str):
-    before = "import jax\nx = jax.pmap\n"
-
-    assert edits.changes(ProgramText(before), ast.parse(after)) == []
-
-
 def test_what_differs_in_the_last_form_waits_for_what_has_another():
     rich, plain, idle = (("a.py", line, "jax.pmap") for line in (3, 9, 12))
     forms = {rich: Form.IDIOMATIC, plain: Form.MAPPED, idle: Form.MAPPED}
@@ -487,17 +472,3 @@ def test_what_differs_in_the_last_form_waits_for_what_has_another():
     assert migrate_forms.to_lower(all_of_them, forms) == ([raises, unseen], [unseen])
     assert migrate_forms.to_lower([raises], forms) == ([raises], [])
     assert migrate_forms.to_lower([behind, unseen], forms) == ([behind, unseen], [behind, unseen])
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "kept"),
-    [
-        ("x = cut(x)\ny = f(x)\n", "y = f(x)\n", "x = x\ny = f(x)\n"),
-        ("def g(x):\n    y = 1\n    x = cut(x)\n", "def g(x):\n    y = 1\n", None),
-        ("y = 1\nx = cut(z)\n", "y = 1\n", "y = 1\n"),  # another name is no line that went
-    ],
-)
-def test_a_line_that_went_is_told_by_its_name(before: str, after: str, kept: str | None):
-    wanted = f"{after}    x = x\n" if kept is None else kept
-
-    assert edits.with_names_kept(ast.parse(before), after) == wanted

@@ -79,29 +79,30 @@ class _Found:
         self.same_form, self.unsteady = True, False
         self.signatures: dict[str, Mapping[str, Any]] = {}  # by their text
         self.unproved = ""  # the first reason
-        self._differs = self._drifts = False  # the present call; what it is given
 
     def calls(self, before: SiteRecord, after: SiteRecord) -> None:
         for number, (one, other) in enumerate(zip(before.calls, after.calls, strict=False), 1):
-            self._differs = self._drifts = False
+            self._differs = self._drifts = False  # the call; what it is given
             self._call(number, one, other)
         if before.count != len(before.calls):
             self.unproved = self.unproved or "not all of its calls were written down"
+        seen = [call.text for call in before.calls[: len(after.calls)]]
+        if any(call.text not in seen for call in before.calls):
+            self.unproved = self.unproved or "not all of its programs were seen in both runs"
         calls = f"{before.count} before, {after.count} after"
         if not after.count:
             self._differing("", "calls", "it was called before, and is not called after")
         elif before.count != after.count:
             self._differing("", "calls", f"calls: {calls}")
-            seen = [call.text for call in before.calls[: len(after.calls)]]
-            if any(call.text not in seen for call in before.calls):
-                self.unproved = self.unproved or "not all of its programs were seen in both runs"
 
     def _call(self, call: int, before: CallRecord, after: CallRecord) -> None:
         if before.raised or after.raised:
+            if before.raised == after.raised:
+                self.raised += 1
+                return
             names = before.raised or "nothing", after.raised or "nothing"
-            if before.raised != after.raised:
-                self._different(call, "error", "error", "raised {} before, {} after".format(*names))
-            self.raised += 1
+            self._different(call, "error", "error", "raised {} before, {} after".format(*names))
+            self.unproved = self.unproved or "it raised an error in one of the runs"
             return
         self.compared += 1
         arguments: list[_Related] = []
@@ -129,7 +130,7 @@ class _Found:
 
     def _around(self, call: int, before: CallRecord, after: CallRecord) -> None:
         """What a call is beside its arrays."""
-        if before.donated != after.donated and self.same_form:
+        if self.same_form:
             for number in sorted({*before.donated} ^ {*after.donated}):
                 side = "before" if number in before.donated else "after"
                 self._different(call, f"argument {number}", "donation", f"donated {side} only")
@@ -170,9 +171,8 @@ class _Found:
             return f"on {before.devices} devices before, on {after.devices} after"
         if how not in (None, "one of equal copies") and after.parts < before.parts:
             return f"cut into {before.parts} parts before, and into {after.parts} after"
-        if self.same_form and how == "as is" and after.placed != before.placed:
-            return "other slices on the devices, or another order of them"
-        return ""
+        turned = self.same_form and how == "as is" and after.placed != before.placed
+        return "other slices on the devices, or another order of them" if turned else ""
 
     def _array(self, call: int, what: str, before: Array, after: Array) -> How | None:
         how = _relation(before, after)
@@ -213,7 +213,7 @@ class _Found:
         except _UnlikeError as reason:
             self.unproved = self.unproved or str(reason)
         else:
-            self.signatures.setdefault(json.dumps(signature, sort_keys=True), signature)
+            self.signatures.setdefault(json.dumps(signature), signature)
 
 
 def _signature(
@@ -290,7 +290,7 @@ def _relation(before: Array, after: Array) -> How | None:
         return "as is"
     if after.shape == before.shape[1:] and len({*before.rows}) == 1:
         return "one of equal copies"
-    return "device axis merged" if after.shape == merged and len(before.shape) > 1 else None
+    return "device axis merged" if after.shape == merged and before.shape else None
 
 
 def _difference(before: Array, after: Array, how: How) -> tuple[float, float, str]:

@@ -1,8 +1,9 @@
 """What differs between two texts of one program: all edits, and those of the host in both forms."""
 
 import ast
+import builtins
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,6 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINED = (*_FUNCTIONS, ast.ClassDef)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _ONLY_INSIDE = (ast.Starred, ast.Slice)
-_PARTS = (ast.keyword, ast.comprehension, ast.withitem, ast.arguments, ast.arg)
 _DEEPEST = 2  # calls around the value of a host edit
 
 
@@ -56,24 +56,20 @@ class _Walk:
         if type(old) is not type(new):
             raise _UnlikeSyntaxError
         for name in old._fields:
-            if name not in (*skipped, "type_comment"):
-                self._node(getattr(old, name, None), getattr(new, name, None))
+            if name not in skipped:
+                self._node(getattr(old, name), getattr(new, name))
 
     def _node(self, old: Any, new: Any) -> None:
         if isinstance(old, list):
-            if not isinstance(new, list) or len(old) != len(new):
+            if len(old) != len(new):
                 raise _UnlikeSyntaxError
             for one, other in zip(old, new, strict=True):
                 self._node(one, other)
         elif isinstance(old, ast.expr) and isinstance(new, ast.expr):
-            if not _same(old, new):
-                self._expression(old, new)
-        elif isinstance(old, _PARTS) and type(old) is type(new):
+            self._expression(old, new)
+        elif isinstance(old, ast.AST):
             self._fields(old, new)
-        elif isinstance(old, ast.AST) and isinstance(new, ast.AST):
-            if not _same(old, new):
-                raise _UnlikeSyntaxError
-        elif old != new:
+        elif repr(old) != repr(new):  # 1 and 1.0 are equal, and not the same
             raise _UnlikeSyntaxError
 
 
@@ -94,9 +90,7 @@ def _opcodes(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> list[Any]:
 def _blocks(old: ast.stmt, new: ast.stmt) -> Iterator[tuple[Any, Any]]:
     """The blocks inside of two statements that correspond."""
     for name in _BLOCKS:
-        ones, others = getattr(old, name, None), getattr(new, name, None)
-        if isinstance(ones, list) and isinstance(others, list):
-            yield ones, others
+        yield getattr(old, name, []), getattr(new, name, [])
     for name in _WITH_BLOCKS:
         for one, other in zip(getattr(old, name, ()), getattr(new, name, ()), strict=False):
             yield one.body, other.body
@@ -106,10 +100,6 @@ def _imported(node: ast.AST) -> list[tuple[str, ast.alias]]:
     """What an import binds; `import a.b, a.c` binds one name twice."""
     aliases = node.names if isinstance(node, _IMPORTS) else []
     return [(alias.asname or alias.name.partition(".")[0], alias) for alias in aliases]
-
-
-def _same(old: ast.AST, new: ast.AST) -> bool:
-    return ast.dump(old) == ast.dump(new)
 
 
 def _cannot_be_moved(expression: ast.expr) -> bool:
@@ -155,8 +145,11 @@ class _Changes(_Walk):
         self.changes: list[Change] = []
         super().__init__(self.changes)
         self._program = program
-        self._bound = {name for name, _ in _bound(program.tree)}
-        self._imports = {text for _, text in _bound(program.tree) if text}
+        bound = [*_bound(program.tree)]
+        self._bound = {name for name, _ in bound} | {*dir(builtins)}
+        self._imports = {text for _, text in bound}
+        plain = {text for text in self._imports if text[:7] == "import " and " as " not in text}
+        self._packages = {text.partition(".")[0] for text in plain}
 
     def block(
         self, old: Sequence[ast.stmt], new: Sequence[ast.stmt], around: ast.stmt | None = None
@@ -169,12 +162,7 @@ class _Changes(_Walk):
             for each in old[i:j]:
                 if not isinstance(each, _IMPORTS):
                     self._whole(each)
-            former = {
-                name: each
-                for each in old
-                if isinstance(each, _IMPORTS)
-                for name, _ in _imported(each)
-            }
+            former = {name: each for each in old for name, _ in _imported(each)}
             near = old[min(i, len(old) - 1)] if old else around
             for each in new[k:m]:
                 self._addition(each, former, near)
@@ -188,18 +176,27 @@ class _Changes(_Walk):
                 text = ast.unparse(_only(added, alias))
                 if text in self._imports or name not in self._bound:
                     continue
-                if isinstance(added, ast.Import) and "." in alias.name and not alias.asname:
+                if text.partition(".")[0] in self._packages and not alias.asname:
                     continue  # it binds the same package, and loads a part of it
                 if name in former:
                     self._import(former[name], name)
                 elif near is not None:
                     self._whole(near)
             return
-        names = {name for name, _ in _bound(ast.Module([added], []), deep=False)}
         is_text = isinstance(added, ast.Expr) and isinstance(added.value, ast.Constant)
-        binds = isinstance(added, (*_DEFINED, ast.Assign)) and not self._bound & names
-        if near is not None and not (is_text or binds):
+        if near is not None and not (is_text or self._only_binds(added)):
             self._whole(near)
+
+    def _only_binds(self, added: ast.stmt) -> bool:
+        """Whether all that it does is to give new names a meaning."""
+        if isinstance(added, _DEFINED):
+            return added.name not in self._bound
+        stored = [e for e in ast.walk(added) if isinstance(getattr(e, "ctx", None), ast.Store)]
+        return isinstance(added, ast.Assign) and not any(
+            isinstance(each, ast.Attribute | ast.Subscript)
+            or (isinstance(each, ast.Name) and each.id in self._bound)
+            for each in stored
+        )
 
     def _import(self, former: ast.stmt, name: str) -> None:
         start = self._program.offset(former.lineno, former.col_offset)
@@ -207,8 +204,6 @@ class _Changes(_Walk):
         self.changes.append(Change(former.lineno, ast.unparse(former), (start, stop), name))
 
     def _statement(self, old: ast.stmt, new: ast.stmt) -> None:
-        if _same(old, new):
-            return
         if _arms(old) != _arms(new) or not self._tried(self._head, old, new):
             self._whole(old)
             return
@@ -252,25 +247,16 @@ def _only(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:
     return ast.ImportFrom(statement.module, [alias], statement.level)
 
 
-def _bound(node: Any, *, deep: bool = True) -> Iterator[tuple[str, str]]:
-    """`(name, text of the import)` of what statements bind; at any depth, or in this body alone."""
-    inner = ast.walk(node) if deep else iter(node.body)
-    for each in inner:
+def _bound(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """`(name, text of the import)` of what a program binds, at any depth."""
+    for each in ast.walk(tree):
         if isinstance(each, _DEFINED):
             yield each.name, ""
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            yield each.id, ""
         elif isinstance(each, _IMPORTS):
             for name, alias in _imported(each):
                 yield name, ast.unparse(_only(each, alias))
-        elif not deep and isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            yield from _stored(ast.walk(each))
-        elif deep:
-            yield from _stored([each])
-
-
-def _stored(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
-    for node in nodes:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id, ""
 
 
 # --- host edits
@@ -294,23 +280,23 @@ def host_edits(before: ast.Module, after: ast.Module) -> list[tuple[HostForm, Ho
 
 def with_names_kept(before: ast.Module, after: str) -> str:
     """The new text, with `x = x` where `x = unreplicate(x)` has gone: so its value can be told."""
-    program = ProgramText(after)
+    program = ProgramText(after.removesuffix("\n") + "\n")
 
     def block(old: Sequence[ast.stmt], new: Sequence[ast.stmt]) -> None:
+        if not new:  # no line is left beside those that went
+            return
         for tag, i, j, k, m in _opcodes(old, new):
             for one, other in zip(old[i:j], new[k:m], strict=True) if tag == "equal" else ():
                 for pair in _blocks(one, other):
                     block(*pair)
             names = [set_from_itself(each) for each in old[i:j]] if tag == "delete" else []
+            text = [f"{name} = {name}\n" for name in names if name]
             beside = new[min(k, len(new) - 1)]
             start = program.line_of(beside)
             indent = program.between(start, start + beside.col_offset)
-            if indent.strip() or isinstance(beside, _IMPORTS):
-                continue
-            at = start if k < len(new) else program.offset((beside.end_lineno or 0) + 1, 0)
-            text = "".join(f"{indent}{name} = {name}\n" for name in names if name)
-            if text:
-                program.replace(at, at, text)
+            if not (indent.strip() or isinstance(beside, _IMPORTS)):
+                at = start if k < len(new) else program.offset((beside.end_lineno or 0) + 1, 0)
+                program.replace(at, at, "".join(indent + line for line in text))
 
     block(before.body, program.tree.body)
     return program.edited
@@ -326,8 +312,6 @@ class _HostEdits(_Walk):
     def block(self, before: Sequence[Any], after: Sequence[Any], *, in_class: bool = False) -> None:
         for tag, i, j, k, m in _opcodes(before, after):
             for one, other in zip(before[i:j], after[k:m], strict=True) if tag == "equal" else ():
-                if _same(one, other):
-                    continue
                 if not in_class:  # a lambda in the body of a class does not see its names
                     self._tried(self._fields, one, other, _INNER)
                 inner = isinstance(one, ast.ClassDef) or (
@@ -339,13 +323,13 @@ class _HostEdits(_Walk):
     def _expression(self, old: ast.expr, new: ast.expr) -> None:
         if self._tried(self._fields, old, new):
             return
-        if isinstance(old, _ONLY_INSIDE) or _cannot_be_moved(old):
+        if _cannot_be_moved(old):
             raise _UnlikeSyntaxError
         ones, others = self._values(old), list(self._values(new))
-        pairs = [(d + e, x, y) for d, x in ones for e, y in others if d + e]
+        pairs = [(d + e, x, y) for d, x in ones for e, y in others]
         for _, x, y in sorted(pairs, key=lambda pair: pair[0]):
             self.edits.append((HostForm(old, x), HostForm(new, y)))
-            if _same(x, y) or self._tried(self._fields, x, y):
+            if self._tried(self._fields, x, y):
                 return
             self.edits.pop()
         raise _UnlikeSyntaxError

@@ -165,7 +165,7 @@ def _of_part(
         pairs = list(zip(site.traced, partner.traced, strict=True))
         if all("text" in each for pair in pairs for each in pair):
             texts = [calls.both(one, other, sizes=True) for one, other in pairs]
-            different = {json.dumps(each, sort_keys=True): each for each in texts}
+            different = {json.dumps(each): each for each in texts}
             notes = ("it ran only inside a larger traced function",)
             proof = Judgement(Rung.RAN, times, times, notes=notes).proved(different.values())
             if proof.rung > Rung.RAN:
