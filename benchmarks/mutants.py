@@ -93,7 +93,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/codemod/verify/recording/arrays.py": _codemod("recorded_values"),
     "jax_dist/codemod/verify/recording/bootstrap.py": _codemod("recording_starts"),
     "jax_dist/codemod/verify/recording/call_programs.py": _codemod("recorded_texts"),
-    "jax_dist/codemod/verify/recording/flow.py": _codemod("flow"),
+    "jax_dist/codemod/verify/recording/flow.py": _codemod("flow_of_values"),
     "jax_dist/codemod/verify/recording/functions.py": _codemod("recorded_functions"),
     "jax_dist/codemod/verify/recording/guard.py": _codemod("guard"),
     "jax_dist/codemod/verify/recording/programs.py": _codemod("recorded_texts"),
