@@ -245,8 +245,11 @@ class PmapFacts:
         """Whether another file may map the same function, of which jax.pmap has one trace."""
         name, own = scopes.last_name(site.fun), os.path.abspath(self._module.source.path)
         home = imports.definer(self._module, self._context.project, site.fun) if name else None
-        maps = re.compile(rb"(?s)\bpmap\b.*\b%b\b" % name.encode())
-        return bool(name) and self._context.is_in_another(maps, home or own, own)
+        word, graph = re.compile(rb"\b%b\b" % name.encode()), self._context.graph
+        return bool(name) and any(
+            path not in (home, own) and graph.are_connected(path, home or own) and word.search(data)
+            for path, data in self._context.mapping.items()
+        )
 
     def _too_early(self, site: Site) -> str:
         """Why a module may not ask for devices while it is imported; "" where it may."""
@@ -348,10 +351,9 @@ class PmapFacts:
         shared = shared_positions(site)
         if shared is None:
             return "its in_axes are not literal"
-        name = self._name(site)
-        for call in self._module.nodes(ast.Call):  # also where it is handed on
-            if name and call.keywords and scopes.last_name(call.func) == name:
-                return f"line {call.lineno} calls it with named arguments"
+        named = self._module.once(_named_calls)  # also where it is handed on
+        if line := named.get(self._name(site)):
+            return f"line {line} calls it with named arguments"
         for call in pmaps.mapped_calls(self._module, site):
             if traced.around(self._module, call) is not None:
                 return f"line {call.lineno} runs it under a transformation"
@@ -361,6 +363,13 @@ class PmapFacts:
                 if shared(position) and not isinstance(argument, ast.Constant):
                     return f"line {argument.lineno} shares an array that may lie elsewhere"
         return ""
+
+
+def _named_calls(module: Module) -> dict[str, int]:
+    """By the name of what is called with named arguments: a line."""
+    calls = (each for each in module.nodes(ast.Call) if each.keywords)
+    found = {scopes.last_name(each.func): each.lineno for each in calls}
+    return {name: line for name, line in found.items() if name}
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:

@@ -278,9 +278,12 @@ class ProjectContext:
                 "Let it know the new function too.",
                 self.question_of_type,
             )
-        own = _found([(module.source.path, module.source.code)], _SPEC)
-        asked = next((place for _, place in own), "") or self.first(_SPEC, [module.source.path])
-        if asked:
+        known = module.memo(ProjectContext.check_observers)
+        if _SPEC not in known:
+            own = _found([(module.source.path, module.source.code)], _SPEC)
+            place = next((place for _, place in own), "")
+            known[_SPEC] = place or self.first(_SPEC, [module.source.path])
+        if asked := known[_SPEC]:
             raise Left(
                 "the program decides by the spec of an array's sharding: on one device that of "
                 "what jit(shard_map) gives is P(), and jax.pmap says P(axis)",
@@ -326,14 +329,17 @@ class ProjectContext:
                 return found[0]
         return ""
 
-    def is_in_another(self, pattern: re.Pattern[bytes], path: str, but: str = "") -> bool:
-        """Whether a file that is connected with one by imports has a text; `but` does not count."""
+    def is_in_another(self, pattern: re.Pattern[bytes], path: str) -> bool:
+        """Whether a file that is connected with one by imports has a text."""
         return any(
-            other not in (path, but)
-            and pattern.search(data)
-            and self.graph.are_connected(other, path)
+            other != path and pattern.search(data) and self.graph.are_connected(other, path)
             for other, data in self.graph.files.items()
         )
+
+    @functools.cached_property
+    def mapping(self) -> dict[str, bytes]:
+        """The files that may map, by pmap or a name for it."""
+        return {path: data for path, data in self.graph.files.items() if b"pmap" in data}
 
     @functools.cached_property
     def _meetings(self) -> "list[_PmapValue]":

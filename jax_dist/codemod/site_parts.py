@@ -4,6 +4,7 @@ A part that a place may need is included: what cannot be read from the text need
 """
 
 import ast
+from collections import Counter
 from typing import Any
 
 from jax_dist.checker.model import functions, pmaps
@@ -106,14 +107,19 @@ def may_map_again(module: Module, site: Site) -> bool:
 
 def is_mapped_twice(module: Module, site: Site) -> bool:
     """Whether another place of the file maps the same function alike: jax.pmap traces it once."""
+    return module.once(_mapped)[_as_mapped(module, site)] > 1
 
-    def mapped(other: Site) -> Any:
-        options = {name: ast.unparse(value) for name, value in other.arguments.items()}
-        return pmaps.definition(module, other.fun) or module.text(other.fun), options
 
-    named = (e for e in pmaps.applications(module) if isinstance(e.fun, ast.Name | ast.Attribute))
-    alike = [each for each in named if mapped(each) == mapped(site)]
-    return site in alike and len(alike) > 1
+def _mapped(module: Module) -> "Counter[Any]":
+    """How often each function is mapped in one way."""
+    return Counter(_as_mapped(module, site) for site in pmaps.applications(module))
+
+
+def _as_mapped(module: Module, site: Site) -> Any:
+    if not isinstance(site.fun, ast.Name | ast.Attribute):
+        return site
+    options = sorted((name, ast.unparse(value)) for name, value in site.arguments.items())
+    return pmaps.definition(module, site.fun) or module.text(site.fun), tuple(options)
 
 
 def _is_new(module: Module, fun: ast.expr | None, at: ast.expr) -> bool:

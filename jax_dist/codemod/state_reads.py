@@ -98,8 +98,15 @@ def _is_of_library(module: Module, node: ast.expr) -> bool:
 
 def _is_set(module: Module, context: ProjectContext, node: ast.Name | ast.Attribute) -> bool:
     """Whether some text sets what is read, or an entry of it, other than where it is made."""
-    name = last_name(node)
-    bindings = module.scopes.module.bindings.get(name, ()) if isinstance(node, ast.Name) else ()
+    name, known = last_name(node), module.memo(_is_set)
+    key = name, isinstance(node, ast.Name)
+    if key not in known:
+        known[key] = _is_name_set(module, context, name, is_variable=key[1])
+    return known[key]
+
+
+def _is_name_set(module: Module, context: ProjectContext, name: str, *, is_variable: bool) -> bool:
+    bindings = module.scopes.module.bindings.get(name, ()) if is_variable else ()
     if len(bindings) > 1 and not all(each.kind in ("import", "def") for each in bindings):
         return True
     for each in module.nodes(ast.Attribute, ast.Subscript):
