@@ -74,6 +74,7 @@ class PmapFacts:
         self._is_tried, self._flow = is_tried, flow
         self._named: dict[Site, NamedCalls] = {}
         self._settings: dict[tuple[str, str, str], str] = {}
+        self._states: dict[Site, str] = {}
 
     @property
     def several_processes(self) -> bool:
@@ -217,14 +218,13 @@ class PmapFacts:
 
     def _unfit_place(self, site: Site) -> str:
         """Why a mesh cannot be made, or a function cannot be mapped again, where a place is."""
-        module = self._module
-        again = site_parts.may_map_again(module, site) and not self._is_own_method(site)
-        state = self.state_of(site)
-        if state:
+        if state := self.state_of(site):
             return f"the function that it maps may be mapped again, when {state} is another one"
-        if module.function(site.node) is None:
+        if self._module.function(site.node) is None:
             return self._too_early(site)
-        if not again or (self._flow is not None and self._flow.is_mapped_once(site)):
+        if self._flow is not None and self._flow.is_mapped_once(site):
+            return ""
+        if not self._may_map_again(site):
             return ""
         return "the function that it maps may be mapped again, and would be compiled again"
 
@@ -233,13 +233,20 @@ class PmapFacts:
 
         Then jax.pmap runs the program that it traced before.
         """
-        module = self._module
+        if site not in self._states:
+            self._states[site] = self._state_of(site)
+        return self._states[site]
+
+    def _state_of(self, site: Site) -> str:
         if site.fun is None:
             return ""
-        again = site_parts.may_map_again(module, site) and not self._is_own_method(site)
-        if again or site_parts.is_mapped_twice(module, site) or self._is_mapped_elsewhere(site):
-            return state_reads.first(module, self._context, site.fun)
+        is_twice = site_parts.is_mapped_twice(self._module, site)
+        if is_twice or self._may_map_again(site) or self._is_mapped_elsewhere(site):
+            return state_reads.first(self._module, self._context, site.fun)
         return ""
+
+    def _may_map_again(self, site: Site) -> bool:
+        return site_parts.may_map_again(self._module, site) and not self._is_own_method(site)
 
     def _is_mapped_elsewhere(self, site: Site) -> bool:
         """Whether another file may map the same function, of which jax.pmap has one trace."""
@@ -332,10 +339,9 @@ class PmapFacts:
         for call in pmaps.mapped_calls(self._module, site):
             inner: ast.AST = call
             for around in self._module.ancestors(call):
-                match around:
-                    case ast.Try(body=body, handlers=[first, *_] as handlers) if inner in body:
-                        if any(map(_catches, handlers)):
-                            return f"line {first.lineno} would catch what it raises of sizes"
+                handlers = around.handlers if isinstance(around, ast.Try) else []
+                if any(map(_catches, handlers)) and inner in getattr(around, "body", ()):
+                    return f"line {handlers[0].lineno} would catch what it raises of sizes"
                 inner = around
         return ""
 

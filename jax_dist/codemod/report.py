@@ -401,9 +401,9 @@ def cautions_of(
             "silently uses the devices of one process only. If it never does, --one-process "
             "writes plainer code."
         )
-    bounds = [each for each in map(config.lower_bound, context.graph.roots) if each is not None]
-    if bounds and min(bounds) < _NEEDS:
-        oldest = ".".join(map(str, min(bounds)))
+    asked = [each for each in map(config.lower_bound, context.graph.roots) if each is not None]
+    if asked and min(asked) < _NEEDS:
+        oldest = ".".join(map(str, min(asked)))
         yield f"What was written needs jax 0.8 or newer; the project asks for {oldest} or newer."
     for file in files:
         for name in _BUILD_FILES if file.is_new else ():

@@ -271,7 +271,7 @@ def test_what_is_set_around_an_equation_is_written_where_it_says_something():
     assert {*map(str, drawn)} == {"None"}
     words = [jnp.zeros(2, np.uint32)] * 4
     hashed = lambda x: jax.extend.random.threefry2x32_p.bind(*words)
-    with jax.threefry_partitionable(False):  # noqa: FBT003
+    with jax.threefry_partitionable(False):  # noqa: FBT003 - jax has it so
         assert _contexts(hashed) == [{"threefry_partitionable": False}]
     with jax.sharding.use_abstract_mesh(_MESH.abstract_mesh):
         assert _contexts(jnp.sin) == [None]
@@ -320,7 +320,7 @@ class _Colour(enum.Enum):
     RED = 1
 
 
-_Pair = namedtuple("_Pair", ("a", "b"))  # noqa: PYI024
+_Pair = namedtuple("_Pair", ("a", "b"))  # noqa: PYI024 - without types
 
 
 def _dims(kind: str, **fields: Any) -> Any:
@@ -659,10 +659,10 @@ def test_a_trace_for_the_text_is_known_as_one_and_draws_no_number_of_the_program
 
     def noisy(x: jax.Array) -> jax.Array:
         seen.append(found.texts.is_tracing)
-        return x + np.random.normal() + random.random()  # noqa: NPY002
+        return x + np.random.normal() + random.random()  # noqa: NPY002 - as programs do
 
     assert not found.texts.is_tracing
-    of_numpy = lambda: str(np.random.get_state())  # noqa: NPY002
+    of_numpy = lambda: str(np.random.get_state())  # noqa: NPY002 - as programs do
     states = random.getstate(), of_numpy()
     found.number(noisy, jnp.ones(8))
 
@@ -681,7 +681,7 @@ def test_what_is_called_lives_on_so_that_no_other_gets_its_identity():
 
 def test_a_mapped_program_says_nothing_that_is_opaque():
     if not CAN_REWRITE:
-        pytest.skip("jax.pmap was another program")
+        pytest.skip("before jax 0.10, jax.pmap was another program")
     step = jax.pmap(lambda x: x - lax.pmean(jnp.sin(x), "i"), axis_name="i")
 
     assert "opaque" not in repr(_text(lambda x: step(x)))

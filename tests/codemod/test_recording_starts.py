@@ -113,14 +113,14 @@ def started(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     for name, value in (("_folder", ""), ("_told", set()), ("_wanted", None), ("_recorder", None)):
         monkeypatch.setattr(start, name, value)
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - as programs do
 
     def begin(**wanted: Any) -> None:
         start.start(folder=str(tmp_path), files=[], **wanted)
 
     yield begin  # pyright: ignore[reportReturnType]
     random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
+    np.random.set_state(states[1])  # noqa: NPY002 - as programs do
 
 
 def _finders() -> list[Any]:
@@ -129,11 +129,11 @@ def _finders() -> list[Any]:
 
 def test_what_is_loaded_already_is_seeded_at_once(started: Callable):
     random.seed(5)
-    np.random.seed(5)  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002 - as programs do
     started()
 
     assert random.random() == random.Random(0).random()
-    assert np.random.random() == np.random.RandomState(0).random_sample()  # noqa: NPY002
+    assert np.random.random() == np.random.RandomState(0).random_sample()  # noqa: NPY002 - as programs do
     assert len(_finders()) == 1
     assert sys.meta_path[0] is _finders()[0]
 
@@ -149,9 +149,9 @@ def test_numpy_is_seeded_when_it_is_loaded_and_not_when_it_is_loaded_again(
     assert sys.meta_path[:2] == _finders()
     action = start._seeding("numpy.random")
     assert action is not None
-    np.random.seed(5)  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002 - as programs do
     action(loaded)
-    assert np.random.random() == np.random.RandomState(0).random_sample()  # noqa: NPY002
+    assert np.random.random() == np.random.RandomState(0).random_sample()  # noqa: NPY002 - as programs do
     assert start._seeding("random") is None
 
 
