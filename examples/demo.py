@@ -3,10 +3,10 @@
     python examples/demo.py
 
 Shows what `jax-dist lint` finds in `es_before_pmap.py`, what `jax_dist.explain` says of it and what
-`jax-dist migrate` makes of it. Then three programs learn the same, side by side, each in a process
-of its own: the old one, the migrated one, and `es_after.py`, which is written by hand. In the end
-there is a table and, in --out, a picture. Takes a minute or two on two CPU cores; the compilation
-cache is a fresh folder, so that all of them start cold.
+`jax-dist migrate` makes of it. Then three programs learn the same, each in a process of its own,
+and take turns step by step: the old one, the migrated one, and `es_after.py`, which is written by
+hand. In the end there is a table and, in --out, a picture. Takes about a minute on two CPU cores;
+the compilation cache is a fresh folder, so that all of them start cold.
 """
 
 import difflib
@@ -67,7 +67,7 @@ def show(console: Console, folder: pathlib.Path, out: pathlib.Path) -> dict[str,
             Run("migrated: jax_dist.pmap", str(migrated), "blue"),
             Run("by hand: shard_map", str(_AFTER), "green"),
         ]
-        console.rule("[bold]4  All three learn, side by side")
+        console.rule("[bold]4  All three learn, in turns")
         train(console, workers, runs)
         console.rule("[bold]5  The second start, with the compilation cache")
         start_again(console, workers, runs)
@@ -123,7 +123,7 @@ def show_migrate(console: Console, out: pathlib.Path) -> tuple[pathlib.Path, str
 
 
 def train(console: Console, workers: Workers, runs: list[Run]) -> None:
-    """At the same time, so that they meet the same moments of the machine."""
+    """In turns, so that they meet the same moments of the machine and none slows another."""
     generations = es_common.GENERATIONS.value
     columns = (
         TextColumn("{task.description:<25}"),

@@ -1,5 +1,6 @@
 """The processes of the demo: each trains with one program, and says how far it is."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -46,6 +47,7 @@ class Workers:
         self._folder = folder
         self._options = (f"--devices={devices}", f"--seed={seed}", f"--cache_folder={folder}/cache")
         self._processes: list[subprocess.Popen] = []
+        self._turn = threading.Lock()  # of one program at a time, so that all have the machine
 
     def __enter__(self) -> Self:
         return self
@@ -67,13 +69,15 @@ class Workers:
                 process.wait()
         for process in self._processes:
             process.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
 
     def ask(self, program: str, *options: str) -> dict[str, Any]:
         """The last thing that a process says."""
         return list(self._events(program, *options))[-1]
 
     def train(self, runs: list[Run], generations: int, follow: Follow) -> None:
-        """All runs at the same time."""
+        """All runs, step by step in turns."""
 
         def one(run: Run) -> None:
             facts = "--facts" if run.looked_into else "--nofacts"
@@ -88,7 +92,7 @@ class Workers:
         _all_at_once(one, runs)
 
     def start_again(self, runs: list[Run]) -> None:
-        """All runs at the same time, for three generations."""
+        """All runs, for three generations."""
 
         def one(run: Run) -> None:
             run.again = self.ask(run.program, "--generations=3", "--nofacts")
@@ -101,14 +105,24 @@ class Workers:
             sys.executable,
             str(_WORKER),
             program,
+            "--in_turns",
             *self._options,
             *options,
         ]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with complaints.open("w") as errors:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+            process = subprocess.Popen(command, **pipes, stderr=errors, text=True)
         self._processes.append(process)
-        for line in process.stdout:
-            yield json.loads(line)
+        with contextlib.ExitStack() as turn:
+            for line in process.stdout:
+                turn.close()  # it has done what it was ready for
+                event = json.loads(line)
+                if event["event"] == "ready":
+                    turn.enter_context(self._turn)
+                    with contextlib.suppress(BrokenPipeError):  # it failed, which is told below
+                        print(file=process.stdin, flush=True)
+                else:
+                    yield event
         if process.wait() != 0:
             raise RuntimeError(f"{' '.join(command)}\n{complaints.read_text()}")
 

@@ -19,7 +19,7 @@ def table_of(runs: Sequence[Run], explained: dict[str, Any] | None) -> Table:
       explained: what `explain` said of the old program, if it was asked.
     """
     table = Table(title="The same numbers", title_style="bold")
-    table.add_column("on one machine, at the same time")
+    table.add_column("on one machine, in turns")
     for run in runs:
         table.add_column(run.label.replace(": ", "\n"), justify="right", style=run.colour)
     rows: list[tuple[str, Callable[[Run], str]]] = [
@@ -41,13 +41,13 @@ def table_of(runs: Sequence[Run], explained: dict[str, Any] | None) -> Table:
 
 
 def draw(runs: Sequence[Run], path: pathlib.Path) -> None:
-    """Learning curves over wall time."""
+    """Learning curves over the time of each program's own steps."""
     from matplotlib.figure import Figure  # only here: the demo is to begin at once
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot(
-        title="The same learning, over wall time",
-        xlabel="seconds since the start of the training, compilation included",
+        title="The same learning, over time",
+        xlabel="seconds of its steps, compilation included",
         ylabel="mean return of the population (steps)",
     )
     for run in runs:

@@ -30,6 +30,9 @@ _CACHE_FOLDER = flags.DEFINE_string(
     str(pathlib.Path.home() / ".cache/jax_dist"),
     "Where compiled programs are kept.",
 )
+_IN_TURNS = flags.DEFINE_bool(
+    "in_turns", default=False, help="Say when ready for each step, and wait for a line."
+)
 _FACTS = flags.DEFINE_bool("facts", default=True, help="Also lower and compile it to look inside.")
 
 
@@ -45,6 +48,13 @@ def load(program: str) -> ModuleType:
 
 def say(event: str, **values: Any) -> None:
     print(json.dumps({"event": event, **values}), flush=True)
+
+
+def wait_for_turn() -> None:
+    """Other programs run meanwhile, and would make the next step slower."""
+    if _IN_TURNS.value:
+        say("ready")
+        sys.stdin.readline()
 
 
 class Compiles:
@@ -69,18 +79,21 @@ class Compiles:
 
 
 def train(program: ModuleType, generations: int, n_devices: int, seed: int) -> None:
-    compiles, start, ends = Compiles(), time.perf_counter(), []
+    wait_for_turn()
+    compiles, start, steps = Compiles(), time.perf_counter(), []
     start_cpu = time.process_time()
 
     def follow(generation: int, mean_return: float) -> None:
-        ends.append(time.perf_counter() - start)
-        say("generation", number=generation + 1, seconds=ends[-1], mean_return=mean_return)
+        nonlocal start
+        steps.append(time.perf_counter() - start)
+        say("generation", number=generation + 1, seconds=sum(steps), mean_return=mean_return)
+        wait_for_turn()
+        start = time.perf_counter()
 
     theta = program.train(seed, n_devices, generations, follow, es_common.Checkpoints())
-    steps = np.diff([0.0, *ends]).tolist()
     say(
         "trained",
-        seconds=ends[-1],
+        seconds=sum(steps),
         cpu=time.process_time() - start_cpu,  # seconds
         first_step=steps[0],
         second_step=steps[1],
@@ -94,6 +107,7 @@ def train(program: ModuleType, generations: int, n_devices: int, seed: int) -> N
 
 def facts(program: ModuleType, n_devices: int, seed: int) -> None:
     """Looks into the program; what was compiled before is in the cache."""
+    wait_for_turn()
     update, args = program.example_update(seed, n_devices)
     lowered = update.lower(*args)
     exchanged = es_common.exchanged(lowered.compile().as_text())

@@ -1,6 +1,7 @@
 """The demo shows its parts, measures what it says, and leaves no process behind."""
 
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -67,7 +68,7 @@ def test_the_front_page_has_the_rows_of_the_demo():
     run = measured("before: jax.pmap", "red", 1.0, 3640.0)
     (names, *_) = demo_report.table_of([run], None).columns
     page = (_ROOT / "README.md").read_text()
-    table = page[page.index("| on one machine, at the same time |") :].partition("\n\n")[0]
+    table = page[page.index("| on one machine, in turns |") :].partition("\n\n")[0]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
 
     assert rows == [*names.cells]
@@ -102,6 +103,39 @@ def test_a_process_that_fails_is_told_with_its_complaint(tmp_path, monkeypatch):
     complains = pytest.raises(RuntimeError, match="this program is broken")
     with Workers(tmp_path, devices=2, seed=0) as workers, complains:
         workers.ask(str(program))
+
+
+@pytest.mark.thorough
+def test_programs_take_turns_step_by_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
+    program = tmp_path / "program.py"
+    program.write_text(_TELLS_ITS_TIME.format(folder=str(tmp_path)))
+    runs = [Run(f"run {i}", str(program), "red", looked_into=False) for i in range(2)]
+
+    with Workers(tmp_path, devices=2, seed=0) as workers:
+        workers.train(runs, 5, lambda run, number, score: None)
+
+    times = [json.loads(path.read_text()) for path in tmp_path.glob("*.times")]
+    steps = sorted(step for each in times for step in each)
+    assert [len(each) for each in times] == [5, 5]
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(steps))
+    assert all(run.trained["seconds"] < 5 * 0.5 for run in runs)  # its own steps alone
+
+
+_TELLS_ITS_TIME = """
+import json, os, time
+
+def train(seed, n_devices, generations, follow, checkpoints):
+    times = []
+    for generation in range(generations):
+        begin = time.monotonic()
+        time.sleep(0.2)
+        times.append((begin, time.monotonic()))
+        follow(generation, 0.0)
+    with open(f"{folder}/{{os.getpid()}}.times", "w") as file:
+        json.dump(times, file)
+    return [0.0]
+"""
 
 
 @pytest.mark.parametrize(
