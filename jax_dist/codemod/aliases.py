@@ -8,15 +8,14 @@ import ast
 from typing import Any
 
 from jax_dist.checker.model import functions, pmaps, scopes
+from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod.flow_uses import KEEPING, Use
 from jax_dist.codemod.recorded_flow import FileFlow
 
+_ON_HOST = frozenset(("jax.device_get", "numpy.asarray", "numpy.array"))
 # What these give is no view of the array.
-_COPIES = frozenset(
-    ("jax.device_get", "numpy.asarray", "numpy.array", "copy.deepcopy")
-    + ("jax.numpy.array", "jax.numpy.copy")
-)
+_COPIES = _ON_HOST | {"copy.deepcopy", "jax.numpy.array", "jax.numpy.copy"}
 # No view of an argument: `reshape` and its like may give one.
 _MAKING = frozenset(
     ("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like")
@@ -54,6 +53,18 @@ def is_used_up(module: Module, first: ast.expr, depth: int = 0) -> bool:
                 return False
         node = around
     return False
+
+
+def is_read(module: Module, first: ast.expr) -> bool:
+    """Whether the host reads `x[0]` or `unreplicate(x)` at once, and nothing else does."""
+    around = module.parent(first)
+    if isinstance(around, ast.Attribute) and around.attr in ("item", "tolist"):
+        return module.call_of(around) is not None
+    if not isinstance(around, ast.Call) or first not in around.args:
+        return isinstance(around, ast.FormattedValue)
+    name = module.qualified_name(around.func)
+    is_builtin = module.builtin(around.func) is not None
+    return name in _ON_HOST or (is_builtin and last_name(around.func) in _COPYING_BUILTINS)
 
 
 def _is_used_up_by(module: Module, call: Any, called: Any, argument: Any, depth: int) -> bool:

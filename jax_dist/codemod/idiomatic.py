@@ -13,11 +13,12 @@ from typing import TypeAlias
 
 from jax_dist import _codes
 from jax_dist.checker.model import pmaps
+from jax_dist.checker.model.findings import Edit
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import aliases, flow_uses, named_calls
 from jax_dist.codemod.codegen import Namer, Style, Texts
-from jax_dist.codemod.flow_uses import Made
+from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.layouts import STATIC, Layout, Mapped, Part, Path, Plan, mapped_place
 from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import FileFlow
@@ -25,6 +26,8 @@ from jax_dist.codemod.results import Form, Left, PlannedPlace
 from jax_dist.codemod.shard_map import DirectPlan
 
 _CODE = _codes.FAKE_DEVICE_AXIS
+_FIRST = ".addressable_data(0)"  # what jax.pmap's `x[0]` reads, where copies may differ
+_GONE = "the value has no device axis any more"
 _PlaceAt: TypeAlias = tuple[ast.expr, PlannedPlace]
 
 
@@ -214,45 +217,54 @@ class _Writer:
         # What is donated, or of numpy and may be changed in place, must not have the memory of
         # something else; device_put shares it, whatever `may_alias` says (0.7.2 to 0.12.0.1).
         is_shared = any(map(self._plan.is_donated, beside)) or self._flow.has_numpy(made.of)
-        # As with pmap, all devices get what the first one has: that is what the host reads.
-        copy = "numpy.array" if self._plan.gives_back else "jax.numpy.copy"
         if is_shared:
-            return f"{before}{texts.named('jax.tree.map')}({texts.named(copy)}, ", f"){behind}"
-        if self._plan.gives_back:
-            return f"{before}{texts.named('jax.device_get')}(", f"){behind}"
+            copy = texts.named("jax.numpy.copy")
+            return f"{before}{texts.named('jax.tree.map')}({copy}, ", f"){behind}"
         return before, behind
 
     def _used(self, part: Part, group: str) -> Iterator[_PlaceAt]:
-        is_donated = self._plan.is_donated(part)
-        is_carried = any(slot.side == "in" for slot in part.component.slots)
         for use in part.uses:
             if use.way == "passes" or (use.way == "reduced" and part.layout is Layout.MERGED):
                 continue
             texts = self._texts(use.node)
             self._check_others(part, use.of)
-            if use.way == "row":
-                assert isinstance(use.node, ast.Subscript)
-                edit = flow_uses.without_first_index(self._module, use.node)
-                said = "the value has no device axis any more"
-                place = texts.place(_CODE, (edit,), group, said, Form.IDIOMATIC)
-                yield use.node, place
-                continue
-            start, end = texts.brackets(use.of)
-            said = "the value has no device axis any more"
-            if use.way == "forest":
+            if use.way in ("first", "row"):
+                yield self._taken(part, use, group)
+            elif use.way == "forest":
                 stack = texts.named("flax.training.common_utils.stack_forest")
                 start, end = f"{stack}({texts.named('jax.device_get')}(", "))"
-            elif use.way != "first":
-                start, end = f"{texts.helper('with_device_axis')}(", ")"
+                yield self._shell(texts, use.of, start, end, group, _GONE)
+            else:
                 said = "what is not followed still gets one slice for each device"
-            elif is_donated and not aliases.is_used_up(self._module, use.node):
-                copy = texts.named("jax.numpy.copy")
-                is_tree = not self._flow.is_array(use.of)
-                start = f"{texts.named('jax.tree.map')}({copy}, " if is_tree else f"{copy}("
-                end, said = ")", f"{said}; it is copied, for the value may be donated later"
-            elif is_carried and aliases.may_be_changed(self._flow, use):
-                start, end = f"{texts.named('jax.tree.map')}(lambda x: x, ", ")"
-            yield self._shell(texts, use.of, start, end, group, said)
+                start = f"{texts.helper('with_device_axis')}("
+                yield self._shell(texts, use.of, start, ")", group, said)
+
+    def _taken(self, part: Part, use: Use, group: str) -> _PlaceAt:
+        """`x[0]`: the value itself, a copy of it, or the copy of the first device."""
+        module, texts, of = self._module, self._texts(use.node), use.of
+        is_one = part.layout is Layout.SHARED and not aliases.is_read(module, use.node)
+        first = _FIRST if is_one and self._plan.may_differ(part) else ""
+        if use.way == "row":
+            assert isinstance(use.node, ast.Subscript)
+            edit = flow_uses.without_first_index(module, use.node)
+            end = module.span(use.node.value)[1]
+            edits = [Edit(end, end, first), edit] if first else [edit]
+            return use.node, texts.place(_CODE, edits, group, _GONE, Form.IDIOMATIC)
+        is_carried = any(slot.side == "in" for slot in part.component.slots)
+        said = _GONE
+        (start, end), change, copy = texts.brackets(of), "", ""
+        if self._plan.is_donated(part) and not aliases.is_used_up(module, use.node):
+            copy = change = texts.named("jax.numpy.copy")
+            said += "; it is copied, for the value may be donated later"
+        elif is_carried and aliases.may_be_changed(self._flow, use):
+            change = "lambda x: x"
+        if self._flow.is_array(of):
+            start, end = f"{copy}({start}" if copy else start, f"{end}{first}{')' * bool(copy)}"
+        elif first or change:
+            one = f"{copy}(x{first})" if copy else f"x{first}"
+            change = f"lambda x: {one}" if first else change
+            start, end = f"{texts.named('jax.tree.map')}({change}, ", ")"
+        return self._shell(texts, of, start, end, group, said)
 
     def _shell(
         self, texts: Texts, of: ast.expr, start: str, end: str, group: str, said: str

@@ -8,14 +8,13 @@ be the same on all devices, by the programs of all calls, where it is to be shar
 import ast
 import dataclasses
 import enum
-import functools
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import aliases, fixed_programs, flow_uses, imports, pmap_facts, site_parts
+from jax_dist.codemod import fixed_programs, flow_uses, imports, pmap_facts, site_parts
 from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.pmap_facts import PmapFacts
@@ -44,7 +43,6 @@ class Part:
     kept: str = ""  # why it is stacked
     made: list[Made] = dataclasses.field(default_factory=list)
     uses: list[Use] = dataclasses.field(default_factory=list)
-    comes_back: bool = False  # a copy of one device may come to all, and be another one there
 
     def keep(self, why: str) -> bool:
         """Keeps its axis; whether it had lost it."""
@@ -177,6 +175,7 @@ class Plan:
         self.facts, self._seen = facts, Seen(flow, facts)
         self._by_number = {each.record.number: each for each in mapped}
         self.parts: list[Part] = [Part(each) for each in flow.components]
+        self._choosing: dict[int, bool] = {}
         self._part_of = {slot: part for part in self.parts for slot in part.component.slots}
         for part in self.parts:
             self._begin(part)
@@ -225,9 +224,6 @@ class Plan:
         is_alike = all(map(_has_alike_rows, self._given(inputs)))
         unlike = self._unlike(part, Layout.SHARED) if is_alike else "its copies differ"
         if copies <= {True} and not unlike:
-            part.comes_back = self._may_come_back(part)
-            if part.comes_back and (taker := self._unmapped_arrays()):
-                raise Left(f"in another run, its copies may differ, and {taker} may be given one")
             return Layout.SHARED
         if copies == {True}:
             raise Left(unlike)
@@ -269,30 +265,17 @@ class Plan:
         slots = (slot for slot in part.component.slots if slot.side == "in")
         return any(slot.path[0] in self._by_number[slot.site].donated for slot in slots)
 
-    def _unmapped_arrays(self) -> str:
-        """A place that takes arrays which all devices share, by in_axes; "" if there is none."""
-        for each in self.mapped:
-            positions = each.shared - each.numbers
-            if any(any(self.flow.given(each.record, position)) for position in positions):
-                return self.flow.module.text(each.site.reference)
-        return ""
-
-    @functools.cached_property
-    def gives_back(self) -> bool:
-        """Whether a copy that is taken of one device may come back to all of them.
-
-        And may be another one on each device in another run: pmap sends it to all.
-        """
-        return any(part.layout is Layout.SHARED and part.comes_back for part in self.parts)
-
-    def _may_come_back(self, part: Part) -> bool:
-        module = self.flow.module
+    def may_differ(self, part: Part) -> bool:
+        """Whether its copies may be other ones on each device in another run."""
         sites = {slot.site for slot in part.component.slots if slot.side == "out"}
-        takes = ("first", "row")  # a forest is copied
-        taken = (use.node for use in part.uses if use.way in takes)
-        return not all(aliases.is_used_up(module, node) for node in taken) and any(
-            fixed_programs.may_differ(module, self._by_number[site].site.fun) for site in sites
-        )
+        return any(map(self._chooses, sites))
+
+    def _chooses(self, site: int) -> bool:
+        """Whether a mapped function may sum over the devices in one run, and not in another."""
+        known, module = self._choosing, self.flow.module
+        if site not in known:
+            known[site] = fixed_programs.may_differ(module, self._by_number[site].site.fun)
+        return known[site]
 
     def _given(self, slots: Sequence[Slot]) -> Iterator[Array]:
         for slot in slots:

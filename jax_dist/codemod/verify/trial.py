@@ -30,6 +30,7 @@ from jax_dist.codemod.verify.program_text import Marked, ProgramText
 from jax_dist.codemod.verify.sandbox import Workspace
 
 _LENIENT = frozenset(pmap_renames.REMOVED.values())  # of what puts values on devices
+_ONE = ".addressable_data("
 _STEADY = "without the migration, the command computes the same twice"
 _UNSTEADY = (
     "the command does not compute the same twice, even without the migration: with fixed seeds, "
@@ -112,6 +113,7 @@ class _MarkedFile:
     before: Marked
     texts: tuple[bytes, bytes]
     hosts: Mapping[int, _Place]  # by the number of a host edit
+    moving: frozenset[int]  # the numbers of those that take the copy of one device
 
 
 class _Plan:
@@ -155,7 +157,8 @@ class _Plan:
         sides = Marked(old, wanted, first, olds), Marked(new, (), 0, news)
         texts = zip((file.before, file.after), sides, strict=True)
         data = [sources.read(file.path, d).written(m.text.encode()) for d, m in texts]
-        return _MarkedFile(file.path, sides[0], (data[0], data[1]), at)
+        taking = frozenset(n for n, form in news.items() if _ONE in form.around(""))
+        return _MarkedFile(file.path, sides[0], (data[0], data[1]), at, taking)
 
 
 def key(place: PlaceResult) -> _Place:
@@ -246,7 +249,12 @@ class _Trial:
         command, files = self._stage.command, self._plan.after
         runs = comparison.judged(command, first, second, again, files=files)
         codes = {key(place): place.code for place in self._plan.places}
-        hosts = {str(n): codes[at] for each in self._plan.files for n, at in each.hosts.items()}
+        moving = {
+            str(n)
+            for each in self._plan.files
+            for n, at in each.hosts.items()
+            if codes[at] in _LENIENT or n in each.moving
+        }
         partners, others = (
             {} if run is None else {(e.process, e.function): e for e in run.record.hosts}
             for run in (second, again)
@@ -259,7 +267,7 @@ class _Trial:
                 values[id(one)] = calls.compare(
                     one,
                     partners.get(name),
-                    may_move=hosts[one.function] in _LENIENT,
+                    may_move=one.function in moving,
                     ignored=ignored,
                 )
         return runs, values
