@@ -96,8 +96,8 @@ def train(program: ModuleType, generations: int, n_devices: int, seed: int) -> N
         seconds=sum(steps),
         cpu=time.process_time() - start_cpu,  # seconds
         first_step=steps[0],
-        second_step=steps[1],
-        step=statistics.median(steps[2:]),
+        second_step=steps[:2][-1],
+        step=statistics.median(steps[2:] or steps[-1:]),
         compile=compiles.seconds,
         programs=compiles.updates,
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # as Linux has it

@@ -56,7 +56,7 @@ def is_used_up(module: Module, first: ast.expr, depth: int = 0) -> bool:
 
 
 def is_read(module: Module, first: ast.expr) -> bool:
-    """Whether the host reads `x[0]` or `unreplicate(x)` at once, and nothing else does."""
+    """Whether `x[0]` or `unreplicate(x)` is given to what reads it on the host."""
     around = module.parent(first)
     if isinstance(around, ast.Attribute) and around.attr in ("item", "tolist"):
         return module.call_of(around) is not None

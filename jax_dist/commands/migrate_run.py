@@ -308,7 +308,13 @@ class _Migrate:
             now[file.path] = self._written_one(file)
             if now[file.path].problem:
                 lost.add(os.path.abspath(file.path))
-        return [now[file.path] for file in files]
+        used = {each.helpers.path for each in now.values() if each.helpers is not None}
+        for file in files:
+            if file.is_new and now[file.path].changed and os.path.abspath(file.path) not in used:
+                os.remove(file.path)
+                self._say(f"removed {file.path}: no file that needs it could be written")
+                del now[file.path]
+        return [now[file.path] for file in files if file.path in now]
 
     def _written_one(self, file: FileMigration) -> FileMigration:
         if not file.changed:

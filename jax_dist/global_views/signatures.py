@@ -80,10 +80,10 @@ class Signatures:
             lines = ((given.paths[n], human_bytes(values[n].nbytes)) for n in sorted(apart - own))
             self._warn(
                 {path: f"{path}, {size}" for path, size in lines},
-                what="copies of leaves of the state differ, so that each device keeps its own",
+                what="copies of leaves of the state differ, and each device has its own so far",
                 why="which of them is right cannot be told",
                 do="Give place the other arguments of a call, too: then it is known which leaves "
-                "the step lets vary, and others are refused.",
+                "the step lets vary. Others are refused, here or by the first call.",
             )
         return jax.tree.unflatten(given.type.structure, values)
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+import jax
+
 from jax_dist import _compat
 from jax_dist._exceptions import told
 from jax_dist.multihost.channel import Message
@@ -310,7 +312,19 @@ def _at_exit(job: Job) -> None:
         logging.shutdown()
         say("")
         os._exit(code)
+    _wait_for_results()
     if not job.finish():
         # By `sys.exit`, perhaps, whose code only Python itself knows: so it goes on to its end.
         job.wait_until_known()
         _compat.leave_coordination()
+
+
+def _wait_for_results() -> None:
+    """Waits for what was dispatched and not read, as JAX's client does when it is destroyed.
+
+    There it would be for ever where another process does not take part, and nobody would hear of
+    it. Here the job sees a process that waits for others.
+    """
+    for array in jax.live_arrays() if _compat.backend_started() else ():
+        with contextlib.suppress(Exception):  # deleted, or its program failed: nobody has asked
+            array.block_until_ready()

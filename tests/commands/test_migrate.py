@@ -406,6 +406,19 @@ def test_a_module_that_cannot_be_written_keeps_its_files_as_they_are(folder: pat
     assert (folder / "a.py").read_text() == text
 
 
+def test_a_module_that_no_file_needs_any_more_is_not_left_behind(folder: pathlib.Path):
+    (folder / "a.py").write_text("import jax\n\nf = jax.pmap(abs)\n")
+    (folder / "a.py").chmod(0o444)
+
+    code, _, err = _run("--to", "jax", "--write", "--helpers", "own.py", "a.py")
+
+    assert code == 1
+    assert "removed own.py: no file that needs it could be written\n" in err
+    assert "a.py is left as it is: it may only be read" in err
+    assert err.endswith("0 files migrated: 0 places done, 0 left.\n")
+    assert [path.name for path in folder.iterdir()] == ["a.py"]
+
+
 def test_the_whole_contract_in_a_module_of_its_own(folder: pathlib.Path):
     (folder / "a.py").write_text("import jax\n\nf = jax.pmap(abs)\n")
 

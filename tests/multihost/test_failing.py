@@ -121,6 +121,19 @@ def test_an_early_exit_is_told_to_those_who_wait_and_keeps_its_exit_code():
 
 
 @pytest.mark.thorough
+def test_a_rank_whose_last_step_nobody_shares_is_named_though_it_reads_no_result():
+    # With several devices, the call comes back before the program has run.
+    ended = _run(1, "has a step more", environment={"JAX_NUM_CPU_DEVICES": "4"})
+
+    assert [each.code for each in ended] == [0, 1]
+    assert max(each.seconds for each in ended) < _SECONDS
+    for number, each in enumerate(ended):
+        assert "end of the program" in each.output
+        because = f"rank {number}: stopping because rank 0 has finished, and rank 1 still waits"
+        assert because in each.output
+
+
+@pytest.mark.thorough
 def test_a_rank_that_works_on_alone_is_no_failure():
     _check_fine(1, "slow end")
 
