@@ -20,7 +20,6 @@ from jobs import say
 
 from jax_dist import multihost
 
-
 _unread = []  # as a state at the end of a script
 
 
