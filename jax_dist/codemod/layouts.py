@@ -79,6 +79,8 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
         raise Left("what it maps cannot be seen there")
     if why := facts.unknown(site, but=STATIC):
         raise Left(why)
+    if asked := facts.reader_of_specs:
+        raise Left(f"{asked} decides by the spec of a sharding")
     record = flow.sites.get(site)
     if record is None:
         raise Left("no call of it alone was recorded")

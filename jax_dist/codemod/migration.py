@@ -322,6 +322,8 @@ class _File:
             self._check(module, site)
             if (direct := self._direct(module, site, facts)) is not None:
                 return direct
+            if self._options.to == "jax":
+                self._context.check_specs(module)
             if (kept := self._identity(module, site)) is not None:
                 raise kept
             if self._serves_what_stays(module, site):

@@ -101,6 +101,11 @@ class PmapFacts:
         pattern = re.compile(rb"class\s+\w+\s*\([^)]*\b" + name.encode() + rb"\b")
         return self._context.is_in_another(pattern, os.path.abspath(self._module.source.path))
 
+    @property
+    def reader_of_specs(self) -> str:
+        """A place of the program that decides by the spec of an array's sharding; or ""."""
+        return self._context.reader_of_specs(self._module)
+
     def slices(self, site: Site) -> int | None:
         """How many slices its calls have, if fewer than there are devices, and that is known."""
         return self._flow.slices(site) if self._flow else None

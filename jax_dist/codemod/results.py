@@ -271,25 +271,32 @@ class ProjectContext:
         return self.first(_TYPE)
 
     def check_observers(self, module: Module) -> None:
-        """Raises Left where the program tells functions or results of plain JAX from pmap's."""
+        """Raises Left where the package tells functions of plain JAX from those of pmap."""
         if self.asks_for_type(module):
             raise Left(
                 "the package knows functions of jax.pmap by their type, and the new one is another",
                 "Let it know the new function too.",
                 self.question_of_type,
             )
-        known = module.memo(ProjectContext.check_observers)
-        if _SPEC not in known:
-            own = _found([(module.source.path, module.source.code)], _SPEC)
-            place = next((place for _, place in own), "")
-            known[_SPEC] = place or self.first(_SPEC, [module.source.path])
-        if asked := known[_SPEC]:
+
+    def check_specs(self, module: Module) -> None:
+        """Raises Left where the program may tell results of plain JAX from those of pmap."""
+        if asked := self.reader_of_specs(module):
             raise Left(
                 "the program decides by the spec of an array's sharding: on one device that of "
                 "what jit(shard_map) gives is P(), and jax.pmap says P(axis)",
                 "Decide by the shape, then migrate again; or use --to jax_dist.",
                 asked,
             )
+
+    def reader_of_specs(self, module: Module) -> str:
+        """A place of the program that decides by the spec of an array's sharding; or ""."""
+        known = module.memo(ProjectContext.reader_of_specs)
+        if _SPEC not in known:
+            own = _found([(module.source.path, module.source.code)], _SPEC)
+            place = next((place for _, place in own), "")
+            known[_SPEC] = place or self.first(_SPEC, [module.source.path])
+        return known[_SPEC]
 
     def asks_for_type(self, module: Module) -> bool:
         """Whether `question_of_type` is in the module's package, and may meet its functions."""
@@ -387,7 +394,7 @@ _VALUE = re.compile(
     rb"pmap\s*(?:[]),}:]|==|!=|is\b|in\b|not\b|else\b|if\b|$)|(?:==|\bis|\bin)[^\n]*pmap"
 )
 _TYPE = re.compile(rb"\bPmapFunction\b")
-_SPEC = re.compile(rb"len\([^()\n]*\.sharding\.spec\)|\.sharding\.spec\s*(?:\[|==|!=)")
+_SPEC = re.compile(rb"len\([^\n]*\.sharding\.spec\)|\.sharding\.spec\s*(?:\[|==|!=)")
 
 
 def _found(

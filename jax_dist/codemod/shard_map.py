@@ -33,6 +33,7 @@ class DirectPlan:
     donated: str = ""
     devices: str = ""  # where they are given; "" for all
     names: tuple[str, ...] = ()  # of its last arguments, which its calls give by name
+    keeps_spec: bool = False  # on one device too, results have the spec that pmap's have
 
     @classmethod
     def of(
@@ -80,6 +81,9 @@ class DirectPlan:
         is_plain = is_default(in_axes) and is_default(out_axes)
         if names and not (is_default(in_axes) and site.form == "call"):
             raise Left("a call gives arguments by name")
+        keeps_spec = bool(facts.reader_of_specs)
+        if keeps_spec and not is_default(out_axes):
+            raise Left("its results have several specs, by which the program decides")
         of_all = "" if slices is None else f"{texts.named('jax.devices')}()[:{slices}]"
         return cls(
             site,
@@ -92,6 +96,7 @@ class DirectPlan:
             donated=written.get("donate_argnums", ""),
             devices=written.get("devices", of_all),
             names=names,
+            keeps_spec=keeps_spec,
         )
 
     def fix(self, group: str = "") -> Fix:
@@ -118,7 +123,7 @@ class DirectPlan:
             mapped = CallText(self._per_device, [mapped], self._axes)
         mapped = CallText(texts.named("jax.shard_map"), [mapped], self._specs())
         comments = texts.comments(whole, [site.fun, *site.arguments.values()])
-        value = CallText(texts.named("jax.jit"), [mapped], self._donation, comments)
+        value = CallText(texts.named("jax.jit"), [mapped], self._of_jit, comments)
         return Edit(*module.span(whole), texts.written(value, whole))
 
     def _decorator_edit(self) -> Edit:
@@ -129,7 +134,7 @@ class DirectPlan:
         partial = texts.named(next(own, None) or "functools.partial")
         bound = lambda name, keywords: CallText(partial, [name], keywords) if keywords else name
         lines = [
-            bound(texts.named("jax.jit"), self._donation),
+            bound(texts.named("jax.jit"), self._of_jit),
             bound(texts.named("jax.shard_map"), self._specs()),
         ]
         if not self.is_bare:
@@ -166,8 +171,12 @@ class DirectPlan:
         return [(name, text) for name, text in given if text]
 
     @property
-    def _donation(self) -> list[tuple[str, str]]:
-        return [("donate_argnums", self.donated)] if self.donated else []
+    def _of_jit(self) -> list[tuple[str, Value]]:
+        given: list[tuple[str, Value]] = []
+        if self.keeps_spec:
+            named = self.texts.named("jax.sharding.NamedSharding")
+            given.append(("out_shardings", CallText(named, [self.mesh, self.out_specs])))
+        return given + ([("donate_argnums", self.donated)] if self.donated else [])
 
 
 def _spec_text(axes: ast.expr | None, axis: str, spec: str, parameter: str) -> str:
