@@ -18,8 +18,9 @@ import jax
 from jax_dist import _compat
 from jax_dist._exceptions import told
 from jax_dist.multihost.channel import Message
-from jax_dist.multihost.job import Job
+from jax_dist.multihost.job import SAME_CALLS, Job
 from jax_dist.multihost.main_thread import (
+    BUSY,
     FAILED,
     STALLED,
     end_now,
@@ -32,6 +33,7 @@ from jax_dist.multihost.ranks import do
 _Item = TypeVar("_Item")
 
 _END = 4.0  # seconds that rank 0 may take to judge
+_LOOK = 0.1  # seconds between two looks at whether a process computes
 
 
 @dataclass(frozen=True)
@@ -264,10 +266,14 @@ stalls: Stalls | None = None
 _INTERRUPTED = 130  # the exit code of who is ended by Ctrl-C, as shells have it
 
 
-def install(job: Job) -> None:
+def install(job: Job, early_exit_timeout: Callable[[], float]) -> None:
     """Tells the job of exceptions that nobody catches, and of the end of this process.
 
     What was there before is called first: the hooks of a notebook or of a debugger stay in place.
+
+    Args:
+      job: the job.
+      early_exit_timeout: gives the seconds that a process may stand still, waiting in JAX.
     """
     before, before_in_threads = sys.excepthook, threading.excepthook
 
@@ -285,7 +291,7 @@ def install(job: Job) -> None:
 
     sys.excepthook, threading.excepthook = hook, hook_in_threads
     # Before the functions that were there: that of JAX would wait for processes that have failed.
-    atexit.register(_at_exit, job)
+    atexit.register(_at_exit, job, early_exit_timeout)
 
 
 def _fail(
@@ -304,7 +310,7 @@ def _fail(
     job.fail(said.what, said.traceback, code, in_main=in_main)
 
 
-def _at_exit(job: Job) -> None:
+def _at_exit(job: Job, early_exit_timeout: Callable[[], float]) -> None:
     if not job.is_here():
         return
     if job.has_failed:
@@ -312,19 +318,43 @@ def _at_exit(job: Job) -> None:
         logging.shutdown()
         say("")
         os._exit(code)
-    _wait_for_results()
+    has_results = _has_results(early_exit_timeout())
     if not job.finish():
         # By `sys.exit`, perhaps, whose code only Python itself knows: so it goes on to its end.
         job.wait_until_known()
         _compat.leave_coordination()
+    elif not has_results:
+        with contextlib.suppress(RuntimeError):  # not by jax.distributed, or left before
+            jax.distributed.shutdown()  # the others wait there
+        text = (
+            "all have finished, and a result of this one never comes: its last step was its alone"
+        )
+        end_now(f"rank {job.rank}: stopping because {text}.\n{SAME_CALLS}", FAILED)
+
+
+def _has_results(seconds: float) -> bool:
+    """Whether what was dispatched and not read is there: it may wait for others, in vain.
+
+    The destructor of JAX's client would wait for it for ever, where no code of Python runs any
+    more.
+
+    Args:
+      seconds: how long this process may stand still meanwhile.
+    """
+    waiter = threading.Thread(target=_wait_for_results, name="jax_dist results", daemon=True)
+    waiter.start()
+    since, cpu = time.monotonic(), time.process_time()
+    while waiter.is_alive():
+        waiter.join(_LOOK)
+        if time.process_time() - cpu > BUSY * _LOOK:  # it computes
+            since = time.monotonic()
+        elif time.monotonic() - since > seconds:
+            return False
+        cpu = time.process_time()
+    return True
 
 
 def _wait_for_results() -> None:
-    """Waits for what was dispatched and not read, as JAX's client does when it is destroyed.
-
-    There it would be for ever where another process does not take part, and nobody would hear of
-    it. Here the job sees a process that waits for others.
-    """
     for array in jax.live_arrays() if _compat.backend_started() else ():
         with contextlib.suppress(Exception):  # deleted, or its program failed: nobody has asked
             array.block_until_ready()

@@ -255,19 +255,20 @@ def initialize(
             "docs/processes.md shows how on each kind of cluster.",
         )
         warnings.warn(warning, stacklevel=2)
+    patience = lambda: early_exit_timeout or _default_early_exit()
     job = _job = Job(
         plan.rank,
         plan.processes,
         rendezvous.meet(plan),
         fail_fast=fail_fast,
-        early_exit_timeout=lambda: early_exit_timeout or _default_early_exit(),
+        early_exit_timeout=patience,
         heartbeat_timeout=heartbeat,
         shutdown_timeout=shutdown_timeout,
     )
     failures.stalls = failures.Stalls(job)
     job.start()  # before JAX joins them: a process that ends meanwhile is named immediately
     if fail_fast:
-        failures.install(job)
+        failures.install(job, patience)
     if found is not None:
         _join(found, plan, heartbeat=heartbeat, shutdown=shutdown_timeout)
     job.has_joined = True

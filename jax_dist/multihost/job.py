@@ -33,6 +33,10 @@ _DOUBT = 0.2  # seconds in which another process may turn out to have failed fir
 # killed process takes a while to close all that it had open.
 _LONG_DOUBT = 1.5
 _LOST_PEER = ("onnection closed", "onnection reset", "roken pipe", "ocket closed", "remote process")
+SAME_CALLS = (
+    "Every process has to make the same calls: look for batches that are shared out unevenly, or "
+    "for a way out that some processes take alone."
+)
 _OWN = 5.0  # seconds for the process that failed to end by itself, by its own atexit functions
 # Of JAX's heartbeat timeout, after which it ends all processes but the one that is stopped. The
 # last heartbeat may have come long before it was.
@@ -391,9 +395,7 @@ class Job:
         too = f" (so {do(others, 'has', 'have')})" if others else ""
         text = (
             f"rank {first} has finished{too}, and rank {rank} still waits in JAX, where it has "
-            f"not moved since.\nRank {rank} stands at:\n{stack}\n"
-            "Every process has to make the same calls: look for batches that are shared out "
-            "unevenly, or for a way out that some processes take alone."
+            f"not moved since.\nRank {rank} stands at:\n{stack}\n{SAME_CALLS}"
         )
         self.end_all(first, text, FAILED)
 

@@ -60,7 +60,7 @@ def say(text: str, *, stacks: bool = False) -> None:
 # --- where the main thread of this process stands, and whether it gets on
 
 
-_BUSY = 0.1  # of the time that goes by: who uses more of the CPUs computes
+BUSY = 0.1  # of the time that goes by: who uses more of the CPUs computes
 _SHORTEST = 0.05  # seconds between two looks at it; the look itself uses a CPU
 _LOOKS, _BETWEEN_LOOKS = 5, 0.02  # a number, and seconds
 _FUTEX_CALLS = ("202", "98")  # numbers of the system call on x86-64 and on arm64
@@ -137,7 +137,7 @@ class Stall:
         now, cpu = time.monotonic(), time.process_time()
         if now - self._last < _SHORTEST:
             return self._last - self._since
-        busy = cpu - self._cpu > _BUSY * (now - self._last)
+        busy = cpu - self._cpu > BUSY * (now - self._last)
         position = _position()
         moved = position != self._position
         self._last, self._cpu, self._position = now, cpu, position

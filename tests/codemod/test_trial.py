@@ -589,6 +589,22 @@ def test_only_what_puts_values_on_devices_may_put_them_elsewhere(
         assert _told(found) == [(2, Rung.REPLAYED), (3, expected)]
 
 
+@pytest.mark.parametrize(("which", "expected"), [(0, Rung.DIFFERENT), (1, Rung.SAME_IN_TWO_RUNS)])
+def test_the_copy_of_the_first_device_may_lie_there_alone(
+    staged: Staged, folder: pathlib.Path, which: int, expected: Rung
+):
+    one, moved = (_value(folder, 1.0, placed=where) for where in "ab")
+    places = staged.place(2, "u.first(x)"), staged.place(3, "u.first(w)")
+    after = "import u\ny = x\nz = w.addressable_data(0)\n"
+    values = [one, one]
+    values[which] = moved
+    runs = [_run(hosts=_hosts(staged, *v)) for v in ((one, one), values, (one, one))]
+
+    found = staged.verified([staged.file(*places, before=_HOST, after=after)], *runs)
+
+    assert dict(_told(found))[2 + which] is expected
+
+
 def test_host_edits_of_several_files_have_their_numbers(staged: Staged, folder: pathlib.Path):
     one, other = (_value(folder, number) for number in (1.0, 2.0))
     first_file = _host_file(staged)
