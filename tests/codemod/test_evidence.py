@@ -48,6 +48,17 @@ def test_which_places_ran(tmp_path: pathlib.Path):
     assert found.refused == ("/c", "/b", "/a")
 
 
+def test_processes_are_in_the_order_of_their_ranks(tmp_path: pathlib.Path):
+    """Which of them imports jax first may differ from run to run."""
+    ranks = (1, 0, None, 1)
+    calls = [_call(0, 0, **({} if rank is None else {"rank": rank})) for rank in ranks]
+    sites = [_site(0, "pmap", function=str(number)) for number in range(4)]
+    record = _read(tmp_path, *([site, call] for site, call in zip(sites, calls, strict=True)))
+
+    found = [(site.process, site.function) for site in record.sites]
+    assert found == [(0, "1"), (1, "2"), (2, "0"), (3, "3")]
+
+
 def test_what_was_mapped_is_told_from_what_was_not(tmp_path: pathlib.Path):
     record = _read(
         tmp_path,

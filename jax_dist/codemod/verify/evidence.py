@@ -64,7 +64,7 @@ class CallRecord:
 class SiteRecord:
     """A place where functions are mapped or jitted, and the calls of what was made there."""
 
-    process: int  # of the program, in the order in which they imported jax
+    process: int  # of the program, by rank, then in the order in which they imported jax
     file: str
     line: int
     within: tuple[str, ...]  # the functions that were running when it was made, innermost first
@@ -147,12 +147,11 @@ def _read_calls(folder: Path) -> RunRecord:
     sites: list[SiteRecord] = []
     problems: list[str] = []
     hosts: list[SiteRecord] = []
-    folders = sorted(folder.glob("process-*"), key=lambda path: int(path.name.partition("-")[2]))
-    for process, path in enumerate(folders):
+    for process, (path, events) in enumerate(_processes(folder)):
         known: dict[int, SiteRecord] = {}  # by number, and so in the order of making
         kinds: dict[int, str] = {}
         texts: dict[int | None, Mapping[str, Any]] = {}  # by number
-        for event in _events(path / "calls.jsonl"):
+        for event in events:
             number = event["site"]
             if event["event"] == "site":
                 kind = kinds[number] = event["kind"]
@@ -200,6 +199,17 @@ def _read_calls(folder: Path) -> RunRecord:
                     problems.append(f"{site.function}: {event['problem']}")
     found = [json.loads(path.read_text()) for path in folder.glob("process-*/flow.json")]
     return RunRecord(tuple(sites), tuple(problems), tuple(hosts), tuple(found))
+
+
+def _processes(folder: Path) -> list[tuple[Path, list[Any]]]:
+    """The folder of each process, and what is in it: in the same order in all runs.
+
+    Which rank of a job is the first to import jax may differ from run to run.
+    """
+    folders = sorted(folder.glob("process-*"), key=lambda path: int(path.name.partition("-")[2]))
+    found = [(path, [*_events(path / "calls.jsonl")]) for path in folders]
+    rank = lambda events: next((each["rank"] for each in events if "rank" in each), 0)
+    return sorted(found, key=lambda each: rank(each[1]))
 
 
 def _array(event: Mapping[str, Any], archive: Path) -> Array:
