@@ -329,6 +329,18 @@ def test_a_value_of_a_host_edit_is_a_call(made: Recording):
     assert event["paths"] == ["[0][0]"]  # a number of Python is a part of the program
 
 
+def test_a_call_tells_the_rank_and_a_host_edit_does_not_ask_for_it(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    """To ask for it starts JAX, and a host edit may run before the program joins its processes."""
+    monkeypatch.setattr(jax, "process_index", lambda: 3)
+    made.pmap(double)(ROWS)
+    made.recorder.host(1, lambda v: v[0], ROWS)
+
+    calls = [each for each in made.events if each["event"] == "call"]
+    assert [each.get("rank") for each in calls] == [3, None]
+
+
 def test_after_a_fork_nothing_is_written(made: Recording, monkeypatch: pytest.MonkeyPatch):
     mapped = made.pmap(double)
     mapped(ROWS)
