@@ -102,6 +102,11 @@ class PmapFacts:
         return self._context.is_in_another(pattern, os.path.abspath(self._module.source.path))
 
     @property
+    def free_axis(self) -> str:
+        """A name for the axis of a pmap that has none, by which the program knows no axis."""
+        return self._context.free_axis
+
+    @property
     def reader_of_specs(self) -> str:
         """A place of the program that decides by the spec of an array's sharding; or ""."""
         return self._context.reader_of_specs(self._module)

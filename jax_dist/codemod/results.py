@@ -1,6 +1,7 @@
 """What a place is judged with, its project, and what was done there, or why it was left."""
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import enum
@@ -9,6 +10,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from jax_dist import _codes
@@ -298,6 +300,21 @@ class ProjectContext:
             known[_SPEC] = place or self.first(_SPEC, [module.source.path])
         return known[_SPEC]
 
+    @functools.cached_property
+    def free_axis(self) -> str:
+        """A name for the axis of a pmap that has none, by which the program knows no axis.
+
+        `try: pmean(x, "devices")` would find it. Meshes of an earlier migration do not count.
+        """
+        held = dict(self.graph.files)
+        if not self.graph.roots:  # what a lone script imports lies beside it
+            for folder in {os.path.dirname(path) for path in held}:
+                for path in Path(folder).glob("*.py"):
+                    with contextlib.suppress(OSError):
+                        held.setdefault(str(path), path.read_bytes())
+        texts = (_MESH.sub(b"", each) for each in held.values() if b"devices" in each)
+        return "_devices" if any(map(_AXIS.search, texts)) else "devices"
+
     def asks_for_type(self, module: Module) -> bool:
         """Whether `question_of_type` is in the module's package, and may meet its functions."""
         if not self.question_of_type:
@@ -392,6 +409,10 @@ def meetings(module: Module) -> Iterator[tuple[int, bool]]:
 
 _VALUE = re.compile(
     rb"pmap\s*(?:[]),}:]|==|!=|is\b|in\b|not\b|else\b|if\b|$)|(?:==|\bis|\bin)[^\n]*pmap"
+)
+_AXIS = re.compile(rb"[\"']devices[\"']")
+_MESH = re.compile(
+    rb"\bMesh\([^\n]*?\([\"']devices[\"'],\)|\b(?:P|PartitionSpec)\([\"']devices[\"']\)"
 )
 _TYPE = re.compile(rb"\bPmapFunction\b")
 _SPEC = re.compile(rb"len\([^\n]*\.sharding\.spec\)|\.sharding\.spec\s*(?:\[|==|!=)")

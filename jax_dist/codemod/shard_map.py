@@ -76,7 +76,8 @@ class DirectPlan:
         written = {name: facts.text_of(site, name) for name in given}
         names, slices = facts.named_calls(site).names, facts.slices(site)
         in_axes, out_axes = given.get("in_axes"), given.get("out_axes")
-        axis = written.get("axis_name", f"{texts.style.quote}devices{texts.style.quote}")
+        own = f"{texts.style.quote}{facts.free_axis}{texts.style.quote}"
+        axis = written.get("axis_name", own)
         spec = texts.named("jax.sharding.PartitionSpec")
         is_plain = is_default(in_axes) and is_default(out_axes)
         if names and not (is_default(in_axes) and site.form == "call"):

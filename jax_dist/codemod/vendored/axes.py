@@ -48,7 +48,7 @@ def mapped(
     Map once: each result compiles by itself.  #: not again
     """
     name = getattr(fun, "__name__", "the function")
-    axis_name = "mapped" if axis_name is None else axis_name
+    axis_name = "_mapped" if axis_name is None else axis_name
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
     #: if static
     static = static_broadcasted_argnums

@@ -43,7 +43,7 @@ def mapped(
     Map a function once: each result compiles by itself.  #: not again
     """
     name = getattr(fun, "__name__", "the function")
-    axis = "mapped" if axis_name is None else axis_name
+    axis = "_mapped" if axis_name is None else axis_name
     #: if devices
     if devices is not None and not len(devices):
         raise ValueError("devices is empty; None stands for all of them")

@@ -61,7 +61,7 @@ def mapped(
     if devices is not None and not len(devices):
         raise ValueError("devices is empty; None stands for all of them")
     options = _Options(
-        "mapped" if axis_name is None else axis_name,
+        "_mapped" if axis_name is None else axis_name,
         _axes(tuple(in_axes) if isinstance(in_axes, list) else in_axes),
         _axes(out_axes),
         _positions(static_broadcasted_argnums),
