@@ -3,6 +3,7 @@
 import pathlib
 import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -40,10 +41,11 @@ def result():
 
 
 def _result(folder: pathlib.Path) -> np.ndarray:
-    for name in ("axes", "_mapped"):
-        sys.modules.pop(name, None)
     names: dict[str, Any] = {}
-    exec((folder / "asks.py").read_text(), names)
+    with mock.patch.dict(sys.modules):  # those of this folder
+        for name in ("axes", "_mapped"):
+            sys.modules.pop(name, None)
+        exec((folder / "asks.py").read_text(), names)
     return np.asarray(names["result"]())
 
 
