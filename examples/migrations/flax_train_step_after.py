@@ -95,7 +95,7 @@ def train_and_evaluate(steps=40, learning_rate=0.02):
     accuracy = []
     for batch in batches(seed=1, steps=4):
         metrics = p_eval_step(state.params, batch)
-        accuracy.append(metrics["accuracy"])
+        accuracy.append(jax.tree.map(lambda x: x.addressable_data(0), metrics)["accuracy"])
     params = jax.device_get(state.params)
     return history, np.mean(accuracy), params
 

@@ -56,11 +56,15 @@ def is_used_up(module: Module, first: ast.expr, depth: int = 0) -> bool:
 
 
 def is_read(module: Module, first: ast.expr) -> bool:
-    """Whether `x[0]` or `unreplicate(x)` is given to what reads it on the host."""
-    around = module.parent(first)
-    if isinstance(around, ast.Attribute) and around.attr in ("item", "tolist"):
-        return module.call_of(around) is not None
-    if not isinstance(around, ast.Call) or first not in around.args:
+    """Whether `x[0]` or a part of it is given to what reads it on the host."""
+    node, around = first, module.parent(first)
+    while isinstance(around, ast.Attribute | ast.Subscript) and around.value is node:
+        if isinstance(around, ast.Attribute) and around.attr in ("item", "tolist"):
+            return module.call_of(around) is not None
+        if isinstance(around, ast.Subscript) and not isinstance(around.slice, ast.Constant):
+            return False  # an array as index may lie on all devices
+        node, around = around, module.parent(around)
+    if not isinstance(around, ast.Call) or node not in around.args:
         return isinstance(around, ast.FormattedValue)
     name = module.qualified_name(around.func)
     is_builtin = module.builtin(around.func) is not None

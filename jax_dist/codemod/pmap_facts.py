@@ -101,10 +101,10 @@ class PmapFacts:
         pattern = re.compile(rb"class\s+\w+\s*\([^)]*\b" + name.encode() + rb"\b")
         return self._context.is_in_another(pattern, os.path.abspath(self._module.source.path))
 
-    @property
+    @functools.cached_property
     def free_axis(self) -> str:
         """A name for the axis of a pmap that has none, by which the program knows no axis."""
-        return self._context.free_axis
+        return self._context.free_axis(self._module)
 
     @property
     def reader_of_specs(self) -> str:

@@ -300,19 +300,18 @@ class ProjectContext:
             known[_SPEC] = place or self.first(_SPEC, [module.source.path])
         return known[_SPEC]
 
-    @functools.cached_property
-    def free_axis(self) -> str:
-        """A name for the axis of a pmap that has none, by which the program knows no axis.
+    def free_axis(self, module: Module) -> str:
+        """A name for the axis of a pmap that has none, by which its program knows no axis.
 
         `try: pmean(x, "devices")` would find it. Meshes of an earlier migration do not count.
         """
-        held = dict(self.graph.files)
+        own, held = os.path.abspath(module.source.path), self.graph.files
+        near = [data for path, data in held.items() if self.graph.are_connected(path, own)]
         if not self.graph.roots:  # what a lone script imports lies beside it
-            for folder in {os.path.dirname(path) for path in held}:
-                for path in Path(folder).glob("*.py"):
-                    with contextlib.suppress(OSError):
-                        held.setdefault(str(path), path.read_bytes())
-        texts = (_MESH.sub(b"", each) for each in held.values() if b"devices" in each)
+            for path in Path(own).parent.glob("*.py"):
+                with contextlib.suppress(OSError):
+                    near.append(path.read_bytes())
+        texts = (_MESH.sub(b"", each) for each in near if b"devices" in each)
         return "_devices" if any(map(_AXIS.search, texts)) else "devices"
 
     def asks_for_type(self, module: Module) -> bool:
