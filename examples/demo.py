@@ -5,7 +5,7 @@
 Shows what `jax-dist lint` finds in `es_before_pmap.py`, what `jax_dist.explain` says of it and what
 `jax-dist migrate` makes of it. Then three programs learn the same, each in a process of its own,
 and take turns step by step: the old one, the migrated one, and `es_after.py`, which is written by
-hand. In the end there is a table and, in --out, a picture. Takes about a minute on two CPU cores;
+hand. In the end there is a table and, in --out, a picture. Takes half a minute on two CPU cores;
 the compilation cache is a fresh folder, so that all of them start cold.
 """
 

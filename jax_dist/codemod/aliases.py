@@ -8,7 +8,6 @@ import ast
 from typing import Any
 
 from jax_dist.checker.model import functions, pmaps, scopes
-from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod.flow_uses import KEEPING, Use
 from jax_dist.codemod.recorded_flow import FileFlow
@@ -32,11 +31,8 @@ def is_used_up(module: Module, first: ast.expr, depth: int = 0) -> bool:
     for around in module.ancestors(first):
         match around:
             case ast.Call(func=function) if node is not function:
-                name = module.qualified_name(function)
-                if name in _COPIES:
-                    return True
-                is_builtin = isinstance(function, ast.Name) and function.id in _COPYING_BUILTINS
-                if is_builtin and name is None:
+                is_builtin = module.builtin(function) in _COPYING_BUILTINS
+                if is_builtin or module.qualified_name(function) in _COPIES:
                     return True
                 called = pmaps.definition(module, function)
                 if called is not None:
@@ -66,9 +62,8 @@ def is_read(module: Module, first: ast.expr) -> bool:
         node, around = around, module.parent(around)
     if not isinstance(around, ast.Call) or node not in around.args:
         return isinstance(around, ast.FormattedValue)
-    name = module.qualified_name(around.func)
-    is_builtin = module.builtin(around.func) is not None
-    return name in _ON_HOST or (is_builtin and last_name(around.func) in _COPYING_BUILTINS)
+    is_builtin = module.builtin(around.func) in _COPYING_BUILTINS
+    return is_builtin or module.qualified_name(around.func) in _ON_HOST
 
 
 def _is_used_up_by(module: Module, call: Any, called: Any, argument: Any, depth: int) -> bool:

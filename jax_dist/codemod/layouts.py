@@ -177,7 +177,6 @@ class Plan:
         self.facts, self._seen = facts, Seen(flow, facts)
         self._by_number = {each.record.number: each for each in mapped}
         self.parts: list[Part] = [Part(each) for each in flow.components]
-        self._choosing: dict[int, bool] = {}
         self._part_of = {slot: part for part in self.parts for slot in part.component.slots}
         for part in self.parts:
             self._begin(part)
@@ -274,10 +273,11 @@ class Plan:
 
     def _chooses(self, site: int) -> bool:
         """Whether a mapped function may sum over the devices in one run, and not in another."""
-        known, module = self._choosing, self.flow.module
-        if site not in known:
-            known[site] = fixed_programs.may_differ(module, self._by_number[site].site.fun)
-        return known[site]
+        module, function = self.flow.module, self._by_number[site].site.fun
+        known = module.memo(fixed_programs.may_differ)
+        if function not in known:
+            known[function] = fixed_programs.may_differ(module, function)
+        return known[function]
 
     def _given(self, slots: Sequence[Slot]) -> Iterator[Array]:
         for slot in slots:

@@ -305,14 +305,18 @@ class ProjectContext:
 
         `try: pmean(x, "devices")` would find it. Meshes of an earlier migration do not count.
         """
-        own, held = os.path.abspath(module.source.path), self.graph.files
-        near = [data for path, data in held.items() if self.graph.are_connected(path, own)]
+        own = os.path.abspath(module.source.path)
+        is_said = any(self.graph.are_connected(path, own) for path in self._naming_axis)
         if not self.graph.roots:  # what a lone script imports lies beside it
             for path in Path(own).parent.glob("*.py"):
                 with contextlib.suppress(OSError):
-                    near.append(path.read_bytes())
-        texts = (_MESH.sub(b"", each) for each in near if b"devices" in each)
-        return "_devices" if any(map(_AXIS.search, texts)) else "devices"
+                    is_said |= _names_axis(path.read_bytes())
+        return "_devices" if is_said else "devices"
+
+    @functools.cached_property
+    def _naming_axis(self) -> list[str]:
+        """The files that may know an axis by the name of ours."""
+        return [path for path, data in self.graph.files.items() if _names_axis(data)]
 
     def asks_for_type(self, module: Module) -> bool:
         """Whether `question_of_type` is in the module's package, and may meet its functions."""
@@ -415,6 +419,10 @@ _MESH = re.compile(
 )
 _TYPE = re.compile(rb"\bPmapFunction\b")
 _SPEC = re.compile(rb"len\([^\n]*\.sharding\.spec\)|\.sharding\.spec\s*(?:\[|==|!=)")
+
+
+def _names_axis(text: bytes) -> bool:
+    return b"devices" in text and _AXIS.search(_MESH.sub(b"", text)) is not None
 
 
 def _found(

@@ -305,9 +305,9 @@ class CallRecorder:
     ) -> dict[str, Any]:
         """What else is to be known of a call that returned."""
         found: dict[str, Any] = {"text": self._text(site, target, arguments)}
-        if site.kind != "host":  # which JAX may not have been started for
-            found["rank"] = jax.process_index()
         try:
+            if site.kind != "host":  # which JAX may not have been started for
+                found["rank"] = jax.process_index()
             found["structure"] = arrays.structure(result, given)
             flat = enumerate(jax.tree.leaves(given))
             used = [i for i, e in flat if isinstance(e, jax.Array) and e.is_deleted()]
