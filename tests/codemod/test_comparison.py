@@ -112,6 +112,11 @@ def test_every_device_holding_everything(kept):
     assert _problems(kept([[1.0], [1.0]]), kept([1.0], parts=1)) == ()  # one copy is enough
 
 
+def test_where_nothing_is_held_nothing_is_cut(kept):
+    """XLA lays an array without elements on its devices as it likes."""
+    assert _problems(kept([[]] * 8), kept([[]] * 8, parts=1)) == ()
+
+
 def test_another_dtype(kept):
     assert _problems(kept([1.0]), kept([1.0], "float64")) == (
         "call 1, result: float32 before, float64 after",

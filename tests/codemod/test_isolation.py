@@ -1,5 +1,6 @@
 """What a program does to files while it is verified does not last, wherever they lie."""
 
+import contextlib
 import os
 import pathlib
 import sys
@@ -166,6 +167,29 @@ def test_a_folder_that_holds_files_is_no_scratch(project: pathlib.Path, tmp_path
         _verified(project, "pass\n", scratch=[outside])
 
     assert len(_tree(tmp_path / "outside")) == 3
+
+
+def test_a_folder_of_the_project_is_no_scratch(project: pathlib.Path):
+    with pytest.raises(MisuseError, match=r"/project/new: it lies in the project"):
+        _verified(project, "pass\n", scratch=["new"])
+
+    assert not (project / "new").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process was started for")
+def test_what_a_program_starts_in_a_session_of_its_own_ends_too(project: pathlib.Path, way: str):
+    child = f"import time; time.sleep(600) # {project}"
+    _verified(
+        project,
+        "import subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n",
+    )
+
+    left = []
+    for each in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            left += [line for line in [each.read_bytes()] if child.encode() in line]
+    assert left == []
 
 
 def test_a_mount_point_may_have_any_name(tmp_path: pathlib.Path):

@@ -169,7 +169,8 @@ class _Found:
         """How a result lies elsewhere: in the same form, all must be at its place."""
         if after.devices < before.devices or (self.same_form and after.devices != before.devices):
             return f"on {before.devices} devices before, on {after.devices} after"
-        if how not in (None, "one of equal copies") and after.parts < before.parts:
+        cut = how not in (None, "one of equal copies") and 0 not in before.shape
+        if cut and after.parts < before.parts:
             return f"cut into {before.parts} parts before, and into {after.parts} after"
         turned = self.same_form and how == "as is" and after.placed != before.placed
         return "other slices on the devices, or another order of them" if turned else ""

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -61,6 +62,11 @@ def stage(
     for each in free:
         if each.exists() and not (each.is_dir() and not os.listdir(each)):
             raise MisuseError(f"--scratch {each}: it must be a new folder or an empty one")
+        if any(each.is_relative_to(root) for root in folders):
+            raise MisuseError(
+                f"--scratch {each}: it lies in the project, which each run may write to as it is; "
+                "name a folder outside, or leave the option out"
+            )
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -158,7 +164,10 @@ class Workspace:
         }
         with workplace.emptied(self._scratch if writable else ()):
             command = box.command(self.command, writable)
-            code = run_to_end(command, environment, output, self._timeout)
+            try:
+                code = run_to_end(command, environment, output, self._timeout)
+            finally:
+                _end_others(str(records))
         return evidence.read(code, output.read_text(errors="replace"), records)
 
 
@@ -181,6 +190,15 @@ def _with_helper_recorded(data: bytes) -> bytes:
         return data
     end, lines = helpers[-1].end_lineno, data.splitlines(keepends=True)
     return b"".join([*lines[:end], _RECORD_HELPER.encode(), *lines[end:]])
+
+
+def _end_others(records: str) -> None:
+    """Ends what a run has started in sessions of their own; its environment names the records."""
+    own = os.fsencode(records)
+    for folder in Path("/proc").glob("[0-9]*"):  # nothing there on other systems
+        with contextlib.suppress(OSError):  # another user's, or it has just ended
+            if own in (folder / "environ").read_bytes():
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _environment(devices: int) -> dict[str, Any]:
