@@ -22,6 +22,8 @@ import test_idiomatic_refused as small
 from jax_dist._compat import CAN_REWRITE
 from jax_dist.codemod.results import FileMigration
 
+pytestmark = pytest.mark.rewriting
+
 _FOLDER = pathlib.Path(__file__).parent / "idiomatic_programs"
 _MARK = "# --- becomes\n"
 

@@ -14,6 +14,8 @@ from jax_dist.codemod.verify.ledger import Ledger, Rung
 from jax_dist.codemod.verify.trial import verified
 from jax_dist.commands.cli import main
 
+pytestmark = pytest.mark.rewriting
+
 _PROVED = Rung.SAME_PROGRAM if CAN_REWRITE else Rung.REPLAYED
 
 

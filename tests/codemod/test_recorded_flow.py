@@ -14,7 +14,10 @@ from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration
 from jax_dist.codemod.recorded_flow import FileFlow, WatchedFiles
 
-pytestmark = pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
+pytestmark = [
+    pytest.mark.rewriting,
+    pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program"),
+]
 
 _PROGRAM = """\
 import functools

@@ -9,6 +9,8 @@ from verified_programs import recorded
 
 from jax_dist.codemod.verify.evidence import Run, SiteRecord
 
+pytestmark = pytest.mark.rewriting
+
 # Asserts within itself that mapped functions behave as ever.
 _HABITS = """\
 import functools

@@ -24,7 +24,10 @@ from jax_dist.codemod.verify.comparison import pairs
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.recording import programs
 
-pytestmark = pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program")
+pytestmark = [
+    pytest.mark.rewriting,
+    pytest.mark.skipif(not CAN_REWRITE, reason="jax.pmap was another program"),
+]
 
 ROWS, WHOLE = PartitionSpec("i"), PartitionSpec()
 COPIES, MERGED, AS_IS = "one of equal copies", "device axis merged", "as is"

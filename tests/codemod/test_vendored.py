@@ -34,6 +34,8 @@ from jax_dist.codemod.vendored.beside import (
 from jax_dist.codemod.vendored.mapped import mapped
 from jax_dist.testing import run_processes
 
+pytestmark = pytest.mark.rewriting
+
 _FOLDER = pathlib.Path(module.__file__).parent
 _IS_OLD = jax.__version_info__ < (0, 8)  # not promised there: see docs/migrating.md
 _IS_EARLY = not _IS_OLD and jax.__version_info__ < (0, 10)
