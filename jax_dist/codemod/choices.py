@@ -33,6 +33,61 @@ def check(flow: FileFlow, node: ast.expr, serials: set[int]) -> None:
         raise Left(f"in another run, {text} of line {node.lineno} may be another value")
 
 
+# What these give of a container depends on the run, but for the entry of a name that is written.
+_TAKING = frozenset(("get", "pop", "popitem", "popleft", "setdefault", "items", "values"))
+
+
+def check_elements(flow: FileFlow, node: ast.expr, serials: set[int]) -> None:
+    """Raises Left where parts of a container are taken as the run says, and no array was in them.
+
+    In another run one may be: `metrics[name]`, `for name, value in metrics.items()`.
+    """
+    module, around = flow.module, flow.module.parent(node)
+    if flow.is_array(node):
+        return
+    taken: ast.expr | None = None
+    match around:
+        case ast.Subscript(value=value, slice=index, ctx=ast.Load()) if value is node:
+            taken = None if _is_written(index) else around
+        case ast.Attribute(attr=name) if name in _TAKING:
+            call = module.call_of(around)
+            taken = None if call is None or any(map(_is_written, call.args[:1])) else call
+        case ast.For() | ast.comprehension() if around.iter is node and not flow.is_mapping(node):
+            _check_targets(flow, around, serials)
+    if taken is not None and serials.isdisjoint(flow.serials(taken)):
+        text = " ".join(module.text(taken).split())
+        raise Left(f"in another run, {text} of line {taken.lineno} may be it")
+
+
+def _check_targets(flow: FileFlow, loop: ast.For | ast.comprehension, serials: set[int]) -> None:
+    """Raises Left where a name of a loop held none of the arrays that are in what it goes through.
+
+    In a tuple, such as that of a name and a value, one of them may be what always holds them.
+    """
+    module = flow.module
+    whole = loop if isinstance(loop, ast.For) else module.parent(loop)
+    unlike: ast.expr | None = None
+    for target in ast.walk(loop.target):
+        found = module.scope(target).lookup(target.id) if isinstance(target, ast.Name) else None
+        if found is None or not isinstance(target, ast.Name):
+            continue
+        reads = [e for e in module.reads(found[0], target.id) if whole in module.ancestors(e)]
+        others = [each for each in reads if serials.isdisjoint(flow.serials(each))]
+        if reads and not others:
+            return
+        unlike = next(iter(others), unlike)
+        if len(others) < len(reads):
+            break
+    if unlike is not None:
+        text = module.text(unlike)
+        raise Left(f"in another run, {text} of line {unlike.lineno} may be it")
+
+
+def _is_written(index: ast.expr) -> bool:
+    """Whether an index or a name is the same in each run, by the text."""
+    return not any(isinstance(e, ast.Name | ast.Attribute | ast.Call) for e in ast.walk(index))
+
+
 def _is_chosen(flow: FileFlow, node: ast.expr, serials: set[int]) -> bool:
     """Whether an expression hands on some of the arrays, and not others that are in it.
 

@@ -180,6 +180,7 @@ KEEPING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "
 _OF_TREES = frozenset(
     ("copy", "get", "items", "keys", "pop", "replace", "values", "_asdict", "_replace")
 )
+_LEAVING = frozenset(("filter", "filterfalse", "takewhile", "dropwhile"))
 _DISPLAYS = (ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.keyword)
 _PASSING = (
     *(ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return, ast.Yield, ast.Expr, ast.Lambda),
@@ -262,7 +263,8 @@ def _of_argument(flow: FileFlow, call: ast.Call, node: ast.expr) -> Use:
     root, _, last = name.rpartition(".")
     if is_only and root in ("numpy", "jax.numpy") and last in _REDUCING and flow.is_array(node):
         return Use("reduced", node, node)
-    if any(serials <= _read_inside(flow, each) for each in _called(module, call)):
+    is_chosen = last_name(call.func) in _LEAVING  # what it gives was not seen
+    if not is_chosen and any(serials <= _read_inside(flow, e) for e in _called(module, call)):
         return Use("passes", node, node)
     to = " ".join(module.text(call.func).split())
     return Use("needs axis", node, node, f"line {call.lineno} gives it to {to}")

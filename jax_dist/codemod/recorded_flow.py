@@ -20,9 +20,7 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod.verify import slices
 from jax_dist.codemod.verify.equivalence import NotProvedError
 from jax_dist.codemod.verify.evidence import Array, RunRecord, SiteRecord
-from jax_dist.codemod.verify.recording.flow import NAME
-
-_WATCHED = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.IfExp, ast.ListComp)
+from jax_dist.codemod.watched_text import watched_code, watched_nodes
 
 
 class Slot(NamedTuple):
@@ -31,78 +29,6 @@ class Slot(NamedTuple):
     site: int  # the number of the place that maps it
     side: str  # "in", "out"; "word" for an argument that is given by name
     path: tuple[Any, ...]  # (position,); or through tuples of results
-
-
-def watched_nodes(module: Module) -> list[ast.expr]:
-    """The expressions of a file that are watched, in the order of their numbers."""
-    found: list[ast.expr] = []
-
-    def walk(node: ast.AST) -> None:
-        for name, value in ast.iter_fields(node):
-            if name in _unwatched(node):
-                continue
-            for each in value if isinstance(value, list) else (value,):
-                if isinstance(each, ast.JoinedStr) and not _shows_parts(module, each):
-                    continue
-                if isinstance(each, ast.AST):
-                    if isinstance(each, _WATCHED) and _is_watched(name, each):
-                        found.append(each)
-                    walk(each)
-
-    walk(module.tree)
-    return found
-
-
-def _shows_parts(module: Module, text: ast.JoinedStr) -> bool:
-    """Whether the parts of an f-string are where Python says: before 3.12, not always.
-
-    And `f"{x=}"` shows its own text.
-    """
-    before: ast.expr | None = None
-    for part in text.values:
-        if isinstance(part, ast.FormattedValue):
-            if isinstance(before, ast.Constant) and str(before.value).rstrip().endswith("="):
-                return False
-            try:
-                written = ast.parse(f"({module.text(part.value)})", mode="eval").body
-            except (SyntaxError, ValueError):
-                return False
-            if ast.dump(written) != ast.dump(part.value):
-                return False
-        before = part
-    return True
-
-
-def _unwatched(node: ast.AST) -> tuple[str, ...]:
-    """The fields that hold no values of the run."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return ("decorator_list", "returns", "args", "bases", "keywords", "type_params")
-    if isinstance(node, ast.Lambda):
-        return ("args",)
-    return ("annotation", "pattern")
-
-
-def _is_watched(name: str, node: ast.expr) -> bool:
-    is_name_of_function = name == "func" and isinstance(node, ast.Name | ast.Attribute)
-    return isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and not is_name_of_function
-
-
-def _watched_code(module: Module, first: int) -> bytes:
-    """The code of a file, with its lines where they are, in which expressions tell their values."""
-    opened: dict[int, list[int]] = collections.defaultdict(list)  # by offset: numbers, outer first
-    closed: collections.Counter[int] = collections.Counter()
-    for number, node in enumerate(
-        watched_nodes(module), first
-    ):  # outer ones come before inner ones
-        start, end = module.span(node)
-        opened[start].append(number)
-        closed[end] += 1
-    code, pieces, at = module.source.code, [], 0
-    for offset in sorted({*opened, *closed}):
-        pieces += [code[at:offset], b")" * closed[offset]]
-        pieces += [f"{NAME}({number}, ".encode() for number in opened[offset]]
-        at = offset
-    return b"".join((*pieces, code[at:]))
 
 
 class WatchedFiles:
@@ -120,7 +46,7 @@ class WatchedFiles:
         for module in modules:
             path = module.source.path
             self._first[path], self._code[path] = number, module.source.code
-            self.texts[Path(path)] = module.source.written(_watched_code(module, number))
+            self.texts[Path(path)] = module.source.written(watched_code(module, number))
             number += len(watched_nodes(module))
 
     def flow(self, record: RunRecord, devices: int) -> "RecordedFlow":
@@ -199,8 +125,15 @@ class FileFlow:
 
     def is_array(self, node: ast.AST) -> bool:
         """Whether it always was one of these arrays, and no tree of them."""
-        seen = self._seen.get(self._numbers.get(node, -1), {})
-        return bool(seen) and not any(seen.values())
+        where = self._where(node)
+        return bool(where) and not any(where)
+
+    def is_mapping(self, node: ast.AST) -> bool:
+        """Whether it was a dictionary, whose entries have names."""
+        return any(where.startswith("['") for where in self._where(node))
+
+    def _where(self, node: ast.AST) -> list[str]:
+        return [*self._seen.get(self._numbers.get(node, -1), {}).values()]
 
     def has_others(self, node: ast.AST) -> bool:
         """Whether it held other arrays too."""
@@ -212,25 +145,29 @@ class FileFlow:
 
     def has_numbers(self, node: ast.AST) -> bool:
         """Whether it held numbers of Python in a tree; of what is not watched, it may."""
+        return self._has("numbers", node)
+
+    def has_numpy(self, node: ast.AST) -> bool:
+        """Whether it held arrays of numpy; of what is not watched, it may."""
+        return self._has("numpy", node)
+
+    def _has(self, what: str, node: ast.AST) -> bool:
         if isinstance(node, ast.Dict | ast.Tuple | ast.List):
             parts = node.values if isinstance(node, ast.Dict) else node.elts
-            return any(map(self.has_numbers, parts))
-        return self._told(node).get("numbers", True)
+            return any(self._has(what, each) for each in parts)
+        return self._told(node).get(what, True)
 
     def has_arrays(self, node: ast.AST) -> bool:
         """Whether it held any, of mapped functions or not."""
         return self.has_others(node) or bool(self.serials(node))
 
-    def has_numpy(self, node: ast.AST) -> bool:
-        """Whether it held arrays of numpy; of what is not watched, it may."""
-        if isinstance(node, ast.Dict | ast.Tuple | ast.List):
-            parts = node.values if isinstance(node, ast.Dict) else node.elts
-            return any(map(self.has_numpy, parts))
-        return self._told(node).get("numpy", True)
-
     def is_on_host(self, node: ast.AST) -> bool:
         """Whether all arrays that it held were of numpy."""
         return self._told(node).get("host", False)
+
+    def is_callable(self, node: ast.AST) -> bool:
+        """Whether it was a function or the like; what never ran may be."""
+        return self._told(node).get("callable", True)
 
     def watches(self, node: Any) -> bool:
         """Whether an expression is one of those that told their values."""
@@ -240,7 +177,7 @@ class FileFlow:
         return bool(self._told(node).get("hits"))
 
     def called_sites(self, node: ast.AST) -> set[int]:
-        """The mapped functions whose results an expression is the first to hold."""
+        """The mapped functions whose results it is the first to hold."""
         return {*self._told(node).get("sites", ())}
 
     def _told(self, node: ast.AST) -> Mapping[str, Any]:
@@ -288,6 +225,10 @@ class FileFlow:
         """The mapped functions that took one of these arrays."""
         slots = (slot for serial in serials for slot in self._slots[serial])
         return {slot.site for slot in slots if slot.side != "out"}
+
+    def type_of(self, node: ast.AST) -> str:
+        """The name of the type that it was of; "" where it never ran."""
+        return self._told(node).get("type", "")
 
     # --- mapped functions
 
@@ -347,8 +288,7 @@ class FileFlow:
 
     def static(self, site: SiteRecord) -> dict[int, set[str]]:
         """By position of a static argument: the types of its values."""
-        found = (each for each in self._flow["static"] if each[0] == site.number)
-        return {position: {*kinds} for _, position, kinds in found}
+        return {at: {*kinds} for number, at, kinds in self._flow["static"] if number == site.number}
 
     def given(self, site: SiteRecord, position: int) -> Iterator[Array]:
         """All arrays that were given there."""

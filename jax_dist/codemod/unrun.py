@@ -8,12 +8,13 @@ line mentions a function, a class or a variable through which a value went, its 
 import ast
 import dataclasses
 import functools
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax_dist.checker.model import stacking
 from jax_dist.checker.model.scopes import last_name
-from jax_dist.checker.model.semantic_model import PARTIAL, Module
+from jax_dist.checker.model.semantic_model import KNOWN, PARTIAL, Module
 from jax_dist.codemod import choices, flow_uses, imports
 from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
@@ -50,6 +51,7 @@ class Seen:
         bindings: dict[ast.AST, bool] = {}  # of names that held them: whether they were given them
         for node in flow.holders(serials):
             choices.check(flow, node, serials)
+            choices.check_elements(flow, node, serials)
             if isinstance(node, ast.Name | ast.Attribute):
                 names[variable(module, node)] = module.text(node)
                 bindings |= _bindings(flow, node, serials)
@@ -73,6 +75,10 @@ class Seen:
             raise Left(f"line {found.lineno} may have to do with it, and never ran")
         for name, line in related.other_definitions():
             raise Left(f"line {line} defines another {name}, which never ran")
+        if found := related.by_name():
+            raise Left(f"line {found.lineno} reads a field by a name of the run")
+        for name, mark in related.marks():
+            raise Left(f"line {mark.lineno} hands {name} to {module.text(mark)}")
         for name in related.classes():
             if self._facts.is_subclassed_elsewhere(name):
                 raise Left(f"another file may have a subclass of {name}")
@@ -208,7 +214,22 @@ def _reflection(flow: FileFlow) -> str:
                 return f"line {node.lineno} calls {name}"
             case ast.Attribute(attr=name) if name in _REFLECTED:
                 return f"line {node.lineno} reads {name}"
+            case ast.Call() if _takes_by_name(flow, node):
+                return f"line {node.lineno} takes a function by a name of the run"
     return ""
+
+
+def _takes_by_name(flow: FileFlow, call: ast.Call) -> bool:
+    """Whether a call may give any function of the file: `getattr(trainer, args.mode)`."""
+    match call:
+        case ast.Call(func=ast.Name(id="getattr"), args=[of, name, *_]):
+            is_other = flow.module.qualified_name(of) is not None  # another module
+            is_one = isinstance(name, ast.Constant) or is_other
+            return not is_one and flow.is_callable(call)
+        case ast.Call(func=function, args=args):
+            is_getter = last_name(function) in ("attrgetter", "methodcaller")
+            return is_getter and not all(isinstance(each, ast.Constant) for each in args)
+    return False
 
 
 def _unrun_maker(flow: FileFlow) -> str:
@@ -301,6 +322,28 @@ class _Related:
             if isinstance(node, ast.ClassDef) and node.name in self.definitions:
                 yield node.name
 
+    def by_name(self) -> ast.Call | None:
+        """What reads any field of an object that has such arrays in a field."""
+        module, flow = self.flow.module, self.flow
+        holding = (e for e in module.nodes(ast.Attribute) if e.attr in self.fields)
+        types = {flow.type_of(each.value) for each in holding} | {""}
+        for node in module.nodes(ast.Call):
+            match node:
+                case ast.Call(func=ast.Name(id="getattr"), args=[of, name, *_]):
+                    is_one = isinstance(name, ast.Constant) or module.qualified_name(of) is not None
+                    if not is_one and self.fields and flow.type_of(of) in types:
+                        return node
+        return None
+
+    def marks(self) -> Iterator[tuple[str, ast.expr]]:
+        """The decorators that may keep what takes or gives it, so that others call it."""
+        module = self.flow.module
+        for node in module.nodes(ast.FunctionDef, ast.ClassDef):
+            wanted = self.definitions if isinstance(node, ast.ClassDef) else self.crossed
+            for mark in node.decorator_list if node.name in wanted else ():
+                if not _is_of_library(module, mark):
+                    yield node.name, mark
+
     def other_definitions(self) -> Iterator[tuple[str, int]]:
         """What never ran and has the name of a function that did: a call may mean it, too."""
         for node in ast.walk(self.flow.module.tree):
@@ -364,6 +407,15 @@ def _related(flow: FileFlow, serials: set[int]) -> _Related:
         frozenset(fields),
         frozenset(variables),
     )
+
+
+def _is_of_library(module: Module, mark: ast.expr) -> bool:
+    """Whether a decorator is one of Python, or of a library that keeps no function."""
+    function = mark.func if isinstance(mark, ast.Call) else mark
+    if isinstance(function, ast.Attribute) and function.attr in ("setter", "getter", "deleter"):
+        return True
+    root = (module.qualified_name(function) or "").split(".")[0]
+    return module.builtin(function) is not None or root in KNOWN or root in sys.stdlib_module_names
 
 
 def _called_as(module: Module, function: Any) -> str:

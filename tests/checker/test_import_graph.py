@@ -1,5 +1,7 @@
 """Who may use a name of another file of the project: too many files rather than too few."""
 
+import json
+import os
 import pathlib
 
 import pytest
@@ -11,12 +13,16 @@ _USERS = {
     "by_star": "from util import *\n",
     "by_attribute": "import util as u\n\nu.mapped()\n",
     "by_string": "import util\n\ngetattr(util, 'mapped')\n",
+    "by_a_name_of_the_run": "import sys\nimport util as u\n\ngetattr(u, sys.argv[1])\n",
+    "by_a_module_of_the_run": "import importlib\n\nimportlib.import_module('util').mapped()\n",
     "in_a_mock": "patch('util.mapped')\n",
     "not_to_be_parsed": "util (mapped\n",
 }
 _OTHERS = {
     "of_another_name": "from util import other\n",
     "of_another_attribute": "import util\n\nutil.other()\n",
+    "by_a_name_of_another": "import os, sys, util\n\ngetattr(os, sys.argv[1])\n",
+    "another_module_of_the_run": "import importlib\n\nimportlib.import_module('u').mapped()\n",
     "words_apart": "'util', 'mapped'\n",
     "not_to_be_parsed_without_the_name": "util (\n",
     "not_to_be_parsed_without_the_file": "mapped (\n",
@@ -35,3 +41,45 @@ def users(tmp_path: pathlib.Path) -> set[str]:
 
 def test_all_that_may_mean_a_name_are_users(users: set[str]):
     assert users == set(_USERS)
+
+
+@pytest.mark.parametrize(
+    ("below", "user"),
+    [
+        ("", "beside.py"),
+        ("", "notebook.ipynb"),
+        ("src", "../tests/test_util.py"),
+        ("src", "../script.py"),
+        ("src", "beside.py"),
+    ],
+)
+def test_what_lies_beside_a_lone_script_may_use_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, below: str, user: str
+):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / below / "util.py"
+    by = path.parent / user
+    for each in (path, by):
+        each.parent.mkdir(exist_ok=True)
+    path.write_text("mapped = 1\n")
+    text = "import util as u\nu.mapped\n"
+    cell = {"cell_type": "code", "metadata": {}, "source": text}
+    notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    by.write_text(json.dumps(notebook) if user.endswith(".ipynb") else text)
+
+    found = Project([str(path)]).graph.users(str(path), "mapped")
+    assert [*map(os.path.realpath, found)] == [os.path.realpath(by)]
+
+
+def test_of_the_folder_of_all_temporary_files_only_its_own_are_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "src").mkdir()
+    (tmp_path / "other").mkdir()
+    for name in ("src/util.py", "src/beside.py", "other/more.py", "more.py"):
+        (tmp_path / name).touch()
+
+    found = Project(["src/util.py"]).graph.files
+    assert [*map(os.path.basename, found)] == ["beside.py", "util.py"]

@@ -22,15 +22,18 @@ def flow() -> Flow:
     return Flow()
 
 
-def _written(flow: Flow, folder: pathlib.Path) -> dict[str, Any]:
+def _written(flow: Flow, folder: pathlib.Path, of_type: str = "") -> dict[str, Any]:
     flow.write(str(folder))
-    return json.loads((folder / "flow.json").read_text())
+    found = json.loads((folder / "flow.json").read_text())
+    types = {each.pop("type") for each in found["expressions"].values()}
+    assert types == {of_type} or not of_type
+    return found
 
 
 def _plain(**more: Any) -> dict[str, Any]:
     return {
         **{"hits": 1, "arrays": {}, "others": False, "numbers": False, "scalars": False},
-        **{"host": True, "numpy": False, "sites": [], **more},
+        **{"host": True, "numpy": False, "sites": [], "callable": False, **more},
     }
 
 
@@ -47,12 +50,14 @@ def test_expressions_call_a_builtin(flow: Flow, monkeypatch: pytest.MonkeyPatch)
     [
         (3, {}),
         ("text", {}),
-        (len, {}),
+        (len, {"callable": True}),
         ({"a": 3}, {"numbers": True}),
         ({"a": True}, {"numbers": True}),
         ({"a": 1.5}, {"numbers": True}),
         ({"a": 1j}, {"numbers": True}),
         ({"a": "text"}, {}),
+        ({"a": 3}.items(), {"numbers": True}),
+        ({"a": np.ones(2)}.values(), {"numpy": True, "others": True}),
         (np.float32(3), {}),
         (np.ones(()), {"scalars": True}),
         (jnp.ones(()), {"scalars": True}),
@@ -67,7 +72,8 @@ def test_what_an_expression_was(
     flow: Flow, tmp_path: pathlib.Path, value: Any, expected: dict[str, Any]
 ):
     assert flow.see(7, value) is value
-    assert _written(flow, tmp_path)["expressions"] == {"7": _plain(**expected)}
+    found = _written(flow, tmp_path, type(value).__name__)["expressions"]
+    assert found == {"7": _plain(**expected)}
 
 
 def test_an_array_is_known_again_in_a_tree_and_in_calls(flow: Flow, tmp_path: pathlib.Path):

@@ -97,7 +97,9 @@ def _flow(path: pathlib.Path, calls: str) -> RecordedFlow:
     """What calls of the functions of a file show, on all of 8 devices."""
     run = path.with_name("run_all.py")
     run.write_text(calls)
-    return recorded.flow([path], [sys.executable, str(run)])
+    flow = recorded.flow([path], [sys.executable, str(run)])
+    run.unlink()  # else it is one of the files that may use the program
+    return flow
 
 
 @pytest.fixture(scope="module", params=list(_FORMS))

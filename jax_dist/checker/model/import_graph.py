@@ -7,8 +7,10 @@ their imports; those that may matter are parsed once, for the names that they re
 import ast
 import dataclasses
 import functools
+import glob
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -46,10 +48,14 @@ class _Facts:
 
     attributes: frozenset[str]  # that are read of anything
     words: frozenset[str]  # in strings
+    reflected: frozenset[str]  # of what attributes are read by a name of the run
 
     def says(self, name: str) -> bool:
         """Whether it reads an attribute of that name, or may do so by a string."""
         return name in self.attributes or name in self.words
+
+
+_NOTHING = _Facts(frozenset(), frozenset(), frozenset())
 
 
 class ImportGraph:
@@ -76,13 +82,18 @@ class ImportGraph:
         return tuple(filter(None, dict.fromkeys(map(_project_root, self._paths))))
 
     @functools.cached_property
+    def _alone(self) -> dict[str, str]:
+        """The files that belong to no project, by their modules: a path may lead to any."""
+        return {_stem(path): path for path in self._paths if not _project_root(path)}
+
+    @functools.cached_property
     def files(self) -> dict[str, bytes]:
         """What each file holds, by its absolute path, in order."""
         wanted: dict[str, None] = {}
         for root in self.roots:
             found = sources.find_files([root], Patterns(sources.EXCLUDED, root)).files
             wanted.update(dict.fromkeys(map(os.path.abspath, found[: _MOST + 1])))
-        wanted.update(dict.fromkeys(self._paths))
+        wanted.update(dict.fromkeys((*_beside([*self._alone.values()]), *self._paths)))
         held: dict[str, bytes] = {}
         for path in wanted:
             try:
@@ -103,11 +114,15 @@ class ImportGraph:
         dotted = f"{stem}.{name}".encode()  # in the string of a mock, say
         for imported in self.importers(path):
             facts = self._facts_of(imported.by) if imported.is_module else None
-            if name in imported.names or imported.is_star or (facts and facts.says(name)):
+            is_said = facts is not None and (facts.says(name) or stem in facts.reflected)
+            if name in imported.names or imported.is_star or is_said:
                 yield imported.by
         for other, data in self.files.items():
-            is_unread = stem.encode() in data and name.encode() in data
-            if other != path and (dotted in data or (is_unread and not self._facts_of(other))):
+            if other == path or not (dotted in data or stem.encode() in data):
+                continue
+            facts = self._facts_of(other) if name.encode() in data else _NOTHING
+            is_made = b"import_module" in data and facts is not None and facts.says(name)
+            if dotted in data or facts is None or is_made:
                 yield other
 
     def readers(self, path: str, attribute: str) -> Iterator[str]:
@@ -237,7 +252,7 @@ class ImportGraph:
         return within or self._found(module, folder)
 
     def _found(self, module: str, folder: str) -> str | None:
-        found = self._find(module, folder)
+        found = self._find(module, folder) or self._alone.get(module)
         if found is not None:
             return found
         root, *rest = module.split(".")
@@ -267,6 +282,21 @@ def _project_root(path: str) -> str:
             return folder
     package = outermost_package(os.path.dirname(path))
     return os.path.dirname(package) if package else ""
+
+
+def _beside(paths: Sequence[str]) -> Iterator[str]:
+    """The files that may import those which belong to no project that anything shows.
+
+    They lie in the same folder, or in the current one and right below it: `tests/` beside `src/`.
+    """
+    patterns = [os.path.join(folder, "*") for folder in sorted({*map(os.path.dirname, paths)})]
+    here = os.getcwd()
+    is_inside = any(path.startswith(os.path.join(here, "")) for path in paths)
+    if is_inside and here not in (os.path.expanduser("~"), tempfile.gettempdir(), os.sep):
+        patterns += [os.path.join(here, "*"), os.path.join(here, "*", "*")]
+    for pattern in patterns:
+        for ending in (".py", ".ipynb"):
+            yield from sorted(glob.iglob(pattern + ending))
 
 
 def outermost_package(folder: str) -> str:
@@ -311,10 +341,19 @@ def _read(code: bytes) -> _Facts | None:
         return None
     attributes: set[str] = set()
     words: set[str] = set()
+    reflected: set[str] = set()
+    imported: dict[str, str] = {}  # by the name that it gets: the last word of a module
     for node in ast.walk(tree):
         match node:
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                for each in aliases:
+                    imported[each.asname or each.name] = each.name.rpartition(".")[2]
+            case ast.Call(func=ast.Name(id="getattr"), args=[of, name, *_]):
+                if not isinstance(name, ast.Constant):
+                    reflected.add(ast.unparse(of))
             case ast.Attribute(attr=name):
                 attributes.add(name)
             case ast.Constant(value=str() as text) if text.isidentifier():
                 words.add(text)
-    return _Facts(frozenset(attributes), frozenset(words))
+    modules = {imported.get(each, each.rpartition(".")[2]) for each in reflected}
+    return _Facts(frozenset(attributes), frozenset(words), frozenset(modules))

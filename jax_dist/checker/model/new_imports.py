@@ -17,6 +17,7 @@ from jax_dist.checker.model.semantic_model import KNOWN, Module
 from jax_dist.checker.model.sources import Source
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
+_WIDTH = 79  # of a line that takes another name
 _HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it needs a fix of ours
 
 
@@ -55,10 +56,11 @@ def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edi
     start, end = line, line + (node.end_col_offset or 0)
     text = source.code[start:end].decode()
     home = f"from {'.' * node.level}{node.module or ''} import"
-    is_ours = text == f"{home} {', '.join(names)}" and len(text) < 60
-    if not is_ours or node.end_lineno != node.lineno or (node.module or "").startswith("jax."):
+    joined = f"{home} {', '.join(sorted((*names, *new), key=str.lower))}"
+    fits = text == f"{home} {', '.join(names)}" and len(joined) <= _WIDTH
+    if not fits or node.end_lineno != node.lineno or (node.module or "").startswith("jax."):
         return None
-    return Edit(start, end, f"{home} {', '.join(sorted((*names, *new), key=str.lower))}")
+    return Edit(start, end, joined)
 
 
 def with_block(source: Source, text: str) -> Source:

@@ -124,6 +124,8 @@ class _Found:
             counts = f"{len(before.returned)} arrays before, {len(after.returned)} after"
             self._different(call, "result", "type", counts)
         self.same_form &= all(how == "as is" for *_, how in results)
+        for one, other, how in results:
+            self._placed(call, f"result{one.path}", one, other, how)
         self._around(call, before, after)
         self.equal += not self._differs
         self._sign(before, after, arguments, results, numbers)
@@ -153,7 +155,12 @@ class _Found:
             if before.dtype != after.dtype:
                 return None
         how = self._array(call, what, before, after)
-        moved = self._moved(before, after, how)
+        if how is not None:
+            self.how.add(how)
+        return how
+
+    def _placed(self, call: int, what: str, before: Array, after: Array, how: How | None) -> None:
+        moved = self._moved(before, after, how) if how is not None else ""
         if moved and self.may_move:
             self.notes.append(f"call {call}, {what}: {moved}")
             if self.same_form:
@@ -161,15 +168,12 @@ class _Found:
             self.same_form = False
         elif moved:
             self._different(call, what, "placement", moved)
-        if how is not None:
-            self.how.add(how)
-        return how
 
-    def _moved(self, before: Array, after: Array, how: How | None) -> str:
+    def _moved(self, before: Array, after: Array, how: How) -> str:
         """How a result lies elsewhere: in the same form, all must be at its place."""
         if after.devices < before.devices or (self.same_form and after.devices != before.devices):
             return f"on {before.devices} devices before, on {after.devices} after"
-        cut = how not in (None, "one of equal copies") and 0 not in before.shape
+        cut = how != "one of equal copies" and 0 not in before.shape
         if cut and after.parts < before.parts:
             return f"cut into {before.parts} parts before, and into {after.parts} after"
         turned = self.same_form and how == "as is" and after.placed != before.placed

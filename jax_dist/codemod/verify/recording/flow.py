@@ -15,6 +15,7 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import MappingView
 from typing import Any
 
 NAME = "__jd_see__"  # of the builtin that expressions call
@@ -38,6 +39,8 @@ class _Seen:
         self.has_scalars = False  # arrays of rank 0
         self.on_host = True  # all arrays are of numpy
         self.has_numpy = False  # some are
+        self.is_callable = False
+        self.type: type = type(None)
 
 
 class Flow:
@@ -72,6 +75,8 @@ class Flow:
         if seen is None:
             seen = self._seen.setdefault(number, _Seen())
         seen.hits += 1
+        seen.is_callable |= callable(value)
+        seen.type = type(value)
         if type(value) in _PLAIN or seen.with_arrays >= _ENOUGH or seen.hits > _LATEST:
             return value
         if "jax" in sys.modules and not getattr(self._thread, "is_looking", False):
@@ -166,6 +171,8 @@ class Flow:
                 "scalars": seen.has_scalars,
                 "host": seen.on_host,
                 "numpy": seen.has_numpy,
+                "callable": seen.is_callable,
+                "type": seen.type.__name__,
                 "sites": sorted(self._calls.get(number, ())),
             }
             for number, seen in self._seen.items()
@@ -199,6 +206,7 @@ def _arrays(tree: Any) -> tuple[list[tuple[str, Any]], bool, bool]:
     import numpy as np
 
     kinds = (jax.Array, np.ndarray)
+    tree = [*tree] if isinstance(tree, MappingView) else tree  # of `metrics.items()`
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     if any(isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
         return [], False, False
