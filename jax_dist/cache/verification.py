@@ -117,10 +117,8 @@ def verify(
         recorded, output = folder / f"records-{number}", folder / f"output-{number}"
         recorded.mkdir()
         seed = number + 1  # 0 would turn the shuffling of sets off
-        environment |= {
-            "JAX_DIST_RECORD": json.dumps(wanted | {"folder": str(recorded)}),
-            "PYTHONHASHSEED": str(seed),
-        }
+        (path / "settings.json").write_text(json.dumps(wanted | {"folder": str(recorded)}))
+        environment["PYTHONHASHSEED"] = str(seed)
         code = run_to_end(command, environment, output, timeout)
         ended.append(VerificationRun(seed, code, output.read_text(errors="replace")))
         records.append(load(recorded))

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jax_dist._usage import MisuseError
-from jax_dist.codemod.results import FileMigration
+from jax_dist.codemod.results import FileMigration, PlaceResult
 from jax_dist.codemod.verify import isolation, sandbox
 from jax_dist.codemod.verify.ledger import Ledger
 from jax_dist.codemod.verify.trial import verified
@@ -190,6 +190,41 @@ def test_what_a_program_starts_in_a_session_of_its_own_ends_too(project: pathlib
         with contextlib.suppress(OSError):  # it has ended meanwhile
             left += [line for line in [each.read_bytes()] if child.encode() in line]
     assert left == []
+
+
+_START = b"__import__('runpy').run_path('/a/sitecustomize.py', run_name='_jax_dist_late')"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"import jax\n", _START + b"; import jax\n"),
+        (b'"""Doc."""\r\nimport jax\r\n', b'"""Doc."""\r\n' + _START + b"; import jax\r\n"),
+        (b"\n\nif a:\n    b\n", b"\n" + _START + b"\nif a:\n    b\n"),
+        (b"# a\n@b\nclass A: pass\n", b"# a\n@b\nclass A: pass\n"),
+        (b"from __future__ import annotations\n", b"from __future__ import annotations\n"),
+        (b"if a:\n    b\n", b"if a:\n    b\n"),
+        (b"a b\n", b"a b\n"),
+        (b"", b""),
+    ],
+)
+def test_a_file_starts_the_recording_and_keeps_its_lines(data: bytes, expected: bytes):
+    assert sandbox._with_start(data, pathlib.Path("/a")) == expected
+
+
+@pytest.mark.parametrize("flag", ["-E", "-I"])
+def test_a_python_without_our_path_is_recorded(project: pathlib.Path, flag: str):
+    file = project / "program.py"
+    before = b"import sys\nprint(sys.flags.ignore_environment)\nx = 1\n"
+    file.write_bytes(before)
+    after = before.replace(b"x = 1", b"x = 2")
+    place = PlaceResult("program.py", 3, None, "", "done", "1")
+    migrated = FileMigration(str(file), before, after, (place,))
+    found = verified([sys.executable, flag, "program.py"], [migrated])
+
+    assert found.exit_code == 0
+    assert found.runs is not None
+    assert found.runs.before.output == found.runs.after.output == "1"
 
 
 def test_a_mount_point_may_have_any_name(tmp_path: pathlib.Path):

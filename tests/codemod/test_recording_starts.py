@@ -33,8 +33,8 @@ def _run(folder: pathlib.Path, program: str, *paths: str, **wanted: Any) -> dict
         each.mkdir(exist_ok=True)
     shutil.copy(bootstrap.__file__, first / "sitecustomize.py")
     told = {"package": str(_PACKAGE), "folder": str(records), "files": [], **wanted}
-    path = os.pathsep.join([str(first), *paths])
-    environment = {**os.environ, "PYTHONPATH": path, "JAX_DIST_RECORD": json.dumps(told)}
+    (first / "settings.json").write_text(json.dumps(told))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(first), *paths])}
     command = [sys.executable, "-c", f"import json, sys\nfound = {{}}\n{program}"]
     command[-1] += "\nprint(json.dumps(found))"
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -84,6 +84,37 @@ def test_the_sitecustomize_that_we_hide_runs(tmp_path: pathlib.Path):
 def test_the_file_by_its_own_name_starts_nothing():
     assert bootstrap.__name__ != "sitecustomize"
     assert "_jax_dist_recording" not in sys.modules
+
+
+def test_a_python_that_leaves_our_path_aside_starts_late(tmp_path: pathlib.Path):
+    late = f"import runpy; runpy.run_path('first/sitecustomize.py', run_name={bootstrap.LATE!r})\n"
+    mark = "import _jax_dist_recording.start as s; s.ran(3)\n"
+    child = f"import random; {late * 2}{mark}print(random.random())"
+    (tmp_path / "child.py").write_text(child)
+    program = (
+        "import subprocess\n"
+        "child = [sys.executable, '-I', 'child.py']\n"
+        "done = subprocess.run(child, capture_output=True, text=True)\n"
+        "found['random'], found['failed'] = float(done.stdout or 0), done.stderr\n"
+    )
+
+    assert _run(tmp_path, program) == {"random": random.Random(0).random(), "failed": ""}
+    (places,) = (tmp_path / "records").glob("places-*.txt")
+    assert places.read_text() == "3\n"
+
+
+def test_what_is_imported_already_is_hooked_late(tmp_path: pathlib.Path):
+    program = (
+        "import runpy, types\n"
+        "sys.modules['jax_dist.mapping.pmap'] = ours = types.ModuleType('ours')\n"
+        "ours.pmap = lambda fun: fun\n"
+        "import _jax_dist_recording.start as s\n"
+        "s._recorder = types.SimpleNamespace(hooked=lambda module, name, real: (module, name))\n"
+        "s.hook_loaded()\n"
+        "found['pmap'] = ours.pmap\n"
+    )
+
+    assert _run(tmp_path, program) == {"pmap": ["ours", "pmap"]}
 
 
 def test_a_program_that_may_write_to_its_folders_alone(tmp_path: pathlib.Path):

@@ -50,7 +50,7 @@ class ProgramText:
     def import_start(self) -> None:
         """Above all that may use it, and below what must come first."""
         for statement in self.tree.body:
-            if not _comes_first(statement):
+            if not comes_first(statement):
                 start = self.line_of(statement)
                 self.replace(start, start, f"{_IMPORT}\n")
                 return
@@ -88,12 +88,12 @@ class ProgramText:
             for each in ast.walk(self.tree)
             if isinstance(each, ast.stmt) and _first_line(each) <= line <= (each.end_lineno or 0)
         ]
-        if not found or _comes_first(found[-1]):
+        if not found or comes_first(found[-1]):
             return None
         statement = max(found, key=lambda each: (_first_line(each), each.col_offset))
         is_function = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
         if is_function or (isinstance(statement, ast.If) and self._is_elif(statement)):
-            rest = [each for each in statement.body if not _comes_first(each)]
+            rest = [each for each in statement.body if not comes_first(each)]
             statement = rest[0] if rest else statement
         if not isinstance(statement, ast.Match) and not hasattr(statement, "body"):
             return self.offset(statement.lineno, statement.col_offset), "{}; "
@@ -125,7 +125,7 @@ def _has_value(node: ast.expr) -> bool:
     return not is_part and isinstance(getattr(node, "ctx", None), ast.Load | None)
 
 
-def _comes_first(statement: ast.stmt) -> bool:
+def comes_first(statement: ast.stmt) -> bool:
     """Whether it is a bare literal, such as a docstring, or an import from `__future__`."""
     match statement:
         case ast.Expr(value=ast.Constant()) | ast.ImportFrom(module="__future__"):

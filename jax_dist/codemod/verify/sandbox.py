@@ -22,6 +22,8 @@ from typing import Any, Literal, TypeAlias
 from jax_dist._usage import MisuseError
 from jax_dist.codemod.verify import evidence, isolation, workplace
 from jax_dist.codemod.verify.evidence import Run
+from jax_dist.codemod.verify.program_text import comes_first
+from jax_dist.codemod.verify.recording import bootstrap
 from jax_dist.launch.ranks import run_to_end
 
 _Way: TypeAlias = Literal["overlay", "locked copy", "copy"]
@@ -120,7 +122,11 @@ class Workspace:
         Raises:
           OSError: the command cannot be started.
         """
-        hooked = {path: _with_helper_recorded(data) for path, data in changes.items()}
+        self._runs += 1
+        hooked = {
+            path: _with_start(_with_helper_recorded(data), self._first)
+            for path, data in changes.items()
+        }
         box = self._sandbox(hooked)
         inside = [box.inside(str(Path(file).resolve())) for file in files]
         ended = self._run(box, {"files": inside, "watched": watched})
@@ -129,7 +135,6 @@ class Workspace:
         return ended
 
     def _sandbox(self, changes: Mapping[Path, bytes]) -> "_Sandbox":
-        self._runs += 1
         folder = self._folder / f"sandbox-{self._runs}"
         folder.mkdir()
         box = _Sandbox(folder, self._roots, self.way, self._records)
@@ -142,9 +147,14 @@ class Workspace:
         """What the present run writes down of itself."""
         return self._folder / f"run-{self._runs}" / "records"
 
+    @property
+    def _first(self) -> Path:
+        """What Python imports first in the present run."""
+        return self._records.with_name("path")
+
     def _run(self, box: "_Sandbox", wanted: Mapping[str, Any]) -> Run:
-        folder, records = self._records.parent, self._records
-        first, own, output = folder / "path", folder / "own", folder / "output"
+        folder, records, first = self._records.parent, self._records, self._first
+        own, output = folder / "own", folder / "output"
         for each in (first, own, records):
             each.mkdir(parents=True)
         shutil.copy(_RECORDING / "bootstrap.py", first / "sitecustomize.py")
@@ -156,18 +166,15 @@ class Workspace:
             # Python would write bytecode beside what it imports.
             environment |= {"TMPDIR": str(own), "PYTHONDONTWRITEBYTECODE": "1"}
             wanted = {"writable": writable, **wanted}
-        environment |= {
-            "PYTHONPATH": os.pathsep.join(path),
-            "JAX_DIST_RECORD": json.dumps(
-                {"package": str(_RECORDING), "folder": str(records), **wanted}
-            ),
-        }
+        environment |= {"PYTHONPATH": os.pathsep.join(path)}
+        told = {"package": str(_RECORDING), "folder": str(records), **wanted}
+        (first / "settings.json").write_text(json.dumps(told))
         with workplace.emptied(self._scratch if writable else ()):
             command = box.command(self.command, writable)
             try:
                 code = run_to_end(command, environment, output, self._timeout)
             finally:
-                _end_others(str(records))
+                _end_others(str(folder))
         return evidence.read(code, output.read_text(errors="replace"), records)
 
 
@@ -192,13 +199,32 @@ def _with_helper_recorded(data: bytes) -> bytes:
     return b"".join([*lines[:end], _RECORD_HELPER.encode(), *lines[end:]])
 
 
-def _end_others(records: str) -> None:
-    """Ends what a run has started in sessions of their own; its environment names the records."""
-    own = os.fsencode(records)
-    for folder in Path("/proc").glob("[0-9]*"):  # nothing there on other systems
+def _with_start(data: bytes, first: Path) -> bytes:
+    """A file that starts the recording where Python did not: it may ignore PYTHONPATH.
+
+    No line moves: it stands before the first statement, or in an empty line above it.
+    """
+    path, lines = str(first / "sitecustomize.py"), data.splitlines(keepends=True)
+    start = f"__import__('runpy').run_path({path!a}, run_name={bootstrap.LATE!r})"
+    try:
+        body = [each for each in ast.parse(data).body if not comes_first(each)]
+    except (SyntaxError, ValueError):
+        return data
+    at = body[0].lineno - 1 if body else 0
+    if body and not hasattr(body[0], "body") and body[0].col_offset == 0:
+        lines[at : at + 1] = [start.encode(), b"; ", lines[at]]
+    elif at and not lines[at - 1].strip():
+        lines[at - 1] = start.encode() + lines[at - 1].lstrip(b" \t\f")
+    return b"".join(lines)
+
+
+def _end_others(folder: str) -> None:
+    """Ends what a run has started in sessions of their own; its environment names the folder."""
+    own = os.fsencode(folder)
+    for process in Path("/proc").glob("[0-9]*"):  # nothing there on other systems
         with contextlib.suppress(OSError):  # another user's, or it has just ended
-            if own in (folder / "environ").read_bytes():
-                os.kill(int(folder.name), signal.SIGKILL)
+            if own in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _environment(devices: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Starts the recording; a copy named sitecustomize.py, on PYTHONPATH, is what Python imports first.
 
-The variable JAX_DIST_RECORD holds a JSON object:
+A Python that leaves PYTHONPATH aside runs it by its path, named LATE, as a marked file asks it to.
+The file settings.json beside it holds a JSON object:
   package: the folder of this file.
   folder: where the records are written.
   files: the files that are being migrated.
@@ -13,7 +14,9 @@ import json
 import os
 import sys
 
+LATE = "_jax_dist_late"
 _PACKAGE = "_jax_dist_recording"
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def _run_hidden_sitecustomize(ours: str) -> None:
@@ -32,16 +35,21 @@ def _run_hidden_sitecustomize(ours: str) -> None:
 
 def _start_recording() -> None:
     """Loads the package of this file under a name of its own, and installs its hooks."""
-    wanted = json.loads(os.environ["JAX_DIST_RECORD"])
+    with open(os.path.join(_FOLDER, "settings.json")) as file:
+        wanted = json.load(file)
     folder = wanted.pop("package")
     spec = importlib.util.spec_from_file_location(
         _PACKAGE, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
     )
     assert spec is not None  # the name ends in .py
     sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
-    importlib.import_module(_PACKAGE + ".start").start(**wanted)
+    start = importlib.import_module(_PACKAGE + ".start")
+    start.start(**wanted)
+    if __name__ == LATE:
+        start.hook_loaded()
 
 
 if __name__ == "sitecustomize":
-    _run_hidden_sitecustomize(os.path.dirname(os.path.abspath(__file__)))
+    _run_hidden_sitecustomize(_FOLDER)
+if __name__ == "sitecustomize" or (__name__ == LATE and _PACKAGE not in sys.modules):
     _start_recording()

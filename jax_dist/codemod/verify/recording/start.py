@@ -110,6 +110,13 @@ def _hooking(module: str) -> Callable[[Any], None] | None:
     return hook
 
 
+def hook_loaded() -> None:
+    """Hooks what the program has imported already, where the recording starts late."""
+    for name in _ENTRY_POINTS.keys() & sys.modules.keys():
+        if (hook := _hooking(name)) is not None:
+            hook(sys.modules[name])
+
+
 def _hook(names: dict[str, Any], name: str, real: Callable, module: str) -> None:
     from . import recorder  # it imports jax and numpy, which are imported already
 
