@@ -20,7 +20,7 @@ from jax_dist.checker.model.import_graph import outermost_package
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import lists_devices
-from jax_dist.codemod import codegen, imports, named_calls, site_parts, state_reads
+from jax_dist.codemod import codegen, error_handlers, imports, named_calls, site_parts, state_reads
 from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.results import Left, ProjectContext
 
@@ -175,7 +175,11 @@ class PmapFacts:
             return f"{setting} may give {self._module.text(site.reference)} another meaning"
         if why := self._unfit_place(site) or (self._flow.misfit(site) if self._flow else ""):
             return why
-        if why := self.named_calls(site).why_not or self._unheard(site) or self._unlike_jit(site):
+        if (
+            why := self.named_calls(site).why_not
+            or error_handlers.around(self._module, self._context, site)
+            or self._unlike_jit(site)
+        ):
             return why
         return "" if self._is_tried else self._of_calls(site)
 
@@ -344,17 +348,6 @@ class PmapFacts:
                 function = module.function(function)
         return False
 
-    def _unheard(self, site: Site) -> str:
-        """Why nobody would hear of a call that does not fit; "" where the error would be seen."""
-        for call in pmaps.mapped_calls(self._module, site):
-            inner: ast.AST = call
-            for around in self._module.ancestors(call):
-                handlers = around.handlers if isinstance(around, ast.Try) else []
-                if any(map(_catches, handlers)) and inner in getattr(around, "body", ()):
-                    return f"line {handlers[0].lineno} would catch what it raises of sizes"
-                inner = around
-        return ""
-
     def _name(self, site: Site) -> str:
         """What the text calls the mapped function."""
         statement = self._module.statement(site.node)
@@ -386,15 +379,6 @@ def _named_calls(module: Module) -> dict[str, int]:
     calls = (each for each in module.nodes(ast.Call) if each.keywords)
     found = {scopes.last_name(each.func): each.lineno for each in calls}
     return {name: line for name, line in found.items() if name}
-
-
-def _catches(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler ends a ValueError."""
-    named = [] if handler.type is None else ast.walk(handler.type)
-    names = {scopes.last_name(each) for each in named}
-    is_again = any(isinstance(e, ast.Raise) and e.exc is None for e in ast.walk(handler))
-    wanted = {"ValueError", "Exception", "BaseException"}
-    return not is_again and (handler.type is None or bool(names & wanted))
 
 
 def _of_jax(module: Module, node: ast.expr) -> bool:

@@ -237,6 +237,28 @@ _MAPPED = {
     "line 7 would catch what it raises of sizes": (
         "f = jax.pmap(abs)\ndef g(x):\n    try:\n        f(x)\n    except ValueError:\n        pass"
     ),
+    "line 6 would end what it raises of sizes": (
+        "import contextlib\nf = jax.pmap(abs)\ndef g(x):\n"
+        "    with open('a'), contextlib.suppress(ValueError):\n        f(x)"
+    ),
+    "line 8 would end what it raises of sizes": (
+        "class Quiet:\n    def __exit__(self, *_):\n        return True\nf = jax.pmap(abs)\n"
+        "def g(x):\n    with Quiet():\n        f(x)"
+    ),
+    "line 7 would end what it raises of sizes": (
+        "import tenacity\nf = jax.pmap(abs)\n\ndef main():\n    @tenacity.retry\n"
+        "    def g(x):\n        f(x)"
+    ),
+    "line 9 would end what it raises of sizes": (
+        "def tried(g, x):\n    try:\n        return g(x)\n    except Exception:\n        return 0\n"
+        "f = jax.pmap(abs)\nprint(tried(f, 1))"
+    ),
+    "line 4 takes what it raises of sizes for a result": (
+        "f = jax.pmap(abs)\nprint(POOL.submit(f, 1).exception())"
+    ),
+    "line 5 takes what it raises of sizes for a result": (
+        "f = jax.pmap(abs)\nasync def main():\n    await gather(f(1), return_exceptions=True)"
+    ),
     "line 4 shares an array that may lie elsewhere": (
         "def main(w, x):\n    return jax.pmap(max, in_axes=(None, 0))(w, x)"
     ),

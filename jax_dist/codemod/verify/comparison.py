@@ -105,8 +105,10 @@ def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[st
     for site in whole.record.hidden:
         if site.file in migrated:
             yield f"{_place(site)} was called only inside a larger traced function"
+    elsewhere = {(e.file, e.line, e.function): e.process for e in whole.record.called}
     for site in whole.record.idle:
-        if site.file in migrated:
+        by = elsewhere.get((site.file, site.line, site.function), site.process)
+        if site.file in migrated and by == site.process:  # no other process has called it
             yield f"{_place(site)} was mapped, and never called"
     for run_, when in ((first, "before"), (second, "after")):
         for problem in run_.record.problems:

@@ -106,7 +106,12 @@ def judged(own: Own, found: MigrationVerification, inside: Mapping[int, SiteReco
     problems = [said for each in parts for said in each.problems]
     if problems:
         return Judgement(Rung.DIFFERENT, number, equal, calls.first_few(problems))
-    idle = sorted(what for site in own.sites for what in site.made - site.told)
+    idle = sorted(
+        what
+        for site in own.sites
+        for what in site.made - site.told
+        if not any(what in e.told for e in own.sites if e.process != site.process)
+    )
     if idle or not own.ran:
         names = dict.fromkeys(_WHERE.sub("", each) for each in idle)
         some = any(site.told for site in own.sites)
