@@ -3,11 +3,11 @@
 import os
 from collections.abc import Collection
 
-from jax_dist.checker.model import new_imports
+from jax_dist.checker.model import new_imports, sources
 from jax_dist.checker.model.findings import indentation_of
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import Source
-from jax_dist.codemod import helper_homes, helper_module
+from jax_dist.codemod import helper_homes, helper_module, imports
 from jax_dist.codemod.codegen import HelperNames
 from jax_dist.codemod.results import FileMigration, Helpers, Left
 
@@ -103,7 +103,10 @@ def placed(
             "Give the path of a module for them: --helpers PATH. Or have them inside: "
             "--helpers full.",
         )
-    return new_imports.with_block(source, text), None
+    found = new_imports.with_block(source, text)
+    early = imports.read_too_early(sources.parse(found.python))
+    is_below = not missing.isdisjoint(early)  # the cell of the imports uses them too
+    return new_imports.with_block(source, text, in_cell=True) if is_below else found, None
 
 
 def _check_present(text: str, parts: Collection[str]) -> None:

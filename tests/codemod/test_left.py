@@ -4,9 +4,11 @@ The file stays byte for byte, and what is said names the line, the reason and wh
 """
 
 import json
+import pathlib
 import textwrap
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import test_golden as golden
 
@@ -463,21 +465,35 @@ def test_devices_are_not_asked_for_before_they_are_set(name, tmp_path, monkeypat
         assert "before devices may be asked for: see " in place.why
 
 
+def _notebook(path: pathlib.Path, *cells: str) -> str:
+    plain = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    found = [{**plain, "source": each} for each in cells]
+    book = {"cells": found, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(book))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("cells", "number"),
+    [
+        (("import jax\nimport numpy as np\nf = jax.pmap(lambda x: x + 1)\n", "f(x)\n"), 2),
+        (("import jax\nimport numpy as np\n", "f = jax.pmap(lambda x: x + 1)\n"), 3),
+    ],
+)
+def test_the_helpers_of_a_notebook_stand_above_what_uses_them(tmp_path, cells, number):
+    path = _notebook(tmp_path / "a.ipynb", *cells)
+    (found,), _ = migration.migrate([path], MigrationOptions(to="jax"))
+    texts = ["".join(each["source"]) for each in json.loads(found.after)["cells"]]
+    namespace = {"x": np.arange(8)}
+    exec("\n".join(texts), namespace)
+
+    assert len(texts) == number
+    assert np.asarray(namespace["f"](namespace["x"])).tolist() == [*range(1, 9)]
+
+
 def test_a_notebook_goes_back_as_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    cells = [
-        {
-            "cell_type": "code",
-            "metadata": {},
-            "outputs": [],
-            "execution_count": None,
-            "source": each,
-        }
-        for each in ("import jax\n", "f = jax.pmap(lambda x: x)\n", "f(x)\n")
-    ]
-    book = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    (tmp_path / "a.ipynb").write_text(json.dumps(book))
-    path = str(tmp_path / "a.ipynb")
+    path = _notebook(tmp_path / "a.ipynb", "import jax\n", "f = jax.pmap(lambda x: x)\n", "f(x)\n")
     (before,), _ = migration.migrate([path], MigrationOptions(to="jax"))
     options = MigrationOptions(to="jax", limits={(path, 0): Form.LEFT})
     (after,), _ = migration.migrate([path], options)

@@ -63,12 +63,15 @@ def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edi
     return Edit(start, end, joined)
 
 
-def with_block(source: Source, text: str) -> Source:
-    """A file with definitions below its imports: a cell of their own in a notebook."""
+def with_block(source: Source, text: str, *, in_cell: bool = False) -> Source:
+    """A file with definitions below its imports: a cell of their own in a notebook.
+
+    With `in_cell`, they stand in the cell of the imports.
+    """
     code, tree = source.code, sources.parse(source.python)
     head = _run(tree) or _preamble(tree)
     at, lead = _after(code, head[-1]) if head else (0, "")
-    cell = source.new_cell(at)
+    cell = None if in_cell else source.new_cell(at)
     if cell is not None:
         place, mark = cell
         return _edited(source, Edit(place, place, f"{mark}{text.strip()}"))
