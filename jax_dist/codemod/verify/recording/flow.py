@@ -15,7 +15,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import MappingView
+from collections.abc import ItemsView, ValuesView
 from typing import Any
 
 NAME = "__jd_see__"  # of the builtin that expressions call
@@ -206,7 +206,7 @@ def _arrays(tree: Any) -> tuple[list[tuple[str, Any]], bool, bool]:
     import numpy as np
 
     kinds = (jax.Array, np.ndarray)
-    tree = [*tree] if isinstance(tree, MappingView) else tree  # of `metrics.items()`
+    tree = [*tree] if isinstance(tree, ItemsView | ValuesView) else tree  # of `metrics.items()`
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     if any(isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
         return [], False, False
