@@ -1,7 +1,6 @@
 """What a place is judged with, its project, and what was done there, or why it was left."""
 
 import ast
-import contextlib
 import dataclasses
 import difflib
 import enum
@@ -10,7 +9,6 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from jax_dist import _codes
@@ -307,10 +305,6 @@ class ProjectContext:
         """
         own = os.path.abspath(module.source.path)
         is_said = any(self.graph.are_connected(path, own) for path in self._naming_axis)
-        if not self.graph.roots:  # what a lone script imports lies beside it
-            for path in Path(own).parent.glob("*.py"):
-                with contextlib.suppress(OSError):
-                    is_said |= _names_axis(path.read_bytes())
         return "_devices" if is_said else "devices"
 
     @functools.cached_property
