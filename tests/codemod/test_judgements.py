@@ -273,6 +273,19 @@ def test_one_of_what_was_made_that_nobody_called():
     assert both == Judgement(Rung.NEVER_RAN, 4, 4, notes=("never called: f",))
 
 
+@pytest.mark.parametrize(("process", "other"), [(1, 0), (0, 1)])
+def test_what_another_process_has_called(process: int, other: int):
+    """Two programs of one command share a file, and each calls a part of what it maps."""
+    made = {"f (line 7)", "g (line 8)"}
+    one = _compared(_site(made=made, told={"f (line 7)"}))
+    two = _compared(_site(made=made, told={"g (line 8)"}))
+    one.site.process, two.site.process = process, other  # pyright: ignore[reportOptionalMemberAccess]
+    assert _judged(one, two) == Judgement(Rung.REPLAYED, 4, 4)
+
+    two.site.process = process  # pyright: ignore[reportOptionalMemberAccess]
+    assert _judged(one, two).rung is Rung.NEVER_RAN
+
+
 def test_nothing_of_what_was_made_was_called():
     own = Own(ran=True, sites=[_site(made={"f"})])
 

@@ -87,34 +87,48 @@ def test_the_file_by_its_own_name_starts_nothing():
 
 
 def test_a_python_that_leaves_our_path_aside_starts_late(tmp_path: pathlib.Path):
-    late = f"import runpy; runpy.run_path('first/sitecustomize.py', run_name={bootstrap.LATE!r})\n"
-    mark = "import _jax_dist_recording.start as s; s.ran(3)\n"
-    child = f"import random; {late * 2}{mark}print(random.random())"
-    (tmp_path / "child.py").write_text(child)
+    """Once, and with the entry points that it has imported by then."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.theirs = True\n")
+    (tmp_path / "child.py").write_text(
+        "import json, random, runpy, sys, types\n"
+        "import jax\n"
+        "sys.path.insert(0, '')\n"
+        "sys.modules['jax_dist.mapping.pmap'] = ours = types.ModuleType('ours')\n"
+        "ours.pmap = real = lambda fun: fun\n"
+        "found = []\n"
+        "for _ in range(2):\n"
+        f"    runpy.run_path('first/sitecustomize.py', run_name={bootstrap.LATE!r})\n"
+        "    found.append(random.random())\n"
+        "import _jax_dist_recording.start as s\n"
+        "s.ran(3)\n"
+        "print(json.dumps([found, ours.pmap is real, hasattr(sys, 'theirs')]))\n"
+    )
     program = (
         "import subprocess\n"
         "child = [sys.executable, '-I', 'child.py']\n"
         "done = subprocess.run(child, capture_output=True, text=True)\n"
-        "found['random'], found['failed'] = float(done.stdout or 0), done.stderr\n"
+        "found['said'], found['failed'] = done.stdout, done.stderr\n"
     )
 
-    assert _run(tmp_path, program) == {"random": random.Random(0).random(), "failed": ""}
+    told = _run(tmp_path, program)
+    numbers = random.Random(0)
+    assert told["failed"] == ""
+    assert json.loads(told["said"]) == [[numbers.random(), numbers.random()], False, False]
     (places,) = (tmp_path / "records").glob("places-*.txt")
     assert places.read_text() == "3\n"
 
 
-def test_what_is_imported_already_is_hooked_late(tmp_path: pathlib.Path):
-    program = (
-        "import runpy, types\n"
-        "sys.modules['jax_dist.mapping.pmap'] = ours = types.ModuleType('ours')\n"
-        "ours.pmap = lambda fun: fun\n"
-        "import _jax_dist_recording.start as s\n"
-        "s._recorder = types.SimpleNamespace(hooked=lambda module, name, real: (module, name))\n"
-        "s.hook_loaded()\n"
-        "found['pmap'] = ours.pmap\n"
+def test_what_is_imported_before_an_early_start_is_left(tmp_path: pathlib.Path):
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "import jax\n"
+        "sys.modules['jax_dist.mapping.pmap'] = sys.ours = types.ModuleType('ours')\n"
+        "sys.ours.pmap = sys.real = lambda fun: fun\n"
     )
 
-    assert _run(tmp_path, program) == {"pmap": ["ours", "pmap"]}
+    program = "found['is_theirs'] = sys.ours.pmap is sys.real\n"
+    assert _run(tmp_path, program, str(tmp_path / "before")) == {"is_theirs": True}
 
 
 def test_a_program_that_may_write_to_its_folders_alone(tmp_path: pathlib.Path):

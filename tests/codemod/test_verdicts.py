@@ -185,6 +185,24 @@ def test_what_was_not_compared(more: dict, said: str | None):
     assert len(_verdict(_run(*first.record.sites, code=1), _one()).unproven) == 1
 
 
+@pytest.mark.parametrize(
+    ("more", "is_said"),
+    [
+        ({"process": 1}, False),
+        ({"process": 1, "line": 8}, True),
+        ({"process": 1, "file": "/other.py"}, True),
+        ({"process": 1, "function": "h"}, True),
+        ({}, True),
+    ],
+)
+def test_what_another_process_has_called_is_compared(more: dict, *, is_said: bool):
+    name = more.pop("function", "g")
+    first = _run(_site("f", _CALL), _site("g"), _site(name, _CALL, **more))
+
+    said = [each for each in _verdict(first, first).unproven if each.endswith("never called")]
+    assert len(said) == is_said
+
+
 def test_nothing_to_compare_with():
     (said,) = _verdict(_run(), _one()).unproven
 

@@ -176,7 +176,7 @@ class _Found:
         cut = how != "one of equal copies" and 0 not in before.shape
         if cut and after.parts < before.parts:
             return f"cut into {before.parts} parts before, and into {after.parts} after"
-        turned = self.same_form and how == "as is" and after.placed != before.placed
+        turned = self.same_form and after.placed != before.placed
         return "other slices on the devices, or another order of them" if turned else ""
 
     def _array(self, call: int, what: str, before: Array, after: Array) -> How | None:
