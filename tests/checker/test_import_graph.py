@@ -78,6 +78,7 @@ def test_of_the_folder_of_all_temporary_files_only_its_own_are_read(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "src").mkdir()
     (tmp_path / "other").mkdir()
+    os.mkfifo(tmp_path / "src" / "pipe.py")
     for name in ("src/util.py", "src/beside.py", "other/more.py", "more.py"):
         (tmp_path / name).touch()
 

@@ -289,14 +289,15 @@ def _beside(paths: Sequence[str]) -> Iterator[str]:
 
     They lie in the same folder, or in the current one and right below it: `tests/` beside `src/`.
     """
-    patterns = [os.path.join(folder, "*") for folder in sorted({*map(os.path.dirname, paths)})]
+    folders = sorted({*map(os.path.dirname, paths)})
+    patterns = [os.path.join(glob.escape(folder), "*") for folder in folders]
     here = os.getcwd()
     is_inside = any(path.startswith(os.path.join(here, "")) for path in paths)
     if is_inside and here not in (os.path.expanduser("~"), tempfile.gettempdir(), os.sep):
-        patterns += [os.path.join(here, "*"), os.path.join(here, "*", "*")]
+        patterns += [os.path.join(glob.escape(here), *each) for each in (["*"], ["*", "*"])]
     for pattern in patterns:
         for ending in (".py", ".ipynb"):
-            yield from sorted(glob.iglob(pattern + ending))
+            yield from sorted(filter(os.path.isfile, glob.iglob(pattern + ending)))  # no pipe
 
 
 def outermost_package(folder: str) -> str:
