@@ -16,6 +16,7 @@ from jax_dist.checker.model.findings import Edit, apply_edits
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.scopes import Binding
 from jax_dist.checker.model.semantic_model import KNOWN, Module
+from jax_dist.codemod import process_signs
 
 _EXAMPLE = re.compile(r"(?m)^\s*((?:>>>|\.\.\.) .*)$")
 
@@ -67,7 +68,19 @@ def is_used_elsewhere(module: Module, name: str) -> bool:
     if graph is None:
         return False
     find = graph.users if name in module.scopes.module.bindings else graph.readers
-    return any(True for _ in find(os.path.abspath(module.source.path), name))
+    word = re.compile(rb"\b%b\b" % name.encode())
+    return any(True for _ in find(os.path.abspath(module.source.path), name)) or any(
+        map(word.search, module.once(_scripts))
+    )
+
+
+def _scripts(module: Module) -> list[bytes]:
+    """What imports the file and is no Python by its name: scripts of the shell, and others."""
+    path, roots = os.path.abspath(module.source.path), module.graph.roots if module.graph else ()
+    stem = os.path.splitext(os.path.basename(path))[0].encode()
+    imported = re.compile(rb"\b(?:import|from)\s[^\n]*\b%b\b" % re.escape(stem))
+    texts = process_signs.project_texts(roots or [os.path.dirname(path)], deep=bool(roots))
+    return [data for _, data in texts if imported.search(data)]
 
 
 def _reads(module: Module, name: str) -> bool:

@@ -144,16 +144,21 @@ def _line(data: bytes, found: re.Match[bytes]) -> int:
     return data.count(b"\n", 0, found.start()) + 1
 
 
-def project_texts(roots: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """The files below some folders that may start a program, as far as they can be read."""
+def project_texts(roots: Iterable[str], *, deep: bool = True) -> Iterator[tuple[str, bytes]]:
+    """The files in some folders that may start a program, as far as they can be read.
+
+    Args:
+      roots: the folders.
+      deep: also what is in the folders below.
+    """
     for root in roots:
         for folder, folders, names in os.walk(root):
-            folders[:] = sorted(set(folders) - set(sources.EXCLUDED))
+            folders[:] = sorted(set(folders) - set(sources.EXCLUDED)) if deep else []
             for name in sorted(names):
-                if name.endswith(_SUFFIXES) or name.startswith(_NAMES):
+                if name.endswith(_SUFFIXES) or name.startswith(_NAMES) or "." not in name:
                     path = os.path.join(folder, name)
                     try:
-                        if os.path.getsize(path) <= _LARGEST:
+                        if os.path.isfile(path) and os.path.getsize(path) <= _LARGEST:
                             with open(path, "rb") as file:
                                 yield path, file.read()
                     except OSError:

@@ -20,7 +20,7 @@ from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
 from jax_dist.codemod.results import Left
 
-_REFLECTING = frozenset(("vars", "locals", "globals", "eval", "exec", "setattr"))
+_REFLECTING = frozenset(("vars", "locals", "globals", "eval", "exec", "setattr", "getmembers"))
 _REFLECTED = frozenset(
     ("__dict__", "f_locals", "f_globals", "__globals__", "__getattribute__", "__setattr__")
 )
@@ -77,6 +77,8 @@ class Seen:
             raise Left(f"line {line} defines another {name}, which never ran")
         if found := related.by_name():
             raise Left(f"line {found.lineno} reads a field by a name of the run")
+        for name, node in related.handed_on():
+            raise Left(f"line {node.lineno} hands {name} on, and others may call it")
         for name, mark in related.marks():
             raise Left(f"line {mark.lineno} hands {name} to {module.text(mark)}")
         for name in related.classes():
@@ -212,6 +214,8 @@ def _reflection(flow: FileFlow) -> str:
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in _REFLECTING:
                 return f"line {node.lineno} calls {name}"
+            case ast.Call(func=ast.Attribute(attr="getmembers")):
+                return f"line {node.lineno} calls getmembers"
             case ast.Attribute(attr=name) if name in _REFLECTED:
                 return f"line {node.lineno} reads {name}"
             case ast.Call() if _takes_by_name(flow, node):
@@ -334,6 +338,20 @@ class _Related:
                     if not is_one and self.fields and flow.type_of(of) in types:
                         return node
         return None
+
+    def handed_on(self) -> Iterator[tuple[str, ast.expr]]:
+        """Where a function that takes or gives it is read, and neither called nor given to jax."""
+        module = self.flow.module
+        for node in module.nodes(ast.Attribute):
+            is_method = node.attr in self.crossed and self.flow.ran(node)
+            if is_method and self.flow.is_callable(node) and not _is_called(module, node):
+                yield node.attr, node
+        for scope in module.scopes.all:
+            for name in self.crossed & scope.bindings.keys():
+                if any(each.kind in ("def", "class") for each in scope.bindings[name]):
+                    for read in module.reads(scope, name):
+                        if not _is_called(module, read):
+                            yield name, read
 
     def marks(self) -> Iterator[tuple[str, ast.expr]]:
         """The decorators that may keep what takes or gives it, so that others call it."""

@@ -37,6 +37,7 @@ _IMPORT = re.compile(
     rb"(\([^)]*\)|(?:[^\n\\#;]|\\\r?\n)*)|import[ \t]+((?:[^\n\\#;]|\\\r?\n)*))",
     re.MULTILINE,
 )
+_REFLECTING = frozenset(("getattr", "getmembers", "vars", "dir"))
 _COMMENT = re.compile(rb"#[^\n]*")
 
 _MOST = 20_000  # files of one project; of a larger one, nothing is taken away
@@ -121,8 +122,8 @@ class ImportGraph:
             if other == path or not (dotted in data or stem.encode() in data):
                 continue
             facts = self._facts_of(other) if name.encode() in data else _NOTHING
-            is_made = b"import_module" in data and facts is not None and facts.says(name)
-            if dotted in data or facts is None or is_made:
+            is_run = b"import_module" in data or f"{stem}.py".encode() in data  # by its path
+            if dotted in data or facts is None or (is_run and facts.says(name)):
                 yield other
 
     def readers(self, path: str, attribute: str) -> Iterator[str]:
@@ -349,11 +350,15 @@ def _read(code: bytes) -> _Facts | None:
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 for each in aliases:
                     imported[each.asname or each.name] = each.name.rpartition(".")[2]
-            case ast.Call(func=ast.Name(id="getattr"), args=[of, name, *_]):
-                if not isinstance(name, ast.Constant):
+            case ast.Call(func=called, args=[of, *names]):
+                by = getattr(called, "id", getattr(called, "attr", ""))
+                is_one = by == "getattr" and isinstance(names[0], ast.Constant) if names else False
+                if by in _REFLECTING and not is_one:
                     reflected.add(ast.unparse(of))
             case ast.Attribute(attr=name):
                 attributes.add(name)
+                if name == "__dict__":
+                    reflected.add(ast.unparse(node.value))
             case ast.Constant(value=str() as text) if text.isidentifier():
                 words.add(text)
     modules = {imported.get(each, each.rpartition(".")[2]) for each in reflected}

@@ -84,8 +84,15 @@ class Notebook(Source):
         return codecs.BOM_UTF8 + written if self.bom else written
 
     def edited(self, code: bytes) -> "Notebook":
-        """The notebook as it will be read once `code` is in the place of its code."""
-        return read_notebook(self.path, self.written(code))
+        """The notebook as it will be read once `code` is in the place of its code.
+
+        Raises:
+          ParseError: a cell would be no Python that is now.
+        """
+        found = read_notebook(self.path, self.written(code))
+        if len(found.unparsed) > len(self.unparsed):
+            raise found.unparsed[0]
+        return found
 
     def _texts(self, code: bytes) -> list[str]:
         text = code.decode("utf-8", "surrogatepass")

@@ -319,6 +319,8 @@ def _walrus(walk: _Walk, node: ast.NamedExpr, stack: list[Any]) -> bool:
 
 
 def _outer(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
+    if walk.scope.parent is None:
+        return True  # `global x` of a module says nothing
     walk.scope.outer |= dict.fromkeys(node.names, isinstance(node, ast.Global))
     return True
 
