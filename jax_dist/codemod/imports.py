@@ -67,20 +67,37 @@ def is_used_elsewhere(module: Module, name: str) -> bool:
     graph = module.graph
     if graph is None:
         return False
+    path = os.path.abspath(module.source.path)
     find = graph.users if name in module.scopes.module.bindings else graph.readers
-    word = re.compile(rb"\b%b\b" % name.encode())
-    return any(True for _ in find(os.path.abspath(module.source.path), name)) or any(
-        map(word.search, module.once(_scripts))
+    word, dotted = (
+        re.compile(rb"\b%b%b\b" % (before, re.escape(name.encode())))
+        for before in (b"", re.escape(_stem(path)) + rb"[.:]")
+    )
+    return any(True for _ in find(path, name)) or any(
+        (word if is_import else dotted).search(data) for is_import, data in module.once(_scripts)
     )
 
 
-def _scripts(module: Module) -> list[bytes]:
-    """What imports the file and is no Python by its name: scripts of the shell, and others."""
+def _scripts(module: Module) -> list[tuple[bool, bytes]]:
+    """What speaks of the file and is no Python by its name, and whether it imports it.
+
+    Scripts of the shell and others; settings, as in `target: train.fit`.
+    """
     path, roots = os.path.abspath(module.source.path), module.graph.roots if module.graph else ()
-    stem = os.path.splitext(os.path.basename(path))[0].encode()
-    imported = re.compile(rb"\b(?:import|from)\s[^\n]*\b%b\b" % re.escape(stem))
-    texts = process_signs.project_texts(roots or [os.path.dirname(path)], deep=bool(roots))
-    return [data for _, data in texts if imported.search(data)]
+    stem = re.escape(_stem(path))
+    imported = re.compile(rb"\b(?:import|from)\s[^\n]*\b%b\b" % stem)
+    found: dict[str, bytes] = {}
+    if roots:
+        found |= process_signs.project_texts(roots)
+    else:  # a lone script: what is beside it, and in the folders right there
+        folder = os.path.dirname(path)
+        beside = [each.path for each in os.scandir(folder) if each.is_dir(follow_symlinks=False)]
+        found |= process_signs.project_texts([folder, *beside], deep=False)
+    return [(imported.search(data) is not None, data) for data in found.values() if stem in data]
+
+
+def _stem(path: str) -> bytes:
+    return os.path.splitext(os.path.basename(path))[0].encode()
 
 
 def _reads(module: Module, name: str) -> bool:

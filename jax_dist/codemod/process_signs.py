@@ -29,6 +29,7 @@ _LAUNCHERS = re.compile(
 )
 _BATCH = re.compile(rb"#SBATCH[^\n]*--n(?:odes|tasks)")
 _SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".toml", ".md", ".rst")
+_SETTINGS = (".json", ".ini", ".cfg")
 _NAMES = ("Dockerfile", "README", "Makefile")
 _LARGEST = 2**20  # bytes of a file that is no code
 
@@ -155,7 +156,11 @@ def project_texts(roots: Iterable[str], *, deep: bool = True) -> Iterator[tuple[
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(set(folders) - set(sources.EXCLUDED)) if deep else []
             for name in sorted(names):
-                if name.endswith(_SUFFIXES) or name.startswith(_NAMES) or "." not in name:
+                if (
+                    name.endswith(_SUFFIXES + _SETTINGS)
+                    or name.startswith(_NAMES)
+                    or "." not in name
+                ):
                     path = os.path.join(folder, name)
                     try:
                         if os.path.isfile(path) and os.path.getsize(path) <= _LARGEST:
