@@ -14,7 +14,7 @@ from typing import TypeAlias
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import fixed_programs, flow_uses, imports, pmap_facts, site_parts
+from jax_dist.codemod import choices, fixed_programs, flow_uses, imports, pmap_facts, site_parts
 from jax_dist.codemod.flow_uses import Made, Use
 from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.pmap_facts import PmapFacts
@@ -220,6 +220,9 @@ class Plan:
         self._seen.check(part.component)
         part.made = list(self._made(part))
         part.uses = [flow_uses.use_of(flow, node) for node in flow.holders(serials)]
+        for use in part.uses:
+            if use.way in ("first", "row", "forest"):
+                choices.check_other_values(flow, use.of, serials)
         copies = {each.copies for each in part.made}
         inputs = [slot for slot in slots if slot.side == "in"]
         is_alike = all(map(_has_alike_rows, self._given(inputs)))
