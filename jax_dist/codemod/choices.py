@@ -186,7 +186,8 @@ def _check_given(
     is_it = lambda value: not serials.isdisjoint(flow.bound_by(value))
     blocks = [(module.parent(module.statement(e)), e) for e, value in given if is_it(value)]
     for place, value in given:
-        if is_it(value) or not flow.has_unmapped(value):
+        is_of_it = not serials.isdisjoint(flow.held_in(value))  # such as the part itself
+        if is_of_it or not flow.has_arrays(value) | flow.has_unmapped(value):
             continue
         around, line = module.parent(module.statement(place)), value.lineno
         if not any(around is b and getattr(e, "lineno", 0) > line for b, e in blocks):

@@ -7,6 +7,7 @@ builtin, a magic of a notebook, `import *`.
 """
 
 import ast
+import glob
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -85,14 +86,17 @@ def _scripts(module: Module) -> list[tuple[bool, bytes]]:
     """
     path, roots = os.path.abspath(module.source.path), module.graph.roots if module.graph else ()
     stem = re.escape(_stem(path))
-    imported = re.compile(rb"\b(?:import|from)\s[^\n]*\b%b\b" % stem)
+    imported = re.compile(
+        rb"\bfrom\s+(?:[\w.]*\.)?%b\s+import\b|\bimport\s+(?:[\w.]+,\s*)*(?:[\w.]*\.)?%b\b"
+        % (stem, stem)
+    )
     found: dict[str, bytes] = {}
     if roots:
         found |= process_signs.project_texts(roots)
     else:  # a lone script: what is beside it, and in the folders right there
         folder = os.path.dirname(path)
-        beside = [each.path for each in os.scandir(folder) if each.is_dir(follow_symlinks=False)]
-        found |= process_signs.project_texts([folder, *beside], deep=False)
+        below = glob.glob(os.path.join(glob.escape(folder), "*", ""))
+        found |= process_signs.project_texts([folder, *sorted(below)], deep=False)
     return [(imported.search(data) is not None, data) for data in found.values() if stem in data]
 
 

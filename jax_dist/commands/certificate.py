@@ -32,7 +32,7 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     path = Path(options.file)
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         print(f"jax-dist certificate: {path} cannot be read: {error}", file=err)
         return Exit.USAGE
     problems = list(certificate.problems(found, path.resolve().parent))

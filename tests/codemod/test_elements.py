@@ -68,6 +68,15 @@ _PROGRAMS = {
     "all of a list": """\
     found = [float(each["loss"][0]) for each in kept]
 """,
+    "a field that is set again at once": """\
+    class Kept:
+        def __init__(self, weights):
+            self.weights = weights
+            self.weights = jax_utils.replicate(self.weights)
+    weights = Kept(S).weights
+    _, more = p_step(weights, batch)
+    found = float(more["loss"][0]), weights[0]
+""",
     "pairs of a list": """\
     pairs = [(number, each) for number, each in zip("abc", [m["loss"] for m in kept])]
     found = [float(value[0]) for _, value in pairs]
@@ -95,6 +104,7 @@ def test_their_axis_goes(ran: recorded.Recorded, number: int, name: str):
     migrated = ran.migrated(f"elements_{number}")
     after = migrated.after.decode()
 
-    assert any(each.form is Form.IDIOMATIC and each.is_mapped for each in migrated.outcomes)
+    reasons = [each.reason for each in migrated.outcomes]
+    assert any(e.form is Form.IDIOMATIC and e.is_mapped for e in migrated.outcomes), reasons
     assert ("[0]" in after) == (name == "pairs of a list")  # what `zip` gives is not followed
     assert numbers(after) == numbers(_text(name))

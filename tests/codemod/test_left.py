@@ -491,6 +491,22 @@ def test_the_helpers_of_a_notebook_stand_above_what_uses_them(tmp_path, cells, n
     assert np.asarray(namespace["f"](namespace["x"])).tolist() == [*range(1, 9)]
 
 
+def test_a_cell_that_would_not_parse_leaves_its_notebook(tmp_path):
+    cell = "import jax; import numpy as np; f = jax.pmap(lambda x: x + 1)\nprint(f(np.arange(8)))\n"
+    path = _notebook(tmp_path / "a.ipynb", cell)
+    (found,), _ = migration.migrate([path], MigrationOptions(to="jax", promises=_BOTH))
+
+    assert not found.changed
+    assert found.problem.startswith("the new text would not parse")
+
+
+def test_a_global_statement_of_a_module_says_nothing():
+    text = "import jax\nfor i in range(3):\n    global f, i\n    f = jax.pmap(abs)\nf(x)\n"
+    found = _migrated(text, "jax_dist")
+
+    assert [each.status for each in found.outcomes] == ["done"]
+
+
 def test_a_notebook_goes_back_as_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = _notebook(tmp_path / "a.ipynb", "import jax\n", "f = jax.pmap(lambda x: x)\n", "f(x)\n")
