@@ -197,8 +197,16 @@ def _warning_of(captured: str | None) -> contextlib.AbstractContextManager:
     return pytest.warns(CapturedArrayWarning, match=captured)
 
 
-@pytest.mark.slow
-@_each
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("updater_class", marks=pytest.mark.thorough),  # host edits, and the quickest
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in sorted({*_PROGRAMS} - {"updater_class"})
+        ),
+    ],
+)
 def test_the_command_proves_the_migration_by_running_the_program(name, tmp_path):
     pytest.importorskip(_PROGRAMS[name].needs)
     path = tmp_path / f"{name}.py"
