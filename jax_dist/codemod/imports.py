@@ -85,19 +85,21 @@ def _scripts(module: Module) -> list[tuple[bool, bytes]]:
     Scripts of the shell and others; settings, as in `target: train.fit`.
     """
     path, roots = os.path.abspath(module.source.path), module.graph.roots if module.graph else ()
-    stem = re.escape(_stem(path))
+    stem, texts = re.escape(_stem(path)), []
     imported = re.compile(
         rb"\bfrom\s+(?:[\w.]*\.)?%b\s+import\b|\bimport\s+(?:[\w.]+,\s*)*(?:[\w.]*\.)?%b\b"
         % (stem, stem)
     )
-    found: dict[str, bytes] = {}
-    if roots:
-        found |= process_signs.project_texts(roots)
-    else:  # a lone script: what is beside it, and in the folders right there
+    if not roots:  # a lone script: what is beside it, and in the folders right there
         folder = os.path.dirname(path)
         below = glob.glob(os.path.join(glob.escape(folder), "*", ""))
-        found |= process_signs.project_texts([folder, *sorted(below)], deep=False)
-    return [(imported.search(data) is not None, data) for data in found.values() if stem in data]
+        texts = process_signs.project_texts([folder, *sorted(below)], deep=False)
+    elif module.graph is not None:  # all files of the project ask
+        known = module.graph.known
+        texts = known.get(_scripts) or known.setdefault(
+            _scripts, [*process_signs.project_texts(roots)]
+        )
+    return [(imported.search(data) is not None, data) for _, data in texts if stem in data]
 
 
 def _stem(path: str) -> bytes:

@@ -32,6 +32,7 @@ _SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".toml", ".md
 _SETTINGS = (".json", ".ini", ".cfg")
 _NAMES = ("Dockerfile", "README", "Makefile")
 _LARGEST = 2**20  # bytes of a file that is no code
+_LARGEST_SETTINGS = 2**16  # larger ones are data
 
 
 class ProcessSigns:
@@ -162,8 +163,9 @@ def project_texts(roots: Iterable[str], *, deep: bool = True) -> Iterator[tuple[
                     or "." not in name
                 ):
                     path = os.path.join(folder, name)
+                    most = _LARGEST_SETTINGS if name.endswith(_SETTINGS) else _LARGEST
                     try:
-                        if os.path.isfile(path) and os.path.getsize(path) <= _LARGEST:
+                        if os.path.isfile(path) and os.path.getsize(path) <= most:
                             with open(path, "rb") as file:
                                 yield path, file.read()
                     except OSError:

@@ -65,12 +65,10 @@ class Related:
         module, flow = self.flow.module, self.flow
         holding = (e for e in module.nodes(ast.Attribute) if e.attr in self.fields)
         types = {flow.type_of(each.value) for each in holding} | {""}
-        for node in module.nodes(ast.Call):
-            match node:
-                case ast.Call(func=ast.Name(id="getattr"), args=[of, name, *_]):
-                    is_one = isinstance(name, ast.Constant) or module.qualified_name(of) is not None
-                    if not is_one and self.fields and flow.type_of(of) in types:
-                        return node
+        for node in module.nodes(ast.Call) if self.fields else ():
+            of = of_any_attribute(module, node)
+            if of is not None and flow.type_of(of) in types:
+                return node
         return None
 
     def handed_on(self) -> Iterator[tuple[str, ast.expr]]:
@@ -181,6 +179,15 @@ def _gives(flow: FileFlow, value: ast.AST, serials: set[int]) -> bool:
     if flow.watches(value):
         return not serials.isdisjoint(flow.serials(value))
     return any(_gives(flow, each, serials) for each in ast.iter_child_nodes(value))
+
+
+def of_any_attribute(module: Module, call: ast.Call) -> ast.expr | None:
+    """The object of `getattr(trainer, args.mode)`, which no other module is; None of others."""
+    match call:
+        case ast.Call(func=ast.Name(id="getattr"), args=[of, name, *_]):
+            is_one = isinstance(name, ast.Constant) or module.qualified_name(of) is not None
+            return None if is_one else of
+    return None
 
 
 def is_called(module: Module, node: ast.expr) -> bool:

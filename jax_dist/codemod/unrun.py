@@ -16,7 +16,12 @@ from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import choices, flow_uses, imports
 from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
-from jax_dist.codemod.related_names import Related, is_called, names_related
+from jax_dist.codemod.related_names import (
+    Related,
+    is_called,
+    names_related,
+    of_any_attribute,
+)
 from jax_dist.codemod.results import Left
 
 _REFLECTING = frozenset(("vars", "locals", "globals", "eval", "exec", "setattr", "getmembers"))
@@ -227,15 +232,10 @@ def _reflection(flow: FileFlow) -> str:
 
 def _takes_by_name(flow: FileFlow, call: ast.Call) -> bool:
     """Whether a call may give any function of the file: `getattr(trainer, args.mode)`."""
-    match call:
-        case ast.Call(func=ast.Name(id="getattr"), args=[of, name, *_]):
-            is_other = flow.module.qualified_name(of) is not None  # another module
-            is_one = isinstance(name, ast.Constant) or is_other
-            return not is_one and flow.is_callable(call)
-        case ast.Call(func=function, args=args):
-            is_getter = last_name(function) in ("attrgetter", "methodcaller")
-            return is_getter and not all(isinstance(each, ast.Constant) for each in args)
-    return False
+    if of_any_attribute(flow.module, call) is not None:
+        return flow.is_callable(call)
+    is_getter = last_name(call.func) in ("attrgetter", "methodcaller")
+    return is_getter and not all(isinstance(each, ast.Constant) for each in call.args)
 
 
 def _unrun_maker(flow: FileFlow) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.sources import Patterns, UnreadableError
@@ -37,6 +37,7 @@ _IMPORT = re.compile(
     rb"(\([^)]*\)|(?:[^\n\\#;]|\\\r?\n)*)|import[ \t]+((?:[^\n\\#;]|\\\r?\n)*))",
     re.MULTILINE,
 )
+_BY_NAME = (b"import_module", b"resolve_name")
 _REFLECTING = frozenset(("getattr", "getmembers", "vars", "dir"))
 _COMMENT = re.compile(rb"#[^\n]*")
 
@@ -70,6 +71,7 @@ class ImportGraph:
     def __init__(self, paths: Sequence[str], find: Callable[[str, str], str | None]):
         self._paths = tuple(map(os.path.abspath, paths))
         self._find = find
+        self.known: dict[Any, Any] = {}  # what others have found in the projects, by who has
         # Of this graph alone: a cache of the class would keep all graphs, and with them all files.
         self.reached: Callable[[str], frozenset[str]] = functools.cache(self._reached)
         self.other_name: Callable[[str], str] = functools.cache(self._other_name)
@@ -122,7 +124,7 @@ class ImportGraph:
             if other == path or not (dotted in data or stem.encode() in data):
                 continue
             facts = self._facts_of(other) if name.encode() in data else _NOTHING
-            is_run = b"import_module" in data or f"{stem}.py".encode() in data  # by its path
+            is_run = any(word in data for word in (*_BY_NAME, f"{stem}.py".encode()))
             if dotted in data or facts is None or (is_run and facts.says(name)):
                 yield other
 
