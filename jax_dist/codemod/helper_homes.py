@@ -75,6 +75,7 @@ class Homes:
         self._chosen = os.path.abspath(chosen) if chosen else ""
         self._free: dict[str, str] = {}  # by folder: the name of its module
         self.migrated: set[str] = set()  # modules that files of their own package use in this run
+        self._is_part_of_scripts = functools.cache(self._find_part_of_scripts)  # all files ask
 
     def of(self, module: Module) -> Home:
         """The home of a file's helpers."""
@@ -107,7 +108,7 @@ class Homes:
         dots = "." * (1 if depth == os.curdir else 2 + depth.count(os.sep))
         return Home(target, f"{dots}{name}")
 
-    def _is_part_of_scripts(self, package: str) -> bool:
+    def _find_part_of_scripts(self, package: str) -> bool:
         """Whether only scripts beside a package import it, and others of them need helpers too."""
         folder = os.path.dirname(package)
         if any(os.path.exists(os.path.join(folder, name)) for name in _PACKAGING):
