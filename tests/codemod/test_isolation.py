@@ -201,6 +201,7 @@ _START = b"__import__('runpy').run_path('/a/sitecustomize.py', run_name='_jax_di
         (b"import jax\n", _START + b"; import jax\n"),
         (b'"""Doc."""\r\nimport jax\r\n', b'"""Doc."""\r\n' + _START + b"; import jax\r\n"),
         (b"\n\nif a:\n    b\n", b"\n" + _START + b"\nif a:\n    b\n"),
+        (b"\xef\xbb\xbfimport jax\n", b"\xef\xbb\xbf" + _START + b"; import jax\n"),
         (b"# a\n@b\nclass A: pass\n", b"# a\n@b\nclass A: pass\n"),
         (b"from __future__ import annotations\n", b"from __future__ import annotations\n"),
         (b"if a:\n    b\n", b"if a:\n    b\n"),

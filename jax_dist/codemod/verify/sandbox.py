@@ -6,6 +6,7 @@ lead into as far as we can see them; it may write nowhere else.
 """
 
 import ast
+import codecs
 import contextlib
 import errno
 import json
@@ -204,7 +205,9 @@ def _with_start(data: bytes, first: Path) -> bytes:
 
     No line moves: it stands before the first statement, or in an empty line above it.
     """
-    path, lines = str(first / "sitecustomize.py"), data.splitlines(keepends=True)
+    mark = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
+    path = str(first / "sitecustomize.py")
+    lines = data.removeprefix(mark).splitlines(keepends=True)
     start = f"__import__('runpy').run_path({path!a}, run_name={bootstrap.LATE!r})"
     try:
         body = [each for each in ast.parse(data).body if not comes_first(each)]
@@ -215,12 +218,12 @@ def _with_start(data: bytes, first: Path) -> bytes:
         lines[at : at + 1] = [start.encode(), b"; ", lines[at]]
     elif at and not lines[at - 1].strip():
         lines[at - 1] = start.encode() + lines[at - 1].lstrip(b" \t\f")
-    return b"".join(lines)
+    return mark + b"".join(lines)
 
 
 def _end_others(folder: str) -> None:
     """Ends what a run has started in sessions of their own; its environment names the folder."""
-    own = os.fsencode(folder)
+    own = os.fsencode(os.path.join(folder, ""))
     for process in Path("/proc").glob("[0-9]*"):  # nothing there on other systems
         with contextlib.suppress(OSError):  # another user's, or it has just ended
             if own in (process / "environ").read_bytes():
