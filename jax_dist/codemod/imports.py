@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from jax_dist.checker.model import pmaps, scopes
 from jax_dist.checker.model.findings import Edit, apply_edits
+from jax_dist.checker.model.import_graph import stem_of
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.scopes import Binding
 from jax_dist.checker.model.semantic_model import KNOWN, Module
@@ -72,7 +73,7 @@ def is_used_elsewhere(module: Module, name: str) -> bool:
     find = graph.users if name in module.scopes.module.bindings else graph.readers
     word, dotted = (
         re.compile(rb"\b%b%b\b" % (before, re.escape(name.encode())))
-        for before in (b"", re.escape(_stem(path)) + rb"[.:]")
+        for before in (b"", re.escape(stem_of(path).encode()) + rb"[.:]")
     )
     return any(True for _ in find(path, name)) or any(
         (word if is_import else dotted).search(data) for is_import, data in module.once(_scripts)
@@ -85,7 +86,7 @@ def _scripts(module: Module) -> list[tuple[bool, bytes]]:
     Scripts of the shell and others; settings, as in `target: train.fit`.
     """
     path, roots = os.path.abspath(module.source.path), module.graph.roots if module.graph else ()
-    stem, texts = re.escape(_stem(path)), []
+    stem, texts = re.escape(stem_of(path).encode()), []
     imported = re.compile(
         rb"\bfrom\s+(?:[\w.]*\.)?%b\s+import\b|\bimport\s+(?:[\w.]+,\s*)*(?:[\w.]*\.)?%b\b"
         % (stem, stem)
@@ -96,14 +97,10 @@ def _scripts(module: Module) -> list[tuple[bool, bytes]]:
         texts = process_signs.project_texts([folder, *sorted(below)], deep=False)
     elif module.graph is not None:  # all files of the project ask
         known = module.graph.known
-        texts = known.get(_scripts) or known.setdefault(
-            _scripts, [*process_signs.project_texts(roots)]
-        )
+        if _scripts not in known:
+            known[_scripts] = [*process_signs.project_texts(roots)]
+        texts = known[_scripts]
     return [(imported.search(data) is not None, data) for _, data in texts if stem in data]
-
-
-def _stem(path: str) -> bytes:
-    return os.path.splitext(os.path.basename(path))[0].encode()
 
 
 def _reads(module: Module, name: str) -> bool:

@@ -43,3 +43,15 @@ def test_what_is_no_python_by_its_name(
     module = Project([str(path)]).module(load(str(path), path.read_bytes()))
 
     assert imports.is_used_elsewhere(module, "fit") == uses
+
+
+def test_a_package_goes_by_the_name_of_its_folder(tmp_path: pathlib.Path):
+    (tmp_path / "pyproject.toml").touch()
+    path = tmp_path / "train" / "__init__.py"
+    path.parent.mkdir()
+    path.write_text("def fit(n):\n    return n\n")
+    (tmp_path / "eval.sh").write_text(_USERS["eval.sh"])
+    module = Project([str(path)]).module(load(str(path), path.read_bytes()))
+
+    assert imports.is_used_elsewhere(module, "fit")
+    assert not imports.is_used_elsewhere(module, "module")

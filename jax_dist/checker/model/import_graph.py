@@ -37,8 +37,8 @@ _IMPORT = re.compile(
     rb"(\([^)]*\)|(?:[^\n\\#;]|\\\r?\n)*)|import[ \t]+((?:[^\n\\#;]|\\\r?\n)*))",
     re.MULTILINE,
 )
-_BY_NAME = (b"import_module", b"resolve_name")
-_REFLECTING = frozenset(("getattr", "getmembers", "vars", "dir"))
+_BY_NAME = (b"import_module", b"resolve_name")  # what imports by a name of the run
+_REFLECTING = frozenset(("getattr", "getmembers", "vars", "dir"))  # what gives any attribute
 _COMMENT = re.compile(rb"#[^\n]*")
 
 _MOST = 20_000  # files of one project; of a larger one, nothing is taken away
@@ -55,9 +55,6 @@ class _Facts:
     def says(self, name: str) -> bool:
         """Whether it reads an attribute of that name, or may do so by a string."""
         return name in self.attributes or name in self.words
-
-
-_NOTHING = _Facts(frozenset(), frozenset(), frozenset())
 
 
 class ImportGraph:
@@ -87,7 +84,7 @@ class ImportGraph:
     @functools.cached_property
     def _alone(self) -> dict[str, str]:
         """The files that belong to no project, by their modules: a path may lead to any."""
-        return {_stem(path): path for path in self._paths if not _project_root(path)}
+        return {stem_of(path): path for path in self._paths if not _project_root(path)}
 
     @functools.cached_property
     def files(self) -> dict[str, bytes]:
@@ -113,7 +110,7 @@ class ImportGraph:
 
     def users(self, path: str, name: str) -> Iterator[str]:
         """The other files that may mean `name` of a file: by import, `import *`, or attribute."""
-        stem = _stem(path)
+        stem = stem_of(path)
         dotted = f"{stem}.{name}".encode()  # in the string of a mock, say
         for imported in self.importers(path):
             facts = self._facts_of(imported.by) if imported.is_module else None
@@ -121,12 +118,15 @@ class ImportGraph:
             if name in imported.names or imported.is_star or is_said:
                 yield imported.by
         for other, data in self.files.items():
-            if other == path or not (dotted in data or stem.encode() in data):
+            if other == path or stem.encode() not in data:
                 continue
-            facts = self._facts_of(other) if name.encode() in data else _NOTHING
-            is_run = any(word in data for word in (*_BY_NAME, f"{stem}.py".encode()))
-            if dotted in data or facts is None or (is_run and facts.says(name)):
+            if dotted in data:
                 yield other
+            elif name.encode() in data:
+                facts = self._facts_of(other)
+                is_run = any(word in data for word in (*_BY_NAME, f"{stem}.py".encode()))
+                if facts is None or (is_run and facts.says(name)):
+                    yield other
 
     def readers(self, path: str, attribute: str) -> Iterator[str]:
         """The other files that read an attribute of that name, and may have objects of a file."""
@@ -140,7 +140,7 @@ class ImportGraph:
     def importers(self, path: str) -> list[Imported]:
         """The other files that import a file."""
         found: list[Imported] = []
-        stem = _stem(path).encode()
+        stem = stem_of(path).encode()
         for other, data in self.files.items():
             if other != path and stem in data and b"import" in data:
                 imported = self._taken(other, path)
@@ -271,7 +271,7 @@ def module_file(base: str) -> str | None:
     return None
 
 
-def _stem(path: str) -> str:
+def stem_of(path: str) -> str:
     """The last word by which a file is imported."""
     folder, name = os.path.split(path)
     stem = os.path.splitext(name)[0]
@@ -354,7 +354,7 @@ def _read(code: bytes) -> _Facts | None:
                     imported[each.asname or each.name] = each.name.rpartition(".")[2]
             case ast.Call(func=called, args=[of, *names]):
                 by = getattr(called, "id", getattr(called, "attr", ""))
-                is_one = by == "getattr" and isinstance(names[0], ast.Constant) if names else False
+                is_one = by == "getattr" and isinstance(next(iter(names), None), ast.Constant)
                 if by in _REFLECTING and not is_one:
                     reflected.add(ast.unparse(of))
             case ast.Attribute(attr=name):
