@@ -53,6 +53,12 @@ def train_twice(folder: str) -> dict[str, dict[str, object]]:
     }
 
 
+@pytest.fixture
+def all_passes(monkeypatch):
+    """The other tests leave out most of XLA's passes, and then this compiles in seconds."""
+    monkeypatch.delenv("XLA_FLAGS")
+
+
 def _run(folder, *, stock: bool):
     return run_processes(
         train, str(folder), stock, LAYERS, processes=2, cpu_devices=2, timeout=900.0
@@ -86,6 +92,7 @@ def test_jax_alone_leaves_the_second_process_without(runs):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_passes")
 def test_a_program_that_compiles_for_longer_than_gloo_waits(tmp_path):
     cold = _run(tmp_path / "ours", stock=False)
     warm = _run(tmp_path / "ours", stock=False)
@@ -96,6 +103,7 @@ def test_a_program_that_compiles_for_longer_than_gloo_waits(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_passes")
 def test_jax_alone_crashes_in_the_warm_run(tmp_path):
     cold = _run(tmp_path / "stock", stock=True)
     warm = _run(tmp_path / "stock", stock=True)

@@ -105,6 +105,12 @@ def test_a_file_that_cannot_be_parsed_has_no_unused_comments():
     assert _said("x  # noqa: JXD101\ndef f(:\n") == ["JXD901:2"]
 
 
+def test_only_its_code_hides_that_a_file_cannot_be_parsed():
+    assert _said("def f(:  # noqa\n") == ["JXD901:1"]
+    assert _said("# jax-dist: ignore-file\ndef f(:\n") == ["JXD901:2"]
+    assert _said("# jax-dist: ignore-file[JXD901]\ndef f(:\n") == []
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

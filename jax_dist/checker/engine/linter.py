@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from jax_dist.checker import rules
 from jax_dist.checker.model import sources
-from jax_dist.checker.model.findings import Code, Finding, Safety
+from jax_dist.checker.model.findings import Code, Finding, Fix, Safety
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.sources import ParseError, Patterns, Source, UnreadableError
@@ -185,9 +185,17 @@ def _found(module: Module, codes: frozenset[Code], target: Version | None) -> li
             for around in module.ancestors(node) if may_have_strings else ():
                 if isinstance(around, ast.JoinedStr):  # Python 3.11 does not know where in them
                     node, fix = around, None
+            if fix is not None and _loses_comment(module.source, fix):
+                fix = None
             place = module.span(node)
             findings.append(rule.page.finding(module.source, found.message, place, fix))
     return sorted(findings, key=lambda finding: finding.sort_key)
+
+
+def _loses_comment(source: Source, fix: Fix) -> bool:
+    """Whether a fix takes words of the author away: "#" in a string counts too."""
+    taken = (source.code[each.start : each.end].count(b"#") for each in fix.edits)
+    return sum(taken) > sum(each.text.count("#") for each in fix.edits)
 
 
 def _unparsed(source: Source, error: ParseError) -> Finding:

@@ -67,9 +67,14 @@ def applied(
     `enabled` are the codes that were looked for; a comment for another one cannot be called unused.
     """
     sieve = _Sieve(source, pages)
-    kept = [finding for finding in findings if not sieve.catches(finding)]
-    if any(finding.code == SYNTAX_ERROR.code for finding in findings):
+    broken = [finding for finding in findings if finding.code == SYNTAX_ERROR.code]
+    if broken:
         enabled -= {UNUSED.code}  # what a comment would catch is not known
+    kept = [
+        finding
+        for finding in findings
+        if not (sieve.catches_own if finding in broken else sieve.catches)(finding)
+    ]
     about = [
         finding
         for suppression in sieve.suppressions
@@ -98,7 +103,7 @@ class _Sieve:
         return caught
 
     def catches_own(self, finding: Finding) -> bool:
-        """As `catches`, for a finding about a comment: only where it is switched off by code."""
+        """As `catches`, of a comment or of a file that cannot be parsed: only by its code."""
         return any(
             finding.code in self._resolve(suppression, selector)
             for suppression in self._met_by(finding)

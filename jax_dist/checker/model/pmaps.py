@@ -183,6 +183,15 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
     return None
 
 
+def _is_whole(code: bytes) -> bool:
+    """Whether an expression needs no parenthesis around it to go on in its next line."""
+    try:
+        ast.parse(code)
+    except SyntaxError:
+        return False
+    return True
+
+
 def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
     """`jit(f)` as `f`, or a decorator `@jit` gone with its line; nothing where that loses more."""
     (start, end), code = module.span(jit), module.source.code
@@ -190,6 +199,8 @@ def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]
         first, last = module.span(inner)
         has_comment = b"#" in code[start:first] + code[last:end]
         if module.qualified_name(jit.func) != "jax.jit" or jit.keywords or has_comment:
+            return ()
+        if not _is_whole(code[first:last]):
             return ()
         return (Edit(start, first, ""), Edit(last, end, ""))
     before, behind = module.margins(jit)
