@@ -28,6 +28,22 @@ _OTHERS = {
     "not_to_be_parsed_without_the_file": "mapped (\n",
 }
 
+_FROM_RUN = "import importlib as i, sys\n\nmodule = i.import_module(sys.argv[1])\n"
+_OF_PACKAGE = "from importlib import import_module\n\n"
+_LOADERS = [  # a file that imports what only the run knows; another one; whether this means it
+    (_FROM_RUN, "def test(module):\n    module.mapped()\n", True),
+    (_FROM_RUN, "def test(module):\n    module.other()\n", False),
+    (f"{_FROM_RUN}getattr(module, sys.argv[2])()\n", "", True),
+    (f"{_FROM_RUN}getattr(sys, sys.argv[2])()\n", "", False),
+    (
+        f"{_OF_PACKAGE}def __getattr__(n):\n    return getattr(import_module('.' + n), n)\n",
+        "",
+        True,
+    ),
+    (f"{_OF_PACKAGE}import_module('models.' + name)\n", "module.mapped()\n", False),
+    (f"{_OF_PACKAGE}import_module(f'util{{name}}')\n", "module.mapped()\n", True),
+]
+
 
 @pytest.fixture
 def users(tmp_path: pathlib.Path) -> set[str]:
@@ -41,6 +57,18 @@ def users(tmp_path: pathlib.Path) -> set[str]:
 
 def test_all_that_may_mean_a_name_are_users(users: set[str]):
     assert users == set(_USERS)
+
+
+@pytest.mark.parametrize(("loader", "other", "is_user"), _LOADERS)
+def test_what_only_the_run_knows_may_be_any_module(
+    tmp_path: pathlib.Path, loader: str, other: str, *, is_user: bool
+):
+    texts = {"pyproject.toml": "", "util.py": "mapped = 1\n", "load.py": loader, "test.py": other}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    path = str(tmp_path / "util.py")
+
+    assert any(True for _ in Project([path]).graph.users(path, "mapped")) == is_user
 
 
 @pytest.mark.parametrize(

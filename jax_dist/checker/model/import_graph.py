@@ -37,7 +37,7 @@ _IMPORT = re.compile(
     rb"(\([^)]*\)|(?:[^\n\\#;]|\\\r?\n)*)|import[ \t]+((?:[^\n\\#;]|\\\r?\n)*))",
     re.MULTILINE,
 )
-_BY_NAME = (b"import_module", b"resolve_name")  # what imports by a name of the run
+_BY_NAME = ("import_module", "resolve_name", "__import__")  # what imports by a name
 _REFLECTING = frozenset(("getattr", "getmembers", "vars", "dir"))  # what gives any attribute
 _COMMENT = re.compile(rb"#[^\n]*")
 
@@ -50,7 +50,8 @@ class _Facts:
 
     attributes: frozenset[str]  # that are read of anything
     words: frozenset[str]  # in strings
-    reflected: frozenset[str]  # of what attributes are read by a name of the run
+    reflected: frozenset[str]  # of what attributes are read by a name of the run; "": of `loaded`
+    loaded: frozenset[str]  # modules whose names only the run knows: how these begin
 
     def says(self, name: str) -> bool:
         """Whether it reads an attribute of that name, or may do so by a string."""
@@ -117,16 +118,27 @@ class ImportGraph:
             is_said = facts is not None and (facts.says(name) or stem in facts.reflected)
             if name in imported.names or imported.is_star or is_said:
                 yield imported.by
+        loaders = [facts for facts in self._loaders if _may_load(facts, path)]
+        if any("" in facts.reflected for facts in loaders):  # getattr(import_module(home), name)
+            yield path
         for other, data in self.files.items():
-            if other == path or stem.encode() not in data:
+            if other == path or not (loaders or stem.encode() in data):
                 continue
             if dotted in data:
                 yield other
             elif name.encode() in data:
                 facts = self._facts_of(other)
-                is_run = any(word in data for word in (*_BY_NAME, f"{stem}.py".encode()))
+                words = (*map(str.encode, _BY_NAME), f"{stem}.py".encode())
+                is_run = bool(loaders) or any(word in data for word in words)
                 if facts is None or (is_run and facts.says(name)):
                     yield other
+
+    @functools.cached_property
+    def _loaders(self) -> list[_Facts]:
+        """Of the files that import modules whose names only the run knows."""
+        words = [each.encode() for each in _BY_NAME]
+        files = (path for path, data in self.files.items() if any(e in data for e in words))
+        return [facts for facts in map(self._facts_of, files) if facts and facts.loaded]
 
     def readers(self, path: str, attribute: str) -> Iterator[str]:
         """The other files that read an attribute of that name, and may have objects of a file."""
@@ -346,7 +358,9 @@ def _read(code: bytes) -> _Facts | None:
     attributes: set[str] = set()
     words: set[str] = set()
     reflected: set[str] = set()
+    loaded: set[str] = set()
     imported: dict[str, str] = {}  # by the name that it gets: the last word of a module
+    kept: dict[str, str] = {}  # by name: the text of a call whose value it gets
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
@@ -357,6 +371,10 @@ def _read(code: bytes) -> _Facts | None:
                 is_one = by == "getattr" and isinstance(next(iter(names), None), ast.Constant)
                 if by in _REFLECTING and not is_one:
                     reflected.add(ast.unparse(of))
+                elif by in _BY_NAME and not isinstance(of, ast.Constant):
+                    loaded.add(_beginning(of))
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
+                kept[name] = ast.unparse(call.func)
             case ast.Attribute(attr=name):
                 attributes.add(name)
                 if name == "__dict__":
@@ -364,4 +382,20 @@ def _read(code: bytes) -> _Facts | None:
             case ast.Constant(value=str() as text) if text.isidentifier():
                 words.add(text)
     modules = {imported.get(each, each.rpartition(".")[2]) for each in reflected}
-    return _Facts(frozenset(attributes), frozenset(words), frozenset(modules))
+    if any(by in kept.get(each, each) for each in reflected for by in _BY_NAME):
+        modules.add("")
+    return _Facts(*map(frozenset, (attributes, words, modules, loaded)))
+
+
+def _beginning(name: ast.expr) -> str:
+    """How a name begins, by its text: that of `f"models.{args.model}"` with `models.`."""
+    match name:
+        case ast.JoinedStr(values=[first, *_]) | ast.BinOp(left=first):
+            name = first
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
+
+
+def _may_load(facts: _Facts, path: str) -> bool:
+    """Whether a module that only the run knows may be a file."""
+    place = os.path.splitext(path)[0].replace(os.sep, ".")
+    return any(f".{each.strip('.')}" in place for each in facts.loaded)
