@@ -58,6 +58,8 @@ _HARM = {
     "it writes over": "open(outside + '/best.ckpt', 'w').write('theirs')",
     "it writes a new file": "open(outside + '/new.ckpt', 'w').write('theirs')",
     "it renames": "os.rename(outside + '/best.ckpt', outside + '/old.ckpt')",
+    "it renames a folder": "os.rename(outside + '/sub', outside + '/old')\n"
+    "print(open(outside + '/old/last.ckpt').read(), os.path.exists(outside + '/sub'))",
     "it takes": "shutil.move(outside + '/best.ckpt', 'best.ckpt')",
     "it puts over": "open('new', 'w').close(); shutil.move('new', outside + '/best.ckpt')",
     "it removes a tree": "shutil.rmtree(outside)",

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import guard
+from . import guard, renames
 from .flow import Flow
 
 # Where the names live that make mapped functions.
@@ -41,7 +41,7 @@ def start(*, watched: bool = False, writable: Sequence[str] = (), **wanted: Any)
 
     Args:
       watched: its expressions tell their values.
-      writable: the only folders that it may write to; none: any.
+      writable: the only folders that it may write to; none: any, in an overlay.
       **wanted: `folder` and `files`, as `CallRecorder` takes them.
     """
     global _folder, _wanted
@@ -54,6 +54,8 @@ def start(*, watched: bool = False, writable: Sequence[str] = (), **wanted: Any)
     _folder = wanted["folder"]
     if writable:
         guard.install(_folder, writable)
+    else:
+        renames.install()
     if watched:
         wanted["flow"] = Flow()
         wanted["flow"].install()
