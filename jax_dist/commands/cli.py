@@ -76,6 +76,11 @@ def main(
         parser.print_help(file=messages)
         return Exit.USAGE
     try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("jax-dist: the current folder is gone; change to one that is there", file=messages)
+        return Exit.USAGE
+    try:
         code = int(options.run(options, out=results, err=messages))
         results.flush()
     except KeyboardInterrupt:

@@ -53,6 +53,15 @@ def test_the_package_runs_as_a_program():
     assert run.stdout == f"jax-dist {jax_dist.__version__}\n"
 
 
+def test_a_folder_that_is_gone_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+
+    code, out, err = _run("lint", "/")
+    assert (code, out) == (2, "")
+    assert err == "jax-dist: the current folder is gone; change to one that is there\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
