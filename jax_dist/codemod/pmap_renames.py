@@ -193,13 +193,18 @@ _REPLACING = ("patch", "object", "setattr", "replace")
 
 
 def _import_of(module: Module, reference: ast.expr) -> ast.alias | ast.expr | None:
-    """The alias of `from jax import pmap`; `jax` of `jax.pmap`; None where pmap has an alias."""
+    """The alias of `from jax import pmap`; `jax` of `jax.pmap`; None where pmap has an alias.
+
+    Of `from jax import *`, the name itself.
+    """
     if isinstance(reference, ast.Attribute):
         home = module.qualified_name(reference.value) or ""
         return reference.value if home.partition(".")[0] == "jax" else None
     if not isinstance(reference, ast.Name):
         return None
     found = module.scope(reference).lookup(reference.id)
+    if found is None and module.scopes.module.star_imports == ["jax"]:
+        return reference
     if found is None or len(found[1]) != 1:
         return None
     binding = found[1][0]

@@ -22,6 +22,18 @@ def test_a_name_is_followed_through_star_imports(tmp_path):
     assert _meaning(tmp_path, files, "value") == "jax.pmap"
 
 
+def test_of_jax_itself_all_comes_that_is_bound_nowhere_else(tmp_path):
+    alone = "from jax import *\n"
+    for text, meaning in {
+        f"{alone}q = pmap\n": "jax.pmap",
+        f"{alone}pmap = 1\nq = pmap\n": None,
+        f"{alone}q = map\n": None,
+        f"{alone}from mine import *\nq = pmap\n": None,
+        "from jax.numpy import *\nq = pmap\n": None,
+    }.items():
+        assert _meaning(tmp_path, {"user.py": text}, "value") == meaning, text
+
+
 def test_files_that_import_all_of_each_other(tmp_path):
     files = {
         "one.py": "from two import *\n# pmap\n",

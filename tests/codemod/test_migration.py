@@ -153,6 +153,14 @@ def test_a_name_from_jax_that_a_function_declares_global_is_not_jax_pmap(package
     assert _direct("pkg/train.py") in ([], [text.encode()])
 
 
+def test_pmap_may_come_with_all_else_of_jax(package: pathlib.Path):
+    (package / "a.py").write_text("from jax import *\n\nf = pmap(step, axis_name='i')\n")
+
+    (found,) = _migrate("pkg/a.py")
+
+    assert found.after.endswith(b"f = jax_dist.pmap(step, axis_name='i')\n")
+
+
 def test_a_file_of_the_project_is_still_imported_where_no_name_of_it_is_read(
     package: pathlib.Path,
 ):

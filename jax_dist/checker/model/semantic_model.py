@@ -4,6 +4,7 @@ Names and attributes are looked at only where a rule asks for what they may mean
 """
 
 import ast
+import builtins
 import dataclasses
 import functools
 import os
@@ -253,7 +254,9 @@ class Module:
             self._meanings[key] = None  # ends a circle of files that import all of each other
             bases = self.scopes.module.star_imports
             found = (self._elsewhere(f"{self.absolute(base)}.{name}") for base in bases)
-            self._meanings[key] = next((each for each in found if each is not None), None)
+            is_of_jax = bases == ["jax"] and not hasattr(builtins, name)
+            rest = Meaning(f"jax.{name}") if is_of_jax else None
+            self._meanings[key] = next((each for each in found if each is not None), rest)
         return self._meanings[key]
 
     def _meaning_of_attribute(self, node: ast.Attribute) -> Meaning | None:
