@@ -7,7 +7,7 @@ builtin, a magic of a notebook, `import *`.
 """
 
 import ast
-import glob
+import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -75,7 +75,7 @@ def is_used_elsewhere(module: Module, name: str) -> bool:
         re.compile(rb"\b%b%b\b" % (before, re.escape(name.encode())))
         for before in (b"", re.escape(stem_of(path).encode()) + rb"[.:]")
     )
-    return any(True for _ in find(path, name)) or any(
+    return any(True for _ in itertools.chain(find(path, name), graph.loaders(path, name))) or any(
         (word if is_import else dotted).search(data) for is_import, data in module.once(_scripts)
     )
 
@@ -85,21 +85,18 @@ def _scripts(module: Module) -> list[tuple[bool, bytes]]:
 
     Scripts of the shell and others; settings, as in `target: train.fit`.
     """
-    path, roots = os.path.abspath(module.source.path), module.graph.roots if module.graph else ()
-    stem, texts = re.escape(stem_of(path).encode()), []
+    graph = module.graph
+    if graph is None:
+        return []
+    stem = re.escape(stem_of(os.path.abspath(module.source.path)).encode())
     imported = re.compile(
         rb"\bfrom\s+(?:[\w.]*\.)?%b\s+import\b|\bimport\s+(?:[\w.]+,\s*)*(?:[\w.]*\.)?%b\b"
         % (stem, stem)
     )
-    if not roots:  # a lone script: what is beside it, and in the folders right there
-        folder = os.path.dirname(path)
-        below = glob.glob(os.path.join(glob.escape(folder), "*", ""))
-        texts = process_signs.project_texts([folder, *sorted(below)], deep=False)
-    elif module.graph is not None:  # all files of the project ask
-        known = module.graph.known
-        if _scripts not in known:
-            known[_scripts] = [*process_signs.project_texts(roots)]
-        texts = known[_scripts]
+    if _scripts not in graph.known:  # all files of the project ask
+        texts = process_signs.project_texts
+        graph.known[_scripts] = [*texts(graph.roots), *texts(graph.near, deep=False)]
+    texts = graph.known[_scripts]
     return [(imported.search(data) is not None, data) for _, data in texts if stem in data]
 
 

@@ -68,7 +68,7 @@ def test_what_only_the_run_knows_may_be_any_module(
         (tmp_path / name).write_text(text)
     path = str(tmp_path / "util.py")
 
-    assert any(True for _ in Project([path]).graph.users(path, "mapped")) == is_user
+    assert any(True for _ in Project([path]).graph.loaders(path, "mapped")) == is_user
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,20 @@ class ImportGraph:
         return {stem_of(path): path for path in self._paths if not _project_root(path)}
 
     @functools.cached_property
+    def near(self) -> list[str]:
+        """The folders whose files may use those that belong to no project."""
+        return _near([*self._alone.values()])
+
+    @functools.cached_property
     def files(self) -> dict[str, bytes]:
         """What each file holds, by its absolute path, in order."""
         wanted: dict[str, None] = {}
         for root in self.roots:
             found = sources.find_files([root], Patterns(sources.EXCLUDED, root)).files
             wanted.update(dict.fromkeys(map(os.path.abspath, found[: _MOST + 1])))
-        wanted.update(dict.fromkeys((*_beside([*self._alone.values()]), *self._paths)))
+        for folder in self.near:
+            wanted.update(dict.fromkeys(_python_in(folder)))
+        wanted.update(dict.fromkeys(self._paths))
         held: dict[str, bytes] = {}
         for path in wanted:
             try:
@@ -118,23 +125,30 @@ class ImportGraph:
             is_said = facts is not None and (facts.says(name) or stem in facts.reflected)
             if name in imported.names or imported.is_star or is_said:
                 yield imported.by
-        loaders = [facts for facts in self._loaders if _may_load(facts, path)]
-        if any("" in facts.reflected for facts in loaders):  # getattr(import_module(home), name)
-            yield path
+        words = (*map(str.encode, _BY_NAME), f"{stem}.py".encode())
         for other, data in self.files.items():
-            if other == path or not (loaders or stem.encode() in data):
+            if other == path or stem.encode() not in data:
                 continue
             if dotted in data:
                 yield other
             elif name.encode() in data:
                 facts = self._facts_of(other)
-                words = (*map(str.encode, _BY_NAME), f"{stem}.py".encode())
-                is_run = bool(loaders) or any(word in data for word in words)
+                is_run = any(word in data for word in words)
                 if facts is None or (is_run and facts.says(name)):
                     yield other
 
+    def loaders(self, path: str, name: str) -> Iterator[str]:
+        """The other files that may mean `name` of a file if this is what only the run knows."""
+        found = [facts for facts in self._loading if _may_load(facts, path)]
+        is_any = any("" in facts.reflected for facts in found)
+        for other, data in self.files.items() if found else ():
+            if other != path and (is_any or name.encode() in data):
+                facts = None if is_any else self._facts_of(other)
+                if facts is None or facts.says(name):
+                    yield other
+
     @functools.cached_property
-    def _loaders(self) -> list[_Facts]:
+    def _loading(self) -> list[_Facts]:
         """Of the files that import modules whose names only the run knows."""
         words = [each.encode() for each in _BY_NAME]
         files = (path for path, data in self.files.items() if any(e in data for e in words))
@@ -299,20 +313,26 @@ def _project_root(path: str) -> str:
     return os.path.dirname(package) if package else ""
 
 
-def _beside(paths: Sequence[str]) -> Iterator[str]:
-    """The files that may import those which belong to no project that anything shows.
+def _near(paths: Sequence[str]) -> list[str]:
+    """The folders whose files may use those that belong to no project: `tests/` beside `src/`.
 
-    They lie in the same folder, or in the current one and right below it: `tests/` beside `src/`.
+    Their own ones and the current one, and what is right below, but not below what all share.
     """
-    folders = sorted({*map(os.path.dirname, paths)})
-    patterns = [os.path.join(glob.escape(folder), "*") for folder in folders]
     here = os.getcwd()
-    is_inside = any(path.startswith(os.path.join(here, "")) for path in paths)
-    if is_inside and here not in (os.path.expanduser("~"), tempfile.gettempdir(), os.sep):
-        patterns += [os.path.join(glob.escape(here), *each) for each in (["*"], ["*", "*"])]
-    for pattern in patterns:
-        for ending in (".py", ".ipynb"):
-            yield from sorted(filter(os.path.isfile, glob.iglob(pattern + ending)))  # no pipe
+    shared = {os.path.expanduser("~"), tempfile.gettempdir(), os.sep}
+    folders = {*map(os.path.dirname, paths)}
+    if here not in shared and any(path.startswith(os.path.join(here, "")) for path in paths):
+        folders.add(here)
+    below = (glob.iglob(os.path.join(glob.escape(each), "*", "")) for each in folders - shared)
+    found = (os.path.dirname(each) for folder in below for each in folder)
+    folders |= {each for each in found if os.path.basename(each) not in sources.EXCLUDED}
+    return sorted(folders)
+
+
+def _python_in(folder: str) -> Iterator[str]:
+    for ending in (".py", ".ipynb"):
+        found = glob.iglob(os.path.join(glob.escape(folder), f"*{ending}"))
+        yield from sorted(filter(os.path.isfile, found))  # no pipe
 
 
 def outermost_package(folder: str) -> str:
