@@ -77,7 +77,7 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/passes/gather_states.py": ("tests/passes/test_gather_states.py", *_GATHERS),
     "jax_dist/global_views/islands.py": _VIEWS,
     "jax_dist/multihost/job.py": ("tests/multihost/test_job.py",),
-    "jax_dist/codemod/fixed_programs.py": _codemod("fixed_programs"),
+    "jax_dist/codemod/device_axis/fixed_programs.py": _codemod("fixed_programs"),
     "jax_dist/codemod/verify/slices.py": _codemod(*_PROVED, "host_edits"),
     "jax_dist/codemod/verify/text_uniformity.py": _codemod(*_PROVED),
     "jax_dist/codemod/verify/equivalence.py": _codemod(*_PROVED),

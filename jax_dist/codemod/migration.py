@@ -232,7 +232,8 @@ class _File:
             given, is_tried = self._options.promises, self._options.is_tried
             facts = PmapFacts(module, self._context, given, is_tried=is_tried, flow=flow)
         if facts is not None and self._options.to == "global":
-            from jax_dist.codemod import global_state  # only here: most runs do not need it
+            # Only here: most runs do not need it.
+            from jax_dist.codemod.device_axis import global_state
 
             is_left = lambda old: self._limit_of(old.line, old.what) is Form.LEFT
             found = global_state.find(module, self._style, self._namer, facts, flow, is_left)
@@ -247,7 +248,8 @@ class _File:
         kept: dict[ast.expr, str] = {}  # by the reference of a site: why its axis stays
         is_wanted = self._options.plainest is Form.IDIOMATIC
         if facts is not None and flow is not None and is_wanted:
-            from jax_dist.codemod import idiomatic  # only here: most runs do not need it
+            # Only here: most runs do not need it.
+            from jax_dist.codemod.device_axis import idiomatic
 
             stay = {
                 site

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from jax_dist.checker.model import semantic_model, sources
-from jax_dist.codemod import fixed_programs
+from jax_dist.codemod.device_axis import fixed_programs
 
 _ABOVE = """\
 import functools

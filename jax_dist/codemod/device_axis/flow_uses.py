@@ -10,7 +10,7 @@ from jax_dist.checker.model.findings import Edit
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import Kind
-from jax_dist.codemod import device_counts
+from jax_dist.codemod.device_axis import device_counts
 from jax_dist.codemod.recorded_flow import FileFlow
 
 Way: TypeAlias = Literal[

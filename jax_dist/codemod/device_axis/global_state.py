@@ -18,14 +18,14 @@ from jax_dist.checker.model import pmaps, scopes
 from jax_dist.checker.model.findings import Edit, Fix, Safety
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import flow_uses, layouts
 from jax_dist.codemod.codegen import Namer, Style, Texts
-from jax_dist.codemod.flow_uses import Made, Use
-from jax_dist.codemod.layouts import Mapped
+from jax_dist.codemod.device_axis import flow_uses, layouts
+from jax_dist.codemod.device_axis.flow_uses import Made, Use
+from jax_dist.codemod.device_axis.layouts import Mapped
+from jax_dist.codemod.device_axis.unrun import Seen
 from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
 from jax_dist.codemod.results import UNPROVED, UNSHOWN, Left, PlaceResult, PlannedPlace
-from jax_dist.codemod.unrun import Seen
 
 _CODE = _codes.PMAP_CALL
 _BY_HAND = "Call jax_dist.global_view by hand: the page on sharded parameters shows how."

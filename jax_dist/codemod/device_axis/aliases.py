@@ -9,7 +9,7 @@ from typing import Any
 
 from jax_dist.checker.model import functions, pmaps, scopes
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod.flow_uses import KEEPING, Use
+from jax_dist.codemod.device_axis.flow_uses import KEEPING, Use
 from jax_dist.codemod.recorded_flow import FileFlow
 
 _ON_HOST = frozenset(("jax.device_get", "numpy.asarray", "numpy.array"))

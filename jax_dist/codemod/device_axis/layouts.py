@@ -14,13 +14,14 @@ from typing import TypeAlias
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import choices, fixed_programs, flow_uses, imports, pmap_facts, site_parts
-from jax_dist.codemod.flow_uses import Made, Use
+from jax_dist.codemod import imports, pmap_facts, site_parts
+from jax_dist.codemod.device_axis import choices, fixed_programs, flow_uses
+from jax_dist.codemod.device_axis.flow_uses import Made, Use
+from jax_dist.codemod.device_axis.unrun import Seen
 from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import Component, FileFlow, Slot
 from jax_dist.codemod.results import Left
-from jax_dist.codemod.unrun import Seen
 from jax_dist.codemod.verify.evidence import Array, SiteRecord
 
 STATIC = "static_broadcasted_argnums"

@@ -11,7 +11,7 @@ from typing import Any
 from jax_dist.checker.model import functions, pmaps, scopes
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import flow_uses
+from jax_dist.codemod.device_axis import flow_uses
 from jax_dist.codemod.recorded_flow import FileFlow, variable
 from jax_dist.codemod.results import Left
 

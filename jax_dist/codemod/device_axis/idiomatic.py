@@ -16,10 +16,19 @@ from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.findings import Edit
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import aliases, flow_uses, named_calls
+from jax_dist.codemod import named_calls
 from jax_dist.codemod.codegen import Namer, Style, Texts
-from jax_dist.codemod.flow_uses import Made, Use
-from jax_dist.codemod.layouts import STATIC, Layout, Mapped, Part, Path, Plan, mapped_place
+from jax_dist.codemod.device_axis import aliases, flow_uses
+from jax_dist.codemod.device_axis.flow_uses import Made, Use
+from jax_dist.codemod.device_axis.layouts import (
+    STATIC,
+    Layout,
+    Mapped,
+    Part,
+    Path,
+    Plan,
+    mapped_place,
+)
 from jax_dist.codemod.pmap_facts import PmapFacts
 from jax_dist.codemod.recorded_flow import FileFlow
 from jax_dist.codemod.results import Form, Left, PlannedPlace

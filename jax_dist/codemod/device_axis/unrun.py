@@ -13,15 +13,16 @@ from typing import Any
 from jax_dist.checker.model import stacking
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
-from jax_dist.codemod import choices, flow_uses, imports
-from jax_dist.codemod.pmap_facts import PmapFacts
-from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
-from jax_dist.codemod.related_names import (
+from jax_dist.codemod import imports
+from jax_dist.codemod.device_axis import choices, flow_uses
+from jax_dist.codemod.device_axis.related_names import (
     Related,
     is_called,
     names_related,
     of_any_attribute,
 )
+from jax_dist.codemod.pmap_facts import PmapFacts
+from jax_dist.codemod.recorded_flow import Component, FileFlow, variable
 from jax_dist.codemod.results import Left
 
 _REFLECTING = frozenset(("vars", "locals", "globals", "eval", "exec", "setattr", "getmembers"))
