@@ -11,7 +11,7 @@ import pytest
 _ROOT = pathlib.Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_public_symbol_has_a_known_type(tmp_path):
     pyright = shutil.which("pyright")
     if pyright is None:

@@ -114,11 +114,12 @@ class _Thread(threading.local, _compat.CallWatcher):
         self.blocks: list[Block] = []  # from the outermost to the innermost
         self.applied: list[Block] = []  # those that the settings of JAX follow from
         self.level: str | None = None  # of JAX's transfer guard; None: as the user says
-        self.transfer_guard = contextlib.ExitStack()
+        self.transfer_guard: contextlib.ExitStack = contextlib.ExitStack()
         self.look: _Look = "hurry"
-        self.looks = weakref.WeakKeyDictionary[Callable, int]()  # by the function
-        self.donations = DonationCheck()
-        self.compiled = False  # whether the call under way was
+        self.looks: weakref.WeakKeyDictionary[Callable[..., Any], int]  # by the function
+        self.looks = weakref.WeakKeyDictionary()
+        self.donations: DonationCheck = DonationCheck()
+        self.compiled: bool = False  # whether the call under way was
 
     @property
     def slow(self) -> bool:
@@ -194,4 +195,4 @@ class _Thread(threading.local, _compat.CallWatcher):
         return count
 
 
-thread = _Thread()
+thread: _Thread = _Thread()

@@ -286,10 +286,11 @@ def source_line(eqn: JaxprEqn) -> str:
 _DEFINED = re.compile(r"(?P<name>\S+) at (?P<file>.+):(?P<line>\d+)")  # "body at spread.py:47"
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
-OURS, _ = OURS_AND_JAX = tuple(
+OURS, _OF_JAX = (
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (os.path.dirname(__file__), jax.__file__)
 )
+OURS_AND_JAX = (OURS, _OF_JAX)
 source_info_util.register_exclusion(OURS)
 # And `jax.debug.breakpoint` passes the variables of all frames but these into the program.
 _compat.hide_frames(OURS)

@@ -11,7 +11,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax.core import Tracer
@@ -28,6 +28,8 @@ from jax_dist.passes.captures import (
 )
 from jax_dist.passes.interpreter import OURS
 
+_Args: TypeAlias = tuple[Any, ...]
+_Kwargs: TypeAlias = dict[str, Any]
 _OF_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_shardings")  # of (args, kwargs)
 
 
@@ -61,7 +63,7 @@ def _hiding(stage: type) -> type:
     return Hiding
 
 
-def _without_first(of_call: tuple[tuple, dict]) -> tuple[tuple, dict]:
+def _without_first(of_call: tuple[_Args, _Kwargs]) -> tuple[_Args, _Kwargs]:
     (_, *args), kwargs = of_call
     return tuple(args), kwargs
 
@@ -118,7 +120,7 @@ class Memo:
             static_argnames=self._options.static_argnames or None,
         )
 
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def of(self, args: _Args, kwargs: _Kwargs) -> Any:
         """What belongs to arguments of these types; their values do not matter."""
         return self._found[self._jitted.trace(*args, **kwargs).out_info]
 
@@ -138,8 +140,9 @@ class _Token:
 # looks there for what the call has found out.
 
 
-_Miss = Callable[["Program", tuple, dict], _compat.Answer]
-_Trace = Callable[[Sequence[Any], tuple, dict], Any]  # of captured arrays and arguments, as tracers
+_Miss: TypeAlias = Callable[["Program", _Args, _Kwargs], _compat.Answer]
+# Of captured arrays and arguments, as tracers.
+_Trace: TypeAlias = Callable[[Sequence[Any], _Args, _Kwargs], Any]
 
 
 class Program:
@@ -195,7 +198,7 @@ class Bound(NamedTuple):
     program: Program
     placed: PlacedCaptures | None
 
-    def hiding(self, call: Callable) -> Callable:
+    def hiding(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """A front or a jit object as a callable of the user's arguments."""
         return call if self.placed is None else functools.partial(call, self.placed.values)
 
@@ -221,7 +224,7 @@ class Programs:
         trace: _Trace,
         miss: _Miss,
         without_jit: Callable[..., Any],
-        around: Callable[[Callable], Callable] = lambda call: call,
+        around: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call,
     ):
         """
         Args:
@@ -237,13 +240,13 @@ class Programs:
         self.trace = trace
         self._miss = miss
         self.without_jit = without_jit
-        self.watch = Watch(name)
+        self.watch: Watch = Watch(name)
         self._placements = Placements()
         self._nothing = PlacedCaptures(())
         self._made = weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Program]]()
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._around = around
-        self.used = Bound(self.plain(), None)
+        self.used: Bound = Bound(self.plain(), None)
         self._is_full = False  # whether calls wait, so that not too many are under way
         self.front: Callable[..., Any] = self.used.program.front
         self._call = self.front
@@ -289,7 +292,7 @@ class Programs:
             made[variant] = Program(self, takes_captures=placed is not self._nothing)
         return made[variant]
 
-    def miss(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
+    def miss(self, program: Program, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
         """Makes a call that the front of a program does not know."""
         try:
             return self._miss(program, args, kwargs)
@@ -302,8 +305,8 @@ class Programs:
         bound: Bound,
         asking: Program,
         found: Any,
-        args: tuple,
-        kwargs: dict,
+        args: _Args,
+        kwargs: _Kwargs,
         mesh: Mesh | None,
     ) -> _compat.Answer:
         """Runs a program, for the front of another one (`asking`), which then remembers the call.
@@ -327,14 +330,16 @@ class Programs:
             self.renew()
         return results, memory if bound.program is asking else None, stale
 
-    def stage(self, program: Program, lifted: Lifted, found: Any, args: tuple, kwargs: dict) -> Any:
+    def stage(
+        self, program: Program, lifted: Lifted, found: Any, args: _Args, kwargs: _Kwargs
+    ) -> Any:
         """A call that is part of a trace outside. Captured arrays become constants of that."""
         if not is_lifted_outside():
             self.watch.warn_of(lifted.captures, lifted=False)
         with self.under_way(found):
             return program.jitted(*args, **kwargs)
 
-    def lower(self, bound: Bound, found: Any, args: tuple, kwargs: dict) -> jax.stages.Lowered:
+    def lower(self, bound: Bound, found: Any, args: _Args, kwargs: _Kwargs) -> jax.stages.Lowered:
         """The program with its captured arrays as arguments, for the user's arguments."""
         with self.under_way(found):
             return bound.hiding(bound.program.jitted.lower)(*args, **kwargs)

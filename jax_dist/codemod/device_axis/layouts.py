@@ -174,8 +174,10 @@ class Plan:
     """How each component is laid out."""
 
     def __init__(self, flow: FileFlow, mapped: Sequence[Mapped], facts: PmapFacts):
-        self.flow, self.mapped = flow, mapped
-        self.facts, self._seen = facts, Seen(flow, facts)
+        self.flow: FileFlow = flow
+        self.mapped: Sequence[Mapped] = mapped
+        self.facts: PmapFacts = facts
+        self._seen = Seen(flow, facts)
         self._by_number = {each.record.number: each for each in mapped}
         self.parts: list[Part] = [Part(each) for each in flow.components]
         self._part_of = {slot: part for part in self.parts for slot in part.component.slots}

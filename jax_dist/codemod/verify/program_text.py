@@ -168,7 +168,7 @@ class Marked:
         first: int,
         hosts: Mapping[int, HostForm],
     ):
-        self.count = first  # the number of the next place
+        self.count: int = first  # the number of the next place
         # The numbers of what begins in a line and reads alike, in order; statements have lines.
         self.numbers: dict[tuple[int, str], list[int]] = {}
         self.by_line: set[tuple[int, str]] = set()
