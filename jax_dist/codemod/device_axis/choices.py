@@ -5,11 +5,10 @@ A run shows which one it was. In another run it may be another one, that has ano
 
 import ast
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.checker.model import functions, pmaps, scopes
-from jax_dist.checker.model.scopes import last_name
+from jax_dist.checker.model import pmaps
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod.device_axis import flow_uses
 from jax_dist.codemod.recorded_flow import FileFlow, variable
@@ -150,64 +149,6 @@ def _inside(flow: FileFlow, node: ast.AST, given: set[int]) -> Iterator[ast.expr
             yield each
         if not isinstance(each, ast.Lambda) and given.isdisjoint(flow.born_at(each)):
             yield from _inside(flow, each, given)
-
-
-def check_other_values(flow: FileFlow, taken: ast.expr, serials: set[int]) -> None:
-    """Raises Left where that of which a part is taken may be a host's value in another run.
-
-    As `self.weights[0]`, where `__init__` sets it and `fit`, which another run may not call, too.
-    """
-    node: ast.expr = taken
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        if isinstance(node, ast.Attribute):
-            _check_given(flow, node, _stores(flow.module, node.attr), serials)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return
-    found = flow.module.reaching(node) or []
-    _check_given(flow, node, [(e.node, e.value) for e in found if e.value is not None], serials)
-    for each in found:
-        function = flow.module.scope(node).around_comprehensions.node
-        if each.kind == "parameter" and isinstance(function, scopes.Function):
-            pairs = functions.defaults(function.args)
-            default = next((value for own, value in pairs if own.arg == node.id), None)
-            if not isinstance(default, ast.Constant | None):
-                raise Left(f"line {default.lineno} gives {node.id} another value by default")
-
-
-def _check_given(
-    flow: FileFlow,
-    node: ast.expr,
-    given: Sequence[tuple[ast.AST, ast.expr]],
-    serials: set[int],
-) -> None:
-    """Raises Left where a statement gives arrays that are none of these, and none below it does."""
-    module = flow.module
-    is_it = lambda value: not serials.isdisjoint(flow.bound_by(value))
-    blocks = [(module.parent(module.statement(e)), e) for e, value in given if is_it(value)]
-    for place, value in given:
-        is_of_it = not serials.isdisjoint(flow.held_in(value))  # such as the part itself
-        if is_of_it or not flow.has_arrays(value) | flow.has_unmapped(value):
-            continue
-        around, line = module.parent(module.statement(place)), value.lineno
-        if not any(around is b and getattr(e, "lineno", 0) > line for b, e in blocks):
-            text = module.text(node)
-            raise Left(f"line {line} gives {text} a value that another run may take a part of")
-
-
-def _stores(module: Module, name: str) -> list[tuple[ast.AST, ast.expr]]:
-    """Where a field of that name is set, and what to: of objects, and of classes."""
-    found: list[tuple[ast.AST, ast.expr]] = []
-    for statement in module.nodes(ast.Assign, ast.AnnAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        is_field = isinstance(module.parent(statement), ast.ClassDef)
-        for target in targets if statement.value is not None else ():
-            is_set = isinstance(target, ast.Attribute) or (
-                is_field and isinstance(target, ast.Name)
-            )
-            if is_set and last_name(target) == name:
-                found.append((target, statement.value))  # pyright: ignore[reportArgumentType]
-    return found
 
 
 def check_kept_with_others(flow: FileFlow, serials: set[int]) -> None:

@@ -15,7 +15,7 @@ from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import imports, pmap_facts, site_parts
-from jax_dist.codemod.device_axis import choices, fixed_programs, flow_uses
+from jax_dist.codemod.device_axis import fixed_programs, flow_uses, other_values
 from jax_dist.codemod.device_axis.flow_uses import Made, Use
 from jax_dist.codemod.device_axis.unrun import Seen
 from jax_dist.codemod.named_calls import NamedCalls
@@ -223,9 +223,7 @@ class Plan:
         self._seen.check(part.component)
         part.made = list(self._made(part))
         part.uses = [flow_uses.use_of(flow, node) for node in flow.holders(serials)]
-        for use in part.uses:
-            if use.way in ("first", "row", "forest"):
-                choices.check_other_values(flow, use.of, serials)
+        other_values.check(flow, serials)
         copies = {each.copies for each in part.made}
         inputs = [slot for slot in slots if slot.side == "in"]
         is_alike = all(map(_has_alike_rows, self._given(inputs)))
