@@ -23,6 +23,7 @@ class _Given(NamedTuple):
     place: ast.AST
     value: ast.expr
     is_gone_through: bool = False  # each element is given: `for x in value`
+    is_unseen: bool = False  # what `with value as x` gives, no expression has held
 
 
 def check(flow: FileFlow, serials: set[int]) -> None:
@@ -100,7 +101,7 @@ def _check_given(
 
 def _gives(flow: FileFlow, given: _Given, part: ast.AST) -> bool:
     """Whether an expression gave arrays: itself, or what a display or a loop takes of it."""
-    if flow.has_arrays(part) or flow.has_unmapped(part):
+    if given.is_unseen or flow.has_arrays(part) or flow.has_unmapped(part):
         return True
     if flow.watches(part) and not given.is_gone_through:
         return False
@@ -169,7 +170,7 @@ def _to(module: Module, target: ast.AST) -> _Given | None:
         case ast.For(iter=value) | ast.AsyncFor(iter=value) | ast.comprehension(iter=value):
             return _Given(target, value, is_gone_through=True)
         case ast.withitem(context_expr=value):
-            return _Given(target, value)
+            return _Given(target, value, is_unseen=True)
     return None
 
 
