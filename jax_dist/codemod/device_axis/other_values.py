@@ -6,7 +6,7 @@ what the host has put there before, which still has the axis.
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax_dist.checker.model import functions, scopes
 from jax_dist.checker.model.scopes import last_name
@@ -187,21 +187,26 @@ def _to_fields(module: Module, name: str) -> list[_Given]:
 
 def _to_entries(module: Module, entry: ast.Subscript) -> list[_Given]:
     """What the entry of a variable gets elsewhere: `best["w"] = value`, `best.update(w=value)`."""
-    of, found = variable(module, entry.value), list[_Given | None]()
+    of, found = _place(module, entry.value), list[_Given | None]()
     if of is None:
         return []
     for node in module.nodes(ast.Subscript):
-        if isinstance(node.ctx, ast.Store) and variable(module, node.value) == of:
+        if isinstance(node.ctx, ast.Store) and _place(module, node.value) == of:
             found += [_to(module, node)] if _may_be(node.slice, entry.slice) else []
     for node in module.nodes(ast.Call):
         match node:
             case ast.Call(
                 func=ast.Attribute(value=base, attr="update" | "setdefault"), args=args
-            ) if variable(module, base) == of:
+            ) if _place(module, base) == of:
                 own = [e.value for e in node.keywords if _is_word(e, entry.slice)]
                 own += [part for each in args for part in _parts(each, [entry.slice])]
                 found += [_Given(node, each) for each in own]
     return [each for each in found if each is not None]
+
+
+def _place(module: Module, node: ast.expr) -> Any:
+    """A variable, or the fields of that name, whatever object has them."""
+    return node.attr if isinstance(node, ast.Attribute) else variable(module, node)
 
 
 def _is_word(keyword: ast.keyword, key: ast.expr) -> bool:
