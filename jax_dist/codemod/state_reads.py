@@ -7,6 +7,7 @@ learning rate of that time. Where another function takes its place, it is traced
 import ast
 import os
 import re
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.checker.model import functions, pmaps, scopes
@@ -16,6 +17,16 @@ from jax_dist.codemod import imports
 from jax_dist.codemod.results import ProjectContext
 
 _Defined: TypeAlias = tuple[Module, Any]  # the file, and the def or class
+# What gives another value each time, or what some other program sets.
+_CHANGING = re.compile(
+    r"os\.(environ|getenv)|numpy\.random|(random|time|datetime|uuid|secrets|builtins\.open)\b"
+)
+# Methods of lists, dictionaries, sets and arrays that change these.
+_IN_PLACE = (
+    rb"append|appendleft|extend|insert|pop|popleft|popitem|remove|clear|sort|reverse|add|discard"
+    rb"|update|setdefault|fill|put|itemset|resize|partition|__setattr__|__setitem__"
+)
+_SETATTR = rb"(?<!def __)(?<!super\(\)\.__)setattr(?:__)?"
 _STEPS = rb"\s*(?:[-+*/|&@%^]|//|\*\*|<<|>>)?=[^=]"
 
 
@@ -40,7 +51,11 @@ def first(module: Module, context: ProjectContext, fun: ast.expr | None) -> str:
                 continue
             seen.add(definition)
             for node in functions.all_nodes(definition):
-                if not isinstance(node, ast.Name | ast.Attribute) or not _is_state(where, node):
+                if not isinstance(node, ast.Name | ast.Attribute):
+                    continue
+                if _CHANGING.match(where.qualified_name(node) or _builtin(where, node)):
+                    return where.text(node)
+                if not _is_state(where, node):
                     continue
                 waiting.append((where, node))
                 if where.call_of(node) is None and _is_set(where, context, node):
@@ -78,8 +93,12 @@ def _named(module: Module, context: ProjectContext, node: ast.expr) -> list[_Def
     return [(module, each.node) for each in bound or () if each.kind == "class"]
 
 
+def _builtin(module: Module, node: ast.expr) -> str:
+    return f"builtins.{module.builtin(node)}"
+
+
 def _is_state(module: Module, node: ast.Name | ast.Attribute) -> bool:
-    """Whether an expression reads a variable of a module, or a field of an object that is there."""
+    """Whether an expression reads a variable around a function, or a field of an object there."""
     if not isinstance(node.ctx, ast.Load) or _is_of_library(module, node):
         return False
     root: ast.expr = node
@@ -87,9 +106,10 @@ def _is_state(module: Module, node: ast.Name | ast.Attribute) -> bool:
         root = root.value
     if not isinstance(root, ast.Name):
         return False
-    found = module.scope(root).lookup(root.id)
-    is_own = root is not node and root.id == "self"
-    return found is not None and (found[0] is module.scopes.module or is_own)
+    if root.id == "self":
+        return root is not node
+    found, around = module.scope(root).lookup(root.id), module.scope(root).around_comprehensions
+    return found is not None and (found[0] is not around or around is module.scopes.module)
 
 
 def _is_of_library(module: Module, node: ast.expr) -> bool:
@@ -99,14 +119,43 @@ def _is_of_library(module: Module, node: ast.expr) -> bool:
 def _is_set(module: Module, context: ProjectContext, node: ast.Name | ast.Attribute) -> bool:
     """Whether some text sets what is read, or an entry of it, other than where it is made."""
     name, known = last_name(node), module.memo(_is_set)
-    key = name, isinstance(node, ast.Name)
+    root: ast.expr = node
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    assert isinstance(root, ast.Name)
+    found = module.scope(root).lookup(root.id)
+    if found is not None and found[0] is not module.scopes.module and root.id != "self":
+        return _is_set_below(module, node, found)
+    key = name, root is node
     if key not in known:
-        known[key] = _is_name_set(module, context, name, is_variable=key[1])
+        bindings = found[1] if root is node and found is not None else []
+        known[key] = _is_name_set(module, context, name, bindings)
     return known[key]
 
 
-def _is_name_set(module: Module, context: ProjectContext, name: str, *, is_variable: bool) -> bool:
-    bindings = module.scopes.module.bindings.get(name, ()) if is_variable else ()
+def _is_set_below(
+    module: Module, node: ast.expr, found: tuple[scopes.NameScope, list[scopes.Binding]]
+) -> bool:
+    """Whether a variable of the function around is set, or changed, below the one that reads it.
+
+    What stands above is done first in each call, which makes another function to map.
+    """
+    (home, bindings), end = found, getattr(module.function(node), "end_lineno", 0)
+    if any(each.kind == "outer" or getattr(each.node, "lineno", 0) > end for each in bindings):
+        return True
+    for each in ast.walk(home.node):
+        if isinstance(each, ast.Attribute | ast.Subscript) and each.lineno > end:
+            is_changed = not isinstance(each.ctx, ast.Load)
+            if isinstance(each, ast.Attribute) and module.call_of(each) is not None:
+                is_changed = re.fullmatch(_IN_PLACE, each.attr.encode()) is not None
+            if is_changed and last_name(node) in (last_name(each), last_name(each.value)):
+                return True
+    return False
+
+
+def _is_name_set(
+    module: Module, context: ProjectContext, name: str, bindings: Sequence[scopes.Binding]
+) -> bool:
     if len(bindings) > 1 and not all(each.kind in ("import", "def") for each in bindings):
         return True
     for each in module.nodes(ast.Attribute, ast.Subscript):
@@ -116,7 +165,9 @@ def _is_name_set(module: Module, context: ProjectContext, name: str, *, is_varia
         if is_it and not isinstance(each.ctx, ast.Load) and (is_entry or not is_made):
             return True
     word, path = re.escape(name.encode()), os.path.abspath(module.source.path)
-    by_name = rb"\b%b\.update\(|setattr\(" % word
+    of_it = rb"\b%b(?:\[[^]\n]*\])*\.(?:(?:%b)\(|__dict__\b)" % (word, _IN_PLACE)
+    by_name = rb"%b\([^,\n]*,\s*(?:[^\"'\s]|[\"']%b[\"'])" % (_SETATTR, word)
+    by_name += rb"|\bvars\([^()\n]*\)(?:\[|\.update\()|" + of_it
     elsewhere = rb"\.%b%b|\b%b\[[^]\n]*\]%b" % (word, _STEPS, word, _STEPS)
     return bool(re.search(by_name, module.source.code)) or context.is_in_another(
         re.compile(by_name + b"|" + elsewhere), path

@@ -57,6 +57,22 @@ m = Model()
 f = jax.pmap(m)
 """
 _LOSS = "jax.grad(loss)(w, x)"
+_CLOSURE = """\
+import os, random
+import numpy as np
+
+def fit(w, x):
+    lr = 0.1
+    def halve():
+        {outer} = lr / 2
+    def step(w, x):
+        return {read}
+    for _ in range(2):
+        w = jax.pmap(step)(w, x)
+        halve()
+"""
+_NONLOCAL = _CLOSURE.replace("{outer}", "nonlocal lr\n        lr")
+_LOCAL = _CLOSURE.replace("{outer}", "other")
 _CASES = {
     "a field that the file sets": (_METHOD + "t.lr *= 0.1", "w - self.lr * x", "self.lr"),
     "a field that a function sets": (_METHOD + "def f(t): t.lr = 1", "self.lr * x", "self.lr"),
@@ -73,6 +89,21 @@ _CASES = {
     "an entry": (_FUNCTION, 'w * CFG["lr"]', ""),
     "an entry that is set": (_FUNCTION + 'CFG["lr"] = 2', 'w * CFG["lr"]', "CFG"),
     "an entry by update": (_FUNCTION + "CFG.update(lr=2)", 'w * CFG["lr"]', "CFG"),
+    "a list that grows": (_FUNCTION + "LR.append(2)", "w * LR[-1]", "LR"),
+    "an array in place": (_FUNCTION + "LR.fill(2)", "w * LR", "LR"),
+    "a list in a dictionary": (_FUNCTION + "CFG['all'].pop()", "w * CFG['all'][-1]", "CFG"),
+    "its dictionary": (_FUNCTION + "CFG.__dict__.update(lr=2)", "w * CFG.lr", "CFG"),
+    "by vars": (_FUNCTION + "vars(CFG)['lr'] = 2", "w * CFG.lr", "CFG.lr"),
+    "vars that are read": (_FUNCTION + "print(vars(CFG))", "w * CFG.lr", ""),
+    "a field of a class": (_METHOD + "type.__setattr__(t, n, 1)", "self.lr * x", "self.lr"),
+    "of a function around, set": (_NONLOCAL, "w * lr", "lr"),
+    "of a function around, made once": (_LOCAL, "w * lr", ""),
+    "the environment": (_LOCAL, "w * float(os.environ['LR'])", "os.environ"),
+    "a variable of the environment": (_LOCAL, "w * float(os.getenv('LR'))", "os.getenv"),
+    "a file": (_LOCAL, "w * float(open('lr').read())", "open"),
+    "random numbers": (_LOCAL, "w * random.random()", "random.random"),
+    "random numbers of numpy": (_LOCAL, "w * np.random.rand()", "np.random.rand"),
+    "random numbers of jax": (_LOCAL, "w * jax.random.normal(x)", ""),
     "an object that is called": (_OBJECT, "x * self.on", ""),
     "an object whose field is set": (_OBJECT + "m.on = False", "x * self.on", "self.on"),
     "a function of a library": (_FUNCTION, "jnp.sum(x)", ""),
