@@ -57,7 +57,9 @@ def first(
     return None
 
 
-def _known(use: Use, context: ProjectContext, find: Callable[..., tuple[int, str] | None]):
+def _known(
+    use: Use, context: ProjectContext, find: Callable[..., tuple[int, str] | None]
+) -> tuple[int, str] | None:
     known = use.module.memo(find)
     if use.node not in known:
         known[use.node] = find(use.module, context, use.node)
