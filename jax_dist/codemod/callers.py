@@ -77,10 +77,13 @@ def _uses(module: Module, context: ProjectContext, function: scopes.Function) ->
     if isinstance(function, ast.Lambda):
         yield from (Use(module, each) for each in pmaps.reads_of(module, function))
         return
-    name, scope = function.name, module.scope(function)
-    if isinstance(module.parent(function), ast.ClassDef):
-        yield from () if name.startswith("__") else _attributes(module, name)
-        return
+    owner, named = module.parent(function), function
+    if isinstance(owner, ast.ClassDef):
+        if function.name != "__init__":
+            yield from () if function.name.startswith("__") else _attributes(module, function.name)
+            return
+        named = owner  # which is called in its place
+    name, scope = named.name, module.scope(named)
     yield from (Use(module, each) for each in module.reads(scope, name))
     if scope is module.scopes.module:
         for path in sorted({*context.graph.users(os.path.abspath(module.source.path), name)}):
@@ -103,3 +106,60 @@ def _module(context: ProjectContext, path: str) -> Module | None:
     if path not in known:
         known[path] = context.module(path)
     return known[path]
+
+
+def parameter(definition: ast.AST, call: ast.Call, given: ast.AST) -> str:
+    """The name by which a function or a class gets an argument; "" where the text does not say."""
+    is_class = isinstance(definition, ast.ClassDef)
+    if is_class:
+        methods = (each for each in definition.body if isinstance(each, ast.FunctionDef))
+        definition = next((each for each in methods if each.name == "__init__"), definition)
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+    given_to = definition.args
+    if isinstance(given, ast.keyword):
+        return given.arg or ""
+    names = [each.arg for each in (*given_to.posonlyargs, *given_to.args)][is_class:]
+    position = next((i for i, each in enumerate(call.args) if each is given), len(names))
+    return names[position] if position < len(names) else ""
+
+
+def carriers(definition: ast.AST, name: str) -> set[str]:
+    """The names by which a parameter, or what calls it, is known in a function or a class.
+
+    Those of fields and methods count as names too.
+    """
+    found: set[str] = {name} - {""}
+    count = 0
+    while count < len(found):
+        count = len(found)
+        for node in ast.walk(definition) if found else ():
+            match node:
+                case ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value):
+                    if _is_it(value, found):
+                        found.add(scopes.last_name(target))
+                case ast.FunctionDef() | ast.AsyncFunctionDef() if node is not definition:
+                    is_made = node.name == "__init__"
+                    if not is_made and any(says(each, found) for each in node.body):
+                        found.add(node.name)
+    return found
+
+
+def _is_it(value: ast.expr, names: set[str]) -> bool:
+    """Whether an expression is what one of the names means, or calls it when it is called."""
+    match value:
+        case ast.Name() | ast.Attribute():
+            return scopes.last_name(value) in names
+        case ast.Lambda():
+            return says(value, names)
+        case ast.Call(func=function):
+            return scopes.last_name(function) == "partial" and says(value, names)
+    return False
+
+
+def says(node: ast.AST, names: set[str]) -> bool:
+    """Whether a text reads one of the names, be it as an attribute."""
+    return any(
+        isinstance(each, ast.Name | ast.Attribute) and scopes.last_name(each) in names
+        for each in ast.walk(node)
+    )

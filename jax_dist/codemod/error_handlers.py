@@ -66,7 +66,10 @@ def _ended(module: Module, context: ProjectContext, run: ast.expr) -> tuple[int,
             if _ends(module, context, given):
                 return given.lineno, "end"
         match outer:
-            case ast.Call() if outer.func is not inner and _loses(module, outer, is_later=is_later):
+            case ast.Call() if outer.func is not inner and (
+                _loses(module, outer, is_later=is_later)
+                or (is_later and _hands_to_what_loses(module, context, outer, inner))
+            ):
                 return outer.lineno, "end"
             case ast.FunctionDef() if _is_unheard(module, outer):
                 return outer.lineno, "end"
@@ -176,25 +179,29 @@ def _run_by(outer: ast.AST, inner: ast.AST) -> Iterator[ast.expr]:
 def _ends(module: Module, context: ProjectContext, given: ast.expr) -> bool:
     """Whether a context manager or a function may end an error, by its name or its own text."""
     called = given.func if isinstance(given, ast.Call) else given
-    name = scopes.last_name(called)
-    if name in _ENDING:
+    if scopes.last_name(called) in _ENDING:
         return True
+    where, found = _defined(module, context, called)
+    return any(_handles(each) or where.once(_kept) for each in found)
+
+
+def _defined(
+    module: Module, context: ProjectContext, called: ast.expr
+) -> tuple[Module, list[ast.AST]]:
+    """What the project binds to the name of what is called, and the file that does."""
     home = imports.definer(module, context.project, called)
     where = (None if home is None else context.module(home)) or module
-    bound = where.scopes.module.bindings.get(name, ())
-    return any(_handles(where, each.node) or where.once(_kept) for each in bound)
+    bound = where.scopes.module.bindings.get(scopes.last_name(called), ())
+    return where, [each.node for each in bound]
 
 
-def _handles(module: Module, definition: ast.AST) -> bool:
-    if isinstance(definition, ast.ClassDef) and _is_thread(definition):
-        return True
-    given = {each.arg for each in ast.walk(definition) if isinstance(each, ast.arg)}
+def _handles(definition: ast.AST) -> bool:
     for node in ast.walk(definition):
         if isinstance(node, ast.ExceptHandler) and _catches(node):
             return True
         if isinstance(node, ast.Try | ast.TryStar) and _leaving(node.finalbody):
             return True
-        if isinstance(node, ast.Call) and (_keeps(node) or _loses_one_of(module, node, given)):
+        if isinstance(node, ast.Call) and _keeps(node):
             return True
         if isinstance(node, ast.FunctionDef) and node.name == "__exit__":
             returned = (each.value for each in ast.walk(node) if isinstance(each, ast.Return))
@@ -203,11 +210,23 @@ def _handles(module: Module, definition: ast.AST) -> bool:
     return False
 
 
-def _loses_one_of(module: Module, call: ast.Call, names: set[str]) -> bool:
-    """Whether a call runs a parameter where nobody hears of its error."""
-    values = (*call.args, *(word.value for word in call.keywords))
-    is_given = any(isinstance(each, ast.Name) and each.id in names for each in values)
-    return is_given and module.holds(call) and _loses(module, call, is_later=True)
+def _hands_to_what_loses(
+    module: Module, context: ProjectContext, call: ast.Call, given: ast.AST
+) -> bool:
+    """Whether what is called runs a function that it is given where nobody hears of its error."""
+    where, found = _defined(module, context, call.func)
+    for definition in found:
+        if isinstance(definition, ast.ClassDef) and _is_thread(definition):
+            return True
+        names = callers.carriers(definition, callers.parameter(definition, call, given))
+        for node in ast.walk(definition) if names else ():
+            if isinstance(node, ast.Call) and where.holds(node):
+                values = (*node.args, *(word.value for word in node.keywords))
+                if any(callers.says(each, names) for each in values) and _loses(
+                    where, node, is_later=True
+                ):
+                    return True
+    return False
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:

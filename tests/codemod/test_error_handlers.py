@@ -34,6 +34,11 @@ _ENDED = {
         "            self.one(1)\n        except ValueError:\n            pass",
         "line 9 would catch",
     ),
+    "a caller of a class": (
+        "class A:\n    def __init__(self, n):\n        self.x = p(n)\n"
+        "try:\n    A(1)\nexcept ValueError:\n    pass",
+        "line 8 would catch",
+    ),
     "a caller that ends the program with no code": (
         "try:\n    p(1)\nexcept Exception:\n    exit(0)",
         "line 5 would catch",
@@ -74,6 +79,21 @@ _ENDED = {
         "def start(fun):\n    threading.Thread(target=fun).start()\nstart(p)",
         "line 5 would end",
     ),
+    "a thread by a function of a function": (
+        "def start(n, fun):\n    def work():\n        fun(n)\n    Thread(target=work).start()\n"
+        "start(1, p)",
+        "line 7 would end",
+    ),
+    "a thread of an object": (
+        "class Loop:\n    def __init__(self, fun):\n        self.fun = partial(fun, 1)\n"
+        "    def work(self):\n        self.fun()\n"
+        "    def start(self):\n        Thread(target=self.work).start()\nLoop(fun=p).start()",
+        "line 10 would end",
+    ),
+    "an object that is a thread": (
+        "class Loop(Thread):\n    pass\nLoop(p)",
+        "line 5 would end",
+    ),
     "at the end": ("import atexit\natexit.register(p, 1)", "line 4 would end"),
     "a part of a test": (
         "class T(TestCase):\n    def test(self):\n        with self.subTest():\n            p(1)",
@@ -90,6 +110,17 @@ _HEARD = {
     ),
     "a thread beside a function that is handed on": (
         "def train(fun):\n    Thread(target=load).start()\n    fun(1)\ntrain(p)"
+    ),
+    "a thread that gets what it computes": (
+        "def save(x):\n    Thread(target=write, args=(x,)).start()\nsave(p(1))"
+    ),
+    "a future of another parameter": (
+        "def train(fun, state):\n    state = fun(state)\n    POOL.submit(save, state)\ntrain(p, 1)"
+    ),
+    "a thread of an object that loads": (
+        "class Loop:\n    def __init__(self, fun, load):\n        self.fun = fun\n"
+        "        Thread(target=self.fill).start()\n    def fill(self):\n        pass\n"
+        "    def step(self):\n        return self.fun(1)\nLoop(p, 1)"
     ),
     "a future that is asked": "fs = [EX.submit(p, n) for n in range(3)]\n[f.result() for f in fs]",
     "an argument of a future": "EX.submit(abs, p(1))",
