@@ -9,18 +9,21 @@ or imported in a way which does not find what lies beside it.
 import ast
 import dataclasses
 import functools
+import keyword
 import os
 import re
+import sys
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
 
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.import_graph import Imported, outermost_package
 from jax_dist.checker.model.project import Project
-from jax_dist.checker.model.semantic_model import Module
+from jax_dist.checker.model.semantic_model import KNOWN, Module
 from jax_dist.codemod import helper_module
 from jax_dist.codemod.process_signs import project_texts
 
-_NAMES = ("_mapped", "_mapped_devices", "_mapped_over_devices")
+NAMES = ("_mapped", "_mapped_devices", "_mapped_over_devices")
 _NEEDS = re.compile(rb"\bpmap\b|\bdevice_put_(?:sharded|replicated)\b")
 _CODE = (".py", ".ipynb")
 _PACKAGING = ("pyproject.toml", "setup.py", "setup.cfg")
@@ -275,7 +278,7 @@ class Homes:
         """A name for the module that nothing else in its folder has."""
         if folder not in self._free:
             self._free[folder] = next(
-                (name for name in _NAMES if _is_free(os.path.join(folder, name))), _NAMES[-1]
+                (name for name in NAMES if _is_free(os.path.join(folder, name))), NAMES[-1]
             )
         return self._free[folder]
 
@@ -290,6 +293,25 @@ class _Package:
 def is_within_package(path: str) -> bool:
     """Whether a module has a name of its own in all programs, that of its package."""
     return bool(outermost_package(os.path.dirname(path)))
+
+
+def misfit(path: str) -> str:
+    """Why no program could have its helpers in a module of that path; "" where it could."""
+    path = os.path.abspath(path)
+    folder, name = os.path.split(path.removesuffix(".py"))
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
+        return "no program could import a module of this name"
+    beside = os.path.join(folder, name)
+    if os.path.isdir(beside) and any(each.endswith(".py") for each in os.listdir(beside)):
+        return f"for Python, the package {os.path.relpath(beside)} beside it has the same name"
+    if is_within_package(path):
+        return ""
+    found = PathFinder.find_spec(name)
+    is_other = found is not None and found.origin is not None
+    is_other = is_other and not os.path.exists(path)  # which may be what was found
+    if is_other or name in KNOWN | sys.stdlib_module_names:
+        return f"it would hide the module {name} from programs that import it"
+    return ""
 
 
 def _is_free(base: str) -> bool:

@@ -15,7 +15,7 @@ from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model import sources
 from jax_dist.checker.model.project import Project
 from jax_dist.checker.model.sources import Patterns
-from jax_dist.codemod import migration, report
+from jax_dist.codemod import helper_homes, migration, report
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.report import MigrationReport
@@ -64,8 +64,9 @@ def _check(options: argparse.Namespace) -> None:
     for each in modules:
         if not each.endswith(".py"):
             raise MisuseError(f"--helpers {each}: the name must end with .py, or be {_FULL}")
-        if not os.path.basename(each)[: -len(".py")].isidentifier():
-            raise MisuseError(f"--helpers {each}: no program could import a module of this name")
+        if why := helper_homes.misfit(each):
+            better = os.path.join(os.path.dirname(each), helper_homes.NAMES[0])
+            raise MisuseError(f"--helpers {each}: {why}. Give another name, as {better}.py")
     if len(modules) > 1:
         raise MisuseError(f"--helpers names one module, not {counted(len(modules), 'module')}")
     if (options.idiomatic or options.to == "global") and not options.verify:

@@ -62,9 +62,18 @@ def check(option: str, path: str, kind: str) -> None:
     """Asks before the work whether `save` will overwrite a file.
 
     Raises:
-      MisuseError: what is there is not of this kind.
+      MisuseError: what is there is not of this kind, or its folder cannot be written to.
     """
-    if not os.path.exists(path) or _is_stream(path):
+    if _is_stream(path):
+        return
+    folder = os.path.dirname(path) or os.curdir
+    if not os.path.isdir(folder):
+        is_file = os.path.exists(folder)
+        why = f"{folder} is no folder" if is_file else f"there is no folder {folder}: make it first"
+        raise MisuseError(f"{option} {path} cannot be written: {why}")
+    if not os.path.exists(path):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise MisuseError(f"{option} {path} cannot be written: {folder} may not be written to")
         return
     if os.path.isdir(path):
         raise MisuseError(f"{option} {path} cannot be written: it is a folder")

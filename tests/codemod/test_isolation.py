@@ -3,13 +3,16 @@
 import contextlib
 import os
 import pathlib
+import shutil
+import socket
+import subprocess
 import sys
 
 import pytest
 
 from jax_dist._usage import MisuseError
 from jax_dist.codemod.results import FileMigration, PlaceResult
-from jax_dist.codemod.verify import isolation, sandbox
+from jax_dist.codemod.verify import isolation, sandbox, workplace
 from jax_dist.codemod.verify.ledger import Ledger
 from jax_dist.codemod.verify.trial import verified
 
@@ -192,6 +195,67 @@ def test_what_a_program_starts_in_a_session_of_its_own_ends_too(project: pathlib
         with contextlib.suppress(OSError):  # it has ended meanwhile
             left += [line for line in [each.read_bytes()] if child.encode() in line]
     assert left == []
+
+
+def test_what_cannot_be_copied_is_left_out(project: pathlib.Path, way: str):
+    """A pipe would never end; opening a socket fails."""
+    os.mkfifo(project / "pipe")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("socket")  # its path may be too long from the root
+        found = _verified(project, "import os\nprint(sorted(os.listdir()))\n")
+
+    assert found.exit_code == 0
+    assert found.runs is not None
+    there = ["link", "pipe", "program.py", "pyproject.toml", "socket"]
+    wanted = there if way == "overlay" else [e for e in there if e not in ("pipe", "socket")]
+    assert found.runs.before.output == str(wanted)
+
+
+@pytest.mark.parametrize("name", ["gone", "folder"])
+def test_what_goes_while_it_is_copied_is_passed_over(
+    project: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    (project / "gone").touch()
+    (project / "folder").mkdir()
+
+    def chosen(path: pathlib.Path) -> bool:  # asked before anything of its folder is copied
+        if path.name == name:
+            path.unlink() if path.is_file() else path.rmdir()
+        return True
+
+    monkeypatch.setattr(workplace, "_is_copied", chosen)
+    workplace.copy(project, {project: tmp_path / "copy"})
+
+    there = {"folder", "gone", "link", "pyproject.toml"}
+    assert {*os.listdir(tmp_path / "copy")} == there - {name}
+
+
+def test_what_cannot_be_read_is_named(
+    project: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    os.mkfifo(project / "pipe")
+    monkeypatch.setattr(workplace, "_is_copied", lambda path: True)
+    with pytest.raises(MisuseError, match=r"--verify has to copy \S+/project/pipe, and cannot: "):
+        workplace.copy(project, {project: tmp_path / "copy"})
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+@pytest.mark.parametrize("at", ["project", "around it"])
+def test_a_program_may_ask_git(project: pathlib.Path, way: str, at: str):
+    top = str(project if at == "project" else project.parent)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run(["git", "-C", top, *words], check=True)
+    asked = ["git", "rev-parse", "HEAD"]
+    head = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    found = _verified(
+        project,
+        f"import subprocess\nprint(subprocess.check_output({asked}, text=True).strip())\n",
+    )
+
+    assert found.runs is not None
+    assert found.runs.before.output == head.strip()
+    assert found.exit_code == 0
 
 
 _START = b"__import__('runpy').run_path('/a/sitecustomize.py', run_name='_jax_dist_late')"

@@ -276,6 +276,22 @@ def test_a_command_that_fails_in_both_forms_is_no_proof(staged: Staged):
     assert again.notes == ("the command failed before the migration (exit 1); it runs now",)
 
 
+def test_a_command_that_fails_in_a_copy_may_work_where_it_is(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Stage, "way", "copy")
+    files = [staged.file(staged.place(2), staged.place(3))]
+    first, second = (_run(*run.record.sites, ran=run.ran, code=1) for run in _both(staged))
+    found = staged.verified(files, first, second)
+
+    assert found.notes == (
+        "the command failed before the migration (exit 1); after it: exit 1",
+        "in a copy of the project, the command fails without the migration too, and a command that "
+        "fails is no proof: if it works where it is, it may need what a copy has not, as its own "
+        "path, a pipe or .hg; allow user namespaces, and no copy is made",
+    )
+
+
 def test_what_was_not_compared_is_a_note(staged: Staged):
     files = [staged.file(staged.place(2), staged.place(3))]
     first, second = _both(staged)

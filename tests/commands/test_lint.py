@@ -350,7 +350,7 @@ class TestMisuse:
             (["-", "a.py"], "- reads the standard input, and goes with no other path"),
             (["--diff", "--write-baseline=b"], "--diff and --write-baseline do not go together"),
             (["--unsafe-fixes"], "say --fix with --unsafe-fixes to make the fixes, or --diff to "),
-            (["-o", "no/out"], "--output-file no/out cannot be written: No such file or directory"),
+            (["-o", "no/out"], "--output-file no/out cannot be written: there is no folder no: "),
         ],
     )
     def test_is_explained(self, folder, arguments, message):

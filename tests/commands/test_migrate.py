@@ -83,6 +83,43 @@ def test_a_command_that_there_is_not_and_a_module_that_nobody_could_import():
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("jax.py", "it would hide the module jax from programs that import it"),
+        ("src/random.py", "it would hide the module random from programs that import it"),
+        ("numpy.py", "it would hide the module numpy from programs that import it"),
+        ("pytest.py", "it would hide the module pytest from programs that import it"),
+        ("utils.py", "for Python, the package utils beside it has the same name"),
+        ("class.py", "no program could import a module of this name"),
+        ("__main__.py", "no program could import a module of this name"),
+    ],
+)
+def test_a_module_for_helpers_that_would_be_or_hide_another(
+    folder: pathlib.Path, path: str, why: str
+):
+    (folder / "utils").mkdir()
+    (folder / "utils" / "a.py").touch()
+    before = sorted(folder.rglob("*"))
+
+    better = os.path.join(os.path.dirname(path), "_mapped.py")
+    assert _misuse("--to", "jax", "--write", "--helpers", path, ".") == (
+        f"jax-dist migrate: --helpers {path}: {why}. Give another name, as {better}\n"
+    )
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("path", ["package/random.py", "data.py"])
+def test_a_module_for_helpers_that_hides_nothing(folder: pathlib.Path, path: str):
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    (folder / "data").mkdir()  # of no Python
+    (folder / "a.py").write_text(_BEFORE)
+
+    assert _run("--to", "jax", "--write", "--helpers", path, ".")[0] == 0
+    assert (folder / path).is_file()
+
+
 def test_a_diff_is_shown_and_nothing_is_written(folder: pathlib.Path):
     (folder / "a.py").write_text(_BEFORE)
 
@@ -567,6 +604,14 @@ def test_a_notebook(folder: pathlib.Path):
         (
             ("--report", "out.html", "."),
             "--report out.html: the name must end with .md, .json or .sarif\n",
+        ),
+        (
+            ("--report", "no/out.md", "."),
+            "--report no/out.md cannot be written: there is no folder no: make it first\n",
+        ),
+        (
+            ("--verify", "--write", "--certificate", "no/proof.json", ".", "--", "true"),
+            "--certificate no/proof.json cannot be written: there is no folder no: make it first\n",
         ),
         (("--verify", "-", "--", "true"), "--verify needs files, not the standard input\n"),
     ],

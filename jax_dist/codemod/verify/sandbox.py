@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError
-from jax_dist.codemod.verify import evidence, isolation, workplace
+from jax_dist.codemod.verify import evidence, isolation, repository, workplace
 from jax_dist.codemod.verify.evidence import Run
 from jax_dist.codemod.verify.program_text import comes_first
 from jax_dist.codemod.verify.recording import bootstrap
@@ -241,6 +241,8 @@ def _environment(devices: int) -> dict[str, Any]:
         # The threads of XLA's CPU client. By default as many as cores, where simulated devices that
         # wait in collectives may take them all: XLA then ends the process after 40 seconds.
         "NPROC": str(4 * devices),
+        # In an overlay the project is a mount, and may lie in a repository that is outside of it.
+        "GIT_DISCOVERY_ACROSS_FILESYSTEM": "1",
         **inherited,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": " ".join(flags),
@@ -260,6 +262,8 @@ class _Sandbox:
     def __init__(self, folder: Path, roots: Sequence[Path], way: _Way, records: Path):
         self.folder, self.way, self._records = folder, way, records
         self._views = {root: folder / str(number) for number, root in enumerate(roots)}
+        if way != "overlay":  # as deep in a repository as the folder itself
+            self._views = {r: view / repository.within(r) for r, view in self._views.items()}
         for number, (root, view) in enumerate(self._views.items()):
             if way != "overlay":
                 workplace.copy(root, self._views)

@@ -37,6 +37,11 @@ _UNSTEADY = (
     "its calls could be compared too"
 )
 _FAILS = "the command fails without the migration too, and a command that fails is no proof"
+_FAILS_IN_COPY = (
+    "in a copy of the project, the command fails without the migration too, and a command that "
+    "fails is no proof: if it works where it is, it may need what a copy has not, as its own path, "
+    "a pipe or .hg; allow user namespaces, and no copy is made"
+)
 
 _Place: TypeAlias = tuple[str, int, str]  # the path, the line before, what stands there
 
@@ -215,7 +220,7 @@ class _Trial:
         entries, problems = _with_unexplained(entries, runs)
         self._notes += [*runs.unproven, *runs.notes]
         if first.exit_code != 0 and second.exit_code != 0:
-            self._notes.append(_FAILS)
+            self._notes.append(_FAILS if self._stage.way == "overlay" else _FAILS_IN_COPY)
         self._notes += self._of_writing(failed=second.exit_code != 0)
         return Ledger(
             command=tuple(self._stage.command),

@@ -1,6 +1,7 @@
 """The folders of a run: the project's, a copy of it, what is made for runs and goes with them."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -14,11 +15,12 @@ from typing import Any
 
 from jax_dist._usage import MisuseError
 from jax_dist.checker.model import sources
+from jax_dist.codemod.verify import repository
 
 ENDING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # signals by which people end a program
 
 _PREFIX, _LOCK = "jax_dist_verify_", "lock"
-_LEFT_OUT = ("__pycache__", ".git", ".hg")
+_LEFT_OUT = ("__pycache__", repository.NAME, ".hg")
 _PLACES = ("/var/tmp", "/dev/shm")  # where nothing of the user's is, beside the usual one
 
 
@@ -112,14 +114,24 @@ def discard(folder: Path) -> None:
 
 
 def copy(root: Path, views: Mapping[Path, Path]) -> None:
-    """Copies a folder of the project; links into the project lead into the copies."""
+    """Copies a folder of the project; links into the project lead into the copies.
+
+    Pipes and sockets are left out, and so is what goes while it is copied. A repository of git, the
+    folder's or one inside, has a copy that can be asked and written to.
+    """
     to = views[root]
+    to.parent.mkdir(parents=True, exist_ok=True)
     parts: list[Path] = []  # what is below the folder, but not below environments
+    tops: dict[Path, Path] = {}  # the top folders of repositories, by their copies
     for path, names, files in os.walk(root):
+        if repository.NAME in (*names, *files):
+            tops[to / Path(path).relative_to(root)] = Path(path)
         names[:] = [name for name in names if name not in _LEFT_OUT]
         parts += [Path(path, name) for name in (*names, *files) if name not in _LEFT_OUT]
         names[:] = [name for name in names if not _is_environment(Path(path, name))]
-    size = sum(each.lstat().st_size for each in parts if each.is_file())
+    if depth := len(repository.within(root).parts):  # it is a part of one
+        tops[to.parents[depth - 1]] = root.parents[depth - 1]
+    size = sum(map(_size, parts)) + sum(map(repository.size, tops.values()))
     free = shutil.disk_usage(to.parent).free
     if size > free // 2:
         raise MisuseError(
@@ -128,9 +140,15 @@ def copy(root: Path, views: Mapping[Path, Path]) -> None:
         )
 
     def passed_over(path: str, names: list[str]) -> list[str]:
-        return [name for name in names if name in _LEFT_OUT or _is_environment(Path(path, name))]
+        return [name for name in names if name in _LEFT_OUT or not _is_copied(Path(path, name))]
 
-    shutil.copytree(root, to, symlinks=True, ignore=passed_over)
+    try:
+        shutil.copytree(root, to, symlinks=True, ignore=passed_over)
+    except shutil.Error as error:
+        _check_gone(error)
+    for copied, top in tops.items():
+        if copied.is_dir():
+            repository.copy(top, copied)
     for each in parts:
         copy = to / each.relative_to(root)
         if _is_environment(each):
@@ -140,6 +158,33 @@ def copy(root: Path, views: Mapping[Path, Path]) -> None:
                 if Path(target).is_relative_to(other):
                     copy.unlink()
                     copy.symlink_to(view / Path(target).relative_to(other))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size if path.is_file() else 0
+    except OSError:  # it has gone meanwhile
+        return 0
+
+
+def _is_copied(path: Path) -> bool:
+    """Whether something is a file, a folder or a link, and no environment."""
+    try:
+        kind = path.lstat().st_mode
+    except OSError:  # it has gone meanwhile
+        return False
+    is_one = stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)
+    return is_one and not _is_environment(path)
+
+
+def _check_gone(error: shutil.Error) -> None:
+    """Raises MisuseError for what could not be copied, but not for what has gone meanwhile."""
+    for source, _, why in error.args[0]:
+        if not str(why).startswith(f"[Errno {errno.ENOENT}]"):
+            raise MisuseError(
+                f"--verify has to copy {source}, and cannot: {why}. Let it be read, or move it out "
+                "of the project"
+            ) from error
 
 
 def _is_environment(path: Path) -> bool:
