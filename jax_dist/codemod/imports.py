@@ -7,6 +7,7 @@ builtin, a magic of a notebook, `import *`.
 """
 
 import ast
+import functools
 import itertools
 import os
 import re
@@ -94,7 +95,7 @@ def _scripts(module: Module) -> list[tuple[bool, bytes]]:
         % (stem, stem)
     )
     if _scripts not in graph.known:  # all files of the project ask
-        texts = process_signs.project_texts
+        texts = functools.partial(process_signs.project_texts, every=True)
         graph.known[_scripts] = [*texts(graph.roots), *texts(graph.near, deep=False)]
     texts = graph.known[_scripts]
     return [(imported.search(data) is not None, data) for _, data in texts if stem in data]

@@ -30,9 +30,11 @@ _LAUNCHERS = re.compile(
 _BATCH = re.compile(rb"#SBATCH[^\n]*--n(?:odes|tasks)")
 _SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".toml", ".md", ".rst")
 _SETTINGS = (".json", ".ini", ".cfg")
+_PYTHON = (".py", ".ipynb")
 _NAMES = ("Dockerfile", "README", "Makefile")
 _LARGEST = 2**20  # bytes of a file that is no code
 _LARGEST_SETTINGS = 2**16  # larger ones are data
+_LARGEST_OTHER = 2**14
 
 
 class ProcessSigns:
@@ -146,27 +148,33 @@ def _line(data: bytes, found: re.Match[bytes]) -> int:
     return data.count(b"\n", 0, found.start()) + 1
 
 
-def project_texts(roots: Iterable[str], *, deep: bool = True) -> Iterator[tuple[str, bytes]]:
+def project_texts(
+    roots: Iterable[str], *, deep: bool = True, every: bool = False
+) -> Iterator[tuple[str, bytes]]:
     """The files in some folders that may start a program, as far as they can be read.
 
     Args:
       roots: the folders.
       deep: also what is in the folders below.
+      every: also those whose names do not say so, but for Python and what is large.
     """
     for root in roots:
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(set(folders) - set(sources.EXCLUDED)) if deep else []
             for name in sorted(names):
-                if (
-                    name.endswith(_SUFFIXES + _SETTINGS)
-                    or name.startswith(_NAMES)
-                    or "." not in name
-                ):
-                    path = os.path.join(folder, name)
-                    most = _LARGEST_SETTINGS if name.endswith(_SETTINGS) else _LARGEST
-                    try:
-                        if os.path.isfile(path) and os.path.getsize(path) <= most:
-                            with open(path, "rb") as file:
-                                yield path, file.read()
-                    except OSError:
-                        continue
+                path, most = os.path.join(folder, name), _largest(name, every=every)
+                try:
+                    if most and os.path.isfile(path) and os.path.getsize(path) <= most:
+                        with open(path, "rb") as file:
+                            yield path, file.read()
+                except OSError:
+                    continue
+
+
+def _largest(name: str, *, every: bool) -> int:
+    """Up to how many bytes a file of that name is read."""
+    if name.endswith(_SUFFIXES) or name.startswith(_NAMES) or "." not in name:
+        return _LARGEST
+    if name.endswith(_SETTINGS):
+        return _LARGEST_SETTINGS
+    return _LARGEST_OTHER if every and not name.endswith(_PYTHON) else 0

@@ -15,7 +15,10 @@ _USERS = {
     "by_string": "import util\n\ngetattr(util, 'mapped')\n",
     "by_a_name_of_the_run": "import sys\nimport util as u\n\ngetattr(u, sys.argv[1])\n",
     "by_a_module_of_the_run": "import importlib\n\nimportlib.import_module('util').mapped()\n",
+    "as_a_value": "import util as u\nfrom fire import Fire\n\nFire(u)\n",
     "in_a_mock": "patch('util.mapped')\n",
+    "as_an_entry_point": "setup(entry_points={'scripts': ['go=util:mapped']})\n",
+    "by_its_path": "exec(open('util.py').read())\nmapped()\n",
     "not_to_be_parsed": "util (mapped\n",
 }
 _OTHERS = {
@@ -24,6 +27,9 @@ _OTHERS = {
     "by_a_name_of_another": "import os, sys, util\n\ngetattr(os, sys.argv[1])\n",
     "another_module_of_the_run": "import importlib\n\nimportlib.import_module('u').mapped()\n",
     "words_apart": "'util', 'mapped'\n",
+    "of_a_constant_name": "import util\n\ngetattr(util, 'other')\n",
+    "a_function_of_its_name": "from util import util\n\nutil(1)\n",
+    "by_the_path_of_another": "exec(open('u.py').read())\nmapped()  # util\n",
     "not_to_be_parsed_without_the_name": "util (\n",
     "not_to_be_parsed_without_the_file": "mapped (\n",
 }

@@ -15,6 +15,10 @@ _USERS = {
     "conf/run.yaml": "_target_: train.fit\n",
     "conf/run.json": '{"target": "train:fit"}',
     "README.md": "    from pkg.train import fit\n",
+    ".github/workflows/ci.yml": "- run: python -c 'import train; train.fit(2)'\n",
+    "report.qmd": "```{python}\nfrom train import fit\n```\n",
+    "run.bat": 'python -c "import train; train.fit(2)"\r\n',
+    "runs.csv": "2,train.fit\n",
 }
 _OTHERS = {
     "eval.sh": "python train.py --fit 2\n",
@@ -38,7 +42,9 @@ def test_what_is_no_python_by_its_name(
     path = tmp_path / "train.py"
     path.write_text("def fit(n):\n    return n\n")
     by = tmp_path / name
-    by.parent.mkdir(exist_ok=True)
+    if not is_project and name.startswith("."):
+        pytest.skip("folders that are hidden are looked at in projects alone")
+    by.parent.mkdir(exist_ok=True, parents=True)
     by.write_text(text)
     module = Project([str(path)]).module(load(str(path), path.read_bytes()))
 

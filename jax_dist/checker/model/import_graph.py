@@ -49,6 +49,7 @@ class _Facts:
     """What else the text of a file says of names."""
 
     attributes: frozenset[str]  # that are read of anything
+    names: frozenset[str]  # that are read
     words: frozenset[str]  # in strings
     reflected: frozenset[str]  # of what attributes are read by a name of the run; "": of `loaded`
     loaded: frozenset[str]  # modules whose names only the run knows: how these begin
@@ -119,7 +120,8 @@ class ImportGraph:
     def users(self, path: str, name: str) -> Iterator[str]:
         """The other files that may mean `name` of a file: by import, `import *`, or attribute."""
         stem = stem_of(path)
-        dotted = f"{stem}.{name}".encode()  # in the string of a mock, say
+        # In the string of a mock, or of an entry point.
+        dotted = re.compile(rb"\b%b[.:]%b\b" % (re.escape(stem.encode()), re.escape(name.encode())))
         for imported in self.importers(path):
             facts = self._facts_of(imported.by) if imported.is_module else None
             is_said = facts is not None and (facts.says(name) or stem in facts.reflected)
@@ -129,12 +131,12 @@ class ImportGraph:
         for other, data in self.files.items():
             if other == path or stem.encode() not in data:
                 continue
-            if dotted in data:
+            if dotted.search(data):
                 yield other
             elif name.encode() in data:
                 facts = self._facts_of(other)
                 is_run = any(word in data for word in words)
-                if facts is None or (is_run and facts.says(name)):
+                if facts is None or (is_run and (facts.says(name) or name in facts.names)):
                     yield other
 
     def loaders(self, path: str, name: str) -> Iterator[str]:
@@ -376,35 +378,44 @@ def _read(code: bytes) -> _Facts | None:
     except sources.ParseError:
         return None
     attributes: set[str] = set()
+    names: set[str] = set()
     words: set[str] = set()
     reflected: set[str] = set()
     loaded: set[str] = set()
     imported: dict[str, str] = {}  # by the name that it gets: the last word of a module
     kept: dict[str, str] = {}  # by name: the text of a call whose value it gets
+    parts: set[ast.AST] = set()  # of which one attribute is read, or which are called
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 for each in aliases:
                     imported[each.asname or each.name] = each.name.rpartition(".")[2]
-            case ast.Call(func=called, args=[of, *names]):
+            case ast.Call(func=called, args=args):
                 by = getattr(called, "id", getattr(called, "attr", ""))
-                is_one = by == "getattr" and isinstance(next(iter(names), None), ast.Constant)
-                if by in _REFLECTING and not is_one:
-                    reflected.add(ast.unparse(of))
-                elif by in _BY_NAME and not isinstance(of, ast.Constant):
-                    loaded.add(_beginning(of))
+                parts.add(called)
+                if by == "getattr" and isinstance([*args, None, None][1], ast.Constant):
+                    parts.add(args[0])
+                elif by in _REFLECTING and args:
+                    reflected.add(ast.unparse(args[0]))
+                elif by in _BY_NAME and not all(isinstance(each, ast.Constant) for each in args):
+                    loaded.add(_beginning(args[0]))
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
                 kept[name] = ast.unparse(call.func)
             case ast.Attribute(attr=name):
                 attributes.add(name)
+                parts.add(node.value)
                 if name == "__dict__":
                     reflected.add(ast.unparse(node.value))
+            case ast.Name(id=name, ctx=ast.Load()):
+                names.add(name)
+                if name in imported and node not in parts:
+                    reflected.add(name)  # the module itself: `Fire(train)`
             case ast.Constant(value=str() as text) if text.isidentifier():
                 words.add(text)
     modules = {imported.get(each, each.rpartition(".")[2]) for each in reflected}
     if any(by in kept.get(each, each) for each in reflected for by in _BY_NAME):
         modules.add("")
-    return _Facts(*map(frozenset, (attributes, words, modules, loaded)))
+    return _Facts(*map(frozenset, (attributes, names, words, modules, loaded)))
 
 
 def _beginning(name: ast.expr) -> str:

@@ -213,7 +213,7 @@ _NOT_OURS = """
 .tox .venv __pycache__ __pypackages__ build dist node_modules site-packages venv
 """
 EXCLUDED = tuple(_NOT_OURS.split())
-PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")  # of its top folder
+PROJECT_MARKS = (".git", ".github", "pyproject.toml", "setup.py", "setup.cfg")  # of its top folder
 
 _SUFFIXES = (".py", ".pyi", ".ipynb")
 

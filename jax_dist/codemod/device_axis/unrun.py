@@ -7,6 +7,8 @@ line mentions a function, a class or a variable through which a value went, its 
 
 import ast
 import functools
+import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,6 +30,14 @@ from jax_dist.codemod.results import Left
 _REFLECTING = frozenset(("vars", "locals", "globals", "eval", "exec", "setattr", "getmembers"))
 _REFLECTED = frozenset(
     ("__dict__", "f_locals", "f_globals", "__globals__", "__getattribute__", "__setattr__")
+)
+
+
+# What calls any function of its caller by a name of the command line, where it is given none.
+_COMMAND_LINES = frozenset(("fire.Fire", "jsonargparse.CLI", "jsonargparse.auto_cli"))
+_OF_CALLER = re.compile(
+    rb"\bf_(?:globals|locals)\b|\binspect\.(?:stack|currentframe)\b|\b_getframe\b"
+    rb"|\bimport __main__\b|\bmodules\[[\"']__main__"
 )
 
 
@@ -96,7 +106,7 @@ class Seen:
     @functools.cached_property
     def _hidden(self) -> str:
         """What may reach any value of the file without being seen; "" where nothing does."""
-        return _reflection(self._flow) or _unrun_maker(self._flow)
+        return _reflection(self._flow) or _reader(self._flow.module) or _unrun_maker(self._flow)
 
     def _check_mention(self, node: ast.Name | ast.Attribute, text: str) -> None:
         """Raises Left where a variable is used that holds such values, and that is not seen."""
@@ -224,10 +234,22 @@ def _reflection(flow: FileFlow) -> str:
                 return f"line {node.lineno} calls {name}"
             case ast.Call(func=ast.Attribute(attr="getmembers")):
                 return f"line {node.lineno} calls getmembers"
+            case ast.Call(args=[], keywords=[]):
+                if flow.module.qualified_name(node.func) in _COMMAND_LINES:
+                    return f"line {node.lineno} lets the command line name any function"
             case ast.Attribute(attr=name) if name in _REFLECTED:
                 return f"line {node.lineno} reads {name}"
             case ast.Call() if _takes_by_name(flow, node):
                 return f"line {node.lineno} takes a function by a name of the run"
+    return ""
+
+
+def _reader(module: Module) -> str:
+    """The other file that may read any name of this one, as its caller; "" where there is none."""
+    graph, path = module.graph, os.path.abspath(module.source.path)
+    for other in sorted(graph.reached(path)) if graph is not None else ():
+        if graph is not None and _OF_CALLER.search(graph.files.get(other, b"")):
+            return f"{os.path.relpath(other)} reads what its callers have"
     return ""
 
 
