@@ -208,6 +208,13 @@ def _recursive() -> Callable:
     return first
 
 
+def _calling_itself() -> Callable:
+    def again(x: Any) -> Any:
+        return again(x)
+
+    return again
+
+
 class _Array:
     shape = ()
 
@@ -249,6 +256,7 @@ class _Slots:
     __slots__ = ()
 
 
+_MODEL = Model()
 _MANY = [object() for _ in range(101)]
 
 
@@ -301,6 +309,8 @@ def test_a_function_is_told_by_what_it_holds(one: Any, other: Any):
         lambda: [1] * 100,
         lambda: dict.fromkeys(range(100)),
         _recursive,
+        _calling_itself,
+        lambda: _MODEL.apply,
     ],
 )
 def test_what_is_made_again_of_the_same_values_is_the_same(make: Callable[[], Any]):

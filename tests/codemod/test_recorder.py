@@ -345,9 +345,10 @@ def test_a_fork_that_nobody_is_told_of_writes_nothing_and_is_lost(
     made: Recording, monkeypatch: pytest.MonkeyPatch
 ):
     lost.install(str(made.folder))
+    made.recorder._flow = Flow()
     mapped = made.pmap(double)
     mapped(ROWS)
-    before = made.events
+    before, files = made.events, sorted(made.folder.glob("*/*"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
         assert made.record.is_complete
@@ -359,6 +360,7 @@ def test_a_fork_that_nobody_is_told_of_writes_nothing_and_is_lost(
     assert [event for event in made.events if event["event"] != "site"] == [
         event for event in before if event["event"] != "site"
     ]
+    assert sorted(made.folder.glob("*/*")) == files
 
 
 def test_what_a_trace_for_the_text_calls_is_no_call(made: Recording):
@@ -426,6 +428,8 @@ def test_a_fork_begins_with_what_its_parent_knew(
     hooks[0]["before"]()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     hooks[0]["after_in_child"]()
+    at_exit[0]()
+    assert len(list(tmp_path.glob("process-*"))) == 1  # it has nothing to tell yet
     mapped(ROWS)
     at_exit[0]()
     parent, _, child, idle = made.record.sites

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jax_dist.codemod.verify.recording import lost, start
+from jax_dist.codemod.verify.recording import lost
 from jax_dist.codemod.verify.recording.records import Records
 
 
@@ -64,6 +64,7 @@ def _is_lost(folder: pathlib.Path) -> bool:
 def test_events_are_lines(records: Records, tmp_path: pathlib.Path):
     records.write(event="site", site=0)
     records.write(event="call", site=0, call=1)
+    assert records.is_begun
 
     text = (tmp_path / "process-0" / "calls.jsonl").read_text()
     assert text == '{"event": "site", "site": 0}\n{"event": "call", "site": 0, "call": 1}\n'
@@ -82,6 +83,7 @@ def test_a_fork_begins_with_all_but_the_calls(
     path = tmp_path / "process-0" / "calls.jsonl"
     path.write_text(path.read_text() + '{"event": "later"}\n')
     assert not (tmp_path / "process-0-1").exists()  # most forks map nothing
+    assert not records.is_begun
     records.write(event="call")
     records.write(event="site")
 
@@ -110,9 +112,12 @@ def test_a_fork_of_a_fork(records: Records, forks: _Forks, tmp_path: pathlib.Pat
     if writes:
         records.write(event="made")
     forks.child()
+    if writes:
+        path = tmp_path / "process-0-2" / "calls.jsonl"
+        path.write_text(path.read_text() + '{"event": "later"}\n')
     records.write(event="call")
 
-    child = ["site", "forked", "made"] if writes else []
+    child = ["site", "forked", "made", "later"] if writes else []
     kept = ["site", "forked", "made", "forked"] if writes else ["site", "forked"]
     assert _events(tmp_path) == {
         "process-0": ["site"],
@@ -149,6 +154,11 @@ def test_a_fork_does_what_else_is_to_be_done(forks: _Forks, tmp_path: pathlib.Pa
     assert done == [True]
 
 
+def test_where_there_are_no_forks(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "register_at_fork")
+    Records(str(tmp_path)).after_forks(lambda: None)
+
+
 def test_a_process_that_forked_unseen_is_lost(
     records: Records, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -164,9 +174,7 @@ def test_a_process_that_forked_unseen_is_lost(
 def test_what_cannot_be_written_is_lost_and_the_program_goes_on(
     records: Records, tmp_path: pathlib.Path
 ):
-    assert records.is_there
     (tmp_path / "process-0").rmdir()
-    assert not records.is_there
     records.write(event="site")
 
     assert _is_lost(tmp_path)
@@ -181,17 +189,6 @@ def test_what_interrupts_a_write_goes_on(
     monkeypatch.setattr(json, "dumps", interrupt)
     with pytest.raises(KeyboardInterrupt):
         records.write(event="site")
-    assert _is_lost(tmp_path)
-
-
-def test_a_place_that_cannot_be_told_is_lost(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
-    lost.install(str(tmp_path))
-    monkeypatch.setattr(start, "_folder", str(tmp_path / "gone"))
-    monkeypatch.setattr(start, "_told", set())
-    start.ran(3)
-
     assert _is_lost(tmp_path)
 
 

@@ -169,8 +169,8 @@ def _read_calls(folder: Path) -> RunRecord:
                 known[number].number = number
                 (hosts if kind == "host" else sites).append(known[number])
                 continue
-            site = known.get(number)
-            if site is None or not {event.get("cover")} <= {None, *known}:
+            site, cover = known.get(number), event.get("cover")
+            if site is None or (cover is not None and cover not in known):
                 is_complete = False  # what made it known could not be written
                 continue
             match event["event"]:
@@ -207,7 +207,8 @@ def _read_calls(folder: Path) -> RunRecord:
                     site.told.add(event["what"])
                 case "problem":
                     problems.append(f"{site.function}: {event['problem']}")
-                    site.count = max(site.count, event.get("call", -1) + 1)
+                    if "call" in event:
+                        site.count = max(site.count, event["call"] + 1)
     # One that was not written as a whole is no line.
     flows = tuple(flow for path in folder.glob("process-*/flow.json") for flow in _events(path))
     return RunRecord(tuple(sites), tuple(problems), tuple(hosts), flows, is_complete)
@@ -216,7 +217,7 @@ def _read_calls(folder: Path) -> RunRecord:
 def _nothing_lost(folder: Path) -> bool:
     """Whether all could be written down; where nothing tells it, that is not known."""
     told = folder / lost.NAME
-    return told.exists() and not any(told.read_bytes())
+    return told.exists() and told.read_bytes() == bytes(1)
 
 
 def _forget(sites: Iterable[SiteRecord]) -> None:

@@ -21,16 +21,9 @@ def install(folder: str) -> None:
       folder: of the records.
     """
     global _shared
-    number = os.open(os.path.join(folder, NAME), os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        os.ftruncate(number, 1)  # no byte changes that is there already
-        _shared = shared = mmap.mmap(number, 1)
-    finally:
-        os.close(number)
-    # It closes the number of a file when it goes: after all else, for the program may have closed
-    # that number itself, and opened another file that has it now.
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: shared and None)
+    with open(os.path.join(folder, NAME), "a+b") as file:
+        file.truncate(1)  # no byte changes that is there already
+        _shared = mmap.mmap(file.fileno(), 1)
 
 
 def tell() -> None:

@@ -365,12 +365,12 @@ class CallRecorder:
     def _once(self, site: _Site, event: str, **more: Any) -> None:
         """Writes down of a site what holds from now on."""
         key = event, *more.values()
-        if key not in site.told and self._records.is_own:
+        if key not in site.told:
             site.told.add(key)
             self._records.write(event=event, site=site.number, **more)
 
     def _write_totals(self) -> None:
-        if self._records.is_own and self._records.is_there:
+        if self._records.is_own and self._records.is_begun:
             for site in self._sites.values():
                 self._records.write(event="total", site=site.number, calls=site.calls)
             if self._flow is not None:

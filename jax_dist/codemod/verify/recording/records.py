@@ -100,9 +100,9 @@ class Records:
         self._lines += len(lines)
 
     @property
-    def is_there(self) -> bool:
-        """Whether anything was written, and still is."""
-        return os.path.isdir(self._folder)
+    def is_begun(self) -> bool:
+        """Whether there is a folder: a fork that maps nothing needs none."""
+        return self._inherited is None
 
 
 def _own_folder(stem: str, number: int) -> str:
