@@ -96,8 +96,10 @@ TARGETS: dict[str, Sequence[str]] = {
     "jax_dist/codemod/verify/recording/flow.py": _codemod("flow_of_values"),
     "jax_dist/codemod/verify/recording/functions.py": _codemod("recorded_functions"),
     "jax_dist/codemod/verify/recording/guard.py": _codemod("guard"),
+    "jax_dist/codemod/verify/recording/lost.py": _codemod("records"),
     "jax_dist/codemod/verify/recording/programs.py": _codemod("recorded_texts"),
     "jax_dist/codemod/verify/recording/recorder.py": _codemod("recorder"),
+    "jax_dist/codemod/verify/recording/records.py": _codemod("records"),
     "jax_dist/codemod/verify/recording/start.py": _codemod("recording_starts", "recorder"),
 }
 

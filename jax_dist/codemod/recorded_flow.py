@@ -64,10 +64,12 @@ class RecordedFlow:
     devices: int
 
     def of(self, module: Module) -> "FileFlow | None":
-        """That of a file; None where it is not what ran, or nothing was written down of it."""
+        """That of a file; None where it is not what ran, or not all was written down of it."""
         path = module.source.path
         if self.code.get(path) != module.source.code or len(self.record.flows) != 1:
             return None
+        if not self.record.is_complete or any(site.process for site in self.record.sites):
+            return None  # another process, such as a fork, has a part of it
         return FileFlow(module, self.first[path], self.record, self.devices)
 
 

@@ -26,14 +26,19 @@ def _call(site: int, call: int, **more: Any) -> dict[str, Any]:
 
 
 def _read(folder: pathlib.Path, *processes: list[dict[str, Any]]) -> RunRecord:
-    for number, events in enumerate(processes):
-        own = folder / f"process-{number}"
+    return _read_named(folder, {str(number): events for number, events in enumerate(processes)})
+
+
+def _read_named(folder: pathlib.Path, processes: dict[str, list[dict[str, Any]]]) -> RunRecord:
+    for name, events in processes.items():
+        own = folder / f"process-{name}"
         own.mkdir()
         (own / "calls.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
     return evidence.read(0, "", folder).record
 
 
 def test_nothing_was_written(tmp_path: pathlib.Path):
+    (tmp_path / "lost").write_bytes(b"\0")
     assert evidence.read(3, "out", tmp_path) == Run(3, "out", RunRecord())
 
 
@@ -122,6 +127,9 @@ def test_calls_with_their_texts(tmp_path: pathlib.Path):
         ([_call(0, 4), _call(0, 0)], 5),
         ([_call(0, 0), {"event": "total", "site": 0, "calls": 7}], 7),
         ([_call(0, 4), {"event": "total", "site": 0, "calls": 3}], 5),
+        ([_call(0, 0), {"event": "problem", "site": 0, "problem": "", "call": 1}], 2),
+        ([_call(0, 0), {"event": "problem", "site": 0, "problem": ""}], 1),
+        ([_call(0, 2), {"event": "problem", "site": 0, "problem": "", "call": 1}], 3),
     ],
 )
 def test_calls_are_counted_that_were_not_written(tmp_path: pathlib.Path, events: Any, count: int):
@@ -189,8 +197,64 @@ def test_the_places_of_a_site(tmp_path: pathlib.Path):
 def test_what_flowed_where(tmp_path: pathlib.Path):
     (tmp_path / "process-0").mkdir()
     (tmp_path / "process-0" / "flow.json").write_text('{"again": [1]}')
+    (tmp_path / "process-1").mkdir()
+    (tmp_path / "process-1" / "flow.json").write_text('{"again": [1')
 
-    assert evidence.read(0, "", tmp_path).record == RunRecord(flows=({"again": [1]},))
+    assert evidence.read(0, "", tmp_path).record.flows == ({"again": [1]},)
+
+
+def test_whether_all_was_written_down(tmp_path: pathlib.Path):
+    told = tmp_path / "lost"
+    assert not _read(tmp_path, [_site(0, "pmap")]).is_complete  # nothing tells it
+    told.write_bytes(b"\0")
+    assert evidence.read(0, "", tmp_path).record.is_complete
+    told.write_bytes(b"\1")
+    assert not evidence.read(0, "", tmp_path).record.is_complete
+
+
+@pytest.mark.parametrize(
+    "event",
+    [_call(1, 0), {"event": "inside", "site": 0, "cover": 1, "text": None}],
+    ids=["call", "cover"],
+)
+def test_a_function_that_was_not_written_down(tmp_path: pathlib.Path, event: dict[str, Any]):
+    (tmp_path / "lost").write_bytes(b"\0")
+    record = _read(tmp_path, [_site(0, "pmap"), event, _call(0, 0)])
+
+    assert not record.is_complete
+    assert [site.count for site in record.sites] == [1]
+
+
+def test_forks_come_after_their_parents(tmp_path: pathlib.Path):
+    names = ("0", "0-2", "0-10", "0-2-1", "1")
+    record = _read_named(tmp_path, {name: [_site(0, "pmap", function=name)] for name in names})
+
+    found = [(site.process, site.function) for site in record.sites]
+    assert found == [(0, "0"), (1, "0-2"), (2, "0-2-1"), (3, "0-10"), (4, "1")]
+
+
+def test_what_a_fork_knows_of_its_parent(tmp_path: pathlib.Path):
+    """The functions, their places and texts; what was traced there was not traced here."""
+    text = {"event": "text", "site": 1, "number": 0, "why": "it takes an iterator"}
+    inside = {"event": "inside", "text": 0}
+    record = _read(
+        tmp_path,
+        [
+            *(_site(0, "jit"), _site(1, "pmap"), text, {"event": "made", "site": 1, "what": "f"}),
+            *({**inside, "site": 1, "cover": 0}, {**inside, "site": 1, "cover": None}),
+            *(
+                {"event": "around", "site": 0, "place": 9},
+                {"event": "place", "site": 1, "place": 4},
+            ),
+            *({"event": "forked"}, _call(0, 0, text=0)),
+        ],
+    )
+    whole, part = record.sites
+
+    assert (whole.is_mapped, whole.around, whole.calls[0].text) == (True, set(), text)
+    assert (part.covers, part.traced, part.hidden, part.inside) == ([], [], False, True)
+    assert (part.places, part.made) == ({4}, {"f"})
+    assert record.idle == ()
 
 
 def test_a_record_that_ends_in_the_middle_of_a_line(tmp_path: pathlib.Path):

@@ -80,6 +80,16 @@ def _of_calls(**more: Any) -> Judgement:
     return _judged(_compared(_site(), **more))
 
 
+def test_where_not_all_was_written_down_no_place_is_more_than_ran():
+    said = ("the command could not write down all that it did",)
+    equal = [_compared(_site(), signatures=(_programs(),)), _compared(_site())]
+    for each in equal:
+        assert _judged(each).rung > Rung.RAN
+        assert _judged(each, is_complete=False) == Judgement(Rung.RAN, 2, 2, notes=said)
+    differs = _compared(_site(), problems=("call 1 differs",), equal=1)
+    assert _judged(differs, is_complete=False).rung is Rung.DIFFERENT
+
+
 # --- by the texts of its programs
 
 

@@ -85,7 +85,15 @@ x = jnp.ones(8)
 a, b = p(jnp.sin), p(jnp.cos)
 c, d = parallel(lambda x: x), parallel(lambda x: x + 1)
 e, f = helper(jnp.sin), helper(jnp.cos)
-a(x), c(x), e(x)
+def wrapped(f):
+    return jax.pmap(lambda x: f(x))
+g, h = wrapped(jnp.sin), wrapped(jnp.cos)
+class Trainer:
+    def __init__(self):
+        self.step = jax.pmap(self.apply)
+    def apply(self, x): return x
+i, j = Trainer(), Trainer()
+a(x), c(x), e(x), g(x), i.step(x)
 """
 
 
@@ -98,6 +106,8 @@ def test_what_serves_several_uses_is_as_sure_as_the_least_of_them(folder: pathli
         "program:7": [Rung.NEVER_RAN],
         "program:9": [_PROVED, Rung.NEVER_RAN],
         "program:10": [_PROVED, Rung.NEVER_RAN],
+        "program:13": [Rung.NEVER_RAN],
+        "program:17": [Rung.NEVER_RAN],
     }
     (helper,) = [each for each in found.entries if each.line == 7]
     assert helper.notes == ("never called: cos",)

@@ -12,7 +12,7 @@ from jax_dist._compat import CAN_REWRITE
 from jax_dist.checker.engine.linter import load
 from jax_dist.checker.model.project import Project
 from jax_dist.codemod import migration
-from jax_dist.codemod.recorded_flow import FileFlow, WatchedFiles
+from jax_dist.codemod.recorded_flow import FileFlow, RecordedFlow, WatchedFiles
 
 pytestmark = [
     pytest.mark.rewriting,
@@ -65,6 +65,18 @@ def flow(tmp_path_factory: pytest.TempPathFactory) -> FileFlow:
 
 def _node(flow: FileFlow, text: str) -> ast.expr:
     return next(node for node in flow.nodes if flow.module.text(node) == text)
+
+
+def test_of_several_processes_or_a_record_with_gaps_nothing_is_known(flow: FileFlow):
+    source = flow.module.source
+    first, code = {source.path: flow._first}, {source.path: source.code}
+    fork = dataclasses.replace(flow._record.sites[0], process=1)
+    for record, is_known in (
+        (flow._record, True),
+        (dataclasses.replace(flow._record, is_complete=False), False),
+        (dataclasses.replace(flow._record, sites=(*flow._record.sites, fork)), False),
+    ):
+        assert (RecordedFlow(first, code, record, 8).of(flow.module) is not None) is is_known
 
 
 def test_a_state_in_a_field_is_one_component_from_call_to_call(flow: FileFlow):

@@ -4,12 +4,14 @@ import copy
 import functools
 import os
 import pickle
+import re
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from jax_dist.codemod.verify.recording.functions import (
@@ -206,6 +208,13 @@ def _recursive() -> Callable:
     return first
 
 
+def _calling_itself() -> Callable:
+    def again(x: Any) -> Any:
+        return again(x)
+
+    return again
+
+
 class _Array:
     shape = ()
 
@@ -214,35 +223,132 @@ def _line(function: Callable) -> int:
     return function.__code__.co_firstlineno
 
 
+def _shown(function: Any) -> str:
+    """Without the digest of all that it holds."""
+    return re.sub(r", [0-9a-f]{12}\)", ")", described(function))
+
+
 def test_a_function_is_told_by_its_name_and_line():
-    assert described(double) == f"double (line {_line(double)}) with 2"
-    assert described(Model().apply) == f"Model.apply (line {_line(Model.apply)})"
-    assert described(abs) == "abs (line 0)"
-    assert described(Model()) == "Model (line 0)"
-    assert described(jax.jit(lambda x: x)).endswith("<lambda> (line 0)")
-    assert described(_recursive()).startswith("_recursive.<locals>.first (line ")
+    assert _shown(double) == f"double (line {_line(double)}) with 2"
+    assert _shown(Model().apply) == f"Model.apply (line {_line(Model.apply)})"
+    assert _shown(abs) == "abs (line 0)"
+    assert _shown(Model()) == "Model (line 0)"
+    assert _shown(jax.jit(lambda x: x)).endswith("<lambda> (line 0)")
+    assert _shown(_recursive()).startswith("_recursive.<locals>.first (line ")
+    assert described(double) == described(double)
 
 
 def test_a_function_is_told_by_the_plain_values_that_it_holds():
     said = f"_with_default.<locals>.scaled (line {_line(_with_default(1))})"
 
-    assert described(_with_default(1)) == f"{said} with 1, 1"
-    assert described(_with_default("a")) == f"{said} with 'a', 'a'"
-    assert described(_with_default(None)) == said
+    assert _shown(_with_default(1)) == f"{said} with 1, 1"
+    assert _shown(_with_default("a")) == f"{said} with 'a', 'a'"
+    assert _shown(_with_default(None)) == said
     both = functools.partial(functools.partial(double, 1.5), by=True)
-    assert described(both) == f"double (line {_line(double)}) with 1.5, True, 2"
+    assert _shown(both) == f"double (line {_line(double)}) with 1.5, True, 2"
     assert described(_closing_over(3)) != described(_closing_over(4))
-    assert described(_closing_over(3)).endswith(" with 3")
-    assert described(_with_default("a" * 100)).endswith(f" with '{'a' * 53}")
+    assert _shown(_closing_over(3)).endswith(" with 3")
+    assert _shown(_with_default("a" * 100)).endswith(f" with '{'a' * 53}")
+    assert described(_with_default("a" * 100)) != described(_with_default("a" * 101))
 
 
-def test_a_function_is_told_by_the_arrays_that_it_holds():
-    one, other = _Array(), _Array()
-    line = f"line {_line(double)}"
+class _Slots:
+    __slots__ = ()
 
-    assert described(functools.partial(double, one)) == f"double ({line}, {id(one)}) with 2"
-    assert described(_closing_over(one)) == described(_closing_over(one))
-    assert described(_closing_over(one)) != described(_closing_over(other))
+
+_MODEL = Model()
+_MANY = [object() for _ in range(101)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (_Array(), _Array()),
+        (Model(), Model()),
+        (Model().apply, Model().apply),
+        (_Slots(), _Slots()),
+        (double, abs),
+        (double, _line),
+        (lambda x: x, lambda x: x),
+        (_closing_over(3), _closing_over(4)),
+        (_closing_over(double), _closing_over(_line)),
+        (_with_default(double), _with_default(_line)),
+        (jax.jit(double), jax.jit(_line)),
+        (np.float32(1), np.float32(2)),
+        (np.dtype("int8"), np.dtype("int16")),
+        ((1, double), (1, _line)),
+        ((1, (2,)), (1, 2)),
+        ([1], (1,)),
+        ({"a": double}, {"a": _line}),
+        ({"a": double}, {"b": double}),
+        (functools.partial(double, "by", 3), functools.partial(double, by=3)),
+        (functools.partial(double, 1), functools.partial(_line, 1)),
+        (1, True),
+        (b"a", "a"),
+        ([1] * 101, [1] * 101),
+        (dict.fromkeys(range(101)), dict.fromkeys(range(101))),
+        ((*_MANY, 1), (*_MANY, 1)),
+    ],
+)
+def test_a_function_is_told_by_what_it_holds(one: Any, other: Any):
+    for holding in (_closing_over, functools.partial(functools.partial, double)):
+        assert described(holding(one)) == described(holding(one))
+        assert described(holding(one)) != described(holding(other))
+    if callable(one):
+        assert described(one) != described(other)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _closing_over(3),
+        lambda: _closing_over(_closing_over(double)),
+        lambda: functools.partial(double, [1, {"a": (2, double)}], by=None),
+        lambda: jax.jit(_closing_over(double)),
+        lambda: np.float32(3),
+        lambda: [1] * 100,
+        lambda: dict.fromkeys(range(100)),
+        _recursive,
+        _calling_itself,
+        lambda: _MODEL.apply,
+    ],
+)
+def test_what_is_made_again_of_the_same_values_is_the_same(make: Callable[[], Any]):
+    assert described(_closing_over(make())) == described(_closing_over(make()))
+
+
+def test_a_mapped_function_is_told_by_what_it_maps():
+    def mapped(number: int, what: str) -> Any:
+        site = types.SimpleNamespace(number=number)
+        return _closing_over(Recorded(double, site, what, (), lambda *_: None))
+
+    assert described(mapped(1, "f")) == described(mapped(1, "f"))
+    assert len({described(mapped(*each)) for each in ((1, "f"), (2, "f"), (1, "g"))}) == 3
+
+
+def test_of_many_values_the_last_are_told_by_which_they_are():
+    def nested(depth: int) -> Any:
+        return [nested(depth - 1)] if depth else [3]
+
+    assert described(_closing_over(nested(98))) == described(_closing_over(nested(98)))
+    assert described(_closing_over(nested(99))) != described(_closing_over(nested(99)))
+
+
+def test_a_function_that_is_loaded_again_is_another_one():
+    def load() -> Callable:
+        names: dict[str, Any] = {}
+        exec("def f(x):\n    return x\n", names)
+        return names["f"]
+
+    one, other = load(), load()
+    assert described(one) == described(one)
+    assert described(one) != described(other)
+
+
+def test_an_object_that_takes_the_place_of_another_is_another_one():
+    """Of those that are gone, some lay where others come to lie."""
+    assert len({described(_closing_over(Model())) for _ in range(20)}) == 20
+    assert len({described(_closing_over(_Slots())) for _ in range(20)}) == 20
 
 
 def test_a_lambda_is_told_by_its_column_too():
@@ -250,6 +356,6 @@ def test_a_lambda_is_told_by_its_column_too():
 
     assert described(one) != described(other)
     assert "<lambda> (line " in described(one)
-    assert int(described(one).split("column ")[1].rstrip(")")) < int(
-        described(other).split("column ")[1].rstrip(")")
+    assert int(_shown(one).split("column ")[1].rstrip(")")) < int(
+        _shown(other).split("column ")[1].rstrip(")")
     )

@@ -21,7 +21,7 @@ from jax import lax
 
 from jax_dist.codemod.verify import evidence
 from jax_dist.codemod.verify.evidence import RunRecord, SiteRecord
-from jax_dist.codemod.verify.recording import functions, recorder
+from jax_dist.codemod.verify.recording import functions, lost, recorder
 from jax_dist.codemod.verify.recording.flow import Flow
 from jax_dist.codemod.verify.recording.recorder import CallRecorder
 
@@ -341,19 +341,26 @@ def test_a_call_tells_the_rank_and_a_host_edit_does_not_ask_for_it(
     assert [each.get("rank") for each in calls] == [3, None]
 
 
-def test_after_a_fork_nothing_is_written(made: Recording, monkeypatch: pytest.MonkeyPatch):
+def test_a_fork_that_nobody_is_told_of_writes_nothing_and_is_lost(
+    made: Recording, monkeypatch: pytest.MonkeyPatch
+):
+    lost.install(str(made.folder))
+    made.recorder._flow = Flow()
     mapped = made.pmap(double)
     mapped(ROWS)
-    before = made.events
+    before, files = made.events, sorted(made.folder.glob("*/*"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
+        assert made.record.is_complete
         assert np.asarray(mapped(ROWS)).tolist() == (ROWS * 2).tolist()
+        assert not made.record.is_complete
         made.pmap(scaled, static_broadcasted_argnums=1)(ROWS, 2)
         made.recorder._write_totals()
 
     assert [event for event in made.events if event["event"] != "site"] == [
         event for event in before if event["event"] != "site"
     ]
+    assert sorted(made.folder.glob("*/*")) == files
 
 
 def test_what_a_trace_for_the_text_calls_is_no_call(made: Recording):
@@ -407,6 +414,45 @@ def test_each_process_has_a_folder_of_its_own(tmp_path: pathlib.Path, at_exit: l
     for number in range(3):
         Recording(tmp_path)
         assert (tmp_path / f"process-{number}").is_dir()
+
+
+def test_a_fork_begins_with_what_its_parent_knew(
+    tmp_path: pathlib.Path, at_exit: list[Callable], monkeypatch: pytest.MonkeyPatch
+):
+    hooks: list[dict[str, Callable]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **them: hooks.append(them))
+    made = Recording(tmp_path, Flow())
+    mapped, other = made.pmap(double), made.pmap(jnp.sin)
+    made.recorder.placed(4, mapped)
+    mapped(ROWS), mapped(ROWS), other(ROWS)
+    hooks[0]["before"]()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    hooks[0]["after_in_child"]()
+    at_exit[0]()
+    assert len(list(tmp_path.glob("process-*"))) == 1  # it has nothing to tell yet
+    mapped(ROWS)
+    at_exit[0]()
+    parent, _, child, idle = made.record.sites
+
+    assert [(site.count, len(site.calls)) for site in made.record.sites] == [
+        *((2, 2), (1, 1), (1, 1), (0, 0))
+    ]
+    assert (child.process, child.places) == (1, {4})
+    assert child.made == child.told == parent.told
+    assert child.calls[0].text == parent.calls[0].text != None  # noqa: E711
+    assert (idle.function, idle.told) == ("sin", set())
+    assert not list(tmp_path.glob("process-*/flow.json"))  # it is of the parent
+
+
+def test_a_flow_that_cannot_be_written_is_lost(
+    tmp_path: pathlib.Path, at_exit: list[Callable], monkeypatch: pytest.MonkeyPatch
+):
+    lost.install(str(tmp_path))
+    Recording(tmp_path, Flow())
+    (tmp_path / "process-0" / "flow.json").mkdir()
+    at_exit[0]()
+
+    assert (tmp_path / "lost").read_bytes() == b"\1"
 
 
 class _Unhappy:
@@ -477,6 +523,7 @@ def test_what_cannot_be_written_is_noted(made: Recording, monkeypatch: pytest.Mo
 
     assert made.record.problems == ("double: ValueError: full",)
     assert made.record.sites[0].calls == []
+    assert made.record.sites[0].count == 1
 
 
 class _OwnError(Exception):

@@ -193,3 +193,67 @@ def test_what_a_function_is_given_has_the_type_in_which_it_is_traced(tmp_path: p
 
     assert call.given[0].dtype == "float64"
     assert call.given[0].values().dtype == np.float32
+
+
+# A process that has computed should not fork: JAX has threads by then.
+_FORKS = """\
+import multiprocessing
+import os
+
+import jax
+import numpy as np
+
+x = np.arange(8.0)
+mapped = jax.pmap(lambda x: x * 2)
+
+
+def call(n):
+    jax.pmap(lambda x: x + n)(x[:n])
+
+
+def work():
+    again = multiprocessing.Process(target=call, args=(2,))
+    again.start()
+    again.join()
+    call(4)
+    mapped(x)
+
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    child = os.fork()
+    if not child:
+        call(8)
+        os._exit(0)
+    os.waitpid(child, 0)
+    mapped(x)
+"""
+
+
+def test_forks_are_processes_of_their_own(tmp_path: pathlib.Path):
+    record = recorded(_FORKS, tmp_path, timeout=60.0).record
+
+    found = [
+        (s.process, s.line, [call.given[0].shape[0] for call in s.calls]) for s in record.called
+    ]
+    assert found == [(0, 8, [8]), (1, 8, [8]), (1, 12, [4]), (2, 12, [2]), (3, 12, [8])]
+    assert record.is_complete
+    assert record.problems == ()
+
+
+def test_a_program_that_may_write_no_more_goes_on_and_is_not_complete(tmp_path: pathlib.Path):
+    program = """\
+        import resource
+        import jax, numpy as np
+        mapped = jax.pmap(lambda x: x * 2)
+        mapped(np.arange(8.0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        print(mapped(np.arange(4.0)).tolist())
+        """
+    run = recorded(textwrap.dedent(program), tmp_path)
+
+    assert (run.exit_code, run.output) == (0, "[0.0, 2.0, 4.0, 6.0]\n")
+    assert [len(site.calls) for site in run.record.called] == [1]
+    assert not run.record.is_complete

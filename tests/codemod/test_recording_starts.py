@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_dist.codemod.verify.recording import bootstrap, guard, recorder, start
+from jax_dist.codemod.verify.recording import bootstrap, guard, lost, recorder, start
 from jax_dist.codemod.verify.recording.flow import NAME
 
 # --- in a process of its own, which imports no jax
@@ -384,6 +384,36 @@ def test_places_are_told_once(started: Callable, tmp_path: pathlib.Path):
 
     path = tmp_path / f"places-{os.getpid()}.txt"
     assert path.read_text() == "3\n4\n4 alone\n5\n6\n6 alone\n7\n"
+
+
+def test_a_place_that_cannot_be_told_is_lost(
+    started: Callable, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    started()
+    monkeypatch.setattr(start, "_folder", str(tmp_path / "gone"))
+    assert (tmp_path / lost.NAME).read_bytes() == b"\0"
+    start.ran(3)
+
+    assert (tmp_path / lost.NAME).read_bytes() == b"\1"
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_fork_waits_for_no_thread_of_its_parent(
+    started: Callable, monkeypatch: pytest.MonkeyPatch, *, forks: bool
+):
+    hooks: list[Callable] = []
+    monkeypatch.setattr(start, "_lock", lock := start._lock)
+    if forks:
+        register = lambda *, after_in_child: hooks.append(after_in_child)
+        monkeypatch.setattr(os, "register_at_fork", register)
+    else:
+        monkeypatch.delattr(os, "register_at_fork")
+    started()
+    assert start._lock is lock
+    for each in hooks:
+        each()
+
+    assert (start._lock is not lock) is forks
 
 
 def test_the_value_of_a_host_edit(started: Callable):

@@ -209,6 +209,17 @@ def test_nothing_to_compare_with():
     assert said == "no mapped function was called before the migration: nothing to compare with"
 
 
+def test_a_record_with_gaps_is_not_complete():
+    whole, gaps = _one(), _run(_site("f", _CALL), is_complete=False)
+    said = "not all that the command did {} the migration could be written down"
+
+    found = [_verdict(*each) for each in ((whole, whole), (gaps, whole), (whole, gaps))]
+    assert [each.is_complete for each in found] == [True, False, False]
+    assert [each.unproven for each in found] == [
+        *((), (said.format("before"),), (said.format("after"),))
+    ]
+
+
 def test_what_could_not_be_recorded_is_not_proved():
     first = _run(_site("f", _CALL), problems=("f: OSError",))
 

@@ -84,6 +84,7 @@ def judged(
         problems=problems,
         unproven=unproven,
         notes=tuple(_notes(first, second, new)),
+        is_complete=before.is_complete and after.is_complete,
     )
 
 
@@ -113,6 +114,8 @@ def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[st
     for run_, when in ((first, "before"), (second, "after")):
         for problem in run_.record.problems:
             yield f"a call could not be recorded {when} the migration: {problem}"
+        if not run_.record.is_complete:
+            yield f"not all that the command did {when} the migration could be written down"
 
 
 def _notes(first: Run, second: Run, new: Sequence[SiteRecord]) -> Iterator[str]:

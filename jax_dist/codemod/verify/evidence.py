@@ -6,12 +6,14 @@ in one file for each.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from jax_dist.codemod.verify.recording import lost
 
 _TAIL_LINES = 12  # of a program's output
 _MAPS_NOTHING = ("jit", "host")  # kinds of sites, but for a jit that has something mapped inside
@@ -64,7 +66,7 @@ class CallRecord:
 class SiteRecord:
     """A place where functions are mapped or jitted, and the calls of what was made there."""
 
-    process: int  # of the program, by rank, then in the order in which they imported jax
+    process: int  # of the program: by rank, then by when they imported jax, forks after parents
     file: str
     line: int
     within: tuple[str, ...]  # the functions that were running when it was made, innermost first
@@ -91,6 +93,7 @@ class RunRecord:
     problems: tuple[str, ...] = ()  # of the recording itself
     hosts: tuple[SiteRecord, ...] = ()  # host edits, with their numbers for functions
     flows: tuple[Mapping[str, Any], ...] = ()  # what `recording.flow` wrote, of some processes
+    is_complete: bool = True  # or something could not be written down, and nobody knows what
 
     @property
     def called(self) -> tuple[SiteRecord, ...]:
@@ -146,12 +149,16 @@ def read(exit_code: int | None, output: str, folder: Path) -> Run:
 def _read_calls(folder: Path) -> RunRecord:
     sites: list[SiteRecord] = []
     problems: list[str] = []
+    is_complete = _nothing_lost(folder)
     hosts: list[SiteRecord] = []
     for process, (path, events) in enumerate(_processes(folder)):
         known: dict[int, SiteRecord] = {}  # by number, and so in the order of making
         kinds: dict[int, str] = {}
         texts: dict[int | None, Mapping[str, Any]] = {}  # by number
         for event in events:
+            if event["event"] == "forked":
+                _forget(known.values())
+                continue
             number = event["site"]
             if event["event"] == "site":
                 kind = kinds[number] = event["kind"]
@@ -162,7 +169,10 @@ def _read_calls(folder: Path) -> RunRecord:
                 known[number].number = number
                 (hosts if kind == "host" else sites).append(known[number])
                 continue
-            site = known[number]
+            site, cover = known.get(number), event.get("cover")
+            if site is None or (cover is not None and cover not in known):
+                is_complete = False  # what made it known could not be written
+                continue
             match event["event"]:
                 case "text":
                     texts[event["number"]] = event
@@ -197,8 +207,25 @@ def _read_calls(folder: Path) -> RunRecord:
                     site.told.add(event["what"])
                 case "problem":
                     problems.append(f"{site.function}: {event['problem']}")
-    found = [json.loads(path.read_text()) for path in folder.glob("process-*/flow.json")]
-    return RunRecord(tuple(sites), tuple(problems), tuple(hosts), tuple(found))
+                    if "call" in event:
+                        site.count = max(site.count, event["call"] + 1)
+    # One that was not written as a whole is no line.
+    flows = tuple(flow for path in folder.glob("process-*/flow.json") for flow in _events(path))
+    return RunRecord(tuple(sites), tuple(problems), tuple(hosts), flows, is_complete)
+
+
+def _nothing_lost(folder: Path) -> bool:
+    """Whether all could be written down; where nothing tells it, that is not known."""
+    told = folder / lost.NAME
+    return told.exists() and told.read_bytes() == bytes(1)
+
+
+def _forget(sites: Iterable[SiteRecord]) -> None:
+    """What the parent of a fork traced, it tells itself; here only which functions it found."""
+    for site in sites:
+        site.hidden = False
+        for each in (site.covers, site.traced, site.around):
+            each.clear()
 
 
 def _processes(folder: Path) -> list[tuple[Path, list[Any]]]:
@@ -206,7 +233,8 @@ def _processes(folder: Path) -> list[tuple[Path, list[Any]]]:
 
     Which rank of a job is the first to import jax may differ from run to run.
     """
-    folders = sorted(folder.glob("process-*"), key=lambda path: int(path.name.partition("-")[2]))
+    numbers = lambda path: [int(each) for each in path.name.split("-")[1:]]
+    folders = sorted(folder.glob("process-*"), key=numbers)
     found = [(path, [*_events(path / "calls.jsonl")]) for path in folders]
     rank = lambda events: next((each["rank"] for each in events if "rank" in each), 0)
     return sorted(found, key=lambda each: rank(each[1]))

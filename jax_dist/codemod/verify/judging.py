@@ -24,6 +24,7 @@ from jax_dist.codemod.verify.ledger import (
 _WHERE = re.compile(r" \(line [^)]*\)")  # of the program that ran, not of the user's
 _IDLE = ("it was made, and never called",)
 _UNSTEADY = "what it is given or gives differs from run to run, without the migration too"
+_LOST = "the command could not write down all that it did"
 _DRIFTED = "it is given other values than before the migration: what comes before it differs"
 
 
@@ -119,6 +120,8 @@ def judged(own: Own, found: MigrationVerification, inside: Mapping[int, SiteReco
         return Judgement(Rung.NEVER_RAN, number, equal, notes=notes)
     if found.before.exit_code != 0:
         return Judgement(Rung.RAN, notes=("the command failed before the migration",))
+    if not found.is_complete:
+        return Judgement(Rung.RAN, number, equal, notes=(_LOST,))
     parts += [_of_part(site, inside, compared) for site in own.sites if site.traced]
     parts += [_around(own.around, compared)] if own.around else []
     if parts and not own.alone:

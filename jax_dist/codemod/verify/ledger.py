@@ -112,6 +112,7 @@ class MigrationVerification:
     problems: tuple[str, ...] = ()  # why the verdict is "different", besides those of the sites
     unproven: tuple[str, ...] = ()  # what could not be compared, and why
     notes: tuple[str, ...] = ()
+    is_complete: bool = True  # or one of the runs could not write down all that it did
 
     @property
     def differs(self) -> bool:

@@ -24,7 +24,7 @@ from jax_dist._usage import MisuseError
 from jax_dist.codemod.verify import evidence, isolation, repository, workplace
 from jax_dist.codemod.verify.evidence import Run
 from jax_dist.codemod.verify.program_text import comes_first
-from jax_dist.codemod.verify.recording import bootstrap
+from jax_dist.codemod.verify.recording import bootstrap, lost
 from jax_dist.launch.ranks import run_to_end
 
 _Way: TypeAlias = Literal["overlay", "locked copy", "copy"]
@@ -158,6 +158,7 @@ class Workspace:
         own, output = folder / "own", folder / "output"
         for each in (first, own, records):
             each.mkdir(parents=True)
+        (records / lost.NAME).write_bytes(bytes(1))  # room for it, before the disk is full
         shutil.copy(_RECORDING / "bootstrap.py", first / "sitecustomize.py")
         path = [str(first), *box.search_path(os.environ.get("PYTHONPATH", ""))]
         environment = _environment(self._devices)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
+import hashlib
+import itertools
 import os
 import sys
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _DEPTH = 8  # frames that name where a function was mapped
 _SHOWN = 60  # characters of values
+_SHOWN_TYPES = (bool, int, float, str)
+_PLAIN = (*_SHOWN_TYPES, complex, bytes, type(None))  # their texts say all
+_MOST = 100  # values that one function is told by; of the others, which objects they are
 
 
 class Recorded:
@@ -116,26 +123,103 @@ def place_of(frame: Any) -> dict[str, Any]:
     return {"file": file, "line": line, "instruction": instruction, "within": within}
 
 
-def described(function: Any) -> str:
-    """A function by its name, where it is written, and the values that it closes over.
+# --- what tells functions apart
 
-    Of two that are made in a loop, with other values, each has to be called.
+
+class _Names:
+    """Objects by their types and numbers: alike in processes that see them in the same order."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, Callable[[], Any]]] = {}  # by id; is it still that one?
+        self._counts: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
+
+    def of(self, value: Any, kind: str) -> str:
+        """The name of an object, by what it is called."""
+        known = self._known.get(id(value))
+        if known is not None and known[1]() is value:
+            return known[0]
+        try:
+            same = weakref.ref(value)
+        except TypeError:
+            if type(value).__module__ == "numpy":  # a scalar or a type, of which its text says all
+                return repr(value)
+            same = lambda: value  # or another one might take its place
+        name = f"{kind} {next(self._counts[kind])}"
+        self._known[id(value)] = name, same
+        return name
+
+
+_names = _Names()
+
+
+def described(function: Any) -> str:
+    """A function by its name, where it is written, and all that it holds.
+
+    Of two that are made in a loop, with other values, each has to be called; so do two of one text
+    that hold other functions, are methods of other objects, or of which one was loaded again.
     """
-    values: list[Any] = []
-    while isinstance(function, functools.partial):
-        values += [*function.args, *function.keywords.values()]
-        function = function.func
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    values += getattr(function, "__defaults__", None) or ()
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    where = _where(getattr(inner, "__code__", None), name)
+    held = _held(function)
+    plain = ", ".join(repr(each) for each in held if type(each) in _SHOWN_TYPES)
+    told = hashlib.sha256(_told(function, {}).encode()).hexdigest()[:12]
+    return f"{name} ({where}, {told})" + (f" with {plain}"[:_SHOWN] if plain else "")
+
+
+def _where(code: types.CodeType | None, name: str) -> str:
+    where = f"line {code.co_firstlineno if code else 0}"
+    if code and "<lambda>" in name:  # there may be several in a line
+        where += f", column {max(column or 0 for _, _, column, _ in code.co_positions())}"
+    return where
+
+
+def _held(function: Any) -> list[Any]:
+    """The values that a function has besides its arguments."""
+    if isinstance(function, functools.partial):
+        return [*function.args, *function.keywords.values(), *_held(function.func)]
+    values = [*(getattr(function, "__defaults__", None) or ())]
     values += (getattr(function, "__kwdefaults__", None) or {}).values()
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # it is empty
             values.append(cell.cell_contents)
-    plain = [repr(each) for each in values if type(each) in (bool, int, float, str)]
-    with_values = f" with {', '.join(plain)}"[:_SHOWN] if plain else ""
-    arrays = [str(id(each)) for each in values if hasattr(type(each), "shape")]
-    code = getattr(function, "__code__", None)
-    where = f"line {code.co_firstlineno if code else 0}"
-    if code and "<lambda>" in name:  # there may be several in a line
-        where += f", column {max(column or 0 for _, _, column, _ in code.co_positions())}"
-    return f"{name} ({', '.join([where, *arrays])}){with_values}"
+    return values
+
+
+def _told(value: Any, seen: dict[int, int]) -> str:
+    """What tells a value from others: of functions and containers, what they hold.
+
+    Args:
+      value: anything.
+      seen: what it is a part of, and what came before; these get their numbers.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return repr(value)
+    if id(value) in seen:
+        return f"<{seen[id(value)]}>"
+    if len(seen) == _MOST:
+        return _names.of(value, kind.__qualname__)
+    seen[id(value)] = len(seen)
+    if kind is Recorded:
+        return f"{value._recorded_site.number} {value._recorded_what}"
+    if kind is functools.partial:
+        parts = [value.func, value.args, value.keywords]
+    elif kind is types.MethodType:
+        parts = [value.__func__, value.__self__]
+    elif kind is types.FunctionType:
+        code, name = value.__code__, value.__qualname__
+        # A module that is loaded again has other code at the same place.
+        place = f"{name}, {code.co_filename}, {_where(code, name)}"
+        parts = [_names.of(code, place), *_held(value)]
+    elif kind.__name__ == "PjitFunction":  # what jax.jit makes
+        parts = [value.__wrapped__]
+    elif kind is dict and len(value) <= _MOST:
+        parts = [*value, *value.values()]
+    elif (kind is list or issubclass(kind, tuple)) and len(value) <= _MOST:
+        parts = [*value]
+    else:
+        return _names.of(value, kind.__qualname__)
+    return f"{kind.__qualname__}({', '.join(_told(each, seen) for each in parts)})"

@@ -3,7 +3,8 @@
 Each process has a folder of its own, and writes as the calls happen:
 
 `calls.jsonl` holds one event a line, and each call's arrays lie beside it as `.npz`. Everything is
-on disk when the call returns, for the program may end in any way.
+on disk when the call returns, for the program may end in any way. What cannot be written is told by
+`lost`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
-import json
 import os
 import sys
 import sysconfig
@@ -23,10 +23,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import arrays
+from . import arrays, lost
 from .call_programs import Arguments, ProgramTexts, is_traced
 from .flow import Flow
 from .functions import OfPlaces, Recorded, described, name_of, place_of
+from .records import Records
 
 _LARGE = 32 * 2**20  # bytes; of larger arrays only digests are kept
 _KEPT = 2**30  # bytes of one process, after which all arrays count as large
@@ -74,15 +75,14 @@ class CallRecorder:
 
     def __init__(self, *, folder: str, files: list[str], flow: Flow | None = None):
         self._files: frozenset[str] = frozenset(os.path.realpath(file) for file in files)
-        self._folder = _own_folder(folder)
+        self._records = Records(folder)
         self._sites: dict[Any, _Site] = {}
         self._placed: dict[Any, OfPlaces] = {}  # so that each place gets one object
         self._left = _KEPT
-        self._lock = threading.RLock()
         self._thread = _Thread()
-        self._texts = ProgramTexts(self._write)
-        self._process = os.getpid()
+        self._texts = ProgramTexts(self._records.write)
         self._flow = flow
+        self._records.after_forks(self._begin_again)
         atexit.register(self._write_totals)
 
     # --- what is mapped
@@ -198,12 +198,12 @@ class CallRecorder:
           within: the functions of the file that were running, innermost first.
         """
         identity = kind, file, within[0], instruction, function
-        with self._lock:
+        with self._records.lock:
             site = self._sites.get(identity)
             if site is None:
                 site = self._sites[identity] = _Site(len(self._sites), kind)
                 place = {"file": file, "within": within, "line": line, "function": function}
-                self._write(event="site", site=site.number, kind=kind, **place)
+                self._records.write(event="site", site=site.number, kind=kind, **place)
             return site
 
     # --- what is called
@@ -271,10 +271,9 @@ class CallRecorder:
         self, site: _Site, target: _Target, arguments: Arguments | None, given: Any
     ) -> int | None:
         """Of a call that begins; None where it is not to be written down."""
-        # After a fork, the folder is its parent's.
-        if os.getpid() != self._process or self._texts.is_tracing:
+        if not self._records.is_own or self._texts.is_tracing:
             return None
-        with self._lock:
+        with self._records.lock:
             if is_traced(given):
                 self._found_inside(site, self._text(site, target, arguments))
                 return None
@@ -341,7 +340,7 @@ class CallRecorder:
         name = f"{site.number}-{number}.npz"
         kept: dict[str, np.ndarray] = {}
         try:
-            with self._lock:
+            with self._records.lock:
                 for side, leaves in (("given", given), ("returned", returned)):
                     more[side] = []
                     for i, (about, values) in enumerate(leaves):
@@ -351,50 +350,46 @@ class CallRecorder:
                         self._left -= values.nbytes
                         kept[f"{side}{i}"] = values
                         more[side].append(about | {"key": f"{side}{i}"})
-                np.savez(os.path.join(self._folder, name), **kept)  # pyright: ignore[reportArgumentType]
-                self._write(event="call", site=site.number, call=number, arrays=name, **more)
+                np.savez(os.path.join(self._records.folder(), name), **kept)  # pyright: ignore[reportArgumentType]
+                self._records.write(
+                    event="call", site=site.number, call=number, arrays=name, **more
+                )
         except Exception as problem:  # noqa: BLE001  # the program must not fail because of us
-            self._note(site, problem)
+            self._note(site, problem, call=number)  # or nobody would know of the call
 
-    def _note(self, site: _Site, problem: Exception) -> None:
+    def _note(self, site: _Site, problem: Exception, **more: Any) -> None:
         """Something of ours failed; the program goes on."""
         said = f"{type(problem).__name__}: {_text_of(problem)}"
-        self._write(event="problem", site=site.number, problem=said)
+        self._records.write(event="problem", site=site.number, problem=said, **more)
 
     def _once(self, site: _Site, event: str, **more: Any) -> None:
         """Writes down of a site what holds from now on."""
         key = event, *more.values()
-        if key not in site.told and os.getpid() == self._process:
+        if key not in site.told:
             site.told.add(key)
-            self._write(event=event, site=site.number, **more)
-
-    def _write(self, **event: Any) -> None:
-        with self._lock, open(os.path.join(self._folder, "calls.jsonl"), "a") as file:
-            file.write(json.dumps(event) + "\n")
+            self._records.write(event=event, site=site.number, **more)
 
     def _write_totals(self) -> None:
-        if os.getpid() == self._process and os.path.isdir(self._folder):
+        if self._records.is_own and self._records.is_begun:
             for site in self._sites.values():
-                self._write(event="total", site=site.number, calls=site.calls)
+                self._records.write(event="total", site=site.number, calls=site.calls)
             if self._flow is not None:
-                self._flow.write(self._folder)
+                try:
+                    self._flow.write(self._records.folder())
+                except OSError:
+                    lost.tell()
+
+    def _begin_again(self) -> None:
+        """In a forked process: nothing has been called yet."""
+        self._flow = None  # it is that of the parent
+        for site in self._sites.values():
+            site.calls = 0
+            site.told = {key for key in site.told if key[0] != "called"}
 
 
 def _several(given: Any, one: type) -> tuple[Any, ...]:
     """What may be given as one, as several or not at all."""
     return () if given is None else (given,) if isinstance(given, one) else tuple(given)
-
-
-def _own_folder(folder: str) -> str:
-    """The next free number; making a folder either succeeds or finds it taken."""
-    number = 0
-    while True:
-        own = os.path.join(folder, f"process-{number}")
-        try:
-            os.mkdir(own)
-            return own
-        except FileExistsError:
-            number += 1
 
 
 def _text_of(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import guard, renames
+from . import guard, lost, renames
 from .flow import Flow
 
 # Where the names live that make mapped functions.
@@ -52,6 +52,9 @@ def start(*, watched: bool = False, writable: Sequence[str] = (), **wanted: Any)
     else:
         sys.meta_path.insert(0, _Finder(_seeding))
     _folder = wanted["folder"]
+    lost.install(_folder)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_renew_lock)
     if writable:
         guard.install(_folder, writable)
     else:
@@ -61,6 +64,12 @@ def start(*, watched: bool = False, writable: Sequence[str] = (), **wanted: Any)
         wanted["flow"].install()
     _wanted = wanted
     sys.meta_path.insert(0, _Finder(_hooking))
+
+
+def _renew_lock() -> None:
+    """In a forked process: there is no thread that would release it."""
+    global _lock
+    _lock = threading.RLock()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -163,8 +172,11 @@ def _tell(line: str) -> None:
     with _lock:
         if line not in _told:
             _told.add(line)
-            with open(os.path.join(_folder, f"places-{os.getpid()}.txt"), "a") as file:
-                file.write(line)
+            try:
+                with open(os.path.join(_folder, f"places-{os.getpid()}.txt"), "a") as file:
+                    file.write(line)
+            except OSError:  # a program that may not write goes on all the same
+                lost.tell()
 
 
 def host(number: int, function: Callable[[Any], Any], value: Any) -> Any:
