@@ -20,7 +20,15 @@ from jax_dist.checker.model.import_graph import outermost_package
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.checker.model.stacking import lists_devices
-from jax_dist.codemod import codegen, error_handlers, imports, named_calls, site_parts, state_reads
+from jax_dist.codemod import (
+    codegen,
+    error_handlers,
+    forks,
+    imports,
+    named_calls,
+    site_parts,
+    state_reads,
+)
 from jax_dist.codemod.named_calls import NamedCalls
 from jax_dist.codemod.results import Left, ProjectContext
 
@@ -34,7 +42,10 @@ _ASKING = frozenset(
 # What must come before devices are asked for.
 _SETTING = re.compile(
     rb"XLA_FLAGS|XLA_PYTHON_CLIENT|JAX_PLATFORM|JAX_NUM_CPU|CUDA_VISIBLE|distributed\.initialize"
-    rb"|jax_platform|jax_num_cpu_devices|set_cpu_device_count"
+    rb"|jax_platform|jax_num_cpu_devices|set_cpu_device_count|dotenv"
+    # What is set by a name, or by several, that the text does not show.
+    rb"|\benviron\s*(?:\|=|\.(?:update|__setitem__)\()|\bputenv\(\s*[^\"'\s]"
+    rb"|\benviron(?:\.setdefault\(\s*[^\"'\s]|\[(?![\"'][^\"'\n]*[\"']\])[^]\n]*\]\s*=[^=])"
 )
 
 
@@ -178,6 +189,7 @@ class PmapFacts:
         if (
             why := self.named_calls(site).why_not
             or error_handlers.around(self._module, self._context, site)
+            or forks.around(self._module, self._context, site)
             or self._unlike_jit(site)
         ):
             return why

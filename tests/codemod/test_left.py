@@ -427,6 +427,7 @@ def test_names_that_the_replacement_has_too_are_no_reason(to: str, call: str):
 
 _SETS = 'os.environ["XLA_FLAGS"] = "--xla_dump_to=/tmp/x"\n'
 _MAPS = "import jax\n\nf = jax.pmap(lambda x: x)\n"
+_SETS_IN = "import os\n{maps}\n\ndef main(name, values):\n    {sets}\n".replace("{maps}", _MAPS)
 _MAPPED_WHILE_IMPORTED = {
     "nothing is set": ({"a.py": _MAPS}, True),
     "above": ({"a.py": f"import os\n\n{_SETS}{_MAPS}"}, True),
@@ -445,6 +446,21 @@ _MAPPED_WHILE_IMPORTED = {
         {"a.py": f"import os\n\n{_SETS}{_MAPS}", "b.py": f"import os\n\nimport a\n\n{_SETS}"},
         False,
     ),
+    **{
+        f"by `{sets}`": ({"a.py": _SETS_IN.format(sets=sets)}, is_direct)
+        for sets, is_direct in {
+            "os.environ[name] = values": False,
+            "os.environ['XLA_' + name] = values": False,
+            "os.environ |= values": False,
+            "os.environ.update(values)": False,
+            "os.environ.setdefault(name, values)": False,
+            "os.putenv(name, values)": False,
+            "dotenv.load_dotenv()": False,
+            "os.environ['LOG_LEVEL'] = values": True,
+            "os.environ.setdefault('LOG_LEVEL', values)": True,
+            "print(os.environ[name] == values)": True,
+        }.items()
+    },
     "in a file that is not connected": ({"a.py": _MAPS, "b.py": f"import os\n\n{_SETS}"}, True),
 }
 
@@ -463,6 +479,30 @@ def test_devices_are_not_asked_for_before_they_are_set(name, tmp_path, monkeypat
     assert (place.form is Form.DIRECT) == is_direct
     if not is_direct:
         assert "before devices may be asked for: see " in place.why
+
+
+_WORKS = "import multiprocessing as mp\nimport os\n{maps}\n\ndef work(x):\n    return f(x)\n\n\n"
+_FORKS = {
+    "mp.Process(target=work).start()": "line 12 would end what it raises",
+    "mp.Pool().map(work, xs)": "line 12 may run it in a fork",
+    "print([*pool.imap_unordered(lambda x: work(x), xs)])": "line 12 may run it in a fork",
+    "print(pool.apply_async(work, (x,)).get())": "line 12 may run it in a fork",
+    "pool.map(load, xs)": "",
+    "jax.tree.map(work, xs)": "",
+    "os.fork()": "before a fork: see a.py:12",
+}
+
+
+@pytest.mark.parametrize("forks", _FORKS)
+def test_devices_are_not_asked_for_before_a_fork_that_maps(forks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = _WORKS.replace("{maps}", _MAPS) + forks + "\n"
+    (tmp_path / "a.py").write_text(text)
+    (file, *_), _ = migration.migrate(["a.py"], MigrationOptions(to="jax", promises=_BOTH))
+    (place,) = file.outcomes
+
+    assert place.form is (Form.MAPPED if _FORKS[forks] else Form.DIRECT)
+    assert _FORKS[forks] in place.why
 
 
 def _notebook(path: pathlib.Path, *cells: str) -> str:
