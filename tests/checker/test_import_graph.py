@@ -76,6 +76,10 @@ def test_what_only_the_run_knows_may_be_any_module(
 
     assert any(True for _ in Project([path]).graph.loaders(path, "mapped")) == is_user
 
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "load.py").rename(tmp_path / "tools" / "load.py")
+    assert not any(True for _ in Project([path]).graph.loaders(path, "mapped"))
+
 
 @pytest.mark.parametrize(
     ("below", "user"),

@@ -141,7 +141,7 @@ class ImportGraph:
 
     def loaders(self, path: str, name: str) -> Iterator[str]:
         """The other files that may mean `name` of a file if this is what only the run knows."""
-        found = [facts for facts in self._loading if _may_load(facts, path)]
+        found = [facts for by, facts in self._loading if _may_load(by, facts, path)]
         is_any = any("" in facts.reflected for facts in found)
         for other, data in self.files.items() if found else ():
             if other != path and (is_any or name.encode() in data):
@@ -150,11 +150,12 @@ class ImportGraph:
                     yield other
 
     @functools.cached_property
-    def _loading(self) -> list[_Facts]:
-        """Of the files that import modules whose names only the run knows."""
+    def _loading(self) -> list[tuple[str, _Facts]]:
+        """The files that import modules whose names only the run knows."""
         words = [each.encode() for each in _BY_NAME]
         files = (path for path, data in self.files.items() if any(e in data for e in words))
-        return [facts for facts in map(self._facts_of, files) if facts and facts.loaded]
+        read = ((path, self._facts_of(path)) for path in files)
+        return [(path, facts) for path, facts in read if facts is not None and facts.loaded]
 
     def readers(self, path: str, attribute: str) -> Iterator[str]:
         """The other files that read an attribute of that name, and may have objects of a file."""
@@ -426,7 +427,8 @@ def _beginning(name: ast.expr) -> str:
     return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
 
 
-def _may_load(facts: _Facts, path: str) -> bool:
-    """Whether a module that only the run knows may be a file."""
+def _may_load(by: str, facts: _Facts, path: str) -> bool:
+    """Whether a module that only the run knows may be a file: one beside what loads, or below."""
     place = os.path.splitext(path)[0].replace(os.sep, ".")
-    return any(f".{each.strip('.')}" in place for each in facts.loaded)
+    is_near = path.startswith(os.path.join(os.path.dirname(by), ""))
+    return is_near and any(f".{each.strip('.')}" in place for each in facts.loaded)
