@@ -236,6 +236,7 @@ def test_two_runs_as_data():
         "problems": ["late"],
         "unproven": [],
         "notes": ["new"],
+        "is_complete": True,
     }
     same = MigrationVerification((), MigrationVerdict.SAME, _END, _END, ())
     assert not same.differs
