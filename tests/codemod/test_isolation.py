@@ -153,8 +153,7 @@ def test_a_folder_for_scratch_is_written_to_and_empty_again(
         folder.mkdir()
     found = _verified(
         project,
-        f"import os\nos.makedirs({str(folder)!r}, exist_ok=True)\n"
-        f"print(os.listdir({str(folder)!r}))\n"
+        f"import os\nprint(os.listdir({str(folder)!r}))\n"
         f"os.makedirs({str(folder / 'run' / '1')!r})\n"
         f"open({str(folder / 'run' / 'best.ckpt')!r}, 'w').write('theirs')\n",
         scratch=[str(folder)],
@@ -164,6 +163,21 @@ def test_a_folder_for_scratch_is_written_to_and_empty_again(
     assert (found.runs.before.output, found.runs.after.output) == ("[]", "[]\nend")
     assert not any("--scratch" in each for each in found.notes)
     assert not folder.exists() if is_new else os.listdir(folder) == []
+
+
+def test_what_a_link_in_the_place_of_scratch_leads_to_stays(
+    project: pathlib.Path, tmp_path: pathlib.Path, way: str
+):
+    before, folder = _tree(tmp_path / "outside"), tmp_path / "scratch"
+    _verified(
+        project,
+        f"import os\nos.rmdir({str(folder)!r})\n"
+        f"os.symlink({str(tmp_path / 'outside')!r}, {str(folder)!r})\n",
+        scratch=[str(folder)],
+    )
+
+    assert _tree(tmp_path / "outside") == before
+    assert not os.path.lexists(folder)
 
 
 def test_a_folder_that_holds_files_is_no_scratch(project: pathlib.Path, tmp_path: pathlib.Path):

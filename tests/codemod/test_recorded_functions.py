@@ -359,3 +359,22 @@ def test_a_lambda_is_told_by_its_column_too():
     assert int(_shown(one).split("column ")[1].rstrip(")")) < int(
         _shown(other).split("column ")[1].rstrip(")")
     )
+
+
+def test_one_function_that_is_mapped_in_several_ways():
+    options = ([0], {"out_axes": 1, "devices": jax.devices()})
+    assert described(abs, options) == described(abs, ([0], {**options[1]}))
+    assert described(abs, options) != described(abs, ([0], {**options[1], "out_axes": 0}))
+    assert described(abs, options) != described(abs, ([1], options[1]))
+
+
+def test_functions_that_have_other_attributes():
+    def with_scale(scale):
+        def scaled(x):
+            return x * scaled.scale
+
+        scaled.scale = scale
+        return scaled
+
+    assert described(with_scale(2)) == described(with_scale(2))
+    assert described(with_scale(2)) != described(with_scale(3))

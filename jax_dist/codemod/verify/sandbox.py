@@ -171,7 +171,7 @@ class Workspace:
         environment |= {"PYTHONPATH": os.pathsep.join(path)}
         told = {"package": str(_RECORDING), "folder": str(records), **wanted}
         (first / "settings.json").write_text(json.dumps(told))
-        with workplace.emptied(self._scratch if writable else ()):
+        with workplace.emptied(self._scratch):
             command = box.command(self.command, writable)
             try:
                 code = run_to_end(command, environment, output, self._timeout)

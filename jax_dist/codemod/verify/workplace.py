@@ -206,6 +206,9 @@ def emptied(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def _empty(folder: Path, *, whole: bool) -> None:
+    if folder.is_symlink() or not folder.is_dir():  # the run has put something else there
+        folder.unlink(missing_ok=True)
+        return
     for each in os.scandir(folder):
         if each.is_dir(follow_symlinks=False):
             discard(Path(each.path))

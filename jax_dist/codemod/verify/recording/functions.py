@@ -152,11 +152,15 @@ class _Names:
 _names = _Names()
 
 
-def described(function: Any) -> str:
+def described(function: Any, options: Any = ()) -> str:
     """A function by its name, where it is written, and all that it holds.
 
     Of two that are made in a loop, with other values, each has to be called; so do two of one text
     that hold other functions, are methods of other objects, or of which one was loaded again.
+
+    Args:
+      function: that is mapped.
+      options: how; two that are mapped in other ways each have to be called, too.
     """
     inner = function
     while isinstance(inner, functools.partial):
@@ -165,8 +169,9 @@ def described(function: Any) -> str:
     where = _where(getattr(inner, "__code__", None), name)
     held = _held(function)
     plain = ", ".join(repr(each) for each in held if type(each) in _SHOWN_TYPES)
-    told = hashlib.sha256(_told(function, {}).encode()).hexdigest()[:12]
-    return f"{name} ({where}, {told})" + (f" with {plain}"[:_SHOWN] if plain else "")
+    told = _told(function, {}) + (_told(options, {}) if options else "")
+    digest = hashlib.sha256(told.encode()).hexdigest()[:12]
+    return f"{name} ({where}, {digest})" + (f" with {plain}"[:_SHOWN] if plain else "")
 
 
 def _where(code: types.CodeType | None, name: str) -> str:
@@ -213,7 +218,7 @@ def _told(value: Any, seen: dict[int, int]) -> str:
         code, name = value.__code__, value.__qualname__
         # A module that is loaded again has other code at the same place.
         place = f"{name}, {code.co_filename}, {_where(code, name)}"
-        parts = [_names.of(code, place), *_held(value)]
+        parts = [_names.of(code, place), *_held(value), *filter(None, [vars(value)])]
     elif kind.__name__ == "PjitFunction":  # what jax.jit makes
         parts = [value.__wrapped__]
     elif kind is dict and len(value) <= _MOST:

@@ -144,7 +144,8 @@ class CallRecorder:
         if self._flow is not None:
             self._flow.mapped(site.number, fun)
         bare = fun._recorded_function if recorded is fun else fun
-        what = described(bare) if recorded is None else recorded._recorded_what
+        options = (rest, kwargs) if name == "pmap" else ()
+        what = described(bare, options) if recorded is None else recorded._recorded_what
         target = _Target(real(bare, *rest, **kwargs), what, static, names)
         self._once(site, "made", what=target.what)
         call = functools.partial(self._call, site, target)
