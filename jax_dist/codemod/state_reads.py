@@ -101,15 +101,19 @@ def _is_state(module: Module, node: ast.Name | ast.Attribute) -> bool:
     """Whether an expression reads a variable around a function, or a field of an object there."""
     if not isinstance(node.ctx, ast.Load) or _is_of_library(module, node):
         return False
-    root: ast.expr = node
-    while isinstance(root, ast.Attribute):
-        root = root.value
+    root = _root(node)
     if not isinstance(root, ast.Name):
         return False
     if root.id == "self":
         return root is not node
     found, around = module.scope(root).lookup(root.id), module.scope(root).around_comprehensions
     return found is not None and (found[0] is not around or around is module.scopes.module)
+
+
+def _root(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
 
 
 def _is_of_library(module: Module, node: ast.expr) -> bool:
@@ -119,9 +123,7 @@ def _is_of_library(module: Module, node: ast.expr) -> bool:
 def _is_set(module: Module, context: ProjectContext, node: ast.Name | ast.Attribute) -> bool:
     """Whether some text sets what is read, or an entry of it, other than where it is made."""
     name, known = last_name(node), module.memo(_is_set)
-    root: ast.expr = node
-    while isinstance(root, ast.Attribute):
-        root = root.value
+    root = _root(node)
     assert isinstance(root, ast.Name)
     found = module.scope(root).lookup(root.id)
     if found is not None and found[0] is not module.scopes.module and root.id != "self":
