@@ -165,6 +165,19 @@ def test_a_folder_for_scratch_is_written_to_and_empty_again(
     assert not folder.exists() if is_new else os.listdir(folder) == []
 
 
+def test_a_notebook_runs_as_it_is(project: pathlib.Path):
+    """Its text is an expression of Python, too."""
+    file = project / "a.ipynb"
+    file.write_text('{"cells": []}')
+    migrated = FileMigration(str(file), file.read_bytes(), b'{"cells": [{}]}')
+    program = f"import json; print(json.load(open({str(file)!r})))"
+    found = verified([sys.executable, "-c", program], [migrated])
+
+    assert found.runs is not None
+    outputs = found.runs.before.output, found.runs.after.output
+    assert outputs == ("{'cells': []}", "{'cells': [{}]}")
+
+
 def test_what_a_link_in_the_place_of_scratch_leads_to_stays(
     project: pathlib.Path, tmp_path: pathlib.Path, way: str
 ):

@@ -125,7 +125,7 @@ class Workspace:
         """
         self._runs += 1
         hooked = {
-            path: _with_start(_with_helper_recorded(data), self._first)
+            path: _with_start(_with_helper_recorded(data), self._first) if _is_code(path) else data
             for path, data in changes.items()
         }
         box = self._sandbox(hooked)
@@ -178,6 +178,11 @@ class Workspace:
             finally:
                 _end_others(str(folder))
         return evidence.read(code, output.read_text(errors="replace"), records)
+
+
+def _is_code(path: Path) -> bool:
+    """Whether Python runs the file as it is: what a notebook holds can be read as Python, too."""
+    return path.suffix != ".ipynb"
 
 
 _RECORD_HELPER = "__import__('_jax_dist_recording.start').start.record_helper(globals())\n"
