@@ -57,6 +57,21 @@ def first(
     return None
 
 
+def around(module: Module, run: ast.expr) -> Iterator[tuple[ast.AST, ast.AST, bool]]:
+    """Goes outward from where a function is run or handed on.
+
+    Yields:
+      What is around, the part of it that comes from there, and whether that is a function, which
+      is not run there but by what it is given to.
+    """
+    inner: ast.AST = run
+    is_later = module.call_of(run) is None
+    for outer in module.ancestors(run):
+        yield outer, inner, is_later
+        is_later = is_later or isinstance(outer, ast.Lambda)
+        inner = outer
+
+
 def _known(
     use: Use, context: ProjectContext, find: Callable[..., tuple[int, str] | None]
 ) -> tuple[int, str] | None:

@@ -53,9 +53,7 @@ def around(module: Module, context: ProjectContext, site: Site) -> str:
 
 def _ended(module: Module, context: ProjectContext, run: ast.expr) -> tuple[int, str] | None:
     """The line that ends what is raised where a function is run or handed on, and how."""
-    inner: ast.AST = run
-    is_later = module.call_of(run) is None  # it is not run there, but by what it is given to
-    for outer in module.ancestors(run):
+    for outer, inner, is_later in callers.around(module, run):
         handlers = outer.handlers if isinstance(outer, ast.Try | ast.TryStar) else []
         if any(map(_catches, handlers)) and inner in getattr(outer, "body", ()):
             return handlers[0].lineno, "catch"
@@ -73,9 +71,6 @@ def _ended(module: Module, context: ProjectContext, run: ast.expr) -> tuple[int,
                 return outer.lineno, "end"
             case ast.FunctionDef() if _is_unheard(module, outer):
                 return outer.lineno, "end"
-            case ast.Lambda():
-                is_later = True
-        inner = outer
     return None
 
 
@@ -133,8 +128,8 @@ def _asked(module: Module) -> frozenset[str]:
     calls = {scopes.last_name(each.func) for each in module.nodes(ast.Call)}
     found = calls & {"result", "get"}
     for node in module.nodes(ast.Await):
-        is_call = isinstance(node.value, ast.Call)
-        if not is_call or scopes.last_name(node.value.func) in _JOINING:  # type: ignore[attr-defined]
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        if called is None or scopes.last_name(called) in _JOINING:
             found.add("await")
     return frozenset(found | ({"await"} if "result" in found else set()))
 

@@ -16,33 +16,36 @@ from jax_dist.codemod.results import ProjectContext
 
 _FORKING = re.compile(rb"\bos\.fork\(|\bmultiprocessing\b|\bProcessPoolExecutor\b")
 _BY_HAND = re.compile(rb"\bos\.fork\(")
-_POOLED = frozenset(("apply", "apply_async", "submit", "run_in_executor"))
-_POOLED |= {f"{how}{end}" for how in ("map", "starmap", "imap") for end in ("", "_async")}
-_POOLED |= {"imap_unordered"}
+_POOLED = frozenset(
+    ("apply", "apply_async", "map", "map_async", "starmap", "starmap_async")
+    + ("imap", "imap_unordered", "submit", "run_in_executor")
+)
 
 
 def around(module: Module, context: ProjectContext, site: Site) -> str:
     """Why a mesh may be made too early; "" where no fork is seen to call what a site maps."""
-    path = os.path.abspath(module.source.path)
-    if not context.first(_FORKING, near=[path]):
+    if not _first(module, context, _FORKING):
         return ""
     for held in pmaps.held_by(module, site):
         if found := callers.first(module, context, held, _given):
             return f"{found[0]} may run it in a fork, before which devices must not be asked for"
-    place = context.first(_BY_HAND, near=[path])
+    place = _first(module, context, _BY_HAND)
     return place and f"devices must not be asked for before a fork: see {place}"
+
+
+def _first(module: Module, context: ProjectContext, pattern: re.Pattern[bytes]) -> str:
+    known = module.memo(_first)  # all sites of the file ask
+    if pattern not in known:
+        known[pattern] = context.first(pattern, near=[os.path.abspath(module.source.path)])
+    return known[pattern]
 
 
 def _given(module: Module, _context: ProjectContext, run: ast.expr) -> tuple[int, str] | None:
     """The line that gives a function to another process."""
-    inner: ast.AST = run
-    is_later = module.call_of(run) is None  # it is not run there, but by what it is given to
-    for outer in module.ancestors(run):
+    for outer, inner, is_later in callers.around(module, run):
         if isinstance(outer, ast.Call) and outer.func is not inner and is_later:
             name, is_known = scopes.last_name(outer.func), module.qualified_name(outer.func)
             is_of_pool = isinstance(outer.func, ast.Attribute) and name in _POOLED and not is_known
             if name == "Process" or is_of_pool:
                 return outer.lineno, "fork"
-        is_later = is_later or isinstance(outer, ast.Lambda)
-        inner = outer
     return None

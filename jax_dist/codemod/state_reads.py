@@ -127,7 +127,10 @@ def _is_set(module: Module, context: ProjectContext, node: ast.Name | ast.Attrib
     assert isinstance(root, ast.Name)
     found = module.scope(root).lookup(root.id)
     if found is not None and found[0] is not module.scopes.module and root.id != "self":
-        return _is_set_below(module, node, found)
+        of = name, root.id, found[0], module.function(node)
+        if of not in known:
+            known[of] = _is_set_below(module, node, found)
+        return known[of]
     key = name, root is node
     if key not in known:
         bindings = found[1] if root is node and found is not None else []

@@ -439,7 +439,7 @@ def test_a_fork_begins_with_what_its_parent_knew(
     ]
     assert (child.process, child.places) == (1, {4})
     assert child.made == child.told == parent.told
-    assert child.calls[0].text == parent.calls[0].text != None  # noqa: E711
+    assert child.calls[0].text == parent.calls[0].text is not None
     assert (idle.function, idle.told) == ("sin", set())
     assert not list(tmp_path.glob("process-*/flow.json"))  # it is of the parent
 

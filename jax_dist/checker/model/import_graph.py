@@ -38,6 +38,7 @@ _IMPORT = re.compile(
     re.MULTILINE,
 )
 _BY_NAME = ("import_module", "resolve_name", "__import__")  # what imports by a name
+_SAYS_BY_NAME = re.compile("|".join(_BY_NAME).encode())
 _REFLECTING = frozenset(("getattr", "getmembers", "vars", "dir"))  # what gives any attribute
 _COMMENT = re.compile(rb"#[^\n]*")
 
@@ -127,7 +128,7 @@ class ImportGraph:
             is_said = facts is not None and (facts.says(name) or stem in facts.reflected)
             if name in imported.names or imported.is_star or is_said:
                 yield imported.by
-        words = (*map(str.encode, _BY_NAME), f"{stem}.py".encode())
+        own_path = f"{stem}.py".encode()
         for other, data in self.files.items():
             if other == path or stem.encode() not in data:
                 continue
@@ -135,7 +136,7 @@ class ImportGraph:
                 yield other
             elif name.encode() in data:
                 facts = self._facts_of(other)
-                is_run = any(word in data for word in words)
+                is_run = own_path in data or _SAYS_BY_NAME.search(data) is not None
                 if facts is None or (is_run and (facts.says(name) or name in facts.names)):
                     yield other
 
@@ -152,8 +153,7 @@ class ImportGraph:
     @functools.cached_property
     def _loading(self) -> list[tuple[str, _Facts]]:
         """The files that import modules whose names only the run knows."""
-        words = [each.encode() for each in _BY_NAME]
-        files = (path for path, data in self.files.items() if any(e in data for e in words))
+        files = (path for path, data in self.files.items() if _SAYS_BY_NAME.search(data))
         read = ((path, self._facts_of(path)) for path in files)
         return [(path, facts) for path, facts in read if facts is not None and facts.loaded]
 

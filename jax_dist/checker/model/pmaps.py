@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.checker.model import scopes
+from jax_dist.checker.model import scopes, sources
 from jax_dist.checker.model.findings import Edit
 from jax_dist.checker.model.semantic_model import Meaning, Module
 
@@ -183,15 +183,6 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
     return None
 
 
-def _is_whole(code: bytes) -> bool:
-    """Whether an expression needs no parenthesis around it to go on in its next line."""
-    try:
-        ast.parse(code)
-    except SyntaxError:
-        return False
-    return True
-
-
 def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
     """`jit(f)` as `f`, or a decorator `@jit` gone with its line; nothing where that loses more."""
     (start, end), code = module.span(jit), module.source.code
@@ -200,7 +191,7 @@ def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]
         has_comment = b"#" in code[start:first] + code[last:end]
         if module.qualified_name(jit.func) != "jax.jit" or jit.keywords or has_comment:
             return ()
-        if not _is_whole(code[first:last]):
+        if not sources.parses(code[first:last]):  # a parenthesis held its lines together
             return ()
         return (Edit(start, first, ""), Edit(last, end, ""))
     before, behind = module.margins(jit)

@@ -144,6 +144,15 @@ def parse(code: bytes) -> ast.Module:
         raise ParseError(str(error) or type(error).__name__) from error
 
 
+def parses(code: bytes) -> bool:
+    """Whether Python can parse a text by itself."""
+    try:
+        parse(code)
+    except ParseError:
+        return False
+    return True
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundFiles:
     """What a search gave, each part sorted."""

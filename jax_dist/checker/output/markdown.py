@@ -1,8 +1,8 @@
 """The page of a rule as Markdown, for SARIF and the documentation."""
 
-import ast
 from collections.abc import Sequence
 
+from jax_dist.checker.model import sources
 from jax_dist.checker.rules import Page
 
 _TABLE = """\
@@ -55,11 +55,12 @@ def book(pages: Sequence[Page]) -> str:
 
 def page_markdown(page: Page, level: int = 1) -> str:
     """The same headings as `str(page)`, below a title with so many `#`; code in fences."""
+    is_code = sources.parses(page.instead.encode())
     headings = (
         ("What it does", page.what),
         ("Why this is bad", page.why),
         ("Example", _fenced(page.example)),
-        ("Use instead", _fenced(page.instead) if _is_python(page.instead) else page.instead),
+        ("Use instead", _fenced(page.instead) if is_code else page.instead),
         ("Fix safety", page.fix),
         ("Since", page.since),
         ("Source", page.source),
@@ -73,13 +74,5 @@ def page_markdown(page: Page, level: int = 1) -> str:
 
 
 def _fenced(code: str) -> str:
-    language = "py" if _is_python(code) else "text"
+    language = "py" if sources.parses(code.encode()) else "text"
     return f"```{language}\n{code.strip(chr(10))}\n```"
-
-
-def _is_python(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except SyntaxError:
-        return False
-    return True

@@ -155,7 +155,8 @@ def _to(module: Module, target: ast.AST) -> _Given | None:
     node, path = target, list[tuple[int, int]]()  # indices, and of how many
     around = module.parent(node)
     while isinstance(around, ast.Tuple | ast.List):
-        path.insert(0, (around.elts.index(node), len(around.elts)))  # type: ignore[arg-type]
+        index = next(i for i, each in enumerate(around.elts) if each is node)
+        path.insert(0, (index, len(around.elts)))
         node, around = around, module.parent(around)
     match around:
         case ast.Assign(value=value):

@@ -246,9 +246,11 @@ def _reflection(flow: FileFlow) -> str:
 
 def _reader(module: Module) -> str:
     """The other file that may read any name of this one, as its caller; "" where there is none."""
-    graph, path = module.graph, os.path.abspath(module.source.path)
-    for other in sorted(graph.reached(path)) if graph is not None else ():
-        if graph is not None and _OF_CALLER.search(graph.files.get(other, b"")):
+    graph = module.graph
+    if graph is None:
+        return ""
+    for other in sorted(graph.reached(os.path.abspath(module.source.path))):
+        if _OF_CALLER.search(graph.files.get(other, b"")):
             return f"{os.path.relpath(other)} reads what its callers have"
     return ""
 
