@@ -88,6 +88,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Those of guards come first, where each worker begins: they take programs for compiled, and
+    # other tests clear the caches of JAX for the whole process.
+    items.sort(key=lambda item: item.path.parent.name != "guards")
     for item in items:
         place = item.path.relative_to(_TESTS).parts[0] if item.path.is_relative_to(_TESTS) else ""
         if place in _RUNTIME:

@@ -149,8 +149,8 @@ def _differences(now: _Signature, before: _Signature, names: Mapping[str, str]) 
 
 
 def _elsewhere(now: _Signature) -> _Change:
-    placed = {path: facts["placement"] for path, facts in now.items() if "placement" in facts}
-    places = (f"{path} on {placement}" for path, placement in placed.items())
+    arrays = {path: facts for path, facts in now.items() if "shape" in facts}
+    places = (f"{path} on {facts.get('placement', 'the host')}" for path, facts in arrays.items())
     return _Change(f"the arguments lie elsewhere than before: {', '.join(places)}", _PLACE)
 
 

@@ -142,6 +142,12 @@ def test_what_changed_since_a_call_in_the_guard(before, act, which, do):
             _PLACE,
         ),
         (
+            lambda step: step(_ON_DEVICE_1),
+            lambda step: step(np.ones(4, np.float32)),
+            "the arguments lie elsewhere than before: x on the host",
+            _PLACE,
+        ),
+        (
             lambda step: step(_FOUR, times=2),
             lambda step: step(_FOUR, times=3),
             "no earlier call had the static values times=3",
@@ -154,7 +160,7 @@ def test_what_changed_since_a_call_in_the_guard(before, act, which, do):
             "Call it once before the block",
         ),
     ],
-    ids=["shape", "placement", "device", "static", "first"],
+    ids=["shape", "placement", "device", "host", "static", "first"],
 )
 def test_what_changed_since_a_call_before_the_guard(monkeypatch, before, act, which, do):
     monkeypatch.setattr("jax_dist.guards.compilations._seen", {})
