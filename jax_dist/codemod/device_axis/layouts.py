@@ -12,10 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from jax_dist.checker.model.pmaps import Site
-from jax_dist.checker.model.scopes import last_name
-from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import imports, pmap_facts, site_parts
-from jax_dist.codemod.device_axis import fixed_programs, flow_uses, other_values
+from jax_dist.codemod.device_axis import fixed_programs, flow_uses, other_values, related_names
 from jax_dist.codemod.device_axis.flow_uses import Made, Use
 from jax_dist.codemod.device_axis.unrun import Seen
 from jax_dist.codemod.named_calls import NamedCalls
@@ -87,13 +85,15 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
         raise Left("no call of it alone was recorded")
     if flow.slices(site) is not None:
         raise Left("its calls have fewer slices than there are devices")
-    for name in _known_as(flow.module, site):
+    for name in related_names.known_as(flow.module, site):
         if imports.is_used_elsewhere(flow.module, name):
             raise Left(f"other files may use {name}")
     if any(call.raised for call in record.calls):
         raise Left("a call of it raised an error")
     if record.inside or record.hidden:
         raise Left("it is also called inside of a larger traced function")
+    if mention := related_names.unrun_mention(flow, site, record.number):
+        raise Left(f"line {mention.lineno} may call it, and never ran")
     forms = flow.forms(record)
     calls = {each["arguments"] for each in forms if "arguments" in each}
     results = {tuple(map(tuple, each["results"])) for each in forms if "results" in each}
@@ -124,31 +124,6 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
     donated = _donated(site, given)
     numbers = frozenset(static)
     return Mapped(site, record, arguments, paths, frozenset(shared), whole, numbers, donated, named)
-
-
-def _known_as(module: Module, site: Site) -> Iterator[str]:
-    """The names by which other files may get at what a place maps."""
-    statement = module.statement(site.node)
-    around = module.function(statement)
-    if isinstance(statement, ast.FunctionDef):  # that it decorates
-        names = {statement.name}
-    else:
-        stored = (e for e in ast.walk(statement) if isinstance(getattr(e, "ctx", None), ast.Store))
-        names = {last_name(each) for each in stored} - {""}
-    if around is None or any(isinstance(e, ast.Attribute) for e in _targets(statement)):
-        yield from names
-    if not isinstance(around, ast.FunctionDef):
-        return
-    for node in ast.walk(around):
-        if isinstance(node, ast.Return) and node.value is not None:
-            for each in ast.walk(node.value):
-                is_named = isinstance(each, ast.Name) and each.id in names
-                if each is site.node or (is_named and module.call_of(each) is None):
-                    yield around.name
-
-
-def _targets(statement: ast.stmt) -> list[ast.expr]:
-    return statement.targets if isinstance(statement, ast.Assign) else []
 
 
 def _whole_results(site: Site, paths: Sequence[Path]) -> frozenset[int]:

@@ -7,9 +7,11 @@ function of the same name.
 import ast
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
+from jax_dist.checker.model import functions
+from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import KNOWN, PARTIAL, Module
 from jax_dist.codemod.recorded_flow import FileFlow, variable
@@ -157,6 +159,71 @@ def names_related(flow: FileFlow, serials: set[int]) -> Related:
         frozenset(fields),
         frozenset(variables),
     )
+
+
+def known_as(module: Module, site: Site) -> Iterator[str]:
+    """The names by which other files may get at what a place maps."""
+    statement = module.statement(site.node)
+    names = set(map(last_name, _set_by(statement))) | {getattr(statement, "name", "")} - {""}
+    around = module.function(statement)
+    if around is None or any(isinstance(each, ast.Attribute) for each in _set_by(statement)):
+        yield from names
+    yield from _makers(module, site, names)
+
+
+def unrun_mention(flow: FileFlow, site: Site, number: int) -> ast.expr | None:
+    """What never ran, and may call what a place maps in another run; None where nothing does.
+
+    Args:
+      flow: what a run has shown.
+      site: the place.
+      number: its number in the run.
+    """
+    module, statement = flow.module, flow.module.statement(site.node)
+    calls = (each for each in flow.nodes if number in flow.called_sites(each))
+    called = [_root(each.func) for each in calls if isinstance(each, ast.Call)]
+    known = [*map(_root, _set_by(statement)), *called]
+    names = set(map(last_name, known))
+    variables = {variable(module, each) for each in known if isinstance(each, ast.Name)}
+    if isinstance(statement, ast.FunctionDef):  # that it decorates
+        found = module.scope(statement).lookup(statement.name)
+        variables |= {(statement.name, found[0])} if found else set()
+        names.add(statement.name)
+    for function in module.nodes(ast.FunctionDef, ast.AsyncFunctionDef):
+        for parameter, default in functions.defaults(function.args):
+            if isinstance(default, ast.Name) and variable(module, default) in variables:
+                variables.add((parameter.arg, module.scopes.of[function]))
+    fields = frozenset(each.attr for each in known if isinstance(each, ast.Attribute))
+    makers = frozenset(_makers(module, site, names))
+    return Related(flow, makers, frozenset(), fields, frozenset(variables - {None})).unrun()
+
+
+def _set_by(statement: ast.stmt) -> list[ast.expr]:
+    """The names, fields and entries that a statement sets."""
+    if isinstance(statement, ast.FunctionDef):
+        return []
+    nodes = (each for each in ast.walk(statement) if isinstance(each, ast.expr))
+    return [each for each in nodes if isinstance(getattr(each, "ctx", None), ast.Store)]
+
+
+def _root(node: ast.expr) -> ast.expr:
+    """The name or field that has an entry: `steps` of `steps["train"]`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
+def _makers(module: Module, site: Site, names: Collection[str]) -> Iterator[str]:
+    """The function around a place, where it returns what is mapped there."""
+    around = module.function(module.statement(site.node))
+    if not isinstance(around, ast.FunctionDef):
+        return
+    for node in ast.walk(around):
+        if isinstance(node, ast.Return) and node.value is not None:
+            for each in ast.walk(node.value):
+                is_named = isinstance(each, ast.Name) and each.id in names
+                if each is site.node or (is_named and module.call_of(each) is None):
+                    yield around.name
 
 
 def _is_of_library(module: Module, mark: ast.expr) -> bool:

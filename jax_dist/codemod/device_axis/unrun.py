@@ -16,7 +16,7 @@ from jax_dist.checker.model import stacking
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import imports
-from jax_dist.codemod.device_axis import choices, flow_uses
+from jax_dist.codemod.device_axis import choices, escape, flow_uses
 from jax_dist.codemod.device_axis.related_names import (
     Related,
     is_called,
@@ -165,16 +165,14 @@ def _check_parts(
         raise Left(f"line {node.lineno} may give {text} other values in another run")
 
 
-_EMPTY = frozenset(("list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict"))
-
-
 def _is_empty(value: ast.expr) -> bool:
     """Whether an expression is a new container that holds nothing, in any run."""
     match value:
         case ast.Call(func=function, args=args, keywords=words):
             name = last_name(function)
             given = [*args, *(word.value for word in words)]
-            return name in _EMPTY and all(isinstance(e, ast.Name | ast.Constant) for e in given)
+            is_plain = all(isinstance(each, ast.Name | ast.Constant) for each in given)
+            return name in escape.NEW_CONTAINERS and is_plain
         case ast.BinOp(left=ast.List(elts=parts), op=ast.Mult()):
             return all(isinstance(each, ast.Constant) for each in parts)
     return False
@@ -264,15 +262,16 @@ def _takes_by_name(flow: FileFlow, call: ast.Call) -> bool:
 
 
 def _unrun_maker(flow: FileFlow) -> str:
-    """Where something makes or takes off a device axis and never ran; "" where nothing does.
+    """Where something makes or takes off a device axis, and may give it to what ran; "" if nothing.
 
     Or a function that never ran, and is handed on, and so may give anything in another run.
     """
-    module = flow.module
+    module, escapes = flow.module, escape.Escapes(flow)
     for node in flow.nodes:
         if flow.ran(node) or not isinstance(node, ast.Call):
             continue
-        if stacking.stacking(module, node) is not None or flow_uses.made(flow, node) is not None:
+        changes = stacking.stacking(module, node) or flow_uses.made(flow, node)
+        if changes is not None and escapes.check(node):
             text = " ".join(module.text(node.func).split())
             return f"line {node.lineno} calls {text}, and never ran"
     idle = {name: function for name, function in _functions(module) if _is_idle(flow, function)}
