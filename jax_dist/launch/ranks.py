@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jax_dist.launch.outcome import Output, Stream
@@ -231,12 +231,17 @@ def die_with(parent: int) -> None:
 
 
 def run_to_end(
-    command: Sequence[str], environment: Mapping[str, str], output: Path, timeout: float | None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    timeout: float | None,
+    at_end: Callable[[], None] = lambda: None,
 ) -> int | None:
     """The exit code of a command, and None if it was stopped after `timeout` seconds.
 
     All that it starts ends with it, and with this process, even if that is killed. The file
-    `output` gets its standard output and error.
+    `output` gets its standard output and error. Where it ended by itself, `at_end` is called before
+    what it has left is ended.
 
     Raises:
       OSError: the command cannot be started.
@@ -252,7 +257,9 @@ def run_to_end(
         )
         orphanage.add(process.pid)
         try:
-            return process.wait(timeout)
+            code = process.wait(timeout)
+            at_end()
+            return code
         except subprocess.TimeoutExpired:
             return None
         finally:

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -211,7 +212,7 @@ def test_a_folder_of_the_project_is_no_scratch(project: pathlib.Path):
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process was started for")
 def test_what_a_program_starts_in_a_session_of_its_own_ends_too(project: pathlib.Path, way: str):
     child = f"import time; time.sleep(600) # {project}"
-    _verified(
+    found = _verified(
         project,
         "import subprocess, sys\n"
         f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n",
@@ -222,6 +223,31 @@ def test_what_a_program_starts_in_a_session_of_its_own_ends_too(project: pathlib
         with contextlib.suppress(OSError):  # it has ended meanwhile
             left += [line for line in [each.read_bytes()] if child.encode() in line]
     assert left == []
+    assert found.runs is not None
+    assert not found.runs.is_complete  # nobody knows what it would have called
+    (before, after) = (each for each in found.runs.unproven if "still ran" in each)
+    assert child in before
+    assert after.endswith("still ran when the command ended after the migration: wait for it")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process was started for")
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import multiprocessing\n"
+        "multiprocessing.get_context('spawn').Process(target=print).start()\n",
+        "import multiprocessing\nmultiprocessing.get_context('forkserver').Pool(1).map(abs, [1])\n",
+        "import subprocess\nsubprocess.Popen(['sleep', '600'])\n",
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.5)'])\n",
+    ],
+    ids=["a process", "a pool", "no Python", "one that ends at once"],
+)
+def test_what_ends_by_itself_or_is_no_python_hides_no_calls(project: pathlib.Path, start: str):
+    found = _verified(project, f"if __name__ == '__main__':\n{textwrap.indent(start, '    ')}")
+
+    assert found.runs is not None
+    assert found.runs.is_complete
 
 
 def test_what_cannot_be_copied_is_left_out(project: pathlib.Path, way: str):

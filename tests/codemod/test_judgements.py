@@ -81,7 +81,7 @@ def _of_calls(**more: Any) -> Judgement:
 
 
 def test_where_not_all_was_written_down_no_place_is_more_than_ran():
-    said = ("the command could not write down all that it did",)
+    said = ("not all that the command did was written down",)
     equal = [_compared(_site(), signatures=(_programs(),)), _compared(_site())]
     for each in equal:
         assert _judged(each).rung > Rung.RAN

@@ -211,13 +211,22 @@ def test_nothing_to_compare_with():
 
 def test_a_record_with_gaps_is_not_complete():
     whole, gaps = _one(), _run(_site("f", _CALL), is_complete=False)
-    said = "not all that the command did {} the migration could be written down"
+    said = "not all that the command did {} the migration was written down"
 
     found = [_verdict(*each) for each in ((whole, whole), (gaps, whole), (whole, gaps))]
     assert [each.is_complete for each in found] == [True, False, False]
     assert [each.unproven for each in found] == [
         *((), (said.format("before"),), (said.format("after"),))
     ]
+
+
+def test_what_still_ran_at_the_end_is_named():
+    first = _run(_site("f", _CALL), is_complete=False, left=("python train.py",))
+
+    assert _verdict(first, _one()).unproven == (
+        "`python train.py` still ran when the command ended before the migration: wait for it",
+        "not all that the command did before the migration was written down",
+    )
 
 
 def test_what_could_not_be_recorded_is_not_proved():

@@ -114,8 +114,10 @@ def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[st
     for run_, when in ((first, "before"), (second, "after")):
         for problem in run_.record.problems:
             yield f"a call could not be recorded {when} the migration: {problem}"
+        for command in run_.record.left:
+            yield f"`{command}` still ran when the command ended {when} the migration: wait for it"
         if not run_.record.is_complete:
-            yield f"not all that the command did {when} the migration could be written down"
+            yield f"not all that the command did {when} the migration was written down"
 
 
 def _notes(first: Run, second: Run, new: Sequence[SiteRecord]) -> Iterator[str]:

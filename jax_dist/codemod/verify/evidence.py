@@ -6,7 +6,7 @@ in one file for each.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,8 @@ class RunRecord:
     problems: tuple[str, ...] = ()  # of the recording itself
     hosts: tuple[SiteRecord, ...] = ()  # host edits, with their numbers for functions
     flows: tuple[Mapping[str, Any], ...] = ()  # what `recording.flow` wrote, of some processes
-    is_complete: bool = True  # or something could not be written down, and nobody knows what
+    is_complete: bool = True  # or something was not written down, and nobody knows what
+    left: tuple[str, ...] = ()  # the commands that still ran at its end, and were ended
 
     @property
     def called(self) -> tuple[SiteRecord, ...]:
@@ -130,12 +131,13 @@ class Run:
         return "\n".join(self.output.splitlines()[-_TAIL_LINES:])
 
 
-def read(exit_code: int | None, output: str, folder: Path) -> Run:
+def read(exit_code: int | None, output: str, folder: Path, left: Sequence[str] = ()) -> Run:
     """A run, with what all of its processes wrote.
 
     Args:
       exit_code, output: as `Run` has them.
       folder: that was given to the recording.
+      left: as `RunRecord` has it.
     """
     refused = (each for path in sorted(folder.glob("refused-*.jsonl")) for each in _events(path))
     files = tuple(dict.fromkeys(map(str, refused)))
@@ -143,13 +145,13 @@ def read(exit_code: int | None, output: str, folder: Path) -> Run:
     told = [line.partition(" ") for lines in lists for line in lines]
     ran = frozenset(int(number) for number, _, _ in told)
     alone = frozenset(int(number) for number, _, is_alone in told if is_alone)
-    return Run(exit_code, output, _read_calls(folder), ran, alone, files)
+    return Run(exit_code, output, _read_calls(folder, left), ran, alone, files)
 
 
-def _read_calls(folder: Path) -> RunRecord:
+def _read_calls(folder: Path, left: Sequence[str]) -> RunRecord:
     sites: list[SiteRecord] = []
     problems: list[str] = []
-    is_complete = _nothing_lost(folder)
+    is_complete = _nothing_lost(folder) and not left
     hosts: list[SiteRecord] = []
     for process, (path, events) in enumerate(_processes(folder)):
         known: dict[int, SiteRecord] = {}  # by number, and so in the order of making
@@ -211,7 +213,7 @@ def _read_calls(folder: Path) -> RunRecord:
                         site.count = max(site.count, event["call"] + 1)
     # One that was not written as a whole is no line.
     flows = tuple(flow for path in folder.glob("process-*/flow.json") for flow in _events(path))
-    return RunRecord(tuple(sites), tuple(problems), tuple(hosts), flows, is_complete)
+    return RunRecord(tuple(sites), tuple(problems), tuple(hosts), flows, is_complete, tuple(left))
 
 
 def _nothing_lost(folder: Path) -> bool:

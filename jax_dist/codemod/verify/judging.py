@@ -24,7 +24,7 @@ from jax_dist.codemod.verify.ledger import (
 _WHERE = re.compile(r" \(line [^)]*\)")  # of the program that ran, not of the user's
 _IDLE = ("it was made, and never called",)
 _UNSTEADY = "what it is given or gives differs from run to run, without the migration too"
-_LOST = "the command could not write down all that it did"
+_LOST = "not all that the command did was written down"
 _DRIFTED = "it is given other values than before the migration: what comes before it differs"
 
 

@@ -11,6 +11,8 @@ import contextlib
 import errno
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -30,6 +32,8 @@ from jax_dist.launch.ranks import run_to_end
 _Way: TypeAlias = Literal["overlay", "locked copy", "copy"]
 
 _RECORDING = Path(__file__).with_name("recording")
+_GRACE_SECONDS = 2
+_RUNS_PYTHON = re.compile(r"python|(ba|da|z|k|fi)?sh$|busybox")  # or may start it
 _OPEN = ("/dev", "/proc")  # where a program writes that keeps nothing
 
 
@@ -173,11 +177,15 @@ class Workspace:
         (first / "settings.json").write_text(json.dumps(told))
         with workplace.emptied(self._scratch):
             command = box.command(self.command, writable)
+            left: list[str] = []
+            see_left = lambda: left.extend(_still_running(str(folder)))
             try:
-                code = run_to_end(command, environment, output, self._timeout)
+                code = run_to_end(command, environment, output, self._timeout, see_left)
             finally:
-                _end_others(str(folder))
-        return evidence.read(code, output.read_text(errors="replace"), records)
+                for process in _processes_of(str(folder)):  # in sessions of their own, too
+                    with contextlib.suppress(OSError):  # it has just ended
+                        os.kill(int(process.name), signal.SIGKILL)
+        return evidence.read(code, output.read_text(errors="replace"), records, left)
 
 
 def _is_code(path: Path) -> bool:
@@ -227,13 +235,29 @@ def _with_start(data: bytes, first: Path) -> bytes:
     return mark + b"".join(lines)
 
 
-def _end_others(folder: str) -> None:
-    """Ends what a run has started in sessions of their own; its environment names the folder."""
+def _processes_of(folder: str) -> Iterator[Path]:
+    """Those that a run has started, which its environment tells: it names the folder."""
     own = os.fsencode(os.path.join(folder, ""))
     for process in Path("/proc").glob("[0-9]*"):  # nothing there on other systems
         with contextlib.suppress(OSError):  # another user's, or it has just ended
             if own in (process / "environ").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
+                yield process
+
+
+def _still_running(folder: str) -> list[str]:
+    """The commands of what a run has left, and may yet call a mapped function."""
+    latest = time.monotonic() + _GRACE_SECONDS  # helpers of Python end a moment after it
+    while (left := list(_commands_of(folder))) and time.monotonic() < latest:
+        time.sleep(0.05)
+    return left
+
+
+def _commands_of(folder: str) -> Iterator[str]:
+    for process in _processes_of(folder):
+        with contextlib.suppress(OSError):
+            if _RUNS_PYTHON.match((process / "exe").readlink().name):
+                words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                yield shlex.join(words[:-1])
 
 
 def _environment(devices: int) -> dict[str, Any]:
