@@ -210,12 +210,19 @@ def test_a_folder_of_the_project_is_no_scratch(project: pathlib.Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process was started for")
-def test_what_a_program_starts_in_a_session_of_its_own_ends_too(project: pathlib.Path, way: str):
-    child = f"import time; time.sleep(600) # {project}"
+@pytest.mark.parametrize(
+    ("program", "child"),
+    [(sys.executable, "import time; time.sleep(600) # {}"), ("sh", "sleep 600; true {}")],
+    ids=["Python", "a shell"],
+)
+def test_what_a_program_starts_in_a_session_of_its_own_ends_too(
+    project: pathlib.Path, way: str, program: str, child: str
+):
+    child = child.format(project)
     found = _verified(
         project,
-        "import subprocess, sys\n"
-        f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n",
+        "import subprocess\n"
+        f"subprocess.Popen([{program!r}, '-c', {child!r}], start_new_session=True)\n",
     )
 
     left = []

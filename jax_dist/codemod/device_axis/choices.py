@@ -5,6 +5,7 @@ A run shows which one it was. In another run it may be another one, that has ano
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ from jax_dist.codemod.results import Left
 
 # What these hand on, they hand on in each run.
 _LIBRARIES = frozenset(("jax", "flax", "haiku", "numpy", "optax", "chex", "itertools", "copy"))
+_READING = re.compile(
+    r"(^|_)(restore|loads?|read|from_bytes)(_|$)"
+)  # of a file, where there is one
 
 
 def check(flow: FileFlow, node: ast.expr, serials: set[int]) -> None:
@@ -100,6 +104,8 @@ def _is_chosen(flow: FileFlow, node: ast.expr, serials: set[int]) -> bool:
     match node:
         case ast.Call(func=ast.Attribute(attr="get" | "pop" | "setdefault")) if node.args[1:]:
             return True  # a default is given
+        case ast.Call(func=ast.Attribute(attr="copy"), args=[_, *_]):
+            return True  # `FrozenDict.copy(others)`
         case ast.Call(func=ast.Name(id="next"), args=[_, _]):
             return True
         case ast.Call(func=ast.Name(id="getattr"), args=[_, _, _]):
@@ -126,8 +132,11 @@ def _is_of_program(flow: FileFlow, node: ast.expr) -> bool:
     if name is None and isinstance(function, ast.Attribute):  # `store.restore(state)`
         is_of_tree = flow.has_arrays(function.value) or function.attr in flow_uses.KEEPING
         return not (is_of_tree or function.attr in {e.name for e in module.nodes(ast.FunctionDef)})
-    is_class = (name or "").rpartition(".")[2][:1].isupper()
-    return name is not None and name.split(".")[0] not in _LIBRARIES and not is_class
+    if name is None:
+        return False
+    last = name.rpartition(".")[2]
+    is_library = name.split(".")[0] in _LIBRARIES and not _READING.search(last)
+    return not is_library and not last[:1].isupper()
 
 
 def _has_others(flow: FileFlow, serials: set[int], node: ast.AST) -> bool:
@@ -161,21 +170,61 @@ def check_kept_with_others(flow: FileFlow, serials: set[int]) -> None:
     for node in ast.walk(flow.module.tree):
         match node:
             case ast.Call(func=ast.Attribute(value=kept, attr=name)) if name in flow_uses.KEEPING:
+                if flow.type_of(kept) == "module":  # `np.append(losses, loss)`
+                    continue
                 place = variable(flow.module, kept)
                 if any(not serials.isdisjoint(flow.bound_by(each)) for each in node.args):
                     own.add(place)
+                    if flow.module.qualified_name(kept) is not None:
+                        raise Left(f"line {node.lineno} keeps it for other files")
                 elif not all(isinstance(each, ast.Constant | ast.Dict) for each in node.args):
                     others[place] = node.lineno
             case ast.Attribute(value=kept, attr=name) if name in flow_uses.KEEPING:
                 if flow.module.call_of(node) is None:  # `map(queue.put, more)`
                     others[variable(flow.module, kept)] = node.lineno
-            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                spread = [flow.held_in(each) for each in parts if isinstance(each, ast.Starred)]
-                is_beside = any(map(serials.isdisjoint, spread))
-                if is_beside and not serials.isdisjoint(flow.held_in(node)):
-                    raise Left(f"line {node.lineno} puts others beside it")
     for place in own & others.keys():
         raise Left(f"line {others[place]} adds others to what keeps it")
+
+
+def check_merged(flow: FileFlow, serials: set[int]) -> None:
+    """Raises Left where an expression gave some of the arrays, and perhaps gives others, too.
+
+    `{**state, **overrides}`, `restored or state` and `for each in (restored, state)` may give in
+    another run what was empty in this one.
+    """
+    for node in ast.walk(flow.module.tree):
+        if isinstance(node, ast.IfExp) and not serials.isdisjoint(flow.held_in(node)):
+            for each in (node.body, node.orelse):
+                if flow.watches(each) and not flow.ran(each):
+                    raise Left(f"line {each.lineno} gives another value, and never ran")
+        beside = [each for each in _merged(node) if serials.isdisjoint(flow.held_in(each))]
+        others = [*filter(_may_be_filled, beside)]
+        if others and not serials.isdisjoint(flow.held_in(node)):
+            raise Left(f"line {others[0].lineno} puts others beside it")
+
+
+def _merged(node: ast.AST) -> Iterator[ast.expr]:
+    """What an expression may give as it is, or the elements of, as a run has it."""
+    match node:
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+            yield from (each for each in parts if isinstance(each, ast.Starred))
+        case ast.Dict(keys=keys, values=values):
+            yield from (each for key, each in zip(keys, values, strict=True) if key is None)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            yield from (left, right)
+        case ast.BoolOp(op=ast.Or(), values=parts):
+            yield from parts
+        case ast.For(iter=ast.List(elts=parts) | ast.Tuple(elts=parts)):
+            yield from parts
+        case ast.comprehension(iter=ast.List(elts=parts) | ast.Tuple(elts=parts)):
+            yield from parts
+
+
+def _may_be_filled(part: ast.expr) -> bool:
+    """Whether an expression may be another value in another run."""
+    while isinstance(part, ast.Starred):
+        part = part.value
+    return isinstance(part, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.BoolOp)
 
 
 def check_returns(flow: FileFlow, serials: set[int]) -> None:

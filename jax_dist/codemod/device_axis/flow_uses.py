@@ -176,6 +176,10 @@ def _maps_leaves(flow: FileFlow, node: ast.expr, serials: set[int]) -> ast.Call 
 _GET_METRICS = "flax.training.common_utils.get_metrics"
 _REDUCING = frozenset(("mean", "sum", "max", "min", "std", "var", "any", "all", "prod", "size"))
 KEEPING = frozenset(("append", "appendleft", "extend", "insert", "add", "put", "update"))
+_CONTAINERS = frozenset(
+    ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "UserList", "UserDict")
+    + ("Queue", "LifoQueue", "PriorityQueue", "SimpleQueue")
+)
 # Methods of trees and train states that change nothing in place.
 _OF_TREES = frozenset(
     ("copy", "get", "items", "keys", "pop", "replace", "values", "_asdict", "_replace")
@@ -258,7 +262,7 @@ def _of_argument(flow: FileFlow, call: ast.Call, node: ast.expr) -> Use:
         return Use("first", call, node)
     if name == _GET_METRICS and is_only:
         return Use("forest", call, node)
-    if serials <= flow.serials(call) or last_name(call.func) in KEEPING:
+    if serials <= flow.serials(call) or _keeps(flow, call, node):
         return Use("passes", node, node)
     root, _, last = name.rpartition(".")
     if is_only and root in ("numpy", "jax.numpy") and last in _REDUCING and flow.is_array(node):
@@ -268,6 +272,16 @@ def _of_argument(flow: FileFlow, call: ast.Call, node: ast.expr) -> Use:
         return Use("passes", node, node)
     to = " ".join(module.text(call.func).split())
     return Use("needs axis", node, node, f"line {call.lineno} gives it to {to}")
+
+
+def _keeps(flow: FileFlow, call: ast.Call, node: ast.expr) -> bool:
+    """Whether a call puts a value into a container as it is; `np.append(losses, loss)` does not."""
+    function = call.func
+    if not isinstance(function, ast.Attribute) or function.attr not in KEEPING:
+        return False
+    goes_through = function.attr in ("extend", "update") and node in call.args
+    is_container = flow.type_of(function.value) in _CONTAINERS
+    return is_container and not (goes_through and flow.is_array(node))
 
 
 def _called(module: Module, call: ast.Call) -> Iterator[ast.AST]:

@@ -13,7 +13,13 @@ from typing import TypeAlias
 
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.codemod import imports, pmap_facts, site_parts
-from jax_dist.codemod.device_axis import fixed_programs, flow_uses, other_values, related_names
+from jax_dist.codemod.device_axis import (
+    escape,
+    fixed_programs,
+    flow_uses,
+    other_values,
+    related_names,
+)
 from jax_dist.codemod.device_axis.flow_uses import Made, Use
 from jax_dist.codemod.device_axis.unrun import Seen
 from jax_dist.codemod.named_calls import NamedCalls
@@ -92,8 +98,8 @@ def mapped_place(site: Site, facts: PmapFacts, flow: FileFlow) -> Mapped:
         raise Left("a call of it raised an error")
     if record.inside or record.hidden:
         raise Left("it is also called inside of a larger traced function")
-    if mention := related_names.unrun_mention(flow, site, record.number):
-        raise Left(f"line {mention.lineno} may call it, and never ran")
+    if call := escape.unrun_call(flow, site, record.number):
+        raise Left(f"line {call.lineno} may call it, and never ran")
     forms = flow.forms(record)
     calls = {each["arguments"] for each in forms if "arguments" in each}
     results = {tuple(map(tuple, each["results"])) for each in forms if "results" in each}

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from jax_dist.checker.model import functions
 from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import last_name
 from jax_dist.checker.model.semantic_model import KNOWN, PARTIAL, Module
+from jax_dist.codemod.device_axis import escape
 from jax_dist.codemod.recorded_flow import FileFlow, variable
 
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -28,6 +28,7 @@ class Related:
     crossed: frozenset[str]  # functions that are given them, or give them back
     fields: frozenset[str]  # of objects
     variables: frozenset[Any]  # that hold an object, a generator or the like from there
+    hidden: frozenset[ast.expr]  # that may be an iterator, a queue or the like that has them
 
     def unrun(self) -> ast.expr | None:
         """The first expression that mentions any of it and never ran."""
@@ -115,6 +116,8 @@ class Related:
                         yield name, getattr(binding.node, "lineno", 0)
 
     def _is_mentioned(self, node: ast.expr) -> bool:
+        if node in self.hidden:
+            return True
         match node:
             case ast.Call(func=function) if isinstance(function, ast.Name | ast.Attribute):
                 return self._is_mentioned(function)
@@ -158,6 +161,7 @@ def names_related(flow: FileFlow, serials: set[int]) -> Related:
         frozenset(crossed - {""}),
         frozenset(fields),
         frozenset(variables),
+        frozenset(escape.hidden_in(flow, serials, definitions)),
     )
 
 
@@ -171,46 +175,12 @@ def known_as(module: Module, site: Site) -> Iterator[str]:
     yield from _makers(module, site, names)
 
 
-def unrun_mention(flow: FileFlow, site: Site, number: int) -> ast.expr | None:
-    """What never ran, and may call what a place maps in another run; None where nothing does.
-
-    Args:
-      flow: what a run has shown.
-      site: the place.
-      number: its number in the run.
-    """
-    module, statement = flow.module, flow.module.statement(site.node)
-    calls = (each for each in flow.nodes if number in flow.called_sites(each))
-    called = [_root(each.func) for each in calls if isinstance(each, ast.Call)]
-    known = [*map(_root, _set_by(statement)), *called]
-    names = set(map(last_name, known))
-    variables = {variable(module, each) for each in known if isinstance(each, ast.Name)}
-    if isinstance(statement, ast.FunctionDef):  # that it decorates
-        found = module.scope(statement).lookup(statement.name)
-        variables |= {(statement.name, found[0])} if found else set()
-        names.add(statement.name)
-    for function in module.nodes(ast.FunctionDef, ast.AsyncFunctionDef):
-        for parameter, default in functions.defaults(function.args):
-            if isinstance(default, ast.Name) and variable(module, default) in variables:
-                variables.add((parameter.arg, module.scopes.of[function]))
-    fields = frozenset(each.attr for each in known if isinstance(each, ast.Attribute))
-    makers = frozenset(_makers(module, site, names))
-    return Related(flow, makers, frozenset(), fields, frozenset(variables - {None})).unrun()
-
-
 def _set_by(statement: ast.stmt) -> list[ast.expr]:
     """The names, fields and entries that a statement sets."""
     if isinstance(statement, ast.FunctionDef):
         return []
     nodes = (each for each in ast.walk(statement) if isinstance(each, ast.expr))
     return [each for each in nodes if isinstance(getattr(each, "ctx", None), ast.Store)]
-
-
-def _root(node: ast.expr) -> ast.expr:
-    """The name or field that has an entry: `steps` of `steps["train"]`."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    return node
 
 
 def _makers(module: Module, site: Site, names: Collection[str]) -> Iterator[str]:

@@ -80,6 +80,7 @@ class Seen:
                 if is_read and _may_hold(flow, node, serials, bindings):
                     raise Left(f"in another run, it may be the {text} of line {node.lineno}")
         choices.check_kept_with_others(flow, serials)
+        choices.check_merged(flow, serials)
         choices.check_returns(flow, serials)
         self._check_names(names_related(flow, serials))
 
@@ -266,15 +267,15 @@ def _unrun_maker(flow: FileFlow) -> str:
 
     Or a function that never ran, and is handed on, and so may give anything in another run.
     """
-    module, escapes = flow.module, escape.Escapes(flow)
+    module = flow.module
     for node in flow.nodes:
         if flow.ran(node) or not isinstance(node, ast.Call):
             continue
         changes = stacking.stacking(module, node) or flow_uses.made(flow, node)
-        if changes is not None and escapes.check(node):
+        if changes is not None and escape.escapes(flow, node):
             text = " ".join(module.text(node.func).split())
             return f"line {node.lineno} calls {text}, and never ran"
-    idle = {name: function for name, function in _functions(module) if _is_idle(flow, function)}
+    idle = {function for function in _functions(module) if _is_idle(flow, function)}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Lambda) and _is_idle(flow, node) and not is_called(module, node):
             around = module.function(module.parent(node))
@@ -282,17 +283,18 @@ def _unrun_maker(flow: FileFlow) -> str:
             was_made = given_to is None or flow.ran(given_to)
             if was_made and (around is None or not _is_idle(flow, around)):
                 return f"line {node.lineno} hands on a lambda, which never ran"
-        if not isinstance(node, ast.Name) or node.id not in idle or is_called(module, node):
+        if not isinstance(node, ast.Name) or is_called(module, node):
+            continue
+        found = module.scope(node).lookup(node.id)
+        if found is None or all(each.node not in idle for each in found[1]):
             continue
         if flow.ran(node) or not flow.watches(node):  # such as a default value
             return f"line {node.lineno} hands on {node.id}, which never ran"
     return ""
 
 
-def _functions(module: Module) -> Iterator[tuple[str, ast.AST]]:
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, node
+def _functions(module: Module) -> Iterator[ast.AST]:
+    yield from module.nodes(ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _is_idle(flow: FileFlow, function: ast.AST) -> bool:
