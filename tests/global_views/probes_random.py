@@ -64,7 +64,10 @@ def _probes(implementation: str, words: int) -> Iterator[Probe]:
         return jax.random.wrap_key_data(words, impl=implementation)
 
     for name, step in OF_KEY.items():
-        yield Probe(f"{implementation} {name}", lambda k, step=step: step(key_of(k)), (data,))
+        # The loop of gamma is vector code in one shape and not in another, as the CPU has it.
+        bound = 1e-6 if "gamma" in name else 0
+        of_key = lambda k, step=step: step(key_of(k))
+        yield Probe(f"{implementation} {name}", of_key, (data,), bound=bound)
     for name, step in OF_BOTH.items():
         both = lambda k, v, step=step: step(key_of(k), v)
         yield Probe(f"{implementation} {name}", both, (data, X))
