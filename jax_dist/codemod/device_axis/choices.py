@@ -199,7 +199,8 @@ def check_merged(flow: FileFlow, serials: set[int]) -> None:
                     raise Left(f"line {each.lineno} gives another value, and never ran")
         beside = [each for each in _merged(node) if serials.isdisjoint(flow.held_in(each))]
         others = [*filter(_may_be_filled, beside)]
-        if others and not serials.isdisjoint(flow.held_in(node)):
+        whole = node.iter if isinstance(node, ast.For | ast.comprehension) else node
+        if others and not serials.isdisjoint(flow.held_in(whole)):
             raise Left(f"line {others[0].lineno} puts others beside it")
 
 
