@@ -16,6 +16,7 @@ from jax_dist.checker.model.pmaps import Site
 from jax_dist.checker.model.scopes import Binding
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod import imports
+from jax_dist.codemod.device_axis.flow_uses import KEEPING
 from jax_dist.codemod.recorded_flow import FileFlow
 
 # What has the value of a part of it, or a value that was made of it.
@@ -32,16 +33,17 @@ NEW_CONTAINERS = frozenset(
 )
 # They may put one argument into another, or keep it.
 _KEEPING = frozenset(("numpy.copyto", "numpy.put", "numpy.place", "numpy.putmask", "map", "filter"))
-_FILLING = frozenset(("append", "appendleft", "add", "extend", "insert", "put", "send", "update"))
-# Types of what has values that are no leaves of it.
-_HIDING = re.compile(
-    r"iterator$|^(generator|dict_\w+|zip|enumerate|map|filter|reversed|chain)$|method"
-)
+_FILLING = KEEPING | {"send"}
+# Of the libraries of Python, those that do not.
 _PLAIN = frozenset(
     ("collections", "copy", "dataclasses", "functools", "itertools", "json", "logging", "math")
     + ("os", "pickle", "pprint", "random", "statistics", "time", "typing")
 )
 _KEEPING_ROOTS = sys.stdlib_module_names - _PLAIN
+# Types of what has values that are no leaves of it.
+_HIDING = re.compile(
+    r"iterator$|^(generator|dict_\w+|zip|enumerate|map|filter|reversed|chain)$|method"
+)
 
 
 def escapes(flow: FileFlow, node: ast.expr) -> bool:
@@ -215,14 +217,11 @@ class _Reach:
     def _field(self, name: str) -> None:
         """Goes on to all reads of a field, of whatever object."""
         self._lose_elsewhere(name)
-        reads = self._module.once(_attributes).get(name, ())
-        # Of a mapped function `self.step`, `state.step` is none, unless it is called.
-        self._add(
-            *(each for each in reads if self._wanted != "calls it" or self._may_be_mapped(each))
-        )
-
-    def _may_be_mapped(self, field: ast.Attribute) -> bool:
-        return functions.is_self(field) or self._module.call_of(field) is not None
+        for read in self._module.once(_attributes).get(name, ()):
+            is_called = functions.is_self(read) or self._module.call_of(read) is not None
+            # Where `self.step` is a mapped function, `state.step` is none.
+            if is_called or self._wanted != "calls it":
+                self._add(read)
 
     def _lose_elsewhere(self, name: str) -> None:
         """Other files may have what a name of this one has; who asks for calls looks by itself."""
@@ -249,13 +248,14 @@ class _Reach:
 
     def _is_new(self, binding: Binding) -> bool:
         """Whether what gives a variable its value is a container that nothing else holds."""
-        match binding.value:
-            case ast.Call(func=ast.Name(id=name)) if name in NEW_CONTAINERS:
-                return len(getattr(binding.node, "targets", "1")) == 1
         if isinstance(self._module.parent(binding.node), ast.AugAssign):
             return True
-        is_one = not isinstance(binding.node, ast.Assign) or len(binding.node.targets) == 1
-        return is_one and isinstance(binding.value, _DISPLAYS)
+        if isinstance(binding.node, ast.Assign) and len(binding.node.targets) > 1:
+            return False
+        match binding.value:
+            case ast.Call(func=ast.Name(id=name)):
+                return name in NEW_CONTAINERS
+        return isinstance(binding.value, _DISPLAYS)
 
     # --- functions
 
