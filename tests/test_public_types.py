@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -13,9 +14,10 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 @pytest.mark.thorough
 def test_every_public_symbol_has_a_known_type(tmp_path):
-    pyright = shutil.which("pyright")
-    if pyright is None:
-        pytest.skip("needs pyright")
+    own = os.path.dirname(sys.executable)  # it need not be on PATH
+    pyright = shutil.which("pyright", path=os.pathsep.join((own, os.environ.get("PATH", ""))))
+    if pyright is None or shutil.which("node") is None:
+        pytest.skip("needs pyright, and Node.js to run it")
     run = subprocess.run(
         [pyright, "--verifytypes", "jax_dist", "--ignoreexternal"],
         cwd=tmp_path,

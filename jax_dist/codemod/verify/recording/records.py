@@ -31,7 +31,7 @@ class Records:
 
     def __init__(self, folder: str):
         self._folder = _own_folder(os.path.join(folder, "process"), 0)
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._process = os.getpid()
         self._lines = 0  # that were written
         self._forks = 0
