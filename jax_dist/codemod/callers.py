@@ -5,7 +5,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator
 
-from jax_dist.checker.model import pmaps, scopes
+from jax_dist.checker.model import functions, pmaps, scopes
 from jax_dist.checker.model.semantic_model import Module
 from jax_dist.codemod.results import ProjectContext
 
@@ -110,9 +110,7 @@ def _uses(module: Module, context: ProjectContext, function: scopes.Function) ->
 
 
 def _attributes(module: Module, name: str) -> Iterator[Use]:
-    for node in module.nodes(ast.Attribute):
-        if node.attr == name and isinstance(node.ctx, ast.Load):
-            yield Use(module, node)
+    yield from (Use(module, each) for each in functions.attribute_reads(module, name))
 
 
 def _module(context: ProjectContext, path: str) -> Module | None:

@@ -108,6 +108,19 @@ def self_attributes(
     return of_classes[owner].get((name, context), [])
 
 
+def attribute_reads(module: Module, name: str) -> Sequence[ast.Attribute]:
+    """Where a file reads an attribute of a name, of whatever object."""
+    return module.once(_attribute_reads).get(name, ())
+
+
+def _attribute_reads(module: Module) -> dict[str, list[ast.Attribute]]:
+    found: dict[str, list[ast.Attribute]] = {}
+    for node in module.nodes(ast.Attribute):
+        if isinstance(node.ctx, ast.Load):
+            found.setdefault(node.attr, []).append(node)
+    return found
+
+
 def all_nodes(function: scopes.Function) -> Iterator[ast.AST]:
     """The nodes of a function's body, with those of functions in it."""
     for each in body_of(function):

@@ -17,9 +17,8 @@ from jax_dist.codemod.results import Left
 
 # What these hand on, they hand on in each run.
 _LIBRARIES = frozenset(("jax", "flax", "haiku", "numpy", "optax", "chex", "itertools", "copy"))
-_READING = re.compile(
-    r"(^|_)(restore|loads?|read|from_bytes)(_|$)"
-)  # of a file, where there is one
+# Of these, those that hand on their argument only where there is no file to read.
+_READING = re.compile(r"(^|_)(restore|loads?|read|from_bytes)(_|$)")
 
 
 def check(flow: FileFlow, node: ast.expr, serials: set[int]) -> None:

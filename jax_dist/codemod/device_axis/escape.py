@@ -63,7 +63,7 @@ def unrun_call(flow: FileFlow, site: Site, number: int) -> ast.expr | None:
     """
     module, reach = flow.module, _Reach(flow.module, "calls it")
     calls = [each for each in flow.nodes if number in flow.called_sites(each)]
-    reach.called_as(each.func for each in calls if isinstance(each, ast.Call))
+    reach.held_by(each.func for each in calls if isinstance(each, ast.Call))
     statement = module.statement(site.node)
     if isinstance(statement, ast.FunctionDef):  # that it decorates
         reach.defines(statement)
@@ -101,7 +101,7 @@ def hidden_in(flow: FileFlow, serials: set[int], makers: Collection[str]) -> set
                 found.append(around)
             function = getattr(around, "func", None)
             if isinstance(function, ast.Attribute) and function.attr in _FILLING:
-                reach.called_as([function.value])
+                reach.held_by([function.value])
     reach.follow(found)
     return {*found, *reach.expressions}
 
@@ -127,8 +127,8 @@ class _Reach:
         while self._waiting:
             self._step(self._waiting.pop())
 
-    def called_as(self, names: Iterable[ast.expr]) -> None:
-        """Goes on from the names, fields and entries by which a run has called it."""
+    def held_by(self, names: Iterable[ast.expr]) -> None:
+        """Goes on from names, fields and entries that had it in a run, and so have it here."""
         for each in names:
             self._fill(each, is_new=True)
         self.follow([])
@@ -217,7 +217,7 @@ class _Reach:
     def _field(self, name: str) -> None:
         """Goes on to all reads of a field, of whatever object."""
         self._lose_elsewhere(name)
-        for read in self._module.once(_attributes).get(name, ()):
+        for read in functions.attribute_reads(self._module, name):
             is_called = functions.is_self(read) or self._module.call_of(read) is not None
             # Where `self.step` is a mapped function, `state.step` is none.
             if is_called or self._wanted != "calls it":
@@ -356,7 +356,7 @@ class _Reach:
         found = module.scope(function).lookup(name)
         reads: list[ast.expr] = [*module.reads(found[0], name)] if found is not None else []
         if isinstance(module.parent(function), ast.ClassDef):
-            reads += module.once(_attributes).get(name, ())
+            reads += functions.attribute_reads(module, name)
         for read in reads:
             self._add(module.call_of(read))
 
@@ -366,15 +366,6 @@ class _Reach:
         for parameter, default in functions.defaults(arguments):
             if default is value:
                 self._add(*self._module.reads(self._module.scopes.of[function], parameter.arg))
-
-
-def _attributes(module: Module) -> dict[str, list[ast.Attribute]]:
-    """Where attributes are read, by their names."""
-    found: dict[str, list[ast.Attribute]] = {}
-    for node in module.nodes(ast.Attribute):
-        if isinstance(node.ctx, ast.Load):
-            found.setdefault(node.attr, []).append(node)
-    return found
 
 
 def _written_names(module: Module) -> set[str]:

@@ -7,7 +7,7 @@ function of the same name.
 import ast
 import dataclasses
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.checker.model.pmaps import Site
@@ -172,20 +172,6 @@ def known_as(module: Module, site: Site) -> Iterator[str]:
     around = module.function(statement)
     if around is None or any(isinstance(each, ast.Attribute) for each in _set_by(statement)):
         yield from names
-    yield from _makers(module, site, names)
-
-
-def _set_by(statement: ast.stmt) -> list[ast.expr]:
-    """The names, fields and entries that a statement sets."""
-    if isinstance(statement, ast.FunctionDef):
-        return []
-    nodes = (each for each in ast.walk(statement) if isinstance(each, ast.expr))
-    return [each for each in nodes if isinstance(getattr(each, "ctx", None), ast.Store)]
-
-
-def _makers(module: Module, site: Site, names: Collection[str]) -> Iterator[str]:
-    """The function around a place, where it returns what is mapped there."""
-    around = module.function(module.statement(site.node))
     if not isinstance(around, ast.FunctionDef):
         return
     for node in ast.walk(around):
@@ -194,6 +180,14 @@ def _makers(module: Module, site: Site, names: Collection[str]) -> Iterator[str]
                 is_named = isinstance(each, ast.Name) and each.id in names
                 if each is site.node or (is_named and module.call_of(each) is None):
                     yield around.name
+
+
+def _set_by(statement: ast.stmt) -> list[ast.expr]:
+    """The names, fields and entries that a statement sets."""
+    if isinstance(statement, ast.FunctionDef):
+        return []
+    nodes = (each for each in ast.walk(statement) if isinstance(each, ast.expr))
+    return [each for each in nodes if isinstance(getattr(each, "ctx", None), ast.Store)]
 
 
 def _is_of_library(module: Module, mark: ast.expr) -> bool:

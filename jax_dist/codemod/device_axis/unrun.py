@@ -9,7 +9,7 @@ import ast
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jax_dist.checker.model import stacking
@@ -275,7 +275,8 @@ def _unrun_maker(flow: FileFlow) -> str:
         if changes is not None and escape.escapes(flow, node):
             text = " ".join(module.text(node.func).split())
             return f"line {node.lineno} calls {text}, and never ran"
-    idle = {function for function in _functions(module) if _is_idle(flow, function)}
+    functions = module.nodes(ast.FunctionDef, ast.AsyncFunctionDef)
+    idle = {function for function in functions if _is_idle(flow, function)}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Lambda) and _is_idle(flow, node) and not is_called(module, node):
             around = module.function(module.parent(node))
@@ -291,10 +292,6 @@ def _unrun_maker(flow: FileFlow) -> str:
         if flow.ran(node) or not flow.watches(node):  # such as a default value
             return f"line {node.lineno} hands on {node.id}, which never ran"
     return ""
-
-
-def _functions(module: Module) -> Iterator[ast.AST]:
-    yield from module.nodes(ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _is_idle(flow: FileFlow, function: ast.AST) -> bool:
