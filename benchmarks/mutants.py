@@ -58,7 +58,9 @@ _VIEWS = tuple(f"tests/global_views/test_{name}.py" for name in ("islands", "dra
 
 
 def _codemod(*names: str) -> tuple[str, ...]:
-    return tuple(f"tests/codemod/test_{name}.py" for name in names)
+    folder = ROOT / "tests" / "codemod"
+    found = (path for name in names for path in folder.rglob(f"test_{name}.py"))
+    return tuple(path.relative_to(ROOT).as_posix() for path in found)
 
 
 # What is mutated, and the tests that look at it. Files that are not there are passed over.

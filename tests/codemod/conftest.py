@@ -1,4 +1,4 @@
-"""What migrated programs find in a module `_mapped`, and arrays as a record has them."""
+"""Packages to migrate, what they find in `_mapped` then, and arrays as a record has them."""
 
 import pathlib
 import sys
@@ -35,3 +35,24 @@ def kept(tmp_path: pathlib.Path) -> Callable[..., Array]:
         return Array(shape=array.shape, archive=archive, key="x", **given)
 
     return keep
+
+
+@pytest.fixture
+def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder with a package `pkg`, and the current one."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "pkg"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    return folder
+
+
+@pytest.fixture
+def src(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A package in `src`, with tests beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src" / "mine").mkdir(parents=True)
+    (tmp_path / "tests").mkdir()
+    for name in ("pyproject.toml", "src/mine/__init__.py"):
+        (tmp_path / name).touch()
+    return tmp_path

@@ -36,7 +36,7 @@ from jax_dist.codemod.pmap_facts import Promises
 from jax_dist.codemod.results import FileMigration, ProjectContext
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
-_IDIOMATIC = pathlib.Path(__file__).parent / "idiomatic_programs"
+_IDIOMATIC = pathlib.Path(__file__).parent / "device_axis" / "idiomatic_programs"
 _OPTIONS = {
     "jax_dist": MigrationOptions(to="jax_dist"),
     "jax": MigrationOptions(to="jax"),

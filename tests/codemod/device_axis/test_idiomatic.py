@@ -4,7 +4,8 @@ Each file in idiomatic_programs/ is one program in the shape of a well-known tra
 function `result()`; then what it becomes after a run of it, and what is said of each of its mapped
 functions: which arguments and results are free of the axis, and why the others are not.
 
-`python tests/codemod/test_idiomatic.py` writes what each becomes; read the difference.
+`PYTHONPATH=tests/codemod python tests/codemod/device_axis/test_idiomatic.py` writes what each
+becomes; read the difference.
 """
 
 import difflib

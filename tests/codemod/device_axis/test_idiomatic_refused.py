@@ -9,7 +9,8 @@ All run once, watched, by one command. What is said is asserted word for word: w
 axis, and why the rest stays. A program in which something is freed is run before and after, on 8
 devices: it must give the same numbers.
 
-`python tests/codemod/test_idiomatic_refused.py` writes what is said; read the difference.
+`PYTHONPATH=tests/codemod python tests/codemod/device_axis/test_idiomatic_refused.py` writes what is
+said; read the difference.
 """
 
 import pathlib

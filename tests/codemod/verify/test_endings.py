@@ -21,7 +21,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-_ROOT = str(pathlib.Path(__file__).parents[2])
+_ROOT = str(pathlib.Path(__file__).parents[3])
 _HELPERS = 8
 _RUNS = 3  # what carries the device axis; before the migration; after it
 _PROGRAM = """\

@@ -1,6 +1,7 @@
 """A wrong idiomatic migration is never called the same: its mutants, judged by two runs.
 
-`python tests/codemod/test_idiomatic_mutants.py 60 1` draws so many, with seed 1, and prints each.
+`PYTHONPATH=tests/codemod python tests/codemod/device_axis/test_idiomatic_mutants.py 60 1` draws so
+many, with seed 1, and prints each.
 """
 
 import collections
