@@ -70,7 +70,24 @@ class RecordedFlow:
             return None
         if not self.record.is_complete or any(site.process for site in self.record.sites):
             return None  # another process, such as a fork, has a part of it
-        return FileFlow(module, self.first[path], self.record, self.devices)
+        return FileFlow(module, self)
+
+    @functools.cached_property
+    def arrays(self) -> dict[int, dict[int, str]]:
+        """By expression: its arrays, and where in the value they were; "" for all of it."""
+        return {
+            int(number): {int(serial): where for serial, where in seen["arrays"].items()}
+            for number, seen in self.record.flows[0]["expressions"].items()
+            if seen["arrays"]
+        }
+
+    @functools.cached_property
+    def slots(self) -> dict[int, list[Slot]]:
+        """By array: what it was, of all files."""
+        return {
+            int(serial): [Slot(site, side, tuple(path)) for site, side, *path in slots]
+            for serial, slots in self.record.flows[0]["slots"].items()
+        }
 
 
 @dataclasses.dataclass(eq=False)
@@ -80,38 +97,29 @@ class Component:
     slots: set[Slot] = dataclasses.field(default_factory=set)
     serials: set[int] = dataclasses.field(default_factory=set)
 
+    @property
+    def sites(self) -> set[int]:
+        """The places whose mapped functions take or give them."""
+        return {slot.site for slot in self.slots}
+
 
 class FileFlow:
     """The flow as one file shows it.
 
     Args:
       module: the file.
-      first: the number of its first expression.
-      record: of a run that watched it, in one process.
-      devices: how many there were.
+      run: which watched it, in one process.
     """
 
-    def __init__(self, module: Module, first: int, record: RunRecord, devices: int):
+    def __init__(self, module: Module, run: RecordedFlow):
         self.module: Module = module
         self.nodes: list[ast.expr] = watched_nodes(module)
-        self._flow = record.flows[0]
-        self._record, self._first, self._devices = record, first, devices
+        self._flow, self._seen, self._slots = run.record.flows[0], run.arrays, run.slots
+        self._record, self._devices = run.record, run.devices
+        self._first = first = run.first[module.source.path]
         self._numbers: dict[ast.AST, int] = {n: first + i for i, n in enumerate(self.nodes)}
-        self._slots = {
-            int(serial): [Slot(site, side, tuple(path)) for site, side, *path in slots]
-            for serial, slots in self._flow["slots"].items()
-        }
 
     # --- expressions
-
-    @functools.cached_property
-    def _seen(self) -> dict[int, dict[int, str]]:
-        """By expression: its arrays, and where in the value they were; "" for all of it."""
-        return {
-            int(number): {int(serial): where for serial, where in seen["arrays"].items()}
-            for number, seen in self._flow["expressions"].items()
-            if seen["arrays"]
-        }
 
     def serials(self, node: ast.AST) -> set[int]:
         """The arrays of mapped functions that an expression held."""

@@ -26,10 +26,13 @@ OPTIONS = MigrationOptions(
 )
 _RUN = """\
 import contextlib
+import os
+import sys
 import warnings
 
 warnings.filterwarnings("ignore", "Some donated buffers were not usable")
 for name in {names!r}:
+    sys.path[:1] = [os.path.join(os.path.dirname(__file__), f"of_{{name}}")]
     with contextlib.suppress(Exception):  # some programs are wrong
         exec(f"import {{name}}; {{name}}.result()")  # so that no text says who uses it
 """
@@ -49,8 +52,8 @@ class Recorded:
 
     def to(self, name: str, options: MigrationOptions) -> FileMigration:
         """What one becomes."""
-        path = self.folder / f"{name}.py"
-        context = ProjectContext(Project([str(path)]), str(self.folder / "_mapped.py"))
+        path = _path(self.folder, name)
+        context = ProjectContext(Project([str(path)]), str(path.with_name("_mapped.py")))
         options = dataclasses.replace(options, flow=self.flow)
         source = sources.read(str(path), path.read_bytes())
         return migration.of_source(source, context, options)
@@ -69,12 +72,17 @@ def once(made_once: Callable[..., Recorded], programs: Mapping[str, str]) -> Rec
 
 def run(folder: pathlib.Path, programs: Mapping[str, str]) -> Recorded:
     """Runs programs, which are written to an empty folder."""
-    (folder / ".git").mkdir()
-    for name, text in programs.items():
-        (folder / f"{name}.py").write_text(text)
+    paths = [_path(folder, name) for name in programs]
+    for path, text in zip(paths, programs.values(), strict=True):
+        (path.parent / ".git").mkdir(parents=True)
+        path.write_text(text)
     (folder / "run_all.py").write_text(_RUN.format(names=[*programs]))
-    paths = [folder / f"{name}.py" for name in programs]
     return Recorded(folder, flow(paths, [sys.executable, str(folder / "run_all.py")]))
+
+
+def _path(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """That of a program, which is a project of its own."""
+    return folder / f"of_{name}" / f"{name}.py"
 
 
 def flow(paths: Sequence[pathlib.Path], command: Sequence[str]) -> RecordedFlow:

@@ -160,7 +160,8 @@ class Plan:
         self.facts: PmapFacts = facts
         self._seen = Seen(flow, facts)
         self._by_number = {each.record.number: each for each in mapped}
-        self.parts: list[Part] = [Part(each) for each in flow.components]
+        own = self._by_number.keys()
+        self.parts: list[Part] = [Part(e) for e in flow.components if not own.isdisjoint(e.sites)]
         self._part_of = {slot: part for part in self.parts for slot in part.component.slots}
         for part in self.parts:
             self._begin(part)
@@ -197,7 +198,7 @@ class Plan:
 
     def _layout(self, part: Part) -> Layout:
         flow, slots, serials = self.flow, part.component.slots, part.component.serials
-        if any(slot.site not in self._by_number for slot in slots):
+        if not part.component.sites <= self._by_number.keys():
             raise Left("another mapped function takes it, and stays")
         if any(_has_no_axis(self._by_number[s.site], s.side, s.path) for s in slots):
             raise Left("it is also what all devices share")
