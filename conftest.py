@@ -7,6 +7,7 @@ import pathlib
 import pickle
 import signal
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="let XLA optimise every program, as it does for users: half as slow again",
     )
+    parser.addoption("--one-of", type=int, default=1, metavar="N", help="run one test of N")
+    parser.addoption("--drawn-by", default="", metavar="TEXT", help="what chooses them")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,7 +90,8 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 2
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _draw(config, items)
     # Those of guards come first, where each worker begins: they take programs for compiled, and
     # other tests clear the caches of JAX for the whole process.
     items.sort(key=lambda item: item.path.parent.name != "guards")
@@ -100,6 +104,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("quick")
         if place in _REAL:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def _draw(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves one test of so many, the same in each worker."""
+    of, seed = config.getoption("--one-of"), config.getoption("--drawn-by")
+    drawn = [each for each in items if zlib.crc32(f"{seed} {each.nodeid}".encode()) % of == 0]
+    if len(drawn) < len(items):
+        config.hook.pytest_deselected(items=[*{*items}.difference(drawn)])
+        items[:] = drawn
 
 
 def pytest_collection_finish() -> None:

@@ -63,6 +63,7 @@ def test_a_member_is_the_model_with_the_sums_formed(sign):
     assert abs(applied - loss_of(params, rows)) > 1e-3
 
 
+@pytest.mark.thorough
 def test_the_update_is_that_of_the_sum_over_formed_members(program):
     key = key_of(7)
     (params, _), losses = program.run(program.state, key)
@@ -109,6 +110,7 @@ def test_the_curve_is_the_same_on_any_number_of_devices(usual, devices):
         np.testing.assert_array_equal(matrix, usual[0][name], err_msg=name)
 
 
+@pytest.mark.thorough
 def test_the_loss_falls_on_text_that_the_model_never_saw(program):
     plan = es_eggroll.Plan(pairs=64, rows=8, length=3, letter=4, width=8, generations=40)
     params, losses = trained(plan, 8)

@@ -115,6 +115,7 @@ def test_bytes_exchanged(usual, noise, comm, expected):
     assert program.exchanged == expected
 
 
+@pytest.mark.thorough
 def test_memory_at_100_000_parameters():
     materialised = built(parameters=100_000, noise="materialise").temporary
     scanned = built(parameters=100_000, noise="scan").temporary
@@ -144,6 +145,7 @@ def test_ten_million_parameters_need_some_copies_of_theta_not_one_for_each_pair(
     assert 40_000_000 < program.temporary < most  # theta has 40 MB, and a device 16 pairs
 
 
+@pytest.mark.thorough
 def test_rows_are_alike_in_parts_and_in_any_batch():
     for plan in (
         es_large.Plan(_SIZE),

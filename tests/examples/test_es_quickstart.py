@@ -209,6 +209,7 @@ def test_only_the_256_scores_are_sent(es):
     assert sent(program.as_text()) == [("all-gather", "f32", 256)]
 
 
+@pytest.mark.thorough
 def test_the_script_leaves_a_picture_and_a_policy(tmp_path):
     options = ["--generations=1", "--devices=4", "--gym", f"--out={tmp_path / 'out'}"]
     ran = subprocess.run(

@@ -24,6 +24,7 @@ def example() -> ModuleType:
     return importlib.import_module("fsdp_transformer")
 
 
+@pytest.mark.thorough
 def test_both_ways_have_the_same_losses_and_the_state_is_an_eighth(example, tmp_path):
     size = example.SIZES["small"]
 

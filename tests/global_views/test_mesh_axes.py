@@ -164,6 +164,7 @@ def test_a_part_is_gathered_again_where_collectives_read_it(read):
     assert w.sharding.spec == P("shard")
 
 
+@pytest.mark.thorough
 def test_the_mapped_axis_may_have_another_name_on_the_mesh():
     view, state = compare(
         _step, _state(), X, Y, mesh=_mesh(data=8), mesh_axes=("data",), shardings="fsdp"
@@ -236,6 +237,7 @@ def test_what_is_computed_is_cut_as_the_state_is(sizes, regather):
     np.testing.assert_allclose(mine, loss, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_with_reduce_further_axes_hold_the_state_only():
     x, y = X[:4], Y[:4]
     mesh = _mesh(i=4, model=2)

@@ -94,6 +94,7 @@ def test_no_number_changes_where_layers_are_cut(loss):
     compare(_trained(loss), w, X, shardings=cut, gradients="reduce", regather=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", LOSSES)
 def test_no_number_changes_where_types_name_a_mesh(loss):
     mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -108,6 +109,7 @@ def test_no_number_changes_where_types_name_a_mesh(loss):
     assert (np.asarray(once[0]) == np.asarray(again[0])).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", [_one_by_one, _in_a_scan, _in_checkpoints])
 def test_derivatives_from_outside_are_the_same(loss):
     def of_state(*, regather: bool) -> jax.Array:

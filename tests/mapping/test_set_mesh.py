@@ -70,7 +70,9 @@ def _on(mesh: Mesh, x: np.ndarray) -> jax.Array:
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", _MESHES)
-@pytest.mark.parametrize("shape", _MAPS)
+@pytest.mark.parametrize(
+    "shape", ["map", *(pytest.param(e, marks=pytest.mark.thorough) for e in ("nested", "virtual"))]
+)
 def test_right_or_refused(shape: str, name: str, kind: AxisType):
     make, x = _MAPS[shape]
     mesh = _mesh(name, kind)

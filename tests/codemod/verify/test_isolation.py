@@ -34,7 +34,7 @@ def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.
     return folder
 
 
-@pytest.fixture(params=[*_WAYS])
+@pytest.fixture(params=["overlay", "locked copy", pytest.param("copy", marks=pytest.mark.thorough)])
 def way(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch) -> str:
     """Each way of keeping runs apart that this machine has."""
     monkeypatch.setenv("JAX_DIST_VERIFY_BY_COPY", _WAYS[request.param])
