@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="let XLA optimise every program, as it does for users: half as slow again",
     )
-    parser.addoption("--one-of", type=int, default=1, metavar="N", help="run one test of N")
+    parser.addoption("--one-of", type=int, default=1, metavar="N", help="run one file of N")
     parser.addoption("--drawn-by", default="", metavar="TEXT", help="what chooses them")
 
 
@@ -107,9 +107,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _draw(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves one test of so many, the same in each worker."""
+    """Leaves one file of tests of so many: what those of a file share takes long to make."""
     of, seed = config.getoption("--one-of"), config.getoption("--drawn-by")
-    drawn = [each for each in items if zlib.crc32(f"{seed} {each.nodeid}".encode()) % of == 0]
+    named = ((each, f"{seed} {each.path.name}") for each in items)
+    drawn = [each for each, name in named if zlib.crc32(name.encode()) % of == 0]
     if len(drawn) < len(items):
         config.hook.pytest_deselected(items=[*{*items}.difference(drawn)])
         items[:] = drawn

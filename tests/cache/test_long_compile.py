@@ -77,6 +77,7 @@ def runs(tmp_path_factory) -> tuple[list[Outcome], list[Outcome]]:
     return cold, warm
 
 
+@pytest.mark.thorough
 def test_every_process_hits(runs):
     cold, warm = ([outcome.value["ours"] for outcome in each] for each in runs)
 
@@ -85,6 +86,7 @@ def test_every_process_hits(runs):
     assert len({each["value"] for each in (*cold, *warm)}) == 1
 
 
+@pytest.mark.thorough
 def test_jax_alone_leaves_the_second_process_without(runs):
     _, warm = runs
 

@@ -132,6 +132,7 @@ def codes(data: bytes, path: str = _PATH) -> list[str]:
     return [finding.code for finding in found]
 
 
+@pytest.mark.thorough
 @hypothesis.given(generating.programs())
 @hypothesis.settings(max_examples=30, derandomize=True, **_SETTINGS)
 def test_drawn_programs_are_checked_and_fixed(code: str):
@@ -148,6 +149,7 @@ def test_the_layout_of_a_file_changes_no_finding(layout: str, code: str, seed: i
     assert codes(laid_out) == codes(code.encode())
 
 
+@pytest.mark.thorough
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
 @hypothesis.settings(max_examples=8, derandomize=True, **_SETTINGS)
 def test_a_notebook_is_a_file_in_pieces(code: str, seed: int):
@@ -164,6 +166,7 @@ def test_a_file_with_its_helpers_inside_settles(code: str, seed: int):
         _assert_migration_settles(linter.load(path, data), codemod.MigrationOptions(to="jax"), "")
 
 
+@pytest.mark.thorough
 @hypothesis.given(code=generating.programs(), seed=st.integers(0, 2**32))
 @hypothesis.settings(max_examples=30, derandomize=True, **_SETTINGS)
 def test_damaged_programs_do_no_harm(code: str, seed: int):

@@ -94,6 +94,7 @@ def together(tmp_path_factory) -> tuple[pathlib.Path, list[str]]:
     return out, finish(start(out, "--generations=4", "--bytes"))
 
 
+@pytest.mark.thorough
 def test_two_processes_have_the_curve_of_one(together, undisturbed):
     out, outputs = together
     curve = read_curve(out)
@@ -107,6 +108,7 @@ def test_two_processes_have_the_curve_of_one(together, undisturbed):
     assert matplotlib.image.imread(out / "learning_curve.png").shape[:2] == (540, 840)
 
 
+@pytest.mark.thorough
 def test_nothing_but_scores_goes_between_devices(together, example):
     _, outputs = together
 

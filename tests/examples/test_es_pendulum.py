@@ -88,7 +88,10 @@ def test_a_key_whose_noise_depends_on_the_batch_is_refused(es, implementation):
         es.train(seed=0, devices=jax.devices(), generations=1)
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize(
+    "count",
+    [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.thorough)],
+)
 def test_the_curve_is_the_same_on_fewer_devices(es, trained, count):
     few = es.train(seed=0, devices=jax.devices()[:count], generations=4)
 

@@ -141,7 +141,9 @@ def test_training_refuses_such_a_default(es):
     assert str(refusal.value) == _REFUSAL.format("rbg")
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize(
+    "count", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 4))]
+)
 def test_the_curve_is_the_same_on_fewer_devices(es, trained, count):
     few = es.train(seed=0, devices=jax.devices()[:count], generations=6)
 

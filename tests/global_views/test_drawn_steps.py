@@ -134,7 +134,7 @@ _TANH_BY_COLUMNS = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "number",
     [
-        1,
+        pytest.param(1, marks=pytest.mark.thorough),
         pytest.param(4, marks=pytest.mark.thorough),
         pytest.param(7, marks=[pytest.mark.thorough, _TANH_BY_COLUMNS]),
         pytest.param(13, marks=pytest.mark.thorough),

@@ -52,6 +52,7 @@ def _adam(state: dict, x: jax.Array, y: jax.Array) -> tuple[dict, dict]:
     return new, {"loss": lax.pmean(loss, "i"), "own": loss}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gradients", ["scatter", "reduce"])
 def test_a_state_in_parts_has_the_numbers_of_pmap(gradients):
     view, state = compare(_adam, _state(), *_batch(), shardings="fsdp", gradients=gradients)

@@ -33,6 +33,7 @@ def at_any_cost(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gathers, "why_not_worth", lambda *_: "")
 
 
+@pytest.mark.thorough
 def test_results_stay_within_the_bound(dtype: np.dtype):
     assert max(_differences(range(10), dtype, exact=False)) <= BOUNDS[dtype.name]
 

@@ -265,6 +265,7 @@ def test_a_jit_is_cut_at_each_of_its_calls_as_the_compiler_does():
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [P("i"), P("i", "j"), P(None, "j")], ids=str)
 def test_gradients_and_vmap_work_afterwards(spec):
     x = placed(X, *spec)

@@ -26,6 +26,7 @@ def _fuzz(seeds):
         yield Subject(f"fuzz {seed}", function, (x,), (False,), {"i": 2, "j": 3})
 
 
+@pytest.mark.thorough
 def test_training_steps():
     count = total(_steps(_IN_EVERY_RUN))
 

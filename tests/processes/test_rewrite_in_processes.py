@@ -145,6 +145,7 @@ def _of_each_process(part: Callable) -> list[Any]:
     return [values[part.__name__] for values in _parts((2, 4))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("topology", _TOPOLOGIES, ids=["2x4", "4x2"])
 def test_the_numbers_as_they_are_known(topology):
     outcomes = _outcomes(topology)

@@ -192,10 +192,6 @@ def check_merged(flow: FileFlow, serials: set[int]) -> None:
     another run what was empty in this one.
     """
     for node in ast.walk(flow.module.tree):
-        if isinstance(node, ast.IfExp) and not serials.isdisjoint(flow.held_in(node)):
-            for each in (node.body, node.orelse):
-                if flow.watches(each) and not flow.ran(each):
-                    raise Left(f"line {each.lineno} gives another value, and never ran")
         beside = [each for each in _merged(node) if serials.isdisjoint(flow.held_in(each))]
         others = [*filter(_may_be_filled, beside)]
         whole = node.iter if isinstance(node, ast.For | ast.comprehension) else node

@@ -7,6 +7,7 @@ line mentions a function, a class or a variable through which a value went, its 
 
 import ast
 import functools
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -66,6 +67,7 @@ class Seen:
         for node in flow.holders(serials):
             choices.check(flow, node, serials)
             choices.check_elements(flow, node, serials)
+            _check_parts(flow, node)
             if isinstance(node, ast.Name | ast.Attribute):
                 names[variable(module, node)] = module.text(node)
                 bindings |= _bindings(flow, node, serials)
@@ -75,7 +77,8 @@ class Seen:
                 if text is None:
                     continue
                 self._check_mention(node, text)
-                _check_parts(flow, node, text, serials)
+                _check_parts(flow, node)
+                _check_given(flow, node, text, serials)
                 is_read = flow.watches(node) and serials.isdisjoint(flow.serials(node))
                 if is_read and _may_hold(flow, node, serials, bindings):
                     raise Left(f"in another run, it may be the {text} of line {node.lineno}")
@@ -138,10 +141,27 @@ class Seen:
             raise Left(f"other files may read .{node.attr}, which line {node.lineno} sets")
 
 
-def _check_parts(
+def _check_parts(flow: FileFlow, node: ast.expr) -> None:
+    """Raises Left where the statement around may give more than it did, such as by an empty loop.
+
+    `return state if flag else other` does; a condition gives nothing.
+    """
+    module = flow.module
+    statement, function = module.statement(node), module.function(node)
+    if isinstance(statement, ast.If | ast.While | ast.Assert | ast.ClassDef):
+        return
+    heads = (each for each in ast.iter_child_nodes(statement) if not isinstance(each, ast.stmt))
+    for each in itertools.chain.from_iterable(map(ast.walk, heads)):
+        is_own = isinstance(each, ast.expr) and module.function(each) is function
+        if is_own and flow.watches(each) and not flow.ran(each):
+            text = " ".join(module.text(node).split())
+            raise Left(f"line {node.lineno} has {text}, and a part of it never ran")
+
+
+def _check_given(
     flow: FileFlow, node: ast.Name | ast.Attribute, text: str, serials: set[int]
 ) -> None:
-    """Raises Left where a statement may give a variable more than it did, such as by an empty loop.
+    """Raises Left where a variable is given other values than some arrays.
 
     Args:
       flow: what a run has shown.
@@ -149,17 +169,9 @@ def _check_parts(
       text: of the variable.
       serials: the arrays that it held.
     """
-    module = flow.module
-    statement = module.statement(node)
-    if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
-        return
-    function = module.function(node)
-    for each in ast.walk(statement):
-        is_own = isinstance(each, ast.expr) and module.function(each) is function
-        if is_own and flow.watches(each) and not flow.ran(each):
-            raise Left(f"line {node.lineno} has {text}, and a part of it never ran")
-    value = statement.value
-    if not isinstance(node.ctx, ast.Store) or value is None or not flow.watches(value):
+    statement = flow.module.statement(node)
+    value = getattr(statement, "value", None)
+    if not isinstance(node.ctx, ast.Store) or not flow.watches(value):
         return
     is_of_them = flow.has_arrays(value) or not serials.isdisjoint(flow.held_in(value))
     if not is_of_them and not _is_empty(value):
