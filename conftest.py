@@ -2,13 +2,14 @@
 
 import gc
 import importlib.metadata
+import math
 import os
 import pathlib
 import pickle
 import signal
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,10 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 2
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _draw(config, items)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     # Those of guards come first, where each worker begins: they take programs for compiled, and
     # other tests clear the caches of JAX for the whole process.
     items.sort(key=lambda item: item.path.parent.name != "guards")
@@ -104,16 +107,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("quick")
         if place in _REAL:
             item.add_marker(pytest.mark.flaky(reruns=1))
+    yield  # to what asks for these marks
+    _draw(config, items)
 
 
 def _draw(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves one file of tests of so many: what those of a file share takes long to make."""
     of, seed = config.getoption("--one-of"), config.getoption("--drawn-by")
-    named = ((each, f"{seed} {each.path.name}") for each in items)
-    drawn = [each for each, name in named if zlib.crc32(name.encode()) % of == 0]
-    if len(drawn) < len(items):
-        config.hook.pytest_deselected(items=[*{*items}.difference(drawn)])
-        items[:] = drawn
+    chance = lambda path: zlib.crc32(f"{seed} {path.name}".encode())
+    files = sorted({item.path for item in items}, key=chance)
+    left_out = {*files[math.ceil(len(files) / of) :]}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item.path in left_out])
+        items[:] = [item for item in items if item.path not in left_out]
 
 
 def pytest_collection_finish() -> None:
