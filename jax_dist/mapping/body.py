@@ -310,4 +310,12 @@ def type_of(
     aval: Any = leaf if is_described else jax.typeof(leaf)
     weak = bool(getattr(aval, "weak_type", False))
     shape = aval.shape if shape is None else shape
+    is_typed = not is_described or isinstance(leaf, jax.core.ShapedArray)
+    if sharding is None and is_typed and not _is_canonical(aval.dtype):
+        return jax.core.ShapedArray(tuple(shape), aval.dtype, weak_type=weak)
     return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=sharding)
+
+
+def _is_canonical(dtype: Any) -> bool:
+    """Not float64 while x64 is off; then an array may have it, and a described one may not."""
+    return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) == dtype

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist.mapping import placement, process_calls
-from jax_dist.mapping.body import any_tracer
+from jax_dist.mapping.body import any_tracer, type_of
 from jax_dist.multihost.agreement import Fingerprint, containers, describe
 from jax_dist.passes import interpreter, pipeline, programs
 from jax_dist.passes.captures import Capture, Captures, Lifted, lift, tracing
@@ -287,7 +287,7 @@ def _described(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         kind: Any = jax.typeof(leaf)
         if all(axis == AxisType.Auto for axis in kind.sharding.mesh.axis_types):
-            return jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type)
+            return type_of(leaf)
     return leaf
 
 

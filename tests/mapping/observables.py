@@ -234,6 +234,29 @@ def _(pmap):
     return pmap(lambda x: x, out_axes=-1)(np.ones((8, 3))).shape
 
 
+@observable("`in_axes=[0, None]`, a list")
+def _(pmap):
+    return pmap(lambda x, y: x + y, in_axes=[0, None])(EIGHT, 1.0)
+
+
+@observable("`in_axes=(0, 0)` behind a static argument")
+def _(pmap):
+    add = pmap(lambda x, y, z: y + z + x, in_axes=(0, 0), static_broadcasted_argnums=0)
+    return add(1.0, EIGHT, EIGHT)
+
+
+@observable("axes in a dictionary that is changed after a call")
+def _(pmap):
+    axes = {"x": 0}
+    double = pmap(lambda batch: batch["x"] * 2, in_axes=(axes,))
+    first = double({"x": EIGHT}).shape
+    axes["x"] = None
+    try:
+        return first, double({"x": EIGHT}).shape
+    except ValueError:
+        return first, "nothing is mapped"
+
+
 @observable("`in_axes=-1` of `[3, 8]`: the shape")
 def _(pmap):
     return pmap(lambda x: x, in_axes=-1)(np.ones((3, 8))).shape

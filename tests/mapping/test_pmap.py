@@ -17,6 +17,7 @@ import jax_dist
 pytestmark = pytest.mark.mapping
 
 _EIGHT = np.arange(8.0, dtype=np.float32)
+_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 
 # ------------------------------------------------------------------------------ forms of use
@@ -149,6 +150,57 @@ def test_axes_other_than_the_first():
     assert result.sharding.spec == P(None, result.sharding.mesh.axis_names[0])
     np.testing.assert_array_equal(negative[..., 0], x + 1)
     assert negative.shape == (3, 8, 1)
+
+
+def test_in_axes_are_those_of_the_decoration():
+    def total(batch):
+        return batch["w"].sum() + batch["x"]
+
+    batch = {"w": np.arange(16.0, dtype=np.float32).reshape(8, 2), "x": _EIGHT}
+    axes = {"w": 0, "x": 0}
+    mapped = jax_dist.pmap(total, in_axes=(axes,))
+    axes["w"] = None
+    other = jax_dist.pmap(total, in_axes=(axes,))
+    again = jax_dist.pmap(total, in_axes=({"w": 0, "x": 0},))
+
+    wanted = (batch["w"].sum(1) + _EIGHT).tolist()
+    assert mapped(batch).tolist() == again(batch).tolist() == wanted
+    assert other(batch).tolist() == (batch["w"].sum() + _EIGHT).tolist()
+
+
+def test_axes_that_equal_a_known_one_are_still_refused():
+    jax_dist.pmap(_double, in_axes=1, out_axes=1)
+
+    for axes in (True, 1.0, (True,)):
+        for name in ("in_axes", "out_axes"):
+            with pytest.raises(TypeError, match=f"pmap {name} must be an int"):
+                jax_dist.pmap(_double, **{name: axes})
+
+
+@pytest.mark.parametrize("numbers", [{1}, np.array([1]), {1: None}.keys()], ids=repr)
+def test_numbers_of_arguments_may_come_in_any_container(numbers):
+    times = jax_dist.pmap(lambda x, n: x * n, static_broadcasted_argnums=numbers)
+    donating = jax_dist.pmap(lambda x, y: x + y, donate_argnums=numbers)
+
+    assert times(_EIGHT, 3).tolist() == (_EIGHT * 3).tolist()
+    assert donating(_EIGHT, jnp.array(_EIGHT)).tolist() == (_EIGHT * 2).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # JAX says it, of jit too
+@pytest.mark.parametrize(
+    "body",
+    [lambda x: x.sum() + x, lambda x: x * 2, lambda x: x + jnp.ones(()), lambda x: x],
+    ids=["with its sum", "with a number", "with an array", "as it is"],
+)
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"])
+def test_an_array_of_64_bits_while_there_are_none(body, around):
+    with _x64(True):  # noqa: FBT003
+        x = jnp.arange(8.0) if around is not jax.vmap else jnp.arange(16.0).reshape(2, 8)
+
+    # Where vmap is around it, jax.pmap of 0.7.2 fails.
+    found, wanted = (around(mapping(body))(x) for mapping in (jax_dist.pmap, jax.vmap))
+
+    assert (found.dtype, found.tolist()) == (wanted.dtype, wanted.tolist())
 
 
 def test_out_axes_are_those_of_the_decoration():
