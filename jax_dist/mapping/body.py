@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, AxisType, Sharding
 
@@ -302,20 +302,15 @@ def _jaxpr_of(
 _UNBOUND = re.compile(r"unbound axis name: (?P<axis>\S+?)\.?(?: |$)")
 
 
-def type_of(
-    leaf: Any, shape: Sequence[int] | None = None, sharding: Sharding | None = None
-) -> jax.ShapeDtypeStruct:
+def type_of(leaf: Any, shape: Sequence[int] | None = None, sharding: Sharding | None = None) -> Any:
     """Its type, or that of another shape, wherever it lies. TypeError for what is no array."""
     is_described = hasattr(leaf, "shape") and not isinstance(leaf, jax.Array | np.ndarray)
     aval: Any = leaf if is_described else jax.typeof(leaf)
     weak = bool(getattr(aval, "weak_type", False))
-    shape = aval.shape if shape is None else shape
-    is_typed = not is_described or isinstance(leaf, jax.core.ShapedArray)
-    if sharding is None and is_typed and not _is_canonical(aval.dtype):
-        return jax.core.ShapedArray(tuple(shape), aval.dtype, weak_type=weak)
-    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=weak, sharding=sharding)
-
-
-def _is_canonical(dtype: Any) -> bool:
-    """Not float64 while x64 is off; then an array may have it, and a described one may not."""
-    return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) == dtype
+    sizes: Sequence[int] = aval.shape if shape is None else shape
+    is_array = not is_described or isinstance(leaf, ShapedArray)
+    canonical = jax.dtypes.canonicalize_dtype(aval.dtype, allow_extended_dtype=True)
+    if is_array and aval.dtype != canonical and sharding is None:
+        # One of 64 bits while x64 is off, which a ShapeDtypeStruct cannot say.
+        return ShapedArray(tuple(sizes), aval.dtype, weak_type=weak)
+    return jax.ShapeDtypeStruct(sizes, aval.dtype, weak_type=weak, sharding=sharding)

@@ -163,14 +163,13 @@ def pmap(
     devices = asked["devices"] = _devices(devices)
     if (fake := _stand_in()) is not None:
         return fake(fun, **{name: asked[name] for name in asked if name not in _OURS})
-    # As they are now: their containers may be changed later, and some cannot be hashed.
+    # As they are now: containers may be changed later, and what is refused may equal what is known.
     for name in ("in_axes", "out_axes"):
-        if type(asked[name]) is not int:  # True equals 1, so they are looked at before any lookup
+        if type(asked[name]) is not int:
             axes.check_axes(name, asked[name])
             asked[name] = axes.kept(asked[name])
     for name in ("static_broadcasted_argnums", "donate_argnums"):
-        if type(asked[name]) not in (int, tuple):
-            asked[name] = axes.argument_numbers(name, asked[name])
+        asked[name] = axes.argument_numbers(name, asked[name])
     dispatcher = _dispatcher_of(fun, tuple(asked.values()))
     if dispatcher is None:
         axes.check_function(fun)
@@ -196,10 +195,8 @@ def pmap(
             axis_name=axis_name,
             in_axes=asked["in_axes"],
             out_axes=asked["out_axes"],
-            static=axes.argument_numbers(
-                "static_broadcasted_argnums", asked["static_broadcasted_argnums"]
-            ),
-            donated=axes.argument_numbers("donate_argnums", asked["donate_argnums"]),
+            static=asked["static_broadcasted_argnums"],
+            donated=asked["donate_argnums"],
             choice=DeviceChoice(
                 fun_name=axes.function_name(fun),
                 axis_name=axis_name if isinstance(axis_name, str) else UNNAMED,

@@ -170,7 +170,7 @@ def _check_given(
       serials: the arrays that it held.
     """
     statement = flow.module.statement(node)
-    value = getattr(statement, "value", None)
+    value: Any = getattr(statement, "value", None)
     if not isinstance(node.ctx, ast.Store) or not flow.watches(value):
         return
     is_of_them = flow.has_arrays(value) or not serials.isdisjoint(flow.held_in(value))
