@@ -1,5 +1,7 @@
 """What files of a project become, and programs that several tests give it."""
 
+from typing import Any
+
 from jax_dist.codemod import migration
 from jax_dist.codemod.migration import MigrationOptions
 from jax_dist.codemod.pmap_facts import Promises
@@ -26,9 +28,9 @@ def step(x):
 
 
 def migrate(
-    *paths: str, to: str = "jax_dist", full_helpers: bool = False, **options
+    *paths: str, to: Any = "jax_dist", full_helpers: bool = False, **options
 ) -> list[FileMigration]:
-    asked = MigrationOptions(to=to, full_helpers=full_helpers)  # type: ignore[arg-type]
+    asked = MigrationOptions(to=to, full_helpers=full_helpers)
     found, _ = migration.migrate(paths, asked, **options)
     return found
 

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+from typing import Any
 
 import pytest
 from migrated import CONSTANTS, PROMISED, USER, direct, migrate, said, written
@@ -288,12 +289,12 @@ def test_a_name_that_tests_take_from_a_package_in_src_stays(src: pathlib.Path, t
     ],
 )
 def test_what_a_package_may_ask_for_its_type_stays(
-    package: pathlib.Path, other: str, to: str, status: str
+    package: pathlib.Path, other: str, to: Any, status: str
 ):
     (package / "asks.py").write_text("def is_mapped(f):\n    return 'PmapFunction' in str(f)\n")
     (package / "sync.py").write_text("import jax\nfrom pkg import asks\n\nf = jax.pmap(abs)\n")
     (package / "user.py").write_text(other)
-    options = MigrationOptions(to=to)  # type: ignore[arg-type]
+    options = MigrationOptions(to=to)
 
     made, context = migration.migrate(["pkg/sync.py"], options)
 

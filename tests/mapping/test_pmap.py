@@ -194,7 +194,7 @@ def test_numbers_of_arguments_may_come_in_any_container(numbers):
 )
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"])
 def test_an_array_of_64_bits_while_there_are_none(body, around):
-    with _x64(True):  # noqa: FBT003
+    with _x64(True):  # noqa: FBT003 - as JAX has it
         x = jnp.arange(8.0) if around is not jax.vmap else jnp.arange(16.0).reshape(2, 8)
 
     # Where vmap is around it, jax.pmap of 0.7.2 fails.

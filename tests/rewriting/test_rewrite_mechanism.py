@@ -182,7 +182,7 @@ def test_trees_keywords_and_weak_types():
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # JAX says it, of jit too
 @pytest.mark.parametrize("fun", [lambda x: x.sum() + x, lambda x: x * 2, lambda x: x])
 def test_an_array_of_64_bits_while_there_are_none(fun):
-    with jax.enable_x64(True):  # noqa: FBT003
+    with jax.enable_x64(True):  # noqa: FBT003 - as JAX has it
         x = jnp.arange(8.0)
 
     assert_same(rewrite(fun)(x), jax.jit(fun)(x))

@@ -77,9 +77,11 @@ class Seen:
                 if text is None:
                     continue
                 self._check_mention(node, text)
-                _check_parts(flow, node)
+                is_holder = not serials.isdisjoint(flow.serials(node))
+                if not is_holder:  # whose statements were looked at above
+                    _check_parts(flow, node)
                 _check_given(flow, node, text, serials)
-                is_read = flow.watches(node) and serials.isdisjoint(flow.serials(node))
+                is_read = flow.watches(node) and not is_holder
                 if is_read and _may_hold(flow, node, serials, bindings):
                     raise Left(f"in another run, it may be the {text} of line {node.lineno}")
         choices.check_kept_with_others(flow, serials)
