@@ -25,7 +25,7 @@ collect_ignore_glob = [
     "tests/rewriting/captured_keys.py",
 ]
 
-pytest.register_assert_rewrite("watching")  # tests/mapping/watching.py asserts for others
+pytest.register_assert_rewrite("watching")  # tests/pmap/watching.py asserts for others
 simulated_devices(8)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -36,9 +36,9 @@ _TESTS = pathlib.Path(__file__).parent / "tests"
 _PAGES = ("test_docs.py", "test_error_pages.py")
 _RUNTIME = ("cache", "doctor", "guards", "launch", "multihost", "test_private_parts.py", *_PAGES)
 # Their tests start programs, send signals and wait by the clock, which a busy machine upsets.
-_REAL = ("cache", "examples", "guards", "launch", "codemod", "multihost", "processes", *_PAGES)
+_REAL = ("cache", "examples", "guards", "launch", "migrate", "multihost", "processes", *_PAGES)
 # What to run while editing: texts and small programs; nothing drawn, and nothing migrated runs.
-_QUICK = ("checker", "test_golden.py", "test_axes.py", "test_pmap.py", "test_refusals.py")
+_QUICK = ("lint", "test_golden.py", "test_axes.py", "test_pmap.py", "test_refusals.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

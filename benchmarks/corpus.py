@@ -42,15 +42,15 @@ import time
 from collections.abc import Container, Iterator, Sequence
 from typing import TypeAlias
 
-from jax_dist.checker.engine import linter
-from jax_dist.checker.model import pmaps, sources
-from jax_dist.checker.model.project import Project
-from jax_dist.checker.model.semantic_model import Module
-from jax_dist.checker.model.sources import Patterns, UnreadableError
-from jax_dist.codemod import helper_module, migration
-from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.pmap_facts import Promises
-from jax_dist.codemod.results import FileMigration
+from jax_dist.lint.engine import linter
+from jax_dist.lint.model import pmaps, sources
+from jax_dist.lint.model.project import Project
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.sources import Patterns, UnreadableError
+from jax_dist.migrate import helper_module, migration
+from jax_dist.migrate.migration import MigrationOptions
+from jax_dist.migrate.pmap_facts import Promises
+from jax_dist.migrate.results import FileMigration
 
 _FAULT = "jax-dist failed on it"
 _PMAP = "JXD001"

@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.codemod.vendored.mapped import mapped as vendored
+from jax_dist.migrate.vendored.mapped import mapped as vendored
 from jax_dist.testing import run_processes, simulated_devices
 
 Calls = dict[str, Callable[[], object]]

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jax_dist.codemod.verify.ledger import MigrationVerification
+    from jax_dist.migrate.verify.ledger import MigrationVerification
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[1]
@@ -350,7 +350,7 @@ def _restore() -> None:
 def _row(
     program: Program, target: str, python: Path, options: argparse.Namespace, work: Path
 ) -> Row:
-    from jax_dist.codemod.verify import comparison, sandbox  # programs run without jax_dist
+    from jax_dist.migrate.verify import comparison, sandbox  # programs run without jax_dist
 
     folder = work / f"{program.name}-{target}"
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,19 @@
 """Move JAX code from `jax.pmap` to `jit(shard_map)`: the same numbers, on one machine or many."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist import cache as cache
     from jax_dist import errors as errors
     from jax_dist import multihost as multihost
+    from jax_dist._pmap.placement import device_put_replicated as device_put_replicated
+    from jax_dist._pmap.placement import device_put_sharded as device_put_sharded
+    from jax_dist._pmap.placement import replicate as replicate
+    from jax_dist._pmap.placement import shard as shard
+    from jax_dist._pmap.placement import unreplicate as unreplicate
     from jax_dist.consistency.api import check as check
     from jax_dist.consistency.api import compare_device_counts as compare_device_counts
     from jax_dist.errors import CapturedArrayWarning as CapturedArrayWarning
@@ -14,79 +21,73 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.errors import MemoryGrowthError as MemoryGrowthError
     from jax_dist.errors import RecompileError as RecompileError
     from jax_dist.errors import TransferError as TransferError
-    from jax_dist.global_views.view import global_view as global_view
+    from jax_dist.filter_pmap import filter_pmap as filter_pmap
+    from jax_dist.global_view.view import global_view as global_view
     from jax_dist.guards.memory import memory_guard as memory_guard
     from jax_dist.guards.strict import allow_recompiles as allow_recompiles
     from jax_dist.guards.strict import allow_transfers as allow_transfers
     from jax_dist.guards.strict import strict as strict
     from jax_dist.machines.topologies import topology as topology
-    from jax_dist.mapping.filter_pmap import filter_pmap as filter_pmap
-    from jax_dist.mapping.nnx_pmap import nnx_pmap as nnx_pmap
-    from jax_dist.mapping.placement import device_put_replicated as device_put_replicated
-    from jax_dist.mapping.placement import device_put_sharded as device_put_sharded
-    from jax_dist.mapping.placement import replicate as replicate
-    from jax_dist.mapping.placement import shard as shard
-    from jax_dist.mapping.placement import unreplicate as unreplicate
-    from jax_dist.mapping.pmap import pmap as pmap
-    from jax_dist.rewriting.api import explain as explain
-    from jax_dist.rewriting.api import rewrite as rewrite
+    from jax_dist.nnx_pmap import nnx_pmap as nnx_pmap
+    from jax_dist.pmap import pmap as pmap
+    from jax_dist.rewrite import explain as explain
+    from jax_dist.rewrite import rewrite as rewrite
 
 __version__ = "0.1.0"
 
-_NAMES = {  # what Python sees: imported on first use, so that source tools never load jax
+_HOMES = {  # imported on first use, so that lint and migrate never load jax
     "cache": "cache",
-    "consistency.api": "check compare_device_counts",
-    "errors": "errors CapturedArrayWarning DonationError MemoryGrowthError RecompileError "
-    "TransferError",
-    "global_views.view": "global_view",
-    "guards.memory": "memory_guard",
-    "guards.strict": "allow_recompiles allow_transfers strict",
-    "machines.topologies": "topology",
-    "mapping.filter_pmap": "filter_pmap",
-    "mapping.nnx_pmap": "nnx_pmap",
-    "mapping.placement": "device_put_replicated device_put_sharded replicate shard unreplicate",
-    "mapping.pmap": "pmap",
+    "errors": "errors",
     "multihost": "multihost",
-    "rewriting.api": "explain rewrite",
+    "compare_device_counts": "consistency.api",
+    "CapturedArrayWarning": "errors",
+    "DonationError": "errors",
+    "MemoryGrowthError": "errors",
+    "RecompileError": "errors",
+    "TransferError": "errors",
+    "global_view": "global_view.view",
+    "memory_guard": "guards.memory",
+    "allow_recompiles": "guards.strict",
+    "allow_transfers": "guards.strict",
+    "strict": "guards.strict",
+    "topology": "machines.topologies",
+    "filter_pmap": "filter_pmap",
+    "nnx_pmap": "nnx_pmap",
+    "device_put_replicated": "_pmap.placement",
+    "device_put_sharded": "_pmap.placement",
+    "replicate": "_pmap.placement",
+    "shard": "_pmap.placement",
+    "unreplicate": "_pmap.placement",
+    "pmap": "pmap",
+    "explain": "rewrite",
+    "rewrite": "rewrite",
 }
-_HOMES = {name: f"jax_dist.{home}" for home, names in _NAMES.items() for name in names.split()}
-__all__ = (
-    "CapturedArrayWarning",
-    "DonationError",
-    "MemoryGrowthError",
-    "RecompileError",
-    "TransferError",
-    "__version__",
-    "allow_recompiles",
-    "allow_transfers",
-    "cache",
-    "compare_device_counts",
-    "device_put_replicated",
-    "device_put_sharded",
-    "errors",
-    "explain",
-    "global_view",
-    "filter_pmap",
-    "memory_guard",
-    "multihost",
-    "nnx_pmap",
-    "pmap",
-    "replicate",
-    "rewrite",
-    "shard",
-    "strict",
-    "topology",
-    "unreplicate",
-)
+_MODULES = ("cache", "errors", "multihost")
+__all__ = ("__version__", *_HOMES)
+
+
+class _Package(ModuleType):
+    """The package, in which a function wins over the file of the same name.
+
+    The import system binds `jax_dist/pmap.py` to the name `pmap`; users expect the function.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and name in _HOMES and name not in _MODULES:
+            value = __getattr__(name)
+        super().__setattr__(name, value)
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(_HOMES[name])
-    value = globals()[name] = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
+    module = import_module(f"{__name__}.{_HOMES[name]}")
+    value = globals()[name] = module if name in _MODULES else getattr(module, name)
     return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package

@@ -2,7 +2,7 @@
 
 import sys
 
-from jax_dist.commands.cli import program
+from jax_dist.cli.cli import program
 
 if __name__ == "__main__":
     sys.exit(program())

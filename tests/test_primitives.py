@@ -22,8 +22,8 @@ from jax.extend.core import JaxprEqn, Primitive
 
 import jax_dist
 from jax_dist import _compat, primitives
-from jax_dist.passes import primitive_facts
-from jax_dist.passes.interpreter import equations
+from jax_dist._rewrite import primitive_facts
+from jax_dist._rewrite.interpreter import equations
 from jax_dist.primitives import RECORDS
 
 pytestmark = [pytest.mark.mapping, pytest.mark.runtime]

@@ -14,8 +14,8 @@ import jax
 import pytest
 
 import jax_dist
-from jax_dist.checker.engine.linter import PAGES
-from jax_dist.commands import cache, cli
+from jax_dist.cli import cache, cli
+from jax_dist.lint.engine.linter import PAGES
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"

@@ -77,8 +77,7 @@ def test_its_metadata_is_complete(wheel):
     assert [each.split(">")[0] for each in needed] == ["jax", "jaxlib", "numpy"]
     assert f"{info}/licenses/LICENSE" in archive.namelist()
     assert (
-        "jax-dist = jax_dist.commands.cli:program"
-        in archive.read(f"{info}/entry_points.txt").decode()
+        "jax-dist = jax_dist.cli.cli:program" in archive.read(f"{info}/entry_points.txt").decode()
     )
 
 

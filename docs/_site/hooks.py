@@ -16,9 +16,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
-from jax_dist.checker.engine.linter import PAGES
-from jax_dist.checker.output import markdown
-from jax_dist.commands.cli import main
+from jax_dist.cli.cli import main
+from jax_dist.lint.engine.linter import PAGES
+from jax_dist.lint.output import markdown
 
 os.environ["COLUMNS"] = "80"  # of the help texts, whatever terminal builds the site
 

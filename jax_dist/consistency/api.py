@@ -1,7 +1,6 @@
 """Does a function compute the same on any number of devices? The comparison, and its report."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jax_dist import _compat
+from jax_dist._pmap import axes
+from jax_dist._pmap.axes import Axis, AxisPrefix
+from jax_dist._pmap.placement import is_key
 from jax_dist._usage import counted
 from jax_dist.consistency import faults, runs
 from jax_dist.consistency.faults import Explanation
@@ -18,9 +20,6 @@ from jax_dist.consistency.relations import Verdict, are_alike
 from jax_dist.consistency.runs import CheckedProgram, Global, PerDevice, Reference, Several
 from jax_dist.errors import ConsistencyError, UnsupportedError, refusal
 from jax_dist.machines import rendering
-from jax_dist.mapping import axes
-from jax_dist.mapping.axes import Axis, AxisPrefix
-from jax_dist.mapping.placement import is_key
 
 _TOLD = ("name", "devices", "same", "undecided", "words", "apart", "tolerance")  # of a verdict
 
@@ -168,13 +167,6 @@ def compare_device_counts(
             "rounding",
         )
     return Consistency(subject.name, tuple(left), skipped, verdicts, findings, notes)
-
-
-def check(fun: Callable, *args: Any, **options: Any) -> Consistency:
-    """The name of `compare_device_counts` until 0.1; it will be removed."""
-    words = "jax_dist.check is now jax_dist.compare_device_counts, with the same arguments"
-    warnings.warn(words, DeprecationWarning, stacklevel=2)
-    return compare_device_counts(fun, *args, **options)
 
 
 def _copies(args: tuple, in_axes: AxisPrefix) -> Iterator[str]:

@@ -27,9 +27,9 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist import _compat
-from jax_dist.passes import bodies, interpreter
-from jax_dist.passes.interpreter import Values
-from jax_dist.passes.primitive_facts import record_of
+from jax_dist._rewrite import bodies, interpreter
+from jax_dist._rewrite.interpreter import Values
+from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.primitives import Primitive
 
 Path: TypeAlias = tuple[int, ...]  # the place of an equation, and of those around it

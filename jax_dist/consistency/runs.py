@@ -20,13 +20,13 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._exceptions import text_of
+from jax_dist._pmap import axes
+from jax_dist._pmap.axes import Axis, AxisPrefix
+from jax_dist._rewrite import interpreter
 from jax_dist.consistency import evaluation
 from jax_dist.consistency.evaluation import Draws, Graph, Path, Records, evaluate, manual_axes
 from jax_dist.consistency.relations import Expected, distance, rows_along
 from jax_dist.errors import ConsistencyError, refusal
-from jax_dist.mapping import axes
-from jax_dist.mapping.axes import Axis, AxisPrefix
-from jax_dist.passes import interpreter
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jax_dist import _compat
+from jax_dist._rewrite.interpreter import OURS_AND_JAX
 from jax_dist.errors import shown
-from jax_dist.passes.interpreter import OURS_AND_JAX
 
 _NOT_THE_USERS = (
     *OURS_AND_JAX,

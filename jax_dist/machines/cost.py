@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jax_dist.passes.gather_states import ring_bytes
+from jax_dist._rewrite.gather_states import ring_bytes
 
 _Groups: TypeAlias = tuple[tuple[int, ...], ...]
 _Sizes: TypeAlias = Mapping[Any, int]  # of the axes of a mesh, by name

@@ -13,11 +13,11 @@ from unittest import mock
 import jax
 from jax.core import Tracer
 
+from jax_dist._pmap.axes import function_name
+from jax_dist._rewrite.pipeline import place_of
 from jax_dist._usage import hint
 from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.machines.steps import MappedStep
-from jax_dist.mapping.axes import function_name
-from jax_dist.passes.pipeline import place_of
 
 
 def step_of(program: Callable[[], object], name: str | None = None) -> MappedStep:

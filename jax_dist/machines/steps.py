@@ -13,11 +13,11 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
+from jax_dist._pmap import axes
+from jax_dist._pmap.axes import Axis
+from jax_dist._pmap.body import Call, Options, type_of
 from jax_dist.errors import UnsupportedError, refusal
-from jax_dist.mapping import axes
-from jax_dist.mapping.axes import Axis
-from jax_dist.mapping.body import Call, Options, type_of
-from jax_dist.mapping.pmap import Mapped, pmap
+from jax_dist.pmap import Mapped, pmap
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
+from jax_dist._pmap.meshes import outside_of_meshes
+from jax_dist._rewrite import interpreter
+from jax_dist._rewrite.gathers import GATHERS
 from jax_dist.errors import GlobalViewError, refusal
-from jax_dist.global_views.view import global_view
+from jax_dist.global_view.view import global_view
 from jax_dist.machines.steps import MappedStep
-from jax_dist.mapping.meshes import outside_of_meshes
-from jax_dist.mapping.pmap import pmap
-from jax_dist.passes import interpreter
-from jax_dist.passes.gathers import GATHERS
+from jax_dist.pmap import pmap
 
 
 def lowered(

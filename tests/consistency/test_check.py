@@ -276,11 +276,3 @@ def test_copies_of_an_argument_are_noted():
     assert not found.ok
     assert [note[:38] for note in found.notes] == ["the rows of args[0] are all equal: if "]
     assert (right.ok, right.notes) == (True, ())
-
-
-def test_the_old_name_still_works_and_says_the_new_one():
-    with pytest.warns(DeprecationWarning, match="jax_dist.compare_device_counts") as caught:
-        report = jax_dist.check(lambda x: x, TARGETS, axis_name="i", devices=(2,))
-
-    assert report.ok
-    assert caught[0].filename == __file__

@@ -24,15 +24,15 @@ import pytest
 
 from jax_dist import CapturedArrayWarning
 from jax_dist._compat import CAN_REWRITE
-from jax_dist.checker.engine.linter import load
-from jax_dist.checker.model.project import Project
-from jax_dist.codemod import helper_module, migration
-from jax_dist.codemod.migration import MigrationOptions
-from jax_dist.codemod.pmap_facts import Promises
-from jax_dist.codemod.recorded_flow import RecordedFlow, WatchedFiles
-from jax_dist.codemod.results import Form, ProjectContext
-from jax_dist.codemod.verify import trial
-from jax_dist.commands.cli import main
+from jax_dist.cli.cli import main
+from jax_dist.lint.engine.linter import load
+from jax_dist.lint.model.project import Project
+from jax_dist.migrate import helper_module, migration
+from jax_dist.migrate.migration import MigrationOptions
+from jax_dist.migrate.pmap_facts import Promises
+from jax_dist.migrate.recorded_flow import RecordedFlow, WatchedFiles
+from jax_dist.migrate.results import Form, ProjectContext
+from jax_dist.migrate.verify import trial
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDER = _ROOT / "examples" / "migrations"

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 from gather_cases import Count
 
-from jax_dist.passes.gathers import plan_gathers
-from jax_dist.passes.interpreter import equations, run
-from jax_dist.passes.pipeline import PassPlan
+from jax_dist._rewrite.gathers import plan_gathers
+from jax_dist._rewrite.interpreter import equations, run
+from jax_dist._rewrite.pipeline import PassPlan
 
 _REDUCTIONS = ("psum", "psum_invariant", "pmax", "pmin")
 

@@ -15,7 +15,7 @@ import partitioned_ops as ops
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes.partition import plan_partitioning
+from jax_dist._rewrite.partition import plan_partitioning
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "j"), axis_types=(AxisType.Auto,) * 2)
 OPS = {

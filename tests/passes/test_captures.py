@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr
 
-from jax_dist.passes.captures import (
+from jax_dist._rewrite.captures import (
     Capture,
     find_captures,
     warning_text,
 )
-from jax_dist.passes.interpreter import (
+from jax_dist._rewrite.interpreter import (
     constants,
     open_jaxpr,
     with_bodies,

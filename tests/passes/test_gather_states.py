@@ -10,8 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.passes import gather_states
-from jax_dist.passes.gather_states import (
+from jax_dist._rewrite import gather_states
+from jax_dist._rewrite.gather_states import (
     EmittedCollective,
     Gather,
     Gathered,
@@ -23,7 +23,7 @@ from jax_dist.passes.gather_states import (
     sites_of,
     why_not_worth,
 )
-from jax_dist.passes.interpreter import equations
+from jax_dist._rewrite.interpreter import equations
 
 pytestmark = pytest.mark.rewriting
 

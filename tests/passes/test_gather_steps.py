@@ -14,8 +14,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes.gather_rules import step_of
-from jax_dist.passes.gather_states import EmittedCollective, Gathered, Refuse, Spread, Whole
+from jax_dist._rewrite.gather_rules import step_of
+from jax_dist._rewrite.gather_states import EmittedCollective, Gathered, Refuse, Spread, Whole
 
 pytestmark = pytest.mark.rewriting
 

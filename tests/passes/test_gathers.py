@@ -20,8 +20,8 @@ from gather_checks import (
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes import gather_states, interpreter
-from jax_dist.passes.pipeline import PassFinding, PassPlan
+from jax_dist._rewrite import gather_states, interpreter
+from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 
 pytestmark = pytest.mark.rewriting
 

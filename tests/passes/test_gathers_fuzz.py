@@ -11,7 +11,7 @@ import pytest
 from fuzzing import program_of
 from gather_checks import planned, rewritten_leaves
 
-from jax_dist.passes import gather_rules, gather_states, gathers
+from jax_dist._rewrite import gather_rules, gather_states, gathers
 
 pytestmark = pytest.mark.rewriting
 

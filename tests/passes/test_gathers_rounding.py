@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.passes import gathers
+from jax_dist._rewrite import gathers
 
 pytestmark = pytest.mark.rewriting
 

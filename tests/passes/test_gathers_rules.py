@@ -10,8 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.passes import gathers
-from jax_dist.passes.interpreter import equations
+from jax_dist._rewrite import gathers
+from jax_dist._rewrite.interpreter import equations
 
 pytestmark = pytest.mark.rewriting
 

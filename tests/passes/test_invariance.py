@@ -12,8 +12,8 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.passes.interpreter import equations
-from jax_dist.passes.uniformity import NOWHERE, Invariance
+from jax_dist._rewrite.interpreter import equations
+from jax_dist._rewrite.uniformity import NOWHERE, Invariance
 
 pytestmark = pytest.mark.rewriting
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_dist.passes.captures import find_captures
+from jax_dist._rewrite.captures import find_captures
 
 pytestmark = pytest.mark.rewriting
 

@@ -12,9 +12,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.passes.captures import find_captures
-from jax_dist.passes.constants import Substitution, array_identity
-from jax_dist.passes.interpreter import equations
+from jax_dist._rewrite.captures import find_captures
+from jax_dist._rewrite.constants import Substitution, array_identity
+from jax_dist._rewrite.interpreter import equations
 
 pytestmark = pytest.mark.rewriting
 

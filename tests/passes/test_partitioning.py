@@ -14,8 +14,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import l1norm, layernorm, moments
 
+from jax_dist._rewrite import interpreter, partition, propagation
 from jax_dist.errors import RewriteError
-from jax_dist.passes import interpreter, partition, propagation
 
 pytestmark = pytest.mark.rewriting
 

@@ -12,8 +12,8 @@ from jax.interpreters import batching
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist.passes import primitive_facts
-from jax_dist.passes.primitive_facts import record_of
+from jax_dist._rewrite import primitive_facts
+from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.primitives import RECORDS
 
 pytestmark = pytest.mark.rewriting

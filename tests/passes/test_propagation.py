@@ -9,7 +9,7 @@ from jax.extend.mlir import ir
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes import propagation
+from jax_dist._rewrite import propagation
 
 pytestmark = pytest.mark.rewriting
 

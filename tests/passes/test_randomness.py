@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.passes.hazards import find_hazards
+from jax_dist._rewrite.hazards import find_hazards
 
 pytestmark = pytest.mark.rewriting
 

@@ -9,9 +9,9 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat, uniformity
-from jax_dist.passes.interpreter import equations, named_axes
-from jax_dist.passes.primitive_facts import record_of
-from jax_dist.passes.uniformity import NOWHERE, Invariance, cut_along
+from jax_dist._rewrite.interpreter import equations, named_axes
+from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.uniformity import NOWHERE, Invariance, cut_along
 
 pytestmark = pytest.mark.rewriting
 

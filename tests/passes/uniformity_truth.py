@@ -16,9 +16,9 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.passes import interpreter
-from jax_dist.passes.primitive_facts import record_of
-from jax_dist.passes.uniformity import NOWHERE, Invariance
+from jax_dist._rewrite import interpreter
+from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.uniformity import NOWHERE, Invariance
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jax import lax
 
 import jax_dist
 from jax_dist import _compat
-from jax_dist.passes import programs
+from jax_dist._rewrite import programs
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.mapping

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from observing import compiles, mesh_of, numbers
 
 import jax_dist
-from jax_dist.rewriting.remesh import first_places
+from jax_dist._rewrite.remesh import first_places
 
 pytestmark = pytest.mark.rewriting
 

@@ -16,7 +16,7 @@ from observing import line_of, mesh_of
 
 import jax_dist
 from jax_dist import explain, rewrite
-from jax_dist.passes.hazards import find_hazards
+from jax_dist._rewrite.hazards import find_hazards
 
 pytestmark = pytest.mark.rewriting
 

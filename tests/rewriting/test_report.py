@@ -13,11 +13,11 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
+from jax_dist._rewrite.pipeline import PassFinding
+from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
 from jax_dist.machines import cost, rendering
 from jax_dist.machines.cost import Collective, ProgramCost
 from jax_dist.machines.report import Machine, Plan, PlannedWay
-from jax_dist.passes.pipeline import PassFinding
-from jax_dist.rewriting.report import CacheVerdict, CapturedArray, Report
 
 pytestmark = pytest.mark.rewriting
 

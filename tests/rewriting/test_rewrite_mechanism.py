@@ -21,8 +21,8 @@ from observing import assert_same, compiled_collectives, line_of, mesh_of, numbe
 
 import jax_dist
 from jax_dist import rewrite
+from jax_dist._rewrite.interpreter import equations
 from jax_dist.errors import CapturedArrayWarning
-from jax_dist.passes.interpreter import equations
 
 pytestmark = [
     pytest.mark.rewriting,

@@ -15,7 +15,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.rewriting.report import CacheVerdict
+from jax_dist._rewrite.report import CacheVerdict
 
 pytestmark = pytest.mark.rewriting
 

@@ -1,0 +1,157 @@
+"""Which equations are pmaps, and jax.pmap while tracing with several processes (JXD002)."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.sharding import Mesh
+
+from jax_dist import _codes, _compat, errors
+from jax_dist._compat.private import Device
+from jax_dist._pmap import body, emission, region
+from jax_dist._pmap.body import Call, Options
+from jax_dist._pmap.meshes import DeviceChoice
+from jax_dist._rewrite import interpreter
+from jax_dist._rewrite.pipeline import PassFinding, user_line
+from jax_dist.errors import RewriteError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PmapSite:
+    """One pmap in a traced program: jit(shard_map), over one axis of a mesh of its own."""
+
+    eqn: JaxprEqn
+    mesh: Any  # jax.sharding.Mesh or AbstractMesh
+    axis: str
+    where: str
+    of_jax: bool  # made by jax.pmap, not by ours
+
+    @property
+    def size(self) -> int:
+        return self.mesh.shape[self.axis]
+
+    @property
+    def devices(self) -> Sequence[Device] | None:
+        """In the order of the mesh; None if that names none."""
+        return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else None
+
+    @property
+    def body(self) -> Any:
+        return self.eqn.params["jaxpr"]
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn, line: str = "") -> "PmapSite | None":
+        """The pmap that `eqn` is; None for all else, a shard_map of the user's own too.
+
+        `jax.pmap` and ours both make a shard_map without vma types, manual over one axis; they are
+        told from others by the file that its body was defined in.
+        """
+        if not _is_shard_map(eqn) or eqn.params["check_vma"]:
+            return None
+        source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
+        of_jax, of_ours = _FILE_OF_JAX in source, _OUR_FILE in source
+        if len(eqn.params["newly_manual_axes"]) != 1 or not (of_jax or of_ours):
+            return None
+        (axis,) = eqn.params["newly_manual_axes"]
+        return cls(eqn, eqn.params["mesh"], axis, line, of_jax)
+
+
+def pmap_sites(jaxpr: Any) -> list[tuple[interpreter.Path, PmapSite]]:
+    """All pmaps at any depth, by their path; not those inside another one, which move with it."""
+    places = interpreter.places(jaxpr, _is_shard_map)
+    found = ((place.path, PmapSite.of(place.eqn, place.line)) for place in places)
+    return [(path, site) for path, site in found if site is not None]
+
+
+def _is_shard_map(eqn: JaxprEqn) -> bool:
+    return _compat.name_of(eqn) == "shard_map"
+
+
+# "_fun at .../jax/_src/pmap.py:410", and "alone at .../jax_dist/_pmap/region.py:47".
+_FILE_OF_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py")
+_OUR_FILE = os.path.abspath(region.__file__)
+
+
+# --- `jax.pmap` in a traced function, with several processes: over the devices of all of them
+#
+# Traced, `jax.pmap` sees the devices of its own process, and its collectives reduce over these,
+# with no error. While a rewriting traces, each is run as ours, which is right there.
+
+
+@contextlib.contextmanager
+def pmaps_over_all_processes(mesh: Mesh | None, found: list[PassFinding]) -> Iterator[None]:
+    """While tracing here, `jax.pmap` maps over all processes, on the devices of `mesh` if they fit.
+
+    Adds to `found` what was done.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+
+    def run(taken: _compat.TakenPmap, leaves: Sequence[Any]) -> Any:
+        options, call = _in_our_words(taken, leaves, mesh)
+        trace = functools.partial(body.Body.of, options)
+        pmap = emission.KnownSignature.of(options, call, trace, whole=False)
+        output = emission.emitted(options, call, pmap, (), as_view=True)
+        name = f"jax.pmap over '{taken.axis_name}' of size {pmap.layout.size}"
+        what = f"{name}: a shard_map over all processes"
+        found.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
+        return output
+
+    with _compat.pmaps_taken_over(run):
+        yield
+
+
+def _in_our_words(
+    taken: _compat.TakenPmap, leaves: Sequence[Any], mesh: Mesh | None
+) -> tuple[Options, Call]:
+    devices = taken.devices
+    if devices is None and mesh is not None and len(mesh.axis_names) == 1:
+        devices = tuple(mesh.devices.flat)
+    named = isinstance(taken.axis_name, str)
+    choice = DeviceChoice(
+        fun_name="jax.pmap",
+        axis_name=taken.axis_name if named else "pmap_axis_0",
+        devices=devices,
+        backend=taken.backend,
+        axis_size=taken.axis_size,
+        virtual=False,
+    )
+    options = Options(
+        axis_name=taken.axis_name,
+        in_axes=0,  # already spread over the leaves
+        out_axes=taken.out_axes,
+        static=(),
+        donated=(),
+        choice=choice,
+        arrays="local",
+        captures="allow",
+        gathers="keep",
+    )
+    return options, Call.of_taken(taken, leaves, taken.fun, "jax.pmap")
+
+
+def check_none_local(jaxpr: ClosedJaxpr) -> None:
+    """Raises RewriteError for a pmap over the devices of this process alone.
+
+    It comes out of the cache of a jit inside, which was traced before.
+    """
+    if jax.process_count() == 1:
+        return
+    for _, site in pmap_sites(jaxpr):
+        here = jax.process_index()
+        if site.of_jax and all(each.process_index == here for each in site.devices or ()):
+            raise RewriteError(
+                errors.message(
+                    what="a jax.pmap sees the devices of this process only",
+                    which=[f"the pmap over '{site.axis}', at {site.where or 'an unknown line'}"],
+                    why="a jax.jit inside was traced before, and remembers it so; its collectives "
+                    "would leave the other processes out",
+                    do="Call clear_cache() on that jit first, or use jax_dist.pmap in it.",
+                )
+            )

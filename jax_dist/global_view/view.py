@@ -1,0 +1,385 @@
+"""A step that was written for pmap, on global arrays."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jax_dist import _compat
+from jax_dist._pmap import axes, body, copies, meshes, placement
+from jax_dist._pmap.axes import AxisPrefix
+from jax_dist._pmap.body import Call
+from jax_dist._rewrite.captures import Captures, Watch, is_lifted_outside
+from jax_dist.errors import (
+    ArgumentTypeError,
+    DeviceCountError,
+    GlobalViewError,
+    PlacementError,
+    UnsupportedError,
+    refusal,
+)
+from jax_dist.global_view import state_placement
+from jax_dist.global_view.programs import Setting
+from jax_dist.global_view.report import GlobalViewReport
+from jax_dist.global_view.signatures import Signatures
+from jax_dist.global_view.state_placement import GivenState, Shardings
+
+Gradients: TypeAlias = Literal["scatter", "narrow", "reduce"]
+
+
+def global_view(
+    fun: Callable,
+    axis_name: Hashable,
+    *,
+    in_axes: AxisPrefix = 0,
+    out_axes: AxisPrefix = 0,
+    state: int | Sequence[int] | None = 0,
+    mesh: Mesh | None = None,
+    mesh_axes: Sequence[Hashable] | None = None,
+    shardings: Shardings = "replicated",
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+    gradients: Gradients = "scatter",
+    regather: bool = False,
+    captures: Captures = "lift",
+) -> "GlobalView":
+    """Takes a step as it was given to pmap, and lets its state lie in parts.
+
+    The function is not edited. What is the same on all devices runs on global arrays, what varies
+    in `shard_map`; so shardings alone say where the state lies. Which leaves are the same is found
+    in the traced step: one that varies, such as unsynchronised statistics, keeps one value for each
+    device, as under pmap.
+
+    Args:
+      fun: the step of one device, with its collectives.
+      axis_name: the mapped axis.
+      in_axes: as for pmap. Of the state it says nothing: a leaf of it is `[*s]`, or `[N, *s]` where
+        it varies.
+      out_axes: as for pmap; 0 gives `[N, *s]`, None the one value that all devices have. Of the
+        state it says nothing.
+      state: the position of the argument that is carried from call to call, or several; the
+        results of the same structure are its new value. None, if nothing is carried.
+      mesh: by default all devices in a row. Leaves of the state may be cut over its further axes,
+        and what is computed with them is then cut, too (tensor parallelism).
+      mesh_axes: the axes of the mesh that the mapped axis is, outermost first; by default the one
+        of its name. Batches are cut over all of them.
+      shardings: "replicated"; "fsdp", which cuts the longest dimension that the devices divide, of
+        leaves from 1024 elements on, over the last of `mesh_axes`, and copies over the others; or a
+        function of the path of a leaf, as in "params/w", and its type, that gives a
+        `PartitionSpec`; or a `NamedSharding` of the mesh, whose memory kind the leaf is kept in
+        between two steps.
+      static_broadcasted_argnums: positions of arguments that are compile-time constants.
+      donate_argnums: positions of arguments whose memory the results may take over; give the state.
+      gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
+        and sums over such parts, as in the norm of all gradients, be taken in another order.
+        "narrow" also takes scattered sums of what the step widened, as bfloat16 to float32, in the
+        type before, as plain jit does: half the bytes, and more rounding. "reduce" gathers, and
+        takes each sum in pmap's order: along further axes each device then computes the same.
+      regather: whether what lies in parts is gathered each time that it is read, in the forward
+        and again in the backward pass, and in each turn of a scan over layers; else once in a step.
+        It takes less memory, and sends more.
+      captures: what becomes of arrays that `fun` captures, as for pmap: "lift", "warn", "error" or
+        "allow".
+
+    Returns:
+      An object that is called like the step.
+
+    Raises:
+      ArgumentTypeError: an argument is none of its choices.
+      DeviceCountError: the mesh has no such axes.
+      UnsupportedError: jax is older than 0.10. When called: the step maps inside, or cuts over the
+        mapped axis itself.
+      CapturedArrayError: when called, there are captured arrays, and `captures` is "error".
+      GlobalViewError: when called, a leaf that varies was to be cut; the message has its path, and
+        the line where it began to vary.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def step(w, x):
+    ...     gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    ...     return w - 0.1 * jax.lax.pmean(gradient, "batch")
+    >>> view = global_view(step, "batch", shardings="fsdp")
+    >>> w = view.place(jnp.ones((256, 8)))
+    >>> w = view(w, view.place_batch(jnp.ones((64, 256))))
+    >>> w.shape, w.addressable_shards[0].data.shape
+    ((256, 8), (32, 8))
+    """
+    if not _compat.CAN_REWRITE:
+        raise refusal(
+            UnsupportedError,
+            what="jax_dist.global_view needs jax 0.10 or newer",
+            which=[f"jax is {jax.__version__}"],
+            why="it reads traced programs, whose form was another one before",
+            do="Upgrade jax, or keep jax_dist.pmap, which works from jax 0.7.2 on.",
+        )
+    axes.check_function(fun)
+    _check_choice("gradients", gradients, get_args(Gradients))
+    _check_choice("captures", captures, get_args(Captures))
+    if not callable(shardings):
+        more = "or a function of a path and a shape that gives a spec"
+        _check_choice("shardings", shardings, ("replicated", "fsdp"), more)
+    axes.check_axes("in_axes", in_axes)
+    axes.check_axes("out_axes", out_axes)
+    own = (axis_name,) if mesh_axes is None else tuple(mesh_axes)
+    there = own if mesh is None else mesh.axis_names
+    if not own or len({*own}) < len(own) or not {*own} <= {*there} or (mesh is None and own[1:]):
+        raise refusal(
+            DeviceCountError,
+            what=f"the mesh has no axes {own!r}, each once",
+            which=["there is no mesh=" if mesh is None else f"mesh.axis_names is {tuple(there)}"],
+            why="the mapped axis of the function is laid over them",
+            do=f"Name one so, as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=.",
+        )
+    setting = Setting(
+        fun_name=axes.function_name(fun),
+        name=axis_name,
+        mesh_axes=own,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        state=axes.argument_numbers("state", () if state is None else state),
+        static=axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
+        donated=axes.argument_numbers("donate_argnums", donate_argnums),
+        given_mesh=mesh,
+        shardings=shardings,
+        gradients=gradients,
+        regathers=bool(regather),
+        captures=captures,
+    )
+    return GlobalView(fun, setting)
+
+
+class GlobalView:
+    """A step on global arrays; made by `jax_dist.global_view`."""
+
+    def __init__(self, fun: Callable, setting: Setting):
+        self._fun, self._setting = fun, setting
+        self._signatures = Signatures(fun, setting)
+        functools.update_wrapper(self, fun, updated=())
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step.
+
+        Args:
+          *args: the state as `place` or the last call gave it, and the others as pmap takes them. A
+            state as pmap has it, `[N, *s]`, is taken too; each such call compares its slices.
+          **kwargs: mapped over their first dimension, as under pmap.
+
+        Returns:
+          The results of the step; the new state as it lies, others by out_axes.
+
+        Raises:
+          PlacementError: the state lies elsewhere, or as pmap has it with slices that differ.
+        """
+        call = self._bound(args, kwargs)
+        is_traced = body.any_tracer(call.leaves)
+        if not is_traced:
+            self._check_runs("a call")
+        ready = self._signatures.ready_for(call)
+        leaves = ready.given(call)
+        if not (is_traced and is_lifted_outside()):
+            self._watch.warn_of(ready.program.body.lifted.captures, lifted=not is_traced)
+        with self._context(traced=is_traced):
+            return ready.program.call(leaves)
+
+    def place(
+        self, state: Any, *rest: Any, stacked: Any = None, argument: int | None = None
+    ) -> Any:
+        """Puts a state on the devices as the step keeps it.
+
+        Args:
+          state: arrays `[*s]`; or `[N, *s]`, as pmap has them, of which all slices must then be
+            equal to the bit, unless the leaf varies; one of whole numbers or keys does if they
+            differ. With several state arguments, a tuple of them. With several processes, each
+            gives the same, or its slices.
+          *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
+            else these are placed as if they were shared, and the first call makes one for each
+            device of them.
+          stacked: whether the state is `[N, *s]`: True, False, or a tree of them as the state, or
+            the start of one. By default that is found, where it can be.
+          argument: the position of the one state argument that is given here, of several.
+
+        Returns:
+          The state, on the mesh, in memory of its own.
+
+        Raises:
+          PlacementError: slices differ, or it cannot be told whether the state is stacked.
+        """
+        self._check_runs("place")
+        numbers = self._setting.state if argument is None else (argument,)
+        several = len(numbers) > 1
+        parts = tuple(state) if several else (state,)
+        of_each = several and isinstance(stacked, tuple)
+        said = stacked if of_each else (stacked,) * len(parts)
+        if len(parts) != len(numbers) or not {*numbers} <= {*self._setting.state}:
+            raise self._no_state_argument(len(self._setting.state), len(parts))
+        own = {
+            number: self._signatures.learn(number, part, stacked=said)
+            for number, part, said in zip(numbers, parts, said, strict=True)
+        }
+        self._signatures.known.update({number: given.type for number, given in own.items()})
+        program = None
+        if rest:
+            others = iter(rest)
+            places = range(len(parts) + len(rest))
+            args = [own[n].type.tree if n in own else next(others) for n in places]
+            program = self._signatures.ready_for(self._bound(tuple(args), {})).program
+        placed = [self._signatures.placed(n, given, program) for n, given in own.items()]
+        return tuple(placed) if several else placed[0]
+
+    def first(self, state: Any) -> Any:
+        """The state of one device: what `flax.jax_utils.unreplicate` gives under pmap.
+
+        Args:
+          state: the state as `place` or a call gave it, or a part of it.
+
+        Returns:
+          Arrays `[*s]`, copied, so that a later call may take the memory of the state. What is
+          shared stays cut; of a leaf that varies, the one of the first device.
+
+        Raises:
+          PlacementError: an array is no leaf of the state.
+        """
+        here = lambda leaf: jax.device_put(leaf, jax.memory.Space.Device)
+        own = lambda leaf: jnp.copy(here(leaf)[0])
+        return self._by_leaf(state, "first", shared=jnp.copy, varying=own)
+
+    def stacked(self, state: Any) -> Any:
+        """The state as pmap has it, for a function that is still mapped by it.
+
+        Args:
+          state: the state as `place` or a call gave it, or a part of it.
+
+        Returns:
+          Arrays `[N, *s]`, a whole copy on each device.
+
+        Raises:
+          PlacementError: an array is no leaf of the state.
+        """
+        repeated = lambda leaf: copies.for_each_device(leaf, self._setting.by_device)
+        return self._by_leaf(state, "stacked", shared=repeated, varying=jnp.copy)
+
+    def _by_leaf(self, state: Any, method: str, *, shared: Callable, varying: Callable) -> Any:
+        """Treats each leaf of the state, or of a part of it, as what it is."""
+        with_paths, structure = jax.tree.flatten_with_path(state)
+        leaves = [leaf for _, leaf in with_paths]
+        if not self._signatures.known:  # nothing was placed, so that it is as the user made it
+            given = GivenState.of(state, "state", self._setting.by_device)
+            varies: list[bool | None] = [*given.stacked]
+        else:
+            known = tuple(self._signatures.known.values())
+            told = state_placement.which_vary(leaves, structure, known, self._setting.size)
+            varies = [
+                self._varies_where_it_lies(leaf) if own is None else own
+                for own, leaf in zip(told, leaves, strict=True)
+            ]
+        if None in varies:
+            path, leaf = with_paths[varies.index(None)]
+            path = jax.tree_util.keystr(path) or "it"
+            raise refusal(
+                PlacementError,
+                what=f"'{method}' cannot tell what an array of the state is",
+                which=[f"{path} has shape {tuple(jnp.shape(leaf))}"],
+                why="no leaf of the state has that shape, or it may be one value, or one for each "
+                "device",
+                do=f"Give the whole state to {method}, as place or the last call gave it.",
+            )
+        return jax.tree.unflatten(
+            structure,
+            [(varying if own else shared)(leaf) for own, leaf in zip(varies, leaves, strict=True)],
+        )
+
+    def _varies_where_it_lies(self, leaf: Any) -> bool | None:
+        """Whether an array has one value for each device, by the leaves that are kept so."""
+        if self._signatures.last is None or not isinstance(leaf, jax.Array):
+            return None
+        found = {
+            not each.shared
+            for each in self._signatures.last.leaves.values()
+            if (each.whole.shape, each.whole.dtype) == (leaf.shape, leaf.dtype)
+            and leaf.sharding.is_equivalent_to(each.sharding, leaf.ndim)
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def place_batch(self, batch: Any, *, rows: bool | None = None) -> Any:
+        """Cuts a batch over the devices.
+
+        Args:
+          batch: arrays `[L, b, ...]` for the L devices of this process, as pmap takes them, or the
+            rows of this process, `[B, ...]`.
+          rows: whether these are rows; by default, if the first dimension is not L.
+
+        Returns:
+          Global arrays `[N, b, ...]`.
+
+        Raises:
+          PlacementError: an array has no rows, or the devices do not divide them.
+        """
+        self._check_runs("place_batch")
+        return state_placement.place_batch(batch, self._setting.by_device, rows=rows)
+
+    @property
+    def shardings(self) -> Any:
+        """How the state lies: a tree of `NamedSharding` for the state, or a tuple of trees."""
+        return self._signatures.tree_of_state(lambda leaf: leaf.sharding, "shardings")
+
+    @property
+    def types(self) -> Any:
+        """The types of the state as it is kept, with shardings: what a checkpoint is read into."""
+        return self._signatures.tree_of_state(lambda leaf: leaf.whole, "types")
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for arguments, or their types, as `jax.jit(...).lower` gives it."""
+        call = self._bound(args, kwargs)
+        ready = self._signatures.ready_for(call)
+        with self._context(traced=body.any_tracer(call.leaves)):
+            return ready.program.lower(call.leaves)
+
+    def report(self) -> GlobalViewReport:
+        """What was found of each leaf of the state, and how the step runs."""
+        return self._signatures.program_for("report").report
+
+    # ---- behind the scenes
+
+    @functools.cached_property
+    def _watch(self) -> Watch:
+        return Watch(self._setting.fun_name)
+
+    def _bound(self, args: tuple, kwargs: dict) -> Call:
+        call = body.Call.bind(self._setting.options, self._fun, args, kwargs)
+        for number in self._setting.state:
+            if number >= len(args):
+                raise self._no_state_argument(number, len(args))
+        return call
+
+    def _no_state_argument(self, number: int, count: int) -> GlobalViewError:
+        return refusal(
+            GlobalViewError,
+            what=f"'{self._setting.fun_name}' was called without its state",
+            which=[f"state={number}, and the call has {count} positional arguments"],
+            why="the state is the argument that is carried from call to call",
+            do="Give its position by state=, or state=None for a function that carries nothing.",
+        )
+
+    def _check_runs(self, what: str) -> None:
+        name = f"{what} of the global view of '{self._setting.fun_name}'"
+        placement.check_runs(self._setting.mesh.devices.flat[:1], name)
+
+    def _context(self, *, traced: bool) -> Any:
+        """Steps out of a mesh that the user has set."""
+        if jax.sharding.get_abstract_mesh().empty:
+            return contextlib.nullcontext()
+        return meshes.context_of(self._setting.mesh) if traced else meshes.no_mesh()
+
+
+def _check_choice(argument: str, value: object, choices: Sequence[str], *more: str) -> None:
+    if value not in choices:
+        raise refusal(
+            ArgumentTypeError,
+            what=f"'{argument}' of global_view is none of its choices",
+            which=[f"{argument}={value!r}"],
+            why="it decides where the state lies, and what is summed how",
+            do=f"Give {', '.join([*map(repr, choices), *more])}.",
+        )

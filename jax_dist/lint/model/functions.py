@@ -1,0 +1,239 @@
+"""The functions of a file: who calls them and with what, what they return, what classes hold.
+
+Whether a result is a tree or an array is asked here too: what `x[0]` means depends on it.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from jax_dist.lint.model import pmaps, scopes
+from jax_dist.lint.model.pmaps import Site
+from jax_dist.lint.model.semantic_model import PARTIAL, Module
+from jax_dist.primitives import functions_of
+
+
+def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | None:
+    """Where this file reads a function by its name; None where it has none of its own."""
+    owner = module.parent(function)
+    if isinstance(function, ast.Lambda):
+        if not (isinstance(owner, ast.Assign) and isinstance(owner.targets[0], ast.Name)):
+            return None
+        scope, name = module.scope(owner), owner.targets[0].id
+    else:
+        scope, name = module.scope(function), function.name
+    if isinstance(owner, ast.ClassDef):
+        return self_attributes(module, owner, name, ast.Load)
+    return module.reads(scope, name) if len(scope.bindings.get(name, ())) == 1 else None
+
+
+def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
+    """Every call of a function in this file; None where it is handed on, or has no name."""
+    found = None if getattr(function, "decorator_list", ()) else reads(module, function)
+    calls = [call for read in found or () if (call := module.call_of(read)) is not None]
+    return calls if found is not None and len(calls) == len(found) else None
+
+
+def argument_of(
+    module: Module, call: ast.Call, function: scopes.Function, parameter: ast.arg
+) -> ast.expr | None:
+    """What a call gives a parameter; None where that cannot be read."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args]
+    positional = named[1:] if isinstance(module.parent(function), ast.ClassDef) else named
+    for keyword in call.keywords:
+        if keyword.arg == parameter.arg:
+            return keyword.value
+    for position, argument in enumerate(call.args):
+        if isinstance(argument, ast.Starred):
+            return None
+        if position < len(positional) and positional[position] is parameter:
+            return argument
+    if any(keyword.arg is None for keyword in call.keywords):
+        return None
+    return next((value for each, value in defaults(arguments) if each is parameter), None)
+
+
+def defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr | None]]:
+    """The parameters that may be left out, and what they are then; None: it must be given."""
+    named = [*arguments.posonlyargs, *arguments.args]
+    with_default = named[len(named) - len(arguments.defaults) :] + arguments.kwonlyargs
+    return zip(with_default, [*arguments.defaults, *arguments.kw_defaults], strict=True)
+
+
+def results_of(function: scopes.Function) -> list[ast.expr] | None:
+    """What a function may return; None where its decorators or its kind hide that."""
+    if isinstance(function, ast.AsyncFunctionDef):
+        return None
+    if not isinstance(function, ast.Lambda) and function.decorator_list:
+        return None
+    if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in own_nodes(function)):
+        return None
+    return _returned(function)
+
+
+def _returned(function: scopes.Function) -> list[ast.expr]:
+    """The values of a function's own `return` statements."""
+    if isinstance(function, ast.Lambda):
+        return [function.body]
+    returns = [each for each in own_nodes(function) if isinstance(each, ast.Return)]
+    return [each.value for each in returns if each.value is not None]
+
+
+def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
+    """The nodes of a function's body, without those of functions and classes in it."""
+    waiting = body_of(function)[::-1]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, scopes.Function | ast.ClassDef):
+            waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+
+
+def is_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def self_attributes(
+    module: Module, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
+) -> list[ast.Attribute]:
+    """Where a class reads or sets `self.name`."""
+    of_classes = module.memo(self_attributes)
+    if owner not in of_classes:
+        found: dict[tuple[str, type], list[ast.Attribute]] = {}
+        for each in ast.walk(owner):
+            if isinstance(each, ast.Attribute) and is_self(each):
+                found.setdefault((each.attr, each.ctx.__class__), []).append(each)
+        of_classes[owner] = found
+    return of_classes[owner].get((name, context), [])
+
+
+def attribute_reads(module: Module, name: str) -> Sequence[ast.Attribute]:
+    """Where a file reads an attribute of a name, of whatever object."""
+    return module.once(_attribute_reads).get(name, ())
+
+
+def _attribute_reads(module: Module) -> dict[str, list[ast.Attribute]]:
+    found: dict[str, list[ast.Attribute]] = {}
+    for node in module.nodes(ast.Attribute):
+        if isinstance(node.ctx, ast.Load):
+            found.setdefault(node.attr, []).append(node)
+    return found
+
+
+def all_nodes(function: scopes.Function) -> Iterator[ast.AST]:
+    """The nodes of a function's body, with those of functions in it."""
+    for each in body_of(function):
+        yield from ast.walk(each)
+
+
+def body_of(function: scopes.Function) -> list[ast.AST]:
+    """The statements of a def; the expression of a lambda."""
+    return [function.body] if isinstance(function, ast.Lambda) else [*function.body]
+
+
+# Down into a tree: a place in a tuple, a key of a dict, ".name" of an attribute.
+Path: TypeAlias = tuple[int | str, ...]
+
+
+def result_is_tree(module: Module, site: Site, path: Path) -> bool | None:
+    """Whether what a mapped function returns is a tuple or dict there; None: not known."""
+    function = innermost(module, site.fun)
+    is_seen = function is not None and is_plain(module, function)
+    results = _returned(function) if function is not None and is_seen else None
+    if not results:
+        return None
+    told = {_is_tree(module, result, path, 0) for result in results}
+    return told.pop() if len(told) == 1 else None
+
+
+def innermost(module: Module, fun: Any) -> scopes.Function | None:
+    """The def or lambda behind `vmap(partial(f, ...))`, names for it on the way included."""
+    for _ in range(8):
+        if isinstance(fun, ast.Name) and isinstance(value := module.value(fun), ast.Call):
+            fun = value
+        if not (isinstance(fun, ast.Call) and fun.args):
+            break
+        if module.qualified_name(fun.func) not in _TRANSPARENT:
+            return None
+        fun = fun.args[0]
+    return pmaps.definition(module, fun)
+
+
+def is_plain(module: Module, function: scopes.Function) -> bool:
+    """Whether no decorator changes what a function returns."""
+    for decorator in () if isinstance(function, ast.Lambda) else function.decorator_list:
+        name = module.qualified_name(decorator)
+        if name is None and isinstance(decorator, ast.Call):
+            name = module.qualified_name(decorator.func)
+            if name in PARTIAL and decorator.args:
+                name = module.qualified_name(decorator.args[0])
+        if not (name in _TRANSPARENT or name in pmaps.PMAP or name in _KEEP_RESULTS):
+            return False
+    return True
+
+
+_TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkpoint"))
+_KEEP_RESULTS = ("jax.remat", "jax.named_call", "functools.wraps", "functools.lru_cache")
+_KEEP_RESULTS += ("staticmethod", "chex.assert_max_traces")
+# What starts with one of these returns one array.
+_ARRAYS = ("jax.numpy.", "jax.lax.", "jax.nn.", "numpy.")
+_KEEP_TREES = (*functions_of("sum", "max", "min", "gather"), "jax.lax.stop_gradient")
+# But for these, which give tuples too, or the tree that they are given.
+_OTHER_TREES = """
+array_split atleast_1d atleast_2d atleast_3d average broadcast_arrays divmod dsplit eig eigh frexp
+gradient histogram histogram2d histogramdd hsplit indices ix_ lstsq modf nonzero polydiv polyfit
+qr slogdet split svd unique unique_all unique_counts unique_inverse unstack vsplit where
+all_to_all approx_max_k approx_min_k associative_scan custom_linear_solve custom_root lu
+optimization_barrier pcast ppermute pshuffle psum_scatter pswapaxes pvary reduce schur sort
+sort_key_val load copy
+"""
+_MAY_GIVE_TREES = frozenset(_OTHER_TREES.split())
+_GIVE_TREES = ("jax.lax.scan", "jax.lax.while_loop", "jax.lax.fori_loop", "jax.lax.cond")
+_GIVE_TREES += ("jax.lax.switch", "jax.lax.map", "jax.lax.top_k", "jax.numpy.meshgrid")
+
+
+def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | None:
+    if isinstance(node, ast.Tuple | ast.List | ast.Dict):
+        if not path:
+            return True
+        part = part_of(node, path)
+        return None if part is None else _is_tree(module, part, path[1:], depth)
+    if isinstance(node, ast.Name) and depth < 8:
+        value = module.value(node)
+        if value is not None:
+            return _is_tree(module, value, path, depth + 1)
+    if path:
+        return None
+    if isinstance(node, ast.BinOp):
+        sides = (node.left, node.right)
+        if any(isinstance(side, ast.Tuple | ast.List) for side in sides):
+            return True  # `[x] * 2`
+        if isinstance(node.op, ast.Add):  # of tuples too
+            told = {_is_tree(module, side, path, depth + 1) for side in sides}
+            return True if True in told else (False if False in told else None)
+    if isinstance(node, ast.BinOp | ast.Compare | ast.UnaryOp | ast.Constant):
+        return False
+    if isinstance(node, ast.Call):
+        name = module.qualified_name(node.func) or ""
+        if name in _KEEP_TREES and node.args:
+            return _is_tree(module, node.args[0], path, depth + 1)
+        is_array = name.startswith(_ARRAYS) and name not in _GIVE_TREES
+        return False if is_array and name.rpartition(".")[2] not in _MAY_GIVE_TREES else None
+    return None
+
+
+def part_of(node: ast.AST, path: Path) -> ast.expr | None:
+    """The first step of a path into a literal."""
+    if not path:
+        return None
+    step = path[0]
+    if isinstance(node, ast.Tuple | ast.List) and isinstance(step, int):
+        if any(isinstance(each, ast.Starred) for each in node.elts):
+            return None
+        return node.elts[step] if -len(node.elts) <= step < len(node.elts) else None
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == step:
+                return value
+    return None

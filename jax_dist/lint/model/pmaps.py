@@ -1,0 +1,200 @@
+"""Where a file applies `jax.pmap`: to what, with which arguments, and who holds the result."""
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+from jax_dist.lint.model import scopes, sources
+from jax_dist.lint.model.findings import Edit
+from jax_dist.lint.model.semantic_model import Meaning, Module
+
+PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
+_PARAMETERS = ("fun", "axis_name")  # those that may be given by position
+
+_Form: TypeAlias = Literal[
+    "call",  # pmap(f, ...), pmap(f)(x), partial(pmap, ...)(f)
+    "decorator",  # @pmap
+    "partial decorator",  # @partial(pmap, axis_name="i")
+    "called decorator",  # @pmap(axis_name="i"): fails at run time
+    "alias",  # p = pmap
+    "partial alias",  # p = partial(pmap, axis_name="i")
+    "value",  # passed on, compared, stored
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """One reference to `jax.pmap`.
+
+    `node` is the widest expression that is the mapped function: the call, or the decorator.
+    """
+
+    form: _Form
+    reference: ast.expr  # what means jax.pmap here: `jax.pmap`, `p`, `constants.pmap`
+    node: ast.expr
+    fun: Any = None  # the expression mapped, or the decorated def; None where there is none
+    arguments: dict[str, ast.expr] = dataclasses.field(default_factory=dict)
+    unknown: str = ""  # why not all arguments can be read: "**kwargs"
+    partials: tuple[ast.Call, ...] = ()  # the partials around or behind the reference
+
+    @property
+    def is_application(self) -> bool:
+        return self.form in ("call", "decorator", "partial decorator", "called decorator")
+
+
+def sites(module: Module) -> list[Site]:
+    """Every reference to `jax.pmap`, under any name, in order of place."""
+    return list(module.once(_sites))
+
+
+def applications(module: Module) -> list[Site]:
+    """Those of `sites` that map a function."""
+    return [site for site in module.once(_sites) if site.is_application]
+
+
+def _sites(module: Module) -> list[Site]:
+    return [_site(module, node) for node in module.uses(*PMAP)]
+
+
+def _site(module: Module, reference: ast.expr) -> Site:
+    meaning = module.meaning(reference) or Meaning(PMAP[0])
+    node, partials = reference, list(meaning.partials)
+    while isinstance(around := module.parent(node), ast.Call) and around.args[:1] == [node]:
+        if module.meaning(around) is None:  # not a partial
+            break
+        node = around
+        partials.append(around)
+    bound = [(partial.args[1:], partial.keywords) for partial in partials]
+    common: dict[str, Any] = {"partials": tuple(partials)}
+    common["arguments"], common["unknown"] = _given(bound)
+    call = module.call_of(node)
+    if call is not None:
+        arguments, unknown = _given([*bound, (call.args, call.keywords)])
+        common |= {"arguments": arguments, "unknown": unknown}
+        fun = arguments.pop("fun", None) or arguments.pop("f", None)
+        outside = module.parent(call)
+        if fun is None and decorates(outside, call):
+            return Site("called decorator", reference, call, outside, **common)
+        return Site("call", reference, call, fun, **common)
+    if decorates(around, node):
+        form: _Form = "decorator" if node is reference else "partial decorator"
+        return Site(form, reference, node, around, **common)
+    if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is node:
+        form = "alias" if node is reference else "partial alias"
+        return Site(form, reference, node, **common)
+    return Site("value", reference, node, **common)
+
+
+def _given(
+    calls: Iterable[tuple[Sequence[ast.expr], Sequence[ast.keyword]]],
+) -> tuple[dict[str, ast.expr], str]:
+    """What partials and a call give, one after the other; and why that is not all."""
+    arguments: dict[str, ast.expr] = {}
+    unknown = ""
+    position = 0
+    for args, keywords in calls:
+        for argument in args:
+            if isinstance(argument, ast.Starred):
+                unknown = unknown or "*args"
+                break
+            is_named = position < len(_PARAMETERS)
+            arguments[_PARAMETERS[position] if is_named else f"argument {position + 1}"] = argument
+            position += 1
+        for keyword in keywords:
+            if keyword.arg is None:
+                unknown = unknown or "**kwargs"
+            else:
+                arguments[keyword.arg] = keyword.value
+    return arguments, unknown
+
+
+def decorates(around: ast.AST, node: ast.AST) -> bool:
+    """Whether an expression is a decorator of a def."""
+    return isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+        each is node for each in around.decorator_list
+    )
+
+
+def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
+    """The calls of the mapped function that this file shows: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
+    return list(filter(None, map(module.call_of, held_by(module, site))))
+
+
+def held_by(module: Module, site: Site) -> list[ast.expr]:
+    """Every expression of this file that is the mapped function: the site itself, and names."""
+    known = module.memo(held_by)  # several rules ask
+    if site not in known:
+        known[site] = []
+        if site.form == "call":
+            known[site] = [site.node, *reads_of(module, site.node)]
+        elif site.fun is not None:
+            known[site] = [
+                read
+                for read in module.reads(module.scope(site.fun), site.fun.name)
+                if any(binding.node is site.fun for binding in module.reaching(read) or ())
+            ]
+    return known[site]
+
+
+def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
+    """Where the value of an assignment is read again, by name or as `self.name`."""
+    around = module.parent(value)
+    if not isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+        return
+    targets = around.targets if isinstance(around, ast.Assign) else [around.target]
+    for target in targets:
+        if isinstance(target, ast.Name):
+            for read in module.reads(module.scope(target), target.id):
+                bindings = module.reaching(read)
+                if bindings is None or any(
+                    each.value is value or each.kind == "other" for each in bindings
+                ):
+                    yield read
+        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            owner = module.class_of(target)
+            said = (target.value.id, target.attr)
+            for node in ast.walk(owner) if owner is not None else ():
+                match node:
+                    case ast.Attribute(ast.Name(name), attr, ast.Load()) if (name, attr) == said:
+                        yield node
+
+
+_ALIASES = 8  # names for one function, one of the other
+
+
+def definition(module: Module, fun: Any) -> scopes.Function | None:
+    """The def or lambda that an expression names, where the file shows just one."""
+    for _ in range(_ALIASES):
+        if isinstance(fun, scopes.Function):
+            return fun
+        if isinstance(fun, ast.Attribute):  # `self.method`
+            owner = module.class_of(fun)
+            is_self = isinstance(fun.value, ast.Name) and fun.value.id == "self"
+            if owner is None or not is_self or module.attribute_values(fun):
+                return None
+            found: list[Any] = module.scopes.of[owner].bindings.get(fun.attr, [])
+            return found[0].node if [each.kind for each in found] == ["def"] else None
+        bindings = module.reaching(fun) if isinstance(fun, ast.Name) else None
+        if bindings is None or len(bindings) != 1:
+            return None
+        is_def = bindings[0].kind == "def"
+        fun = bindings[0].node if is_def else bindings[0].value
+    return None
+
+
+def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
+    """`jit(f)` as `f`, or a decorator `@jit` gone with its line; nothing where that loses more."""
+    (start, end), code = module.span(jit), module.source.code
+    if isinstance(jit, ast.Call) and jit.args == [inner]:
+        first, last = module.span(inner)
+        has_comment = b"#" in code[start:first] + code[last:end]
+        if module.qualified_name(jit.func) != "jax.jit" or jit.keywords or has_comment:
+            return ()
+        if not sources.parses(code[first:last]):  # a parenthesis held its lines together
+            return ()
+        return (Edit(start, first, ""), Edit(last, end, ""))
+    before, behind = module.margins(jit)
+    is_alone = before.strip() == "@" and not behind.strip()
+    is_bare = module.qualified_name(jit) == "jax.jit"
+    return (module.line_edit(jit),) if is_bare and is_alone else ()

@@ -1,0 +1,139 @@
+"""The other files of a project: what an imported name means there.
+
+The files behind the imports of a file that is linted are found, read and parsed once each.
+"""
+
+import functools
+import itertools
+import os
+from collections.abc import Sequence
+
+from jax_dist.lint.model import sources
+from jax_dist.lint.model.import_graph import ImportGraph, module_file
+from jax_dist.lint.model.semantic_model import KNOWN, Meaning, Module
+
+# A file that says none of these cannot hand on what the rules speak of.
+_WORTH_READING = (
+    b"pmap",
+    b"partial",
+    b"replicate",
+    b"shard_map",
+    b"jax_utils",
+    b"pjit",
+    b"import *",
+)
+_DEEPEST = 12  # folders between a file and the root of its project
+
+
+class Project:
+    """Finds the files behind imports, and reads each at most once.
+
+    Args:
+      paths: what the user gave; roots are found from the files themselves.
+    """
+
+    def __init__(self, paths: Sequence[str] = ()):
+        self.paths = paths
+        self._modules: dict[str, Module | None] = {}
+        self._files: dict[tuple[str, str], str | None] = {}
+        self._names: dict[str, str] = {}
+        self._homes: dict[tuple[str, str], str | None] = {}
+
+    def __reduce__(self) -> tuple[type["Project"], tuple[Sequence[str]]]:
+        return Project, (self.paths,)  # another process reads the files itself
+
+    @functools.cached_property
+    def graph(self) -> ImportGraph:
+        """Who imports whom; linting does not ask."""
+        return ImportGraph(self.paths, self.any_file)
+
+    def held(self, source: sources.Source) -> Module | None:
+        """The module of a file, where an import has led to it already."""
+        module = self._modules.get(os.path.abspath(source.path))
+        return module if module is not None and module.source == source else None
+
+    def module(self, source: sources.Source) -> Module:
+        """Parses one file. Raises ParseError."""
+        path = os.path.abspath(source.path)
+        folder = os.path.dirname(path)
+        name = self.dotted_name(path)
+        return Module(source, name, lambda name: self.meaning(name, folder), lambda: self.graph)
+
+    def opened(self, path: str) -> Module | None:
+        """The module in a file; None where it cannot be read, or says nothing of interest."""
+        if path not in self._modules:
+            self._modules[path] = None  # ends a circle of imports
+            self._modules[path] = self._read(path)
+        return self._modules[path]
+
+    def _read(self, path: str) -> Module | None:
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+            if not any(word in data for word in _WORTH_READING):
+                return None
+            return self.module(sources.read(path, data))
+        except (OSError, sources.UnreadableError, sources.ParseError):
+            return None
+
+    def dotted_name(self, path: str) -> str:
+        """`"scenic.train_lib.utils"`: from the outermost folder in a row that is a package."""
+        folder, file = os.path.split(path)
+        parts = [] if file == "__init__.py" else [os.path.splitext(file)[0]]
+        package = self._package(folder)
+        return ".".join([*([package] if package else []), *parts])
+
+    def _package(self, folder: str) -> str:
+        if folder not in self._names:
+            parent, name = os.path.split(folder)
+            if not os.path.isfile(os.path.join(folder, "__init__.py")) or parent == folder:
+                self._names[folder] = ""
+            else:
+                above = self._package(parent)
+                self._names[folder] = f"{above}.{name}" if above else name
+        return self._names[folder]
+
+    def meaning(self, name: str, folder: str) -> Meaning | None:
+        """What `pkg.module.name` means at home, seen from a file in `folder`; None: not ours."""
+        parts = name.split(".")
+        if len(parts) < 2 or parts[0] in KNOWN or self.home(parts[0], folder) is None:
+            return None
+        for length in range(len(parts) - 1, 0, -1):
+            path = self.any_file(".".join(parts[:length]), folder)
+            if path is None:
+                continue
+            module = self.opened(path)
+            if module is None:
+                return None
+            first, *rest = parts[length:]
+            found = module.meaning_of_name(module.scopes.module, first)
+            if found is None or not rest:
+                return found
+            return None if found.is_partial else module.canonical(".".join((found.name, *rest)))
+        return None
+
+    def file(self, name: str, folder: str) -> str | None:
+        """The file of a module, as a file in `folder` would import it."""
+        return None if name.partition(".")[0] in KNOWN else self.any_file(name, folder)
+
+    def any_file(self, name: str, folder: str) -> str | None:
+        """The same, also of packages that are known: flax, in its own repository."""
+        key = (name, folder)
+        if key not in self._files:
+            parts = name.split(".")
+            home = self.home(parts[0], folder)
+            self._files[key] = None if home is None else module_file(os.path.join(home, *parts))
+        return self._files[key]
+
+    def home(self, root: str, folder: str) -> str | None:
+        """The nearest folder at or above `folder` in which a package or module `root` lies.
+
+        Or the `src` of such a folder: `tests/` imports what lies in `src/`.
+        """
+        key = (root, folder)
+        if key not in self._homes:
+            near = itertools.islice(sources.folders_above(folder), _DEEPEST)
+            places = (place for above in near for place in (above, f"{above}{os.sep}src"))
+            found = (place for place in places if sources.holds_module(place, root))
+            self._homes[key] = next(found, None)
+        return self._homes[key]

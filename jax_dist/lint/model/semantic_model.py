@@ -1,0 +1,440 @@
+"""A parsed file: what its names mean, and where each meaning is used.
+
+Names and attributes are looked at only where a rule asks for what they may mean.
+"""
+
+import ast
+import builtins
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias, TypeVar
+
+from jax_dist.lint.model import reaching, scopes, sources
+from jax_dist.lint.model.findings import Edit
+from jax_dist.lint.model.import_graph import ImportGraph
+from jax_dist.lint.model.scopes import Binding, NameScope
+from jax_dist.lint.model.sources import Source
+
+PARTIAL = frozenset({"functools.partial", "jax.tree_util.Partial", "jax.util.partial"})
+
+_Made = TypeVar("_Made")
+_Node = TypeVar("_Node", bound=ast.AST)
+
+# From a dotted name of another file of the project to what that name means there.
+_Elsewhere: TypeAlias = "Callable[[str], Meaning | None]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meaning:
+    """What an expression means: a dotted name, perhaps with arguments bound by `partial`."""
+
+    name: str  # "jax.pmap"
+    args: tuple[ast.expr, ...] = ()  # bound after the function itself
+    keywords: tuple[ast.keyword, ...] = ()
+    partials: tuple[ast.Call, ...] = ()  # the `partial(...)` calls, innermost first
+    home: "Module | None" = None  # where the partials stand
+
+    @property
+    def is_partial(self) -> bool:
+        return bool(self.partials)
+
+
+class Module:
+    """One file, parsed and resolved.
+
+    Args:
+      source: the text.
+      name: the dotted name under which the project imports it; "" where that is not known.
+      elsewhere: looks up names of other files of the project.
+      graph: gives the imports of the project; None where the file is judged alone.
+
+    Raises:
+      ParseError: where Python cannot parse it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        name: str = "",
+        elsewhere: _Elsewhere = lambda _: None,
+        graph: Callable[[], ImportGraph | None] = lambda: None,
+    ):
+        self.source = source
+        self.name = name
+        self.tree: ast.Module = sources.parse(source.python)
+        self.scopes: scopes.Scopes = scopes.build(self.tree)
+        self._elsewhere = elsewhere
+        self._graph = graph
+        self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
+        self._canonical: dict[str, Meaning] = {}
+        self._made: dict[Callable[[Module], Any], Any] = {}
+
+    def once(self, make: "Callable[[Module], _Made]") -> "_Made":
+        """`make(self)`, computed at most once for this file."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return self._made[make]
+
+    def memo(self, of: Callable[..., Any]) -> dict[Any, Any]:
+        """What a function has found in this file, by what it was asked; empty at first."""
+        return self._made.setdefault(of, {})
+
+    def drop(self) -> None:
+        """Frees its memory now; it cannot be used any more."""
+        self.__dict__.clear()  # what is kept for it holds it
+
+    @property
+    def graph(self) -> ImportGraph | None:
+        """The imports of the project; None where the file is judged alone."""
+        return self._graph()
+
+    # --- text
+
+    def offset(self, line: int, column: int) -> int:
+        """From `ast`'s line (from 1) and column (bytes, from 0)."""
+        return self.source.line_starts[line - 1] + column
+
+    def span(self, node: Any) -> tuple[int, int]:
+        """The bytes `[start, end)` of a node, without parentheses around it."""
+        return (
+            self.offset(node.lineno, node.col_offset),
+            self.offset(node.end_lineno, node.end_col_offset),
+        )
+
+    def text(self, node: Any) -> str:
+        start, end = self.span(node)
+        return self.source.code[start:end].decode()
+
+    def margins(self, node: Any) -> tuple[str, str]:
+        """What stands before a node on its first line, and behind it on its last one."""
+        (start, end), code = self.span(node), self.source.code
+        line, after = code.rfind(b"\n", 0, start) + 1, code.find(b"\n", end)
+        return code[line:start].decode(), code[end : after if after >= 0 else None].decode()
+
+    def line_edit(self, node: Any) -> Edit:
+        """Takes out all lines on which a node stands."""
+        code = self.source.code
+        after = code.find(b"\n", self.span(node)[1])
+        return Edit(self.offset(node.lineno, 0), after + 1 if after >= 0 else len(code), "")
+
+    # --- shape
+
+    def parent(self, node: ast.AST) -> ast.AST:
+        """The node around; the tree itself for a statement of the module."""
+        return self.scopes.parents[node]
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around, innermost first."""
+        return self.scopes.ancestors(node)
+
+    def holds(self, node: Any) -> bool:
+        """Whether a node is of this file; meanings may bring in those of others."""
+        return node is self.tree or node in self.scopes.parents
+
+    def call_of(self, node: ast.AST) -> ast.Call | None:
+        """The call `node(...)`, where what is called is the node itself."""
+        call = self.parent(node)
+        return call if isinstance(call, ast.Call) and call.func is node else None
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that holds the node."""
+        return self.scopes.statement(node)
+
+    def scope(self, node: ast.AST) -> NameScope:
+        """The scope in which the node's names are looked up."""
+        return self.scopes.scope(node)
+
+    def function(self, node: ast.AST) -> scopes.Function | None:
+        """The innermost function around the node; None at the module's level."""
+        scope: NameScope | None = self.scope(node)
+        while scope is not None and not isinstance(scope.node, scopes.Function):
+            scope = scope.parent
+        return None if scope is None else scope.node  # type: ignore[return-value]
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        """The innermost class around the node."""
+        return next((each for each in self.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+
+    @functools.cached_property
+    def _by_class(self) -> dict[type, list[Any]]:
+        found: dict[type, list[Any]] = {}
+        for node in self.scopes.nodes:
+            found.setdefault(node.__class__, []).append(node)
+        return found
+
+    def nodes(self, *kinds: type[_Node]) -> Iterator[_Node]:
+        """All nodes of some classes, in no order; not of ast.Name or ast.Constant."""
+        for kind in kinds:
+            yield from self._by_class.get(kind, ())
+
+    def builtin(self, node: ast.expr) -> str | None:
+        """The name of Python that a node is; None where the file hides it."""
+        if isinstance(node, ast.Name) and self.scope(node).lookup(node.id) is None:
+            return node.id
+        return None
+
+    # --- meaning
+
+    def qualified_name(self, node: ast.expr) -> str | None:
+        """`"jax.pmap"` for whatever means it here: an import, an alias, another file's alias.
+
+        None where that is not known, and for what `partial` made.
+        """
+        meaning = self.meaning(node)
+        return None if meaning is None or meaning.is_partial else meaning.name
+
+    def meaning(self, node: ast.expr) -> Meaning | None:
+        """Like `qualified_name`, and sees through `functools.partial`."""
+        if isinstance(node, ast.Name):
+            return self.meaning_of_name(self.scope(node), node.id)
+        if isinstance(node, ast.Attribute):
+            base = self.meaning(node.value)
+            if base is None or base.is_partial:
+                return self._meaning_of_attribute(node)
+            return self.canonical(f"{base.name}.{node.attr}")
+        if isinstance(node, ast.Call):
+            return self._meaning_of_partial(node)
+        return None
+
+    def meaning_of_name(self, scope: NameScope, name: str) -> Meaning | None:
+        """What a load of `name` in `scope` means, where all its bindings agree."""
+        found = scope.lookup(name)
+        if found is None:
+            return self._from_star(name)
+        home, bindings = found
+        key = (home, name)
+        if key not in self._meanings:
+            self._meanings[key] = None  # ends a circle of aliases
+            self._meanings[key] = self._agreed(home, bindings)
+        return self._meanings[key]
+
+    def canonical(self, name: str) -> Meaning:
+        """A dotted name, followed through the files of the project."""
+        if name not in self._canonical:
+            self._canonical[name] = Meaning(name)  # ends a circle of imports
+            self._canonical[name] = self._elsewhere(name) or Meaning(name)
+        return self._canonical[name]
+
+    def _agreed(self, scope: NameScope, bindings: list[Binding]) -> Meaning | None:
+        meanings: list[Meaning] = []
+        for binding in bindings:
+            meaning = None
+            match binding.value:
+                case ast.Constant(value=None):  # `except ImportError: jax = None`
+                    continue
+                case ast.Name() | ast.Attribute() | ast.Call() if binding.kind == "assign":
+                    meaning = self.meaning(binding.value)
+            if binding.kind == "import":
+                meaning = self.canonical(self.absolute(binding.target))
+            elif binding.kind in ("def", "class") and scope.node is self.tree and self.name:
+                meaning = Meaning(f"{self.name}.{binding.node.name}")  # type: ignore[attr-defined]
+            if meaning is None or (meanings and meaning != meanings[0]):
+                return None
+            meanings.append(meaning)
+        return meanings[0] if meanings else None
+
+    def absolute(self, target: str) -> str:
+        """`"..utils.f"` as seen from this file, with the package in the place of the dots."""
+        if not target.startswith("."):
+            return target
+        rest = target.lstrip(".")
+        up = len(target) - len(rest)
+        is_package = os.path.basename(self.source.path) == "__init__.py"
+        parts = self.name.split(".") if self.name else []
+        package = parts if is_package else parts[:-1]
+        if up > 1:
+            package = package[: 1 - up]
+        return ".".join((*package, rest)) if package else target
+
+    def _from_star(self, name: str) -> Meaning | None:
+        key = (self.scopes.module, f"* {name}")
+        if key not in self._meanings:
+            self._meanings[key] = None  # ends a circle of files that import all of each other
+            bases = self.scopes.module.star_imports
+            found = (self._elsewhere(f"{self.absolute(base)}.{name}") for base in bases)
+            is_of_jax = bases == ["jax"] and not hasattr(builtins, name)
+            rest = Meaning(f"jax.{name}") if is_of_jax else None
+            self._meanings[key] = next((each for each in found if each is not None), rest)
+        return self._meanings[key]
+
+    def _meaning_of_attribute(self, node: ast.Attribute) -> Meaning | None:
+        """`self.pmap`, where the class assigns an alias to it, once."""
+        values = self.attribute_values(node)
+        if len(values) != 1 or not isinstance(values[0], _ALIASES):
+            return None
+        key = (self.scopes.module, f"{id(values[0])}")
+        if key not in self._meanings:
+            self._meanings[key] = None
+            self._meanings[key] = self.meaning(values[0])
+        return self._meanings[key]
+
+    def _meaning_of_partial(self, node: ast.Call) -> Meaning | None:
+        if not isinstance(node.func, ast.Name | ast.Attribute) or not node.args:
+            return None
+        if isinstance(node.args[0], ast.Starred) or self.qualified_name(node.func) not in PARTIAL:
+            return None
+        inner = self.meaning(node.args[0])
+        if inner is None:
+            return None
+        args, keywords = (*inner.args, *node.args[1:]), (*inner.keywords, *node.keywords)
+        return Meaning(inner.name, args, keywords, (*inner.partials, node), inner.home or self)
+
+    def name_for(self, name: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
+        """How to write `name` at a place of this file, and the imports that this needs.
+
+        >>> from jax_dist.lint.model import sources
+        >>> module = Module(sources.read("f.py", b"from jax import lax as L"))
+        >>> module.name_for("jax.lax.psum", module.tree)
+        ('L.psum', ())
+        >>> module.name_for("jax.numpy.sum", module.tree)
+        ('jax.numpy.sum', ('import jax',))
+        """
+        scope = self.scope(at)
+        parts = name.split(".")
+        for length in range(len(parts), 0, -1):
+            whole = Meaning(".".join(parts[:length]))
+            for short in self._imported_as.get(whole.name, ()):
+                if self.meaning_of_name(scope, short) == whole:
+                    return ".".join((short, *parts[length:])), ()
+        root = parts[0]
+        if self.meaning_of_name(scope, root) == Meaning(root):  # imported in a function around
+            return name, ()
+        if scope.lookup(root) is None:
+            return name, (f"import {root}",)
+        return f"_{name}", (f"import {root} as _{root}",)  # the plain name means something else
+
+    @functools.cached_property
+    def _imported_as(self) -> dict[str, list[str]]:
+        """The names that the module's own level imports, by what they are there."""
+        found: dict[str, list[str]] = {}
+        for name, bindings in self.scopes.module.bindings.items():
+            for target in dict.fromkeys(each.target for each in bindings if each.target):
+                found.setdefault(target, []).append(name)
+        return found
+
+    # --- use
+
+    @functools.cached_property
+    def _uses(self) -> dict[str, list[ast.expr]]:
+        """By meaning, the widest names and attributes: `jax.lax.psum`, not `jax`."""
+        found: dict[str, list[ast.expr]] = {}
+        parents, canonical = self.scopes.parents, self.canonical
+        for scope in self.scopes.all:
+            for name, loads in scope.loads.items():
+                meaning = self.meaning_of_name(scope, name)
+                if meaning is None:
+                    continue
+                for load in loads:
+                    node: Any = load
+                    whole = meaning
+                    while not whole.partials and isinstance(parents[node], ast.Attribute):
+                        node = parents[node]
+                        whole = canonical(f"{whole.name}.{node.attr}")
+                    found.setdefault(whole.name, []).append(node)
+        return found
+
+    def uses(self, *names: str) -> list[ast.expr]:
+        """Every name or attribute that means one of `names`, partials of it too, in order."""
+        return sorted(
+            (node for name in names for node in self._uses.get(name, ())), key=scopes.place
+        )
+
+    def used_names(self, root: str) -> list[str]:
+        """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
+        return sorted(name for name in self._uses if name.partition(".")[0] == root)
+
+    def calls(self, *names: str) -> list[ast.Call]:
+        """Every call of what means one of `names`, in order; not through partials."""
+        calls = map(self.call_of, self.uses(*names))
+        return [call for call in calls if call is not None and self.qualified_name(call.func)]
+
+    def imports(self) -> Iterator[tuple[NameScope, str, Binding]]:
+        """`(scope, name, binding)` of every import; `binding.target` is what it means."""
+        for scope in self.scopes.all:
+            for name, bindings in scope.bindings.items():
+                for binding in bindings:
+                    if binding.kind == "import":
+                        yield scope, name, binding
+
+    @functools.cached_property
+    def _loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
+        """By the scope that binds a name, and the name."""
+        found: dict[tuple[NameScope, str], list[ast.Name]] = {}
+        for scope in self.scopes.all:
+            for name, loads in scope.loads.items():
+                home = scope.lookup(name)
+                if home is not None:
+                    found.setdefault((home[0], name), []).extend(loads)
+        return found
+
+    def reads(self, scope: NameScope, name: str) -> list[ast.Name]:
+        """Every load of what `scope` binds to `name`, from its nested scopes too, in order."""
+        return sorted(self._loads.get((scope, name), ()), key=scopes.place)
+
+    # --- values
+
+    @functools.cached_property
+    def _attributes(self) -> dict[tuple[ast.ClassDef, str], list[ast.expr]]:
+        found: dict[tuple[ast.ClassDef, str], list[ast.expr]] = {}
+        for target, value in self.scopes.attribute_stores:
+            owner = self._owner(target)
+            if owner is not None:
+                found.setdefault((owner, target.attr), []).append(value)
+        return found
+
+    def _owner(self, node: ast.Attribute) -> ast.ClassDef | None:
+        """The class whose method says `self.x` here."""
+        if not isinstance(node.value, ast.Name):
+            return None
+        found = self.scope(node).lookup(node.value.id)
+        if found is None or len(found[1]) != 1 or found[1][0].kind != "parameter":
+            return None
+        method = found[0].node
+        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+            return None
+        first = scopes.parameters(method.args)[0].arg
+        owner = self.parent(method)
+        return owner if isinstance(owner, ast.ClassDef) and first == node.value.id else None
+
+    def attribute_values(self, node: ast.Attribute) -> list[ast.expr]:
+        """All values that the class gives to `self.x`; empty where none is seen."""
+        owner = self._owner(node)
+        return [] if owner is None else self._attributes.get((owner, node.attr), [])
+
+    def values(self, node: ast.expr) -> list[ast.expr] | None:
+        """The values that may be bound to this name where it is read; None: not all are known.
+
+        In a function, the last plain assignment above it in a block around it hides the earlier.
+        Of `self.x` it is all values that the class gives it; of other expressions none are known.
+        """
+        if isinstance(node, ast.Attribute):
+            return self.attribute_values(node)
+        if not isinstance(node, ast.Name):
+            return None
+        bindings = self.reaching(node)
+        if bindings is None or any(binding.kind != "assign" for binding in bindings):
+            return None
+        return [binding.value for binding in bindings if binding.value is not None]
+
+    def value(self, node: ast.expr) -> ast.expr | None:
+        """The only one of `values`; None where there are several, or not all are known."""
+        values = self.values(node)
+        return values[0] if values and len(values) == 1 else None
+
+    def reaching(self, node: ast.Name) -> list[Binding] | None:
+        """The bindings that may hold where this name is read; None: this file has none."""
+        return reaching.bindings_of(self.scopes, node)
+
+
+_ALIASES = (ast.Name, ast.Attribute, ast.Call)
+
+
+# Packages whose own source is never asked: their names are what the rules speak of.
+_PACKAGES = """
+abc absl chex collections dataclasses distrax equinox flax functools haiku itertools jax jax_dist
+jaxlib logging math matplotlib ml_collections numpy optax orbax os pytest random re rlax scipy sys
+tensorflow tensorflow_datasets time torch tqdm typing unittest
+"""
+KNOWN = frozenset(_PACKAGES.split())

@@ -1,0 +1,335 @@
+"""The files that are looked at, each as text that can be parsed and edited.
+
+A `Source` goes back to the very same bytes. The files are those that are named, and what the
+folders that are named hold.
+"""
+
+import ast
+import bisect
+import codecs
+import dataclasses
+import fnmatch
+import functools
+import io
+import itertools
+import os
+import re
+import tokenize
+import warnings
+from collections.abc import Iterator, Sequence
+
+from jax_dist._usage import MisuseError, hint
+from jax_dist.lint.model.findings import Position
+
+# Plain text means something else in these.
+_OF_NO_FILES = {"idna", "punycode", "raw-unicode-escape", "unicode-escape", "utf-7"}
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+class UnreadableError(ValueError):
+    """A file whose bytes are not text in the encoding that it declares."""
+
+
+class ParseError(ValueError):
+    """Python cannot parse the file; carries the line and column, from 1."""
+
+    def __init__(self, message: str, line: int = 1, column: int = 1):
+        super().__init__(message, line, column)
+        self.message: str = message
+        self.line: int = line
+        self.column: int = column
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One Python file.
+
+    `code` is UTF-8 without a byte order mark, whatever the file's encoding; `python` is what is
+    parsed, of the same length (a notebook hides its magics there).
+    """
+
+    path: str
+    code: bytes
+    python: bytes
+    encoding: str = "utf-8"
+    bom: bool = False
+
+    @functools.cached_property
+    def line_starts(self) -> list[int]:
+        """The offset at which each line begins."""
+        lines = self.code.splitlines(keepends=True)
+        if not lines or lines[-1].endswith((b"\n", b"\r")):
+            lines.append(b"")
+        return list(itertools.accumulate(map(len, lines[:-1]), initial=0))
+
+    def position(self, offset: int) -> Position:
+        line = bisect.bisect_right(self.line_starts, offset) - 1
+        before = self.code[self.line_starts[line] : offset]
+        return Position(line + 1, len(before.decode("utf-8", "replace")) + 1)
+
+    def line_text(self, offset: int) -> str:
+        """The line that holds `offset`, without its end."""
+        line = bisect.bisect_right(self.line_starts, offset) - 1
+        start = self.line_starts[line]
+        end = _LINE_END.search(self.code, start)
+        return self.code[start : end.start() if end else None].decode("utf-8", "replace")
+
+    def written(self, code: bytes) -> bytes:
+        """The file's bytes once `code` is in the place of its code."""
+        if self.encoding == "utf-8":
+            return codecs.BOM_UTF8 + code if self.bom else code
+        return code.decode("utf-8").encode(self.encoding)
+
+    def edited(self, code: bytes) -> "Source":
+        """The file as it will be read once `code` is in the place of its code."""
+        return dataclasses.replace(self, code=code, python=code)
+
+    def new_cell(self, offset: int) -> tuple[int, str] | None:
+        """Where a new cell below that of `offset` begins, and what begins it; None: no notebook."""
+        del offset
+        return None
+
+
+def read(path: str, data: bytes) -> Source:
+    """Raises UnreadableError where the bytes are not what they say they are."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UnreadableError("the file is UTF-16, which Python does not read; save it as UTF-8")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError as error:
+        raise UnreadableError(str(error)) from error
+    if encoding in ("utf-8", "utf-8-sig"):
+        bom = data.startswith(codecs.BOM_UTF8)
+        code = data[len(codecs.BOM_UTF8) :] if bom else data
+        _check(code, "utf-8")
+        return Source(path, code, code, bom=bom)
+    _check(data, encoding)
+    code = data.decode(encoding).encode("utf-8")
+    return Source(path, code, code, encoding)
+
+
+def _check(data: bytes, encoding: str) -> None:
+    try:
+        is_of_files = codecs.lookup(encoding).name not in _OF_NO_FILES
+        data.decode(encoding)
+    except (UnicodeError, LookupError) as error:
+        raise UnreadableError(f"the file is not {encoding}: {error}") from error
+    if not is_of_files:
+        raise UnreadableError(f"the file says that it is {encoding}, which is for short strings")
+
+
+def looks_like_python(path: str, data: bytes) -> bool:
+    """Whether a file can be judged by the words in its bytes; else it must be read and parsed.
+
+    Not one of UTF-16, with broken bytes, or with another name, which the user must have given.
+    """
+    if b"\0" in data or not (path == "-" or path.endswith(_SUFFIXES)):
+        return False
+    try:
+        return data.isascii() or bool(data.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def parse(code: bytes) -> ast.Module:
+    """Raises ParseError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the file's own invalid escapes
+            return ast.parse(code.decode())
+    except SyntaxError as error:
+        line, column = error.lineno or 1, error.offset or 1
+        raise ParseError(error.msg or "invalid syntax", line, column) from error
+    except (ValueError, RecursionError, MemoryError, SystemError) as error:
+        raise ParseError(str(error) or type(error).__name__) from error
+
+
+def parses(code: bytes) -> bool:
+    """Whether Python can parse a text by itself."""
+    try:
+        parse(code)
+    except ParseError:
+        return False
+    return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """What a search gave, each part sorted."""
+
+    files: tuple[str, ...]  # named as the user named the folder they are in
+    unreadable: tuple[str, ...] = ()  # folders that could not be opened, names that are not UTF-8
+
+
+@dataclasses.dataclass(frozen=True)
+class Patterns:
+    """Some patterns, and the folder from which those with a slash are seen.
+
+    They are written as the settings spell them: `build`, `*_pb2.py`, `docs/old/*`. One without a
+    slash is matched with each name in the path; one with a slash is matched with the path as it is
+    seen from the folder, and with the folders above it.
+    """
+
+    texts: tuple[str, ...]
+    folder: str
+
+    def match_name(self, name: str) -> bool:
+        """Whether a pattern without a slash matches this one name."""
+        plain, expression = self._of_names
+        return name in plain or (expression is not None and bool(expression.match(name)))
+
+    def match_place(self, path: str) -> bool:
+        """Whether a pattern with a slash matches the path or a folder above it."""
+        if self._of_places is None:
+            return False
+        places = itertools.accumulate(self._seen(path).split("/"), "{}/{}".format)
+        return any(map(self._of_places.match, places))
+
+    def match(self, path: str) -> bool:
+        """Whether any pattern matches the path, a name in it, or a folder above it."""
+        names = self._seen(path).split("/")
+        return any(map(self.match_name, names)) or self.match_place(path)
+
+    @functools.cached_property
+    def _of_names(self) -> tuple[frozenset[str], re.Pattern[str] | None]:
+        names = [name for name in map(_tidy, self.texts) if "/" not in name]
+        plain = frozenset(name for name in names if not re.search(r"[*?\[]", name))
+        return plain, _any_of([name for name in names if name not in plain])
+
+    @functools.cached_property
+    def _of_places(self) -> re.Pattern[str] | None:
+        return _any_of([place for place in map(_tidy, self.texts) if "/" in place])
+
+    def _seen(self, path: str) -> str:
+        try:
+            seen = os.path.relpath(path, self.folder)
+        except ValueError:  # Windows: another drive
+            seen = path
+        return seen.replace(os.sep, "/")
+
+
+def _tidy(text: str) -> str:
+    text = text.replace("\\", "/").rstrip("/")
+    return text.removeprefix("./").removeprefix("**/")
+
+
+def _any_of(globs: Sequence[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(map(fnmatch.translate, globs))) if globs else None
+
+
+_NOT_OURS = """
+.eggs .git .hg .ipynb_checkpoints .mypy_cache .nox .pytest_cache .ruff_cache .svn
+.tox .venv __pycache__ __pypackages__ build dist node_modules site-packages venv
+"""
+EXCLUDED = tuple(_NOT_OURS.split())
+PROJECT_MARKS = (".git", ".github", "pyproject.toml", "setup.py", "setup.cfg")  # of its top folder
+
+_SUFFIXES = (".py", ".pyi", ".ipynb")
+
+
+def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
+    """The files to look at, each once.
+
+    Links to folders are not followed, so that no loop is entered; links to files are, unless what
+    they lead to is there already.
+
+    Args:
+      paths: files, looked at whatever they are called, and folders.
+      exclude: what is passed over inside the folders.
+
+    Raises:
+      MisuseError: a path does not exist.
+    """
+    missing = [path for path in paths if not os.path.exists(path)]
+    if missing:
+        here = os.getcwd()
+        raise MisuseError(
+            "\n".join(
+                f"there is no file or folder {path}, seen from {here}. {_near(path)}"
+                for path in missing
+            )
+        )
+    named = [path for path in paths if not os.path.isdir(path)]
+    walk = _Walk(exclude)
+    for path in paths:
+        if os.path.isdir(path):
+            walk.enter(path)
+    files = dict.fromkeys(map(_plain, [*named, *walk.files]))
+    if walk.links:
+        known = {os.path.realpath(file): file for file in files}
+        for link in sorted(walk.links):
+            known.setdefault(os.path.realpath(link), _plain(link))
+        files = dict.fromkeys(known.values())
+    return FoundFiles(tuple(sorted(files)), tuple(sorted(walk.unreadable)))
+
+
+class _Walk:
+    def __init__(self, exclude: Patterns) -> None:
+        self.files: list[str] = []
+        self.links: list[str] = []
+        self.unreadable: list[str] = []
+        self._exclude = exclude
+
+    def enter(self, folder: str) -> None:
+        folders = [*self._folders_in(_plain(folder))]
+        while folders:  # not recursive: some trees are deeper than Python's stack
+            folder = folders.pop()
+            # A virtual environment, whatever it is called, holds the code of others.
+            if not os.path.isfile(os.path.join(folder, "pyvenv.cfg")):
+                folders += self._folders_in(folder)
+
+    def _folders_in(self, folder: str) -> Iterator[str]:
+        prefix = "" if folder == "." else folder
+        try:
+            entries = os.scandir(folder)
+        except OSError:
+            self.unreadable.append(folder)
+            return
+        with entries:
+            for entry in entries:
+                path = os.path.join(prefix, entry.name)
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if not (is_folder or entry.name.endswith(_SUFFIXES)):
+                    continue
+                if self._exclude.match_name(entry.name) or self._exclude.match_place(path):
+                    continue
+                told = path.encode(errors="backslashreplace").decode()
+                if told != path:  # it is not UTF-8, and no message could name it
+                    self.unreadable.append(told)
+                elif is_folder:
+                    yield path
+                elif os.path.isfile(path):  # no pipe, nor a link that leads nowhere
+                    (self.links if entry.is_symlink() else self.files).append(path)
+
+
+def _plain(path: str) -> str:
+    """`./a//b.py` and `a/b.py` are one file; `a/../b.py` stays, for `a` may be a link."""
+    drive, rest = os.path.splitdrive(path)
+    start = os.sep if rest.startswith(("/", os.sep)) else ""
+    parts = [part for part in rest.replace(os.sep, "/").split("/") if part not in ("", ".")]
+    return drive + start + os.sep.join(parts) or "."
+
+
+def _near(path: str) -> str:
+    """What is there that is spelled alike; else, how much of the path is there."""
+    folder, name = os.path.split(path)
+    while folder and not os.path.isdir(folder):
+        folder, name = os.path.split(folder)
+    try:
+        names = sorted(os.listdir(folder or "."))
+    except OSError:
+        names = []
+    return hint(name, names, f"There is no {name} in {folder or 'this folder'}.")
+
+
+def folders_above(folder: str) -> Iterator[str]:
+    """A folder and those above it, the nearest first."""
+    yield folder
+    while (parent := os.path.dirname(folder)) != folder:
+        yield (folder := parent)
+
+
+def holds_module(folder: str, name: str) -> bool:
+    """Whether a folder holds a package or module, as far as a look at names shows."""
+    base = os.path.join(folder, name)
+    return os.path.isdir(base) or os.path.isfile(f"{base}.py")

@@ -1,0 +1,212 @@
+"""The functions of a file that JAX traces, and what traces them."""
+
+import ast
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+from jax_dist.lint.model import functions, pmaps, scopes
+from jax_dist.lint.model.semantic_model import PARTIAL, Module
+
+_By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
+
+SHARD_MAP = (
+    "jax.shard_map",
+    "jax.smap",
+    "jax.experimental.shard_map.shard_map",
+    "jax.sharding.shard_map",
+)
+_NAMES: dict[_By, tuple[str, ...]] = {
+    "shard_map": SHARD_MAP,
+    "jit": ("jax.jit", "jax.experimental.pjit.pjit", "jax.pjit"),
+    "jax_dist.pmap": ("jax_dist.pmap",),
+}
+
+# Rules on traced functions look at files that say one of these: half of all files say `jit`.
+TRIGGERS = (b"*pmap*", b"*shard_map*")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Application:
+    """`t(f, a, k=b)`, `@t`, `@t(k=b)`, `t(k=b)(f)`, or any of these by `partial(t, k=b)`."""
+
+    node: ast.expr  # the call, or the decorator
+    fun: Any  # the expression that is transformed, or the decorated def; None: it is not seen
+    args: Sequence[ast.expr]  # those behind the function
+    keywords: tuple[ast.keyword, ...]
+    is_known: bool  # False: `**kwargs`, or a later call of the partial, may hold more
+
+    @property
+    def by_position(self) -> bool:
+        """Whether the function that is transformed is the first argument, or stands below."""
+        return self.fun is not None and self.fun not in self.words.values()
+
+    @property
+    def words(self) -> dict[str, ast.expr]:
+        """The values of its keywords."""
+        return {each.arg: each.value for each in self.keywords if each.arg is not None}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Traced:
+    """A def or lambda that is traced."""
+
+    by: _By
+    node: ast.expr  # the call or decorator that does it
+    function: scopes.Function
+
+
+def traced(module: Module) -> list[_Traced]:
+    """Every function of the file that it gives to pmap, shard_map or jit, in order of place.
+
+    Those of `jax_dist.pmap` too: a migrated program can still be slow to compile.
+    """
+    return module.once(_traced)
+
+
+def _traced(module: Module) -> list[_Traced]:
+    found: list[_Traced] = []
+    for site in pmaps.applications(module):
+        function = functions.innermost(module, site.fun)
+        if function is not None:
+            found.append(_Traced("pmap", site.node, function))
+    for by in _NAMES:
+        found += (_Traced(by, each.node, function) for each, function in bodies(module, by))
+    return sorted(found, key=lambda each: scopes.place(each.node))
+
+
+def bodies(module: Module, by: _By) -> Iterator[tuple[Application, scopes.Function]]:
+    """The `applications` whose function the file shows, with that."""
+    for each in applications(module, *_NAMES[by]):
+        function = functions.innermost(module, each.fun)
+        if function is not None:
+            yield each, function
+
+
+def applications(module: Module, *names: str) -> Iterator[Application]:
+    """Where a function of these names is given another one to transform."""
+    found = (application(module, use) for use in module.uses(*names))
+    return (each for each in found if each is not None and each.fun is not None)
+
+
+def application(module: Module, use: ast.expr) -> Application | None:
+    """How a transformation is applied where it is named; None where it is only handed on."""
+    around = module.parent(use)
+    if pmaps.decorates(around, use):
+        return Application(use, around, (), (), is_known=True)
+    if not isinstance(around, ast.Call):
+        return None
+    args: list[Any] = around.args
+    keywords = around.keywords
+    is_partial = around.func is not use
+    if is_partial:
+        if args[:1] != [use] or module.qualified_name(around.func) not in PARTIAL:
+            return None
+        args = args[1:]
+    outside, call = module.parent(around), module.call_of(around)
+    is_known = True
+    words = {each.arg: each.value for each in keywords}
+    if not args and pmaps.decorates(outside, around):
+        args = [outside]
+    elif call is not None and (is_partial or not (args or "f" in words or "fun" in words)):
+        args, keywords = [*args, *call.args], [*keywords, *call.keywords]
+    else:
+        is_known = not is_partial
+    fun: Any = args[0] if args else words.get("f") or words.get("fun")
+    is_known = is_known and None not in words
+    return Application(around, fun, args[1:], tuple(keywords), is_known)
+
+
+SPECS = ("jax.P", "jax.sharding.PartitionSpec", "jax.experimental.PartitionSpec")
+SPECS += ("jax.experimental.pjit.PartitionSpec", "jax.interpreters.pxla.PartitionSpec")
+
+
+def is_empty_spec(module: Module, spec: ast.expr | None) -> bool | None:
+    """Whether a spec is `P()`, the same on all devices; None where the text does not say."""
+    spec = followed(module, spec)
+    if not isinstance(spec, ast.Call) or module.qualified_name(spec.func) not in SPECS:
+        return None
+    return not spec.args and not spec.keywords
+
+
+def followed(module: Module, node: ast.expr | None) -> ast.expr | None:
+    """The one value of a name; of what is no name, itself."""
+    return module.value(node) if isinstance(node, ast.Name) else node
+
+
+def axes_of(
+    module: Module, function: scopes.Function, given: ast.expr | None
+) -> list[tuple[ast.arg, ast.expr | None]]:
+    """Each positional parameter with its part of `in_axes` or `in_specs`; none if they differ."""
+    positional = [*function.args.posonlyargs, *function.args.args]
+    given = followed(module, given)
+    parts = given.elts if isinstance(given, ast.Tuple) else [given] * len(positional)
+    return list(zip(positional, parts, strict=True)) if len(parts) == len(positional) else []
+
+
+def is_inside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
+    """Whether a node stands in a function, at any depth."""
+    return any(around is function for around in module.ancestors(node))
+
+
+# By name: which positional arguments are traced.
+_OUTER: dict[str, tuple[int, ...]] = {
+    "jax.jit": (0,),
+    "jax.experimental.pjit.pjit": (0,),
+    "jax.grad": (0,),
+    "jax.value_and_grad": (0,),
+    "jax.lax.scan": (0,),
+    "jax.lax.while_loop": (0, 1),
+    "jax.lax.fori_loop": (2,),
+    "jax.lax.cond": (1, 2),
+    "jax.lax.map": (0,),
+}
+
+
+def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
+    """The transformation that an expression is handed to right where it stands."""
+    call = module.parent(function)
+    if not isinstance(call, ast.Call) or call.func is function:
+        return None
+    meaning = module.meaning(call.func)
+    if meaning is None:
+        return None
+    for position, argument in enumerate(call.args, start=len(meaning.args)):
+        if argument is function and position in _OUTER.get(meaning.name, ()):
+            return meaning.name, call
+    return None
+
+
+def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """`(name, decorator)` of the transformations that decorate a def, outermost first."""
+    for decorator in getattr(function, "decorator_list", ()):
+        meaning = module.meaning(decorator)
+        if meaning is None and isinstance(decorator, ast.Call):
+            meaning = module.meaning(decorator.func)  # @jax.jit(donate_argnums=0)
+        if meaning is not None and meaning.name in _OUTER:
+            yield meaning.name, decorator
+
+
+def around(module: Module, node: ast.AST) -> str | None:
+    """What traces the code at a place; None where this file does not show it."""
+    below = {node}
+    for each in module.ancestors(node):
+        # Not in its decorators, defaults and annotations, which run outside.
+        if isinstance(each, scopes.Function) and not below.isdisjoint(functions.body_of(each)):
+            found = _tracing(module, each)
+            if found is not None:
+                return found
+        below.add(each)
+    return None
+
+
+def _tracing(module: Module, function: scopes.Function) -> str | None:
+    found = module.memo(_tracing)
+    if function not in found:
+        is_lambda = isinstance(function, ast.Lambda)
+        reads = [function] if is_lambda else functions.reads(module, function) or ()
+        given = (given_to(module, read) for read in reads)
+        named = itertools.chain(decorators(module, function), filter(None, given))
+        found[function] = next((name for name, _ in named), None)
+    return found[function]

@@ -1,0 +1,112 @@
+"""JXD301: an `all_gather` whose result is only reduced."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.lint.model.findings import Edit, Fix, Safety
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.rules import Found, Page, rule
+
+_PAGE = Page(
+    code="JXD301",
+    name="all-gather-then-reduce",
+    summary="a gather that is only summed, averaged or compared",
+    cost="every device receives and keeps the blocks of all others",
+    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
+    "dimension or over all dimensions, by mean, sum, max or min.",
+    why="Every device receives and keeps the blocks of all others, only to add them up: 2 MiB of "
+    "temporary memory on each device where the reduction needs none (f32[1,256,256] blocks, 8 "
+    "simulated devices, jax 0.10.2). With `check_vma=True` the gathered mean also counts as "
+    "different on each device, and `out_specs=P()` is refused.",
+    example="mean = jax.lax.all_gather(x, 'i').mean(axis=0)\n",
+    instead="mean = jax.lax.pmean(x, 'i')\n",
+    fix="Unsafe: the order of summation may change the last digits, and small integers are summed "
+    "in their own type.",
+    since="Any jax.",
+    source="Measured on jax 0.10.2.",
+)
+
+_FIRST, _ALL = "the gathered dimension", "all dimensions"
+_REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
+
+
+@rule(_PAGE, triggers=(b"*all_gather*",))
+def _all_gather_then_reduce(module: Module) -> Iterator[Found]:
+    for gather in module.calls("jax.lax.all_gather"):
+        if not _stacks_in_front(module, gather):
+            continue
+        value = _only_read(module, gather)
+        found = _reduction(module, value)
+        if found is None:
+            continue
+        call, name, over = found
+        message = f"all_gather, then {name} over {over}, is {_REDUCTIONS[name]}"
+        if over is _ALL:
+            message += f" before {name}"
+        fix = _fix(module, gather, call, name, over) if value is gather else None
+        yield Found(call, message, fix)
+
+
+def _stacks_in_front(module: Module, gather: ast.Call) -> bool:
+    """Whether one block of each device stands along a new dimension 0."""
+    if len(gather.args) > 2 or any(isinstance(each, ast.Starred) for each in gather.args):
+        return False
+    plain = {"axis": "0", "tiled": "False", "axis_index_groups": "None"}
+    for keyword in gather.keywords:
+        if keyword.arg in ("x", "axis_name"):
+            continue
+        if keyword.arg is None or module.text(keyword.value) != plain.get(keyword.arg):
+            return False
+    return True
+
+
+def _only_read(module: Module, gather: ast.Call) -> ast.expr:
+    """The gather itself, or the one read of the one name that it is given."""
+    around = module.parent(gather)
+    match around:
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            scope = module.scope(around)
+            reads = module.reads(scope, name)
+            if len(reads) == 1 and module.values(reads[0]) == [gather]:
+                return reads[0]
+    return gather
+
+
+def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | None:
+    """`(call, "mean", over what)` where a value is reduced and no more is asked."""
+    match module.parent(value):
+        case ast.Attribute(attr=name) as around:
+            call = module.call_of(around)
+            axes = call.args if call else []
+        case ast.Call(args=[first, *axes]) as call if first is value:
+            root, _, name = (module.qualified_name(call.func) or "").rpartition(".")
+            name = name if root == "jax.numpy" else ""
+        case _:
+            return None
+    if call is None or name not in _REDUCTIONS:
+        return None
+    keywords = [keyword.value for keyword in call.keywords if keyword.arg == "axis"]
+    axes = [*axes, *keywords]
+    if len(keywords) != len(call.keywords) or len(axes) > 1:
+        return None
+    if axes and ast.unparse(axes[0]) != "0":
+        return None
+    return call, name, _FIRST if axes else _ALL
+
+
+def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str, over: str) -> Fix | None:
+    """Renames the gather, and takes away what stands around it; a reduction over all stays."""
+    if len(gather.args) + len(gather.keywords) != 2:
+        return None
+    reduction = f"jax.lax.{_REDUCTIONS[name]}"
+    reduced, imports = module.name_for(reduction, call)
+    edits = [Edit(*module.span(gather.func), reduced)]
+    if over is not _ALL:
+        (start, end), (inner_start, inner_end) = module.span(call), module.span(gather)
+        is_method = isinstance(call.func, ast.Attribute) and call.func.value is gather
+        if is_method and inner_start > start:
+            return None  # a parenthesis around the gather
+        edits.append(Edit(inner_end, end, ""))
+        if inner_start > start:
+            edits.append(Edit(start, inner_start, ""))
+    return Fix(f"use {reduction}", Safety.UNSAFE, tuple(sorted(edits)), imports)

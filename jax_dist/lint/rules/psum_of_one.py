@@ -1,0 +1,49 @@
+"""JXD306: `psum(1, axis)` is `axis_size(axis)`."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from jax_dist.lint.model.findings import Edit, Fix, Safety
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.rules import Found, Page, rule
+
+_PAGE = Page(
+    code="JXD306",
+    name="psum-of-one",
+    summary="`lax.psum(1, axis)` in place of `lax.axis_size(axis)`",
+    cost="nothing at run time; it reads as communication",
+    what="Finds `jax.lax.psum(1, axis)`, under any alias.",
+    why="It reads as communication, but JAX folds it to a constant while tracing.",
+    example="n = jax.lax.psum(1, 'i')\n",
+    instead="n = jax.lax.axis_size('i')\n",
+    fix="Safe: the same value of the same type, in one process and in many.",
+    since="jax 0.6.1: `jax.lax.axis_size`.",
+    source="https://docs.jax.dev/en/latest/_autosummary/jax.lax.axis_size.html",
+)
+
+
+# Not `psum(x, ...)`, nor "psum of" in prose: most files that say psum hold nothing else.
+_OPERATORS = rb"as|if|else|for|and|or|in|is|not"
+_OF_ONE = re.compile(rb"psum(?!\w| +(?!(?:" + _OPERATORS + rb")\b)[a-zA-Z]|\s*\(\s*[^\s1(#\\])")
+
+
+@rule(_PAGE, triggers=(b"*psum*",), since=(0, 6, 1), narrow={b"*psum*": _OF_ONE})
+def _psum_of_one(module: Module) -> Iterator[Found]:
+    for call in module.calls("jax.lax.psum"):
+        named = [word.value for word in call.keywords if word.arg == "axis_name"]
+        match [*call.args, *named]:
+            # By text: the values True and 1.0 equal 1, yet psum gives them other types.
+            case [one, axis] if call.args and len(named) == len(call.keywords):
+                if module.text(one) == "1":
+                    fix = _fix(module, call.func, one, axis)
+                    yield Found(call, "psum(1, axis) is axis_size(axis)", fix)
+
+
+def _fix(module: Module, function: ast.expr, one: ast.expr, axis: ast.expr) -> Fix:
+    name, imports = module.name_for("jax.lax.axis_size", function)
+    edits = (
+        Edit(*module.span(function), name),
+        Edit(module.span(one)[0], module.span(axis)[0], ""),
+    )
+    return Fix("use jax.lax.axis_size", Safety.SAFE, edits, imports)

@@ -1,0 +1,268 @@
+"""`rewrite` and `explain`.
+
+For a report both programs, as it was and rewritten, are compiled and measured, and nothing is run.
+"""
+
+import dataclasses
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+import jax
+from jax.sharding import Mesh
+
+from jax_dist import _codes, _compat, errors
+from jax_dist._compat.private import Device
+from jax_dist._exceptions import text_of
+from jax_dist._pmap import axes
+from jax_dist._rewrite.captures import Captures, find_captures
+from jax_dist._rewrite.gathers import Gathers
+from jax_dist._rewrite.hazards import find_hazards
+from jax_dist._rewrite.pipeline import PassFinding
+from jax_dist._rewrite.program import Partitioning, RewrittenProgram, Specs, Wishes
+from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
+from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
+from jax_dist.machines.cost import ProgramCost
+
+if TYPE_CHECKING:
+    from jax_dist.machines.topologies import Topology
+
+
+class Rewritten:
+    """A rewritten function: called like the one it was made from, which is its `__wrapped__`."""
+
+    # The call stands in a slot, as that of `mapping.pmap.Mapped` does.
+    __slots__: tuple[str, ...] = (
+        "__call__",
+        "__dict__",
+        "__name__",
+        "__qualname__",
+        "__weakref__",
+        "__wrapped__",
+        "_program",
+    )
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __init__(self, fun: Callable[..., Any], wishes: Wishes):
+        own = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
+        self.__dict__.update({key: own[key] for key in own if not hasattr(Rewritten, key)})
+        for name in ("__module__", "__doc__", "__annotations__"):
+            self.__dict__[name] = getattr(fun, name, None)
+        self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
+        self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
+        self.__wrapped__: Callable[..., Any] = fun
+        self._program = RewrittenProgram(fun, axes.function_name(fun), wishes)
+        self._program.serve(self)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Methods can be rewritten, too."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program for these arguments."""
+        return self._program.lower(args, kwargs)
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The rewritten jaxpr for these arguments."""
+        return self._program.trace(args, kwargs)
+
+    def report(self, /, *args: Any, **kwargs: Any) -> Report:
+        """What the rewriting does for these arguments; compiles, and runs nothing."""
+        return _report_of(self._program.again(), args, kwargs)
+
+
+def rewrite(
+    fun: Callable,
+    *,
+    mesh: Mesh | None = None,
+    captures: Captures = "lift",
+    gathers: Gathers = "reduce",
+    partitioning: Partitioning = "route",
+    specs: Specs | None = None,
+) -> Rewritten:
+    """The same function, without what makes its program wrong, slow or impossible to cache.
+
+    Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps the
+    options of that jit: donation, shardings, static arguments. The passes, in this order: arrays
+    that the function captures become arguments (JXD401); pmaps inside are moved onto the mesh
+    (JXD002); custom_partitioning operations are routed through shard_map (JXD402); and gathers that
+    are only reduced become reductions (JXD301). Code that cannot be shown to be sound is left
+    unchanged; `explain` says which, and why.
+
+    It is traced once per signature, as under jit; after that, a call is one C++ dispatch. A donated
+    state that has no explicit placement is sharded before the first call as the program will
+    return it, so a training loop compiles once.
+
+    Args:
+      fun: a function, or a jit object. Its arguments are traced, but for the static ones of a jit.
+      mesh: where pmaps go, each to the axis of its size, and where captured arrays are placed. By
+        default pmaps keep the devices that they have.
+      captures: what to do with captured arrays of 1 kB or more: "lift" them to arguments, and
+        warn; "warn" only; "allow" them; or raise an "error". As under jit, they keep the values
+        that they have when `fun` is traced. Random keys are lifted at any size, without a word.
+      gathers: "reduce" them; only where the result is "exact", to the bit; or "keep" them.
+      partitioning: "route" custom_partitioning operations through shard_map, or "keep" them.
+      specs: how to shard such an operation, instead of the compiler's choice: `{name:
+        (in_specs, out_specs)}`, as in `jax.shard_map`.
+
+    Returns:
+      The rewritten function, with `lower` and `trace` as jit objects have them, `report`, which
+      takes arguments and says what was done, and `__wrapped__`, which is `fun`.
+
+    Raises:
+      RewriteError: an argument has an unknown value. When called: `specs` does not fit.
+      CapturedArrayError: when called, there are captured arrays, and `captures` is "error".
+      UnsupportedError: this jax is older than 0.10.
+
+    >>> import jax, jax.numpy as jnp
+    >>> mean = jax.pmap(lambda x: jnp.mean(jax.lax.all_gather(x, "i")), axis_name="i")
+    >>> step = rewrite(jax.jit(lambda x: mean(x) + 1.0))
+    >>> step(jnp.arange(4.0)).tolist()
+    [2.5, 2.5, 2.5, 2.5]
+    >>> print(step.report(jnp.arange(4.0)).summary)
+    1 rewritten, 1 noted; 12 B -> 6 B moved per step
+
+    See jax-ml/jax#2926 on pmap in jit, and JEP 14273 on shard_map.
+    """
+    wishes = Wishes(mesh, captures, gathers, partitioning, specs)
+    _check(fun, wishes)
+    if not _compat.CAN_REWRITE:
+        raise UnsupportedError(f"jax_dist.rewrite needs jax 0.10 or later, not {jax.__version__}")
+    return Rewritten(fun, wishes)
+
+
+def _check(fun: object, wishes: Wishes) -> None:
+    """Raises RewriteError for what is no wish."""
+    mesh, specs = wishes.mesh, wishes.specs
+    if not callable(fun):
+        raise _wrong("fun", fun, "it is called to be traced", "Give a function.")
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise _wrong("mesh", mesh, "pmaps are moved onto its devices", "Give a jax.sharding.Mesh.")
+    for name, value, kind in (
+        ("captures", wishes.captures, Captures),
+        ("gathers", wishes.gathers, Gathers),
+        ("partitioning", wishes.partitioning, Partitioning),
+    ):
+        if value not in get_args(kind):
+            spelled = ", ".join(map(repr, get_args(kind)))
+            raise _wrong(name, value, "it is none of the choices", f"Choose one of {spelled}.")
+    if specs is not None and not isinstance(specs, Mapping):
+        do = "Give {'name of the op': (in_specs, out_specs)}."
+        raise _wrong("specs", specs, "it says how to cut which operation", do)
+
+
+def _wrong(name: str, value: object, why: str, do: str) -> RewriteError:
+    what = f"rewrite got a wrong `{name}`"
+    return RewriteError(errors.message(what=what, which=[f"{name} is {value!r}"], why=why, do=do))
+
+
+def explain(
+    fun: Callable,
+    *args: Any,
+    mesh: Mesh | None = None,
+    captures: Captures = "lift",
+    gathers: Gathers = "reduce",
+    partitioning: Partitioning = "route",
+    specs: Specs | None = None,
+    devices: "Topology | str | Sequence[Device] | None" = None,
+    **kwargs: Any,
+) -> Report:
+    """Reports what `rewrite` would do with a function, what not, and why; runs nothing.
+
+    Args:
+      fun: the function; see `rewrite`, also for the other keyword arguments.
+      *args: as in a call of `fun`; `jax.ShapeDtypeStruct` may stand in for arrays.
+      mesh: see `rewrite`.
+      captures: see `rewrite`.
+      gathers: see `rewrite`.
+      partitioning: see `rewrite`.
+      specs: see `rewrite`.
+      devices: of the machine that the report is for: what `jax_dist.topology` returns, its name, or
+        a list. `fun` is then a mapped function, whose step every device runs with as much as here;
+        and the report has its plan: what each way to run it takes there, and whether that fits.
+      **kwargs: as in a call of `fun`.
+
+    Returns:
+      The report: a table when printed, the same in a notebook, `to_dict()` for machines. It has
+      what was rewritten and what was refused, by line; captured arrays; the collectives of the
+      compiled program before and after, and their bytes; sizes and memory; whether the program has
+      the same key in the persistent cache in every process; and the plan, if there are `devices`.
+
+    Raises:
+      RewriteError: see `rewrite`.
+      UnsupportedError: there are `devices`, and `fun` maps nothing.
+
+    >>> import jax, jax.numpy as jnp
+    >>> table = jnp.ones((100, 100))
+    >>> explain(lambda x: x @ table, jnp.ones(100)).captured[0].name
+    'table'
+    """
+    options: dict[str, Any] = dict(
+        mesh=mesh, captures=captures, gathers=gathers, partitioning=partitioning, specs=specs
+    )
+    if devices is None:
+        return rewrite(fun, **options).report(*args, **kwargs)
+    # A rewriting does without the global view, which is among the ways of a plan.
+    from jax_dist.machines.plans import machines_of, plan_step  # noqa: PLC0415
+    from jax_dist.machines.steps import MappedStep  # noqa: PLC0415
+
+    (machine,) = machines_of(devices)
+    step = MappedStep.of_mapped(fun, args, kwargs)
+    there = rewrite(step.mapped(jax.pmap, machine.devices), **options)
+    report = there.report(*step.leaves(len(machine.devices)))
+    return dataclasses.replace(report, plan=plan_step(step, [machine]))
+
+
+def _report_of(
+    rewriting: RewrittenProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Report:
+    """What a rewriting, which has traced nothing yet, does on these arguments."""
+    fun, name = rewriting.fun, rewriting.name
+    traced = _compat.jit_like(fun).trace(*args, **kwargs)
+    before, program_before, failure = None, ProgramCost(), ()
+    try:
+        lowered = traced.lower()
+        before, program_before = lowered, ProgramCost.of(lowered)
+    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+        # Some programs only compile when they are rewritten.
+        what = "the program as it is does not compile: before, all is unknown"
+        reason = (text_of(error).strip() or type(error).__name__).splitlines()[0]
+        failure = (PassFinding(_codes.JIT_OF_PMAP, "noted", what, reason, ""),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
+        after = rewriting.lower(args, kwargs)
+    # Of one trace: what each derives again, as in `table * 2`, is another array then.
+    captured = rewriting.found or find_captures(traced.jaxpr, fun)
+    lifted = {capture.key for capture in rewriting.lifted}
+    large = [capture for capture in captured if capture.is_large or capture.is_key]
+    cache_before = CacheVerdict(stable=False, causes=("It does not compile.",))
+    if before is not None:
+        cache_before = CacheVerdict.of(before, [capture.name for capture in large])
+    kept = [capture.name for capture in large if capture.key not in lifted]
+    return Report(
+        name=name,
+        before=program_before,
+        after=ProgramCost.of(after),
+        cache_before=cache_before,
+        cache_after=CacheVerdict.of(after, kept),
+        findings=(
+            *rewriting.findings,
+            *find_hazards(traced.jaxpr),  # left to the user
+            *failure,
+        ),
+        captured=tuple(
+            CapturedArray(
+                name=each.name,
+                shape=each.shape,
+                dtype=each.dtype,
+                bytes=each.bytes,
+                captured_at=each.captured_at,
+                used_at=each.used_at,
+                action="lifted" if each.key in lifted else "kept",
+            )
+            for each in captured
+        ),
+    )

@@ -1,0 +1,489 @@
+"""A mapped axis that is several axes of a mesh, and further axes that XLA cuts compute over."""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from against_pmap import PLAIN, compare
+from drawn_steps import batch_of, state_of, step_of
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import global_view
+from jax_dist.errors import DeviceCountError, GlobalViewError, UnsupportedError
+from jax_dist.global_view.mesh_axes import MeshAxes
+
+pytestmark = pytest.mark.rewriting
+
+_random = np.random.default_rng(0)
+X, Y = _random.normal(size=(2, 8, 2, 64)).astype(np.float32)
+HSDP = ("replica", "shard")
+
+
+def _mesh(**sizes: int) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(*sizes.values()), tuple(sizes))
+
+
+A = _random.normal(size=(64, 256)).astype(np.float32) / 8
+B = _random.normal(size=(256, 64)).astype(np.float32) / 16
+
+
+def _state() -> dict:
+    params = {"a": A, "b": B}
+    return {"params": params, "mean": params, "own": np.zeros(256, np.float32)}
+
+
+def _loss(params: dict, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.mean((jnp.tanh(x @ params["a"]) @ params["b"] - y) ** 2)
+
+
+def _step(state: dict, x: jax.Array, y: jax.Array) -> tuple[dict, jax.Array]:
+    loss, gradient = jax.value_and_grad(_loss)(state["params"], x, y)
+    gradient = lax.pmean(gradient, "i")
+    mean = jax.tree.map(lambda m, g: 0.75 * m + g, state["mean"], gradient)
+    params = jax.tree.map(lambda p, m: p - 0.125 * m, state["params"], mean)
+    own = 0.5 * state["own"] + (x @ state["params"]["a"]).mean(0)  # never averaged
+    return {"params": params, "mean": mean, "own": own}, lax.pmean(loss, "i")
+
+
+def _memory(compiled: Any) -> int:
+    analysis = compiled.memory_analysis()
+    return analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+
+
+# ---- the mapped axis as several
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2)])
+def test_the_state_is_cut_over_the_last_axis_and_copied_over_the_others(sizes):
+    mesh = _mesh(**dict(zip(HSDP, sizes, strict=True)))
+    options = {"mesh": mesh, "mesh_axes": HSDP, "shardings": "fsdp"}
+    view, state = compare(_step, _state(), X, Y, gradients="reduce", **options)
+
+    assert state["params"]["a"].sharding.spec == P(None, "shard")
+    assert state["params"]["a"].addressable_shards[0].data.shape == (64, 256 // sizes[1])
+    assert state["own"].sharding.spec == P(HSDP)
+    assert state["own"].shape == (8, 256)
+    assert view.report().leaves[0].bytes_per_device == 64 * 256 * 4 // sizes[1]
+
+    scattered = global_view(_step, "i", **options)
+    new, loss = scattered(scattered.place(_state(), X, Y, stacked=False), X, Y)
+    wanted, wanted_loss = jax.pmap(_step, "i", in_axes=(None, 0, 0))(_state(), X, Y)
+    np.testing.assert_allclose(new["params"]["a"], wanted["params"]["a"][0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(new["own"], wanted["own"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(loss, wanted_loss, rtol=1e-6)
+
+
+def test_a_gradient_is_scattered_in_a_replica_and_summed_over_replicas():
+    mesh = _mesh(replica=2, shard=4)
+    view = global_view(_step, "i", mesh=mesh, mesh_axes=HSDP, shardings="fsdp")
+    text = view.lower(_state(), X, Y).as_text()
+
+    found = re.findall(r"stablehlo\.(reduce_scatter|all_reduce)", text)
+    assert sorted(found) == ["all_reduce"] * 3 + ["reduce_scatter"] * 2  # one is for the loss
+    parts = re.findall(r"all_reduce.*?-> (tensor<\S+>)", text, re.DOTALL)
+    assert sorted(parts) == ["tensor<64x64xf32>"] * 2 + ["tensor<f32>"]
+
+
+@pytest.mark.parametrize("part", ["shard", HSDP, HSDP[::-1]])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_slice_of_the_whole_sum_is_the_piece_that_is_scattered(dim, part):
+    """As for TPUs, of whose reduce-scatter XLA makes these two."""
+    mesh, spec = _mesh(replica=2, shard=4), P(*[None] * dim, part)
+    rows = np.arange(8 * 64 * 64, dtype=np.int32).reshape(8, 64, 64) % 1009
+
+    def piece(x: jax.Array, *, is_tpu: bool) -> jax.Array:
+        return MeshAxes("i", dict(mesh.shape), is_tpu=is_tpu).summed(x[0], dim, spec)
+
+    texts = []
+    for is_tpu in (False, True):
+        own = functools.partial(piece, is_tpu=is_tpu)
+        made = jax.jit(
+            jax.shard_map(own, mesh=mesh, in_specs=P(HSDP), out_specs=spec, check_vma=False)
+        )
+        np.testing.assert_array_equal(made(rows), rows.sum(0))
+        texts.append(made.lower(rows).as_text())
+    assert ["reduce_scatter" in text for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize("regather", [False, True])
+@pytest.mark.parametrize("part", ["shard", "replica", HSDP, HSDP[::-1]])
+def test_a_gradient_is_scattered_as_its_parameter_is_cut(part, regather):
+    rule = lambda path, leaf: P(None, part) if path.endswith("/a") else P()
+    options: Any = {"mesh": _mesh(replica=2, shard=4), "mesh_axes": HSDP, "shardings": rule}
+    view = global_view(_step, "i", regather=regather, **options)
+    new, _ = view(view.place(_state(), X, Y, stacked=False), X, Y)
+
+    wanted, _ = jax.pmap(_step, "i", in_axes=(None, 0, 0))(_state(), X, Y)
+    for leaf, other in zip(jax.tree.leaves(new), jax.tree.leaves(wanted), strict=True):
+        other = other if leaf.ndim == other.ndim else other[0]
+        np.testing.assert_allclose(leaf, other, rtol=1e-5, atol=1e-6)
+    assert view.report().scattered == 1
+    assert new["params"]["a"].sharding.spec == P(None, part)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("regather", [False, True])
+def test_drawn_steps_over_several_axes(regather):
+    def step(state, x):
+        return step_of(11)(state, x)
+
+    rule = lambda path, leaf: P("shard") if path == "a" else P()
+    options: Any = {"shardings": rule, "gradients": "reduce", "regather": regather}
+    mesh = _mesh(replica=2, shard=4)
+    compare(step, state_of(11), batch_of(11), mesh=mesh, mesh_axes=HSDP, **options)
+    both = lambda path, leaf: P(HSDP) if path == "a" else P()
+    options["shardings"] = both
+    compare(step, state_of(11), batch_of(11), mesh=mesh, mesh_axes=HSDP, **options)
+
+
+def _turned(w, x):
+    turn = lambda _, h: jnp.tanh(h @ w) * (1 + lax.axis_index("i") / 8)
+    return lax.fori_loop(0, 2, turn, x)
+
+
+def _gathered(w, x):
+    return x @ lax.all_gather(w, "i").mean(0)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("read", [_turned, _gathered])
+def test_a_part_is_gathered_again_where_collectives_read_it(read):
+    def step(w, x):
+        gradient = lax.pmean(jax.grad(lambda w: jnp.sum(read(w, x) ** 2))(w), "i")
+        return w - 0.125 * gradient, read(w, x)
+
+    options: Any = {"mesh": _mesh(replica=2, shard=4), "mesh_axes": HSDP, "regather": True}
+    _, w = compare(step, A[:, :64], X, shardings="fsdp", gradients="reduce", **options)
+    assert w.sharding.spec == P("shard")
+
+
+@pytest.mark.thorough
+def test_the_mapped_axis_may_have_another_name_on_the_mesh():
+    view, state = compare(
+        _step, _state(), X, Y, mesh=_mesh(data=8), mesh_axes=("data",), shardings="fsdp"
+    )
+    assert state["params"]["b"].sharding.spec == P("data")
+    assert view.shardings["own"].spec == P("data")
+
+
+@pytest.mark.parametrize(
+    ("names", "mesh"),
+    [(("replica", "nothing"), True), (("replica", "replica"), True), ((), True), (HSDP, False)],
+)
+def test_axes_that_are_not_there_are_refused(names, mesh):
+    given = _mesh(replica=2, shard=4) if mesh else None
+    with pytest.raises(DeviceCountError, match="the mesh has no axes"):
+        global_view(_step, "i", mesh=given, mesh_axes=names)
+
+
+# ---- further axes
+
+
+def _rule(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+    """As Megatron cuts two layers: the first by columns, the second by rows."""
+    match path.rsplit("/", maxsplit=1)[-1]:
+        case "a":
+            return P("i", "model")
+        case "b":
+            return P("model", "i")
+        case "own":
+            return P("model")
+    return P()
+
+
+def _under_pmap(step: Any, state: dict, *batch: Any, times: int) -> tuple[Any, Any]:
+    """The last results on four devices, and the program."""
+    mapped = jax.pmap(step, "i", devices=jax.devices()[: len(batch[0])])
+    held = jax.tree.map(lambda leaf: np.stack([leaf] * len(batch[0])), state)
+    compiled = mapped.lower(held, *batch).compile()
+    for _ in range(times):
+        held, rest = mapped(held, *batch)
+    return (held, rest), compiled
+
+
+def _flops(compiled: Any) -> float:
+    return compiled.cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize("regather", [False, True])
+@pytest.mark.parametrize("sizes", [{"i": 2, "model": 4}, {"i": 4, "model": 2}])
+def test_what_is_computed_is_cut_as_the_state_is(sizes, regather):
+    x, y = (np.tile(each, (1, 8, 1))[: sizes["i"]] for each in (X, Y))
+    (wanted, loss), pmapped = _under_pmap(_step, _state(), x, y, times=3)
+    view = global_view(_step, "i", mesh=_mesh(**sizes), shardings=_rule, regather=regather)
+    state = view.place(_state(), x, y, stacked=False)
+    compiled = view.lower(state, x, y).compile()
+    for _ in range(3):
+        state, mine = view(state, x, y)
+
+    assert state["params"]["a"].sharding.spec == P("i", "model")
+    assert state["params"]["a"].addressable_shards[0].data.size == 64 * 256 // 8
+    assert state["own"].sharding.spec == P("i", "model")  # of each device along "i"
+    assert _flops(compiled) < 1.15 * _flops(pmapped) / sizes["model"]
+    if not regather:  # XLA for CPU gathers both times at once
+        assert _memory(compiled) < 0.7 * _memory(pmapped)
+    # Sums of up to 256 products have another order.
+    for name in ("a", "b"):
+        ours, theirs = state["params"][name], wanted["params"][name][0]
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-6)
+    np.testing.assert_allclose(state["own"], wanted["own"], rtol=0, atol=3e-6)
+    np.testing.assert_allclose(mine, loss, rtol=1e-6)
+
+
+@pytest.mark.thorough
+def test_with_reduce_further_axes_hold_the_state_only():
+    x, y = X[:4], Y[:4]
+    mesh = _mesh(i=4, model=2)
+    view = global_view(_step, "i", mesh=mesh, shardings=_rule, gradients="reduce")
+    state = view.place(_state(), x, y, stacked=False)
+    mine, _ = view.lower(state, x, y).compile(compiler_options=PLAIN)(
+        *jax.device_put((state, x, y), view.lower(state, x, y).compile().input_shardings[0])
+    )
+
+    held = jax.tree.map(lambda leaf: np.stack([leaf] * 4), _state())
+    mapped = jax.jit(jax.pmap(_step, "i", devices=jax.devices()[:4])).lower(held, x, y)
+    wanted, _ = mapped.compile(compiler_options=PLAIN)(held, x, y)
+    np.testing.assert_array_equal(mine["params"]["a"], wanted["params"]["a"][0])
+    np.testing.assert_array_equal(mine["own"], wanted["own"])
+
+
+def test_several_mapped_axes_and_a_further_one():
+    mesh = _mesh(replica=2, shard=2, model=2)
+
+    def rule(path, leaf):
+        return P(*["shard" if part == "i" else part for part in _rule(path, leaf)])
+
+    x, y = X[:4], Y[:4]
+    view = global_view(_step, "i", mesh=mesh, mesh_axes=HSDP, shardings=rule)
+    state = view.place(_state(), x, y, stacked=False)
+    for _ in range(3):
+        state, _ = view(state, x, y)
+    (wanted, _), pmapped = _under_pmap(_step, _state(), x, y, times=3)
+
+    assert state["params"]["a"].sharding.spec == P("shard", "model")
+    assert state["own"].sharding.spec == P(HSDP, "model")
+    assert _flops(view.lower(state, x, y).compile()) < 0.6 * _flops(pmapped)
+    np.testing.assert_allclose(state["params"]["a"], wanted["params"]["a"][0], rtol=0, atol=3e-6)
+    np.testing.assert_allclose(state["own"], wanted["own"], rtol=0, atol=3e-6)
+
+
+def _with_callback(h):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(h.shape, h.dtype), h)
+
+
+def _with_numbers(h):
+    return h * jax.random.normal(jax.random.key(3, impl="rbg"), h.shape)
+
+
+def _by_device(h):
+    return lax.cond(lax.axis_index("i") == 1, lambda: lax.fori_loop(0, 3, _halved, h), lambda: h)
+
+
+def _halved(_, h):
+    return lax.ppermute(h, "i", [(0, 0), (1, 1), (2, 2), (3, 3)]) * 0.5 if h.ndim > 2 else 0.5 * h
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "inner",
+    [
+        _with_callback,
+        _with_numbers,
+        _by_device,
+        lambda h: jnp.abs(jnp.fft.fft(h)),
+        lambda h: jnp.sort(h, -1) + lax.top_k(h, 2)[0].sum(),
+        lambda h: h + jnp.linalg.inv(jnp.cov(h)[:2, :2] + 2 * jnp.eye(2)).sum(),
+        lambda h: lax.ppermute(h, "i", [(n, (n + 1) % 4) for n in range(4)]),
+        lambda h: jax.checkpoint(lambda h: jnp.tanh(h) * lax.axis_index("i"))(h),
+    ],
+)
+def test_what_xla_cannot_cut_is_whole_there(inner):
+    def step(state, x, y):
+        hidden = lax.stop_gradient(inner(x @ state["params"]["a"]))
+        loss = lambda p: jnp.mean((hidden * (x @ p["a"])) @ p["b"] * y)
+        gradient = lax.pmean(jax.grad(loss)(state["params"]), "i")
+        params = jax.tree.map(lambda p, g: p - 0.125 * g, state["params"], gradient)
+        return {**state, "params": params}, hidden
+
+    x, y = X[:4], Y[:4]
+    view = global_view(step, "i", mesh=_mesh(i=4, model=2), shardings=_rule)
+    state, hidden = view(view.place(_state(), x, y, stacked=False), x, y)
+    (wanted, theirs), _ = _under_pmap(step, _state(), x, y, times=1)
+
+    np.testing.assert_allclose(hidden, theirs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(state["params"]["a"], wanted["params"]["a"][0], rtol=0, atol=1e-5)
+
+
+def _sent_in_bodies(text: str) -> set[str]:
+    """The collectives in the bodies of loops and branches of a program, and in what they call."""
+    named = [(re.match(r"(?:ENTRY )?%?(\S+) ", part), part) for part in text.split("\n\n")]
+    parts = {found[1]: part for found, part in named if found}
+    called = r"(?:body|true_computation|false_computation)=(%[\w.\-]+)"
+    bodies = [*re.findall(called, text), *re.findall(r"branch_computations=\{(.*?)\}", text)]
+    queue = [name for each in bodies for name in re.findall(r"%([\w.\-]+)", each)]
+    assert queue
+    for name in queue:  # which grows
+        inner = re.findall(r"%([\w.\-]+)", parts[name])
+        queue += [each for each in dict.fromkeys(inner) if each in parts and each not in queue]
+    kinds = r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+    return {kind for name in queue for kind in re.findall(kinds, parts[name])}
+
+
+def _often(x, w):
+    """As often as the device says."""
+    return lax.fori_loop(0, lax.axis_index("i") + 1, lambda _, h: jnp.tanh(h @ w), x)
+
+
+def _some(x, w):
+    return lax.cond(x.sum() > 0, lambda: jnp.tanh(x @ w), lambda: x)
+
+
+def _same_often(x, w):
+    going = lambda turn: lax.pmax(turn[0], "i") < 3
+    return lax.while_loop(going, lambda turn: (turn[0] + 1, jnp.tanh(turn[1] @ w)), (0, x))[1]
+
+
+@pytest.mark.parametrize(("inner", "agree"), [(_often, False), (_some, False), (_same_often, True)])
+def test_nothing_is_sent_where_devices_may_go_other_ways(inner, agree):
+    def step(state, x):
+        hidden = inner(x, state["w"])
+        move = lax.pmean(x.T @ hidden, "i")
+        return {"w": state["w"] - 0.125 * move}, hidden
+
+    state, x = {"w": A[:, :64]}, X[:4]
+    view = global_view(
+        step, "i", mesh=_mesh(i=4, model=2), shardings=lambda path, leaf: P("i", "model")
+    )
+    held = view.place(state, x, stacked=False)
+    text = view.lower(held, x).compile().as_text()
+    new, hidden = view(held, x)
+    (wanted, theirs), _ = _under_pmap(step, state, x, times=1)
+
+    assert bool(_sent_in_bodies(text)) == agree
+    np.testing.assert_allclose(hidden, theirs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(new["w"], wanted["w"][0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("gradients", ["scatter", "reduce"])
+@pytest.mark.parametrize(
+    ("spec", "names_mesh"),
+    [(P(None, "model"), True), (P(None, "model"), False), (P(P.UNCONSTRAINED, "model"), False)],
+)
+def test_a_constraint_of_the_step_may_name_further_axes(gradients, spec, names_mesh):
+    mesh, whole = _mesh(i=4, model=2), lambda path, leaf: P()
+
+    cut = jax.NamedSharding(mesh, spec) if names_mesh else spec
+
+    def step(state, x, y, constrained=lambda hidden: lax.with_sharding_constraint(hidden, cut)):
+        def loss(params):
+            return jnp.mean((jnp.tanh(constrained(x @ params["a"])) @ params["b"] - y) ** 2)
+
+        gradient = lax.pmean(jax.grad(loss)(state["params"]), "i")
+        params = jax.tree.map(lambda p, g: p - 0.125 * g, state["params"], gradient)
+        return {**state, "params": params}
+
+    x, y = (np.tile(each, (1, 8, 1))[:4] for each in (X, Y))
+    view = global_view(step, "i", mesh=mesh, shardings=whole, gradients=gradients)
+    state = view.place(_state(), x, y, stacked=False)
+    new = view(state, x, y)
+
+    plain = lambda *args: (step(*args, lambda hidden: hidden), 0)
+    (wanted, _), pmapped = _under_pmap(plain, _state(), x, y, times=1)
+    np.testing.assert_allclose(new["params"]["a"], wanted["params"]["a"][0], rtol=0, atol=3e-6)
+    share = _flops(view.lower(state, x, y).compile()) / _flops(pmapped)
+    assert share < 0.65 if gradients == "scatter" else share > 0.9
+
+
+def test_each_device_scatters_what_it_has_of_a_gradient_along_further_axes():
+    x, y = X[:2], Y[:2]
+    view = global_view(_step, "i", mesh=_mesh(i=2, model=4), shardings=_rule)
+    text = view.lower(view.place(_state(), x, y, stacked=False), x, y).compile().as_text()
+
+    shapes = re.findall(r"f32\[([\d,]+)\]\S* reduce-scatter\(", text)
+    sizes = [np.prod([int(size) for size in shape.split(",")]) for shape in shapes]
+    assert sizes == [64 * 256 // 8] * 2
+
+
+def test_each_device_gathers_what_it_has_of_a_parameter_along_further_axes():
+    w = np.stack([np.eye(64, dtype=np.float32)] * 3)
+    x, rule = X[:2], lambda path, leaf: P(None, "i", "model")
+
+    def step(w, x):
+        turn = lambda h, layer: (jnp.tanh(h @ layer), None)
+        gradient = jax.grad(lambda w: jnp.sum(lax.scan(turn, x, w)[0] ** 2))(w)
+        return w - lax.pmean(gradient, "i")
+
+    view = global_view(step, "i", mesh=_mesh(i=2, model=4), shardings=rule, regather=True)
+    text = view.lower(w, x).as_text()
+
+    shapes = re.findall(r"stablehlo\.all_gather.*?-> tensor<([\dx]+)xf32>", text, re.DOTALL)
+    assert {"64x16", "1x64x16"} >= {*shapes} > set()
+
+
+@pytest.mark.parametrize("gradients", ["scatter", "reduce"])
+def test_a_constraint_that_names_no_axis_makes_a_value_whole_along_further_ones(gradients):
+    def step(w, x, lay=lambda hidden: lax.with_sharding_constraint(hidden, P())):
+        loss = lambda w: jnp.sum(lay(jnp.tanh(x @ w)) ** 2)
+        return w - 0.125 * lax.pmean(jax.grad(loss)(w), "i"), lay(x @ w)
+
+    options: Any = {"mesh": _mesh(i=4, model=2), "gradients": gradients}
+    cut = lambda path, leaf: P("i", "model")
+    view = global_view(step, "i", shardings=cut, **options)
+    free = global_view(lambda w, x: step(w, x, lambda h: h), "i", shardings=cut, **options)
+    w, x = A[:, :64], X[:4]
+    count = lambda each: each.lower(w, x).as_text().count("sharding_constraint")
+    assert count(view) - count(free) == (3 if gradients == "scatter" else 0)  # one in the backward
+
+    new, hidden = view(view.place(w, x, stacked=False), x)
+    wanted, theirs = free(free.place(w, x, stacked=False), x)
+    np.testing.assert_allclose(hidden, theirs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(new, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["i", "other"])
+def test_a_constraint_over_the_mapped_axis_is_refused(name):
+    other = Mesh(np.array(jax.devices()).reshape(4, 2), ("i", "other"))
+
+    def step(w, x):
+        return lax.with_sharding_constraint(w, jax.NamedSharding(other, P(name))), x
+
+    view = global_view(step, "i", mesh=_mesh(i=4, model=2))
+    with pytest.raises(UnsupportedError, match=r"test_mesh_axes.py:\d+: NamedSharding"):
+        view(view.place(X[0, 0], stacked=False), X[:4])
+
+
+@pytest.mark.parametrize("spec", [P("i"), P("replica"), P("nothing"), P(("replica", "model"))])
+def test_a_constraint_that_is_only_a_spec_and_does_not_hold_is_refused(spec):
+    def step(w, x):
+        return lax.with_sharding_constraint(w, spec), x
+
+    mesh = _mesh(replica=2, shard=2, model=2)
+    view = global_view(step, "i", mesh=mesh, mesh_axes=HSDP)
+    with pytest.raises(UnsupportedError, match=r"test_mesh_axes.py:\d+: (The spec|Res)"):
+        view(view.place(X[0, 0], stacked=False), X[:4])
+
+
+def test_a_spec_alone_names_further_axes_where_the_mapped_axis_is_several():
+    def step(w, x):
+        hidden = lax.with_sharding_constraint(x @ w, P(None, "model"))
+        return w - lax.pmean(hidden.sum(0), "i"), hidden
+
+    mesh = _mesh(replica=2, shard=2, model=2)
+    view = global_view(step, "i", mesh=mesh, mesh_axes=HSDP)
+    w = view.place(np.ones((64, 64), np.float32), stacked=False)
+    assert '[{}, {"model"}]' in view.lower(w, X[:4]).as_text()
+    np.testing.assert_allclose(view(w, X[:4])[1], X[:4] @ np.ones((64, 64)), atol=1e-4)
+
+
+def test_a_leaf_that_varies_cannot_be_cut_over_the_mapped_axis():
+    rule = lambda path, leaf: P(("shard",)) if path == "own" else P()
+    mesh = _mesh(replica=2, shard=4)
+    with pytest.raises(GlobalViewError, match="each device has another one"):
+        global_view(_step, "i", mesh=mesh, mesh_axes=HSDP, shardings=rule)(_state(), X, Y)

@@ -1,0 +1,358 @@
+"""Notebooks: cells as one Python text, and their JSON written again in its own layout."""
+
+import ast
+import json
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jax_dist.lint.model.findings import Position
+from jax_dist.lint.model.notebooks import Notebook, read_notebook
+from jax_dist.lint.model.sources import UnreadableError
+
+# Written by several programs in turn: spaces that differ, escapes that need not be, outputs.
+_MIXED = rb"""{ "nbformat":4,
+ "cells": [
+  {"cell_type": "markdown", "source": ["# jax.pmap\n", "%%time"]},
+  {
+   "cell_type": "code", "execution_count": 1,
+   "outputs": [{"text": ["import jax\n"], "data": {"source": ["no"]}}],
+   "source": [
+    "import jax\n",
+    "print(\"\u00e9\", '\/', 1 \u003c 2)\n",
+    "%matplotlib inline\n",
+    "n = jax.lax.psum(1, 'i')"
+   ]
+  },
+  {"source": "%%time\nm = jax.lax.psum(1, 'j')\n\u0023 done", "cell_type": "code"},
+  {"cell_type": "code", "source": []},
+  {"cell_type": "code", "source": ["%%bash\n", "pip install jax"]}
+ ],
+ "metadata": {"language_info": {"name": "python"}}}"""
+
+
+def _notebook(*cells: str, **metadata: object) -> Notebook:
+    data = {
+        "cells": [{"cell_type": "code", "source": cell} for cell in cells],
+        "metadata": metadata,
+    }
+    return read_notebook("a.ipynb", json.dumps(data).encode())
+
+
+def _replaced(notebook: Notebook, old: bytes, new: bytes) -> bytes:
+    assert notebook.code.count(old) == 1
+    return notebook.written(notebook.code.replace(old, new))
+
+
+class TestReading:
+    def test_the_code_is_that_of_the_python_cells(self):
+        notebook = read_notebook("a.ipynb", _MIXED)
+
+        assert notebook.code.decode() == textwrap.dedent("""\
+            # cell 2
+            import jax
+            print("é", '/', 1 < 2)
+            %matplotlib inline
+            n = jax.lax.psum(1, 'i')
+            # cell 3
+            m = jax.lax.psum(1, 'j')
+            # done
+            # cell 4
+            """)
+        assert notebook.unparsed == ()
+
+    def test_what_is_parsed_has_no_magics_and_the_same_places(self):
+        notebook = read_notebook("a.ipynb", _MIXED)
+
+        assert notebook.python == notebook.code.replace(b"%matplotlib inline", b" " * 18)
+
+    def test_positions_count_all_cells_and_the_lines_in_them(self):
+        notebook = read_notebook("a.ipynb", _MIXED)
+
+        assert notebook.position(notebook.code.index(b"jax.lax.psum(1, 'i')")) == Position(4, 5, 2)
+        assert notebook.position(notebook.code.index(b"jax.lax.psum(1, 'j')")) == Position(2, 5, 3)
+        assert notebook.position(notebook.code.index(b"# done")) == Position(3, 1, 3)
+        assert notebook.line_text(notebook.code.index(b"done")) == "# done"
+
+    def test_a_cell_that_is_no_python_does_not_hide_the_others(self):
+        notebook = _notebook("import jax", "x = (\nSELECT * FROM t", "jax.pmap(f)")
+
+        ast.parse(notebook.python)
+        (error,) = notebook.unparsed
+        assert notebook.position(notebook.line_starts[error.line - 1]) == Position(1, 1, 2)
+        assert error.message == "'(' was never closed"
+        assert b"SELECT" in notebook.code
+        assert b"SELECT" not in notebook.python
+        assert b"jax.pmap(f)" in notebook.python
+
+    def test_half_a_character_does_no_harm(self):
+        data = b'{"cells": [{"cell_type": "code", "source": ["s = \'\\ud83d\'\\n", "n = 1"]}]}'
+
+        notebook = read_notebook("a.ipynb", data)
+
+        assert [error.message for error in notebook.unparsed] == ["it holds half of a character"]
+        assert notebook.written(notebook.code) == data
+        assert _replaced(notebook, b"n = 1", b"n = 2") == data.replace(b"n = 1", b"n = 2")
+
+    def test_a_cell_that_looks_like_the_mark_between_cells(self):
+        notebook = _notebook("a = 1\n# cell 2\nb = 2", "c = 3")
+
+        assert notebook.code == b"# cell' 1\na = 1\n# cell 2\nb = 2\n# cell' 2\nc = 3"
+        assert json.loads(_replaced(notebook, b"c = 3", b"c = 4"))["cells"][1]["source"] == "c = 4"
+
+    @pytest.mark.parametrize(
+        "metadata",
+        [
+            {"language_info": {"name": "R"}},
+            {"kernelspec": {"language": "julia"}},
+            {"language_info": {"name": "scala"}, "kernelspec": {"language": "python"}},
+        ],
+    )
+    def test_another_language_has_no_cells(self, metadata):
+        assert _notebook("library(jax)", **metadata).code == b""
+
+    @pytest.mark.parametrize("metadata", [{}, {"kernelspec": None}, {"kernelspec": {"name": "x"}}])
+    def test_a_notebook_that_does_not_say_is_python(self, metadata):
+        assert _notebook("import jax", **metadata).code == b"# cell 1\nimport jax"
+
+    def test_a_cell_in_another_language_is_left_out(self):
+        cell = {"cell_type": "code", "source": "select 1", "metadata": {}}
+        cell["metadata"] = {"vscode": {"languageId": "sql"}}
+
+        assert read_notebook("a.ipynb", json.dumps({"cells": [cell]}).encode()).code == b""
+
+    @pytest.mark.parametrize(
+        ("data", "why"),
+        [
+            (b"", "the file is no notebook: Expecting value: line 1 column 1 (char 0)"),
+            (b"[1]", "the file is no notebook: it has no list of cells"),
+            (b"{}", "the file is no notebook: it has no list of cells"),
+            (
+                b'{"worksheets": []}',
+                "the file is no notebook: it is of a format before 4, which "
+                "`jupyter nbconvert --to notebook` converts",
+            ),
+            (
+                b'{"cells": [}',
+                "the file is no notebook: Expecting value: line 1 column 12 (char 11)",
+            ),
+            (b'{"cells": {}}', "the file is no notebook: it has no list of cells"),
+            (b'{"cells": [1]}', "the file is no notebook: it has no list of cells"),
+            (
+                b'{"cells": [{"cell_type": "code", "source": {}}]}',
+                "the file is no notebook: the source of cell 1 is no text",
+            ),
+            (b"\xff", None),
+            (b"[" * 100_000, None),
+            (b'{"cells": ' + b"[" * 100_000, None),
+        ],
+    )
+    def test_what_is_no_notebook_is_said_to_be_none(self, data, why):
+        with pytest.raises(UnreadableError) as caught:
+            read_notebook("a.ipynb", data)
+
+        assert why is None or str(caught.value) == why
+
+    def test_what_is_cut_off_or_garbled_never_crashes(self):
+        outcomes = set()
+        for place in range(len(_MIXED)):
+            for data in (_MIXED[:place], _MIXED[:place] + b"]" + _MIXED[place + 1 :]):
+                try:
+                    notebook = read_notebook("a.ipynb", data)
+                except UnreadableError:
+                    outcomes.add("unreadable")
+                else:
+                    outcomes.add("read")
+                    assert notebook.written(notebook.code) == data
+
+        assert outcomes == {"read", "unreadable"}
+
+
+class TestWriting:
+    def test_without_a_change_all_bytes_are_as_they_were(self):
+        for data in (
+            _MIXED,
+            b"\xef\xbb\xbf" + _MIXED,
+            _MIXED.replace(b"\n", b"\r\n"),
+            b'{"cells":[]}',
+        ):
+            notebook = read_notebook("a.ipynb", data)
+
+            assert notebook.written(notebook.code) == data
+
+    @pytest.mark.parametrize("indent", [None, 1, 2, "\t"])
+    @pytest.mark.parametrize("ascii_only", [True, False])
+    @pytest.mark.parametrize("newline", ["\n", "\r\n"])
+    @pytest.mark.parametrize("end", ["", "\n"])
+    def test_an_edit_changes_only_its_line(self, indent, ascii_only, newline, end):
+        book = json.loads(_MIXED)
+        text = json.dumps(book, indent=indent, ensure_ascii=ascii_only) + end
+        data = text.replace("\n", newline).encode()
+        notebook = read_notebook("a.ipynb", data)
+
+        for name in (b"i", b"j"):
+            old, new = b"psum(1, '%b')" % name, b"axis_size('%b')" % name
+            assert _replaced(notebook, old, new) == data.replace(old, new)
+
+    def test_another_layout_becomes_what_jupyter_writes(self):
+        notebook = read_notebook("a.ipynb", _MIXED)
+        book = json.loads(_MIXED)
+        book["cells"][1]["source"][3] = "n = axis_size('i')"
+
+        written = _replaced(notebook, b"jax.lax.psum(1, 'i')", b"axis_size('i')")
+
+        assert written.decode() == json.dumps(book, indent=1).replace("<", "\\u003c")
+
+    def test_signs_that_colab_escapes_stay_escaped(self):
+        data = b"""{"cells": [{"cell_type": "code", "source": ["a \\u003c b\\n", "c = 'd'"]}]}"""
+        notebook = read_notebook("a.ipynb", data)
+
+        assert _replaced(notebook, b"c =", b"e = 1 < 2, 3 > 2, '&' #") == data.replace(
+            b"c =", b"e = 1 \\u003c 2, 3 > 2, '&' #"
+        )
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [
+            (["a = 1"], ["a = 1\n", "b = 2"]),
+            (["a = 1\n", "b = 2"], ["a = 1\n"]),
+            (["a = 1\n", "b = 2"], ["b = 2"]),
+            (["a = 1\n", "b = 2\n", "c = 3"], ["b = 2\n", "c = 4"]),
+            (["a = 1\n"], ["a = 1\n", "b = 2"]),
+            (["a = 1"], []),
+            (["a = 1\n", "b = 2"], ["a = 'é'\n", "b = 2"]),
+            (["a = 1\n", "a = 1\n", "a = 1"], ["a = 1\n", "a = 1"]),
+        ],
+    )
+    def test_a_list_of_lines_stays_one(self, before, after):
+        data = json.dumps({"cells": [{"cell_type": "code", "source": before}]}, indent=1).encode()
+        notebook = read_notebook("a.ipynb", data)
+
+        written = notebook.written(b"# cell 1\n" + "".join(after).encode())
+
+        assert json.loads(written)["cells"][0]["source"] == after
+        assert written.isascii()
+        assert written.count(b"\n") == data.count(b"\n") + len(after) - len(before) - (not after)
+
+    def test_letters_are_written_as_the_file_writes_them(self):
+        data = json.dumps({"cells": [{"cell_type": "code", "source": ["x = 'é'"]}]}).encode()
+        spelled = data.replace(b"\\u00e9", "é".encode())
+
+        written = [
+            _replaced(read_notebook("a.ipynb", each), b"x =", "ü =".encode())
+            for each in (data, spelled)
+        ]
+
+        assert written == [
+            data.replace(b"x =", b"\\u00fc ="),
+            spelled.replace(b"x =", "ü =".encode()),
+        ]
+
+    def test_lines_that_are_cut_otherwise_are_written_anew(self):
+        data = b'{"cells": [{"cell_type": "code", "source": ["a = ", "1\\nb = 2"]}]}'
+        notebook = read_notebook("a.ipynb", data)
+
+        assert notebook.written(notebook.code) == data
+        assert _replaced(notebook, b"b = 2", b"b = 3") == data.replace(
+            b'["a = ", "1\\nb = 2"]', b'["a = 1\\n", "b = 3"]'
+        )
+
+    def test_what_is_put_at_the_very_top_goes_into_the_first_cell(self):
+        notebook = read_notebook("a.ipynb", _MIXED)
+
+        written = notebook.written(b"import jax_dist\n" + notebook.code)
+
+        assert json.loads(written)["cells"][1]["source"][:2] == [
+            "import jax_dist\n",
+            "import jax\n",
+        ]
+
+    def test_an_edit_over_the_end_of_a_cell_is_refused(self):
+        notebook = read_notebook("a.ipynb", _MIXED)
+
+        with pytest.raises(ValueError, match="an edit reaches over the end of a cell of a.ipynb"):
+            _replaced(notebook, b"\n# cell 3\n", b"\n")
+
+    def test_edited_is_what_would_be_read(self):
+        notebook = read_notebook("a.ipynb", _MIXED)
+
+        edited = notebook.edited(notebook.code.replace(b"1, 'i'", b"2, 'i'"))
+
+        assert edited.python == notebook.python.replace(b"1, 'i'", b"2, 'i'")
+
+    @given(
+        st.lists(st.text(alphabet='ab"\\\n/é\u2028\U0001f600\t ', max_size=12), min_size=1),
+        st.lists(st.text(alphabet='ab"\\\né😀 ', max_size=12), min_size=1),
+        st.booleans(),
+        st.sampled_from([None, 1]),
+    )
+    def test_any_text_can_become_any_other(self, before, after, as_list, indent):
+        cells = [
+            {"cell_type": "code", "source": text.splitlines(keepends=True) if as_list else text}
+            for text in before
+        ]
+        data = json.dumps({"cells": cells, "x": "é"}, indent=indent).encode()
+        after = [*after, *before][: len(before)]
+        notebook = read_notebook("a.ipynb", data)
+        marked = (
+            f"{notebook.marker} {number}\n{text}" for number, text in enumerate(after, start=1)
+        )
+        code = "\n".join(marked)
+
+        written = json.loads(notebook.written(code.encode()))
+
+        assert ["".join(cell["source"]) for cell in written["cells"]] == after
+        assert written["x"] == "é"
+
+
+class TestMagics:
+    @pytest.mark.parametrize(
+        ("cell", "shown"),
+        [
+            ("!pip install jax\nx = 1", "                \nx = 1"),
+            ("if colab:\n  !pip install jax\n", "if colab:\n  _               \n"),
+            ("files = !ls\n", "files = _  \n"),
+            ("a, b = %time f(x)\n", "a, b = _         \n"),
+            ("%timeit -n 5 -r2 pmap(f)(x)\n", "_              ; pmap(f)(x)\n".replace("; ", " ;")),
+            ("timeit -n 5 pmap(f)(x)\ny = 1\n", "_          ;pmap(f)(x)\ny = 1\n"),
+            ("  %time y = f(x)\n", None),
+            ("if x:\n  %time y = f(x)\n", "if x:\n  _    ;y = f(x)\n"),
+            ("%time for\n", "         \n"),
+            ("jax.pmap?\nx = 1", "         \nx = 1"),
+            ("??jax\n?x\n", "     \n  \n"),
+            ("%run \\\n  file.py\nx = 1", "      \n         \nx = 1"),
+            ("pip install -q jax==0.4\nx = 1", " " * 23 + "\nx = 1"),
+            ("!echo é\nx = 1", " " * 8 + "\nx = 1"),
+            ("x = (a\n  % b)\n!ls\n", "x = (a\n  % b)\n   \n"),
+            ('s = """\n!no\n"""\n!ls\n', 's = """\n!no\n"""\n   \n'),
+            ("x = a \\\n% b\n!ls\n", "x = a \\\n% b\n   \n"),
+            ("s = '(' # (\n!ls\n", "s = '(' # (\n   \n"),
+            ("x = 5 % 3\nx %= 2\n", "x = 5 % 3\nx %= 2\n"),
+        ],
+    )
+    def test_a_magic_is_hidden_and_nothing_else(self, cell, shown):
+        notebook = _notebook(cell)
+        if shown is None:
+            assert [error.message for error in notebook.unparsed] == ["unexpected indent"]
+            return
+        assert notebook.unparsed == ()
+        assert notebook.python.decode() == f"# cell 1\n{shown}"
+        assert len(shown.encode()) == len(cell.encode())
+
+    @pytest.mark.parametrize(
+        ("cell", "body"),
+        [
+            ("x = 1", "x = 1"),
+            ("%%time\nx = 1", "x = 1"),
+            ("\n  %%timeit -n 5 setup()\nf(x)", "f(x)"),
+            ("%%capture", ""),
+            ("%%bash\nls", None),
+            ("%%html\n<b>", None),
+            ("%%writefile train.py\nimport jax", None),
+            ("x = 1\n%%time\n", "x = 1\n%%time\n"),
+        ],
+    )
+    def test_where_the_python_of_a_cell_begins(self, cell, body):
+        assert _notebook(cell).code.decode() == ("" if body is None else f"# cell 1\n{body}")

@@ -1,0 +1,58 @@
+"""Files by their bytes: what cannot be read is said, and never passed over."""
+
+import pytest
+
+from jax_dist.lint.engine import linter
+from jax_dist.lint.engine.linter import Examiner
+from jax_dist.lint.model import sources
+from jax_dist.lint.model.sources import UnreadableError
+
+_TEXT = "import jax\nf = jax.pmap(abs)\n"
+
+
+def _found(data: bytes) -> list[tuple[str, str]]:
+    found = Examiner(frozenset(linter.PAGES)).examined("a.py", data)
+    return [(finding.code, finding.message) for finding in found]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_file_of_wide_characters_has_a_finding(encoding: str):
+    data = _TEXT.encode(encoding)
+
+    assert not Examiner.passes_over("a.py", data)
+    assert [code for code, _ in _found(data)] in (["JXD900"], ["JXD901"])
+
+
+@pytest.mark.parametrize(
+    ("cookie", "message"),
+    [
+        ("idna", "the file says that it is idna, which is for short strings"),
+        ("utf-7", "the file says that it is utf-7, which is for short strings"),
+        (
+            "unicode_escape",
+            "the file says that it is unicode_escape, which is for short strings",
+        ),
+        (
+            "rot13",
+            "the file is not rot13: 'rot13' is not a text encoding; use codecs.decode() to handle "
+            "arbitrary codecs",
+        ),
+    ],
+)
+def test_cookies_of_no_file(cookie: str, message: str):
+    data = f"# coding: {cookie}\n{_TEXT}".encode()
+
+    with pytest.raises(UnreadableError) as caught:
+        sources.read("a.py", data)
+
+    assert str(caught.value) == message
+    assert _found(data) == [("JXD901", message)]
+
+
+@pytest.mark.parametrize("cookie", ["latin-1", "cp1252", "shift_jis", "utf-8"])
+def test_other_cookies_are_followed_to_the_byte(cookie: str):
+    data = f"# coding: {cookie}\nname = 'é'\n".encode(cookie, "ignore")
+
+    source = sources.read("a.py", data)
+
+    assert source.written(source.code) == data

@@ -1,0 +1,386 @@
+"""Calls: what compiles, what runs in Python, what is donated, and what is moved."""
+
+import functools
+import gc
+import re
+import weakref
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from watching import compiles, lies_on, mesh, python_calls
+
+import jax_dist
+from jax_dist import _compat
+from jax_dist._rewrite import programs
+from jax_dist.pmap import _known
+
+pytestmark = pytest.mark.mapping
+
+_EIGHT = np.arange(8.0, dtype=np.float32)
+_KNOWS_METHODS = _compat.PMAP_KNOWS_METHODS
+
+
+def _double(x):
+    return 2 * x
+
+
+# ------------------------------------------------------------------------------ compile counts
+
+
+def test_decorating_again_compiles_once():
+    def body(x):
+        return lax.psum(x, "i") * 3
+
+    with compiles(1):
+        for _ in range(3):
+            jax_dist.pmap(body, "i")(_EIGHT)
+    with compiles(1):  # other options, another program
+        jax_dist.pmap(body, "i", out_axes=None)(_EIGHT)
+
+
+def test_a_function_and_one_that_wraps_it_are_not_mixed_up():
+    def inner(x):
+        return x + 1
+
+    @functools.wraps(inner)
+    def outer(x):
+        return inner(x) * 100
+
+    assert jax_dist.pmap(inner)(_EIGHT).tolist() == [k + 1 for k in range(8)]
+    assert jax_dist.pmap(outer)(_EIGHT).tolist() == [100 * (k + 1) for k in range(8)]
+
+
+@pytest.mark.parametrize("pmap", [jax_dist.pmap, jax.pmap])
+def test_a_method_is_known_by_its_function_and_its_object(pmap):
+    class Scaler:
+        factor, traced = 2, 0
+
+        def scale(self, x):
+            self.traced += 1
+            return self.factor * x
+
+    scaler, other = Scaler(), Scaler()
+
+    assert pmap(scaler.scale)(_EIGHT)[1] == 2
+    scaler.factor = other.factor = 5
+    again = pmap(scaler.scale)(_EIGHT)[1]
+    assert pmap(other.scale)(_EIGHT)[1] == 5
+    assert (again, scaler.traced, other.traced) == ((2, 1, 1) if _KNOWS_METHODS else (5, 2, 1))
+
+
+def test_a_partial_object_is_known_by_itself():
+    traced = []
+
+    def add(n, x):
+        traced.append(n)
+        return x + n
+
+    kept = functools.partial(add, 1)
+    for each in (kept, kept, functools.partial(add, 1)):  # what `add` reads may have changed
+        assert jax_dist.pmap(each)(_EIGHT)[1] == 2
+    assert traced == [1, 1]
+
+
+def test_functions_die_when_their_users_drop_them():
+    def make():
+        def body(x):
+            return x + 1
+
+        jax_dist.pmap(body)(_EIGHT)
+        return weakref.ref(body)
+
+    before = len(_known)
+    dead = make()
+    gc.collect()
+
+    assert dead() is None
+    assert len(_known) <= before
+
+
+def test_what_comes_off_a_temporary_keeps_its_function():
+    assert jax_dist.pmap(lambda x: x + 1).jitted(_EIGHT)[7] == 8
+    assert jax_dist.pmap(lambda x: x + 1).lower(_EIGHT).compile()(_EIGHT)[7] == 8
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(lambda x: np.asarray(x), id="NumPy"),
+        pytest.param(lambda x: jnp.asarray(x), id="uncommitted"),
+        pytest.param(lambda x: jax.device_put(x, jax.devices()[0]), id="on one device"),
+        pytest.param(lambda x: jax.device_put(x, NamedSharding(mesh("i"), P())), id="replicated"),
+        pytest.param(
+            lambda x: jax.device_put(x, NamedSharding(mesh("other"), P("other"))),
+            id="placed alike, another mesh",
+        ),
+    ],
+)
+def test_a_training_loop_with_donated_state_compiles_once(state):
+    step = jax_dist.pmap(lambda s, b: (s + b.sum(), b.sum()), "i", donate_argnums=0)
+    given = carried = state(_EIGHT)
+    batch = np.ones((8, 4), np.int32)
+    jax.device_put(state(_EIGHT), NamedSharding(mesh("i"), P("i")))  # compiles JAX's own mover
+
+    with compiles(1):
+        for _ in range(3):
+            carried, _ = step(carried, batch)
+    assert carried.tolist() == [12.0 + k for k in range(8)]
+    if isinstance(given, jax.Array):  # what is copied to the devices stays, as with jax.pmap
+        is_there = getattr(given.sharding, "spec", P()) == P("other")
+        assert given.is_deleted() == is_there
+
+
+def test_a_donated_batch_is_not_mistaken_for_state():
+    # One compile, though the batch comes as NumPy each time: it is not put on the mesh.
+    step = jax_dist.pmap(lambda s, b: s + b.sum(), donate_argnums=(0, 1))
+    carried = jnp.zeros(8)
+
+    with compiles(1):
+        with pytest.warns(UserWarning, match="donated buffers were not usable"):
+            carried = step(carried, np.ones((8, 4), np.float32))
+        for _ in range(3):
+            carried = step(carried, np.ones((8, 4), np.float32))
+    assert carried.tolist() == [16.0] * 8
+
+
+def test_a_donated_batch_that_looks_like_a_result_compiles_once():
+    step = jax_dist.pmap(lambda s, b: (s + b.sum(), b * 2), donate_argnums=(0, 1))
+    carried = jnp.zeros(8)
+
+    with compiles(1):
+        for _ in range(12):
+            carried, _ = step(carried, np.ones((8, 4), np.float32))
+    assert carried.tolist() == [48.0] * 8
+
+
+_LARGE = np.ones(900)
+
+
+def _elsewhere():
+    return jax.device_put(_EIGHT, jax.devices()[3])
+
+
+def _fed_back(step):
+    state = jnp.zeros(8)
+    for _ in range(3):
+        state = step(state, np.ones((8, 4), np.float32))
+    return state / 3
+
+
+_ONCE = {  # calls of a function that counts how often it is traced
+    "a donated batch": lambda count: _fed_back(
+        jax_dist.pmap(lambda s, b: count() + s + b.sum() * 0, donate_argnums=(0, 1))
+    ),
+    "state": lambda count: jax_dist.pmap(lambda s: count() + s)(_EIGHT),
+    "a pmap inside": lambda count: jax_dist.pmap(
+        lambda x: count() + jax_dist.pmap(lambda y: y + 1, "j")(x), "i"
+    )(np.zeros((2, 4))),
+    "a pmap inside of a pmap inside": lambda count: jax_dist.pmap(
+        lambda x: count() + jax_dist.pmap(lambda y: jax_dist.pmap(lambda z: z + 1)(y))(x)
+    )(np.zeros((2, 2, 2))),
+    "an argument elsewhere": lambda count: jax_dist.pmap(lambda x: count() + x)(_elsewhere()),
+    "a captured array": lambda count: jax_dist.pmap(lambda x: count() + x + _LARGE[0])(_EIGHT),
+    "a gather": lambda count: jax_dist.pmap(lambda x: count() + lax.all_gather(x, "i").sum(), "i")(
+        _EIGHT
+    ),
+    "virtual": lambda count: jax_dist.pmap(lambda x: count() + x, virtual=True)(np.zeros(16)),
+    "under jit": lambda count: jax.jit(jax_dist.pmap(lambda x: count() + x))(_EIGHT),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
+@pytest.mark.parametrize("case", _ONCE)
+def test_python_runs_once_for_a_signature(case):
+    """So that a body which counts, say for random numbers, counts as under jax.pmap."""
+    counts = []
+
+    def count():
+        counts.append(len(counts) + 1)
+        return 100.0 * counts[-1]
+
+    result = _ONCE[case](count)
+
+    assert counts == [1]
+    assert 100 <= np.asarray(result).min() <= np.asarray(result).max() < 200
+
+
+_STEADY = {  # not NumPy, which JAX itself puts on the devices in Python
+    "one argument": (jax_dist.pmap(_double), lambda f, x: f(x)),
+    "keyword": (jax_dist.pmap(_double), lambda f, x: f(x=x)),
+    "static": (
+        jax_dist.pmap(lambda n, x: n * x, static_broadcasted_argnums=0),
+        lambda f, x: f(2, x),
+    ),
+    "donated": (jax_dist.pmap(_double, donate_argnums=0), lambda f, x: f(x)),
+}
+
+
+@pytest.mark.parametrize("kind", _STEADY)
+def test_in_the_steady_state_no_python_runs(kind, monkeypatch):
+    monkeypatch.setattr(programs, "can_be_full", lambda mesh: False)  # it is, on older JAX
+    mapped, call = _STEADY[kind]
+    state = [jnp.arange(8.0)]
+
+    def step():
+        state[0] = call(mapped, state[0])
+
+    for _ in range(3):
+        step()
+    names = python_calls(step)
+
+    # jit's slow path, into which a signature falls that failed once, enters dozens.
+    explains = ["explaining"] if kind == "static" else []
+    assert names == ["step", "<lambda>", *explains]
+
+
+# ------------------------------------------------------------------------------------ donation
+
+
+def test_donated_arrays_are_used_up_and_others_are_not():
+    placed = jax.device_put(_EIGHT, NamedSharding(mesh("i"), P("i")))
+    kept = jax.device_put(_EIGHT, NamedSharding(mesh("i"), P("i")))
+
+    jax_dist.pmap(lambda x, y: x + y, "i", donate_argnums=0)(placed, kept)
+
+    assert placed.is_deleted()
+    assert not kept.is_deleted()
+
+
+def test_what_cannot_be_donated_survives():
+    moved = jnp.arange(8.0)  # must be moved, and no result has its shape
+
+    jax_dist.pmap(lambda x, y: y.sum(), donate_argnums=0)(moved, np.ones((8, 3), np.float32))
+
+    assert moved.tolist() == list(range(8))
+
+
+def test_nothing_is_lost_when_the_call_fails():
+    state = jnp.arange(8.0)
+
+    def body(x):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        jax_dist.pmap(body, donate_argnums=0)(state)
+    assert not state.is_deleted()
+
+
+def test_one_array_twice_in_the_donated_state():
+    # target = params is how a DQN starts; in the first call, both are the same buffer.
+    params = jnp.arange(8.0)
+    step = jax_dist.pmap(lambda s: {"p": s["p"] + 1, "target": s["target"]}, donate_argnums=0)
+
+    state = step({"p": params, "target": params})
+    state = step(state)
+
+    chex.assert_trees_all_equal(state, {"p": jnp.arange(8.0) + 2, "target": jnp.arange(8.0)})
+
+
+# ---------------------------------------------------------------------------- misplaced arrays
+
+_MISPLACED = {
+    "on another device": lambda: jax.device_put(_EIGHT, jax.devices()[3]),
+    "replicated": lambda: jax.device_put(_EIGHT, NamedSharding(mesh("i"), P())),
+    "on another mesh": lambda: jax.device_put(
+        _EIGHT, NamedSharding(mesh("a", "b", shape=(2, 4)), P("b"))
+    ),
+    "in reversed order": lambda: jax.device_put(
+        _EIGHT, NamedSharding(mesh("i", devices=jax.devices()[::-1]), P("i"))
+    ),
+    "on four devices": lambda: jax.device_put(
+        _EIGHT, NamedSharding(mesh("i", shape=(4,), devices=jax.devices()[:4]), P("i"))
+    ),
+}
+
+
+@pytest.mark.parametrize("where", _MISPLACED)
+def test_misplaced_arrays_are_moved_once_and_remembered(where):
+    mapped = jax_dist.pmap(lambda x, y: lax.psum(x, "i") + y, "i")
+    array = _MISPLACED[where]()
+    jax.device_put(array, NamedSharding(mesh("i"), P("i")))  # compiles JAX's own mover
+
+    with compiles(1):
+        first = mapped(array, _EIGHT)
+    with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
+        again = mapped(array, _EIGHT)
+    assert first.tolist() == again.tolist() == [28.0 + k for k in range(8)]
+    lies_on(again, jax.devices())
+    # A right one is taken as it is, and so is the next misplaced one.
+    assert mapped(first, _EIGHT).shape == (8,)
+    assert mapped(_MISPLACED[where](), _EIGHT)[0] == 28.0
+
+
+def test_a_moved_array_that_was_deleted_is_refused_as_by_jax():
+    mapped = jax_dist.pmap(_double)
+    array = jax.device_put(_EIGHT, jax.devices()[3])
+    mapped(array)
+
+    array.delete()
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Array has been deleted"):
+            mapped(array)
+
+
+def test_the_program_for_a_moved_array_has_no_transfer_in_it():
+    mapped = jax_dist.pmap(lambda x: x + 1, "i")
+    array = _MISPLACED["on another mesh"]()
+    mapped(array)
+
+    text = mapped.lower(mapped(array)).compile().as_text()
+
+    assert re.findall(r"all-\w+|collective-permute|dynamic-slice", text) == []
+
+
+def test_an_array_on_the_right_mesh_but_cut_otherwise_is_moved_too():
+    mapped = jax_dist.pmap(lambda x: lax.psum(x, "i"), "i")
+    right = mapped(mapped(_EIGHT))
+    replicated = jax.device_put(right, NamedSharding(right.sharding.mesh, P()))
+
+    mapped(replicated)  # has the type of a right one, so jit compiles without a trace
+
+    with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
+        mapped(right)
+    mapped(replicated)
+    with compiles(0), jax.transfer_guard_device_to_device("disallow_explicit"):
+        assert mapped(replicated).tolist() == [1792.0] * 8
+
+
+def test_another_shape_of_a_misplaced_argument_stays_fast(monkeypatch):
+    monkeypatch.setattr(programs, "can_be_full", lambda mesh: False)  # it is, on older JAX
+    mapped = jax_dist.pmap(lambda x: x + 1, "i")
+    for shape in ((8,), (8, 2)):
+        for _ in range(2):
+            right = mapped(jax.device_put(np.ones(shape, np.float32), jax.devices()[3]))
+
+    assert python_calls(lambda: mapped(right)) == ["<lambda>"]
+
+
+def test_memory_of_moved_arrays_goes_when_they_go():
+    twins = jax_dist._pmap.placement.Twins()
+    array = _MISPLACED["on another device"]()
+
+    twins.put(array, NamedSharding(mesh("i"), P("i")), donated=False)
+    assert len(twins._moved) == 1
+    del array
+    gc.collect()
+    assert len(twins._moved) == 0
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="jax.pmap did not look then")
+@pytest.mark.parametrize("pmap", [jax.pmap, jax_dist.pmap])
+def test_a_key_that_two_calls_use_is_refused_where_jax_watches_keys(pmap):
+    """JAX notes it on the array itself: another one in its place would hide the second use."""
+    draw = pmap(lambda key: jax.random.bits(key))
+    with jax.debug_key_reuse(True):  # noqa: FBT003
+        keys = jax.random.split(jax.random.key(0), 8)
+        draw(keys)
+        with pytest.raises(jax.errors.KeyReuseError):
+            draw(keys)

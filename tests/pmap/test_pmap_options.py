@@ -1,0 +1,186 @@
+"""`captures=` and `gathers=` of pmap: the passes of `rewrite`, in the decorator."""
+
+import gc
+import re
+import warnings
+import weakref
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from watching import compiles, python_calls
+
+import jax_dist
+from jax_dist._rewrite import programs
+from jax_dist.errors import CapturedArrayError, CapturedArrayWarning
+
+pytestmark = pytest.mark.rewriting
+
+_X = np.arange(8.0, dtype=np.float32)
+_TABLE = jnp.arange(1000.0)  # 4 kB
+
+
+def _looking_up():
+    """A new function each time: pmap knows one that it has seen, and has warned of it."""
+
+    def look_up(x):
+        return x + _TABLE[3] * lax.axis_size("i")
+
+    return look_up
+
+
+def _text(mapped, *args) -> str:
+    return mapped.lower(*args).as_text()
+
+
+def _collectives(mapped, *args) -> dict[str, int]:
+    text = mapped.lower(*args).compile().as_text()
+    kinds = ("all-gather", "all-reduce")
+    return {kind: len(re.findall(rf" {kind}\(", text)) for kind in kinds}
+
+
+def test_a_captured_array_is_an_argument_and_not_in_the_program():
+    mapped = jax_dist.pmap(_looking_up(), "i")
+
+    with pytest.warns(CapturedArrayWarning, match=r"_TABLE: float32\[1000\], 4.0 kB"):
+        np.testing.assert_array_equal(mapped(_X), _X + 24)
+
+    assert "1000xf32" in _text(mapped, _X)
+    assert not re.search(r"constant.*1000xf32", _text(mapped, _X))
+    kept = jax_dist.pmap(_looking_up(), "i", captures="allow")
+    assert re.search(r"constant.*1000xf32", _text(kept, _X))
+
+
+def test_the_warning_comes_once_and_points_at_the_call():
+    mapped = jax_dist.pmap(_looking_up(), "i")
+    with pytest.warns(CapturedArrayWarning) as caught:
+        mapped(_X)
+    assert [warning.filename for warning in caught] == [__file__]
+
+    mapped(_X)
+    mapped(_X.astype(np.int32))  # another signature, the same array
+
+
+def test_the_steady_state_calls_no_python(monkeypatch):
+    monkeypatch.setattr(programs, "can_be_full", lambda mesh: False)  # it is, on older JAX
+    mapped = jax_dist.pmap(_looking_up(), "i")
+    with pytest.warns(CapturedArrayWarning):
+        x = mapped(_X)
+    mapped(x)
+
+    assert python_calls(lambda: mapped(x)) == ["<lambda>"]
+
+
+def test_donated_state_beside_a_capture_is_placed_and_compiled_once():
+    step = jax_dist.pmap(_looking_up(), "i", donate_argnums=0)
+    state = np.zeros(8, np.float32)
+    with compiles(1):
+        with pytest.warns(CapturedArrayWarning):
+            state = step(state)
+        state = step(step(state))
+
+    np.testing.assert_array_equal(state, np.full(8, 72.0))
+
+
+def test_a_misplaced_argument_beside_a_capture_is_moved():
+    mapped = jax_dist.pmap(_looking_up(), "i")
+    there = jax.device_put(_X, jax.devices()[3])
+
+    with pytest.warns(CapturedArrayWarning):
+        np.testing.assert_array_equal(mapped(there), _X + 24)
+    np.testing.assert_array_equal(mapped(there), _X + 24)
+
+
+def test_each_policy():
+    with pytest.warns(CapturedArrayWarning, match="captures='warn' says so"):
+        jax_dist.pmap(_looking_up(), "i", captures="warn")(_X)
+    with pytest.raises(CapturedArrayError, match="_TABLE"):
+        jax_dist.pmap(_looking_up(), "i", captures="error")(_X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax_dist.pmap(_looking_up(), "i", captures="allow")(_X)
+
+
+def test_inside_a_jit_nothing_can_be_lifted_and_the_warning_says_so():
+    mapped = jax_dist.pmap(_looking_up(), "i")
+
+    with pytest.warns(CapturedArrayWarning, match="traced by a jit or a scan around it"):
+        np.testing.assert_array_equal(jax.jit(lambda x: mapped(x) * 2)(_X), 2 * (_X + 24))
+
+
+def test_a_function_with_captures_dies():
+    def make():
+        table = jnp.arange(1000.0)
+
+        def look_up(x):
+            return x + table[1]
+
+        mapped = jax_dist.pmap(look_up)
+        with pytest.warns(CapturedArrayWarning):
+            mapped(_X)
+        return weakref.ref(look_up)
+
+    reference = make()
+    gc.collect()
+
+    assert reference() is None
+
+
+def test_a_gather_that_is_averaged_is_one_reduction():
+    def mean(x):
+        return jnp.mean(lax.all_gather(x, "i"), axis=0)
+
+    batch = np.arange(24.0, dtype=np.float32).reshape(8, 3)
+    reduced, kept = jax_dist.pmap(mean, "i"), jax_dist.pmap(mean, "i", gathers="keep")
+
+    assert _collectives(reduced, batch) == {"all-gather": 0, "all-reduce": 1}
+    assert _collectives(kept, batch) == {"all-gather": 1, "all-reduce": 0}
+    expected = np.broadcast_to([10.5, 11.5, 12.5], (8, 3))
+    chex.assert_trees_all_close(reduced(batch), kept(batch), expected)
+
+
+def test_a_gather_under_another_set_mesh():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
+    mapped = jax_dist.pmap(lambda x: lax.all_gather(x, "i").sum(), "i")
+
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(mapped(_X), np.full(8, 28.0))
+
+
+def test_a_gather_in_a_nested_pmap():
+    inner = jax_dist.pmap(lambda x: lax.all_gather(x, "j").sum(), "j")
+    outer = jax_dist.pmap(lambda x: lax.all_gather(inner(x), "i").sum(0), "i")
+    batch = np.arange(8.0, dtype=np.float32).reshape(2, 4)
+
+    np.testing.assert_array_equal(outer(batch), np.full((2, 4), 28.0))
+
+
+def test_gradients_of_a_reduced_gather():
+    def loss(x):
+        return jnp.sum(lax.all_gather(x, "i") ** 2)
+
+    def total(pmap):
+        return jax.grad(lambda x: pmap(loss, "i")(x).sum())(jnp.asarray(_X))
+
+    chex.assert_trees_all_close(total(jax_dist.pmap), total(jax.pmap), 16 * _X)
+
+
+@pytest.mark.parametrize("argument", ["captures", "gathers", "arrays"])
+def test_an_unknown_choice(argument):
+    with pytest.raises(ValueError, match=rf"(?s)^pmap {argument} must be .*{argument}=.other."):
+        jax_dist.pmap(lambda x: x, **{argument: "other"})
+
+
+@pytest.mark.parametrize("in_axes", [(0,), (0, 0), (0, None, None), (0, {"a": 1}, 7)])
+def test_axes_of_static_arguments_say_nothing(in_axes: tuple):
+    """They may be there or not, as with jax.pmap, which looks at the others alone."""
+    x = np.arange(8.0)
+    body = lambda x, n, m: x * n + m
+
+    assert [
+        pmap(body, in_axes=in_axes, static_broadcasted_argnums=(1, 2))(x, 3, 4).tolist()
+        for pmap in (jax.pmap, jax_dist.pmap)
+    ] == [(x * 3 + 4).tolist()] * 2
