@@ -5,6 +5,7 @@ import functools
 from collections.abc import Sequence, Sized
 from typing import TextIO
 
+from jax_dist import _files
 from jax_dist._usage import MisuseError, counted, hint
 from jax_dist.cli import outputs, terminal
 from jax_dist.cli.terminal import Exit
@@ -232,10 +233,8 @@ class _Lint:
 
     def _rewrite(self, path: str, after: bytes, before: bytes) -> bool:
         """Whether the file could be written."""
-        from jax_dist.lint.engine import replacement
-
         try:
-            replacement.write(path, after, expected=before)
+            _files.write_atomically(path, after, expected=before)
         except OSError as error:
             print(f"{path} is left as it is: {error.strerror or error}", file=self._err)
             return False

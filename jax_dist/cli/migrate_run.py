@@ -9,10 +9,11 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from jax_dist import _files
 from jax_dist._usage import MisuseError, counted
 from jax_dist.cli import migrate_forms, outputs, terminal
 from jax_dist.cli.terminal import Exit
-from jax_dist.lint.engine import config, fixer, replacement
+from jax_dist.lint.engine import config, fixer
 from jax_dist.lint.engine.linter import load
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.project import Project
@@ -322,13 +323,9 @@ class _Migrate:
             return file
         try:
             expected = None if file.is_new else file.before
-            replacement.write(file.path, file.after, expected=expected, new=file.is_new)
-        except replacement.ChangedError as error:
-            problem = f"{error}; start again"
-        except replacement.KeptError as error:
-            problem = str(error)
+            _files.write_atomically(file.path, file.after, expected=expected)
         except OSError as error:
-            problem = f"it cannot be written: {error.strerror or error}"
+            problem = error.strerror or str(error)
         else:
             done = sum(outcome.status == "done" for outcome in file.outcomes)
             what = "wrote" if file.is_new else "refreshed" if not done else "migrated"

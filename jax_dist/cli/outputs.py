@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jax_dist import _notes
+from jax_dist import _files, _notes
 from jax_dist._usage import MisuseError
-from jax_dist.lint.engine import replacement
 
 _LINT_TEXT = re.compile(
     rb"::(?:error|warning|notice) title=jax-dist"  # for GitHub
@@ -107,7 +106,7 @@ def save(option: str, path: str, text: str, kind: str) -> None:
             with open(path, "ab") as stream:
                 stream.write(text.encode())
         else:
-            replacement.write(path, text.encode())
+            _files.write_atomically(path, text)
     except OSError as error:
         reason = error.strerror or error
         raise MisuseError(f"{option} {path} cannot be written: {reason}") from error

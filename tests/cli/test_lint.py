@@ -300,7 +300,7 @@ class TestFixes:
 
         assert code == 1
         assert out.startswith("a.py:2:5: JXD306 ")
-        assert err.startswith("a.py is left as it is: it was changed by somebody else meanwhile\n")
+        assert err.startswith("a.py is left as it is: it has changed since it was read\n")
         assert err.endswith("1 finding in 1 file.\n")
         assert file.read_text() == "theirs"
         assert other.read_text() != _PSUM
