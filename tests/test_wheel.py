@@ -77,7 +77,8 @@ def test_its_metadata_is_complete(wheel):
     assert [each.split(">")[0] for each in needed] == ["jax", "jaxlib", "numpy"]
     assert f"{info}/licenses/LICENSE" in archive.namelist()
     assert (
-        "jax-dist = jax_dist.cli.cli:program" in archive.read(f"{info}/entry_points.txt").decode()
+        "jax-dist = jax_dist.cli.main:run_as_program"
+        in archive.read(f"{info}/entry_points.txt").decode()
     )
 
 

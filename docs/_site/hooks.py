@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 from jax_dist.lint.engine.linter import PAGES
 from jax_dist.lint.output import markdown
 

@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 import sys
 
-from jax_dist.cli import cli
+from jax_dist.cli import main as cli
 
 
 def test_without_a_subcommand_the_help_is_printed():
@@ -22,7 +22,7 @@ def test_a_command_that_cannot_be_started_loads_no_jax(tmp_path):
         "import atexit, sys\n"
         "loaded = lambda: sorted({'jax', 'jaxlib', 'numpy'} & set(sys.modules))\n"
         "atexit.register(lambda: print(loaded()))\n"
-        "from jax_dist.cli.cli import main\n"
+        "from jax_dist.cli.main import main\n"
         "main(['cache', 'verify', '--', '/no/such/program'])\n"
     )
     ran = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 
 import jax_dist
 from jax_dist.cli import terminal
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 
 
 def _run(*arguments: str) -> tuple[int, str, str]:

@@ -9,7 +9,7 @@ import time
 import jax
 import pytest
 
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 
 
 def _run(*arguments: str) -> tuple[int, str]:

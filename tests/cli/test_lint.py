@@ -12,7 +12,7 @@ import time
 import pytest
 
 from jax_dist.cli import lint_run, terminal
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 from jax_dist.lint.engine import linter
 from jax_dist.lint.rules import linter_findings
 
@@ -419,7 +419,7 @@ class TestRunning:
     def test_it_loads_nothing_heavy(self):
         _write(_PMAP)
         code = (
-            "import sys\nfrom jax_dist.cli.cli import main\n"
+            "import sys\nfrom jax_dist.cli.main import main\n"
             "main(['lint', 'a.py'])\nmain(['lint', '--diff', 'a.py'])\n"
             "print(sorted({'jax', 'jaxlib', 'numpy', 'libcst'} & set(sys.modules)))"
         )

@@ -12,7 +12,7 @@ import pytest
 
 from jax_dist import _files
 from jax_dist._compat import CAN_REWRITE
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 from jax_dist.migrate import migration
 from jax_dist.migrate.verify import trial
 from jax_dist.migrate.verify.ledger import Ledger, LedgerEntry, Rung
@@ -742,7 +742,7 @@ def test_no_jax_is_imported(folder: pathlib.Path):
     (folder / "a.py").write_text(_BEFORE)
     script = (
         "import sys\n"
-        "from jax_dist.cli.cli import main\n"
+        "from jax_dist.cli.main import main\n"
         "main(['migrate', '--to', 'jax', '--report', 'r.md', 'a.py'])\n"
         "print(sorted({'jax', 'jaxlib', 'numpy', 'libcst'} & set(sys.modules)))\n"
     )

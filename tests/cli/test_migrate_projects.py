@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 
 _TARGETS = pytest.mark.parametrize("to", ["jax_dist", "jax"])
 

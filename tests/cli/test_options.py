@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from jax_dist.cli import cli
+from jax_dist.cli import main as cli
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import pytest
 
 from jax_dist._usage import MisuseError
 from jax_dist.cli import outputs
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 
 _PMAP = "import jax\n\nf = jax.pmap(lambda x: x)\n"
 _FORMS = ("text", "json", "sarif", "github")

@@ -7,7 +7,7 @@ import sys
 import jax
 import pytest
 
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 
 pytestmark = pytest.mark.rewriting
 

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 from jax_dist.lint.engine import linter
 
 _DOCS = pathlib.Path(__file__).parents[2] / "docs" / "rules.md"

@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import Mesh
 
 import jax_dist
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _BEFORE = _ROOT / "examples" / "es_before_pmap.py"

@@ -24,7 +24,7 @@ import pytest
 
 from jax_dist import CapturedArrayWarning
 from jax_dist._compat import CAN_REWRITE
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 from jax_dist.lint.engine.linter import load
 from jax_dist.lint.model.project import Project
 from jax_dist.migrate import helper_module, migration

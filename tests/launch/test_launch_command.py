@@ -7,7 +7,7 @@ import sys
 import pytest
 from launching import environment, launch, lines
 
-from jax_dist.cli import cli
+from jax_dist.cli import main as cli
 
 
 def _refused(*arguments: str) -> str:
@@ -95,7 +95,7 @@ def test_help_teaches():
 def test_the_launcher_does_not_load_jax():
     program = (
         "import sys\n"
-        "from jax_dist.cli.cli import main\n"
+        "from jax_dist.cli.main import main\n"
         "main(['launch', '-n', '1', '--', 'true'])\n"
         "print([name for name in ('jax', 'numpy') if name in sys.modules])\n"
     )

@@ -280,7 +280,7 @@ def test_a_rank_that_raised_and_runs_on_is_pointed_out():
     )
     shortened = (
         "import sys\n"
-        "from jax_dist.cli.cli import main\n"
+        "from jax_dist.cli.main import main\n"
         "from jax_dist.launch import ranks\n"
         "ranks._RAISED_SECONDS = 0.2\n"
         "sys.exit(main(['launch', '-n', '1', '--', *sys.argv[1:]]))"

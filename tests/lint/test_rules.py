@@ -272,7 +272,7 @@ def test_a_new_rule_is_one_file(tmp_path):
     (tmp_path / "case.py").write_text("from jax import numpy as jnp\ny = jnp.tan(x)\n")
     code = (
         "import sys; from jax_dist.lint import rules; rules.__path__.append('more')\n"
-        "from jax_dist.cli import cli; sys.exit(cli.main(['lint', 'case.py']))"
+        "from jax_dist.cli.main import main; sys.exit(main(['lint', 'case.py']))"
     )
 
     command = (sys.executable, "-c", code)

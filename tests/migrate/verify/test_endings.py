@@ -81,7 +81,7 @@ class _Project:
         script = "import signal, sys\n"
         script += "for each in (1, 2, 3): signal.signal(each, signal.SIG_DFL)\n"
         script += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        script += "from jax_dist.cli.cli import main\nsys.exit(main())\n"
+        script += "from jax_dist.cli.main import main\nsys.exit(main())\n"
         return subprocess.Popen(
             [sys.executable, "-c", script, "migrate", "--to", "jax", *options, *proof],
             cwd=self.tree,

@@ -7,7 +7,7 @@ import pytest
 from verified_programs import changed
 
 from jax_dist._compat import CAN_REWRITE
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 from jax_dist.migrate import migration
 from jax_dist.migrate.migration import MigrationOptions
 from jax_dist.migrate.results import FileMigration, PlaceResult
