@@ -112,11 +112,8 @@ def check_redrawable(key: jax.Array) -> None:
     implementation = jax.random.key_impl(key)
     if implementation != "threefry2x32":
         raise ValueError(
-            f"noise cannot be drawn twice from a key of the implementation {implementation!r}.\n"
-            "Because its rows depend on the size of the batch they are drawn in, so the noise that"
-            " each device draws again would not be the noise that was played.\n"
-            'Use jax.config.update("jax_default_prng_impl", "threefry2x32"), or'
-            ' jax.random.key(seed, impl="threefry2x32").'
+            f"noise cannot be drawn twice from a {implementation!r} key, whose rows depend on the"
+            ' batch they are drawn in; use jax.random.key(seed, impl="threefry2x32")'
         )
 
 
