@@ -166,7 +166,7 @@ def time_in_process(rounds: int) -> dict[str, dict[str, np.ndarray]]:
 def count_programs(pmap: Callable) -> int:
     """Return how many programs three steps of a loop compile that feeds its state back."""
     compiled: list[object] = []
-    place([np.ones((8, 64, 64), np.float32)], 8)  # compiles JAX's own program that moves arrays
+    place([jnp.ones((8, 64, 64))], 8)  # compiles JAX's own program that moves arrays
 
     def listen(event: str, _: float, **details: object) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
