@@ -21,6 +21,8 @@ from jax_dist.testing import simulated_devices
 # Programs of their own: they have arguments, and set flags of XLA, which all tests would have then.
 collect_ignore_glob = [
     "tests/cache/programs/*",
+    "tests/migrate/golden/*",
+    "tests/migrate/programs/*",
     "tests/passes/partitioned_keys.py",
     "tests/rewriting/captured_keys.py",
 ]

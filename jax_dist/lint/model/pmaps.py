@@ -43,8 +43,10 @@ class Site:
         return self.form in ("call", "decorator", "partial decorator", "called decorator")
 
 
-def sites(module: Module) -> list[Site]:
-    """Every reference to `jax.pmap`, under any name, in order of place."""
+def sites(module: Module, names: Sequence[str] = PMAP) -> list[Site]:
+    """Return every reference to `jax.pmap`, or to functions of other `names`, in order of place."""
+    if names != PMAP:
+        return [_site(module, node) for node in module.uses(*names)]
     return list(module.once(_sites))
 
 
