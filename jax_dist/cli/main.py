@@ -21,7 +21,7 @@ from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit, Help
 
 # One file each; only the file of the command that runs is loaded, so that `lint` starts at once.
-COMMANDS = ("lint", "migrate", "plan", "launch", "cache", "doctor")
+COMMANDS = ("lint", "rule", "migrate", "plan", "launch", "cache", "doctor")
 # A command to run follows their `--`.
 _WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"], ["plan"])
 
