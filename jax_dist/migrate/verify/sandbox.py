@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from jax_dist._usage import MisuseError
-from jax_dist.launch.ranks import run_to_end
+from jax_dist.launch import run_to_end
 from jax_dist.migrate.verify import evidence, isolation, repository, workplace
 from jax_dist.migrate.verify.evidence import Run
 from jax_dist.migrate.verify.program_text import comes_first
