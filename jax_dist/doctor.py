@@ -20,7 +20,7 @@ from typing import Any
 
 import jax_dist
 from jax_dist import _codes
-from jax_dist.launch.ranks import run_to_end
+from jax_dist.launch import run_to_end
 
 _PREFIXES = ("JAX_", "XLA_", "CUDA_VISIBLE", "NCCL_", "TPU_", "LIBTPU_", "OMPI_COMM_WORLD_")
 _NAMES = (

@@ -24,12 +24,9 @@ __all__ = (
     "DonationError",
     "GlobalViewError",
     "GlobalViewWarning",
-    "JoinError",
     "MappedAxisError",
     "MemoryGrowthError",
-    "MissingRanksError",
     "NestingError",
-    "OpenPortWarning",
     "PlacementError",
     "RecompileError",
     "RewriteError",
@@ -126,18 +123,6 @@ class MemoryGrowthError(RuntimeError):
 
 class DisagreementError(RuntimeError):
     """The processes of a job do not do the same thing, or not with the same values."""
-
-
-class MissingRanksError(DisagreementError, TimeoutError):
-    """Some processes of a job did not reach a meeting point in time."""
-
-
-class JoinError(RuntimeError):
-    """The processes of a job could not join."""
-
-
-class OpenPortWarning(UserWarning):
-    """Anyone who can reach the port at which the processes of a job meet can join."""
 
 
 def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:

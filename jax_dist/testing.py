@@ -1,6 +1,16 @@
 """For tests: simulated devices, comparisons with `jax.pmap`, processes."""
 
+import faulthandler
+import os
+import pathlib
+import pickle
+import sys
+import tempfile
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import spawn
 from typing import Any
 
 import jax
@@ -8,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_dist
+from jax_dist import launch
 from jax_dist._exceptions import text_of
-from jax_dist._test_processes import Outcome, run_processes
 from jax_dist.errors import refusal
 
 __all__ = (
@@ -197,3 +207,166 @@ def _placement(array: jax.Array) -> dict[int, str]:
             bounds.append("{}:{}".format(*whole.indices(size)))
         placement[shard.device.id] = f"[{', '.join(bounds)}]"
     return placement
+
+
+# --- several processes
+
+_is_importing_main = False
+_TAIL_LINES = 30
+_SPARE_SECONDS = 2.0  # for a rank to print its stacks at the time limit, before it is ended
+# Modules must be found before anything of this package can be imported.
+_RANK = """
+import pickle, sys
+with open(sys.argv[1], "rb") as file:
+    sys.path[:] = pickle.load(file)["sys_path"]
+from jax_dist.testing import _run_rank
+_run_rank(sys.argv[1])
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one process of `run_processes` ended."""
+
+    rank: int  # its jax.process_index()
+    value: Any  # what the function returned; None if it did not return
+    error: Exception | None  # what it raised, or why it did not return
+    exit_code: int  # negative: the signal that ended it
+    output: str  # its standard output and error
+
+
+def run_processes(
+    fun: Callable, *args: Any, processes: int = 2, cpu_devices: int = 2, timeout: float = 120.0
+) -> list[Outcome]:
+    """Run a function in several processes at the same time, joined by `jax.distributed`.
+
+    Each process is a fresh Python with simulated CPU devices. As in `multiprocessing` with "spawn",
+    it imports the modules of `fun` and of the main program again, after it has joined the others.
+    When one fails, the others, which may wait for it in a collective, are ended.
+
+    Args:
+      fun: function that each process calls, defined at the top of a module or script.
+      *args: its arguments, the same in each process; they must pickle, and so must its result.
+        Return plain data, such as lists of numbers.
+      processes: number of processes.
+      cpu_devices: number of devices of each.
+      timeout: seconds after which processes that still run print their stacks and are ended.
+
+    Returns:
+      One outcome for each process, in the order of the ranks. Its error is what the function
+      raised, with the traceback as a note; a RuntimeError if the process died, or was ended because
+      another one failed first; or a TimeoutError.
+
+    Raises:
+      TypeError: `fun` or an argument does not pickle.
+
+    >>> import jax
+    >>> [outcome.value for outcome in run_processes(jax.process_index, processes=2)]
+    [0, 1]
+
+    Environment variables are inherited, except those that choose devices. What `jax.config.update`
+    changed here is not; change it in `fun`.
+    """
+    if _is_importing_main:
+        raise RuntimeError('Call run_processes below `if __name__ == "__main__":` in a script.')
+    try:
+        call = pickle.dumps((fun, args))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"run_processes cannot pickle {getattr(fun, '__qualname__', fun)!r} and its arguments "
+            f"({error}). Define it at the top of a module, and pass what it needs as arguments."
+        ) from error
+    lines: list[list[str]] = [[] for _ in range(processes)]
+    with tempfile.TemporaryDirectory(prefix="jax_dist_") as name:
+        task = pathlib.Path(name, "task")
+        deadline = time.time() + timeout
+        with task.open("wb") as file:
+            pickle.dump({"sys_path": sys.path, **_find_main(fun)}, file)
+            pickle.dump({"call": call, "timeout": timeout, "deadline": deadline}, file)
+        job = launch.run(
+            [sys.executable, "-P", "-c", _RANK, str(task)],
+            processes,
+            lambda rank, _, line: lines[rank].append(line),
+            cpu_devices=cpu_devices,
+            timeout=timeout + _SPARE_SECONDS,
+        )
+        is_late = time.time() > deadline
+        return [
+            _read_outcome(rank, job, pathlib.Path(name), lines[rank], timeout if is_late else None)
+            for rank in range(processes)
+        ]
+
+
+def _find_main(fun: Callable) -> dict[str, str]:
+    """Return how `multiprocessing.spawn.prepare` imports the main program, if it defines `fun`."""
+    main = sys.modules["__main__"]
+    if getattr(fun, "__module__", None) != "__main__":
+        return {}
+    if main.__spec__ is not None:  # python -m package.module
+        return {"init_main_from_name": main.__spec__.name}
+    return {"init_main_from_path": os.path.abspath(str(main.__file__))}
+
+
+def _read_outcome(
+    rank: int, job: launch.JobOutcome, folder: pathlib.Path, lines: list[str], late: float | None
+) -> Outcome:
+    """Return what a rank has reported, or why it has not; `late` is a time limit that is over."""
+    report, value, error = folder / f"{rank}.report", None, None
+    tail = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]) or "    (nothing)"
+    if report.exists():
+        value, error, trace = pickle.loads(report.read_bytes())
+        if error is not None:
+            error.add_note(f"Raised in rank {rank}:\n{trace.rstrip()}")
+    elif late is not None:
+        error = TimeoutError(f"rank {rank} was ended after {late:g} s; its output ends:\n{tail}")
+    elif rank == job.first:
+        how = launch.format_code(job.codes[rank])
+        error = RuntimeError(f"rank {rank} died with {how}; its output ends:\n{tail}")
+    else:
+        error = RuntimeError(f"rank {rank} was ended because rank {job.first} failed first.")
+    return Outcome(rank, value, error, job.codes[rank], "".join(f"{line}\n" for line in lines))
+
+
+def _run_rank(path: str) -> None:
+    """Join the others, call the function, and report: the program of one rank."""
+    global _is_importing_main
+    rank = int(os.environ["JAX_PROCESS_ID"])
+    with open(path, "rb") as file:
+        preparation, task = pickle.load(file), pickle.load(file)
+    # Without the parent, too, it ends at its time limit.
+    faulthandler.dump_traceback_later(max(0.1, task["deadline"] - time.time()), exit=True)
+    value = error = None
+    trace = ""
+    try:
+        seconds = max(1, round(task["timeout"]))
+        jax.distributed.initialize(
+            num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
+            process_id=rank,
+            initialization_timeout=seconds,
+            shutdown_timeout_seconds=seconds,
+            cluster_detection_method="deactivate",
+        )
+        # Only now: a module that computes while it is imported starts JAX without the others.
+        _is_importing_main = True
+        spawn.prepare(preparation)
+        _is_importing_main = False
+        fun, args = pickle.loads(task["call"])
+        value = fun(*args)
+        pickle.dumps(value)
+    except BaseException as raised:  # noqa: BLE001  # sys.exit too: it would leave without a report
+        launch.note("failed", rank)
+        value, error, trace = None, raised, traceback.format_exc()
+        sys.stderr.write(trace)
+        try:
+            if not isinstance(pickle.loads(pickle.dumps(error)), Exception):
+                raise TypeError  # the caller could not catch a SystemExit
+        except Exception:  # noqa: BLE001  # pickle raises what the error's class raises
+            error = RuntimeError(f"rank {rank} raised {type(raised).__name__}: {raised}")
+    report = pathlib.Path(path).with_name(f"{rank}.report")
+    report.with_suffix(".part").write_bytes(pickle.dumps((value, error, trace)))
+    report.with_suffix(".part").replace(report)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if error is None:
+        jax.distributed.shutdown()  # waits for the others
+    os._exit(0 if error is None else 1)

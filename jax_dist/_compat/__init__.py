@@ -54,9 +54,7 @@ from jax_dist._compat.processes import TakenPmap as TakenPmap
 from jax_dist._compat.processes import backend_started as backend_started
 from jax_dist._compat.processes import coordination_client as coordination_client
 from jax_dist._compat.processes import detect_cluster as detect_cluster
-from jax_dist._compat.processes import initialize_options as initialize_options
 from jax_dist._compat.processes import joined_as as joined_as
-from jax_dist._compat.processes import leave_coordination as leave_coordination
 from jax_dist._compat.processes import pmaps_taken_over as pmaps_taken_over
 from jax_dist._compat.processes import put_slices as put_slices
 from jax_dist._compat.processes import rewrap as rewrap

@@ -22,6 +22,8 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, Sharding
 
 from jax_dist import _compat
+from jax_dist._multihost import agreement
+from jax_dist._multihost.agreement import Fingerprint, containers, describe
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
 from jax_dist._pmap.body import Body, Call, Options, any_tracer, type_of
@@ -31,13 +33,7 @@ from jax_dist._rewrite.interpreter import equations, named_axes, names_of
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist._rewrite.programs import Program
 from jax_dist.errors import PlacementError, refusal
-from jax_dist.multihost import agreement
-from jax_dist.multihost.agreement import Fingerprint, containers, describe
 
-_DO = (
-    "Call the same mapped functions in all processes, in the same order, with arguments of the "
-    "same shapes. What one process computes alone belongs on jax.local_devices()."
-)
 _MANY = 4096  # avals to remember: more means that they are not the same ones again
 
 
@@ -382,7 +378,7 @@ def agree_to_run(
 
     Raises:
       DisagreementError: they are about to run different ones.
-      MissingRanksError: some of them did not come.
+      TimeoutError: some of them did not come.
     """
     if _compat.joined_as() is None:  # nothing to compare over
         return
@@ -390,7 +386,7 @@ def agree_to_run(
     own = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
     ranks = tuple(sorted({device.process_index for device in mesh.devices.flat}))
     agreement.agree_on(
-        name.format(_described(fun)), own, timeout=agreement.program_timeout, ranks=ranks, do=_DO
+        name.format(_described(fun)), own, timeout=agreement.program_timeout, ranks=ranks
     )
 
 

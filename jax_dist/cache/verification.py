@@ -18,7 +18,7 @@ from typing import Any
 from jax_dist.cache.causes import CauseFinding, finding
 from jax_dist.cache.explanation import content, explained, matched, signature
 from jax_dist.cache.records import HIT, WRITTEN, Compile, load
-from jax_dist.launch.ranks import run_to_end
+from jax_dist.launch import run_to_end
 
 _PACKAGE = Path(__file__).parents[1]
 
