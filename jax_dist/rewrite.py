@@ -17,11 +17,18 @@ from jax_dist._compat.private import Device
 from jax_dist._exceptions import text_of
 from jax_dist._pmap import axes
 from jax_dist._rewrite.captures import Captures, find_captures
+from jax_dist._rewrite.diagnostics import find_gradient_sums, find_lockstep
 from jax_dist._rewrite.gathers import Gathers
-from jax_dist._rewrite.hazards import find_hazards
 from jax_dist._rewrite.pipeline import PassFinding
-from jax_dist._rewrite.program import Partitioning, RewrittenProgram, Specs, Wishes
+from jax_dist._rewrite.program import (
+    Partitioning,
+    RewrittenProgram,
+    Specs,
+    Wishes,
+    set_mesh_explained,
+)
 from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
+from jax_dist._rewrite.variable_names import definition
 from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
 from jax_dist.machines.cost import ProgramCost
 
@@ -60,6 +67,10 @@ class Rewritten:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Methods can be rewritten, too."""
         return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        where = definition(self.__wrapped__)
+        return f"<jax_dist.rewrite of {self.__qualname__}{f' at {where}' if where else ''}>"
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program for these arguments."""
@@ -221,7 +232,8 @@ def _report_of(
 ) -> Report:
     """What a rewriting, which has traced nothing yet, does on these arguments."""
     fun, name = rewriting.fun, rewriting.name
-    traced = _compat.jit_like(fun).trace(*args, **kwargs)
+    with set_mesh_explained(name):
+        traced = _compat.jit_like(fun).trace(*args, **kwargs)
     before, program_before, failure = None, ProgramCost(), ()
     try:
         lowered = traced.lower()
@@ -250,7 +262,8 @@ def _report_of(
         cache_after=CacheVerdict.of(after, kept),
         findings=(
             *rewriting.findings,
-            *find_hazards(traced.jaxpr),  # left to the user
+            *find_gradient_sums(traced.jaxpr),
+            *find_lockstep(traced.jaxpr, jax.tree.leaves((args, kwargs))),
             *failure,
         ),
         captured=tuple(

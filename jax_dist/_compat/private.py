@@ -123,6 +123,15 @@ def config_value(name: str) -> Any:
     return getattr(jax.config, name)
 
 
+def typed_collectives(*, check_vma: bool) -> Any:
+    """Return the context in which a shard_map of this `check_vma` traces its body.
+
+    To trace a few equations that are put into a body; public is only to trace a whole shard_map.
+    `jax._src.config._check_vma`: seen in 0.10.2 and 0.12.0.1.
+    """
+    return part("jax._src.config", "_check_vma", use="change the body of a shard_map")(check_vma)
+
+
 def option_names() -> list[str]:
     """The names of JAX's settings, such as "jax_enable_x64".
 

@@ -25,9 +25,9 @@ from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.gather_reductions import extreme, has_extremes
 from jax_dist._rewrite.interpreter import Handler, Values, equations, named_axes
 from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.reductions import extreme, has_extremes
 from jax_dist.errors import AxesError, UnsupportedError, refusal
 
 MeshAxis: TypeAlias = str | tuple[str, ...]  # several count as one, the first the outermost

@@ -1,419 +1,300 @@
-"""What becomes of an equation of gathered values, by primitive: each device keeps to its block.
+"""Per-primitive rules for equations with gathered operands.
 
-Elementwise functions, and what moves, adds or drops other dimensions, leave a gathered value
-gathered. What takes the gathered dimension away is done on the block, and then over devices. An
-operand that all devices hold whole and alike gives each of them its block.
+A gathered value is not built: each device keeps its block, and a `Deferred` says along which
+dimension the blocks of all devices would stand. Elementwise functions, and what moves, adds or
+drops other dimensions, run on the block. What reduces the gathered dimension runs on the block and
+then over devices. A whole operand that all devices hold alike gives each of them its block.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Var
 
 from jax_dist import _compat
-from jax_dist._rewrite.gather_reductions import extreme, has_extremes, psum_over
-from jax_dist._rewrite.gather_states import (
-    Cut,
-    EmittedCollective,
-    Gathered,
-    GatherStep,
-    Refuse,
-    Spread,
-    State,
-    Whole,
-    agreeing,
-    aval_of,
-    block_cutter,
-    blocks_of,
-    demand_no_sharding,
-    demand_other,
-    demand_other_axes,
-    demand_same,
-    no_collective,
-    only,
-    replayed,
-    replayed_together,
-    shape_of,
-    sites_of,
-    with_params,
-)
-from jax_dist._rewrite.interpreter import Handler, Values, as_typed, holds, replay
+from jax_dist._rewrite.interpreter import Values, named_axes, replay, with_params
 from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.reductions import extreme, has_extremes
 
-_Rule: TypeAlias = Callable[[JaxprEqn, Sequence[State]], GatherStep]
-_RULES: dict[str, _Rule] = {}  # by primitive
+Site: TypeAlias = tuple[int, ...]  # the places that lead to a gather, from the outermost body in
 
 
-def step_of(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """What becomes of an equation, some operands of which are gathered.
+class NeedsWhole(Exception):
+    """An equation needs the gathered value whole; the text is the reason, for a report."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deferred:
+    """An all_gather that has not happened: the blocks of all devices along one dimension."""
+
+    block: Var
+    dim: int
+    axes: tuple[Any, ...]  # of the mesh, the first is the most major
+    size: int  # number of blocks
+    sites: tuple[Site, ...]  # the gathers that it comes from
+
+    def aval(self, whole: Any, dim: int) -> Any:
+        """Return the type of a block of a value of type `whole`, gathered along `dim`."""
+        shape = list(whole.shape)
+        shape[dim] //= self.size
+        return whole.update(shape=tuple(shape))
+
+    def take_block(self, value: Any, dim: int) -> Any:
+        """Return this device's block of a whole value."""
+        length = value.shape[dim] // self.size
+        start = lax.axis_index(self.axes) * length
+        return lax.dynamic_slice_in_dim(value, start, length, dim)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Blockwise:
+    """The same equation, on blocks: the results are gathered along `dim`."""
+
+    dim: int
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)  # those that hold sizes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction on the block, and then over devices: the result is whole."""
+
+    collective: str  # "psum"
+    compute: Callable[[JaxprEqn, Values], Any]
+
+
+Operand: TypeAlias = Deferred | None  # None: whole
+Result: TypeAlias = Blockwise | Reduction
+
+
+def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferred) -> Result:
+    """Return what becomes of an equation; `first` is the first of its gathered operands.
+
+    All gathered operands have one dimension, unless it is a dot_general.
 
     Raises:
-      Refuse: it needs the whole value.
+      NeedsWhole: it needs the whole value.
     """
-    if record_of(eqn).elementwise:
-        return _elementwise(eqn, states)
     name = _compat.name_of(eqn)
+    for parameter in ("sharding", "out_sharding"):
+        sharding = eqn.params.get(parameter)
+        # Inside a shard_map only the trivial sharding is seen, made by differentiation.
+        if sharding is not None and any(part is not None for part in sharding.spec):
+            raise NeedsWhole(f"{name} asks for a sharding")
+    if name == "dot_general":
+        return _dot(eqn, operands)
+    record = record_of(eqn)
+    if record.elementwise:
+        return Blockwise(first.dim)
+    if record.reduces or name in ("argmax", "argmin"):
+        return _reduce(eqn, first)
     if name not in _RULES:
-        raise Refuse(f"{name} needs the whole gathered value")
-    return _RULES[name](eqn, states)
+        raise NeedsWhole(f"{name} needs the whole gathered value")
+    return _RULES[name](eqn, first)
 
 
-def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
-    def register(law: _Rule) -> _Rule:
-        _RULES.update(dict.fromkeys(primitives, law))
-        return law
-
-    return register
+def no_collective(eqn: JaxprEqn) -> NeedsWhole:
+    name = _compat.name_of(eqn)
+    return NeedsWhole(f"{name} of the gathered dimension has no matching collective")
 
 
-# --- rules for what leaves the value gathered
+# --- equations that leave the value gathered
 
 
-def _elementwise(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """On the blocks. Operands of rank 0, or of size 1 where the others are longer, broadcast."""
-    demand_no_sharding(eqn)
-    gathered = agreeing(eqn, states)
-    return replayed_together(eqn, states, gathered, gathered)
+def _broadcast(eqn: JaxprEqn, first: Deferred) -> Result:
+    dim = int(eqn.params["broadcast_dimensions"][first.dim])
+    shape = first.aval(eqn.outvars[0].aval, dim).shape
+    return Blockwise(dim, {"shape": shape, "sharding": None})
 
 
-@_rule("broadcast_in_dim")
-def _broadcast(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = only(states)
-    demand_no_sharding(eqn)
-    to = eqn.params["broadcast_dimensions"]
-    moved = gathered.at({int(to[d]): spread for d, spread in gathered.spreads})
-    return replayed(eqn, moved, shape=moved.block(eqn.params["shape"]), sharding=None)
+def _transpose(eqn: JaxprEqn, first: Deferred) -> Result:
+    return Blockwise(list(eqn.params["permutation"]).index(first.dim))
 
 
-@_rule("transpose")
-def _transpose(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = only(states)
-    permutation = [int(d) for d in eqn.params["permutation"]]
-    return replayed(eqn, gathered.at({permutation.index(d): s for d, s in gathered.spreads}))
-
-
-@_rule("squeeze")
-def _squeeze(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
+def _squeeze(eqn: JaxprEqn, first: Deferred) -> Result:
     """The gathered dimension is longer than 1, so it is none of those that go."""
-    gathered = only(states)
-    gone = [int(d) for d in eqn.params["dimensions"]]
-    return replayed(eqn, gathered.without(gone))
+    return Blockwise(first.dim - sum(d < first.dim for d in eqn.params["dimensions"]))
 
 
-@_rule("reshape")
-def _reshape(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
+def _reshape(eqn: JaxprEqn, first: Deferred) -> Result:
     """Blocks stay contiguous where what is more major keeps its size.
 
     The new dimension may be shorter or longer: it must be a whole number of blocks.
     """
-    gathered = only(states)
-    demand_no_sharding(eqn)
     if eqn.params["dimensions"] is not None:
-        raise Refuse("reshape moves the gathered dimension")
-    old, new = shape_of(eqn.invars[0]), tuple(eqn.params["new_sizes"])
-    moved: dict[int, Any] = {}
-    for dimension, spread in gathered.spreads:
-        place = _major_place(old, new, dimension, spread.size)
-        if place is None or place in moved:
-            raise Refuse("reshape merges the gathered dimension under a more major one")
-        moved[place] = spread
-    result = gathered.at(moved)
-    return replayed(eqn, result, new_sizes=result.block(new), sharding=None)
+        raise NeedsWhole("reshape moves the gathered dimension")
+    dim = _major_dimension(_shape(eqn.invars[0]), eqn.params["new_sizes"], first)
+    if dim is None:
+        raise NeedsWhole("reshape merges the gathered dimension under a more major one")
+    shape = first.aval(eqn.outvars[0].aval, dim).shape
+    return Blockwise(dim, {"new_sizes": shape, "sharding": None})
 
 
-def _major_place(old: Sequence[int], new: Sequence[int], dimension: int, size: int) -> int | None:
-    """Which dimension of `new` starts where `dimension` of `old` does, in blocks of `size`."""
-    before = math.prod(old[:dimension])
-    for place, length in enumerate(new):
-        if math.prod(new[:place]) == before and length % size == 0:
-            return place
+def _major_dimension(old: Sequence[int], new: Sequence[int], first: Deferred) -> int | None:
+    """Return the dimension of `new` that starts where the gathered one of `old` does."""
+    before = math.prod(old[: first.dim])
+    for dim, length in enumerate(new):
+        if math.prod(new[:dim]) == before and length % first.size == 0:
+            return dim
     return None
 
 
-@_rule("slice")
-def _slice(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = only(states)
-    shape, params = shape_of(eqn.invars[0]), eqn.params
-    strides = params["strides"] or (1,) * len(shape)
-    for d in gathered.dimensions:
-        if (params["start_indices"][d], params["limit_indices"][d], strides[d]) != (0, shape[d], 1):
-            raise Refuse("slice of the gathered dimension")
-    return replayed(eqn, gathered, limit_indices=gathered.block(tuple(params["limit_indices"])))
+def _slice(eqn: JaxprEqn, first: Deferred) -> Result:
+    shape, params, dim = _shape(eqn.invars[0]), eqn.params, first.dim
+    stride = params["strides"][dim] if params["strides"] else 1
+    if (params["start_indices"][dim], params["limit_indices"][dim], stride) != (0, shape[dim], 1):
+        raise NeedsWhole("slice of the gathered dimension")
+    limits = list(params["limit_indices"])
+    limits[dim] //= first.size
+    return Blockwise(dim, {"limit_indices": tuple(limits)})
 
 
-@_rule("dynamic_slice")
-def _dynamic_slice(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """A start in a dimension that is taken whole is clamped to 0."""
-    gathered, *indices = states
-    if not isinstance(gathered, Gathered) or not all(isinstance(i, Whole) for i in indices):
-        raise Refuse("dynamic_slice at a gathered index")
-    sizes = tuple(eqn.params["slice_sizes"])
-    if any(sizes[d] != shape_of(eqn.invars[0])[d] for d in gathered.dimensions):
-        raise Refuse("dynamic_slice of the gathered dimension")
-    for index in indices:
-        if isinstance(index, Whole):
-            demand_same(eqn, gathered, index)
-    return replayed(eqn, gathered, slice_sizes=gathered.block(sizes))
+def _concatenate(eqn: JaxprEqn, first: Deferred) -> Result:
+    if int(eqn.params["dimension"]) == first.dim:
+        raise no_collective(eqn)
+    return Blockwise(first.dim)
 
 
-@_rule("pad")
-def _pad(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    match states:
-        case [Gathered() as gathered, Whole() as value]:
-            demand_same(eqn, gathered, value)
-        case _:
-            raise Refuse("pad with a gathered value")
-    if any(tuple(eqn.params["padding_config"][d]) != (0, 0, 0) for d in gathered.dimensions):
-        raise Refuse("pad of the gathered dimension")
-    return replayed(eqn, gathered)
+def _stack(eqn: JaxprEqn, first: Deferred) -> Result:
+    return Blockwise(first.dim + (int(eqn.params["axis"]) <= first.dim))
 
 
-@_rule("stack")
-def _stack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered = agreeing(eqn, states)
-    return replayed_together(eqn, states, gathered, gathered.inserted(int(eqn.params["axis"])))
+def _cumulative(eqn: JaxprEqn, first: Deferred) -> Result:
+    if int(eqn.params["axis"]) == first.dim:
+        raise no_collective(eqn)
+    return Blockwise(first.dim)
 
 
-@_rule("unstack")
-def _unstack(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered, axis = only(states), int(eqn.params["axis"])
-    demand_other(eqn, gathered, axis)
-    return replayed(eqn, gathered.without([axis]))
-
-
-@_rule("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum")
-def _window(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """Over a dimension in which each window is one element, every device keeps to its block."""
-    match states:
-        case [Gathered() as gathered]:
-            pass
-        case [Gathered() as gathered, Whole() as start]:
-            demand_same(eqn, gathered, start)
-        case _:  # or windows of several arrays
-            raise no_collective(eqn)
-    if holds(eqn, lambda inner: record_of(inner).kind not in ("plain", "call")):
-        raise Refuse(f"{_compat.name_of(eqn)} has a function of which nothing is known")
-    params = eqn.params
-    sizes = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
-    for dimension in gathered.dimensions:
-        whole = tuple(params["padding"][dimension]) == (0, 0)
-        if not whole or any(params[name][dimension] != 1 for name in sizes):
-            raise no_collective(eqn)
-    return replayed(eqn, gathered)
-
-
-@_rule("rev", "split", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def _along_axis(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    gathered, params = only(states), eqn.params
-    for dimension in params["dimensions"] if _compat.name_of(eqn) == "rev" else (params["axis"],):
-        demand_other(eqn, gathered, dimension)
-    return replayed(eqn, gathered)
-
-
-@_rule("concatenate", "sort")
-def _along_dimension(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """Of several operands of a sort, all are sorted by the first ones, row by row."""
-    gathered = agreeing(eqn, states)
-    demand_other(eqn, gathered, eqn.params["dimension"])
-    return replayed_together(eqn, states, gathered, gathered)
-
-
-@_rule("pvary")
-def _each(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """One result for each operand, gathered or not."""
-    del eqn
-    return GatherStep(tuple(s if isinstance(s, Gathered) else None for s in states), replay)
-
-
-@_rule("psum", "psum_invariant", "pmax", "pmin", "ppermute")
-def _over_other_axes(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """Block by block, where it does not touch the axes of the gather."""
+def _over_other_axes(eqn: JaxprEqn, first: Deferred) -> Result:
+    names, name = named_axes(eqn), _compat.name_of(eqn).removesuffix("_invariant")
     if any(isinstance(axis, int) for axis in eqn.params.get("axes", ())):
-        raise Refuse(f"{_compat.name_of(eqn)} over a dimension of a vmap, too")
-    for gathered in states:
-        if isinstance(gathered, Gathered):
-            demand_other_axes(eqn, gathered)
-    return _each(eqn, states)
+        raise NeedsWhole(f"{name} over a dimension of a vmap, too")
+    if set(names) & set(first.axes):
+        raise NeedsWhole(f"{name} over {spell_axes(names)} of what was gathered over it")
+    return Blockwise(first.dim)
 
 
-@_rule("all_gather")
-def _gather(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """Of one that is kept, over other axes."""
-    gathered = only(states)
-    demand_other_axes(eqn, gathered)
-    dimension = int(eqn.params["all_gather_dimension"])
-    if not eqn.params["tiled"]:
-        return replayed(eqn, gathered.inserted(dimension))
-    demand_other(eqn, gathered, dimension)
-    return replayed(eqn, gathered)
+_RULES: dict[str, Callable[[JaxprEqn, Deferred], Result]] = {
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+    "reshape": _reshape,
+    "slice": _slice,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "pvary": lambda _, first: Blockwise(first.dim),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _cumulative),
+    **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin"), _over_other_axes),
+}
 
 
-# --- rules for what takes the gathered dimension away: a local reduction, then one over devices
+# --- reductions of the gathered dimension
 
 
-_NOT_REDUCED = (jnp.dtype("int2"), jnp.dtype("uint2"))
+_UNREDUCED = (jnp.dtype("int2"), jnp.dtype("uint2"))
 
 
-@_rule("reduce_sum")
-def _sum(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    result, over = _reduced(eqn, states)
-    if over is None:
-        return GatherStep((result,), replay)
-    dtype = aval_of(eqn.outvars[0]).dtype
-    if _is_low_precision(dtype):
-        raise Refuse(
-            f"a sum in {dtype.name} depends on the order of its terms: convert to float32 first, "
-            "as jnp.sum and jnp.mean do"
-        )
-
-    def emit(eqn: JaxprEqn, values: Values) -> Values:
-        (local,) = replay(eqn, values)
-        return [as_typed(psum_over(local, over), eqn.outvars[0])]
-
-    return GatherStep((result,), emit, (_collective("psum", eqn, result, over),))
-
-
-@_rule("reduce_max", "reduce_min")
-def _extreme(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """Local and over devices in one go, so that ties share the gradient as in reduce_max."""
-    result, over = _reduced(eqn, states)
-    if over is None:
-        return GatherStep((result,), replay)
-    dtype = aval_of(eqn.outvars[0]).dtype
+def _reduce(eqn: JaxprEqn, first: Deferred) -> Result:
+    axes, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
+    if first.dim not in axes:
+        return Blockwise(first.dim - sum(axis < first.dim for axis in axes))
+    dtype = eqn.outvars[0].aval.dtype
+    if name == "reduce_sum":
+        _check_result(eqn)
+        if _is_low_precision(dtype):
+            raise NeedsWhole(
+                f"a sum in {dtype.name} depends on the order of its terms: convert to float32 "
+                "first, as jnp.sum and jnp.mean do"
+            )
+        return Reduction("psum", lambda eqn, xs: lax.psum(replay(eqn, xs)[0], first.axes))
+    if name not in ("reduce_max", "reduce_min"):
+        raise no_collective(eqn)
+    _check_result(eqn)
     if not has_extremes(dtype):
-        raise Refuse(f"{_compat.name_of(eqn)} over devices has no order for {dtype.name}")
-    axes = tuple(int(axis) for axis in eqn.params["axes"])
-    kind: Literal["max", "min"] = "max" if _compat.name_of(eqn) == "reduce_max" else "min"
-
-    def emit(eqn: JaxprEqn, values: Values) -> Values:
-        (block,) = values
-        return [as_typed(extreme(kind, block, axes, over.names, over.groups), eqn.outvars[0])]
-
-    return GatherStep((result,), emit, (_collective(f"p{kind}", eqn, result, over),))
+        raise NeedsWhole(f"{name} over devices has no order for {dtype.name}")
+    # Local and over devices in one go, so that ties share the gradient as in reduce_max.
+    kind = "max" if name == "reduce_max" else "min"
+    return Reduction(f"p{kind}", lambda _, xs: extreme(kind, xs[0], tuple(axes), first.axes))
 
 
-@_rule("reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin")
-def _without_collective(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """Over other dimensions they stay local."""
-    result, over = _reduced(eqn, states)
-    if over is None:
-        return GatherStep((result,), replay)
-    raise no_collective(eqn)
-
-
-def _reduced(eqn: JaxprEqn, states: Sequence[State]) -> tuple[Gathered | None, Spread | None]:
-    """What is left gathered, and the devices to reduce over; None for none."""
-    gathered = only(states)
-    demand_no_sharding(eqn)
-    axes = sorted(int(axis) for axis in eqn.params["axes"])
-    gone = [spread for d, spread in gathered.spreads if d in axes]
-    kept = gathered.at({d: spread for d, spread in gathered.spreads if d not in axes})
-    return kept.without(axes) if kept.spreads else None, _over(eqn, gone)
-
-
-def _over(eqn: JaxprEqn, gone: Sequence[Spread]) -> Spread | None:
-    if not gone:
-        return None
-    if aval_of(eqn.outvars[0]).weak_type:
-        raise Refuse("the result has a weak type, and a reduction over devices gives none")
-    if (dtype := aval_of(eqn.outvars[0]).dtype) in _NOT_REDUCED:
-        raise Refuse(f"XLA has no reduction over devices for {dtype.name}")
-    if len(gone) > 1 and any(spread.groups is not None for spread in gone):
-        raise Refuse(f"{_compat.name_of(eqn)} over two gathered dimensions, one of them in groups")
-    names = tuple(name for spread in gone for name in spread.names)
-    return Spread(names, gone[0].groups, math.prod(spread.size for spread in gone))
+def _check_result(eqn: JaxprEqn) -> None:
+    aval: Any = eqn.outvars[0].aval
+    if aval.weak_type:
+        raise NeedsWhole("the result has a weak type, and a reduction over devices gives none")
+    if aval.dtype in _UNREDUCED:
+        raise NeedsWhole(f"XLA has no reduction over devices for {aval.dtype.name}")
 
 
 def _is_low_precision(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
-def _collective(
-    name: str, eqn: JaxprEqn, result: Gathered | None, over: Spread
-) -> EmittedCollective:
-    aval = aval_of(eqn.outvars[0])
-    shape = result.block(aval.shape) if result else aval.shape
-    # Products of low precision are summed in float32.
-    widened = name == "psum" and _is_low_precision(aval.dtype)
-    itemsize = 4 if widened else aval.dtype.itemsize
-    size = math.prod(shape) * itemsize
-    return EmittedCollective(_compat.name_of(eqn), name, "all-reduce", size, over.size)
+# --- products
 
 
-# ---- products
-
-
-@_rule("dot_general")
-def _dot(eqn: JaxprEqn, states: Sequence[State]) -> GatherStep:
-    """Over a gathered contracted dimension a local product, then one psum.
+def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
+    """Over a gathered contracted dimension, a local product and then one psum.
 
     A gathered batch dimension, or one that only one operand has, stays gathered.
     """
-    demand_no_sharding(eqn)
-    contracting, batch = (
-        [(int(left), int(right)) for left, right in zip(*dimensions, strict=True)]
-        for dimensions in eqn.params["dimension_numbers"]
+    contracted, batch = (
+        [(int(left), int(right)) for left, right in zip(*dims, strict=True)]
+        for dims in eqn.params["dimension_numbers"]
     )
-    paired = [*contracting, *batch]
-    spreads = [dict(state.spreads) if isinstance(state, Gathered) else {} for state in states]
-    _demand_paired(eqn, states, paired)
-
-    def cut_of(own: int, other: int) -> Cut:
-        """A whole operand gives its block of each dimension that is paired with a gathered one."""
-        if isinstance(states[own], Gathered):
-            return None
-        pairs = [pair for pair in paired if pair[other] in spreads[other]]
-        cut = {pair[own]: spreads[other][pair[other]] for pair in pairs}
-        return block_cutter(eqn, shape_of(eqn.invars[own]), cut)
-
-    cuts = [cut_of(0, 1), cut_of(1, 0)]
-    gone = [spreads[0].get(d) or spreads[1].get(e) for d, e in contracting]
-    kept = [spreads[0].get(d) or spreads[1].get(e) for d, e in batch]
-    for side in (0, 1):
-        free = set(range(len(shape_of(eqn.invars[side])))) - {pair[side] for pair in paired}
-        kept += [spreads[side].get(d) for d in sorted(free)]
-    left = {place: spread for place, spread in enumerate(kept) if spread}
-    result = Gathered((), sites_of(states)).at(left) if left else None
-    over = _over(eqn, [spread for spread in gone if spread])
-    moved = () if over is None else (_collective("psum", eqn, result, over),)
-    return GatherStep((result,), _dot_emitter(eqn, cuts, over), moved)
+    side = 0 if operands[0] is not None else 1
+    first, other = operands[side], operands[1 - side]
+    assert first is not None
+    pair = next((p for p in [*contracted, *batch] if p[side] == first.dim), None)
+    if pair is None:
+        if other is not None:
+            raise NeedsWhole("dot_general is an outer product of two gathered operands")
+        paired = [p[side] for p in [*contracted, *batch]]
+        free = [d for d in range(len(_shape(eqn.invars[side]))) if d not in paired]
+        before = len(batch) + free.index(first.dim)
+        if side == 1:
+            before += len(_shape(eqn.invars[0])) - len(contracted) - len(batch)
+        return Blockwise(before)
+    if other is not None and other.dim != pair[1 - side]:
+        raise NeedsWhole("dot_general pairs a gathered dimension with one that is not")
+    if pair in batch:
+        return Blockwise(batch.index(pair))
+    return _dot_over_devices(eqn, first)
 
 
-def _demand_paired(
-    eqn: JaxprEqn, states: Sequence[State], paired: Sequence[tuple[int, int]]
-) -> None:
-    """Two gathered operands have to be spread along the same pairs of dimensions."""
-    match states:
-        case (Gathered() as gathered, Whole() as whole) | (
-            Whole() as whole,
-            Gathered() as gathered,
-        ):
-            demand_same(eqn, gathered, whole)
-        case (Gathered() as left, Gathered() as right):
-            lefts, rights = dict(left.spreads), dict(right.spreads)
-            if any(lefts.get(d) != rights.get(e) for d, e in paired):
-                raise Refuse("dot_general pairs a gathered dimension with one that is not")
-            if lefts.keys() - {d for d, _ in paired} or rights.keys() - {e for _, e in paired}:
-                raise Refuse("dot_general is an outer product of two gathered operands")
+def _dot_over_devices(eqn: JaxprEqn, first: Deferred) -> Result:
+    _check_result(eqn)
+    dtype = eqn.outvars[0].aval.dtype
+    widens = _is_low_precision(dtype)
+    if widens and isinstance(eqn.params["precision"], lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        raise NeedsWhole(f"dot_general in {dtype.name} by an algorithm of its own")
 
-
-def _dot_emitter(eqn: JaxprEqn, cuts: Sequence[Cut], over: Spread | None) -> Handler:
-    dtype = aval_of(eqn.outvars[0]).dtype
-    wider = over is not None and _is_low_precision(dtype)
-    if wider and isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        raise Refuse(f"dot_general in {dtype.name} by an algorithm of its own")
-
-    def emit(eqn: JaxprEqn, values: Values) -> Values:
-        parts = blocks_of(cuts, values)
-        if over is None:
-            return replay(eqn, parts)
+    def compute(eqn: JaxprEqn, values: Values) -> Any:
         # Rounded once, after the sum over devices, as the whole product would be.
-        widened = with_params(eqn, {"preferred_element_type": jnp.float32}) if wider else eqn
-        (local,) = replay(widened, parts)
-        total = lax.convert_element_type(psum_over(local, over), dtype)
-        return [as_typed(total, eqn.outvars[0])]
+        wide = with_params(eqn, {"preferred_element_type": jnp.float32}) if widens else eqn
+        return lax.convert_element_type(lax.psum(replay(wide, values)[0], first.axes), dtype)
 
-    return emit
+    return Reduction("psum", compute)
+
+
+def dimension_of(eqn: JaxprEqn, place: int, operands: Sequence[Operand], first: Deferred) -> int:
+    """Return the dimension of a whole operand that is to be sliced; -1 for none."""
+    shape = _shape(eqn.invars[place])
+    if _compat.name_of(eqn) != "dot_general":
+        return first.dim if shape and shape[first.dim] != 1 else -1
+    for dims in eqn.params["dimension_numbers"]:
+        for pair in zip(*dims, strict=True):
+            if pair[1 - place] == first.dim:
+                return int(pair[place])
+    return -1
+
+
+def spell_axes(names: Sequence[Any]) -> str:
+    """Return 'i' for one axis, ('i', 'j') for two."""
+    return repr(names[0]) if len(names) == 1 else repr(tuple(names))
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(atom.aval.shape)

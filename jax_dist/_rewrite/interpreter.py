@@ -101,7 +101,7 @@ def run(
     body = open_jaxpr(jaxpr)
     consts = constants(jaxpr) if consts is None else consts
     if not handlers:
-        return eval_jaxpr(body, consts, *args)
+        return _evaluate(body, consts, args)
     known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
     known.update(zip(body.invars, args, strict=True))
     # The place of the last equation that reads each variable; past all for the results.
@@ -145,17 +145,19 @@ def _replay_stretch(
     }
     effects = frozenset().union(*[eqn.effects for eqn in eqns])
     stretch = Jaxpr((), list(read), made, eqns, effects, unnamed())
-    values = [known[var] for var in read]
-    if len(eqns) < _LONG:
-        outs = eval_jaxpr(stretch, (), *values)
-    else:
-        outs = replay(_compat.call_of(core.ClosedJaxpr(stretch, ())), values)
+    outs = _evaluate(stretch, (), [known[var] for var in read])
     known.update(zip(made, outs, strict=True))
 
 
 # From this many equations on, a stretch becomes one call of what is traced already: to bind an
 # equation again takes about as long as to trace it for the first time.
 _LONG = 64
+
+
+def _evaluate(body: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> Values:
+    if len(body.eqns) < _LONG:
+        return eval_jaxpr(body, consts, *args)
+    return call_jaxpr(core.ClosedJaxpr(body, consts), args)
 
 
 def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
@@ -165,6 +167,15 @@ def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
     moved = eqn.replace(invars=invars, outvars=outvars)
     single = Jaxpr((), invars, outvars, [moved], eqn.effects, unnamed())
     return eval_jaxpr(single, (), *values)
+
+
+def call_jaxpr(jaxpr: core.ClosedJaxpr, values: Sequence[Any]) -> Values:
+    """Evaluate a jaxpr as one call: none of its equations is traced again."""
+    return replay(_compat.call_of(jaxpr), values)
+
+
+def with_params(eqn: JaxprEqn, params: dict[str, Any]) -> JaxprEqn:
+    return eqn.replace(params={**eqn.params, **params})
 
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:

@@ -4,9 +4,10 @@ The user's function is traced once per signature, and remembered (see `passes.pr
 passes make of it is traced by a jit object, for the arguments as they lie.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -28,6 +29,7 @@ from jax_dist._rewrite.pipeline import Pass, PassFinding
 from jax_dist._rewrite.pmap_sites import check_none_local, pmaps_over_all_processes
 from jax_dist._rewrite.programs import Bound, Memo, Program, Programs
 from jax_dist._rewrite.propagation import is_partitioned, mesh_of, meshes_of
+from jax_dist.errors import ArgumentError
 
 Partitioning: TypeAlias = Literal["route", "keep"]
 Specs: TypeAlias = Mapping[str, tuple[Any, Any]]
@@ -85,6 +87,7 @@ class RewrittenProgram:
         self.lifted: tuple[Capture, ...] = ()
         self._options = _compat.JitOptions.of(fun)
         self._mesh_seen: Mesh | None = None
+        self._is_warned = False
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
         self._memo = Memo(name, self._traced, self._options)
         self._programs = Programs(
@@ -118,6 +121,8 @@ class RewrittenProgram:
         leaves = jax.tree.leaves((args, kwargs))
         if programs.is_staged() or any_tracer(leaves):
             found = self._find(traced, args, kwargs)
+            if traced.routes and found.mesh is None:
+                self._warn_unrouted()
             plain = self._programs.plain(_variant(found))
             return self._programs.stage(plain, traced.lifted, found, args, kwargs), None, False
         for mesh in self._meshes(self._find(traced, args, kwargs)):
@@ -133,6 +138,18 @@ class RewrittenProgram:
             del refusal
         results, _, _ = self._run(program, traced, *moved)
         return results, None, False
+
+    def _warn_unrouted(self) -> None:
+        """Warn once that custom_partitioning operations stay, if there is more than one device."""
+        if self._is_warned or jax.device_count() == 1:
+            return
+        self._is_warned = True
+        pipeline.warn_user(
+            f"rewrite leaves the custom_partitioning operations of '{self.name}' as they are: in a "
+            "jit, grad or vmap around it, arguments do not show their mesh. Give it by "
+            "rewrite(..., mesh=mesh), or put rewrite outermost.",
+            UserWarning,
+        )
 
     def _run(
         self, program: Program, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -216,7 +233,7 @@ class RewrittenProgram:
             return flat_output
 
         flat.__name__ = flat.__qualname__ = self.name
-        with tracing(self.wishes.captures):
+        with tracing(self.wishes.captures), set_mesh_explained(self.name):
             jaxpr = jax.jit(flat).trace(*[leaves[place] for place in places]).jaxpr
         check_none_local(jaxpr)
         lifted = lift(jaxpr, self.fun, self.name, self.wishes.captures)
@@ -274,6 +291,20 @@ class RewrittenProgram:
         moves = process_calls.collectives(jaxpr)
         process_calls.agree_to_run("{}, rewritten", self.fun, whole, moves, found.mesh)
         self._agreed.add(signature)
+
+
+@contextlib.contextmanager
+def set_mesh_explained(name: str) -> Iterator[None]:
+    """Raise ArgumentError if the traced function enters `jax.set_mesh`."""
+    try:
+        yield
+    except ValueError as error:
+        if "`set_mesh` can only be used outside" not in str(error):
+            raise
+        raise ArgumentError(
+            f"'{name}' enters jax.set_mesh itself, which JAX does not trace. Enter it around the "
+            "call of the rewritten function, or give the mesh to jax.shard_map."
+        ) from error
 
 
 def _variant(found: _KnownCall) -> Hashable:

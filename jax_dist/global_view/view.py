@@ -14,6 +14,7 @@ from jax_dist._pmap import axes, body, copies, meshes, placement
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.body import Call
 from jax_dist._rewrite.captures import Captures, Watch, is_lifted_outside
+from jax_dist._rewrite.variable_names import definition
 from jax_dist.errors import (
     ArgumentTypeError,
     DeviceCountError,
@@ -183,6 +184,11 @@ class GlobalView:
             self._watch.warn_of(ready.program.body.lifted.captures, lifted=not is_traced)
         with self._context(traced=is_traced):
             return ready.program.call(leaves)
+
+    def __repr__(self) -> str:
+        where = definition(self._fun)
+        name = f"{self._setting.fun_name}{f' at {where}' if where else ''}"
+        return f"<jax_dist.global_view of {name}>"
 
     def place(
         self, state: Any, *rest: Any, stacked: Any = None, argument: int | None = None

@@ -9,19 +9,44 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jax_dist._rewrite.gather_states import ring_bytes
-
 _Groups: TypeAlias = tuple[tuple[int, ...], ...]
 _Sizes: TypeAlias = Mapping[Any, int]  # of the axes of a mesh, by name
 _Role: TypeAlias = Literal["body", "condition", "branch", "call"]
 Runs: TypeAlias = Literal["always", "in a branch", "in a loop of unknown length"]
+
+
+# `n` devices take part, and `b` are the bytes of the result on one device.
+_SENT: dict[str, Callable[[float, int], float]] = {
+    "all-gather": lambda b, n: b * (n - 1) / n,
+    "all-reduce": lambda b, n: b * 2 * (n - 1) / n,
+    "all-to-all": lambda b, n: b * (n - 1) / n,
+    "collective-permute": lambda b, n: b if n > 1 else 0.0,
+    "reduce-scatter": lambda b, n: b * (n - 1),  # of n blocks, each as large as the result
+}
+
+
+def ring_bytes(kind: str, result_bytes: float, size: int) -> float:
+    """The bytes that one device sends on a ring, in one call, by the bytes of its result.
+
+    `kind` is one of HLO's: all-gather, all-reduce, all-to-all, collective-permute or
+    reduce-scatter; `size` says how many devices take part: those of the axes, or of one group.
+
+    >>> ring_bytes("all-gather", 400, 4), ring_bytes("all-reduce", 100, 4)
+    (300.0, 150.0)
+
+    Raises:
+      ValueError: another kind.
+    """
+    if kind not in _SENT:
+        raise ValueError(f"no collective of the name {kind!r}; there are {', '.join(_SENT)}")
+    return float(_SENT[kind](result_bytes, size))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

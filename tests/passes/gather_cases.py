@@ -32,8 +32,8 @@ class Case:
     name: str
     body: Body
     before: Count
-    after: dict[int, Count]  # by the number of devices
-    why: dict[int, str]  # of the refusal; "" where it is rewritten
+    after: Count
+    why: str  # of the refusal; "" where it is rewritten
     tolerance: float  # of sums in another order, relative to the largest value; 0: bit-equal
     typed: bool  # whether it can be written under check_vma=True
     differentiable: bool
@@ -53,12 +53,11 @@ def rewritten(
     reductions: int,
     gathers: int = 1,
     before: Count | None = None,
-    too_dear: str = "",  # why it is kept on four devices
     tolerance: float = 1e-6,
     typed: bool = True,
     differentiable: bool = True,
 ) -> Callable[[Body], Body]:
-    """All gathers go; where a case says why it is too dear on four devices, there they stay."""
+    """All gathers go."""
 
     def register(body: Body) -> Body:
         had = before or Count(gathers=gathers)
@@ -68,8 +67,8 @@ def rewritten(
                 name=_name(body),
                 body=body,
                 before=had,
-                after={4: had if too_dear else after, 8: after},
-                why={4: too_dear, 8: ""},
+                after=after,
+                why="",
                 tolerance=tolerance,
                 typed=typed,
                 differentiable=differentiable,
@@ -98,8 +97,8 @@ def kept(
                 name=_name(body),
                 body=body,
                 before=before,
-                after={4: count, 8: count},
-                why={4: why, 8: why},
+                after=count,
+                why=why,
                 tolerance=tolerance,
                 typed=typed,
                 differentiable=differentiable,
@@ -232,19 +231,11 @@ def bfloat16_sum_without_conversion(x):
     return lax.reduce_sum(whole, [0])  # forces
 
 
-@rewritten(reductions=1, typed=False)
+@kept("it gathers in groups of devices", typed=False)
 def mean_in_groups(x):
     half = lax.axis_size("i") // 2
     groups = [list(range(half)), list(range(half, 2 * half))]
-    return gather(x, axis_index_groups=groups).mean(0)
-
-
-@kept("mul mixes what is gathered in groups with a whole value", typed=False)
-def weights_in_groups(x):
-    half = lax.axis_size("i") // 2
-    groups = [list(range(half)), list(range(half, 2 * half))]
-    whole = gather(x, axis_index_groups=groups)
-    return (whole * each_device(half)[:, None, None]).sum(0)  # forces
+    return lax.all_gather(x, "i", axis_index_groups=groups).mean(0)  # forces
 
 
 # ---- extremes
@@ -295,7 +286,7 @@ def argmax(x):
     return gather(x).argmax(0)  # forces
 
 
-@kept("sort of the gathered dimension has no matching collective")
+@kept("sort needs the whole gathered value")
 def sort(x):
     return jnp.sort(gather(x), 0)[0]  # forces
 
@@ -305,42 +296,16 @@ def running_sum(x):
     return jnp.cumsum(gather(x), 0)[-1]  # forces
 
 
-# ---- windows, and parts of other dimensions
-
-
-@rewritten(reductions=1)
+@kept("reduce_window_max needs the whole gathered value")
 def pooled_rows(x):
     window = (1, 1, 2)
-    return lax.reduce_window(gather(x), -jnp.inf, lax.max, window, (1, 1, 1), "VALID").sum(0)
+    pooled = lax.reduce_window(gather(x), -jnp.inf, lax.max, window, (1, 1, 1), "VALID")  # forces
+    return pooled.sum(0)
 
 
-@rewritten(reductions=1, differentiable=False)
-def folded_rows(x):
-    fold = lambda a, b: a * b + 1.0
-    return lax.reduce_window(gather(x), 2.0, fold, (1, 1, 2), (1, 1, 1), "VALID").sum(0)
-
-
-@kept("reduce_window_max of the gathered dimension has no matching collective")
-def pooled_over_devices(x):
-    window = (2, 1, 1)
-    return lax.reduce_window(gather(x), -jnp.inf, lax.max, window, (1, 1, 1), "VALID")  # forces
-
-
-@kept("reduce_window_sum of the gathered dimension has no matching collective")
-def padded_over_devices(x):
-    pads = [(1, 0), (0, 0), (0, 0)]
-    return lax.reduce_window(gather(x), 0.0, lax.add, (1, 1, 1), (1, 1, 1), pads).sum(0)  # forces
-
-
-@rewritten(reductions=1)
-def unstacked(x):
-    first, _, last = jnp.unstack(gather(x), axis=2)
-    return (first * last).sum(0)
-
-
-@kept("unstack of the gathered dimension has no matching collective")
-def unstacked_over_devices(x):
-    return jnp.unstack(gather(x))[0]  # forces
+@kept("pad needs the whole gathered value")
+def padded_rows(x):
+    return jnp.pad(gather(x), [(0, 0), (1, 0), (0, 0)]).sum(0)  # forces
 
 
 # ---- what is made of values that all devices share
@@ -477,16 +442,13 @@ def random_mask_of_this_device(x):
 
 # ---- several reductions of one gather
 
-_TWO = "2 reductions would send 72 bytes from each device, one gather sends 72"
-_THREE = "3 reductions would send 108 bytes from each device, one gather sends 72"
 
-
-@rewritten(reductions=2, too_dear=_TWO)
+@rewritten(reductions=2)
 def variance(x):
     return jnp.var(gather(x), 0)
 
 
-@rewritten(reductions=2, too_dear=_TWO)
+@rewritten(reductions=2)
 def deviation(x):
     return jnp.std(gather(x), 0)
 
@@ -496,12 +458,12 @@ def variance_of_rows(x):
     return jnp.var(gather(x, tiled=True), 0)
 
 
-@rewritten(reductions=2, too_dear=_TWO)
+@rewritten(reductions=2)
 def logsumexp(x):
     return jax.nn.logsumexp(gather(x), 0)
 
 
-@rewritten(reductions=3, too_dear=_THREE)
+@rewritten(reductions=3)
 def softmax_of_gathered(x):
     whole = gather(x)
     return (jax.nn.softmax(whole, 0) * whole).sum(0)
@@ -586,7 +548,7 @@ def merged_under_rows(x):
     return gather(x, axis=1).reshape(-1, 3).mean(0)  # forces
 
 
-@kept("dynamic_slice of the gathered dimension")
+@kept("dynamic_slice needs the whole gathered value")
 def own_block(x):
     return gather(x)[lax.axis_index("i")]  # forces
 

@@ -8,7 +8,7 @@ from gather_checks import mesh_of
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_dist._rewrite.gather_reductions import extreme, has_extremes
+from jax_dist._rewrite.reductions import extreme, has_extremes
 
 pytestmark = pytest.mark.rewriting
 

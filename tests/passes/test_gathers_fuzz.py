@@ -11,7 +11,7 @@ import pytest
 from fuzzing import program_of
 from gather_checks import planned, rewritten_leaves
 
-from jax_dist._rewrite import gather_rules, gather_states, gathers
+from jax_dist._rewrite import gather_rules, gathers
 
 pytestmark = pytest.mark.rewriting
 
@@ -20,12 +20,6 @@ IN_EVERY_RUN = range(60)
 TOLERANCE = 1e-4  # of values of about 1, summed over up to 4000 elements in another order
 
 Leaves = list[list[np.ndarray]]  # by program
-
-
-@pytest.fixture(autouse=True)
-def at_any_cost(monkeypatch: pytest.MonkeyPatch):
-    """The rules are in question, not their price."""
-    monkeypatch.setattr(gathers, "why_not_worth", lambda *_: "")
 
 
 @pytest.mark.thorough
@@ -49,8 +43,7 @@ def test_a_good_part_of_the_programs_is_rewritten():
 
 @pytest.mark.thorough
 def test_without_the_test_for_sameness_the_numbers_are_wrong(monkeypatch: pytest.MonkeyPatch):
-    for module in (gather_rules, gather_states):
-        monkeypatch.setattr(module, "demand_same", lambda *_: None)
+    monkeypatch.setattr(gathers._Body, "same_of", lambda self, _: self.scope)
     assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])
 
 
@@ -58,11 +51,11 @@ def test_without_the_test_for_sameness_the_numbers_are_wrong(monkeypatch: pytest
 def test_without_the_test_for_major_dimensions_the_numbers_are_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def first_that_fits(old: Any, new: Any, dimension: int, size: int) -> int | None:
-        del old, dimension
-        return next((place for place, length in enumerate(new) if length % size == 0), None)
+    def first_that_fits(old: Any, new: Any, first: Any) -> int | None:
+        del old
+        return next((dim for dim, length in enumerate(new) if length % first.size == 0), None)
 
-    monkeypatch.setattr(gather_rules, "_major_place", first_that_fits)
+    monkeypatch.setattr(gather_rules, "_major_dimension", first_that_fits)
     assert any(wrong(range(first, first + BATCH)) for first in IN_EVERY_RUN[::BATCH])
 
 

@@ -13,7 +13,6 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist._rewrite import gathers
 
 pytestmark = pytest.mark.rewriting
 
@@ -26,11 +25,6 @@ BATCH = 10
 def dtype(request: pytest.FixtureRequest) -> Iterator[np.dtype]:
     with jax.enable_x64(request.param == "float64"):
         yield jnp.dtype(request.param)
-
-
-@pytest.fixture(autouse=True)
-def at_any_cost(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gathers, "why_not_worth", lambda *_: "")
 
 
 @pytest.mark.thorough

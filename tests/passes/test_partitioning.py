@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from partitioned_ops import l1norm, layernorm, moments
 
+from jax_dist import rewrite
 from jax_dist._rewrite import interpreter, partition, propagation
 from jax_dist.errors import RewriteError
 
@@ -659,3 +660,17 @@ def test_specs_for_an_op_that_is_not_there():
         "Because the custom_partitioning operations in it are 'l1norm'.\n"
         "Name one of these: the name is that of the function that was wrapped."
     )
+
+
+def test_a_jit_around_rewrite_without_a_mesh_is_warned_of_once():
+    step = jax.jit(rewrite(lambda x: l1norm(x * 2)))
+    x = placed(X, "i", "j")
+
+    with pytest.warns(UserWarning, match="leaves the custom_partitioning operations of '<lambda>'"):
+        values = step(x)
+    assert "CustomSPMDPartitioning" in step.lower(x).as_text()
+    np.testing.assert_allclose(values, l1norm.fun(X), rtol=1e-6)
+
+    with_mesh = jax.jit(rewrite(lambda x: l1norm(x * 2), mesh=MESH))
+    np.testing.assert_allclose(with_mesh(x), l1norm.fun(X), rtol=1e-6)
+    assert "CustomSPMDPartitioning" not in with_mesh.lower(x).as_text()

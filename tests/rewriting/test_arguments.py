@@ -3,11 +3,13 @@
 import textwrap
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_dist
-from jax_dist.errors import RewriteError
+from jax_dist import explain, rewrite
+from jax_dist.errors import ArgumentError, RewriteError
 
 pytestmark = pytest.mark.rewriting
 
@@ -57,3 +59,28 @@ def test_an_abstract_mesh_has_no_devices_to_move_to():
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",)).abstract_mesh
 
     assert "mesh is AbstractMesh" in _message(mesh=mesh)
+
+
+def test_the_text_of_a_rewritten_function_names_it():
+    text = repr(rewrite(_double))
+
+    assert text.startswith("<jax_dist.rewrite of _double at ")
+    assert "test_arguments.py:" in text
+
+
+def test_entering_a_mesh_inside_is_explained():
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def step(x):
+        with jax.set_mesh(mesh):
+            return x + 1
+
+    text = "'step' enters jax.set_mesh itself, .* Enter it around the call"
+    with pytest.raises(ArgumentError, match=text):
+        rewrite(step)(jnp.ones(8))
+    with pytest.raises(ArgumentError, match=text):
+        explain(step, jnp.ones(8))
+
+
+def _double(x):
+    return x * 2
