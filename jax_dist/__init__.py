@@ -23,15 +23,15 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.errors import TransferError as TransferError
     from jax_dist.filter_pmap import filter_pmap as filter_pmap
     from jax_dist.global_view.view import global_view as global_view
-    from jax_dist.guards.memory import memory_guard as memory_guard
-    from jax_dist.guards.strict import allow_recompiles as allow_recompiles
-    from jax_dist.guards.strict import allow_transfers as allow_transfers
-    from jax_dist.guards.strict import strict as strict
     from jax_dist.machines.topologies import topology as topology
+    from jax_dist.memory import memory_guard as memory_guard
     from jax_dist.nnx_pmap import nnx_pmap as nnx_pmap
     from jax_dist.pmap import pmap as pmap
     from jax_dist.rewrite import explain as explain
     from jax_dist.rewrite import rewrite as rewrite
+    from jax_dist.strict import allow_recompiles as allow_recompiles
+    from jax_dist.strict import allow_transfers as allow_transfers
+    from jax_dist.strict import strict as strict
 
 __version__ = "0.1.0"
 
@@ -46,10 +46,10 @@ _HOMES = {  # imported on first use, so that lint and migrate never load jax
     "RecompileError": "errors",
     "TransferError": "errors",
     "global_view": "global_view.view",
-    "memory_guard": "guards.memory",
-    "allow_recompiles": "guards.strict",
-    "allow_transfers": "guards.strict",
-    "strict": "guards.strict",
+    "memory_guard": "memory",
+    "allow_recompiles": "strict",
+    "allow_transfers": "strict",
+    "strict": "strict",
     "topology": "machines.topologies",
     "filter_pmap": "filter_pmap",
     "nnx_pmap": "nnx_pmap",

@@ -12,12 +12,6 @@ from jax_dist._compat.cache import refuses_host_callbacks as refuses_host_callba
 from jax_dist._compat.cache import reset_cache as reset_cache
 from jax_dist._compat.cache import say_unwritten as say_unwritten
 from jax_dist._compat.cache import watch_cache as watch_cache
-from jax_dist._compat.calls import CallWatcher as CallWatcher
-from jax_dist._compat.calls import JitCall as JitCall
-from jax_dist._compat.calls import calls_under_way as calls_under_way
-from jax_dist._compat.calls import is_tracing as is_tracing
-from jax_dist._compat.calls import traced_types as traced_types
-from jax_dist._compat.calls import watch_calls as watch_calls
 from jax_dist._compat.fronts import Answer as Answer
 from jax_dist._compat.fronts import JitOptions as JitOptions
 from jax_dist._compat.fronts import front as front

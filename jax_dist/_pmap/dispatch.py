@@ -64,6 +64,11 @@ class Dispatcher:
         self._donating: weakref.WeakSet[Body] = weakref.WeakSet()  # looked at
         self._programs.renew()
 
+    @property
+    def fun(self) -> Callable:
+        """The mapped function, which `strict` names in its errors."""
+        return self._fun()
+
     def serve(self, caller: Any) -> None:
         """Keeps `caller.__call__` the fastest way to call."""
         self._programs.serve(caller)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from jax_dist import launch
-from jax_dist.cli import cli
+from jax_dist.cli import main as cli
 
 _LIMIT = 60.0  # seconds; far more than any job here needs
 _FOREVER = "sleep 1000"
