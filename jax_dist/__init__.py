@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist._pmap.placement import replicate as replicate
     from jax_dist._pmap.placement import shard as shard
     from jax_dist._pmap.placement import unreplicate as unreplicate
-    from jax_dist.consistency.api import check as check
     from jax_dist.consistency.api import compare_device_counts as compare_device_counts
     from jax_dist.errors import CapturedArrayWarning as CapturedArrayWarning
     from jax_dist.errors import DonationError as DonationError

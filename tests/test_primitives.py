@@ -358,17 +358,6 @@ _WORDS = {
 }
 
 
-def test_no_other_file_lists_primitives():
-    found = [
-        f"{path.relative_to(_PACKAGE)}:{line}: {' '.join(names)}"
-        for path in sorted(_PACKAGE.rglob("*.py"))
-        if str(path.relative_to(_PACKAGE)) not in _ELSEWHERE
-        for line, names in _tables(ast.parse(path.read_text()))
-    ]
-
-    assert found == []
-
-
 def test_of_what_has_no_record_nothing_is_known():
     unknown = dataclasses.asdict(primitives.record("of a user"))
 

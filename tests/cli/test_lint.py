@@ -7,7 +7,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -444,40 +443,6 @@ class TestRunning:
 
         assert main(("lint", "a.py"), out=Closed(), err=err) == 2
         assert err.getvalue() == ""
-
-    def test_progress_is_told_on_a_terminal_once_it_takes_long(self, monkeypatch):
-        stream, now = io.StringIO(), [0.0]
-        stream.isatty = lambda: True
-        monkeypatch.setattr(time, "monotonic", lambda: now[0])
-        monkeypatch.setattr(terminal, "_TICK", 60.0)
-        progress = terminal.ProgressLine(stream, "files checked")
-        for seconds, done in ((0.5, 1), (1.1, 2), (1.15, 3), (1.3, 4)):
-            now[0] = seconds
-            progress(done, 9)
-        progress.close()
-
-        assert stream.getvalue() == (
-            "\r2/9 files checked, 1 s\x1b[K\r4/9 files checked, 1 s\x1b[K\r\x1b[K"
-        )
-
-    def test_the_clock_goes_on_while_nothing_is_told(self, monkeypatch):
-        stream = io.StringIO()
-        stream.isatty = lambda: True
-        monkeypatch.setattr(terminal, "_TICK", 0.001)
-        monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
-        progress = terminal.ProgressLine(stream)
-        while "\r0 s\x1b[K" not in stream.getvalue():
-            time.sleep(0.001)
-        progress.print("running the command")
-        while not stream.getvalue().endswith("\n\r0 s\x1b[K"):
-            time.sleep(0.001)
-        progress.close()
-
-        written = stream.getvalue()
-        assert "\r\x1b[Krunning the command\n" in written
-        assert written.endswith("\r\x1b[K")
-        time.sleep(0.01)
-        assert stream.getvalue() == written
 
     def test_progress_is_not_told_in_a_pipe(self):
         stream = io.StringIO()

@@ -105,10 +105,9 @@ def test_misuse_says_what_is_wrong(case, tmp_path):
     (tmp_path / "program").write_text("neither text of a shell nor a program\0")
     (tmp_path / "program").chmod(0o700)
     err = io.StringIO()
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["launch", *[x.format(folder=tmp_path) for x in arguments]], err=err)
+    code = cli.main(["launch", *[x.format(folder=tmp_path) for x in arguments]], err=err)
 
-    assert caught.value.code == 2
+    assert code == 2
     assert text in err.getvalue()
 
 
@@ -117,7 +116,7 @@ def test_misuse_says_what_is_wrong(case, tmp_path):
     [
         ([], "the following arguments are required: -n/--processes"),
         (["-n", "0", "true"], "argument -n/--processes: must be a whole number from 1 to"),
-        (["-n", "1", "--timeout", "0", "true"], "argument --timeout: must be more than 0"),
+        (["-n", "1", "--timeout", "0", "true"], "argument --timeout: must be a number of seconds"),
         (["-n", "1", "--gpus", "1", "--cpu-devices", "1"], "not allowed with argument --gpus"),
     ],
 )
@@ -324,8 +323,8 @@ def test_the_environment_of_a_rank(case):
 
 def test_the_launcher_loads_no_jax():
     program = (
-        "import sys; from jax_dist.cli import cli; "
-        "code = cli.main(['launch', '-n', '1', 'true']); "
+        "import sys; from jax_dist.cli.main import main; "
+        "code = main(['launch', '-n', '1', 'true']); "
         "sys.exit(code or 'jax' in sys.modules or 'numpy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], env=_environment(), check=True)

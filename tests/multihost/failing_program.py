@@ -49,16 +49,17 @@ def fail(way: str) -> None:
                 raise ValueError("the loss is NaN")
 
 
-multihost.initialize()
-total = jax_dist.pmap(lambda x: lax.psum(x, "i"), axis_name="i")
-step()
-sys.stdout.write(f"pid {os.getpid()}\n")
-sys.stdout.flush()
-needs_watchdog = sys.argv[1] in ("hangs", "cleans up")
-with multihost.watchdog(4.0 if needs_watchdog else 1000.0) as dog:
-    for number in dog.steps(range(3)):
-        if number == 1 and jax.process_index() == 1:
-            fail(sys.argv[1])
-        elif number == 1 and sys.argv[1] == "cleans up":
-            time.sleep(1000)
-        step()
+if __name__ == "__main__":
+    multihost.initialize()
+    total = jax_dist.pmap(lambda x: lax.psum(x, "i"), axis_name="i")
+    step()
+    sys.stdout.write(f"pid {os.getpid()}\n")
+    sys.stdout.flush()
+    needs_watchdog = sys.argv[1] in ("hangs", "cleans up")
+    with multihost.watchdog(4.0 if needs_watchdog else 1000.0) as dog:
+        for number in dog.steps(range(3)):
+            if number == 1 and jax.process_index() == 1:
+                fail(sys.argv[1])
+            elif number == 1 and sys.argv[1] == "cleans up":
+                time.sleep(1000)
+            step()
