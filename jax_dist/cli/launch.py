@@ -33,7 +33,6 @@ examples:
 
 On several machines, the cluster starts the processes: see docs/processes.md.
 """
-_RANKS = "Did you mean `-n` or `--processes`?"
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of the prefixes, in ANSI's numbers
 
 
@@ -47,7 +46,6 @@ def add_parser(commands: Any) -> None:
         _EPILOG,
         help="run a program in several processes on this machine",
         usage=_USAGE,
-        meant=dict.fromkeys(("--np", "--nproc", "--nproc-per-node", "--num-processes"), _RANKS),
     )
     parser.add_argument(
         "-n",
@@ -75,7 +73,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--grace",
-        type=terminal.seconds_or_none,
+        type=terminal.seconds,
         default=1.0,
         metavar="SECONDS",
         help="time for the others to end after a failure (1)",

@@ -5,10 +5,12 @@
 writes the process id of each rank.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -18,21 +20,16 @@ import jax_dist
 from jax_dist import multihost
 
 
-class CleanUp:
-    """A context whose end needs all processes, such as a last checkpoint."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
+@contextlib.contextmanager
+def last_checkpoint(step: Callable[[], None]) -> Iterator[None]:
+    """A context whose end needs all processes."""
+    try:
+        yield
+    finally:
         step()
 
 
-def step() -> None:
-    np.asarray(total(np.ones(jax.local_device_count())))
-
-
-def fail(way: str) -> None:
+def fail(way: str, step: Callable[[], None]) -> None:
     match way:
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -45,21 +42,25 @@ def fail(way: str) -> None:
         case "hangs":
             time.sleep(1000)
         case "cleans up":  # a collective which the others, who sleep, never enter
-            with CleanUp():
+            with last_checkpoint(step):
                 raise ValueError("the loss is NaN")
 
 
-if __name__ == "__main__":
+def main(way: str) -> None:
     multihost.initialize()
     total = jax_dist.pmap(lambda x: lax.psum(x, "i"), axis_name="i")
+    step = lambda: print(total(np.ones(jax.local_device_count())), file=sys.stderr)  # noqa: T201
     step()
     sys.stdout.write(f"pid {os.getpid()}\n")
     sys.stdout.flush()
-    needs_watchdog = sys.argv[1] in ("hangs", "cleans up")
-    with multihost.watchdog(4.0 if needs_watchdog else 1000.0) as dog:
+    with multihost.watchdog(4.0 if way in ("hangs", "cleans up") else 1000.0) as dog:
         for number in dog.steps(range(3)):
             if number == 1 and jax.process_index() == 1:
-                fail(sys.argv[1])
-            elif number == 1 and sys.argv[1] == "cleans up":
+                fail(way, step)
+            elif number == 1 and way == "cleans up":
                 time.sleep(1000)
             step()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
