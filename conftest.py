@@ -36,7 +36,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _TESTS = pathlib.Path(__file__).parent / "tests"
 _PAGES = ("test_docs.py", "test_error_pages.py")
-_RUNTIME = ("cache", "doctor", "guards", "launch", "multihost", "test_private_parts.py", *_PAGES)
+_RUNTIME = ("cache", "guards", "launch", "multihost", "test_private_parts.py", *_PAGES)
 # Their tests start programs, send signals and wait by the clock, which a busy machine upsets.
 _REAL = ("cache", "examples", "launch", "migrate", "multihost", "processes", *_PAGES)
 # What to run while editing: texts and small programs; nothing drawn, and nothing migrated runs.

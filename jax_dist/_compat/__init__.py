@@ -43,7 +43,6 @@ from jax_dist._compat.private import hide_frames as hide_frames
 from jax_dist._compat.private import is_compile_only as is_compile_only
 from jax_dist._compat.private import laid_by_rows as laid_by_rows
 from jax_dist._compat.private import movable as movable
-from jax_dist._compat.private import option_names as option_names
 from jax_dist._compat.private import typed_collectives as typed_collectives
 from jax_dist._compat.processes import TakenPmap as TakenPmap
 from jax_dist._compat.processes import backend_started as backend_started
