@@ -35,9 +35,7 @@ def write_atomically(
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             descriptor = os.open(temporary, flags, 0o600 if status else 0o666)
         except OSError as error:
-            raise OSError(
-                error.errno, f"cannot write in {folder}: {error.strerror}", real
-            ) from error
+            raise OSError(error.errno, f"in {folder}: {error.strerror}", real) from error
         try:
             with open(descriptor, "wb") as file:
                 if status is not None:
