@@ -331,18 +331,15 @@ def _probe_options() -> dict[str, Any]:
 
 
 def _probe_cache() -> dict[str, Any]:
-    from jax_dist.cache import entries, store
+    from jax_dist._cache import folders
 
-    folder = store.chosen(None, os.environ)
-    if store.is_url(folder):
+    folder = folders.choose("", os.environ)
+    if folders.is_url(folder):
         return {"path": folder}
     path = pathlib.Path(folder)
-    sizes = [entry.size for entry in entries.all_of(path)]
-    unsafe = {
-        str(each): (why, store.remedy(each))
-        for each in entries.folders(path)
-        if (why := store.danger(each)) is not None
-    }
+    sizes = [entry.stat().st_size for entry in path.rglob("*-cache")]
+    reason = folders.untrusted_reason(path) if path.is_dir() else None
+    unsafe = {folder: (reason, f"chmod 700 {folder}, or set JAX_DIST_CACHE_DIR")} if reason else {}
     return {"path": folder, "entries": len(sizes), "bytes": sum(sizes), "unsafe": unsafe}
 
 

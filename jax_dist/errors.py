@@ -12,12 +12,13 @@ from collections.abc import Sequence
 _E = typing.TypeVar("_E", bound=Exception)
 
 __all__ = (
+    "ArgumentError",
     "ArgumentTypeError",
     "AxesError",
-    "CacheDirectoryError",
     "CacheWarning",
     "CapturedArrayError",
     "CapturedArrayWarning",
+    "CompilationError",
     "ConsistencyError",
     "DeviceCountError",
     "DisagreementError",
@@ -46,6 +47,10 @@ class MappedAxisError(ValueError):
 
 class AxesError(ValueError):
     """`in_axes` or `out_axes` does not fit the values that it describes."""
+
+
+class ArgumentError(ValueError):
+    """An argument that is not what a function needs."""
 
 
 class ArgumentTypeError(TypeError):
@@ -92,10 +97,6 @@ class ConsistencyError(ValueError):
     """What is given to `compare_device_counts` cannot be run on several numbers of devices."""
 
 
-class CacheDirectoryError(ValueError):
-    """A folder that must not hold a compilation cache: others could put code into it."""
-
-
 class CacheWarning(UserWarning):
     """The compilation cache cannot be used as asked; the program goes on without."""
 
@@ -106,6 +107,10 @@ class GlobalViewError(ValueError):
 
 class GlobalViewWarning(UserWarning):
     """A state of `global_view` does not lie as it was to."""
+
+
+class CompilationError(RuntimeError):
+    """A program whose compilation has failed in an earlier run, and is not tried again."""
 
 
 class TransferError(RuntimeError):

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jax_dist import _compat
-from jax_dist.errors import CacheDirectoryError, JoinError, OpenPortWarning, refusal
+from jax_dist.errors import ArgumentError, JoinError, OpenPortWarning, refusal
 from jax_dist.multihost import agreement, failures, ranks, rendezvous
 from jax_dist.multihost.job import Job
 from jax_dist.multihost.rendezvous import RendezvousPlan, split
@@ -288,7 +288,7 @@ def _keep_programs() -> None:
 
     try:
         cache.enable()
-    except CacheDirectoryError as error:  # the folder of the user is open to others
+    except ArgumentError as error:  # the folder of the user is open to others
         _log.warning("%s", error)
 
 

@@ -106,7 +106,6 @@ _COUNTS = [
     ("launch -n 1 --restarts {} -- true", 0, 1_000_000),
     ("migrate --devices {} a.py", 1, 4096),
     ("plan --devices {} -- a.py", 1, 64),
-    ("cache verify --runs {} -- true", 2, 1000),
 ]
 _TIMES = [
     ("launch -n 1 --timeout {} -- true", "more than 0"),
