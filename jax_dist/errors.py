@@ -15,10 +15,10 @@ __all__ = (
     "ArgumentError",
     "ArgumentTypeError",
     "AxesError",
-    "CacheDirectoryError",
     "CacheWarning",
     "CapturedArrayError",
     "CapturedArrayWarning",
+    "CompilationError",
     "ConsistencyError",
     "DeviceCountError",
     "DisagreementError",
@@ -94,10 +94,6 @@ class ConsistencyError(ValueError):
     """What is given to `compare_device_counts` cannot be run on several numbers of devices."""
 
 
-class CacheDirectoryError(ValueError):
-    """A folder that must not hold a compilation cache: others could put code into it."""
-
-
 class CacheWarning(UserWarning):
     """The compilation cache cannot be used as asked; the program goes on without."""
 
@@ -108,6 +104,10 @@ class GlobalViewError(ValueError):
 
 class GlobalViewWarning(UserWarning):
     """A state of `global_view` does not lie as it was to."""
+
+
+class CompilationError(RuntimeError):
+    """A program whose compilation has failed in an earlier run, and is not tried again."""
 
 
 class TransferError(RuntimeError):

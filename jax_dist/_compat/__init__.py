@@ -4,14 +4,11 @@ Nothing outside of this folder imports from `jax._src`. Each symbol is guarded, 
 versions of jax that it was seen in.
 """
 
-from jax_dist._compat.cache import CompileRequest as CompileRequest
-from jax_dist._compat.cache import compiles_watched as compiles_watched
+from jax_dist._compat.cache import CacheWatcher as CacheWatcher
 from jax_dist._compat.cache import describe_arguments as describe_arguments
-from jax_dist._compat.cache import flags_outside_key as flags_outside_key
-from jax_dist._compat.cache import refuses_host_callbacks as refuses_host_callbacks
 from jax_dist._compat.cache import reset_cache as reset_cache
-from jax_dist._compat.cache import say_unwritten as say_unwritten
 from jax_dist._compat.cache import watch_cache as watch_cache
+from jax_dist._compat.cache import watch_cache_keys as watch_cache_keys
 from jax_dist._compat.fronts import Answer as Answer
 from jax_dist._compat.fronts import JitOptions as JitOptions
 from jax_dist._compat.fronts import front as front
