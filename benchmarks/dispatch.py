@@ -1,6 +1,6 @@
 """What a call costs: jax_dist.pmap beside the bare jit(shard_map) object and jax.pmap.
 
-Beside them, in the rows where all take the same arguments, `mapped` of `jax-dist migrate --to jax`.
+Beside them, in the rows where all take the same arguments, `mapped` of the vendored module.
 
     python benchmarks/dispatch.py                  # 1 device, 8 devices, 2 processes; some minutes
     python benchmarks/dispatch.py --only one       # only the rows on one device
@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist.migrate.vendored.mapped import mapped as vendored
+from jax_dist.migrate._mapped import mapped as vendored
 from jax_dist.testing import run_processes, simulated_devices
 
 Calls = dict[str, Callable[[], object]]

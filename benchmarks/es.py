@@ -187,7 +187,7 @@ def pair(generations: int, rounds: int) -> None:
             path.write_text(before)
         _tool("lint", "--fix", "--unsafe-fixes", "--quiet", str(folder / "to_jax_dist.py"))
         _tool("migrate", "--write", "--quiet", str(folder / "to_jax_dist.py"))
-        _tool("migrate", "--to", "jax", "--write", "--quiet", str(folder / "to_jax.py"))
+        _tool("migrate", "--to", "vendored", "--write", "--quiet", str(folder / "to_jax.py"))
         programs["by rewrite"].write_text(before + _REWRITTEN)
         results: dict[str, list[dict]] = {name: [] for name in programs}
         for number in range(rounds):

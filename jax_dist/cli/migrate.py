@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from jax_dist import _files
 from jax_dist._usage import MisuseError, counted
 from jax_dist.cli import outputs, terminal
 from jax_dist.cli.terminal import Exit
@@ -211,15 +212,11 @@ class _Migrate:
         return sorted(now, key=lambda file: file.is_new)
 
     def _problem_of_writing(self, file: Any) -> str:
-        from jax_dist.lint.engine import replacement
-
         try:
+            if file.is_new and os.path.exists(file.path):
+                return "somebody else made it meanwhile; start again"
             expected = None if file.is_new else file.before
-            replacement.write(file.path, file.after, expected=expected, new=file.is_new)
-        except replacement.ChangedError as error:
-            return f"{error}; start again"
-        except replacement.KeptError as error:
-            return str(error)
+            _files.write_atomically(file.path, file.after, expected=expected)
         except OSError as error:
             return f"it cannot be written: {error.strerror or error}"
         done = sum(place.status == "done" for place in file.places)

@@ -75,8 +75,7 @@ def programs(tmp_path_factory) -> dict[str, ModuleType]:
     tool("migrate", "--write", "--quiet", to_jax_dist)
     tool("migrate", "--write", "--quiet", only)
     tool("lint", "--fix", "--unsafe-fixes", "--select", "JXD301", "--quiet", to_jax)
-    helpers = folder / "es_helpers.py"
-    tool("migrate", "--to", "jax", "--helpers", helpers, "--write", "--quiet", to_jax)
+    tool("migrate", "--to", "vendored", "--write", "--quiet", to_jax)
     return {
         "before": load(_BEFORE, "before"),
         "by_hand": load(_AFTER, "by_hand"),

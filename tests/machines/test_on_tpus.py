@@ -20,7 +20,7 @@ import jax_dist
 from jax_dist.errors import UnsupportedError
 from jax_dist.machines.cost import collectives_of
 from jax_dist.machines.plans import plan
-from jax_dist.migrate.vendored.mapped import mapped
+from jax_dist.migrate._mapped import mapped
 
 _BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 _TPUS = [pytest.param(name, marks=pytest.mark.tpu_compiler) for name in ("v5e:2x2", "v5e:4x4")]
