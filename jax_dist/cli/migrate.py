@@ -4,11 +4,12 @@ Comments and formatting outside the changes stay as they are.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from jax_dist import _files
@@ -165,7 +166,30 @@ class _Migrate:
 
     def _verified(self, files: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return what is left of a migration after its runs, and their verdicts."""
-        raise MisuseError("a command cannot be run yet")
+        from jax_dist.migrate.places import FileMigration
+        from jax_dist.migrate.verify import trial
+
+        options = self._options
+        try:
+            with _status(self._err, options.quiet) as progress:
+                files, verification = trial.verify(
+                    options.program,
+                    files,
+                    devices=options.devices,
+                    timeout=options.timeout,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            print("jax-dist migrate: interrupted; nothing was written", file=self._err)
+            raise
+        if not verification.written:
+            self._complain("the program differs, so nothing is written")
+            files = [
+                FileMigration(file.path, file.before, file.before, file.places)
+                for file in files
+                if not file.is_new
+            ]
+        return list(files), verification
 
     def _show(self, report: Any) -> None:
         from jax_dist.lint.engine import fixer, linter
@@ -263,6 +287,18 @@ class _Migrate:
     def _complain(self, text: str) -> None:
         self._failed = True
         print(f"jax-dist migrate: {text}", file=self._err)
+
+
+@contextlib.contextmanager
+def _status(stream: TextIO, is_quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows on a terminal what runs."""
+    if is_quiet or not stream.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console  # only here: most runs have no terminal
+
+    with Console(file=stream).status("running the program") as status:
+        yield status.update
 
 
 def _printable(text: str) -> str:

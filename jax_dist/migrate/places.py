@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from jax_dist import _codes
 from jax_dist.lint.model.findings import Code, Fix
@@ -28,6 +28,7 @@ class Place:
     reason: str = ""  # why it was left; or a remark on what was done
     by_hand: str = ""  # one sentence: what to do about a place that was left
     form: str = ""  # of one that is done: "jax_dist", "vendored", "shard_map", "jit"
+    is_mapped: bool = False  # it is a mapped function, not what is done with its values
 
     @property
     def where(self) -> str:
@@ -87,17 +88,19 @@ class PlannedPlace:
         fix: Fix | None,
         remark: str = "",
         form: str = "",
+        *,
+        is_mapped: bool = False,
     ) -> "PlannedPlace":
         """Return a place that is migrated by its own fix, or by that of another place (None)."""
-        return cls._at(module, node, code, fix, status="done", reason=remark, form=form)
+        more = {"reason": remark, "form": form, "is_mapped": is_mapped}
+        return cls._at(module, node, code, fix, "done", **more)
 
     @classmethod
     def left(
         cls, module: Module, node: ast.expr | ast.alias, code: Code, why: Left
     ) -> "PlannedPlace":
         """Return a place that stays as it is."""
-        reason = {"reason": why.reason, "by_hand": why.by_hand}
-        return cls._at(module, node, code, None, status="left", **reason)
+        return cls._at(module, node, code, None, "left", reason=why.reason, by_hand=why.by_hand)
 
     @classmethod
     def _at(
@@ -106,18 +109,13 @@ class PlannedPlace:
         node: ast.expr | ast.alias,
         code: Code,
         fix: Fix | None,
-        *,
         status: Status,
-        reason: str,
-        by_hand: str = "",
-        form: str = "",
+        **more: Any,
     ) -> "PlannedPlace":
         span = module.span(node)
         at = module.source.position(span[0])
         what = module.text(node)
-        place = Place(
-            module.source.path, at.line, at.cell, code, status, what, reason, by_hand, form
-        )
+        place = Place(module.source.path, at.line, at.cell, code, status, what, **more)
         return cls(place, span, fix)
 
 

@@ -57,7 +57,8 @@ def place_of(
             )
     except Left as left:
         return PlannedPlace.left(module, site.reference, _codes.PMAP_CALL, left)
-    return PlannedPlace.done(module, site.reference, _codes.PMAP_CALL, fix, remark, target)
+    place = module, site.reference, _codes.PMAP_CALL, fix, remark, target
+    return PlannedPlace.done(*place, is_mapped=site.is_application)
 
 
 def _fix(module: Module, site: Site, namer: Namer) -> Fix | None:

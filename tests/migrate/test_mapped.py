@@ -66,7 +66,7 @@ _ERRORS: dict[str, tuple[Callable[[Callable], Any], str]] = {
 def test_it_raises_where_pmap_does(name: str):
     case, message = _ERRORS[name]
 
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         case(mapped)
     with pytest.raises((ValueError, AssertionError)):
         case(jax.pmap)

@@ -1,0 +1,232 @@
+"""The comparison of two runs, call by call, and the verdict on each place."""
+
+import dataclasses
+import difflib
+import itertools
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from jax_dist.migrate.verify.runs import Call, Run
+
+Key: TypeAlias = tuple[str, int]  # path and line of a place, before
+
+_TAIL = 8  # lines of a failed run's errors
+_RATIO = 1e-2  # factors nearer to 1 are rounding
+
+
+@dataclasses.dataclass(slots=True)
+class Verdict:
+    """What the runs showed of one place."""
+
+    path: str
+    line: int
+    name: str = ""  # of the mapped function
+    calls: int = 0
+    same: int = 0
+    raised: int = 0  # calls that raised the same error in both
+    difference: str = ""  # the first
+    went_back: bool = False
+
+    def __str__(self) -> str:
+        if self.difference:
+            text = f"different: {self.difference}"
+        elif not self.calls:
+            text = "never ran"
+        elif self.raised == self.calls:
+            text = f"raised in all of {self.calls} calls, before and after"
+        else:
+            text = f"same in {self.same} of {self.calls} calls"
+        return text + (" (it went back)" if self.went_back else "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verification:
+    """The verdicts of one comparison."""
+
+    command: Sequence[str]
+    verdicts: Sequence[Verdict]
+    problems: Sequence[str]  # of the runs as a whole
+    seconds: Sequence[float]  # of each run
+    written: bool = True  # whether the result may be written
+
+    @property
+    def has_differences(self) -> bool:
+        return bool(self.problems) or any(verdict.difference for verdict in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verification as the report's JSON has it."""
+        return {
+            "command": list(self.command),
+            "seconds": [round(seconds, 1) for seconds in self.seconds],
+            "problems": list(self.problems),
+            "places": [
+                {**dataclasses.asdict(verdict), "verdict": str(verdict)}
+                for verdict in self.verdicts
+            ],
+        }
+
+    def __str__(self) -> str:
+        count = sum(bool(v.calls) and not v.difference for v in self.verdicts)
+        times = ", ".join(f"{seconds:.0f} s" for seconds in self.seconds)
+        lines = [
+            f"{count} of {len(self.verdicts)} places same in all calls of `"
+            f"{shlex.join(self.command)}` ({len(self.seconds)} runs: {times})"
+        ]
+        for verdict in self.verdicts:
+            name = f" {verdict.name}" if verdict.name else ""
+            lines.append(f"  {verdict.path}:{verdict.line}{name}: {verdict}")
+        lines += [f"  {problem}" for problem in self.problems]
+        return "\n".join(lines)
+
+
+def compare(command: Sequence[str], before: Run, after: Run, places: Sequence[Key]) -> Verification:
+    """Compare two runs.
+
+    Args:
+      command: what was run.
+      before: the run of the old program.
+      after: the run of the new one.
+      places: where functions are mapped, by path and line of the old text.
+
+    Returns:
+      The verdicts: the first call that differs says where, and later ones follow from it.
+    """
+    verdicts = {key: Verdict(*key) for key in places}
+    problems = list(_problems_of_runs(before, after))
+    if len(before.calls) != len(after.calls) and not problems:
+        problems.append(f"{len(before.calls)} processes ran before, {len(after.calls)} after")
+    for olds, news in zip(before.calls, after.calls, strict=False):
+        for number, (old, new) in enumerate(itertools.zip_longest(olds, news)):
+            call = old or new
+            key = _nearest(verdicts, call.path, call.line) if old else None
+            if key is None:
+                continue
+            verdict = verdicts[key]
+            verdict.name = verdict.name or call.name
+            verdict.calls += 1
+            text = _difference(old, new)
+            if not text:
+                verdict.same += 1
+                verdict.raised += bool(old.raised)
+            elif not any(other.difference for other in verdicts.values()):
+                verdict.difference = f"call {number + 1}, {text}"
+        if len(news) > len(olds) and not any(v.difference for v in verdicts.values()):
+            problems.append(f"{len(news) - len(olds)} more calls of mapped functions after")
+    if not any(verdict.difference for verdict in verdicts.values()):
+        problems += _output_difference(before.output, after.output)
+    return Verification(
+        command, list(verdicts.values()), problems, [before.seconds, after.seconds]
+    )
+
+
+def _nearest(verdicts: Mapping[Key, Verdict], path: str, line: int) -> Key | None:
+    """Return the place of a call: one line of it is where the function was mapped."""
+    lines = [key for key in verdicts if key[0] == path and key[1] <= line]
+    return max(lines, default=None, key=lambda key: key[1])
+
+
+def _problems_of_runs(before: Run, after: Run) -> Iterator[str]:
+    for run, when in ((before, "before"), (after, "after")):
+        if run.exit_code is None:
+            yield f"the run {when} was stopped by --timeout, after {run.seconds:.0f} s"
+    if before.exit_code == after.exit_code:
+        if before.exit_code:
+            yield f"the command fails before and after, with exit code {before.exit_code}:"
+            yield from _tail(before)
+    elif before.exit_code is not None and after.exit_code is not None:
+        yield f"exit code {before.exit_code} before, {after.exit_code} after:"
+        yield from _tail(after if after.exit_code else before)
+
+
+def _tail(run: Run) -> Iterator[str]:
+    yield from (f"  {line}" for line in run.errors.strip().splitlines()[-_TAIL:])
+
+
+def _difference(old: Call | None, new: Call | None) -> str:
+    """Return how two calls differ; "" if they do not."""
+    if old is None or new is None:
+        return "it was not called after" if new is None else "it was not called before"
+    if old.name != new.name and "partial" not in (old.name, new.name):
+        return f"{old.name} before, {new.name} after"
+    if old.raised.partition(":")[0] != new.raised.partition(":")[0]:
+        return f"{old.raised or 'no error'} before, {new.raised or 'no error'} after"
+    if old.raised:
+        return ""
+    if len(old.returned) != len(new.returned):
+        return f"{len(old.returned)} results before, {len(new.returned)} after"
+    sides = [("result", old.returned, new.returned)]
+    if len(old.given) == len(new.given):
+        sides.insert(0, ("argument", old.given, new.given))
+    for side, olds, news in sides:
+        for one, other in zip(olds, news, strict=True):
+            if text := _leaf_difference(one, other, is_result=side == "result"):
+                return f"{side}{one['path']}: {text}{_amount(one, other, old, new)}"
+    return ""
+
+
+def _leaf_difference(one: Mapping[str, Any], other: Mapping[str, Any], *, is_result: bool) -> str:
+    """Return how two leaves differ; the device axis may have gone, as copies or as rows."""
+    if "text" in one or "text" in other:
+        return "" if one.get("text") == other.get("text") else "another value"
+    if one["dtype"] != other["dtype"]:
+        return f"{one['dtype']} before, {other['dtype']} after"
+    if is_result and one.get("weak") != other.get("weak"):
+        return "another weak type"
+    if one["shape"] == other["shape"]:
+        return "" if one["digest"] == other["digest"] else "values differ"
+    if one["shape"][1:] == other["shape"]:  # copies
+        rows, copies = one.get("rows", ()), other.get("copies", (other["digest"],))
+        is_same = list(rows) == list(copies) if len(rows) == len(copies) else {*rows} == {*copies}
+        return "" if is_same or rows[:1] == list(copies[:1]) else "values differ"
+    if other["shape"] == [math.prod(one["shape"][:2]), *one["shape"][2:]]:  # rows
+        return "" if one["digest"] == other["digest"] else "values differ"
+    return f"{one['shape']} before, {other['shape']} after"
+
+
+def _amount(one: Mapping[str, Any], other: Mapping[str, Any], old: Call, new: Call) -> str:
+    """Return by how much two recorded arrays differ, and by which factor."""
+    import numpy as np
+
+    x, y = old.values.get(one.get("key", "")), new.values.get(other.get("key", ""))
+    if x is None or y is None or x.dtype.kind not in "fiu":
+        return ""
+    if x.size != y.size:
+        if x.shape[1:] != y.shape:
+            return ""
+        x = x[0]
+    x, y = x.ravel().astype(float), y.ravel().astype(float)
+    text = f" by up to {np.max(np.abs(x - y)):.3g}"
+    usual = (x != 0) & np.isfinite(x) & np.isfinite(y)
+    ratio = float(np.median(y[usual] / x[usual])) if usual.any() else 1.0
+    return text + (f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else "")
+
+
+# What differs from run to run: times, rates, addresses, names of temporary files.
+_CHANGING = re.compile(
+    r"0x[0-9a-f]+|\d+:\d\d(:\d\d)?([.,]\d+)?|\d{4}-\d\d-\d\d"
+    r"|\d+(\.\d+)?(e[-+]?\d+)?\s*(ms|us|s|sec|secs|seconds|min|it/s|steps/s|fps|sps)\b"
+    r"|/tmp/\S+|jax-dist-\S+|\x1b\[[\d;]*[A-Za-z]"
+)
+_TIMED = re.compile(r"time|sec\b|/s\b|sps|fps|speed|elapsed|duration|pid", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
+
+
+def _output_difference(before: str, after: str) -> list[str]:
+    olds, news = (list(map(_masked, text.splitlines())) for text in (before, after))
+    if olds == news:
+        return []
+    matcher = difflib.SequenceMatcher(None, olds, news, autojunk=False)
+    for tag, start, _, new_start, _ in matcher.get_opcodes():
+        if tag != "equal":
+            old = before.splitlines()[start] if start < len(olds) else "nothing"
+            new = after.splitlines()[new_start] if new_start < len(news) else "nothing"
+            return [f"the output differs in line {start + 1}: {old[:80]!r} / {new[:80]!r}"]
+    return []
+
+
+def _masked(line: str) -> str:
+    line = _CHANGING.sub("*", line)
+    return _NUMBER.sub("*", line) if _TIMED.search(line) else line

@@ -1,0 +1,129 @@
+"""What happens to modules when the program imports them."""
+
+import importlib.abc
+import importlib.machinery
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from . import old_names
+
+
+def start(
+    *,
+    mapped: str,
+    old: Mapping[str, str],
+    library: str = "",
+    records: str = "",
+    tree: str = "",
+    written: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    explain: str = "",
+    seed: bool = True,
+) -> None:
+    """Install the hooks for one process.
+
+    Args:
+      mapped: the path of the vendored module.
+      old: by a name that newer jax removed, the one that takes its place.
+      library: the folder of jax_dist, whose pmap replaces jax.pmap; "": it stays.
+      records: the folder for the records of mapped calls; "": none are kept.
+      tree: the program's folder; calls are named by the files in it.
+      written: by path in the tree, the lines of calls of jax.jit that a migration wrote.
+      explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
+      seed: whether `random` and `numpy.random` begin with a seed.
+    """
+    hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
+
+    def at_import(name: str, hook: Callable[[ModuleType], None]) -> None:
+        hooks.setdefault(name, []).append(hook)
+
+    old_names.install(at_import, old, mapped)
+    if library:
+        at_import("jax", lambda jax: _use_library(jax, library))
+    if records:
+        from . import calls
+
+        calls.install(at_import, records, tree, written or {})
+    if explain:
+        from . import explaining
+
+        at_import("jax", lambda jax: explaining.install(jax, explain))
+    if seed:
+        random.seed(0)
+        at_import("numpy.random", lambda numpy_random: numpy_random.seed(0))
+    sys.meta_path.insert(0, _Finder(hooks))
+
+
+def _use_library(jax: Any, folder: str) -> None:
+    """Replace jax.pmap by jax_dist.pmap, which is loaded when it is first called."""
+    plain = jax.pmap
+
+    def pmap(*args: Any, **kwargs: Any) -> Any:
+        if folder not in sys.path:
+            sys.path.append(folder)
+        import jax_dist
+
+        current, jax.pmap = jax.pmap, plain  # which jax_dist itself asks about
+        try:
+            return jax_dist.pmap(*args, **kwargs)
+        finally:
+            jax.pmap = current
+
+    pmap.__name__, pmap.__doc__ = "pmap", plain.__doc__
+    jax.pmap = pmap
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules as Python would, and calls hooks when they have been executed."""
+
+    def __init__(self, hooks: dict[str, list[Callable[[ModuleType], None]]]):
+        self._hooks = hooks
+        self._active: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if (name not in self._hooks and name.rpartition(".")[2] not in _ANYWHERE) or (
+            name in self._active
+        ):
+            return None
+        self._active.add(name)
+        try:
+            for finder in sys.meta_path:
+                if finder is not self:
+                    spec = finder.find_spec(name, path, target)
+                    if spec is not None:
+                        break
+            else:
+                return None
+        finally:
+            self._active.discard(name)
+        if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+            hooks = self._hooks.get(name) or self._hooks.get(name.rpartition(".")[2], ())
+            spec.loader = _Loader(spec.loader, hooks)
+        return spec
+
+
+_ANYWHERE = ("_mapped", "_mapped_devices", "_mapped_over_devices")
+
+
+class _Loader(importlib.abc.Loader):
+    """The loader of a module, with hooks."""
+
+    def __init__(self, loader: Any, hooks: Sequence[Callable[[ModuleType], None]]):
+        self._loader, self._hooks_after = loader, hooks
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for hook in self._hooks_after:
+            hook(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
