@@ -25,8 +25,7 @@ Reason: TypeAlias = Literal["finished", "failed", "timeout", "interrupted", "ter
 
 _NOTES = "JAX_DIST_LAUNCH"  # variable: the directory in which ranks leave notes for the launcher
 _POLL_SECONDS = 0.02
-_AFTER_TERM_SECONDS = 1.0  # until SIGKILL
-_LAST_LINES_SECONDS = 1.0
+_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL, and for the last lines of output
 _EXIT_CODES: dict[Reason, int] = {"timeout": 124, "interrupted": 130, "terminated": 143}
 
 
@@ -76,7 +75,7 @@ class JobOutcome:
 
 
 def format_code(code: int) -> str:
-    """Return the text for an exit code; a negative one is a signal.
+    """Return an exit code in words; a negative one is a signal.
 
     >>> format_code(3), format_code(-9)
     ('exit code 3', 'signal SIGKILL')
@@ -112,12 +111,10 @@ class _Rank:
             errors="replace",
             start_new_session=True,  # Ctrl-C is for the launcher, which passes it on
         )
-        pipes = (("stdout", self._process.stdout), ("stderr", self._process.stderr))
-        self._readers = [
-            threading.Thread(target=self._read, args=pipe, daemon=True) for pipe in pipes
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._readers = []
+        for pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+            self._readers.append(threading.Thread(target=self._read, args=pipe, daemon=True))
+            self._readers[-1].start()
 
     def poll(self) -> int | None:
         """Return the exit code, or None; when it has ended, end the rest of its group."""
@@ -140,7 +137,7 @@ class _Rank:
         self.send(signal.SIGKILL)
         self.code = self._process.wait()
         for reader in self._readers:  # a process that left the group may hold the pipe open
-            reader.join(_LAST_LINES_SECONDS)
+            reader.join(_GRACE_SECONDS)
         return self.code
 
     def _read(self, stream: Stream, pipe: IO[str]) -> None:
@@ -187,17 +184,14 @@ class _Job:
             self._stop("failed", (self.grace, signal.SIGTERM))
 
     def _failure_order(self, rank: _Rank) -> tuple[int, int]:
-        """Return a key that sorts ranks that were seen to fail together.
-
-        Killed and crashed ranks leave no note; JAX aborts a rank because of another one.
-        """
+        """Return a key that sorts ranks that were seen to fail together."""
         assert rank.code is not None
-        if rank.code < 0:
+        if rank.code < 0:  # leaves no note; JAX aborts a rank because of another one
             return (2 if rank.code == -signal.SIGABRT else 0), 0
         try:
             return 1, (self.notes / f"failed-{rank.number}").stat().st_mtime_ns
         except FileNotFoundError:
-            return 1, 0
+            return 1, 0  # it did not call `initialize`
 
     def _check_timeout(self) -> None:
         is_over = self.timeout is not None and time.monotonic() > self.start + self.timeout
@@ -219,7 +213,7 @@ class _Job:
         """Send each signal after its number of seconds, and a second later SIGKILL."""
         self.reason = reason
         self.running = tuple(rank.number for rank in self.ranks if rank.code is None)
-        steps = (*steps, (steps[-1][0] + _AFTER_TERM_SECONDS, signal.SIGKILL))
+        steps = (*steps, (steps[-1][0] + _GRACE_SECONDS, signal.SIGKILL))
         self.schedule = [(time.monotonic() + seconds, number) for seconds, number in steps]
 
     def _send(self, number: int) -> None:
@@ -240,9 +234,9 @@ def run(
 ) -> JobOutcome:
     """Run a command several times in parallel, as the ranks of one job, and wait for all.
 
-    When a rank fails, the others get `grace` seconds to end by themselves, then SIGTERM, then
-    SIGKILL. Their children end with them, except those in a session of their own. Ctrl-C and
-    SIGTERM are passed on, if this is the main thread.
+    When a rank fails, the others get `grace` seconds, then SIGTERM, then SIGKILL. Their children
+    end with them, except those in a session of their own. Ctrl-C and SIGTERM are passed on, if this
+    is the main thread.
 
     Args:
       command: program and arguments.
@@ -330,7 +324,7 @@ def run_to_end(
     except subprocess.TimeoutExpired:
         return None
     finally:
-        for number, seconds in ((signal.SIGTERM, _AFTER_TERM_SECONDS), (signal.SIGKILL, None)):
+        for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -397,11 +391,10 @@ def rank_environment(
 def _choose_port() -> int:
     """Return a port at which nothing listens, below those that systems give to connections.
 
-    JAX must be told a number, and takes the port some seconds later; a random one out of 12,000 is
-    as good as one that was bound and released. macOS hides the connections of other users.
+    JAX takes it some seconds later: a random one is as good as one that was bound and released.
     """
     try:
         taken = {link.laddr[1] for link in psutil.net_connections("tcp") if link.laddr}
-    except psutil.AccessDenied:
+    except psutil.AccessDenied:  # macOS
         taken = set()
     return random.choice([port for port in range(20_000, 32_000) if port not in taken])
