@@ -63,6 +63,7 @@ def probe() -> None:
     import jax.numpy as jnp
 
     import jax_dist
+    from jax_dist import _compat
 
     jax.print_environment_info()
     count = jax.local_device_count()
@@ -72,4 +73,4 @@ def probe() -> None:
     if sums != [float(count * (count - 1) // 2)] * count:
         raise RuntimeError(f"psum over {count} devices is wrong: {sums}. Check them one by one.")
     jax_dist.cache.enable()  # raises if others could write into the directory
-    sys.stdout.write(f"cache: {jax.config.jax_compilation_cache_dir}\n")
+    sys.stdout.write(f"cache: {_compat.config_value('jax_compilation_cache_dir')}\n")

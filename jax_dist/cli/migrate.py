@@ -171,7 +171,7 @@ class _Migrate:
 
         options = self._options
         try:
-            with _status(self._err, options.quiet) as progress:
+            with _status(self._err, is_quiet=options.quiet) as progress:
                 files, verification = trial.verify(
                     options.program,
                     files,
@@ -290,7 +290,7 @@ class _Migrate:
 
 
 @contextlib.contextmanager
-def _status(stream: TextIO, is_quiet: bool) -> Iterator[Callable[[str], None]]:
+def _status(stream: TextIO, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows on a terminal what runs."""
     if is_quiet or not stream.isatty():
         yield lambda text: None

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -201,5 +200,3 @@ def _read(folder: Path) -> list[Call]:
         leaves = (event["given"], event.get("returned", ()))
         calls.append(Call(*place, *leaves, event.get("raised", ""), values))
     return calls
-
-
