@@ -12,13 +12,13 @@ from collections.abc import Sequence
 _E = typing.TypeVar("_E", bound=Exception)
 
 __all__ = (
+    "ArgumentError",
     "ArgumentTypeError",
     "AxesError",
     "CacheDirectoryError",
     "CacheWarning",
     "CapturedArrayError",
     "CapturedArrayWarning",
-    "ConsistencyError",
     "DeviceCountError",
     "DisagreementError",
     "DonationError",
@@ -46,6 +46,10 @@ class MappedAxisError(ValueError):
 
 class AxesError(ValueError):
     """`in_axes` or `out_axes` does not fit the values that it describes."""
+
+
+class ArgumentError(ValueError):
+    """An argument of a function of this package is not what it should be."""
 
 
 class ArgumentTypeError(TypeError):
@@ -86,10 +90,6 @@ class CapturedArrayWarning(UserWarning):
 
 class RewriteError(ValueError):
     """An argument of `rewrite` or `explain` is not what it should be."""
-
-
-class ConsistencyError(ValueError):
-    """What is given to `compare_device_counts` cannot be run on several numbers of devices."""
 
 
 class CacheDirectoryError(ValueError):
