@@ -5,14 +5,11 @@ import threading
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import jax_dist
 from jax_dist import _exceptions
-from jax_dist.testing import assert_same_as_pmap
 
 _NONE = "<its text does not come>"
 
