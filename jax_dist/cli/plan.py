@@ -59,8 +59,8 @@ def add_parser(commands: Any) -> None:
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     try:
-        with terminal.ProgressLine(err, "compiling") as line:
-            plan = _plan(options, (lambda text: None) if options.quiet else line.print)
+        print_line = lambda text: None if options.quiet else print(text, file=err, flush=True)
+        plan = _plan(options, print_line)
     except KeyboardInterrupt:
         print("jax-dist plan: interrupted", file=err, flush=True)
         os._exit(Exit.INTERRUPTED)  # at a common exit, Python waits for what is being compiled
