@@ -19,7 +19,6 @@ __all__ = (
     "CapturedArrayError",
     "CapturedArrayWarning",
     "CompilationError",
-    "ConsistencyError",
     "DeviceCountError",
     "DisagreementError",
     "DonationError",
@@ -88,10 +87,6 @@ class CapturedArrayWarning(UserWarning):
 
 class RewriteError(ValueError):
     """An argument of `rewrite` or `explain` is not what it should be."""
-
-
-class ConsistencyError(ValueError):
-    """What is given to `compare_device_counts` cannot be run on several numbers of devices."""
 
 
 class CacheWarning(UserWarning):

@@ -1,43 +1,49 @@
-"""For tests: simulated devices, comparisons with `jax.pmap`, processes."""
+"""Test helpers: simulated devices, comparisons with `jax.pmap` and between device counts."""
 
+import contextlib
+import dataclasses
 import faulthandler
+import inspect
+import itertools
+import math
 import os
 import pathlib
 import pickle
+import re
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import spawn
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 import jax_dist
-from jax_dist import launch
-from jax_dist._exceptions import text_of
-from jax_dist.errors import refusal
+from jax_dist import _usage, launch
+from jax_dist.errors import ArgumentError
 
 __all__ = (
+    "DeviceCountReport",
     "Outcome",
+    "ResultComparison",
     "assert_same_as_pmap",
+    "compare_device_counts",
     "run_processes",
     "simulated_devices",
 )
 
 
 def simulated_devices(count: int = 8) -> None:
-    """Makes this process see simulated CPU devices, and no others.
+    """Make this process see `count` simulated CPU devices, and no others.
 
     Call it at the top of conftest.py, before anything computes with JAX. If JAX is already running,
     it only checks the devices.
-
-    Args:
-      count: how many devices to simulate.
 
     Raises:
       RuntimeError: JAX is already running with other devices.
@@ -49,20 +55,17 @@ def simulated_devices(count: int = 8) -> None:
     number = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:
         jax.config.update("jax_num_cpu_devices", number + 1)
-    except RuntimeError:  # JAX refuses another number once it has chosen its devices
+    except RuntimeError:  # JAX rejects another number once it has chosen its devices
         if (jax.default_backend(), jax.local_device_count()) == ("cpu", count):
             return
     else:
         jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", count)  # this goes before XLA_FLAGS
+        jax.config.update("jax_num_cpu_devices", count)  # overrides XLA_FLAGS
         return
-    raise refusal(
-        RuntimeError,
-        what=f"simulated_devices({count}) comes too late",
-        which=[f"JAX runs with {jax.local_device_count()} {jax.default_backend()} devices"],
-        why="JAX chooses its devices once, when it is first used",
-        do="Call it at the top of conftest.py, before anything computes, or set "
-        f"JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu in the environment.",
+    raise RuntimeError(
+        f"simulated_devices({count}) was called after JAX had started with "
+        f"{jax.local_device_count()} {jax.default_backend()} devices. Call it at the top of "
+        f"conftest.py, or set JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu."
     )
 
 
@@ -76,20 +79,20 @@ def assert_same_as_pmap(
     atol: float = 0.0,
     **pmap_options: Any,
 ) -> Any:
-    """Calls a function mapped by `jax.pmap` and by `jax_dist.pmap`, and compares the results.
+    """Call a function mapped by `jax.pmap` and by `jax_dist.pmap`, and compare the results.
 
     It compares the structure, and for each array the shape, dtype, weak type, values, and which
-    device holds which slice. If `jax.pmap` raises, the other must raise too: an error of the same
-    class or of a subclass, or any ValueError for a ValueError.
+    device holds which slice. If `jax.pmap` raises, the other must raise the same class or a
+    subclass, or any ValueError for a ValueError.
 
     Args:
       fun: the function to map.
       *args: its arguments. Donated ones are copied, and stay usable.
-      axis_name: names the mapped axis, as in `pmap`.
+      axis_name: the name of the mapped axis, as in `pmap`.
       kwargs: its keyword arguments.
-      pmap: what to compare with `jax.pmap`; `jax_dist.pmap` if not given.
-      rtol: how far values may differ, relative to what `jax.pmap` computes.
-      atol: how far they may differ besides. With both 0, they must be equal; NaN equals NaN.
+      pmap: what to compare with `jax.pmap`; `jax_dist.pmap` by default.
+      rtol: the relative tolerance of values. With both 0, values must be equal; NaN equals NaN.
+      atol: the absolute tolerance.
       **pmap_options: further options for both, such as `in_axes` and `donate_argnums`.
 
     Returns:
@@ -101,21 +104,20 @@ def assert_same_as_pmap(
     >>> assert_same_as_pmap(lambda x: x / jax.lax.psum(x, "i"), np.ones(8), axis_name="i").tolist()
     [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
     """
-    other = jax_dist.pmap if pmap is None else pmap
     donated = pmap_options.get("donate_argnums", ())
     donated = {donated} if isinstance(donated, int) else set(donated)
     copy = lambda leaf: leaf.copy() if isinstance(leaf, jax.Array | np.ndarray) else leaf
 
     def attempt(pmap: Callable) -> tuple[Any, Exception | None]:
-        given = [jax.tree.map(copy, arg) if i in donated else arg for i, arg in enumerate(args)]
+        copies = [jax.tree.map(copy, arg) if n in donated else arg for n, arg in enumerate(args)]
         try:
             mapped = pmap(fun, axis_name, **pmap_options)
-            return jax.block_until_ready(mapped(*given, **(kwargs or {}))), None
+            return jax.block_until_ready(mapped(*copies, **(kwargs or {}))), None
         except Exception as error:  # noqa: BLE001  # whatever it raises is compared
             return None, error
 
     expected, expected_error = attempt(jax.pmap)
-    result, error = attempt(other)
+    result, error = attempt(jax_dist.pmap if pmap is None else pmap)
     kind = ValueError if isinstance(expected_error, ValueError) else type(expected_error)
     differences: Sequence[str] = ()
     if error is None and expected_error is None:
@@ -127,19 +129,14 @@ def assert_same_as_pmap(
     elif not isinstance(error, kind):
         differences = [f"it raises {_summary(error)}, jax.pmap {_summary(expected_error)}"]
     if differences:
-        raise refusal(
-            AssertionError,
-            what=f"pmap of '{getattr(fun, '__name__', fun)}' is not the same as jax.pmap of it",
-            which=differences,
-            why="it stands in for jax.pmap, with the same values in the same places",
-            do="Give rtol or atol if values may differ by rounding; the rest must be the same.",
-        ) from error
+        name = getattr(fun, "__name__", fun)
+        lines = "".join(f"\n  {line}" for line in differences)
+        raise AssertionError(f"pmap of '{name}' differs from jax.pmap:{lines}") from error
     return result
 
 
 def _summary(error: Exception | None) -> str:
-    text = "" if error is None else text_of(error).partition("\n")[0]
-    return f"{type(error).__name__}({text!r})"
+    return f"{type(error).__name__}({str(error).partition(chr(10))[0]!r})"
 
 
 def _differences(result: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
@@ -157,56 +154,445 @@ def _leaf_differences(leaf: Any, expected: Any, rtol: float, atol: float) -> Ite
     if isinstance(leaf, jax.Array) != isinstance(expected, jax.Array):
         yield f"class {type(leaf).__name__}, with jax.pmap {type(expected).__name__}"
         return
-    if leaf.dtype != expected.dtype:
-        yield f"dtype {leaf.dtype}, with jax.pmap {expected.dtype}"
-    if leaf.shape != expected.shape:
-        yield f"shape {leaf.shape}, with jax.pmap {expected.shape}"
-    elif leaf.dtype == expected.dtype:
-        yield from _value_differences(leaf, expected, rtol, atol)
-    if isinstance(leaf, jax.Array):
-        weak, expected_weak = jax.typeof(leaf).weak_type, jax.typeof(expected).weak_type
-        if weak != expected_weak:
-            yield f"weak type {weak}, with jax.pmap {expected_weak}"
-        if leaf.shape == expected.shape:
-            held, expected_held = _placement(leaf), _placement(expected)
-            wrong = [device for device in held if held[device] != expected_held.get(device)]
-            if list(held) != list(expected_held):
-                yield f"slices on devices {list(held)}, with jax.pmap {list(expected_held)}"
-            elif wrong:
-                first, there = held[wrong[0]], expected_held[wrong[0]]
-                yield f"device {wrong[0]} holds {first}, with jax.pmap {there}"
+    for word in ("dtype", "shape"):
+        if getattr(leaf, word) != getattr(expected, word):
+            yield f"{word} {getattr(leaf, word)}, with jax.pmap {getattr(expected, word)}"
+    if (leaf.shape, leaf.dtype) == (expected.shape, expected.dtype):
+        values, others = _to_numpy(leaf), _to_numpy(expected)
+        same = (values == others) | ((values != values) & (others != others))  # NaN equals NaN
+        if rtol or atol:
+            same |= np.isclose(_widen(values), _widen(others), rtol=rtol, atol=atol)
+        if not same.all():
+            at = tuple(np.argwhere(~same)[0].tolist())
+            count = f"{(~same).sum()} of {same.size} values differ, first at {list(at)}"
+            yield f"{count}: {values[at]}, with jax.pmap {others[at]}"
+    if not isinstance(leaf, jax.Array):
+        return
+    weak, expected_weak = jax.typeof(leaf).weak_type, jax.typeof(expected).weak_type
+    if weak != expected_weak:
+        yield f"weak type {weak}, with jax.pmap {expected_weak}"
+    slices, expected_slices = _slices_by_device(leaf), _slices_by_device(expected)
+    wrong = [device for device in slices if slices[device] != expected_slices.get(device)]
+    if list(slices) != list(expected_slices):
+        yield f"slices on devices {list(slices)}, with jax.pmap {list(expected_slices)}"
+    elif wrong and leaf.shape == expected.shape:
+        first = wrong[0]
+        yield f"device {first} holds {slices[first]}, with jax.pmap {expected_slices[first]}"
 
 
-def _value_differences(leaf: Any, other: Any, rtol: float, atol: float) -> Iterator[str]:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf, other = jax.random.key_data(leaf), jax.random.key_data(other)
-    values, expected = np.asarray(leaf), np.asarray(other)
-    same = (values == expected) | ((values != values) & (expected != expected))  # NaN is not itself
-    if rtol or atol:
-        wide = [each.astype(np.complex128) for each in (values, expected)]  # any number fits
-        same |= np.isclose(*wide, rtol=rtol, atol=atol)
-    wrong = np.argwhere(~same)
-    if len(wrong):
-        at = tuple(wrong[0].tolist())
-        yield (
-            f"{len(wrong)} of {same.size} values differ, first at {list(at)}: "
-            f"{values[at]}, with jax.pmap {expected[at]}"
-        )
-
-
-def _placement(array: jax.Array) -> dict[int, str]:
-    """Device to slice, in the order of the mesh, as in `{0: "[0:1, 0:3]", 1: "[1:2, 0:3]"}`."""
-    placement = {}
+def _slices_by_device(array: jax.Array) -> dict[int, str]:
+    """Return the slice on each device, in mesh order: `{0: "[0:1, 0:3]", 1: "[1:2, 0:3]"}`."""
+    slices = {}
     for shard in array.addressable_shards:
         # Not strict: the index of an array of keys also has the dimensions of one key.
         sides = zip(shard.index, array.shape, strict=False)
-        bounds = []
-        for side, size in sides:
-            # One form for what is written in several: `0`, `0:1` and `:` of a dimension of size 1.
-            whole = slice(side, side + 1) if isinstance(side, int) else side
-            bounds.append("{}:{}".format(*whole.indices(size)))
-        placement[shard.device.id] = f"[{', '.join(bounds)}]"
-    return placement
+        bounds = ["{}:{}".format(*side.indices(size)) for side, size in sides]
+        slices[shard.device.id] = f"[{', '.join(bounds)}]"
+    return slices
+
+
+# Comparison between device counts.
+
+_SEEDS = 6  # runs with perturbed inputs
+_ULPS = 4.0  # by which an input is perturbed, at most
+_SAFETY = 8.0  # the tolerance is this many times the largest effect of the perturbation ...
+_ROUNDING = 16.0  # ... and this many units in the last place of the largest element
+
+
+class ResultComparison(NamedTuple):
+    """One result on several devices, compared with the same result on one device."""
+
+    name: str  # "result['loss']"
+    devices: int
+    same: bool | None  # None: the tolerance is so wide that a factor of 2 could hide in it
+    difference: str  # "4 times the value"; "" if it is the same
+    distance: float  # the largest difference of an element
+    tolerance: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceCountReport:
+    """The results of a function on several device counts, compared with those on one device."""
+
+    name: str
+    devices: tuple[int, ...]  # the counts that were compared with one device
+    results: tuple[ResultComparison, ...]
+    is_random: bool  # whether the function uses random numbers
+
+    @property
+    def ok(self) -> bool:
+        """Return whether all results are the same on all device counts, within rounding."""
+        return all(result.same for result in self.results)
+
+    def __str__(self) -> str:
+        from rich.table import Table  # noqa: PLC0415  # slow to import
+
+        table = Table("result", "devices", "compared with 1 device", "distance", "tolerance")
+        table.box = None
+        for name, devices, _, words, *numbers in (r for r in self.results if not r.same):
+            table.add_row(name, str(devices), words, *(f"{number:.2g}" for number in numbers))
+        total = _usage.counted(len({result.name for result in self.results}), "result")
+        different = {result.name for result in self.results if not result.same}
+        verdict = f"{len(different)} of {total} not the same" if different else f"{total} the same"
+        counts = ", ".join(map(str, (1, *self.devices)))
+        lines: list[Any] = [f"{self.name}: {verdict} on {counts} devices"]
+        if not self.ok:
+            lines.append(table)
+            note = f"{self.name} uses random numbers, which may depend on the device count."
+            lines += [note] * self.is_random
+        return _usage.render(*lines)
+
+
+def compare_device_counts(
+    fun: Callable,
+    *args: Any,
+    axis_name: Hashable | None = None,
+    in_axes: Any = 0,
+    devices: Sequence[int] = (1, 2, 4, 8),
+    mesh: Mesh | None = None,
+) -> DeviceCountReport:
+    """Compare the results of a function on several device counts with those on one device.
+
+    `fun` has one of three forms; the same numbers go to every device count:
+
+    *   With `axis_name`, it is what one device computes, and each mapped argument is an array of
+        all rows, of which a device gets its share.
+    *   Without, it is mapped by `jax.pmap` or `jax_dist.pmap`, and the arguments are those of a
+        call, `[N, *s]`. Equal slices are copies, and stay copies; random keys stay as they are;
+        other slices are joined along their first dimension, and divided again.
+    *   With `mesh`, it takes whole arrays, and maps them itself. The mesh is made smaller, set by
+        `jax.set_mesh`, and passed to `fun` if it has a parameter `mesh`.
+
+    The first two run under `jax.vmap`, on one device. Of a result, each device must have the value
+    of one device, or its share of one dimension. The tolerance is measured on one device, with
+    inputs perturbed by some units in the last place of the coarsest type in the program. Random
+    keys in the result are not compared.
+
+    Args:
+      fun: the function.
+      *args: its arguments; a few rows for each device are enough.
+      axis_name: the name of the mapped axis, if `fun` is what one device computes.
+      in_axes: the mapped dimension of each argument, None if all devices share it.
+      devices: the counts to compare with one device.
+      mesh: the mesh of a function of whole arrays.
+
+    Returns:
+      The report: `ok`, `results`, text when printed.
+
+    Raises:
+      ArgumentError: the arguments cannot be divided.
+      NotImplementedError: `fun` maps nothing.
+
+    >>> def mean(x):
+    ...     return jax.lax.psum(jnp.mean(x), "i")
+    >>> report = compare_device_counts(mean, jnp.arange(8.0), axis_name="i", devices=(2, 4))
+    >>> [(result.devices, result.difference) for result in report.results]
+    [(2, '2 times the value'), (4, '4 times the value')]
+    """
+    counts = sorted(set(devices) - {1})
+    if not counts or any(not isinstance(count, int) or count < 1 for count in counts):
+        raise ArgumentError(f"devices={devices!r} must be device counts, with one above 1.")
+    program = _Program.of(fun, args, axis_name, in_axes, mesh)
+    for count in counts:
+        program.check(count)
+    text = program.call(program.values, 1, "lower").as_text()
+    expected = _run_perturbed(program, _coarsest_epsilon(text))
+    results = tuple(result for count in counts for result in _compare(program, count, expected))
+    is_random = "threefry" in text or "rng_bit_generator" in text
+    return DeviceCountReport(program.name, tuple(counts), results, is_random)
+
+
+class _Argument(NamedTuple):
+    """A leaf of the arguments, and how it is laid out for a device count."""
+
+    path: str
+    value: Any  # all rows; one copy of what the devices share
+    kind: Literal["shared", "split", "slices"] = "shared"
+    axis: int = 0  # along which it is split
+
+    @classmethod
+    def of_rows(cls, path: str, value: Any, axis: int | None) -> "_Argument":
+        """Describe an argument of a function of one device."""
+        if axis is None or not hasattr(value, "shape"):
+            return cls(path, value)
+        if not -value.ndim <= axis < value.ndim:
+            raise ArgumentError(f"{path} has shape {value.shape}: in_axes={axis} is out of range.")
+        return cls(path, value, "split", axis)
+
+    @classmethod
+    def of_slices(cls, path: str, value: Any, axis: int | None) -> "_Argument":
+        """Describe an argument of a mapped function."""
+        if axis is None:
+            return cls(path, value)
+        slices = jnp.moveaxis(value, axis, 0)
+        copies = _to_numpy(slices)
+        if len(copies) > 1 and (copies == copies[:1]).all():
+            return cls(path, slices[0])
+        is_raw_key = value.dtype == np.uint32 and slices.ndim == 2 and slices.shape[1] in (2, 4)
+        if _is_key(value) or is_raw_key or slices.ndim == 1:
+            return cls(path, slices, "slices")
+        return cls(path, slices.reshape(-1, *slices.shape[2:]), "split")
+
+    def lay_out(self, value: Any, count: int) -> Any:
+        """Return a value as `jax.vmap` takes it."""
+        if self.kind == "split":
+            return jnp.stack(jnp.split(value, count, self.axis))
+        return value[:count] if self.kind == "slices" else value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Program:
+    """A function of leaves, to run on any number of devices."""
+
+    fun: Callable
+    name: str
+    arguments: tuple[_Argument, ...]
+    axis_name: Any
+    mesh: Mesh | None
+    takes_mesh: bool
+    calls: dict[int, Callable] = dataclasses.field(default_factory=dict)  # by device count
+
+    @classmethod
+    def of(
+        cls, fun: Callable, args: tuple, axis_name: Any, in_axes: Any, mesh: Mesh | None
+    ) -> "_Program":
+        from jax_dist.plan import MappedStep  # noqa: PLC0415  # which few tests need
+
+        of_leaves = lambda *leaves, **mesh: fun(*jax.tree.unflatten(tree, leaves), **mesh)
+        leaves, tree = jax.tree.flatten(args)
+        paths = ["args" + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
+        is_none, make = lambda leaf: leaf is None, _Argument.of_rows
+        if mesh is not None:
+            axes: Sequence[int | None] = [None] * len(leaves)
+        elif axis_name is not None:
+            in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+            axes = jax.tree.broadcast(in_axes, args, is_leaf=is_none)
+            axes = jax.tree.leaves(axes, is_leaf=is_none)
+        else:
+            step, make = MappedStep.of(fun, args, {}), _Argument.of_slices
+            of_leaves = lambda *leaves: step.call.run(leaves)
+            axes, axis_name = step.axes, step.options.choice.axis_name
+            is_array = [hasattr(leaf, "shape") for leaf in leaves]  # others are static
+            leaves, paths = (list(itertools.compress(each, is_array)) for each in (leaves, paths))
+        leaves = [_to_host(leaf) for leaf in leaves]
+        arguments = tuple(itertools.starmap(make, zip(paths, leaves, axes, strict=True)))
+        name = getattr(fun, "__name__", type(fun).__name__)
+        if mesh is None and all(argument.kind == "shared" for argument in arguments):
+            raise ArgumentError(f"{name}: in_axes={in_axes!r} divides no argument.")
+        takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
+        return cls(of_leaves, name, arguments, axis_name, mesh, takes_mesh)
+
+    @property
+    def values(self) -> list[Any]:
+        return [argument.value for argument in self.arguments]
+
+    def check(self, count: int) -> None:
+        """Raise ArgumentError if the program cannot run on so many devices."""
+        reason = ""
+        for path, value, kind, axis in self.arguments:
+            if kind == "split" and value.shape[axis] % count:
+                reason = f"{path} has {value.shape[axis]} rows"
+            elif kind == "slices" and len(value) < count:
+                reason = f"{path} has {len(value)} slices, which cannot be divided"
+        if self.mesh is not None and math.prod(self._mesh_shape(count)) != count:
+            reason = f"the mesh {dict(self.mesh.shape)} cannot be made that small"
+        if reason:
+            raise ArgumentError(f"{self.name} cannot run on {count} devices: {reason}.")
+
+    def _mesh_shape(self, count: int) -> tuple[int, ...]:
+        """Return the shape of the smaller mesh: as much of the first axes as fits."""
+        shape, left = [], count
+        for size in self.mesh.devices.shape if self.mesh else ():
+            shape.append(math.gcd(size, left))
+            left //= shape[-1]
+        return tuple(shape)
+
+    def call(self, values: Sequence[Any], count: int, method: str = "__call__") -> Any:
+        """Return the results of all devices, `[count, *s]`; of whole arrays `[1, *s]`."""
+        mesh, options = None, {}
+        if self.mesh is not None:
+            devices = self.mesh.devices.flat[:count].reshape(self._mesh_shape(count))
+            mesh = Mesh(devices, self.mesh.axis_names, axis_types=self.mesh.axis_types)
+        if count not in self.calls:  # compiled once
+            if mesh is None:
+                axes = [None if argument.kind == "shared" else 0 for argument in self.arguments]
+                options = {"axis_name": self.axis_name, "axis_size": count}
+                self.calls[count] = jax.jit(jax.vmap(self.fun, in_axes=axes, **options))
+            else:
+                options = {"mesh": mesh} if self.takes_mesh else {}
+                whole = lambda *leaves: jax.tree.map(
+                    lambda leaf: jnp.asarray(leaf)[None], self.fun(*leaves, **options)
+                )
+                self.calls[count] = jax.jit(whole)
+        pairs = zip(self.arguments, values, strict=True)
+        leaves = [argument.lay_out(value, count) for argument, value in pairs]
+        try:
+            with jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
+                return getattr(self.calls[count], method)(*leaves)
+        except Exception as error:
+            note = f"compare_device_counts ran {self.name} on {count} devices."
+            if mesh is not None:
+                note += " Its mesh must come from a parameter named mesh, or from jax.set_mesh."
+            error.add_note(note)
+            raise
+
+    def run(self, values: Sequence[Any], count: int) -> Any:
+        """Return the results, without keys."""
+        result = self.call(values, count)
+        return jax.tree.map(lambda leaf: None if _is_key(leaf) else leaf, result)
+
+
+class _Expected(NamedTuple):
+    """A result on one device, and how far rounding may move each element."""
+
+    value: np.ndarray
+    tolerance: np.ndarray
+
+
+def _run_perturbed(program: _Program, epsilon: float) -> Any:
+    """Return the results on one device, with tolerances from runs with perturbed inputs."""
+
+    def perturb(value: Any, generator: np.random.Generator) -> Any:
+        if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
+            return value
+        by = generator.uniform(-_ULPS, _ULPS, value.shape) * epsilon
+        return (_widen(value) * (1 + by)).astype(value.dtype)
+
+    def expect(exact: jax.Array, *moved: jax.Array) -> _Expected:
+        value = _to_numpy(exact)[0]
+        effect = np.max([_distance(_to_numpy(leaf)[0], value) for leaf in moved], axis=0)
+        if not jnp.issubdtype(exact.dtype, jnp.inexact):
+            return _Expected(value, effect)
+        sizes = np.abs(np.nan_to_num(_widen(value), posinf=0.0, neginf=0.0))
+        unit = float(jnp.finfo(exact.dtype).eps)
+        rounding = unit * (_ROUNDING * sizes + sizes.max(initial=0.0))
+        return _Expected(value, _SAFETY * effect + rounding)
+
+    runs = [program.run(program.values, 1)]
+    for seed in range(_SEEDS):
+        generator = np.random.default_rng(seed)
+        runs.append(program.run([perturb(value, generator) for value in program.values], 1))
+    return jax.tree.map(expect, *runs)
+
+
+def _compare(program: _Program, count: int, expected: Any) -> Iterator[ResultComparison]:
+    """Compare all results on so many devices with those on one."""
+    result = program.run(program.values, count)
+    is_leaf = lambda leaf: isinstance(leaf, _Expected)
+    tree, one_tree = jax.tree.structure(result), jax.tree.structure(expected, is_leaf=is_leaf)
+    if tree != one_tree:
+        raise ArgumentError(
+            f"The result of {program.name} is {tree} on {count} devices, and {one_tree} on one."
+        )
+    states = {
+        argument.path: _widen(argument.value)
+        for argument in program.arguments
+        if argument.kind == "shared" and hasattr(argument.value, "dtype")
+        if jnp.issubdtype(argument.value.dtype, np.number)
+    }
+    ones = jax.tree.leaves(expected, is_leaf=is_leaf)
+    for (path, leaf), one in zip(jax.tree.leaves_with_path(result), ones, strict=True):
+        name = "result" + jax.tree_util.keystr(path)
+        verdict = _compare_leaf(_to_numpy(leaf), count, one, states)
+        yield ResultComparison(name, count, *verdict, float(one.tolerance.max(initial=0.0)))
+
+
+def _compare_leaf(
+    values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
+) -> tuple[bool | None, str, float]:
+    """Compare `[devices, *s]` with the value of one device: same, difference, distance."""
+    one, shape = expected.value, values.shape[1:]
+    if shape != one.shape:  # shares, which are joined; copies are compared one by one
+        pairs = enumerate(zip(shape, one.shape, strict=False))
+        dims = [n for n, (part, whole) in pairs if part != whole]
+        is_share = len(shape) == one.ndim and len(dims) == 1
+        if not is_share or shape[dims[0]] * len(values) != one.shape[dims[0]]:
+            return False, f"shape {shape} on each device, not {one.shape}", math.inf
+        values = np.concatenate(list(values), axis=dims[0])[None]
+    distances = _distance(values, one[None])
+    distance = float(distances.max(initial=0.0))
+    if (distances > expected.tolerance).any():
+        return False, _describe(values, count, expected, states), distance
+    size = np.abs(np.nan_to_num(_widen(one))).mean() if one.dtype.kind in "fc" else 0.0
+    if expected.tolerance.any() and expected.tolerance.mean() > size / 2:
+        return None, "undecided: rounding alone changes it", distance
+    return True, "", distance
+
+
+def _describe(
+    values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
+) -> str:
+    """Return how `[copies, *s]` differ from the value of one device."""
+    one = _widen(expected.value)
+    if expected.value.dtype == bool:
+        return "other values"
+
+    def is_close(left: np.ndarray, right: np.ndarray, scale: float = 1.0) -> bool:
+        return bool((_distance(left, right) <= expected.tolerance * max(scale, 1.0)).all())
+
+    # The change of a state shows the factor of a gradient; the new state does not.
+    old_values = {"value": np.zeros_like(one)}
+    old_values |= {f"change of {path}": old for path, old in states.items()}
+    for what, old in old_values.items():
+        if old.shape != one.shape or is_close(one, old):
+            continue
+        change, changes = one - old, _widen(values) - old
+        factor = float(np.real(np.vdot(change, changes[0]) / np.vdot(change, change)))
+        nearest = min((count, 1 / count), key=lambda number: abs(factor - number))
+        if is_close(changes, (change * nearest)[None], nearest):
+            return f"{count} times the {what}" if nearest > 1 else f"1/{count} of the {what}"
+        if one.size > 1 and is_close(changes, (change * factor)[None], factor):
+            return f"{factor:.3g} times the {what}"
+    if not is_close(values, values[:1]):
+        merges = {"sum": np.sum, "mean": np.mean, "maximum": np.max, "minimum": np.min}
+        for word, merge in merges.items() if expected.value.dtype.kind in "fc" else ():
+            if is_close(merge(_widen(values), axis=0), one, count if word == "sum" else 1):
+                return f"the devices differ; their {word} is the value"
+        return "the devices differ"
+    ordered = [np.sort(array, axis=None) for array in (values[0], expected.value)]
+    if one.size > 1 and (_distance(*ordered) <= expected.tolerance.max()).all():
+        return "the values in another order"
+    return "other values"
+
+
+def _coarsest_epsilon(text: str) -> float:
+    """Return the distance of 1 to the next number, in the coarsest type of a program's text."""
+    for name, dtype in {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}.items():
+        if re.search(rf"[x<]{name}\b", text):
+            return float(jnp.finfo(dtype).eps)
+    return float(np.finfo(np.float64).eps)
+
+
+def _distance(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return by how much elements differ; infinity if only one of them is a number."""
+    values, expected = _widen(values), _widen(expected)
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(values - expected)
+    equal = (values == expected) | (np.isnan(values) & np.isnan(expected))
+    return np.where(equal, 0.0, np.where(np.isnan(distance), np.inf, distance))
+
+
+def _widen(array: Any) -> np.ndarray:
+    return np.asarray(array).astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _to_numpy(leaf: Any) -> np.ndarray:
+    """Return an array in NumPy, keys as their data, small floats as float32."""
+    host = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    is_small = jnp.issubdtype(host.dtype, jnp.floating) and host.dtype.kind != "f"
+    return host.astype(np.float32) if is_small else host
+
+
+def _to_host(leaf: Any) -> Any:
+    """Return an array that is not committed to a device."""
+    if not hasattr(leaf, "shape") or not _is_key(leaf):
+        return np.asarray(leaf) if hasattr(leaf, "shape") else leaf
+    data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
 
 
 # --- several processes

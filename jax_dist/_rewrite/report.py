@@ -10,16 +10,18 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import jax
 
 from jax_dist import _compat
+from jax_dist._hlo import Collective, ProgramCost, Runs
+from jax_dist._rewrite import rendering
 from jax_dist._rewrite.pipeline import Outcome, PassFinding
 from jax_dist._usage import counted, human_bytes
-from jax_dist.machines import rendering
-from jax_dist.machines.cost import Collective, ProgramCost, Runs
-from jax_dist.machines.report import Plan
+
+if TYPE_CHECKING:
+    from jax_dist.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Report(rendering.Printed):
     cache_after: CacheVerdict
     findings: tuple[PassFinding, ...] = ()
     captured: tuple[CapturedArray, ...] = ()
-    plan: Plan | None = None  # the ways to run the step on a machine; None if not asked for
+    plan: "Plan | None" = None  # the strategies on a machine; None if not asked for
 
     @property
     def summary(self) -> str:
@@ -164,9 +166,15 @@ def _sections(report: Report) -> Iterator[rendering.Section]:
     if found or not report.cache_after.stable:
         yield rendering.Section("Key in the persistent cache", _cache(report))
     if report.plan:
-        advice = rendering.ReportEntry("", report.plan.advice)
-        yield rendering.Section("Ways to run it", (advice,))
-        yield from report.plan.sections()
+        yield rendering.Section("Plan", (_PlanText(report.plan),))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PlanText:
+    plan: "Plan"
+
+    def lines(self) -> Iterator[str]:
+        return iter(self.plan.render(width=78).splitlines())
 
 
 def _captured_table(arrays: tuple[CapturedArray, ...]) -> rendering.Table:

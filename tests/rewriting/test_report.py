@@ -13,11 +13,12 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
+from jax_dist._hlo import Collective, ProgramCost
+from jax_dist._rewrite import rendering
 from jax_dist._rewrite.pipeline import PassFinding
 from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
-from jax_dist.machines import cost, rendering
-from jax_dist.machines.cost import Collective, ProgramCost
-from jax_dist.machines.report import Machine, Plan, PlannedWay
+from jax_dist.plan import Plan, PlanRow
+from jax_dist.topology import Topology
 
 pytestmark = pytest.mark.rewriting
 
@@ -153,12 +154,12 @@ def _hostile(text):
     collective = Collective(text, (text, "j"), 10**6, 10**6, 10**12, 1e12, "in a branch")
     program = ProgramCost((collective,), *[10**15] * 5)
     verdict = CacheVerdict(stable=False, causes=(text, text))
-    machine = Machine("v5e:2x2", (jax.devices()[0],), 10**15)
+    machine = Topology("v5e:2x2", (jax.devices()[0],), 10**15)
     rows = (
-        PlannedWay("v5e:2x2", text, program, 10**6, 10**15, 10**15),
-        PlannedWay("v5e:2x2", f"{text}2", problem=text),
+        PlanRow("v5e:2x2", text, 10**15, 10**15, program, 10**6),
+        PlanRow("v5e:2x2", f"{text}2", problem=text),
     )
-    plan = Plan(text, (machine,), rows, slices=len(machine.devices))
+    plan = Plan(text, (machine,), rows)
     return Report(text, program, ProgramCost(), verdict, verdict, (finding,), (captured,), plan)
 
 
@@ -300,8 +301,8 @@ def test_a_report_of_real_programs():
 
     report = Report(
         "mean",
-        cost.ProgramCost.of(before),
-        cost.ProgramCost.of(after),
+        ProgramCost.of(before),
+        ProgramCost.of(after),
         CacheVerdict.of(before),
         CacheVerdict.of(after),
         (finding,),
@@ -322,18 +323,18 @@ def test_a_report_of_real_programs():
 
 
 def test_a_report_ends_with_the_plan():
-    machine = Machine("v5e:2x2", (jax.devices()[0],) * 4, 16_911_433_728)
-    rows = (PlannedWay("v5e:2x2", "fsdp", needed=20_000_000_000, memory=16_911_433_728),)
-    plan = Plan("step", (machine,), rows, slices=len(machine.devices))
+    machine = Topology("v5e:2x2", (jax.devices()[0],) * 4, 16_911_433_728)
+    rows = (PlanRow("v5e:2x2", "fsdp", needed=20_000_000_000, memory=16_911_433_728),)
+    plan = Plan("step", (machine,), rows)
     report = Report("step", *[ProgramCost()] * 2, _STABLE, _STABLE, plan=plan)
 
-    assert str(report).splitlines()[2:9] == [
-        "Ways to run it",
-        "  It does not fit on v5e:2x2: fsdp needs least, 20.0 GB of 16.9 GB. Try more",
-        "  devices, or less for each.",
+    lines = [" ".join(line.split()) for line in str(report).splitlines()[2:]]
+    assert lines == [
+        "Plan",
+        "step: It does not fit on v5e:2x2: fsdp needs least, 20.0 GB of 16.9 GB.",
         "",
-        "v5e:2x2: 4 devices on 1 host, with 16.9 GB for programs on each",
-        "  way   on one device            arguments  the rest     peak",
-        "  fsdp  does NOT fit, by 3.1 GB          -         -  20.0 GB",
+        "v5e:2x2: 4 devices on 1 host, 16.9 GB for programs on each",
+        "strategy on one device arguments peak sent compiled",
+        "fsdp does NOT fit, by 3.1 GB 20.0 GB",
     ]
     assert report.to_dict()["plan"]["rows"][0]["fits"] is False

@@ -26,7 +26,7 @@ _REPEATED = Page(
     "    return x + jax.random.normal(key, x.shape)\n",
     fix="None: equal noise on all devices may be meant; then say so by an ignore comment.",
     since="Any jax.",
-    source="Measured on jax 0.10.2. `jax_dist.explain` and `jax_dist.compare_device_counts` see "
+    source="Measured on jax 0.10.2. `jax_dist.explain` and `testing.compare_device_counts` see "
     "what the text does not show.",
 )
 

@@ -11,8 +11,8 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist.machines import cost
-from jax_dist.machines.cost import Collective
+from jax_dist import _hlo
+from jax_dist._hlo import Collective
 
 pytestmark = pytest.mark.rewriting
 
@@ -31,7 +31,7 @@ def _program(body, in_specs=_BLOCKS, out_specs=_BLOCKS, mesh=None):
     mapped = jax.shard_map(
         body, mesh=mesh or _mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    return cost.ProgramCost.of(jax.jit(mapped).lower(_X))
+    return _hlo.ProgramCost.of(jax.jit(mapped).lower(_X))
 
 
 _ONE_EACH = {
@@ -231,13 +231,13 @@ def test_a_switch_in_a_scan():
 def test_what_the_compiler_puts_in_is_found_too():
     x = jax.device_put(_X, NamedSharding(_mesh(), P("i")))
 
-    program = cost.ProgramCost.of(jax.jit(lambda x: x.sum()).lower(x))
+    program = _hlo.ProgramCost.of(jax.jit(lambda x: x.sum()).lower(x))
 
     assert program.collectives == (Collective("all-reduce", ("i",), 4, 1, 4, 6.0),)
 
 
 def test_a_program_of_one_device_moves_nothing():
-    program = cost.ProgramCost.of(jax.jit(lambda x: x @ x.T).lower(_X))
+    program = _hlo.ProgramCost.of(jax.jit(lambda x: x @ x.T).lower(_X))
 
     assert program.collectives == ()
     assert program.moved_bytes == 0
@@ -246,9 +246,9 @@ def test_a_program_of_one_device_moves_nothing():
 def test_axes_of_the_mesh_that_is_given():
     lowered = jax.jit(jax.pmap(lambda x: lax.psum(x, "batch"), "batch")).lower(_X)
 
-    own = cost.ProgramCost.of(lowered)
-    given = cost.ProgramCost.of(lowered, _mesh())
-    other = cost.ProgramCost.of(lowered, _mesh((4,), ("k",)))
+    own = _hlo.ProgramCost.of(lowered)
+    given = _hlo.ProgramCost.of(lowered, mesh=_mesh())
+    other = _hlo.ProgramCost.of(lowered, mesh=_mesh((4,), ("k",)))
 
     assert [each.axes for each in own.collectives] == [("batch",)]
     assert [each.axes for each in given.collectives] == [("i", "j")]
@@ -258,7 +258,7 @@ def test_axes_of_the_mesh_that_is_given():
 def test_a_given_mesh_of_another_size_names_nothing():
     lowered = jax.jit(jax.pmap(lambda x: lax.ppermute(x, "i", [(0, 1)]), "i")).lower(_X)
 
-    program = cost.ProgramCost.of(lowered, _mesh((4,), ("k",)))
+    program = _hlo.ProgramCost.of(lowered, mesh=_mesh((4,), ("k",)))
 
     assert program.collectives == (Collective("collective-permute", (), 2, 1, 24, 24.0),)
 
@@ -276,10 +276,10 @@ def test_a_captured_array_is_in_both_programs():
     weights = np.full((100, 50), 1.5, np.float32)
     weights[3, 4] = 2.0  # or it would be one number, broadcast
 
-    captured = cost.ProgramCost.of(
+    captured = _hlo.ProgramCost.of(
         jax.jit(lambda x: x @ weights).lower(np.ones((2, 100), np.float32))
     )
-    passed = cost.ProgramCost.of(
+    passed = _hlo.ProgramCost.of(
         jax.jit(lambda x, w: x @ w).lower(np.ones((2, 100), np.float32), weights)
     )
 
@@ -329,7 +329,7 @@ metadata={op_name="jit(step)/calls=%scattering"}
 
 
 def test_collectives_in_two_halves_are_counted_once():
-    assert cost.collectives_of(_ASYNC, _mesh()) == (
+    assert _hlo.collectives_of(_ASYNC, _mesh()) == (
         Collective("all-reduce", ("j",), 2, 1, 38, 38.0),
         Collective("all-gather", ("i",), 4, 1, 128, 96.0),
         Collective("all-gather", ("j",), 2, 1, 76, 38.0),
@@ -394,27 +394,22 @@ replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, dimensions={0}
 
 
 def test_a_collective_that_stands_in_several_fusions_is_counted_once():
-    (gather,) = cost.collectives_of(_CHAIN)
+    (gather,) = _hlo.collectives_of(_CHAIN)
 
     assert (gather.kind, gather.size, gather.count, gather.result_bytes) == (
         "all-gather", 16, 3, 4096,
     )  # fmt: skip
 
 
-def test_the_estimates_of_all_instructions_are_added():
-    assert cost._cycles(cost._parse(_CHAIN)) == 750
-    assert cost._cycles(cost._parse(_ASYNC)) is None
-
-
 def test_a_condition_is_asked_once_more_than_the_body_runs():
-    assert cost.collectives_of(_KNOWN_LOOP, _mesh()) == (
+    assert _hlo.collectives_of(_KNOWN_LOOP, _mesh()) == (
         Collective("all-gather", ("i", "j"), 8, 7, 256, 224.0),
         Collective("collective-permute", ("i",), 4, 6, 32, 32.0),
     )
 
 
 def test_without_a_mesh_there_are_no_axes():
-    axes = [(each.axes, each.size) for each in cost.collectives_of(_ASYNC)]
+    axes = [(each.axes, each.size) for each in _hlo.collectives_of(_ASYNC)]
 
     assert axes == [((), 2), ((), 4), ((), 2), ((), 2), ((), 4)]
 
@@ -424,16 +419,80 @@ def test_names_of_the_user_are_not_read_as_program():
         '"jit(step)/calls=%scattering"', '"} calls=%scattering, body=%scattering"'
     )
 
-    assert cost.collectives_of(text, _mesh()) == cost.collectives_of(_ASYNC, _mesh())
+    assert _hlo.collectives_of(text, _mesh()) == _hlo.collectives_of(_ASYNC, _mesh())
 
 
 def test_a_text_that_is_no_program():
-    with pytest.raises(ValueError, match="^this is not the text of a compiled program: it has no"):
-        cost.collectives_of("module @jit_f {}")
+    with pytest.raises(ValueError, match="^not the text of a compiled program: it has no"):
+        _hlo.collectives_of("module @jit_f {}")
 
 
 def test_groups_written_in_a_new_way():
     text = _ASYNC.replace("replica_groups=[4,2]<=[8]", "replica_groups=every<2>")
 
     with pytest.raises(ValueError, match="which devices a collective joins: replica_groups=every"):
-        cost.collectives_of(text)
+        _hlo.collectives_of(text)
+
+
+# The forms in which compiled programs name groups of devices.
+
+_WRITTEN = {
+    "replica_groups={{0,5},{2,3}}, use_global": ((0, 5), (2, 3)),
+    "source_target_pairs={{0,1},{1,2}}": ((0, 1), (1, 2)),
+    "source_target_pairs={}": (),
+    "replica_groups={}": ((0, 1, 2, 3, 4, 5),),
+    "channel_id=1": ((0, 1, 2, 3, 4, 5),),
+    "replica_groups=[2,3]<=[6]": ((0, 1, 2), (3, 4, 5)),
+    "replica_groups=[3,2]<=[2,3]T(1,0)": ((0, 3), (1, 4), (2, 5)),
+    "replica_groups=mesh['i'=3,'j'=2] {'i'}": ((0, 2, 4), (1, 3, 5)),
+    "replica_groups=mesh['i'=3,'j'=2] {'j','i'}": ((0, 2, 4, 1, 3, 5),),
+    "replica_groups=mesh['i'=3,'j'=2] {}": ((0,), (1,), (2,), (3,), (4,), (5,)),
+    "replica_groups=mesh[i=3,j=2] {j}": ((0, 1), (2, 3), (4, 5)),
+    "replica_groups=mesh['a b.c-d'=6] {'a b.c-d':(1)2}": ((0, 3), (1, 4), (2, 5)),
+    "replica_groups=mesh['i'=6] {'i':(2)3}": ((0, 1, 2), (3, 4, 5)),
+    "replica_groups=mesh['i'=8] {'i':(4)2,'i':(1)2}": ((0, 4, 1, 5), (2, 6, 3, 7)),
+    "replica_groups=mesh['i'=4,'j'=6] {'i':(2)2,'j':(1)3}": (
+        (0, 2, 4, 6, 8, 10),
+        (1, 3, 5, 7, 9, 11),
+        (12, 14, 16, 18, 20, 22),
+        (13, 15, 17, 19, 21, 23),
+    ),
+    "replica_groups=mesh['i'=4], device_ids=(3,1,2,0) {'i':(1)2}, x": ((3, 2), (1, 0)),
+    "replica_groups=mesh['i'=4], device_ids=([3,1,2,0]) {'i':(2)2}, x": ((3, 1), (2, 0)),
+    "replica_groups=mesh['a'=3,'b'=2], device_ids=([2,3]T(1,0)) {'a'}": ((0, 1, 2), (3, 4, 5)),
+    "replica_groups=mesh['a'=3,'b'=2], device_ids=([3,2]<=[2,3]T(1,0)) {'a'}": (
+        (0, 1, 2),
+        (3, 4, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("written", _WRITTEN)
+def test_groups_are_read(written):
+    assert _hlo.groups_of(written, 6) == _WRITTEN[written]
+
+
+_SIZES = {"i": 3, "j": 2, "k": 1}
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_permute", "axes"),
+    [
+        (((0, 2, 4), (1, 3, 5)), False, ("i",)),
+        (((3, 1, 5), (4, 2, 0)), False, ("i",)),
+        (((0, 1), (2, 3), (4, 5)), False, ("j",)),
+        (((0, 1, 2, 3, 4, 5),), False, ("i", "j")),
+        (((0,), (1,), (2,), (3,), (4,), (5,)), False, ("k",)),
+        (((0, 1, 2), (3, 4, 5)), False, ()),
+        (((0, 2, 4),), False, ()),  # and the others?
+        (((0, 1, 2, 3, 4, 5, 6, 7),), False, ()),  # of a larger mesh
+        (((0, 2), (2, 4), (4, 0)), True, ("i",)),
+        (((0, 1),), True, ("j",)),
+        (((0, 1), (0, 2)), True, ("i", "j")),
+        (((0, 3),), True, ("i", "j")),
+        ((), True, ()),
+        (((5, 6),), True, ()),  # of a larger mesh
+    ],
+)
+def test_axes_of_groups(groups, is_permute, axes):
+    assert _hlo.axes_of(groups, _SIZES, is_permute=is_permute) == axes

@@ -1,5 +1,6 @@
-"""`jax-dist plan`: a step of a file, on the devices that are here."""
+"""`jax-dist plan`: the step of a program, on a machine of the devices that are here."""
 
+import importlib
 import io
 import json
 import sys
@@ -8,6 +9,7 @@ import jax
 import pytest
 
 from jax_dist.cli.main import main
+from jax_dist.topology import Topology
 
 pytestmark = pytest.mark.rewriting
 
@@ -24,6 +26,21 @@ def example_args():
 if __name__ == "__main__":
     raise SystemExit("it trains")
 """
+
+
+MEMORY = {"here": None, "thimble": 1000}
+
+
+@pytest.fixture(autouse=True)
+def machines(monkeypatch):
+    """Name the devices that are here, with the memory of `MEMORY`."""
+    known = importlib.import_module("jax_dist.topology").topology
+    here = lambda name: Topology(name, tuple(jax.devices()), MEMORY[name])
+    monkeypatch.setattr(
+        importlib.import_module("jax_dist.plan"),
+        "topology",
+        lambda name: here(name) if name in MEMORY else known(name),
+    )
 
 
 @pytest.fixture
@@ -77,104 +94,79 @@ def test_a_program_is_run_up_to_its_step(command, named, trainer, monkeypatch, c
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    words = [*named, "--quick", "--ways", "jax.pmap,fsdp", "--json", "--", *command]
+    words = [*named, "--on", "here", "--quick", "--strategies", "jax.pmap,fsdp", "--json"]
+    words += ["--", *command]
     code, out, err = _run(*words)
 
     found = json.loads(out)
-    rows = {row["way"]: row["program"]["argument_bytes"] for row in found["rows"]}
+    rows = {row["strategy"]: row["program"]["argument_bytes"] for row in found["rows"]}
     state, batch = 4 * 256 * 64, 4 * 6 * 256
     assert (code, rows) == (0, {"jax.pmap": state + batch, "fsdp": state // 8 + batch})
     assert all(row["is_quick"] for row in found["rows"])
     assert capsys.readouterr() == ("", "training\n")
     assert err.splitlines()[:2] == [
         f"runs {' '.join(command)}, up to its step",
-        "step takes 71.7 kB on each device",
+        "1 of 2: jax.pmap on here: limit unknown",
     ]
 
 
+HERE = ["--on", "here"]
+
+
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "line"),
     [
-        (["--", "python", "other.py"], "there is no file other.py"),
-        (["--", "bash", "a_trainer.py"], "'bash a_trainer.py' cannot be run here"),
-        (["--ways", "zero", "--", "python", "a_trainer.py"], "plan knows no way 'zero'"),
-        (["--", "python", "a_trainer.py"], "the program exited before it called a training step"),
-        ([], "no program is given. Give one that calls the step"),
+        ([*HERE, "--", "python", "other.py"], "there is no file other.py"),
+        ([*HERE, "--", "bash", "a_trainer.py"], "'bash a_trainer.py' cannot be run"),
         (
-            ["--state", "first", "--", "python", "a_trainer.py"],
+            [*HERE, "--strategies", "zero", "--", "python", "a_trainer.py"],
+            "unknown strategy 'zero'",
+        ),
+        ([*HERE, "--", "python", "a_trainer.py"], "did not call a training step"),
+        (HERE, "give a program, as in: jax-dist plan --on v5e:4x4 -- python train.py"),
+        (["--", "python", "a_trainer.py"], "give a machine, as in: jax-dist plan --on v5e:4x4"),
+        (
+            [*HERE, "--state", "first", "--", "python", "a_trainer.py"],
             "--state takes positions, as in 0,1",
         ),
         (["--on", "v5:4x4", "--", "python", "a_trainer.py"], "Did you mean v5e?"),
         (
-            ["--devices", "65", "--", "python", "a_trainer.py"],
+            [*HERE, "--devices", "65", "--", "python", "a_trainer.py"],
             "argument --devices: must be a whole number from 1 to 64",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_program_that_gives_no_step(words, said, trainer, monkeypatch, capsys):
+def test_a_command_that_gives_no_step(words, line, trainer, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
 
     code, out, err = _run("--quiet", *words)
 
     assert (code, out) == (2, "")
-    assert said in err + capsys.readouterr().err
+    assert line in err + capsys.readouterr().err
 
 
-@pytest.fixture
-def program(trainer, monkeypatch):
-    """The command that runs `_PROGRAM`."""
+@pytest.mark.parametrize(
+    ("options", "code", "start"),
+    [
+        (["--on", "here"], 0, "step: On here, "),
+        (["--on", "here", "--on", "thimble"], 1, "step: On here, "),
+        (["--on", "thimble"], 1, "step: It does not fit on thimble: "),
+        (
+            ["--on", "here", "--state", "5", "--strategies", "fsdp"],
+            2,
+            "step: There is no program for here.",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_exit_code_says_whether_it_fits(options, code, start, trainer, monkeypatch):
     (trainer.parent / "main.py").write_text(_PROGRAM)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    return ["--", "python", "main.py", "4"]
 
+    result, out, err = _run("--quiet", *options, "--", "python", "main.py", "4")
 
-def test_the_table_is_printed_and_a_picture_written(program, tmp_path):
-    code, out, err = _run("--quiet", "--plot", "plan.svg", *program)
-
-    assert (code, err) == (0, "")
-    assert out.startswith("step: On 8 cpu devices, ")
-    assert "8 cpu devices: 8 devices on 1 host\n" in out
-    picture = (tmp_path / "plan.svg").read_text()
-    assert "Memory of one device at the peak of step" in picture
-    again = _run("--quiet", "--plot", "plan.svg", *program)
-    assert again[0] == 0  # over its own picture
-
-
-def test_a_file_of_another_kind_is_left(program, tmp_path):
-    (tmp_path / "plan.svg").write_text("<svg of somebody else/>")
-
-    code, _, err = _run("--plot", "plan.svg", *program)
-
-    assert code == 2
-    assert "not a picture of jax-dist plan" in err
-    assert (tmp_path / "plan.svg").read_text() == "<svg of somebody else/>"
-
-
-def test_where_nothing_fits_something_was_found(program, monkeypatch):
-    from jax_dist.machines import plans
-    from jax_dist.machines.report import Machine
-
-    small = Machine("a thimble", tuple(jax.devices()), 1000)
-    monkeypatch.setattr(plans, "machines_of", lambda on: [small])
-
-    code, out, _ = _run("--quiet", *program)
-
-    assert code == 1
-    assert out.startswith("step: It does not fit on a thimble: ")
-
-
-def test_without_any_program_the_command_was_invalid(program):
-    code, out, _ = _run("--quiet", "--state", "5", "--ways", "fsdp", *program)
-
-    assert code == 2
-    assert out.startswith("step: No way gives a program for 8 cpu devices.")
-
-
-def test_a_picture_that_cannot_be_written_does_not_take_the_table_along(program):
-    code, out, err = _run("--plot", "no/such/folder/plan.svg", *program)
-
-    assert code == 2
-    assert "no/such/folder" in err
-    assert out == "" or out.startswith("step: ")
+    assert (result, err) == (code, "")
+    assert out.startswith(start)
+    assert "8 devices on 1 host" in out
