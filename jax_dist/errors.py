@@ -17,7 +17,6 @@ __all__ = (
     "AxesError",
     "CacheDirectoryError",
     "CacheWarning",
-    "CapturedArrayError",
     "CapturedArrayWarning",
     "ConsistencyError",
     "DeviceCountError",
@@ -79,10 +78,6 @@ class UnsupportedError(NotImplementedError):
 
 class PlacementError(ValueError):
     """An array cannot be placed as asked."""
-
-
-class CapturedArrayError(ValueError):
-    """A function captures arrays, and was asked not to (JXD401)."""
 
 
 class CapturedArrayWarning(UserWarning):
