@@ -16,7 +16,6 @@ __all__ = (
     "ArgumentTypeError",
     "AxesError",
     "CacheWarning",
-    "CapturedArrayError",
     "CapturedArrayWarning",
     "CompilationError",
     "DeviceCountError",
@@ -75,10 +74,6 @@ class UnsupportedError(NotImplementedError):
 
 class PlacementError(ValueError):
     """An array cannot be placed as asked."""
-
-
-class CapturedArrayError(ValueError):
-    """A function captures arrays, and was asked not to (JXD401)."""
 
 
 class CapturedArrayWarning(UserWarning):

@@ -125,7 +125,7 @@ def rewrite(
 
     Raises:
       RewriteError: an argument has an unknown value. When called: `specs` does not fit.
-      CapturedArrayError: when called, there are captured arrays, and `captures` is "error".
+      ArgumentError: when called, there are captured arrays, and `captures` is "error".
       UnsupportedError: this jax is older than 0.10.
 
     >>> import jax, jax.numpy as jnp

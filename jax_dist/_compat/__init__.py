@@ -22,10 +22,12 @@ from jax_dist._compat.parameters import has_side_effects as has_side_effects
 from jax_dist._compat.parameters import is_of_jax as is_of_jax
 from jax_dist._compat.parameters import is_ref as is_ref
 from jax_dist._compat.parameters import is_unreduced as is_unreduced
+from jax_dist._compat.parameters import jit_operand_params as jit_operand_params
 from jax_dist._compat.parameters import name_of as name_of
 from jax_dist._compat.parameters import newly_manual_axes as newly_manual_axes
 from jax_dist._compat.parameters import primitives_of_jax as primitives_of_jax
 from jax_dist._compat.parameters import scan_layout as scan_layout
+from jax_dist._compat.parameters import scan_with_constants as scan_with_constants
 from jax_dist._compat.parameters import to_varying as to_varying
 from jax_dist._compat.parameters import varying_axes as varying_axes
 from jax_dist._compat.private import CACHES_HOST_CALLBACKS as CACHES_HOST_CALLBACKS

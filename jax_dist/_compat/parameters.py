@@ -107,6 +107,30 @@ def scan_layout(params: Mapping[str, Any], inputs: int, outputs: int) -> _ScanLa
     return _ScanLayout(tuple(range(first)), places, tuple(range(count)))
 
 
+def scan_with_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return the parameters that count the operands of a scan, with more constants in front.
+
+    See `scan_layout`. `ft_in` is a flat tree of (constants, carries, walked); a leaf for it comes
+    from a scan that JAX has just made.
+    """
+    if "ft_in" not in params:
+        return {"num_consts": params["num_consts"] + count}
+    constants, *rest = params["ft_in"].elts
+    model = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (c * x, None), x, length=1))(1.0)
+    (leaf, *_), kind = model.eqns[-1].params["ft_in"].elts[0].elts, type(params["ft_in"])
+    return {"ft_in": kind(type(constants)(*[leaf] * count, *constants.elts), *rest)}
+
+
+@functools.cache
+def jit_operand_params() -> dict[str, Any]:
+    """Return the parameters of a jit that hold one value for each operand, where nothing is said.
+
+    From an equation that JAX has just made; their names: seen in 0.10.2 and 0.12.0.1.
+    """
+    params = jax.make_jaxpr(jax.jit(jax.lax.neg))(1.0).eqns[0].params
+    return {name: params[name][0] for name in ("in_shardings", "in_layouts", "donated_invars")}
+
+
 def call_of(jaxpr: ClosedJaxpr) -> JaxprEqn:
     """An equation that calls a jaxpr, as a jit does that was traced to it.
 

@@ -227,9 +227,7 @@ class Body:
             constants.lies_on_many(each.value) for each in constants.baked_arrays(jaxpr).values()
         )
         structure, out_axes = output_of[-1]
-        lifted = captures.lift(
-            jaxpr, call.fun, options.choice.fun_name, policy, axis_env=environment
-        )
+        lifted = captures.lift(jaxpr, call.fun, options.choice.fun_name, policy)
         return cls(
             call.fun_name,
             name,

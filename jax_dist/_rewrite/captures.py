@@ -1,4 +1,4 @@
-"""What a traced function captures: which arrays, what to say of them, and lifting them.
+"""Captured arrays of a traced function: what is said of them, and their copies on devices.
 
 Lifted, a captured array is an input of the program. A traced program owns the values that it was
 traced with, as under jit: NumPy arrays are copied then and there, for their owner may write to
@@ -20,18 +20,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
-from jax_dist._rewrite.constants import (
-    Baked,
-    Substitution,
-    array_identity,
-    baked_arrays,
-    frozen,
-    own_copy,
-)
+from jax_dist._rewrite.constants import BakedArray, baked_arrays, frozen, lift_arrays, own_copy
 from jax_dist._rewrite.pipeline import warn_user
 from jax_dist._rewrite.variable_names import ArraySource, Kind, find_names
 from jax_dist._usage import human_bytes
-from jax_dist.errors import CapturedArrayError, CapturedArrayWarning, message
+from jax_dist.errors import ArgumentError, CapturedArrayWarning
+
+Captures: TypeAlias = Literal["lift", "warn", "allow", "error"]
 
 _UNNAMED = ArraySource("<derived>", "", "")
 _LARGE = 1024  # bytes
@@ -58,9 +53,23 @@ class Capture:
         """Whether it is worth a warning, and an argument of its own."""
         return self.bytes >= _LARGE
 
+    @property
+    def is_worth_lifting(self) -> bool:
+        return self.is_large or self.is_key
+
+    def __str__(self) -> str:
+        facts = [
+            f"{self.dtype}[{','.join(map(str, self.shape))}]",
+            human_bytes(self.bytes),
+            f"{self.kind} of {self.captured_at}" if self.captured_at else "",
+            f"used at {self.used_at}" if self.used_at else "",
+            f"not lifted: {self.refused}" if self.refused else "",
+        ]
+        return f"{self.name}: {', '.join(filter(None, facts))}"
+
 
 def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
-    """Every array that is baked into a program, at any depth, each once, in program order.
+    """Return every array that is baked into a program, at any depth, once, in program order.
 
     The names are searched from `fun`, which is what the user wrote.
     """
@@ -69,16 +78,16 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     return tuple(_capture(array, names.get(key, _UNNAMED)) for key, array in baked.items())
 
 
-def _capture(baked: Baked, found: ArraySource) -> Capture:
+def _capture(baked: BakedArray, source: ArraySource) -> Capture:
     value = baked.value
     is_old_key = baked.first_use is not None and _compat.name_of(baked.first_use) == "random_wrap"
     return Capture(
-        name=found.name,
-        kind=found.kind,
+        name=source.name,
+        kind=source.kind,
         shape=tuple(value.shape),
         dtype=str(value.dtype),
         bytes=int(value.nbytes),
-        captured_at=found.captured_at,
+        captured_at=source.captured_at,
         used_at=baked.used_at,
         is_key=is_old_key or jnp.issubdtype(value.dtype, jax.dtypes.prng_key),
         refused=baked.refused,
@@ -88,7 +97,7 @@ def _capture(baked: Baked, found: ArraySource) -> Capture:
 
 
 def _key(value: Any) -> Hashable:
-    """A NumPy array by its content, for its owner may write to it; a jax array by identity."""
+    """Return a key of a NumPy array's content, for its owner may write to it; else the identity."""
     if isinstance(value, jax.Array):
         return id(value)
     content = np.ascontiguousarray(value)
@@ -97,131 +106,26 @@ def _key(value: Any) -> Hashable:
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
-    """One text for all captures of a call; `kept_because` says why they stay in the program."""
-    total = human_bytes(sum(capture.bytes for capture in captures))
+    """Return one text for all captures of a call; `kept_because` says why they stay."""
     count = "an array" if len(captures) == 1 else f"{len(captures)} arrays"
-    remedy = (
-        f"They stay in the program, because {kept_because}. Pass them as arguments."
-        if kept_because
-        else "They are arguments of the program now. To do without this, pass them yourself."
-    )
-    which = []
-    for capture in captures:
-        shape = ",".join(map(str, capture.shape))
-        parts = [
-            f"{capture.name}: {capture.dtype}[{shape}], {human_bytes(capture.bytes)}",
-            f"{capture.kind} of {capture.captured_at}" if capture.captured_at else "",
-            f"used at {capture.used_at}" if capture.used_at else "",
-            f"not lifted: {capture.refused}" if capture.refused else "",
-        ]
-        which.append(", ".join(filter(None, parts)))
-    return message(
-        what=f"JXD401: '{fun_name}' captures {count}",
-        which=which,
-        why=f"what is captured becomes part of the program: {total} that are compiled slowly, and "
-        "are part of the cache key, so that another value needs another compilation",
-        do=remedy,
-    )
+    fate = f"They stay in the program, because {kept_because}, and it is compiled slowly, and "
+    fate += "again for other values. Pass them as arguments."
+    if not kept_because:
+        fate = "They are arguments of the program now; to avoid this warning, pass them yourself."
+    return f"JXD401: '{fun_name}' captures {count}: {'; '.join(map(str, captures))}. {fate}"
 
 
-# --- which captured arrays to care about, and what to say of them
-
-
-Captures: TypeAlias = Literal["lift", "warn", "allow", "error"]
+# --- lifting
 
 
 @contextlib.contextmanager
 def tracing(captures: Captures) -> Iterator[None]:
-    """What is traced inside is part of a program that lifts what it captures, or not."""
+    """Mark what is traced inside as part of a program that lifts what it captures, or not."""
     before, _outside.lifts = _outside.lifts, captures == "lift"
     try:
         yield
     finally:
         _outside.lifts = before
-
-
-def _worth_lifting(found: Sequence[Capture], name: str, captures: Captures) -> tuple[Capture, ...]:
-    """The captures that should become arguments; warns or raises where the user says so.
-
-    Raises:
-      CapturedArrayError: there are some, and `captures` is "error".
-    """
-    worth = [c for c in found if c.is_large or c.is_key]
-    if captures == "error" and worth:
-        why = "captures='error' says that there should be none"
-        raise CapturedArrayError(warning_text(worth, name, kept_because=why))
-    if captures == "warn" and worth:
-        why = "captures='warn' says so"
-        warn_user(warning_text(worth, name, kept_because=why), CapturedArrayWarning)
-    if captures != "lift":
-        return ()
-    stuck = [c for c in worth if c.refused]
-    if stuck:
-        why = "nothing can be handed to where they are used"
-        warn_user(warning_text(stuck, name, kept_because=why), CapturedArrayWarning)
-    return tuple(c for c in worth if not c.refused)
-
-
-class Watch:
-    """What was said to the user of the captures of one function."""
-
-    def __init__(self, fun_name: str):
-        self._fun_name = fun_name
-        self._told: set[tuple] = set()
-
-    def warn_of(self, captures: Sequence[Capture], *, lifted: bool) -> None:
-        """Warns of each capture once."""
-        large = [((c.name, c.used_at, lifted), c) for c in captures if c.is_large]
-        new = [c for key, c in large if key not in self._told]
-        self._told.update(key for key, _ in large)
-        if new:
-            text = warning_text(new, self._fun_name, kept_because="" if lifted else _STAGED)
-            warn_user(text, CapturedArrayWarning)
-
-
-_STAGED = "this call is traced by a jit or a scan around it; put rewrite outside of that"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Lifted:
-    """A program whose first inputs are arrays that it captured."""
-
-    jaxpr: ClosedJaxpr
-    found: tuple[Capture, ...]  # all that it captured; none where nobody looked
-    captures: tuple[Capture, ...]  # those that are inputs now
-    values: list[Any]  # of these: own copies, on the host until they are placed
-    placed: "dict[Hashable, PlacedCaptures]" = dataclasses.field(default_factory=dict, repr=False)
-
-
-def lift(
-    jaxpr: ClosedJaxpr,
-    fun: Callable,
-    name: str,
-    policy: Captures,
-    axis_env: Sequence[tuple[Any, int]] = (),
-) -> Lifted:
-    """Makes inputs of the captured arrays that are worth it, which have their names in `fun`.
-
-    `axis_env` are the axes that the program was traced with.
-
-    Raises:
-      CapturedArrayError: there are some, and the policy is "error".
-    """
-    if policy == "allow":
-        return Lifted(frozen(jaxpr), (), (), [])
-    found = find_captures(jaxpr, fun)
-    captures = _worth_lifting(found, name, policy)
-    if captures:
-        identities = [array_identity(capture.value) for capture in captures]
-        evaluate = Substitution(frozenset(identities)).evaluator(jaxpr, identities)
-        types = [jax.typeof(capture.value) for capture in captures]
-        jaxpr = jax.make_jaxpr(evaluate, axis_env=axis_env)(*types, *jaxpr.in_avals)
-    values = [own_copy(capture.value) for capture in captures]
-    found, captures = (
-        tuple(dataclasses.replace(capture, value=None) for capture in some)
-        for some in (found, captures)
-    )
-    return Lifted(frozen(jaxpr), found, captures, values)
 
 
 class _Outside(threading.local):
@@ -232,8 +136,76 @@ _outside = _Outside()
 
 
 def is_lifted_outside() -> bool:
-    """Whether what is traced now is part of a program that lifts what it captures."""
+    """Return whether what is traced now is part of a program that lifts what it captures."""
     return _outside.lifts
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Lifted:
+    """A program whose first inputs are arrays that it captured."""
+
+    jaxpr: ClosedJaxpr
+    found: tuple[Capture, ...]  # all captured arrays; empty if captures="allow"
+    captures: tuple[Capture, ...]  # those that are inputs now
+    values: list[Any]  # of these: own copies, on the host until they are placed
+    placed: "dict[Hashable, PlacedCaptures]" = dataclasses.field(default_factory=dict, repr=False)
+
+
+def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lifted:
+    """Make inputs of the captured arrays that are worth it, which have their names in `fun`.
+
+    Raises:
+      ArgumentError: there are some, and the policy is "error".
+    """
+    if policy == "allow":
+        return Lifted(frozen(jaxpr), (), (), [])
+    found = find_captures(jaxpr, fun)
+    captures = _captures_to_lift(found, name, policy)
+    if captures:
+        jaxpr = lift_arrays(jaxpr, [capture.value for capture in captures])
+    values = [own_copy(capture.value) for capture in captures]
+    found, captures = (
+        tuple(dataclasses.replace(capture, value=None) for capture in some)
+        for some in (found, captures)
+    )
+    return Lifted(frozen(jaxpr), found, captures, values)
+
+
+def _captures_to_lift(found: Sequence[Capture], name: str, policy: Captures) -> tuple[Capture, ...]:
+    """Return the captures that become arguments; warn or raise where the policy says so."""
+    worth = [capture for capture in found if capture.is_worth_lifting]
+    if policy == "error" and worth:
+        raise ArgumentError(warning_text(worth, name, kept_because="captures='error' says so"))
+    if policy == "warn" and worth:
+        text = warning_text(worth, name, kept_because="captures='warn' says so")
+        warn_user(text, CapturedArrayWarning)
+    if policy != "lift":
+        return ()
+    if stuck := [capture for capture in worth if capture.refused]:
+        why = "nothing can be handed to where they are used"
+        warn_user(warning_text(stuck, name, kept_because=why), CapturedArrayWarning)
+    return tuple(capture for capture in worth if not capture.refused)
+
+
+class Watch:
+    """Warnings of the captures of one function, each once."""
+
+    def __init__(self, fun_name: str):
+        self._fun_name = fun_name
+        self._warned: set[tuple] = set()
+
+    def warn_of(self, captures: Sequence[Capture], *, lifted: bool) -> None:
+        """Warn of each capture once."""
+        large = [((c.name, c.used_at, lifted), c) for c in captures if c.is_large]
+        new = [capture for key, capture in large if key not in self._warned]
+        self._warned.update(key for key, _ in large)
+        if new:
+            why = "this call is traced by a jit or a scan around it (put rewrite outside of that)"
+            text = warning_text(new, self._fun_name, kept_because="" if lifted else why)
+            warn_user(text, CapturedArrayWarning)
+
+
+# --- copies on devices
 
 
 class PlacedCaptures:
@@ -254,7 +226,7 @@ class Placements:
     def of(
         self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]
     ) -> PlacedCaptures | None:
-        """The captured arrays of a program, which keeps them alive; None for one without.
+        """Return the captured arrays of a program, which keeps them alive; None without any.
 
         `where` is the same for the same places; `place` puts an array there.
         """
@@ -268,7 +240,7 @@ class Placements:
                 placed = PlacedCaptures([self._holder(*pair, place) for pair in pairs])
                 self._sets[keys] = placed
             lifted.placed[where] = placed
-            if not any(isinstance(each, jax.ShapeDtypeStruct) for each in placed.values):
+            if not any(isinstance(value, jax.ShapeDtypeStruct) for value in placed.values):
                 lifted.values[:] = placed.values
         return lifted.placed[where]
 

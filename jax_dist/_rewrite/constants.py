@@ -1,17 +1,16 @@
-"""The arrays that are part of a program, instead of arguments of it.
+"""Arrays that are part of a program, and making inputs of them.
 
 They are the constants of the program and of the bodies in it, and, where JAX simplifies constants
 (`JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS`), literals among the operands.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, Sharding
@@ -20,39 +19,19 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._rewrite.bodies import operands_of_bodies
 from jax_dist._rewrite.interpreter import (
-    Values,
+    Atom,
     bodies,
-    call_shard_map,
     constants,
-    in_form_of,
     open_jaxpr,
-    replay,
-    run,
     source_line,
     with_bodies,
 )
 
-Identity = Hashable
-
-
-@dataclasses.dataclass(slots=True)
-class Baked:
-    """An array in a program."""
-
-    value: Any  # a jax.Array, or a NumPy array that shares the memory of the user's
-    first_use: Any = None  # the first JaxprEqn that reads it; None: only returned
-    used_at: str = ""  # "train.py:12", where the user's code first reads it
-    within: tuple[str, ...] = ()  # the primitives whose bodies hold it, each once
-
-    @property
-    def refused(self) -> str:
-        """Why no operand can take its place; "" if one can."""
-        stuck = [primitive for primitive in self.within if primitive not in _RULES]
-        return f"it sits in the body of '{stuck[0]}', which takes no more operands" if stuck else ""
+Identity: TypeAlias = Hashable
 
 
 def array_identity(value: Any) -> Identity | None:
-    """Equal for two constants that are one array; None for what is no array.
+    """Return a key that is equal for two constants that are one array; None for what is no array.
 
     JAX wraps a NumPy array again at each use, so it is known by its memory. It must be kept alive
     for as long as the identity is in use.
@@ -67,71 +46,103 @@ def array_identity(value: Any) -> Identity | None:
     return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str)
 
 
-def baked_arrays(jaxpr: Any) -> dict[Identity, Baked]:
-    """The arrays of a program, each once, in the order of the equations that hold them."""
-    search = _Search({}, set(), [])
+# --- which arrays a program holds
+
+
+@dataclasses.dataclass(slots=True)
+class BakedArray:
+    """An array in a program."""
+
+    value: Any  # a jax.Array, or a NumPy array that shares the memory of the user's
+    first_use: JaxprEqn | None = None  # None: only returned
+    used_at: str = ""  # "train.py:12", where the user's code first reads it
+    within: tuple[str, ...] = ()  # the primitives whose bodies hold it, each once
+
+    @property
+    def refused(self) -> str:
+        """Why no operand can take its place; "" if one can."""
+        stuck = [primitive for primitive in self.within if primitive not in _WIDEN]
+        return f"it is in the body of '{stuck[0]}', which takes no more operands" if stuck else ""
+
+
+def baked_arrays(jaxpr: Any) -> dict[Identity, BakedArray]:
+    """Return the arrays of a program, each once, in the order of the equations that hold them."""
+    search = _Search()
     search.enter(jaxpr, {}, ())
-    return search.found
+    return search.arrays
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Search:
-    found: dict[Identity, Baked]
-    seen: set[tuple]  # the bodies that were entered, by their address, and from where
-    unlocated: list[Baked]  # used by an equation that has no line of the user
+    def __init__(self) -> None:
+        self.arrays: dict[Identity, BakedArray] = {}
+        self._seen: set[Hashable] = set()  # bodies, by what holds them and the arrays they get
 
-    def enter(self, jaxpr: Any, held: dict[Var, Identity | None], within: tuple[str, ...]) -> None:
-        """Looks through a jaxpr, some variables of which hold baked arrays."""
-        body = open_jaxpr(jaxpr)
+    def enter(self, jaxpr: Any, held: Mapping[Var, Identity], around: tuple[JaxprEqn, ...]) -> None:
+        """Search a jaxpr in the bodies of `around`; `held` are inputs that are arrays."""
+        body, held = open_jaxpr(jaxpr), dict(held)
         for var, value in zip(body.constvars, constants(jaxpr), strict=False):
-            held[var] = self._meet(value, within)
+            if (identity := self._add(value, around)) is not None:
+                held[var] = identity
         for eqn in body.eqns:
-            self._pass(eqn, held, within)
+            reads: dict[int, Identity] = {}
+            for place, atom in enumerate(eqn.invars):
+                is_literal = isinstance(atom, Literal)
+                identity = self._add(atom.val, around) if is_literal else held.get(atom)
+                if identity is not None:
+                    reads[place] = identity
+            if inner := bodies(eqn):
+                self._enter_bodies(eqn, inner, reads, around)
+            for identity in reads.values():
+                array = self.arrays[identity]
+                array.first_use = array.first_use or eqn
+                array.used_at = array.used_at or _line(eqn, around)
         for atom in body.outvars:
             if isinstance(atom, Literal):
-                self._meet(atom.val, within)
+                self._add(atom.val, around)
 
-    def _meet(self, value: Any, within: tuple[str, ...]) -> Identity | None:
+    def _enter_bodies(
+        self,
+        eqn: JaxprEqn,
+        inner: Sequence[Any],
+        reads: Mapping[int, Identity],
+        around: tuple[JaxprEqn, ...],
+    ) -> None:
+        names = tuple(_compat.name_of(outer) for outer in (*around, eqn))
+        for body, places in zip(inner, operands_of_bodies(eqn), strict=True):
+            inputs = open_jaxpr(body).invars
+            held = {}
+            if len(places) == len(inputs):  # else of an unknown form
+                pairs = zip(inputs, places, strict=True)
+                held = {var: reads[place] for var, place in pairs if place in reads}
+            key = (id(body), names, *held.values())
+            if key not in self._seen:
+                self._seen.add(key)
+                self.enter(body, held, (*around, eqn))
+
+    def _add(self, value: Any, around: tuple[JaxprEqn, ...]) -> Identity | None:
         identity = array_identity(value)
         if identity is not None:
-            baked = self.found.setdefault(
-                identity, Baked(value if isinstance(value, jax.Array) else np.asarray(value))
-            )
-            baked.within = tuple(dict.fromkeys((*baked.within, *within)))
+            kept = value if isinstance(value, jax.Array) else np.asarray(value)
+            array = self.arrays.setdefault(identity, BakedArray(kept))
+            names = map(_compat.name_of, around)
+            array.within = tuple(dict.fromkeys((*array.within, *names)))
         return identity
 
-    def _pass(self, eqn: JaxprEqn, held: Mapping[Var, Any], within: tuple[str, ...]) -> None:
-        read = {
-            place: self._meet(atom.val, within) if isinstance(atom, Literal) else held.get(atom)
-            for place, atom in enumerate(eqn.invars)
-        }
-        outer, inside = len(self.unlocated), (*within, _compat.name_of(eqn))
-        for body, operands in zip(bodies(eqn), _operands_of_bodies(eqn), strict=True):
-            given = {var: read[place] for place, var in operands.items() if read[place] is not None}
-            unlocated = any(not self.found[identity].used_at for identity in given.values())
-            key = (id(body), inside)
-            if unlocated or key not in self.seen:
-                self.seen.add(key)
-                self.enter(body, given, inside)
-        for identity in read.values():
-            if identity is not None and not self.found[identity].used_at:
-                baked = self.found[identity]
-                baked.first_use = baked.first_use or eqn
-                self.unlocated.append(baked)
-        if len(self.unlocated) > outer and (line := source_line(eqn)):
-            # What was used in an equation without a line is used at the line around it.
-            for baked in self.unlocated[outer:]:
-                baked.used_at = baked.used_at or line
-            del self.unlocated[outer:]
+
+def _line(eqn: JaxprEqn, around: Sequence[JaxprEqn]) -> str:
+    return next(filter(None, map(source_line, (eqn, *reversed(around)))), "")
+
+
+# --- copies
 
 
 def own_copy(value: Any) -> Any:
-    """A NumPy array that nobody else can write to; a jax array as it is."""
+    """Return a NumPy array that nobody else can write to; a jax array as it is."""
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def put_copy(value: Any, where: Sharding | None) -> Any:
-    """A copy that shares no buffer with a jax array, which its owner may donate or delete.
+    """Return a copy that shares no buffer with a jax array, which its owner may donate or delete.
 
     What is held by other processes too is copied where it lies. What this process holds alone goes
     to its own devices, as the constants of its program would: each process has its own value.
@@ -167,248 +178,176 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
 
 
 def lies_on_many(value: Any) -> bool:
-    """Whether it is an array on several devices; its type then names their mesh."""
+    """Return whether it is an array on several devices; its type then names their mesh."""
     is_array = isinstance(value, jax.Array) and not isinstance(value, Tracer)
     return is_array and len(value.sharding.device_set) > 1
 
 
 def frozen(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, whose NumPy constants are copies: their owner may write to them."""
+    """Return the same program with copies of its NumPy constants: their owner may write to them."""
     return _frozen(jaxpr, {})
 
 
 def _frozen(jaxpr: Any, known: dict[int, Any]) -> Any:
     """`known`: by identity, what became of bodies; one that stands twice stays one."""
     if id(jaxpr) not in known:
-        body = open_jaxpr(jaxpr)
-        eqns = [
-            eqn
-            if all(_frozen(inner, known) is inner for inner in bodies(eqn))
-            else with_bodies(eqn, lambda inner: _frozen(inner, known))
-            for eqn in body.eqns
-        ]
-        if any(new is not old for new, old in zip(eqns, body.eqns, strict=True)):
-            body = body.replace(eqns=eqns)
-        held = constants(jaxpr)
-        if body is not open_jaxpr(jaxpr) or any(isinstance(value, np.ndarray) for value in held):
-            consts = [own_copy(value) for value in held]
-            known[id(jaxpr)] = ClosedJaxpr(body, consts) if isinstance(jaxpr, ClosedJaxpr) else body
-        else:
+        body, consts, eqns = open_jaxpr(jaxpr), constants(jaxpr), []
+        for eqn in body.eqns:
+            is_same = all(_frozen(inner, known) is inner for inner in bodies(eqn))
+            eqns.append(eqn if is_same else with_bodies(eqn, lambda inner: _frozen(inner, known)))
+        has_numpy = any(isinstance(value, np.ndarray) for value in consts)
+        if not has_numpy and all(new is old for new, old in zip(eqns, body.eqns, strict=True)):
             known[id(jaxpr)] = jaxpr
+        else:
+            body = body.replace(eqns=eqns)
+            is_closed = isinstance(jaxpr, ClosedJaxpr)
+            known[id(jaxpr)] = ClosedJaxpr(body, list(map(own_copy, consts))) if is_closed else body
     return known[id(jaxpr)]
 
 
-def _operands_of_bodies(eqn: JaxprEqn) -> list[dict[int, Var]]:
-    """For each body of an equation, its inputs by the place of the operand they stand for."""
-    inner = [open_jaxpr(body).invars for body in bodies(eqn)]
-    return [
-        # Of an unknown form: what the body reads counts as read by the equation.
-        dict(zip(places, inputs, strict=True)) if len(places) == len(inputs) else {}
-        for places, inputs in zip(operands_of_bodies(eqn), inner, strict=True)
-    ]
-
-
-# --- evaluates a program with operands in the place of arrays that are baked into it
+# --- inputs in the place of arrays
 #
-# An array that sits in a body comes in as one more operand of the equation that holds the body, at
-# each level down to it. Bodies that hold none of the arrays are replayed as they are.
-#
-# The operands are new inputs, not what the program is differentiated by: the rules of a custom_jvp
-# or a custom_vjp take them for constants.
+# An array in a body comes in as one more operand of the equation that holds the body, at each level
+# down to it. It is a new input, not what the program is differentiated by: the rules of a
+# custom_jvp or a custom_vjp take it for a constant.
 
 
-_Given: TypeAlias = Mapping[Identity, Any]  # what to put in the place of which array
-_Rule: TypeAlias = Callable[["Substitution", JaxprEqn, Values, _Given], Values]
-_RULES: dict[str, _Rule] = {}  # by primitive; the bodies of others are left as they are
+def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
+    """Return the program with some of its arrays as its first inputs."""
+    types = {array_identity(value): jax.typeof(value) for value in arrays}
+    return _Lifting(types).with_inputs(jaxpr, tuple(types))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Substitution:
-    """One evaluation; remembers what it found out about bodies that occur many times."""
+class _Lifting:
+    """One lifting; bodies that occur many times are changed once, and stay one body."""
 
-    wanted: frozenset[Identity]
-    _held: dict[int, tuple[Identity, ...]] = dataclasses.field(default_factory=dict)
-    _jitted: dict[tuple, Callable] = dataclasses.field(default_factory=dict)
+    def __init__(self, types: Mapping[Identity, Any]):
+        self._types = types
+        self._held: dict[int, tuple[Identity, ...]] = {}  # by the identity of a body
+        self._changed: dict[Hashable, Any] = {}
 
-    def evaluate(self, jaxpr: Any, args: Sequence[Any], given: _Given) -> Values:
-        """The results of a jaxpr on `args`, with what is given instead of its arrays."""
-
-        def handle(eqn: JaxprEqn, values: Values) -> Values:
-            values = instead(eqn.invars, values)
-            rule = _RULES.get(_compat.name_of(eqn))
-            needed = self.held_in(*bodies(eqn)) if rule else ()
-            if rule is None or not needed:
-                return replay(eqn, values)
-            return rule(self, eqn, values, {identity: given[identity] for identity in needed})
-
-        def instead(atoms: Sequence[Any], values: Sequence[Any]) -> Values:
-            return [
-                _instead(atom.val, given) if isinstance(atom, Literal) else value
-                for atom, value in zip(atoms, values, strict=True)
-            ]
-
-        body = open_jaxpr(jaxpr)
-        handlers = {place: handle for place, eqn in enumerate(body.eqns) if self._held_by(eqn)}
-        consts = [_instead(value, given) for value in constants(jaxpr)]
-        return instead(body.outvars, run(jaxpr, args, handlers, consts=consts))
-
-    def held_in(self, *jaxprs: Any) -> tuple[Identity, ...]:
-        """The wanted arrays in some bodies, at any depth, each once, in order."""
-        for jaxpr in jaxprs:
-            if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
-                body = open_jaxpr(jaxpr)
-                held = self._wanted_of([*constants(jaxpr), *_literals(body.outvars)])
-                held += [identity for eqn in body.eqns for identity in self._held_by(eqn)]
-                self._held[id(jaxpr)] = tuple(dict.fromkeys(held))
-        return tuple(dict.fromkeys(held for jaxpr in jaxprs for held in self._held[id(jaxpr)]))
-
-    def _held_by(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
-        inner = bodies(eqn) if _compat.name_of(eqn) in _RULES else ()
-        return (*self._wanted_of(_literals(eqn.invars)), *self.held_in(*inner))
-
-    def _wanted_of(self, values: Sequence[Any]) -> list[Identity]:
-        return [identity for value in values if (identity := array_identity(value)) in self.wanted]
-
-    def evaluator(self, jaxpr: Any, wanted: Iterable[Identity]) -> Callable[..., Values]:
-        """The results of a jaxpr, as a function of the wanted arrays and then its inputs."""
-        identities = tuple(wanted)
-
-        def evaluate(*args: Any) -> Values:
-            count = len(identities)
-            given = dict(zip(identities, args[:count], strict=True))
-            return self.evaluate(jaxpr, args[count:], given)
-
-        return evaluate
-
-    def widened(self, jaxpr: Any, given: _Given) -> Any:
-        """The body with the arrays as its first inputs."""
-        types = [jax.typeof(value) for value in given.values()]
-        new = jax.make_jaxpr(self.evaluator(jaxpr, given))(*types, *open_jaxpr(jaxpr).in_avals)
-        if list(new.out_avals) != list(open_jaxpr(jaxpr).out_avals):
-            raise AssertionError(f"a body with operands added has other results: {new.out_avals}")
-        return in_form_of(jaxpr, new)
-
-    def jitted(self, eqn: JaxprEqn, given: _Given) -> Callable[..., Values]:
-        """The jit of an equation, which takes the arrays first.
-
-        One object for all equations of one body: it is then traced once and lowered once.
-        """
-        params = eqn.params
-        key = (id(params["jaxpr"]), *(id(params[name]) for name in _JIT_PARAMS), *given)
-        if key in self._jitted:
-            return self._jitted[key]
-        count, body = len(given), self.evaluator(params["jaxpr"], given)
-        body.__name__ = body.__qualname__ = params["name"]  # it is part of the cache key
-        in_shardings = [None] * count + _told(params["in_shardings"])
-        out_shardings = _told(params["out_shardings"])
-        donated = [count + place for place, gone in enumerate(params["donated_invars"]) if gone]
-        self._jitted[key] = jax.jit(
-            body,
-            in_shardings=tuple(in_shardings) if any(in_shardings) else None,
-            out_shardings=out_shardings if any(out_shardings) else None,
-            donate_argnums=donated,
-            keep_unused=params["keep_unused"],
-            inline=params["inline"],
-            compiler_options=dict(params["compiler_options_kvs"]) or None,
+    def with_inputs(self, jaxpr: Any, given: tuple[Identity, ...]) -> Any:
+        """Return a jaxpr, open or closed as it came, with these arrays as its first inputs."""
+        key = (id(jaxpr), given)
+        if key in self._changed:
+            return self._changed[key]
+        body, constvars, consts = open_jaxpr(jaxpr), [], []
+        inputs: dict[Identity, Var] = {}
+        renamed: dict[Var, Var] = {}
+        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
+            identity = array_identity(value)
+            if identity not in given:
+                constvars.append(var)
+                consts.append(value)
+            else:
+                renamed[var] = inputs.setdefault(identity, var)
+        for identity in given:
+            if identity not in inputs:
+                inputs[identity] = Var(self._types[identity])
+        read = lambda atom: self._read(atom, inputs, renamed)
+        changed = body.replace(
+            constvars=constvars or (() if constants(jaxpr) else body.constvars),
+            invars=[*[inputs[identity] for identity in given], *body.invars],
+            eqns=[self._equation(eqn, inputs, read) for eqn in body.eqns],
+            outvars=list(map(read, body.outvars)),
+            debug_info=body.debug_info._replace(arg_names=None),
         )
-        return self._jitted[key]
+        is_closed = isinstance(jaxpr, ClosedJaxpr)
+        self._changed[key] = ClosedJaxpr(changed, consts) if is_closed else changed
+        return self._changed[key]
+
+    def _read(self, atom: Atom, inputs: Mapping[Identity, Var], renamed: Mapping[Var, Var]) -> Atom:
+        if not isinstance(atom, Literal):
+            return renamed.get(atom, atom)
+        identity = array_identity(atom.val)
+        return atom if identity is None else inputs.get(identity, atom)
+
+    def _equation(
+        self, eqn: JaxprEqn, inputs: Mapping[Identity, Var], read: Callable[[Atom], Atom]
+    ) -> JaxprEqn:
+        invars, params = list(map(read, eqn.invars)), eqn.params
+        if needed := self._held_in_bodies(eqn):
+            new = [inputs[identity] for identity in needed]
+            widen = lambda body: self.with_inputs(body, needed)
+            params, invars = _WIDEN[_compat.name_of(eqn)](eqn, widen, new, invars)
+        elif all(new is old for new, old in zip(invars, eqn.invars, strict=True)):
+            return eqn
+        return eqn.replace(invars=invars, params={**eqn.params, **params})
+
+    def _held_in_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
+        """Return the wanted arrays in the bodies of an equation, each once, in order."""
+        inner = bodies(eqn)
+        if not inner or _compat.name_of(eqn) not in _WIDEN:
+            return ()
+        return tuple(dict.fromkeys(identity for body in inner for identity in self._held_in(body)))
+
+    def _held_in(self, jaxpr: Any) -> tuple[Identity, ...]:
+        if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
+            body = open_jaxpr(jaxpr)
+            values = list(constants(jaxpr))
+            values += [atom.val for atom in body.outvars if isinstance(atom, Literal)]
+            held: list[Identity] = []
+            for eqn in body.eqns:
+                values += [atom.val for atom in eqn.invars if isinstance(atom, Literal)]
+                held += self._held_in_bodies(eqn)
+            held += [
+                identity for identity in map(array_identity, values) if identity in self._types
+            ]
+            self._held[id(jaxpr)] = tuple(dict.fromkeys(held))
+        return self._held[id(jaxpr)]
 
 
-_JIT_PARAMS = ("name", "in_shardings", "out_shardings", "donated_invars", "compiler_options_kvs")
+_Body: TypeAlias = Callable[[Any], Any]  # gives a body with the new inputs first
+_Widened: TypeAlias = tuple[dict[str, Any], list[Atom]]  # parameters and operands
 
 
-def _instead(value: Any, given: _Given) -> Any:
-    identity = array_identity(value)
-    return value if identity is None else given.get(identity, value)
-
-
-def _literals(atoms: Sequence[Any]) -> list[Any]:
-    return [atom.val for atom in atoms if isinstance(atom, Literal)]
-
-
-def _told(shardings: Sequence[Any]) -> list[Any]:
-    """None where the user said nothing; JAX has no public name for what it puts there."""
-    return [item if isinstance(item, jax.sharding.Sharding) else None for item in shardings]
-
-
-def _rule(*primitives: str) -> Callable[[_Rule], _Rule]:
-    def add(function: _Rule) -> _Rule:
-        _RULES.update(dict.fromkeys(primitives, function))
-        return function
-
-    return add
-
-
-@_rule("jit")
-def _jit(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
-    return substitution.jitted(eqn, given)(*given.values(), *values)
-
-
-@_rule("remat2", "custom_jvp_call", "custom_vjp_call")
-def _call(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
-    """Not called again through `jax.checkpoint`, which cannot say that it is differentiated."""
-    name = "jaxpr" if _compat.name_of(eqn) == "remat2" else "call_jaxpr"
-    params = {**eqn.params, name: substitution.widened(eqn.params[name], given)}
-    if "num_consts" in params:  # the first operands, which are hidden from the user's rules
-        params["num_consts"] += len(given)
-    return replay(eqn.replace(params=params), [*given.values(), *values])
-
-
-@_rule("cond")
-def _cond(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
-    """All branches take what any of them needs."""
-    branches = [substitution.widened(branch, given) for branch in eqn.params["branches"]]
-    index, *rest = values
-    params = {**eqn.params, "branches": tuple(branches)}
-    return replay(eqn.replace(params=params), [index, *given.values(), *rest])
-
-
-@_rule("while")
-def _while(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
-    """Not called again through `lax.while_loop`: a vmapped condition is not a scalar."""
-    params, count = eqn.params, eqn.params["cond_nconsts"]
-    condition, body = (
-        {held: given[held] for held in substitution.held_in(params[name])}
-        for name in ("cond_jaxpr", "body_jaxpr")
-    )
+def _widen_jit(eqn: JaxprEqn, widen: _Body, new: list[Atom], invars: list[Atom]) -> _Widened:
     params = {
-        **params,
-        "cond_jaxpr": substitution.widened(params["cond_jaxpr"], condition),
-        "cond_nconsts": count + len(condition),
-        "body_jaxpr": substitution.widened(params["body_jaxpr"], body),
-        "body_nconsts": params["body_nconsts"] + len(body),
+        name: (value,) * len(new) + tuple(eqn.params[name])
+        for name, value in _compat.jit_operand_params().items()
     }
-    operands = [*condition.values(), *values[:count], *body.values(), *values[count:]]
-    return replay(eqn.replace(params=params), operands)
+    return {**params, "jaxpr": widen(eqn.params["jaxpr"])}, [*new, *invars]
 
 
-@_rule("scan")
-def _scan(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
-    """Called again through `lax.scan`: how the equation counts its operands is version-bound."""
-    params = eqn.params
-    layout = _compat.scan_layout(params, len(eqn.invars), len(eqn.outvars))
-    consts_end, carry_size = len(layout.constants), len(layout.carries_in)
-    carry_end = consts_end + carry_size
-
-    def step(carry: Values, xs: Values) -> tuple[Values, Values]:
-        outs = substitution.evaluate(params["jaxpr"], [*values[:consts_end], *carry, *xs], given)
-        return outs[:carry_size], outs[carry_size:]
-
-    carry, ys = lax.scan(
-        step,
-        values[consts_end:carry_end],
-        values[carry_end:],
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
-    )
-    return [*carry, *ys]
+def _widen_call(eqn: JaxprEqn, widen: _Body, new: list[Atom], invars: list[Atom]) -> _Widened:
+    name = "jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"
+    params = {name: widen(eqn.params[name])}
+    if "num_consts" in eqn.params:  # the first operands, which are hidden from the user's rules
+        params["num_consts"] = eqn.params["num_consts"] + len(new)
+    return params, [*new, *invars]
 
 
-@_rule("shard_map")
-def _shard_map(substitution: Substitution, eqn: JaxprEqn, values: Values, given: _Given) -> Values:
+def _widen_cond(eqn: JaxprEqn, widen: _Body, new: list[Atom], invars: list[Atom]) -> _Widened:
+    index, *rest = invars
+    return {"branches": tuple(map(widen, eqn.params["branches"]))}, [index, *new, *rest]
+
+
+def _widen_while(eqn: JaxprEqn, widen: _Body, new: list[Atom], invars: list[Atom]) -> _Widened:
+    params = {name: widen(eqn.params[name]) for name in ("cond_jaxpr", "body_jaxpr")}
+    count = eqn.params["cond_nconsts"]
+    params["cond_nconsts"] = count + len(new)
+    params["body_nconsts"] = eqn.params["body_nconsts"] + len(new)
+    return params, [*new, *invars[:count], *new, *invars[count:]]
+
+
+def _widen_scan(eqn: JaxprEqn, widen: _Body, new: list[Atom], invars: list[Atom]) -> _Widened:
+    params = _compat.scan_with_constants(eqn.params, len(new))
+    return {**params, "jaxpr": widen(eqn.params["jaxpr"])}, [*new, *invars]
+
+
+def _widen_shard_map(eqn: JaxprEqn, widen: _Body, new: list[Atom], invars: list[Atom]) -> _Widened:
     """Each device gets the whole arrays."""
-    body = substitution.evaluator(eqn.params["jaxpr"], given)
-    in_specs = (*[P()] * len(given), *eqn.params["in_specs"])
-    widened = eqn.replace(params={**eqn.params, "in_specs": in_specs})
-    return call_shard_map(widened, body, [*given.values(), *values])
+    in_specs = (*[P()] * len(new), *eqn.params["in_specs"])
+    return {"in_specs": in_specs, "jaxpr": widen(eqn.params["jaxpr"])}, [*new, *invars]
+
+
+_WIDEN: dict[str, Callable[..., _Widened]] = {
+    "jit": _widen_jit,
+    "remat2": _widen_call,
+    "custom_jvp_call": _widen_call,
+    "custom_vjp_call": _widen_call,
+    "cond": _widen_cond,
+    "while": _widen_while,
+    "scan": _widen_scan,
+    "shard_map": _widen_shard_map,
+}  # by primitive; the bodies of others are left as they are

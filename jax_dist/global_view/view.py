@@ -94,7 +94,7 @@ def global_view(
       DeviceCountError: the mesh has no such axes.
       UnsupportedError: jax is older than 0.10. When called: the step maps inside, or cuts over the
         mapped axis itself.
-      CapturedArrayError: when called, there are captured arrays, and `captures` is "error".
+      ArgumentError: when called, there are captured arrays, and `captures` is "error".
       GlobalViewError: when called, a leaf that varies was to be cut; the message has its path, and
         the line where it began to vary.
 

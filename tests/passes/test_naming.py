@@ -74,7 +74,7 @@ _ONE_LINE = {  # all are used and captured in line 1
     ),
     "scan": ("fun = lambda x: lax.scan(lambda c, _: (c, c @ w), x, length=2)", "w", "global"),
     "64 bits": ("f = np.random.randn(3, 5); fun = lambda x: x @ f", "f", "global"),
-    "a view": ("fun = lambda x: x @ n[:, 1:]", "view of n", "global"),
+    "a view": ("fun = lambda x: x @ n[:, 1:]", "<derived>", ""),
 }  # fmt: skip
 
 
@@ -84,11 +84,11 @@ def test_of_one_array(case):
     [(found, found_kind, captured_at, used_at)] = _names(source)
 
     assert (found, found_kind) == (name, kind)
-    line = "train.py:2" if case == "class" else "train.py:1"
+    line = {"class": "train.py:2", "a view": ""}.get(case, "train.py:1")
     if case in ("jit", "jit of jit", "remat", "vmap", "shard_map", "jit of partial"):
         assert captured_at == line
     else:
-        assert (captured_at, used_at) == (line, line)
+        assert (captured_at, used_at) == (line, line or "train.py:1")
 
 
 def test_closures_through_helpers_and_their_lines():
@@ -125,12 +125,12 @@ def test_methods_and_callable_objects():
                 return self.helper(x) @ self.table
 
             def helper(self, x):
-                return x + self.layers[0]["kernel"][:, 0] + (x @ unit)[0]
+                return x + (x @ self.layers[0]["kernel"])[0] + (x @ unit)[0]
 
         unit = np.eye(3, dtype=np.float32)
         """
     expected = [
-        ("view of self.layers[0]['kernel']", "attribute", "train.py:8", "train.py:12"),
+        ("self.layers[0]['kernel']", "attribute", "train.py:8", "train.py:12"),
         ("unit", "global", "train.py:11", "train.py:12"),
         ("self.table", "attribute", "train.py:8", "train.py:9"),
     ]
@@ -141,7 +141,7 @@ def test_methods_and_callable_objects():
     assert _names(source + "fun = jax.jit(Model().__call__)") == expected
     named = _names(source + "model = Model()\nfun = lambda x: model(x)")
     assert [(name, line) for name, _, line, _ in named] == [
-        ("view of model.layers[0]['kernel']", "train.py:16"),
+        ("model.layers[0]['kernel']", "train.py:16"),
         ("unit", "train.py:11"),
         ("model.table", "train.py:16"),
     ]

@@ -16,7 +16,7 @@ from observing import compiles, mesh_of, numbers
 
 import jax_dist
 from jax_dist import rewrite
-from jax_dist.errors import CapturedArrayError, CapturedArrayWarning
+from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 pytestmark = pytest.mark.rewriting
 
@@ -135,9 +135,8 @@ def test_a_captured_array_is_named_and_lifted():
 
     (heard,) = _heard(lambda: rewritten(_X))
     place = f"test_rewrite_signatures.py:{line}"
-    assert heard.splitlines()[0] == "JXD401: '<lambda>' captures an array:"
-    first, _, last = heard.splitlines()[1].partition(", closure of ")
-    assert first == "  * w: float32[4,100], 1.6 kB"
+    first, _, last = heard.partition(". They")[0].partition(", closure of ")
+    assert first == "JXD401: '<lambda>' captures an array: w: float32[4,100], 1.6 kB"
     assert [part.rpartition("/")[2] for part in last.split(", used at ")] == [place, place]
     assert _heard(lambda: rewritten(_X)) == []  # once
 
@@ -299,9 +298,7 @@ def test_captures_warn_keeps_them_and_says_so():
     rewritten = rewrite(lambda x: x * w, captures="warn")
 
     (heard,) = _heard(lambda: rewritten(_X))
-    assert heard.endswith(
-        "They stay in the program, because captures='warn' says so. Pass them as arguments."
-    )
+    assert "They stay in the program, because captures='warn'" in heard
     assert _inputs(rewritten.lower(_X)) == 1
     np.testing.assert_allclose(rewritten(_X), _X * w, rtol=1e-6)
 
@@ -319,7 +316,7 @@ def test_captures_error_raises_again_and_again():
     rewritten = rewrite(lambda x: x * w, captures="error")
 
     for _ in range(2):
-        with pytest.raises(CapturedArrayError, match=r"w: float32\[4,100\], 1.6 kB"):
+        with pytest.raises(ArgumentError, match=r"w: float32\[4,100\], 1.6 kB"):
             rewritten(_X)
 
 
@@ -335,9 +332,8 @@ def test_under_a_jit_it_says_to_put_rewrite_outside(outer):
     heard = _heard(calls[outer])
 
     assert len(heard) == 1
-    assert heard[0].endswith(
-        "They stay in the program, because this call is traced by a jit or a scan around it; put "
-        "rewrite outside of that. Pass them as arguments."
+    assert (
+        "because this call is traced by a jit or a scan around it (put rewrite outside" in heard[0]
     )
     np.testing.assert_allclose(calls[outer](), _X * w, rtol=1e-6)
     # Outside it is lifted, as if the call inside had never been.
@@ -414,7 +410,7 @@ def test_a_capture_of_a_pmap_inside_is_told_of_once():
     inner = jax_dist.pmap(lambda v: v * w[0] + lax.psum(v, "i"), axis_name="i")
 
     (heard,) = _heard(lambda: rewrite(lambda x: inner(x))(_X))
-    assert "They are arguments of the program now." in heard
+    assert "They are arguments of the program now" in heard
 
 
 @pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
