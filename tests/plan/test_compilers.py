@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 import jax_dist
 from jax_dist._hlo import collectives_of
-from jax_dist.migrate.vendored.mapped import mapped
+from jax_dist.migrate._mapped import mapped
 from jax_dist.plan import plan
 
 _TPUS = [pytest.param(name, marks=pytest.mark.tpu_compiler) for name in ("v5e:2x2", "v5e:4x4")]
