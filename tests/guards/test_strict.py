@@ -4,10 +4,6 @@
 import contextlib
 import functools
 import gc
-import os
-import re
-import shutil
-import subprocess
 import sys
 import threading
 import warnings
@@ -127,8 +123,12 @@ def test_the_cause_is_named(before, now, change):
 @pytest.mark.parametrize(
     ("make", "name", "kind"),
     [
-        (lambda: lambda x: x + 1, "<lambda>", "function object"),
-        (lambda: functools.partial(step, times=2), "step", "functools.partial"),
+        (lambda: lambda x: x + 1, "<lambda>", "function object is made at {} each time"),
+        (
+            lambda: functools.partial(step, times=2),
+            "step",
+            "functools.partial of the function at {} is made each time",
+        ),
     ],
     ids=["lambda", "partial"],
 )
@@ -141,7 +141,7 @@ def test_a_function_made_anew_in_each_step_is_told_by_its_source(mapped, make, n
     source = (step if name == "step" else make).__code__.co_firstlineno
     assert str(caught.value) == (
         f"'{name}' is compiled after the warm-up, at {line}:\n"
-        f"  a new {kind} is made each time, of the function at {_FILE}:{source}\n"
+        f"  a new {kind.format(f'{_FILE}:{source}')}\n"
         "Create it once before the loop, or use jax_dist.allow_recompiles()."
     )
 
@@ -180,7 +180,7 @@ class _Raises:
     def _raise(self, *args):
         raise RuntimeError("the object was asked")
 
-    __eq__ = __repr__ = __getattr__ = __bool__ = __len__ = __iter__ = __str__ = _raise
+    __eq__ = __repr__ = __getattr__ = __bool__ = __len__ = __iter__ = __str__ = __call__ = _raise
 
     def __hash__(self):
         return 1
@@ -297,28 +297,18 @@ def test_a_program_that_cannot_use_a_donation_is_stopped():
         pmapped({"w": jnp.ones((8, 2))})
 
 
-def _viewed():
+@pytest.mark.parametrize(("extra", "kept"), [({"b": jnp.ones(3)}, "b"), ({}, "w")])
+def test_a_guarded_jit_object_checks_that_donated_arguments_are_gone(extra, kept):
     array = jnp.ones(4)
-    return array, np.asarray(array)
+    view = None if extra else np.asarray(array)  # shares the memory
 
+    with pytest.raises(DonationError) as caught:
+        donations()(double)({"w": array, **extra}, 2)
 
-@pytest.mark.parametrize(
-    ("state", "kept"),
-    [
-        ({"w": jnp.ones(4), "b": jnp.ones(3)}, r"the donated s\['b'\]"),
-        ({"w": _viewed()}, r"the donated s\['w'\]\[0\]"),
-        ({"w": np.ones(4, np.float32)}, "the donated NumPy array"),
-    ],
-    ids=["unused", "view", "numpy"],
-)
-def test_a_guarded_jit_object_checks_that_donated_arguments_are_gone(state, kept):
-    fun = double
-    if isinstance(state["w"], tuple):
-        fun = jax.jit(lambda s, n: [n * s["w"][0]], donate_argnums=0, static_argnums=1)
-    guarded = donations()(fun)
-
-    with pytest.raises(DonationError, match=f"did not take the memory of {kept}"):
-        guarded(state, 2)
+    assert f"'<lambda>' did not take the memory of the donated s['{kept}'], at " in str(
+        caught.value
+    )
+    del view
 
 
 @pytest.mark.parametrize(("when", "checked"), [("first", 3), ("always", 10)])
@@ -343,6 +333,7 @@ def test_donations_that_happen_pass():
         "name": (jax.jit(lambda x: x + 1, donate_argnames="x"), jnp.ones(4), ()),
         "pmap": (jax_dist.pmap(lambda x: x + 1, donate_argnums=0), _XS + 0, ()),
     }
+    donations(donation="always")(double)({"w": np.ones(4, np.float32)}, 2)  # a first state
     for fun, state, rest in programs.values():
         guarded = strict(donation="always")(fun)
         for _ in range(3):
@@ -485,25 +476,3 @@ def _generator():
 def test_misuse_is_an_error(act, kind, text):
     with pytest.raises(kind, match=text):
         act()
-
-
-_ON_GPU = """
-import jax, jax.numpy as jnp, numpy as np
-from jax_dist import strict
-loss = jnp.float32(2.5) + 1
-for act in (lambda: float(loss), lambda: np.asarray(loss), lambda: jax.device_get(loss)):
-    try:
-        with strict():
-            act()
-        print("passes")
-    except RuntimeError as error:
-        print(type(error).__name__, "from device to host" in str(error))
-"""
-
-
-@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a GPU")
-def test_reads_from_a_gpu_are_stopped():
-    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "XLA_FLAGS": ""}
-    command = [sys.executable, "-W", "ignore", "-c", _ON_GPU]
-    output = subprocess.run(command, env=environment, text=True, stdout=-1, check=True).stdout
-    assert re.sub(r"\s+", " ", output) == "TransferError True TransferError True passes "
