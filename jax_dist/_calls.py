@@ -120,18 +120,20 @@ def variables_at(trace: TracebackType | None) -> tuple[str, str, dict[str, Facts
 
     A call that JAX runs in C++ leaves no frame: the source alone tells what was passed.
     """
-    try:
-        steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
-        (frame, line), step = [pair for pair in steps if not is_library(pair[0][0])][-1]
-        lines = linecache.getlines(step.filename, frame.f_globals)
-        text = " ".join(map(str.strip, lines[line - 1 : step.end_lineno]))
-        known = {**frame.f_globals, **frame.f_locals}
-        words = [word for word in dict.fromkeys(re.findall(r"\w+", text)) if word in known]
-        leaves = leaves_by_path(None, (), {word: known[word] for word in words})
-        facts = {path: _facts(leaf) for path, leaf in leaves.items()}
-        return f"{shown(step.filename)}:{line}", text, facts
-    except Exception:  # noqa: BLE001, as above, and there may be no source
+    steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
+    steps = [(frame, step) for (frame, _), step in steps if not is_library(frame)]
+    if not steps:
         return user_line(), "an operation", {}
+    frame, step = steps[-1]
+    line = step.lineno or 1
+    lines = linecache.getlines(step.filename, frame.f_globals)[line - 1 : step.end_lineno]
+    text = " ".join(map(str.strip, lines))
+    known, facts = {**frame.f_globals, **frame.f_locals}, {}
+    for word in re.findall(r"\w+", text):
+        with contextlib.suppress(Exception):  # objects of the user may raise anything
+            leaves = leaves_by_path(None, (), {word: known[word]})
+            facts |= {path: _facts(leaf) for path, leaf in leaves.items()}
+    return f"{shown(step.filename)}:{line}", text, facts
 
 
 def _facts(leaf: Any) -> Facts:
