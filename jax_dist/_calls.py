@@ -1,12 +1,15 @@
 """Description of a call that a guard has stopped, from the stack or from the user's source line."""
 
 import contextlib
+import functools
 import inspect
 import linecache
 import os
 import re
 import reprlib
 import traceback
+import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
@@ -38,9 +41,11 @@ class Call(NamedTuple):
     """A call of a function of the user, or of an operation of JAX."""
 
     name: str
-    fun: Callable[..., Any] | None  # None: an operation of JAX
     line: str
     arguments: dict[str, Facts]  # by path, as "batch['x']"
+    source: str = ""  # of the function, as "train.py:12"; empty for an operation of JAX
+    fun: Callable[[], Any] = lambda: None  # a weak reference
+    is_partial: bool = False
 
 
 def call_on_stack(name: str) -> Call:
@@ -61,11 +66,16 @@ def call_on_stack(name: str) -> Call:
         args += values[varargs] if varargs else ()
         kwargs = values[keywords] if keywords else {}
         leaves = leaves_by_path(fun or next(same_name, None), args, kwargs)
-        name = getattr(getattr(fun, "func", fun), "__name__", name)
         arguments = {path: _facts(leaf) for path, leaf in leaves.items()}
-        return Call(name, fun, user_line(), arguments)
+        if fun is None:
+            return Call(name, user_line(), arguments)
+        name = getattr(getattr(fun, "func", fun), "__name__", name)
+        code, is_partial = _code(fun), isinstance(fun, functools.partial)
+        kind = type(fun).__qualname__
+        source = f"{shown(code.co_filename)}:{code.co_firstlineno}" if code else kind
+        return Call(name, user_line(), arguments, source, weakref.ref(fun), is_partial)
     except Exception:  # noqa: BLE001, objects of the user may raise anything where they are read
-        return Call(name, None, user_line(), {})
+        return Call(name, user_line(), {})
 
 
 def _functions(frames: Sequence[FrameType]) -> Iterator[Callable[..., Any]]:
@@ -77,8 +87,12 @@ def _functions(frames: Sequence[FrameType]) -> Iterator[Callable[..., Any]]:
         yield from filter(callable, frame.f_locals.values())
 
 
+def _code(fun: Any) -> types.CodeType | None:
+    return getattr(inspect.unwrap(getattr(fun, "func", fun)), "__code__", None)
+
+
 def _is_of_library(fun: Any) -> bool:
-    code = getattr(inspect.unwrap(getattr(fun, "func", fun)), "__code__", None)
+    code = _code(fun)
     if code is not None:
         return code.co_filename.startswith(_LIBRARIES)
     module = str(getattr(type(fun), "__module__", None))
@@ -106,18 +120,20 @@ def variables_at(trace: TracebackType | None) -> tuple[str, str, dict[str, Facts
 
     A call that JAX runs in C++ leaves no frame: the source alone tells what was passed.
     """
-    try:
-        steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
-        (frame, line), step = [pair for pair in steps if not is_library(pair[0][0])][-1]
-        lines = linecache.getlines(step.filename, frame.f_globals)
-        text = " ".join(map(str.strip, lines[line - 1 : step.end_lineno]))
-        known = {**frame.f_globals, **frame.f_locals}
-        words = [word for word in dict.fromkeys(re.findall(r"\w+", text)) if word in known]
-        leaves = leaves_by_path(None, (), {word: known[word] for word in words})
-        facts = {path: _facts(leaf) for path, leaf in leaves.items()}
-        return f"{shown(step.filename)}:{line}", text, facts
-    except Exception:  # noqa: BLE001, as above, and there may be no source
+    steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
+    steps = [(frame, step) for (frame, _), step in steps if not is_library(frame)]
+    if not steps:
         return user_line(), "an operation", {}
+    frame, step = steps[-1]
+    line = step.lineno or 1
+    lines = linecache.getlines(step.filename, frame.f_globals)[line - 1 : step.end_lineno]
+    text = " ".join(map(str.strip, lines))
+    known, facts = {**frame.f_globals, **frame.f_locals}, {}
+    for word in re.findall(r"\w+", text):
+        with contextlib.suppress(Exception):  # objects of the user may raise anything
+            leaves = leaves_by_path(None, (), {word: known[word]})
+            facts |= {path: _facts(leaf) for path, leaf in leaves.items()}
+    return f"{shown(step.filename)}:{line}", text, facts
 
 
 def _facts(leaf: Any) -> Facts:

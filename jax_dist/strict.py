@@ -12,16 +12,16 @@ import itertools
 import re
 import threading
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 import jax
+import numpy as np
 
 from jax_dist._calls import Call, Facts, call_on_stack, leaves_by_path, user_line, variables_at
-from jax_dist.errors import DonationError, RecompileError, TransferError, shown
+from jax_dist.errors import DonationError, RecompileError, TransferError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Item = TypeVar("_Item")
@@ -209,8 +209,8 @@ def allow_recompiles() -> Iterator[None]:
         yield
 
 
-# By the source of the function: the function, weakly, and the arguments of its last programs.
-_programs: dict[Any, deque[tuple[Callable[[], Any], dict[str, Facts]]]] = {}
+# By the source of the function: its last calls that were compiled.
+_programs: dict[str, deque[Call]] = {}
 
 
 def _on_event(event: str, value: float, **details: Any) -> None:
@@ -219,27 +219,17 @@ def _on_event(event: str, value: float, **details: Any) -> None:
         return
     _guards.is_reading = True  # a __repr__ may compile something itself
     try:
-        call = call_on_stack(str(details.get("fun_name", "a function")))
-        _guards.call = call._replace(fun=None)
+        call = _guards.call = call_on_stack(str(details.get("fun_name", "a function")))
     finally:
         _guards.is_reading = False
     if event == _COMPILE_EVENT:
         if _guards.setting("recompiles"):
             raise _recompile_error(call)
-        if call.fun is not None:
-            calls = _programs.setdefault(_source_of(call.fun), deque(maxlen=_SHOWN))
-            calls.append((weakref.ref(call.fun), call.arguments))
+        if call.source:
+            _programs.setdefault(call.source, deque(maxlen=_SHOWN)).append(call)
 
 
 jax.monitoring.register_scalar_listener(_on_event)
-
-
-def _source_of(fun: Any) -> tuple[str, int]:
-    """Return the file and line of a function, also of one that is made again in each step."""
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    code = getattr(inspect.unwrap(fun), "__code__", None)
-    return (code.co_filename, code.co_firstlineno) if code else (type(fun).__qualname__, 0)
 
 
 def _recompile_error(call: Call) -> RecompileError:
@@ -254,15 +244,16 @@ def _recompile_error(call: Call) -> RecompileError:
 
 def _changes(call: Call) -> tuple[list[str], str]:
     """Return why this call needs another program than the ones before, and the remedy."""
-    calls = [] if call.fun is None else list(_programs.get(_source_of(call.fun), ()))
-    if same := [arguments for fun, arguments in calls if fun() is call.fun]:
-        alike = [before for before in same if before.keys() == call.arguments.keys()]
-        changes = [_differences(call.arguments, before) for before in reversed(alike or same)]
-        return min(changes, key=lambda change: len(change[0]))
+    calls = [before for before in _programs.get(call.source, ()) if before.fun() is call.fun()]
     if calls:
-        file, line = _source_of(call.fun)
-        kind = "functools.partial" if isinstance(call.fun, functools.partial) else "function object"
-        text = f"a new {kind} is made each time, of the function at {shown(file)}:{line}"
+        now = call.arguments
+        alike = [before for before in calls if before.arguments.keys() == now.keys()]
+        changes = [_differences(now, before.arguments) for before in reversed(alike or calls)]
+        return min(changes, key=lambda change: len(change[0]))
+    if call.source in _programs:
+        text = f"a new function object is made at {call.source} each time"
+        if call.is_partial:
+            text = f"a new functools.partial of the function at {call.source} is made each time"
         return [text], "Create it once before the loop"
     now = [f"{path}: {facts.type}" for path, facts in call.arguments.items()]
     return ["no earlier call is known; this one:", *now], "Call it once in the warm-up"
@@ -329,20 +320,23 @@ def _with_donation_check(func: Any, *, every_call: bool) -> Any:
         if not every_call and number >= 3 and number % 1000:
             return func(*args, **kwargs)
         infos = jax.tree.leaves(func.trace(*args, **kwargs).args_info)
-        types = [f"{info.dtype}{list(info.shape)}" for info in infos if info.donated]
+        types = [_type(info) for info in infos if info.donated]
         leaves = leaves_by_path(func, args, kwargs)
         result = func(*args, **kwargs)
         arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, jax.Array)}
-        kept = [path for path, array in arrays.items() if not array.is_deleted()]
-        if len(arrays) - len(kept) < len(types):
-            names = [
-                path for path in kept if f"{arrays[path].dtype}{list(arrays[path].shape)}" in types
-            ]
+        kept = {path: array for path, array in arrays.items() if not array.is_deleted()}
+        is_from_host = any(isinstance(leaf, np.ndarray) for leaf in leaves.values())
+        if len(arrays) - len(kept) < len(types) and not is_from_host:
+            names = [path for path, array in kept.items() if _type(array) in types]
             raise DonationError(
                 f"'{func.__name__}' did not take the memory of the donated "
-                f"{' or '.join(names[:_SHOWN]) or 'NumPy array'}, at {user_line()}. It does not "
-                "use it, no result has its type and sharding, or a NumPy array shares it."
+                f"{' or '.join(names[:_SHOWN])}, at {user_line()}. It does not use it, no result "
+                "has its type and sharding, or a NumPy array shares it."
             )
         return result
 
     return checked
+
+
+def _type(array: Any) -> tuple[Any, Any]:
+    return array.shape, array.dtype

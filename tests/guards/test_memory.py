@@ -86,21 +86,13 @@ def test_two_arrays_of_one_buffer_count_once():
     assert (used_memory()[0], len(shards)) == (before, 2)
 
 
-def test_slack_is_in_bytes():
+def test_slack_is_in_bytes_and_the_first_call_the_warm_up():
     kept = []
     with memory_guard(slack=12):
         kept.append(jnp.ones(3))
     with pytest.raises(MemoryGrowthError), memory_guard(slack=11):
         kept.append(jnp.ones(3))
-
-
-def test_a_decorated_function_is_checked_from_its_second_call_on():
-    kept = []
-
-    @memory_guard()
-    def step():
-        kept.append(jnp.ones(3))
-
+    step = memory_guard()(lambda: kept.append(jnp.ones(3)))
     step()
     with pytest.raises(MemoryGrowthError):
         step()

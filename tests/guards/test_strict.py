@@ -4,10 +4,6 @@
 import contextlib
 import functools
 import gc
-import os
-import re
-import shutil
-import subprocess
 import sys
 import threading
 import warnings
@@ -127,8 +123,12 @@ def test_the_cause_is_named(before, now, change):
 @pytest.mark.parametrize(
     ("make", "name", "kind"),
     [
-        (lambda: lambda x: x + 1, "<lambda>", "function object"),
-        (lambda: functools.partial(step, times=2), "step", "functools.partial"),
+        (lambda: lambda x: x + 1, "<lambda>", "function object is made at {} each time"),
+        (
+            lambda: functools.partial(step, times=2),
+            "step",
+            "functools.partial of the function at {} is made each time",
+        ),
     ],
     ids=["lambda", "partial"],
 )
@@ -141,7 +141,7 @@ def test_a_function_made_anew_in_each_step_is_told_by_its_source(mapped, make, n
     source = (step if name == "step" else make).__code__.co_firstlineno
     assert str(caught.value) == (
         f"'{name}' is compiled after the warm-up, at {line}:\n"
-        f"  a new {kind} is made each time, of the function at {_FILE}:{source}\n"
+        f"  a new {kind.format(f'{_FILE}:{source}')}\n"
         "Create it once before the loop, or use jax_dist.allow_recompiles()."
     )
 
@@ -180,34 +180,31 @@ class _Raises:
     def _raise(self, *args):
         raise RuntimeError("the object was asked")
 
-    __eq__ = __repr__ = __getattr__ = __bool__ = __len__ = __iter__ = __str__ = _raise
-
-    def __hash__(self):
-        return 1
+    __eq__ = __repr__ = __getattr__ = __bool__ = __len__ = __iter__ = __str__ = __call__ = _raise
+    __hash__ = object.__hash__
 
 
-class _RaisesInHash(_Raises):
-    def __hash__(self):
-        raise RuntimeError("the object was hashed")
+class _RaisesAlways:
+    def __getattribute__(self, name):
+        raise RuntimeError(f"{name} was asked for")
 
 
 @pytest.mark.parametrize("mapped", [jax.jit, jax_dist.pmap], ids=["jit", "pmap"])
 @pytest.mark.parametrize(
-    "value",
-    [{1: _X, "a": _X}, {1: 2, "a": {None: 3}}, _Raises(), _RaisesInHash(), [_Raises()]],
-    ids=["mixed keys", "nested keys", "raises", "raises in hash", "list"],
+    "make",
+    [lambda: {1: _X, "a": _X}, lambda: {1: 2, "a": {None: 3}}, _Raises, _RaisesAlways],
+    ids=["mixed keys", "nested keys", "raises", "raises always"],
 )
-def test_only_errors_of_the_guard_are_raised_whatever_the_frames_hold(mapped, value):
+def test_only_errors_of_the_guard_are_raised_whatever_the_frames_hold(mapped, make):
     globals()["__warningregistry__"] = {"version": 1, ("text", UserWarning, 3): True}
-    fun, local, host = mapped(lambda x: x + 2), value, _HOST["y"]
+    fun, local, host = mapped(lambda x: x + 2), make(), _HOST["y"]
     fun(_XS)
     fun(_XS)
 
     with pytest.raises(RecompileError), recompiles():
         fun(_YS)
-        assert local is value
     with pytest.raises(TransferError, match=r"host float32\[8,2\] moves from host"), transfers():
-        (fun(host), value, local)
+        (fun(host), local)
 
 
 def test_a_static_argument_may_raise():
@@ -297,28 +294,18 @@ def test_a_program_that_cannot_use_a_donation_is_stopped():
         pmapped({"w": jnp.ones((8, 2))})
 
 
-def _viewed():
+@pytest.mark.parametrize(("extra", "kept"), [({"b": jnp.ones(3)}, "b"), ({}, "w")])
+def test_a_guarded_jit_object_checks_that_donated_arguments_are_gone(extra, kept):
     array = jnp.ones(4)
-    return array, np.asarray(array)
+    view = None if extra else np.asarray(array)  # shares the memory
 
+    with pytest.raises(DonationError) as caught:
+        donations()(double)({"w": array, **extra}, 2)
 
-@pytest.mark.parametrize(
-    ("state", "kept"),
-    [
-        ({"w": jnp.ones(4), "b": jnp.ones(3)}, r"the donated s\['b'\]"),
-        ({"w": _viewed()}, r"the donated s\['w'\]\[0\]"),
-        ({"w": np.ones(4, np.float32)}, "the donated NumPy array"),
-    ],
-    ids=["unused", "view", "numpy"],
-)
-def test_a_guarded_jit_object_checks_that_donated_arguments_are_gone(state, kept):
-    fun = double
-    if isinstance(state["w"], tuple):
-        fun = jax.jit(lambda s, n: [n * s["w"][0]], donate_argnums=0, static_argnums=1)
-    guarded = donations()(fun)
-
-    with pytest.raises(DonationError, match=f"did not take the memory of {kept}"):
-        guarded(state, 2)
+    assert f"'<lambda>' did not take the memory of the donated s['{kept}'], at " in str(
+        caught.value
+    )
+    del view
 
 
 @pytest.mark.parametrize(("when", "checked"), [("first", 3), ("always", 10)])
@@ -343,6 +330,7 @@ def test_donations_that_happen_pass():
         "name": (jax.jit(lambda x: x + 1, donate_argnames="x"), jnp.ones(4), ()),
         "pmap": (jax_dist.pmap(lambda x: x + 1, donate_argnums=0), _XS + 0, ()),
     }
+    donations(donation="always")(double)({"w": np.ones(4, np.float32)}, 2)  # a first state
     for fun, state, rest in programs.values():
         guarded = strict(donation="always")(fun)
         for _ in range(3):
@@ -380,15 +368,7 @@ def test_the_first_steps_are_the_warm_up(warmup, guarded):
         assert is_guarded()
 
 
-def test_a_block_entered_again_is_the_next_step():
-    guard, seen = strict(warmup=2), []
-    for _ in range(3):
-        with guard:
-            seen.append(is_guarded())
-    assert seen == [False, False, True]
-
-
-def test_a_decorated_function_is_guarded_from_its_second_call_on():
+def test_entering_a_block_and_calling_a_function_are_steps():
     @strict()
     def train():
         """Trains."""
@@ -396,6 +376,11 @@ def test_a_decorated_function_is_guarded_from_its_second_call_on():
 
     assert [train(), train()] == [False, True]
     assert (train.__name__, train.__doc__) == ("train", "Trains.")
+    guard, seen = strict(warmup=2), []
+    for _ in range(3):
+        with guard:
+            seen.append(is_guarded())
+    assert seen == [False, False, True]
 
 
 def test_blocks_nest_and_end_with_an_exception_and_in_any_order():
@@ -485,25 +470,3 @@ def _generator():
 def test_misuse_is_an_error(act, kind, text):
     with pytest.raises(kind, match=text):
         act()
-
-
-_ON_GPU = """
-import jax, jax.numpy as jnp, numpy as np
-from jax_dist import strict
-loss = jnp.float32(2.5) + 1
-for act in (lambda: float(loss), lambda: np.asarray(loss), lambda: jax.device_get(loss)):
-    try:
-        with strict():
-            act()
-        print("passes")
-    except RuntimeError as error:
-        print(type(error).__name__, "from device to host" in str(error))
-"""
-
-
-@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a GPU")
-def test_reads_from_a_gpu_are_stopped():
-    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "XLA_FLAGS": ""}
-    command = [sys.executable, "-W", "ignore", "-c", _ON_GPU]
-    output = subprocess.run(command, env=environment, text=True, stdout=-1, check=True).stdout
-    assert re.sub(r"\s+", " ", output) == "TransferError True TransferError True passes "
