@@ -122,8 +122,7 @@ def _prepare(folder: pathlib.Path) -> str | None:
     reason = folders.untrusted_reason(folder)
     if reason is not None:
         raise ArgumentError(
-            f"The cache directory {folder} is not safe to load code from: {reason}. Use a "
-            "directory of your own."
+            f"The cache directory {folder} is not safe to load code from: {reason}."
         )
     return None
 

@@ -45,10 +45,10 @@ class FailureRecords:
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
-            now = time.time()
-            record = {"name": name, "error": str(error), "time": now, "seconds": now - start}
+            seconds = time.time() - start
+            record = {"error": str(error), "time": start + seconds, "seconds": seconds}
             try:
-                write_atomically(path, json.dumps(record, indent=1))
+                write_atomically(path, json.dumps(record))
                 error.add_note(f"This failure is recorded in {path}.")
             except OSError as problem:
                 _log.warning("cannot write %s: %s", path, problem.strerror)

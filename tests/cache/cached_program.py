@@ -8,35 +8,29 @@ import resource
 import signal
 import subprocess
 import sys
-import warnings
 from typing import Any
 
 
 def run(folder: pathlib.Path, *, variables: dict[str, str] | None = None, **options: Any) -> dict:
-    """Run this file in a fresh process, and return what it prints."""
-    process = start(folder, variables=variables, **options)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
+    """Run this file in a fresh process, and return what it prints.
 
-
-def start(
-    folder: pathlib.Path, *, variables: dict[str, str] | None = None, **options: Any
-) -> subprocess.Popen[str]:
-    """Start this file. Options: functions, enable, and die (a moment of the first write)."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("JAX_", "XLA_", "PYTHON"))
-    }
+    Options: functions, enable (arguments), and die (a moment of the first write).
+    """
+    keep = ("JAX_", "XLA_", "PYTHON")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(keep)}
     root = str(pathlib.Path(__file__).parents[2])
-    return subprocess.Popen(
+    process = subprocess.run(
         [sys.executable, __file__, json.dumps({"folder": str(folder), **options})],
         env=inherited | {"PYTHONPATH": root} | (variables or {}),
         text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
+        timeout=120,
+        check=False,
     )
+    if "die" in options:
+        return {"signal": -process.returncode}
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def main(options: dict[str, Any]) -> None:
@@ -46,8 +40,6 @@ def main(options: dict[str, Any]) -> None:
     from jax_dist import cache
 
     messages: list[str] = []
-    if not sys.warnoptions:
-        warnings.showwarning = lambda message, *_, **__: messages.append(f"warning: {message}")
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(f"{record.levelname}: {record.getMessage()}")
     logging.getLogger("jax_dist.cache").addHandler(handler)

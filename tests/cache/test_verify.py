@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from jax_dist._cache.explain import Cause
+from jax_dist._cache.verify import judge
 from jax_dist._compat import CACHES_HOST_CALLBACKS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -132,44 +134,35 @@ def test_a_program_that_looks_nothing_up_proves_nothing(tmp_path):
     assert process.stdout.startswith("Nothing was looked up in a cache: does the command run ")
 
 
-@pytest.mark.parametrize(
-    ("body", "options", "lines"),
-    [
-        (
-            "print('nearly')\nraise SystemExit('boom')",
-            [],
-            ["nearly", "boom", "jax-dist cache verify: run 1 ended with exit code 1"],
-        ),
-        (
-            "import time\ntime.sleep(60)",
-            ["--timeout", 1],
-            ["jax-dist cache verify: run 1 was stopped after --timeout"],
-        ),
-        (
-            "import os\nos.kill(os.getpid(), 9)",
-            [],
-            ["jax-dist cache verify: run 1 was ended by signal 9"],
-        ),
-    ],
-)
+_FAILURES = [  # the program, options, and the last lines
+    ("print('nearly')\nraise SystemExit('boom')", (), ["nearly", "boom", "ended with exit code 1"]),
+    ("import time\ntime.sleep(60)", ("--timeout", 1), ["was stopped after --timeout"]),
+    ("import os\nos.kill(os.getpid(), 9)", (), ["was ended by signal 9"]),
+]
+
+
+@pytest.mark.parametrize(("body", "options", "lines"), _FAILURES)
 def test_a_run_that_fails_is_shown_and_not_repeated(tmp_path, body, options, lines):
     program = tmp_path / "program.py"
     program.write_text(body)
     process = verify(*options, "--", sys.executable, program)
 
     assert process.returncode == 1
-    assert process.stderr.splitlines() == lines
+    last = f"jax-dist cache verify: run 1 {lines[-1]}"
+    assert process.stderr.splitlines() == [*lines[:-1], last]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "verify needs a command: jax-dist cache verify -- python train.py"),
-        (("--", "/no/such/program"), "/no/such/program cannot be started: No such file or"),
-    ],
-)
-def test_misuse(arguments, message):
-    process = verify(*arguments)
+def test_a_command_that_cannot_be_started():
+    process = verify("--", "/no/such/program")
 
     assert process.returncode == 2
-    assert message in process.stderr
+    assert "/no/such/program cannot be started: No such file or" in process.stderr
+    assert verify().returncode == 2
+
+
+def test_a_program_that_only_another_rank_compiled_is_never_written():
+    settings = {"cache directory": [""]}
+    program = {"name": "jit_f", "key": "a", "process": 1, "settings": settings, "lines": []}
+    (verdict,) = judge([program | {"is_written": False}], [program | {"is_written": False}])
+
+    assert (verdict.verdict, verdict.causes) == (UNWRITTEN, (Cause("rank"),))
