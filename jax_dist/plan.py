@@ -8,11 +8,11 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import re
 import sys
 import time
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -149,7 +149,7 @@ def _cells(row: PlanRow) -> list[str]:
 
 
 def plan(
-    fun: Callable,
+    fun: "Callable | MappedStep",
     *args: Any,
     on: Any,
     keywords: Mapping[str, Any] | None = None,
@@ -161,7 +161,8 @@ def plan(
     """Compile a step with several strategies for one or several machines; nothing runs.
 
     Args:
-      fun: a function mapped by `jax.pmap` or `jax_dist.pmap`, or one that calls such a function.
+      fun: a function mapped by `jax.pmap` or `jax_dist.pmap`, or one that calls such a function; or
+        a `MappedStep`.
       *args: as in a call, of any number of slices; types will do for arrays. On each machine, every
         device gets as much as here.
       on: a machine or several: a `Topology`, its name, such as "v5e:4x4", or a list of devices.
@@ -192,34 +193,23 @@ def plan(
     >>> {row.strategy: row.program.argument_bytes for row in result.rows}["fsdp"]
     3072
     """
-    step = MappedStep.of(fun, args, dict(keywords or {}))
-    options = {"state": state, "strategies": strategies, "quick": quick, "progress": progress}
-    return plan_step(step, machines_of(on), **options)
-
-
-def plan_step(
-    step: "MappedStep",
-    machines: Sequence[Topology],
-    *,
-    state: int | Sequence[int] | None = None,
-    strategies: Sequence[str] | None = None,
-    quick: bool = False,
-    progress: Callable[[str], object] | None = None,
-) -> Plan:
-    """Return the plan of a step that was found; see `plan`."""
+    step = fun if isinstance(fun, MappedStep) else MappedStep.of(fun, args, dict(keywords or {}))
+    machines = machines_of(on)
     state = (state,) if isinstance(state, int) else state
-    check_strategies(strategies)
+    for strategy in strategies or ():
+        if strategy not in STRATEGIES:
+            near = _usage.hint(strategy, STRATEGIES, f"They are {', '.join(STRATEGIES)}.")
+            raise ArgumentError(f"unknown strategy {strategy!r}. {near}")
     rows: list[PlanRow | concurrent.futures.Future] = []
     workers = min(_AT_ONCE, os.cpu_count() or 1)
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for machine in machines:
-            for strategy in strategies or DEFAULT:
-                try:  # tracing is Python's, one at a time
-                    lowered = step.lower(strategy, machine.devices, state)
-                except Exception as error:  # noqa: BLE001  # whatever fails is a row of the table
-                    rows.append(PlanRow(machine.name, strategy, problem=_first_line(error)))
-                else:
-                    rows.append(pool.submit(_compile, machine, strategy, lowered, quick=quick))
+        for machine, strategy in itertools.product(machines, strategies or DEFAULT):
+            try:  # tracing is Python's, one at a time
+                lowered = step.lower(strategy, machine.devices, state)
+            except Exception as error:  # noqa: BLE001  # whatever fails is a row of the table
+                rows.append(PlanRow(machine.name, strategy, problem=_first_line(error)))
+            else:
+                rows.append(pool.submit(_compile, machine, strategy, lowered, quick=quick))
         done = []
         for number, row in enumerate(rows, 1):
             done.append(row if isinstance(row, PlanRow) else row.result())
@@ -227,15 +217,6 @@ def plan_step(
                 words = f"{done[-1].strategy} on {done[-1].machine}: {done[-1].verdict}"
                 progress(f"{number} of {len(rows)}: {words}")
     return Plan(step.name, tuple(machines), tuple(done))
-
-
-def check_strategies(strategies: Sequence[str] | None) -> None:
-    """Raise ArgumentError for an unknown strategy."""
-    for strategy in strategies or ():
-        if strategy not in STRATEGIES:
-            known = f"They are {', '.join(STRATEGIES)}."
-            near = _usage.hint(strategy, STRATEGIES, known)
-            raise ArgumentError(f"unknown strategy {strategy!r}. {near}")
 
 
 def machines_of(on: Any) -> list[Topology]:
@@ -511,11 +492,9 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
     if search.step is not None:  # even if the program caught what was to end it
         return search.step
     what = f"'{name}'" if name else "a training step, which gets its result again"
-    called = ", ".join(axes.function_name(function) for function in search.called) or "none"
-    near = _usage.hint(name or "", search.mapped, "Give the name of a mapped function.")
+    called = ", ".join(axes.function_name(function) for function in search.last) or "none"
     raise NotImplementedError(
-        f"The program {end}, and did not call {what}. Mapped functions that it called: {called}. "
-        + near
+        f"The program {end}, and did not call {what}. Mapped functions that it called: {called}."
     ) from cause
 
 
@@ -528,65 +507,43 @@ class _Search:
 
     def __init__(self, name: str | None):
         self.step: MappedStep | None = None
-        self.mapped: list[str] = []
-        self.called: dict[Callable, list[Any]] = {}  # with the last results of those with a state
+        self.last: dict[Callable, list[Any]] = {}  # the last results of functions of a state alone
         self._name = name
 
-    def watch(self, way: Callable) -> Callable:
+    def watch(self, pmap: Callable) -> Callable:
         """Return a `pmap` whose functions are looked at before each call."""
 
-        def pmap(*args: Any, **kwargs: Any) -> Any:
+        def watched_pmap(*args: Any, **kwargs: Any) -> Any:
             if not args and "fun" not in kwargs:
-                return functools.partial(pmap, **kwargs)
-            function = way(*args, **kwargs)
-            self.mapped.append(axes.function_name(function))
-            return _Watched(function, self)
+                return functools.partial(watched_pmap, **kwargs)
+            function = pmap(*args, **kwargs)
 
-        return pmap
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+                    return function(*args, **kwargs)  # a part of what is compiled
+                has_state = self._end_at_step(function, args, kwargs)
+                result = function(*args, **kwargs)
+                self.last[function] = jax.tree.leaves(result) if has_state else []
+                return result
 
-    def call(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            return function(*args, **kwargs)  # a part of what is compiled
-        keeps_state = self._end_at_step(function, args, kwargs)
-        result = function(*args, **kwargs)
-        if keeps_state:
-            self.called[function] = jax.tree.leaves(result)
-        return result
+            watched.__name__ = watched.__qualname__ = axes.function_name(function)
+            watched.lower = function.lower  # pyright: ignore[reportFunctionMemberAccess]
+            return watched
+
+        return watched_pmap
 
     def _end_at_step(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """End the program at its step; else return whether the function takes only a state."""
-        last = {id(leaf) for leaf in self.called.get(function, [])}
+        """End the program at its step; else return whether the function takes a state alone."""
+        last = {id(leaf) for leaf in self.last.get(function, [])}
         is_again = any(id(leaf) in last for leaf in jax.tree.leaves((args, kwargs)))
-        if function in self.called and not is_again:
+        if function in self.last and not is_again:
             return bool(last)
         step = MappedStep.of(function, args, kwargs)
         state = step.state(jax.local_device_count())
-        others = {owner for owner in step.call.owners if owner not in state}
-        is_named = self._name == axes.function_name(function)
-        self.called.setdefault(function, [])
-        if is_named or (self._name is None and (is_again or (state and others))):
+        trains = is_again or bool(state and {*step.call.owners} - {*state})
+        if self._name == axes.function_name(function) or (self._name is None and trains):
             self.step = step
+        self.last.setdefault(function, [])
+        if self.step is not None or trains:  # under another name, it would train to its end
             raise _Reached
-        if self._name not in self.mapped and (is_again or (state and others)):
-            raise _Reached  # it would train to its end
         return bool(state)
-
-
-class _Watched:
-    """A mapped function that is looked at before each call."""
-
-    def __init__(self, function: Callable, search: _Search):
-        self._watched_function, self._watched_search = function, search
-        for name in ("__name__", "__qualname__", "__doc__", "__module__"):
-            setattr(self, name, getattr(function, name, None))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._watched_search.call(self._watched_function, args, kwargs)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_watched"):  # copied before __init__
-            raise AttributeError(name)
-        return getattr(self._watched_function, name)

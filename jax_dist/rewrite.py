@@ -217,13 +217,13 @@ def explain(
     if devices is None:
         return rewrite(fun, **options).report(*args, **kwargs)
     # A rewriting does without the global view, which is among the strategies of a plan.
-    from jax_dist.plan import MappedStep, machines_of, plan_step  # noqa: PLC0415
+    from jax_dist.plan import MappedStep, machines_of, plan  # noqa: PLC0415
 
     (machine,) = machines_of(devices)
     step = MappedStep.of(fun, args, kwargs)
     there = rewrite(step.mapped(jax.pmap, machine.devices), **options)
     report = there.report(*step.leaves(len(machine.devices)))
-    return dataclasses.replace(report, plan=plan_step(step, [machine]))
+    return dataclasses.replace(report, plan=plan(step, on=machine))
 
 
 def _report_of(

@@ -73,10 +73,10 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:
     """Return the plan of the step that a program calls; raise MisuseError if there is none."""
-    if not options.on:
-        raise MisuseError("give a machine, as in: jax-dist plan --on v5e:4x4 -- python train.py")
-    if not options.program:
-        raise MisuseError("give a program, as in: jax-dist plan --on v5e:4x4 -- python train.py")
+    if not options.on or not options.program:
+        missing = "a program" if options.on else "a machine"
+        example = "jax-dist plan --on v5e:4x4 -- python train.py"
+        raise MisuseError(f"give {missing}, as in: {example}")
     state = None
     if options.state is not None:
         if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", options.state):
@@ -85,14 +85,15 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
     if "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not attached
     from jax_dist import testing  # not at the top: `--help` need not wait for jax
-    from jax_dist.plan import check_strategies, find_step, machines_of, plan_step
+    from jax_dist.plan import STRATEGIES, find_step, machines_of, plan
 
     command, run = " ".join(options.program), _program_of(options.program)
     strategies = options.strategies.split(",") if options.strategies else None
+    if unknown := {*(strategies or ())} - {*STRATEGIES}:
+        raise MisuseError(f"unknown strategies {unknown}; they are {', '.join(STRATEGIES)}")
     # What the user's code prints is no result.
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            check_strategies(strategies)
             machines = machines_of(options.on)
             count = options.devices or len(machines[0].devices)
             if count > terminal.MOST_COPIES:
@@ -103,10 +104,8 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
             testing.simulated_devices(count)
             progress(f"runs {command}, up to its step")
             step = find_step(run, options.step)
-            return plan_step(
-                step, machines, state=state, strategies=strategies, quick=options.quick,
-                progress=progress,
-            )  # fmt: skip
+            how = {"state": state, "strategies": strategies, "quick": options.quick}
+            return plan(step, on=machines, progress=progress, **how)
         except MisuseError:
             raise
         except Exception as error:

@@ -120,7 +120,7 @@ HERE = ["--on", "here"]
         ([*HERE, "--", "bash", "a_trainer.py"], "'bash a_trainer.py' cannot be run"),
         (
             [*HERE, "--strategies", "zero", "--", "python", "a_trainer.py"],
-            "unknown strategy 'zero'",
+            "unknown strategies {'zero'}",
         ),
         ([*HERE, "--", "python", "a_trainer.py"], "did not call a training step"),
         (HERE, "give a program, as in: jax-dist plan --on v5e:4x4 -- python train.py"),

@@ -116,7 +116,7 @@ def test_axes_static_arguments_and_keywords_stay_what_they_are():
 
     assert [leaf.shape for leaf in found.slices] == [(32, 64), (5, 7), (9,)]
     assert [leaf.shape for leaf in found.leaves(8)] == [(32, 64), (5, 8, 7), (8, 9)]
-    rows = module.plan_step(found, module.machines_of(jax.devices())).rows
+    rows = plan(found, on=jax.devices()).rows
     assert [row.problem for row in rows] == [""] * 4
     assert rows[2].program.argument_bytes == 4 * (32 * 64 // 8 + 5 * 7 + 9)
 
@@ -401,7 +401,11 @@ def fail():
     [
         (leave, None, ["raised SystemExit(3), and did not call a training step", "called: init"]),
         (fail, "train_step", ["raised KeyError('rows'), and did not call 'train_step'"]),
-        (lambda: train(jax.pmap, []), "train_stepp", ["trains", "Did you mean train_step?"]),
+        (
+            lambda: train(jax.pmap, []),
+            "train_stepp",
+            ["trains, and did not call", "called: <lambda>, init, <lambda>, train_step"],
+        ),
         (run_under_jit, None, ["The program ended", "called: none"]),
         (lambda: None, None, ["The program ended", "called: none"]),
     ],
