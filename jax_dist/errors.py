@@ -12,6 +12,7 @@ from collections.abc import Sequence
 _E = typing.TypeVar("_E", bound=Exception)
 
 __all__ = (
+    "ArgumentError",
     "ArgumentTypeError",
     "AxesError",
     "CacheDirectoryError",
@@ -46,6 +47,10 @@ class MappedAxisError(ValueError):
 
 class AxesError(ValueError):
     """`in_axes` or `out_axes` does not fit the values that it describes."""
+
+
+class ArgumentError(ValueError):
+    """An argument does not have a value that it may have."""
 
 
 class ArgumentTypeError(TypeError):

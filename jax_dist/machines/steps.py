@@ -117,7 +117,7 @@ class MappedStep:
         """
         inner = fun if isinstance(fun, Mapped) else getattr(fun, "__wrapped__", None)
         if isinstance(inner, Mapped):
-            said: Options = inner._dispatcher._options
+            said: Options = inner._dispatcher.options
             call = Call.bind(said, inner.__wrapped__, args, kwargs)
         else:
             said, call = _first_pmap(fun, args, kwargs)
@@ -185,7 +185,7 @@ def _in_our_words(
         taken.axis_name,
         out_axes=taken.out_axes,
         donate_argnums=tuple(owned - kept),
-    )._dispatcher._options
+    )._dispatcher.options
     return said, call
 
 

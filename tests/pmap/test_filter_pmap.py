@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import jax_dist
-from jax_dist.errors import ArgumentTypeError, AxesError
+from jax_dist.errors import ArgumentTypeError, AxesError, MappedAxisError
 
 eqx = pytest.importorskip("equinox")
 pytestmark = pytest.mark.mapping
@@ -214,7 +214,7 @@ def test_a_compiled_call_takes_its_own_kind_of_arguments():
         ({}, (X, [{1}]), {}, ArgumentTypeError, r"\{1\}, of type set"),
         ({"in_axes": {"z": 0}}, (X, 3), {}, AxesError, "'z': 0"),
         ({"in_axes": (0, 0, 0)}, (X, 3), {}, AxesError, "prefix"),
-        ({"in_axes": (2, None)}, (X, 3), {}, AxesError, "axis 2|in_axes"),
+        ({"in_axes": (2, None)}, (X, 3), {}, MappedAxisError, "axis 2|in_axes"),
         ({"out_axes": {**dict.fromkeys(MIXED), "sum": 99}}, (X, 3), {}, ValueError, "out_axes"),
         ({}, (X, X[:4]), {}, ValueError, "size"),
         ({"in_axes": "0"}, (X, 3), {}, ArgumentTypeError, "'0'"),
