@@ -300,7 +300,7 @@ class MappedStep:
         """
         inner = fun if isinstance(fun, Mapped) else getattr(fun, "__wrapped__", None)
         if isinstance(inner, Mapped):
-            options = inner._dispatcher._options
+            options = inner._dispatcher.options
             call = Call.bind(options, inner.__wrapped__, args, kwargs)
         else:
             options, call = _intercept_pmap(fun, args, kwargs)
@@ -453,7 +453,7 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Any, Call
     donated = {owner for owner, _ in pairs if isinstance(owner, int)}
     donated -= {owner for owner, is_donated in pairs if not is_donated}
     options = {"out_axes": taken.out_axes, "donate_argnums": tuple(donated)}
-    return pmap(of_device, taken.axis_name, **options)._dispatcher._options, call
+    return pmap(of_device, taken.axis_name, **options)._dispatcher.options, call
 
 
 # The step that a program calls: the program runs up to it, and no further.

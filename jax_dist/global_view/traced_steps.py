@@ -36,8 +36,8 @@ def build(
         if not any(sign in said for sign in _CONSTRAINT_SIGNS):
             raise
         raise _bad_constraint(pipeline.line_of(error), said) from error
-    if found.regions:
-        regions = sorted(repr(str(each)) for each in found.regions)
+    if found.inner:
+        regions = sorted(repr(axis.name) for axis in found.inner)
         raise refusal(
             UnsupportedError,
             what=f"'{call.fun_name}' calls a mapped function inside",

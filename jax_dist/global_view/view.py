@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jax_dist import _compat
-from jax_dist._pmap import axes, body, copies, meshes, placement
+from jax_dist._pmap import axes, body, meshes, placement
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.body import Call
 from jax_dist._rewrite.captures import Captures, Watch, is_lifted_outside
@@ -23,7 +23,7 @@ from jax_dist.errors import (
     UnsupportedError,
     refusal,
 )
-from jax_dist.global_view import state_placement
+from jax_dist.global_view import copies, state_placement
 from jax_dist.global_view.programs import Setting
 from jax_dist.global_view.report import GlobalViewReport
 from jax_dist.global_view.signatures import Signatures

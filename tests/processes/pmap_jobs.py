@@ -101,6 +101,11 @@ def rows(names: Collection[str] = ()) -> dict[str, list]:
 IN_FOUR = ("alone", "jit(scan)", "jit(grad)", "nested", "another mesh set", "ppermute")
 
 
+def rows_in_four() -> dict[str, list]:
+    """Runs in every process: a few of the rows."""
+    return rows(IN_FOUR)
+
+
 def _under_another_mesh(mapped: Callable, x: np.ndarray) -> jax.Array:
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
     with jax.set_mesh(mesh):
@@ -208,13 +213,14 @@ def mistakes() -> list[str]:
         lambda: jax.grad(lambda x: mapped(x).sum())(mapped(x)),
         lambda: jax.jit(jax_dist.pmap(_psum, "i", devices=scattered))(x),
         lambda: jax_dist.pmap(_psum, "i", axis_size=4)(x),
+        lambda: jax_dist.device_put_replicated(x, jax.devices()),
     ]
     texts = []
     for call in calls:
         try:
             call()
         except ValueError as error:
-            texts.append(str(error))
+            texts.append(f"{type(error).__name__}: {error}")
         else:
             texts.append("no error")
     assert _slices(mapped(x)) == [28.0] * 4  # and all processes can go on

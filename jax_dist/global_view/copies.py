@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._pmap.body import type_of
-from jax_dist._pmap.placement import is_key, own, with_data
+from jax_dist._pmap.placement import copy_if_aliased, is_key, with_data
 from jax_dist._rewrite.interpreter import names_of
 from jax_dist.errors import PlacementError, refusal
 
@@ -43,7 +43,7 @@ def put_whole(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """
     if is_key(leaf):
         return with_data(leaf, lambda data: put_whole(data, sharding))
-    leaf = own(leaf, sharding)
+    leaf = copy_if_aliased(leaf, sharding)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return _compiled(_same, sharding)(leaf)
     if not isinstance(leaf, jax.Array) or not sharding.is_fully_addressable:
@@ -59,7 +59,7 @@ def put_slices(leaf: Any, by_device: NamedSharding) -> jax.Array:
     is_local = by_device.is_fully_addressable
     if isinstance(leaf, jax.Array) and (is_local or not leaf.is_fully_addressable):
         return put_whole(leaf, by_device)
-    host = own(np.asarray(leaf), by_device)
+    host = copy_if_aliased(np.asarray(leaf), by_device)
     if is_local:
         return jax.device_put(host, by_device)
     shape = (count(by_device), *host.shape[1:])
