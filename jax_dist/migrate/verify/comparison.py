@@ -117,9 +117,7 @@ def compare(command: Sequence[str], before: Run, after: Run, places: Sequence[Ke
             problems.append(f"{len(news) - len(olds)} more calls of mapped functions after")
     if not any(verdict.difference for verdict in verdicts.values()):
         problems += _output_difference(before.output, after.output)
-    return Verification(
-        command, list(verdicts.values()), problems, [before.seconds, after.seconds]
-    )
+    return Verification(command, list(verdicts.values()), problems, [before.seconds, after.seconds])
 
 
 def _nearest(verdicts: Mapping[Key, Verdict], path: str, line: int) -> Key | None:

@@ -201,5 +201,3 @@ def _read(folder: Path) -> list[Call]:
         leaves = (event["given"], event.get("returned", ()))
         calls.append(Call(*place, *leaves, event.get("raised", ""), values))
     return calls
-
-
