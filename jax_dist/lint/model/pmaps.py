@@ -124,42 +124,45 @@ def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
 
 
 def held_by(module: Module, site: Site) -> list[ast.expr]:
-    """Every expression of this file that is the mapped function: the site itself, and names."""
+    """Return every expression of this file that is the mapped function: the site, and names."""
     known = module.memo(held_by)  # several rules ask
     if site not in known:
         known[site] = []
         if site.form == "call":
             known[site] = [site.node, *reads_of(module, site.node)]
         elif site.fun is not None:
-            known[site] = [
-                read
-                for read in module.reads(module.scope(site.fun), site.fun.name)
-                if any(binding.node is site.fun for binding in module.reaching(read) or ())
-            ]
+            known[site] = [*module.reads_of(site.fun, site.fun.name)]
     return known[site]
 
 
 def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
-    """Where the value of an assignment is read again, by name or as `self.name`."""
+    """Yield where the value of an assignment is read again, by name or as `self.name`."""
     around = module.parent(value)
     if not isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr):
         return
     targets = around.targets if isinstance(around, ast.Assign) else [around.target]
     for target in targets:
         if isinstance(target, ast.Name):
-            for read in module.reads(module.scope(target), target.id):
-                bindings = module.reaching(read)
-                if bindings is None or any(
-                    each.value is value or each.kind == "other" for each in bindings
-                ):
-                    yield read
+            yield from module.reads_of(value, target.id)
         elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             owner = module.class_of(target)
-            said = (target.value.id, target.attr)
-            for node in ast.walk(owner) if owner is not None else ():
-                match node:
-                    case ast.Attribute(ast.Name(name), attr, ast.Load()) if (name, attr) == said:
-                        yield node
+            if owner is not None:
+                loads = _attribute_loads(module, owner)
+                yield from loads.get((target.value.id, target.attr), ())
+
+
+def _attribute_loads(
+    module: Module, owner: ast.ClassDef
+) -> dict[tuple[str, str], list[ast.Attribute]]:
+    """Return the reads of `name.attribute` in a class."""
+    known = module.memo(_attribute_loads)
+    if owner not in known:
+        known[owner] = {}
+        for node in ast.walk(owner):
+            match node:
+                case ast.Attribute(ast.Name(name), attr, ast.Load()):
+                    known[owner].setdefault((name, attr), []).append(node)
+    return known[owner]
 
 
 _ALIASES = 8  # names for one function, one of the other

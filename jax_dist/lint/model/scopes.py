@@ -7,6 +7,7 @@ each with a stack of the nodes that are still to be seen.
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +18,7 @@ Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.Gener
 _BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other", "outer"]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Binding:
     """One place that gives a name a value."""
 
@@ -64,7 +65,7 @@ class NameScope:
         return scope
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass
 class Scopes:
     """All scopes of a file, in the order in which they begin in the text of their parents."""
 
@@ -74,48 +75,113 @@ class Scopes:
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
     nodes: list[Any]  # statements and expressions, but for names and most constants
     parents: dict[Any, Any]  # by node: the one around it; all but the module itself have one
+    _scopes: dict[ast.AST, NameScope] = dataclasses.field(default_factory=dict)
+    _statements: dict[ast.AST, ast.stmt] = dataclasses.field(default_factory=dict)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around, innermost first."""
+        """Yield the nodes around, innermost first."""
         parents, tree = self.parents, self.module.node
         while node is not tree:
             node = parents[node]
             yield node
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement that holds the node."""
+        """Return the innermost statement that holds the node."""
+        path: list[ast.AST] = []
         while not isinstance(node, ast.stmt):
-            node = self.parents[node]
+            path.append(node)
+            node = self._statements.get(node) or self.parents[node]
+        self._statements.update(dict.fromkeys(path, node))  # climb deep expressions once
         return node
 
     def scope(self, node: ast.AST) -> NameScope:
-        """The scope in which the node's names are looked up."""
+        """Return the scope in which the node's names are looked up."""
+        path: list[ast.AST] = []
         below, child = node, node
-        for around in self.ancestors(node):
-            scope = self.of.get(around)
-            if scope is not None and _is_inside(below, child, around):
-                return scope
-            below, child = child, around
-        return self.module
+        scope = self._scopes.get(node)
+        while scope is None:
+            if child is self.module.node:
+                scope = self.module
+                break
+            around = self.parents[child]
+            made = self.of.get(around)
+            if made is not None and _is_inside(below, child, around):
+                scope = made
+            else:
+                path.append(child)
+                below, child = child, around
+                # In a header, the answer also depends on where one comes from.
+                scope = None if made or isinstance(child, _HEADERS) else self._scopes.get(child)
+        self._scopes.update((each, scope) for each in path if not isinstance(each, _HEADERS))
+        return scope
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The very list of statements that holds a statement; empty where there is none."""
-        parent = self.parents[statement]
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(parent, field, None)
-            if isinstance(block, list) and any(each is statement for each in block):
-                return block
-        return []
+        """Return the list of statements that holds a statement, or an empty list."""
+        parent, field = self.parents[statement], self.fields.get(statement)
+        return getattr(parent, field) if field else []
+
+    @functools.cached_property
+    def fields(self) -> dict[ast.stmt, str]:
+        """By statement: the field of its parent whose list holds it."""
+        found: dict[ast.stmt, str] = {}
+        for node in (self.module.node, *self.nodes):
+            if isinstance(node, _WITH_BLOCKS):
+                for field in ("body", "orelse", "finalbody"):
+                    found.update(dict.fromkeys(getattr(node, field, None) or (), field))
+        return found
+
+    @functools.cached_property
+    def bound(self) -> dict[tuple[ast.AST, str], tuple[NameScope, Binding]]:
+        """By the value that is assigned, or the def, and the name: the binding, and its scope."""
+        return {
+            (binding.value or binding.node, name): (scope, binding)
+            for scope in self.all
+            for name, bindings in scope.bindings.items()
+            for binding in bindings
+            if binding.kind in ("assign", "def")
+        }
+
+    @functools.cached_property
+    def loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
+        """By the scope that binds a name, and the name: every load of it, in order of place."""
+        found: dict[tuple[NameScope, str], list[ast.Name]] = {}
+        for scope in self.all:
+            for name, loads in scope.loads.items():
+                home = scope.lookup(name)
+                if home is not None:
+                    found.setdefault((home[0], name), []).extend(loads)
+        for loads in found.values():
+            loads.sort(key=place)
+        return found
+
+
+_HEADERS = (ast.arguments, ast.arg, ast.comprehension)
+_WITH_BLOCKS = (
+    ast.Module,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.With,
+    ast.AsyncWith,
+    ast.Try,
+    ast.TryStar,
+    ast.ExceptHandler,
+    ast.match_case,
+)
 
 
 def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
-    """Whether `child`, reached from `below`, looks its names up in the scope of `around`."""
+    """Return whether `child`, reached from `below`, sees the names of the scope of `around`."""
     if isinstance(around, ast.Module):
         return True
     if isinstance(around, ast.Lambda):
         return child is around.body
     if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return child in around.body or child in getattr(around, "type_params", ())
+        return isinstance(child, ast.stmt) or child in getattr(around, "type_params", ())
     first = around.generators[0]  # its iterable is computed outside
     return child is not first or below is not first.iter
 

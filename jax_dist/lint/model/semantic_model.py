@@ -8,12 +8,13 @@ import builtins
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from jax_dist.lint.model import reaching, scopes, sources
+from jax_dist.lint.model import scopes, sources
 from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.import_graph import ImportGraph
+from jax_dist.lint.model.reaching import Reaching
 from jax_dist.lint.model.scopes import Binding, NameScope
 from jax_dist.lint.model.sources import Source
 
@@ -65,8 +66,10 @@ class Module:
         self.name = name
         self.tree: ast.Module = sources.parse(source.python)
         self.scopes: scopes.Scopes = scopes.build(self.tree)
+        self._reaching = Reaching(self.scopes)
         self._elsewhere = elsewhere
         self._graph = graph
+        self._depth = 0
         self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
         self._made: dict[Callable[[Module], Any], Any] = {}
@@ -207,7 +210,10 @@ class Module:
         key = (home, name)
         if key not in self._meanings:
             self._meanings[key] = None  # ends a circle of aliases
-            self._meanings[key] = self._agreed(home, bindings)
+            if self._depth < _LONGEST_CHAIN:
+                self._depth += 1
+                self._meanings[key] = self._agreed(home, bindings)
+                self._depth -= 1
         return self._meanings[key]
 
     def canonical(self, name: str) -> Meaning:
@@ -358,20 +364,16 @@ class Module:
                     if binding.kind == "import":
                         yield scope, name, binding
 
-    @functools.cached_property
-    def _loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
-        """By the scope that binds a name, and the name."""
-        found: dict[tuple[NameScope, str], list[ast.Name]] = {}
-        for scope in self.scopes.all:
-            for name, loads in scope.loads.items():
-                home = scope.lookup(name)
-                if home is not None:
-                    found.setdefault((home[0], name), []).extend(loads)
-        return found
-
     def reads(self, scope: NameScope, name: str) -> list[ast.Name]:
-        """Every load of what `scope` binds to `name`, from its nested scopes too, in order."""
-        return sorted(self._loads.get((scope, name), ()), key=scopes.place)
+        """Return every load of what `scope` binds to `name`, in order."""
+        return self.scopes.loads.get((scope, name), [])
+
+    def reads_of(self, value: ast.AST, name: str) -> Sequence[ast.Name]:
+        """Return the loads that may see what an assignment or a def binds to a name, in order."""
+        scope, binding = self.scopes.bound.get((value, name), (None, None))
+        if scope is None or binding is None or name in scope.outer:
+            return ()
+        return self._reaching.reads_of(scope, name, binding)
 
     # --- values
 
@@ -424,10 +426,14 @@ class Module:
         return values[0] if values and len(values) == 1 else None
 
     def reaching(self, node: ast.Name) -> list[Binding] | None:
-        """The bindings that may hold where this name is read; None: this file has none."""
-        return reaching.bindings_of(self.scopes, node)
+        """Return the bindings that may hold where a name is read; None if there are none.
+
+        None too if there are more than are followed.
+        """
+        return self._reaching.bindings_of(node)
 
 
+_LONGEST_CHAIN = 50  # aliases of aliases
 _ALIASES = (ast.Name, ast.Attribute, ast.Call)
 
 

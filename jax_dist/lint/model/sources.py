@@ -23,7 +23,7 @@ from jax_dist.lint.model.findings import Position
 
 # Plain text means something else in these.
 _OF_NO_FILES = {"idna", "punycode", "raw-unicode-escape", "unicode-escape", "utf-7"}
-_LINE_END = re.compile(rb"\r\n|\r|\n")
+LONGEST_LINE = 1000  # bytes of a line that are kept for a finding
 
 
 class UnreadableError(ValueError):
@@ -64,15 +64,36 @@ class Source:
 
     def position(self, offset: int) -> Position:
         line = bisect.bisect_right(self.line_starts, offset) - 1
-        before = self.code[self.line_starts[line] : offset]
-        return Position(line + 1, len(before.decode("utf-8", "replace")) + 1)
+        column = offset - self.line_starts[line]
+        if not self._is_ascii:  # bytes that begin no character do not count
+            column -= bisect.bisect_left(self._continuations(line), column)
+        return Position(line + 1, column + 1)
+
+    @functools.cached_property
+    def _is_ascii(self) -> bool:
+        return self.code.isascii()
+
+    @functools.cached_property
+    def _by_line(self) -> dict[int, list[int]]:
+        return {}
+
+    def _continuations(self, line: int) -> list[int]:
+        """Return where in a line bytes stand that go on with a character."""
+        if line not in self._by_line:
+            end = self.line_starts[line + 1] if line + 1 < len(self.line_starts) else None
+            text = self.code[self.line_starts[line] : end]
+            self._by_line[line] = [at for at, byte in enumerate(text) if byte & 0xC0 == 0x80]
+        return self._by_line[line]
 
     def line_text(self, offset: int) -> str:
-        """The line that holds `offset`, without its end."""
+        """Return the line that holds `offset`, without its end; of a very long one, a part."""
         line = bisect.bisect_right(self.line_starts, offset) - 1
         start = self.line_starts[line]
-        end = _LINE_END.search(self.code, start)
-        return self.code[start : end.start() if end else None].decode("utf-8", "replace")
+        end = self.line_starts[line + 1] if line + 1 < len(self.line_starts) else len(self.code)
+        if end - start > LONGEST_LINE:
+            start = max(start, offset - LONGEST_LINE // 4)
+            end = min(end, start + LONGEST_LINE)
+        return self.code[start:end].decode("utf-8", "ignore").rstrip("\r\n")
 
     def written(self, code: bytes) -> bytes:
         """The file's bytes once `code` is in the place of its code."""
