@@ -43,7 +43,9 @@ SHAPES: dict[str, Callable[[int], str]] = {
     "one function": lambda n: (
         _TOP + "def main():\n" + "    s = jax.pmap(g)(s)\n    print(s[0])\n" * n
     ),
-    "many names": lambda n: _TOP + "".join(f"y{i} = f{i}(x)\ny{i} = jax.pmap(y{i})\n" for i in range(n)),
+    "many names": lambda n: (
+        _TOP + "".join(f"y{i} = f{i}(x)\ny{i} = jax.pmap(y{i})\n" for i in range(n))
+    ),
     "attributes of one class": lambda n: (
         _TOP + "class A:\n  def f(self):\n" + "    self.g = jax.pmap(h)\n    self.g(x)\n" * n
     ),
@@ -55,14 +57,18 @@ SHAPES: dict[str, Callable[[int], str]] = {
         _TOP + ("y = " + "jax.tree_map(f, " * 60 + "y" + ")" * 60 + "\n") * (n // 50)
     ),
     "blocks in blocks": lambda n: _deep(n // 50),
-    "elif": lambda n: _TOP + ("if a:\n  y = f\n" + "elif b:\n  y = jax.pmap(y)\n" * 200) * (n // 100),
+    "elif": lambda n: (
+        _TOP + ("if a:\n  y = f\n" + "elif b:\n  y = jax.pmap(y)\n" * 200) * (n // 100)
+    ),
     "imports": lambda n: _TOP + "".join(f"from jax import tree_map as f{i}\n" for i in range(n)),
     "one import": lambda n: _TOP + "import " + ", ".join(f"jax as j{i}" for i in range(n)) + "\n",
     "one from-import": lambda n: (
         "from jax import " + ", ".join(f"tree_map as f{i}" for i in range(n)) + "\n"
     ),
     "one import of pmap": lambda n: (
-        "from jax import " + ", ".join(f"pmap as f{i}" for i in range(n)) + "\n"
+        "from jax import "
+        + ", ".join(f"pmap as f{i}" for i in range(n))
+        + "\n"
         + "".join(f"f{i}(g)\n" for i in range(n))
     ),
     "shard_map again and again": lambda n: (
@@ -72,10 +78,13 @@ SHAPES: dict[str, Callable[[int], str]] = {
         _TOP + "f0 = jax.pmap\n" + "".join(f"f{i + 1} = f{i}\n" for i in range(n)) + f"f{n}(g)\n"
     ),
     "a chain of functions": lambda n: (
-        _TOP + "".join(f"def f{i}(x):\n    return f{i + 1}(x)\n" for i in range(n)) + "jax.jit(f0)\n"
+        _TOP
+        + "".join(f"def f{i}(x):\n    return f{i + 1}(x)\n" for i in range(n))
+        + "jax.jit(f0)\n"
     ),
     "a chain of partials": lambda n: (
-        _TOP + "f0 = jax.pmap\n"
+        _TOP
+        + "f0 = jax.pmap\n"
         + "".join(f"f{i + 1} = functools.partial(f{i}, a)\n" for i in range(n))
     ),
     "functions that read arrays": lambda n: (
@@ -95,7 +104,9 @@ SHAPES: dict[str, Callable[[int], str]] = {
     "comments": lambda n: _TOP + "# jax.pmap(f) " * 10 * n + "\n" + "#\n" * n,
     "continued lines": lambda n: _TOP + "y = jax.pmap(f) + \\\n" * n + "0\n",
     "gradients": lambda n: (
-        _TOP + "from jax import P\ndef f(w, x):\n" + "    w = jax.grad(g)(w, x)\n" * n
+        _TOP
+        + "from jax import P\ndef f(w, x):\n"
+        + "    w = jax.grad(g)(w, x)\n" * n
         + "    return w\nh = jax.shard_map(f, mesh=m, in_specs=P(), out_specs=P())\n"
     ),
     "a notebook": lambda n: _notebook(n // 4),
