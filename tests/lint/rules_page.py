@@ -42,7 +42,7 @@ def _section(rule: Rule) -> str:
     is_code = "=" in code
     instead = f"```text\n{code}\n```" if is_code else code
     parts = [
-        f'\n<a id="{_anchor(rule)}"></a>\n## {rule.code} {rule.name}',
+        f"\n## {rule.code} {rule.name}",
         textwrap.fill(f"Finds: {rule.what}", 100, break_long_words=False, break_on_hyphens=False),
         textwrap.fill(f"Why: {rule.why}", 100, break_long_words=False, break_on_hyphens=False),
         f"Instead:\n\n{instead}",

@@ -4,14 +4,12 @@ The files behind the imports of a file that is linted are found, read and parsed
 """
 
 import contextlib
-import functools
 import itertools
 import os
 import re
 from collections.abc import Sequence
 
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.import_graph import ImportGraph, module_file
 from jax_dist.lint.model.semantic_model import KNOWN, Meaning, Module
 
 # What may hand on a name of another file: an import, or an assignment, at whatever depth.
@@ -35,14 +33,6 @@ class Project:
         self._names: dict[str, str] = {}
         self._homes: dict[tuple[str, str], str | None] = {}
 
-    def __reduce__(self) -> tuple[type["Project"], tuple[Sequence[str]]]:
-        return Project, (self.paths,)  # another process reads the files itself
-
-    @functools.cached_property
-    def graph(self) -> ImportGraph:
-        """Who imports whom; linting does not ask."""
-        return ImportGraph(self.paths, self.any_file)
-
     def held(self, source: sources.Source) -> Module | None:
         """The module of a file, where an import has led to it already."""
         module = self._modules.get(os.path.abspath(source.path))
@@ -53,7 +43,7 @@ class Project:
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
         name = self.dotted_name(path)
-        return Module(source, name, lambda name: self.meaning(name, folder), lambda: self.graph)
+        return Module(source, name, lambda name: self.meaning(name, folder))
 
     def opened(self, path: str) -> Module | None:
         """Return the module in a file; None where it cannot be read."""
@@ -137,3 +127,11 @@ class Project:
             found = (place for place in places if sources.holds_module(place, root))
             self._homes[key] = next(found, None)
         return self._homes[key]
+
+
+def module_file(base: str) -> str | None:
+    """Return the file of a module or package, by its path without an ending."""
+    for path in (f"{base}.py", os.path.join(base, "__init__.py")):
+        if os.path.isfile(path):
+            return path
+    return None

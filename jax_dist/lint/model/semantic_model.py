@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from jax_dist.lint.model import scopes, sources
 from jax_dist.lint.model.findings import Edit
-from jax_dist.lint.model.import_graph import ImportGraph
 from jax_dist.lint.model.reaching import LIMIT, Reaching
 from jax_dist.lint.model.scopes import Binding, NameScope
 from jax_dist.lint.model.sources import Source
@@ -49,7 +48,6 @@ class Module:
       source: the text.
       name: the dotted name under which the project imports it; "" where that is not known.
       elsewhere: looks up names of other files of the project.
-      graph: gives the imports of the project; None where the file is judged alone.
 
     Raises:
       ParseError: where Python cannot parse it.
@@ -60,7 +58,6 @@ class Module:
         source: Source,
         name: str = "",
         elsewhere: _Elsewhere = lambda _: None,
-        graph: Callable[[], ImportGraph | None] = lambda: None,
     ):
         self.source = source
         self.name = name
@@ -68,7 +65,6 @@ class Module:
         self.scopes: scopes.Scopes = scopes.build(self.tree)
         self._reaching = Reaching(self.scopes)
         self._elsewhere = elsewhere
-        self._graph = graph
         self._depth = 0
         self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
@@ -87,11 +83,6 @@ class Module:
     def drop(self) -> None:
         """Frees its memory now; it cannot be used any more."""
         self.__dict__.clear()  # what is kept for it holds it
-
-    @property
-    def graph(self) -> ImportGraph | None:
-        """The imports of the project; None where the file is judged alone."""
-        return self._graph()
 
     # --- text
 
