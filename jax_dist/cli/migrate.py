@@ -159,8 +159,8 @@ class _Migrate:
         texts = (*settings.excluded.texts, *self._options.exclude)
         patterns = sources.Patterns(texts, settings.excluded.folder)
         seen = sources.find_files(self._paths, patterns)
-        for folder in seen.unreadable:
-            self._complain(f"the folder {folder} cannot be read")
+        for reason in seen.skipped:
+            self._complain(f"skipped: {reason}")
         with terminal.ProgressLine(self._err, "files migrated") as progress:
             return migration.migrate(seen.files, self._target, progress=progress), len(seen.files)
 

@@ -41,6 +41,8 @@ class MigrationOptions:
     to: Target = "jax_dist"
     jax: Version | None = None  # the oldest jax that the code must run on; None: the newest
     lines: Mapping[str, frozenset[int]] = dataclasses.field(default_factory=dict)  # by path
+    # The lines of places that keep their form, by path: a run has shown that they differ.
+    back: Mapping[str, frozenset[int]] = dataclasses.field(default_factory=dict)
 
 
 def migrate(
@@ -116,20 +118,45 @@ class _File:
         """Return the file with its places."""
         source = self._first.source
         before = source.written(source.code)
-        planned = self._places(self._first)
-        places = (*(place.place for place in planned), *unparsed_cells(source))
+        module, planned = self._first, []
         try:
-            after = self._rewritten(planned)
+            if self._options.to in ("shard_map", "jit"):
+                module, planned = self._mapped_again(module)
+            others = self._places(module)
+            places = (*(p.place for p in (*planned, *others)), *unparsed_cells(source))
+            after = self._rewritten(module, others)
         except UnsafeTextError as error:
-            left = tuple(dataclasses.replace(place, status="left") for place in places)
-            return FileMigration(source.path, before, before, left, problem=str(error))
+            return FileMigration(source.path, before, before, problem=str(error))
         is_vendored = isinstance(self._namer, VendoredNames) and self._namer.is_used
         needs = self._home.path if is_vendored and after != before else ""
         return FileMigration(source.path, before, after, _in_order(places), needs_module=needs)
 
-    def _rewritten(self, planned: list[PlannedPlace]) -> bytes:
+    def _mapped_again(self, module: Module) -> tuple[Module, list[PlannedPlace]]:
+        """Return the file with its mapped functions by jax.shard_map, and their places."""
+        from jax_dist.migrate.shard_map.rewrite import rewrite  # only here: few runs need it
+
+        back = self._options.back.get(module.source.path, frozenset())
+        if self._chosen is not None:
+            lines = {
+                module.source.position(module.span(site.reference)[0]).line
+                for site in sites.find(module, self._options.to)
+            }
+            back |= lines - self._chosen
+        result = rewrite(module, self._options.to, back)
+        if result.fix is None:
+            return module, result.places
+        try:
+            source = module.source.edited(new_imports.placed(module, [result.fix]))
+            if result.definitions:
+                source = new_imports.with_block(source, result.definitions, in_cell=True)
+            return self._files.project.module(source), result.places
+        except (ParseError, ValueError) as error:
+            raise UnsafeTextError(
+                f"the new text would not parse ({error}); please report it"
+            ) from error
+
+    def _rewritten(self, module: Module, planned: list[PlannedPlace]) -> bytes:
         """Return the new bytes. Raises UnsafeTextError."""
-        module = self._first
         try:
             for _ in range(_ROUNDS):
                 fixes = list(dict.fromkeys(place.fix for place in planned if place.fix is not None))
@@ -160,16 +187,19 @@ class _File:
         return source.written(source.code)
 
     def _places(self, module: Module) -> list[PlannedPlace]:
-        """Return the places of the file as it is now."""
+        """Return the places whose names change, in the file as it is now."""
         to = self._options.to
-        places = [
-            renames.place_of(module, site, to, self._namer, self._files)
-            for site in sites.find(module, to)
-        ]
-        covered = [place.span for place in places]
-        places += renames.places_beside(
-            module, to, self._namer, covered, self._files, self._options.jax
-        )
+        if to in ("shard_map", "jit"):
+            places = renames.places_of_rules(module, self._options.jax)
+        else:
+            places = [
+                renames.place_of(module, site, to, self._namer, self._files)
+                for site in sites.find(module, to)
+            ]
+            covered = [place.span for place in places]
+            places += renames.places_beside(
+                module, to, self._namer, covered, self._files, self._options.jax
+            )
         if self._chosen is not None:
             places = [place for place in places if place.place.line in self._chosen]
         return places

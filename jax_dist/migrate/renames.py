@@ -184,7 +184,7 @@ def places_beside(
         *_of_other_pmaps(module, target),
     ]
     spans = [*covered, *(place.span for place in places)]
-    for place in _of_rules(module, jax):
+    for place in places_of_rules(module, jax):
         low = place.span[0]
         if not any(start <= low and (place.span[1] <= end or low == start) for start, end in spans):
             places.append(place)
@@ -212,8 +212,9 @@ def _of_imports(
             )
 
 
-def _of_rules(module: Module, jax: Version | None) -> Iterator[PlannedPlace]:
-    """Yield the places that the rules of `CODES` find, and fix."""
+def places_of_rules(module: Module, jax: Version | None) -> list[PlannedPlace]:
+    """Return the places that the rules of `CODES` find, and fix."""
+    places: list[PlannedPlace] = []
     for finding in linter.check_module(module, CODES, jax):
         fix = finding.fix
         is_safe = fix is not None and fix.safety is Safety.SAFE
@@ -227,7 +228,8 @@ def _of_rules(module: Module, jax: Version | None) -> Iterator[PlannedPlace]:
             finding.message,
             "" if fix is None or is_safe else fix.title,
         )
-        yield PlannedPlace(place, finding.span, fix if is_safe else None)
+        places.append(PlannedPlace(place, finding.span, fix if is_safe else None))
+    return places
 
 
 _PUT_CODES: dict[str, Code] = {

@@ -73,18 +73,9 @@ class Finding:
         return (self.path, self.span[0], self.code)
 
     @property
-    def message_with_cell(self) -> str:
-        """The message, with the cell where there is one."""
-        if self.start.cell is None:
-            return self.message
-        return f"cell {self.start.cell}, line {self.start.line}: {self.message}"
-
-    @property
-    def in_file(self) -> tuple[Position, Position]:
-        """The places for forms that know nothing of cells: in a notebook, its first line."""
-        if self.start.cell is None:
-            return self.start, self.end
-        return Position(1, 1), Position(1, 1)
+    def safety(self) -> Safety | None:
+        """How much its fix may be trusted; None where there is none."""
+        return self.fix.safety if self.fix else None
 
 
 def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from jax_dist.lint.model import pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
+from jax_dist.lint.model.reaching import LIMIT
 from jax_dist.lint.model.semantic_model import PARTIAL, Module
 from jax_dist.primitives import functions_of
 
@@ -105,7 +106,8 @@ def self_attributes(
             if isinstance(each, ast.Attribute) and is_self(each):
                 found.setdefault((each.attr, each.ctx.__class__), []).append(each)
         of_classes[owner] = found
-    return of_classes[owner].get((name, context), [])
+    found = of_classes[owner].get((name, context), [])
+    return found if len(found) <= LIMIT or context is ast.Load else []
 
 
 def attribute_reads(module: Module, name: str) -> Sequence[ast.Attribute]:

@@ -146,7 +146,7 @@ def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
             yield from module.reads_of(value, target.id)
         elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             owner = module.class_of(target)
-            if owner is not None:
+            if owner is not None and module.attribute_values(target):
                 loads = _attribute_loads(module, owner)
                 yield from loads.get((target.value.id, target.attr), ())
 

@@ -3,25 +3,18 @@
 The files behind the imports of a file that is linted are found, read and parsed once each.
 """
 
-import functools
+import contextlib
 import itertools
 import os
+import re
 from collections.abc import Sequence
 
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.import_graph import ImportGraph, module_file
 from jax_dist.lint.model.semantic_model import KNOWN, Meaning, Module
 
-# A file that says none of these cannot hand on what the rules speak of.
-_WORTH_READING = (
-    b"pmap",
-    b"partial",
-    b"replicate",
-    b"shard_map",
-    b"jax_utils",
-    b"pjit",
-    b"import *",
-)
+# What may hand on a name of another file: an import, or an assignment, at whatever depth.
+_IMPORTS = re.compile(rb"(?m)^[ \t]*(?:from|import)\b(?:[^(\n#]*\([^)]*\)|.*)")
+_ASSIGNED = re.compile(rb"(?m)^[ \t]*(\w+)[ \t]*(?::[^=\n]+)?=(?!=)")
 _DEEPEST = 12  # folders between a file and the root of its project
 
 
@@ -35,17 +28,10 @@ class Project:
     def __init__(self, paths: Sequence[str] = ()):
         self.paths = paths
         self._modules: dict[str, Module | None] = {}
+        self._given: dict[str, set[bytes] | None] = {}
         self._files: dict[tuple[str, str], str | None] = {}
         self._names: dict[str, str] = {}
         self._homes: dict[tuple[str, str], str | None] = {}
-
-    def __reduce__(self) -> tuple[type["Project"], tuple[Sequence[str]]]:
-        return Project, (self.paths,)  # another process reads the files itself
-
-    @functools.cached_property
-    def graph(self) -> ImportGraph:
-        """Who imports whom; linting does not ask."""
-        return ImportGraph(self.paths, self.any_file)
 
     def held(self, source: sources.Source) -> Module | None:
         """The module of a file, where an import has led to it already."""
@@ -57,24 +43,28 @@ class Project:
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
         name = self.dotted_name(path)
-        return Module(source, name, lambda name: self.meaning(name, folder), lambda: self.graph)
+        return Module(source, name, lambda name: self.meaning(name, folder))
 
     def opened(self, path: str) -> Module | None:
-        """The module in a file; None where it cannot be read, or says nothing of interest."""
+        """Return the module in a file; None where it cannot be read."""
         if path not in self._modules:
             self._modules[path] = None  # ends a circle of imports
-            self._modules[path] = self._read(path)
+            with contextlib.suppress(OSError, sources.UnreadableError, sources.ParseError):
+                self._modules[path] = self.module(sources.read(path, sources.read_bytes(path)))
         return self._modules[path]
 
-    def _read(self, path: str) -> Module | None:
-        try:
-            with open(path, "rb") as file:
-                data = file.read()
-            if not any(word in data for word in _WORTH_READING):
-                return None
-            return self.module(sources.read(path, data))
-        except (OSError, sources.UnreadableError, sources.ParseError):
-            return None
+    def _hands_on(self, path: str, name: str) -> bool:
+        """Return whether a file may give a name by more than a def; most need not be parsed."""
+        if path not in self._given:
+            try:
+                data = sources.read_bytes(path)
+            except OSError:
+                data = b""
+            imports = b" ".join(_IMPORTS.findall(data))
+            names = {*re.findall(rb"\w+", imports), *_ASSIGNED.findall(data)}
+            self._given[path] = names if b"*" not in imports else None
+        names = self._given[path]
+        return names is None or name.encode() in names
 
     def dotted_name(self, path: str) -> str:
         """`"scenic.train_lib.utils"`: from the outermost folder in a row that is a package."""
@@ -102,10 +92,10 @@ class Project:
             path = self.any_file(".".join(parts[:length]), folder)
             if path is None:
                 continue
-            module = self.opened(path)
+            first, *rest = parts[length:]
+            module = self.opened(path) if self._hands_on(path, first) else None
             if module is None:
                 return None
-            first, *rest = parts[length:]
             found = module.meaning_of_name(module.scopes.module, first)
             if found is None or not rest:
                 return found
@@ -137,3 +127,11 @@ class Project:
             found = (place for place in places if sources.holds_module(place, root))
             self._homes[key] = next(found, None)
         return self._homes[key]
+
+
+def module_file(base: str) -> str | None:
+    """Return the file of a module or package, by its path without an ending."""
+    for path in (f"{base}.py", os.path.join(base, "__init__.py")):
+        if os.path.isfile(path):
+            return path
+    return None

@@ -203,11 +203,12 @@ class _Name:
         raised = _union([state, self._between(node.body[0], node.body[-1])])
         done = self._block(node, "orelse", self._block(node, "body", state))
         ends = [done]
-        for handler in self._inside.get((node, "handlers"), ()):
-            ends.append(self._block(handler, "body", self._header(handler, raised)))
-        handled = len(self._inside.get((node, "handlers"), ()))
-        if handled < len(node.handlers):
-            ends.append(raised)
+        marked = self._inside.get((node, "handlers"), ())
+        for handler in node.handlers:
+            if handler in marked:
+                ends.append(self._block(handler, "body", self._header(handler, raised)))
+            elif not isinstance(handler.body[-1], _LEAVES):
+                ends.append(raised)
         if node.finalbody:
             anywhere = _union([*ends, raised])
             final = self._block(node, "finalbody", anywhere)

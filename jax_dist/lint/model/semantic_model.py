@@ -13,8 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from jax_dist.lint.model import scopes, sources
 from jax_dist.lint.model.findings import Edit
-from jax_dist.lint.model.import_graph import ImportGraph
-from jax_dist.lint.model.reaching import Reaching
+from jax_dist.lint.model.reaching import LIMIT, Reaching
 from jax_dist.lint.model.scopes import Binding, NameScope
 from jax_dist.lint.model.sources import Source
 
@@ -49,7 +48,6 @@ class Module:
       source: the text.
       name: the dotted name under which the project imports it; "" where that is not known.
       elsewhere: looks up names of other files of the project.
-      graph: gives the imports of the project; None where the file is judged alone.
 
     Raises:
       ParseError: where Python cannot parse it.
@@ -60,7 +58,6 @@ class Module:
         source: Source,
         name: str = "",
         elsewhere: _Elsewhere = lambda _: None,
-        graph: Callable[[], ImportGraph | None] = lambda: None,
     ):
         self.source = source
         self.name = name
@@ -68,7 +65,6 @@ class Module:
         self.scopes: scopes.Scopes = scopes.build(self.tree)
         self._reaching = Reaching(self.scopes)
         self._elsewhere = elsewhere
-        self._graph = graph
         self._depth = 0
         self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
@@ -87,11 +83,6 @@ class Module:
     def drop(self) -> None:
         """Frees its memory now; it cannot be used any more."""
         self.__dict__.clear()  # what is kept for it holds it
-
-    @property
-    def graph(self) -> ImportGraph | None:
-        """The imports of the project; None where the file is judged alone."""
-        return self._graph()
 
     # --- text
 
@@ -171,6 +162,14 @@ class Module:
         """All nodes of some classes, in no order; not of ast.Name or ast.Constant."""
         for kind in kinds:
             yield from self._by_class.get(kind, ())
+
+    @property
+    def has_f_strings(self) -> bool:
+        return ast.JoinedStr in self._by_class
+
+    def is_inside(self, node: ast.AST | None, around: ast.AST) -> bool:
+        """Return whether a node stands in another, at any depth."""
+        return node is not None and any(each is around for each in self.ancestors(node))
 
     def builtin(self, node: ast.expr) -> str | None:
         """The name of Python that a node is; None where the file hides it."""
@@ -401,9 +400,10 @@ class Module:
         return owner if isinstance(owner, ast.ClassDef) and first == node.value.id else None
 
     def attribute_values(self, node: ast.Attribute) -> list[ast.expr]:
-        """All values that the class gives to `self.x`; empty where none is seen."""
+        """Return all values that the class gives to `self.x`; none if there are too many."""
         owner = self._owner(node)
-        return [] if owner is None else self._attributes.get((owner, node.attr), [])
+        values = [] if owner is None else self._attributes.get((owner, node.attr), [])
+        return values if len(values) <= LIMIT else []
 
     def values(self, node: ast.expr) -> list[ast.expr] | None:
         """The values that may be bound to this name where it is read; None: not all are known.

@@ -22,6 +22,7 @@ SHARD = ("flax.training.common_utils.shard",)
 SHARD_KEY = ("flax.training.common_utils.shard_prng_key",)
 
 _NUMPY = ("jax.numpy", "numpy")
+FIRST_SHARD = "addressable_shards[0].data.squeeze(0)"
 
 
 class Kind(enum.StrEnum):

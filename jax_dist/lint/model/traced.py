@@ -145,9 +145,47 @@ def axes_of(
     return list(zip(positional, parts, strict=True)) if len(parts) == len(positional) else []
 
 
-def is_inside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
-    """Whether a node stands in a function, at any depth."""
-    return any(around is function for around in module.ancestors(node))
+def reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
+    """Return a function, and those of the file that it calls or hands on, and so on."""
+    found = {function: None}
+    waiting = [function]
+    while waiting:
+        for helper in _helpers(module, waiting.pop()):
+            if helper not in found:
+                found[helper] = None
+                waiting.append(helper)
+    return list(found)
+
+
+def _helpers(module: Module, function: scopes.Function) -> list[scopes.Function]:
+    known = module.memo(_helpers)
+    if function not in known:
+        helpers: list[Any] = []
+        for scope in scopes_in(module, function):
+            named = (scope.lookup(name) for name in scope.loads)
+            once = [bound[0] for _, bound in filter(None, named) if len(bound) == 1]
+            helpers += [one.node if one.kind == "def" else one.value for one in once]
+            methods = map(module.parent, scope.loads.get("self", ()))
+            helpers += [pmaps.definition(module, method) for method in methods]
+        known[function] = [each for each in helpers if isinstance(each, scopes.Function)]
+    return known[function]
+
+
+def scopes_in(module: Module, function: scopes.Function) -> list[scopes.NameScope]:
+    """Return the function's own scope and those in it, in order."""
+    children = module.once(_children)
+    inside = [module.scopes.of[function]]
+    for scope in inside:
+        inside += children.get(scope, [])
+    return inside
+
+
+def _children(module: Module) -> dict[scopes.NameScope, list[scopes.NameScope]]:
+    found: dict[scopes.NameScope, list[scopes.NameScope]] = {}
+    for scope in module.scopes.all:
+        if scope.parent is not None:
+            found.setdefault(scope.parent, []).append(scope)
+    return found
 
 
 # By name: which positional arguments are traced.

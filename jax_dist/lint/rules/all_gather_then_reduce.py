@@ -5,33 +5,26 @@ from collections.abc import Iterator
 
 from jax_dist.lint.model.findings import Edit, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, Page, rule
-
-_PAGE = Page(
-    code="JXD301",
-    name="all-gather-then-reduce",
-    summary="a gather that is only summed, averaged or compared",
-    cost="every device receives and keeps the blocks of all others",
-    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
-    "dimension or over all dimensions, by mean, sum, max or min.",
-    why="Every device receives and keeps the blocks of all others, only to add them up: 2 MiB of "
-    "temporary memory on each device where the reduction needs none (f32[1,256,256] blocks, 8 "
-    "simulated devices, jax 0.10.2). With `check_vma=True` the gathered mean also counts as "
-    "different on each device, and `out_specs=P()` is refused.",
-    example="mean = jax.lax.all_gather(x, 'i').mean(axis=0)\n",
-    instead="mean = jax.lax.pmean(x, 'i')\n",
-    fix="Unsafe: the order of summation may change the last digits, and small integers are summed "
-    "in their own type.",
-    since="Any jax.",
-    source="Measured on jax 0.10.2.",
-)
+from jax_dist.lint.rules import Found, rule
 
 _FIRST, _ALL = "the gathered dimension", "all dimensions"
 _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
 
 
-@rule(_PAGE, triggers=(b"*all_gather*",))
-def _all_gather_then_reduce(module: Module) -> Iterator[Found]:
+@rule(
+    "JXD301",
+    "all-gather-then-reduce",
+    what="`jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
+    "dimension or over all dimensions, by mean, sum, max or min.",
+    why="Every device receives and keeps the blocks of all others, only to add them up: 2 "
+    "MiB of temporary memory on each device where the reduction needs none "
+    "(f32[1,256,256] blocks, 8 simulated devices, jax 0.10.2). The fix is unsafe: the "
+    "order of summation may change the last digits.",
+    instead="mean = jax.lax.pmean(x, 'i')",
+    fix="unsafe",
+    triggers=(b"*all_gather*",),
+)
+def all_gather_then_reduce(module: Module) -> Iterator[Found]:
     for gather in module.calls("jax.lax.all_gather"):
         if not _stacks_in_front(module, gather):
             continue
