@@ -70,15 +70,13 @@ def test_a_directory_that_others_can_write_to_is_a_problem(monkeypatch, tmp_path
 def test_devices_that_hang_do_not_hang_the_command(monkeypatch, tmp_path):
     plugin = tmp_path / "jax_plugins" / "never"  # as JAX finds its backends
     plugin.mkdir(parents=True)
-    (plugin / "__init__.py").write_text(
-        "import time\n\ndef initialize():\n    print('reached', flush=True)\n    time.sleep(600)\n"
-    )
+    (plugin / "__init__.py").write_text("import time\n\ndef initialize():\n    time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     code, out = _run("--timeout", "8")
 
     assert code == 1
-    assert out.startswith("reached\nproblem: No answer in time: another process may hold")
+    assert "problem: No answer in time: another process may hold the devices" in out
 
 
 def test_a_missing_jax_is_told():
