@@ -293,13 +293,17 @@ def compare_device_counts(
     if not counts or any(not isinstance(count, int) or count < 1 for count in counts):
         raise ArgumentError(f"devices={devices!r} must be device counts, with one above 1.")
     program = _Program.of(fun, args, axis_name, in_axes, mesh)
-    for count in counts:
-        program.check(count)
-    text = program.call(program.values, 1, "lower").as_text()
-    expected = _run_perturbed(program, _coarsest_epsilon(text))
-    results = tuple(result for count in counts for result in _compare(program, count, expected))
+    one, *calls = (program.on(count) for count in (1, *counts))
+    values = [argument.value for argument in program.arguments]
+    text = one(values, "lower").as_text()
+    expected = _run_perturbed(one, values, _coarsest_epsilon(text))
+    results = [
+        comparison
+        for count, call in zip(counts, calls, strict=True)
+        for comparison in _compare(program, count, call(values), expected)
+    ]
     is_random = "threefry" in text or "rng_bit_generator" in text
-    return DeviceCountReport(program.name, tuple(counts), results, is_random)
+    return DeviceCountReport(program.name, tuple(counts), tuple(results), is_random)
 
 
 class _Argument(NamedTuple):
@@ -311,19 +315,8 @@ class _Argument(NamedTuple):
     axis: int = 0  # along which it is split
 
     @classmethod
-    def of_rows(cls, path: str, value: Any, axis: int | None) -> "_Argument":
-        """Describe an argument of a function of one device."""
-        if axis is None or not hasattr(value, "shape"):
-            return cls(path, value)
-        if not -value.ndim <= axis < value.ndim:
-            raise ArgumentError(f"{path} has shape {value.shape}: in_axes={axis} is out of range.")
-        return cls(path, value, "split", axis)
-
-    @classmethod
-    def of_slices(cls, path: str, value: Any, axis: int | None) -> "_Argument":
-        """Describe an argument of a mapped function."""
-        if axis is None:
-            return cls(path, value)
+    def of_slices(cls, path: str, value: Any, axis: int) -> "_Argument":
+        """Return an argument of a mapped function: copies, random keys, or rows."""
         slices = jnp.moveaxis(value, axis, 0)
         copies = _to_numpy(slices)
         if len(copies) > 1 and (copies == copies[:1]).all():
@@ -350,7 +343,6 @@ class _Program:
     axis_name: Any
     mesh: Mesh | None
     takes_mesh: bool
-    calls: dict[int, Callable] = dataclasses.field(default_factory=dict)  # by device count
 
     @classmethod
     def of(
@@ -361,85 +353,86 @@ class _Program:
         of_leaves = lambda *leaves, **mesh: fun(*jax.tree.unflatten(tree, leaves), **mesh)
         leaves, tree = jax.tree.flatten(args)
         paths = ["args" + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
-        is_none, make = lambda leaf: leaf is None, _Argument.of_rows
-        if mesh is not None:
-            axes: Sequence[int | None] = [None] * len(leaves)
-        elif axis_name is not None:
-            in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-            axes = jax.tree.broadcast(in_axes, args, is_leaf=is_none)
-            axes = jax.tree.leaves(axes, is_leaf=is_none)
-        else:
-            step, make = MappedStep.of(fun, args, {}), _Argument.of_slices
+        is_none, is_mapped = lambda leaf: leaf is None, mesh is None and axis_name is None
+        axes: Sequence[int | None] = [None] * len(leaves)
+        if is_mapped:
+            step = MappedStep.of(fun, args, {})
             of_leaves = lambda *leaves: step.call.run(leaves)
             axes, axis_name = step.axes, step.options.choice.axis_name
             is_array = [hasattr(leaf, "shape") for leaf in leaves]  # others are static
             leaves, paths = (list(itertools.compress(each, is_array)) for each in (leaves, paths))
-        leaves = [_to_host(leaf) for leaf in leaves]
-        arguments = tuple(itertools.starmap(make, zip(paths, leaves, axes, strict=True)))
+        elif mesh is None:
+            in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+            axes = jax.tree.broadcast(in_axes, args, is_leaf=is_none)
+            axes = jax.tree.leaves(axes, is_leaf=is_none)
+        arguments = []
+        for path, leaf, axis in zip(paths, map(_to_host, leaves), axes, strict=True):
+            if axis is None or not hasattr(leaf, "shape"):
+                arguments.append(_Argument(path, leaf))
+            elif not -leaf.ndim <= axis < leaf.ndim:
+                raise ArgumentError(f"{path} has shape {leaf.shape}, and no axis {axis}.")
+            elif is_mapped:
+                arguments.append(_Argument.of_slices(path, leaf, axis))
+            else:
+                arguments.append(_Argument(path, leaf, "split", axis))
         name = getattr(fun, "__name__", type(fun).__name__)
         if mesh is None and all(argument.kind == "shared" for argument in arguments):
             raise ArgumentError(f"{name}: in_axes={in_axes!r} divides no argument.")
         takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
-        return cls(of_leaves, name, arguments, axis_name, mesh, takes_mesh)
+        clean = lambda leaf: None if _is_key(leaf) else jnp.asarray(leaf)
+        results = lambda *leaves, **mesh: jax.tree.map(clean, of_leaves(*leaves, **mesh))
+        return cls(results, name, tuple(arguments), axis_name, mesh, takes_mesh)
 
-    @property
-    def values(self) -> list[Any]:
-        return [argument.value for argument in self.arguments]
+    def on(self, count: int) -> Callable[..., Any]:
+        """Return a call of the function on so many devices, of values and a method of jit's.
 
-    def check(self, count: int) -> None:
-        """Raise ArgumentError if the program cannot run on so many devices."""
-        reason = ""
+        The results are those of all devices, `[count, *s]`; of whole arrays, `[1, *s]`.
+
+        Raises:
+          ArgumentError: the arguments or the mesh cannot be divided.
+        """
+        mesh = None
         for path, value, kind, axis in self.arguments:
-            if kind == "split" and value.shape[axis] % count:
-                reason = f"{path} has {value.shape[axis]} rows"
-            elif kind == "slices" and len(value) < count:
-                reason = f"{path} has {len(value)} slices, which cannot be divided"
-        if self.mesh is not None and math.prod(self._mesh_shape(count)) != count:
-            reason = f"the mesh {dict(self.mesh.shape)} cannot be made that small"
-        if reason:
-            raise ArgumentError(f"{self.name} cannot run on {count} devices: {reason}.")
+            rows = 0 if kind == "shared" else value.shape[axis]
+            if rows < count if kind == "slices" else rows % count:
+                reason = f"{path} has {rows} {'rows' if kind == 'split' else 'keys or numbers'}"
+                raise ArgumentError(f"{self.name} cannot run on {count} devices: {reason}.")
+        if self.mesh is None:
+            axes = [None if argument.kind == "shared" else 0 for argument in self.arguments]
+            options = {"axis_name": self.axis_name, "axis_size": count}
+            function = jax.jit(jax.vmap(self.fun, in_axes=axes, **options))
+        else:
+            mesh = _shrink(self.mesh, count)
+            options = {"mesh": mesh} if self.takes_mesh else {}
+            whole = lambda *leaves: self.fun(*leaves, **options)
+            function = jax.jit(lambda *leaves: jax.tree.map(lambda x: x[None], whole(*leaves)))
 
-    def _mesh_shape(self, count: int) -> tuple[int, ...]:
-        """Return the shape of the smaller mesh: as much of the first axes as fits."""
-        shape, left = [], count
-        for size in self.mesh.devices.shape if self.mesh else ():
-            shape.append(math.gcd(size, left))
-            left //= shape[-1]
-        return tuple(shape)
+        def call(values: Sequence[Any], method: str = "__call__") -> Any:
+            pairs = zip(self.arguments, values, strict=True)
+            leaves = [argument.lay_out(value, count) for argument, value in pairs]
+            try:
+                with jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
+                    return getattr(function, method)(*leaves)
+            except Exception as error:
+                note = f"compare_device_counts ran {self.name} on {count} devices."
+                if mesh is not None:
+                    note += " Its mesh must come from a parameter named mesh, or from jax.set_mesh."
+                error.add_note(note)
+                raise
 
-    def call(self, values: Sequence[Any], count: int, method: str = "__call__") -> Any:
-        """Return the results of all devices, `[count, *s]`; of whole arrays `[1, *s]`."""
-        mesh, options = None, {}
-        if self.mesh is not None:
-            devices = self.mesh.devices.flat[:count].reshape(self._mesh_shape(count))
-            mesh = Mesh(devices, self.mesh.axis_names, axis_types=self.mesh.axis_types)
-        if count not in self.calls:  # compiled once
-            if mesh is None:
-                axes = [None if argument.kind == "shared" else 0 for argument in self.arguments]
-                options = {"axis_name": self.axis_name, "axis_size": count}
-                self.calls[count] = jax.jit(jax.vmap(self.fun, in_axes=axes, **options))
-            else:
-                options = {"mesh": mesh} if self.takes_mesh else {}
-                whole = lambda *leaves: jax.tree.map(
-                    lambda leaf: jnp.asarray(leaf)[None], self.fun(*leaves, **options)
-                )
-                self.calls[count] = jax.jit(whole)
-        pairs = zip(self.arguments, values, strict=True)
-        leaves = [argument.lay_out(value, count) for argument, value in pairs]
-        try:
-            with jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
-                return getattr(self.calls[count], method)(*leaves)
-        except Exception as error:
-            note = f"compare_device_counts ran {self.name} on {count} devices."
-            if mesh is not None:
-                note += " Its mesh must come from a parameter named mesh, or from jax.set_mesh."
-            error.add_note(note)
-            raise
+        return call
 
-    def run(self, values: Sequence[Any], count: int) -> Any:
-        """Return the results, without keys."""
-        result = self.call(values, count)
-        return jax.tree.map(lambda leaf: None if _is_key(leaf) else leaf, result)
+
+def _shrink(mesh: Mesh, count: int) -> Mesh:
+    """Return a mesh of so many devices: as much of the first axes as fits."""
+    shape, left = [], count
+    for size in mesh.devices.shape:
+        shape.append(math.gcd(size, left))
+        left //= shape[-1]
+    if left > 1:
+        raise ArgumentError(f"The mesh {dict(mesh.shape)} cannot be made smaller to {count}.")
+    devices = mesh.devices.flat[:count].reshape(shape)
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 class _Expected(NamedTuple):
@@ -449,7 +442,7 @@ class _Expected(NamedTuple):
     tolerance: np.ndarray
 
 
-def _run_perturbed(program: _Program, epsilon: float) -> Any:
+def _run_perturbed(call: Callable, values: Sequence[Any], epsilon: float) -> Any:
     """Return the results on one device, with tolerances from runs with perturbed inputs."""
 
     def perturb(value: Any, generator: np.random.Generator) -> Any:
@@ -468,16 +461,17 @@ def _run_perturbed(program: _Program, epsilon: float) -> Any:
         rounding = unit * (_ROUNDING * sizes + sizes.max(initial=0.0))
         return _Expected(value, _SAFETY * effect + rounding)
 
-    runs = [program.run(program.values, 1)]
+    runs = [call(values)]
     for seed in range(_SEEDS):
         generator = np.random.default_rng(seed)
-        runs.append(program.run([perturb(value, generator) for value in program.values], 1))
+        runs.append(call([perturb(value, generator) for value in values]))
     return jax.tree.map(expect, *runs)
 
 
-def _compare(program: _Program, count: int, expected: Any) -> Iterator[ResultComparison]:
+def _compare(
+    program: _Program, count: int, result: Any, expected: Any
+) -> Iterator[ResultComparison]:
     """Compare all results on so many devices with those on one."""
-    result = program.run(program.values, count)
     is_leaf = lambda leaf: isinstance(leaf, _Expected)
     tree, one_tree = jax.tree.structure(result), jax.tree.structure(expected, is_leaf=is_leaf)
     if tree != one_tree:
@@ -577,7 +571,7 @@ def _widen(array: Any) -> np.ndarray:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _to_numpy(leaf: Any) -> np.ndarray:
@@ -589,7 +583,7 @@ def _to_numpy(leaf: Any) -> np.ndarray:
 
 def _to_host(leaf: Any) -> Any:
     """Return an array that is not committed to a device."""
-    if not hasattr(leaf, "shape") or not _is_key(leaf):
+    if not _is_key(leaf):
         return np.asarray(leaf) if hasattr(leaf, "shape") else leaf
     data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))

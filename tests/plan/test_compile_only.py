@@ -89,24 +89,6 @@ def test_what_is_captured_is_a_type_in_the_program(entry, monkeypatch):
     assert not placed
 
 
-def test_programs_for_two_meshes_take_the_same_captured_array():
-    mapped = jax_dist.pmap(_averaged, "i")
-    half = jax_dist.pmap(_averaged, "i", devices=jax.devices()[:4])
-
-    for lowered in (mapped.lower(_TYPE), half.lower(_X[:4]), mapped.lower(_X[:4])):
-        assert "tensor<16x16xf32>" in lowered.as_text()
-
-
-def test_the_report_is_of_the_same_program():
-    mapped = jax.pmap(lambda x: jax.lax.all_gather(x @ _TABLE, "i").mean(0), "i")
-
-    report = jax_dist.explain(mapped, _TYPE)
-
-    assert [each.kind for each in report.before.collectives] == ["all-gather"]
-    assert [each.kind for each in report.after.collectives] == ["all-reduce"]
-    assert [(array.name, array.action) for array in report.captured] == [("_TABLE", "lifted")]
-
-
 _RUNS = {
     "pmap": lambda: _mapped()(_X),
     "filter_pmap": lambda: jax_dist.filter_pmap(

@@ -163,17 +163,6 @@ def test_hsdp_shards_the_state_over_the_devices_of_a_host(monkeypatch):
     assert row.program.argument_bytes == STATE_BYTES // 4 + BATCH_BYTES
 
 
-def test_progress_has_a_line_for_each_program():
-    lines = []
-
-    planned(strategies=["jax.pmap", "fsdp"], progress=lines.append)
-
-    assert lines == [
-        "1 of 2: jax.pmap on 8 cpu devices: limit unknown",
-        "2 of 2: fsdp on 8 cpu devices: limit unknown",
-    ]
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "line"),
     [
