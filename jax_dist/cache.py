@@ -87,7 +87,7 @@ def enable(
         warnings.warn(CacheWarning(f"The compilation cache is off: {problem}."), stacklevel=2)
         return _disable()
     _watcher.folder, _watcher.max_size = folder, limit
-    _watcher.failures = failures and FailureRecords(pathlib.Path(folder), failures == "retry")
+    _watcher.failures = failures and FailureRecords(pathlib.Path(folder), retry=failures == "retry")
     settings = {
         "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": folder,

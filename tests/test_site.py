@@ -192,7 +192,7 @@ def test_help_is_what_the_command_prints(hooks):
     text = hooks.on_page_markdown("<!-- help: cache verify -->\n", _Page("reference/commands.md"))
 
     assert text.startswith("```text\nusage: jax-dist cache verify")
-    assert "--runs" in text
+    assert "--timeout" in text
 
 
 def test_the_script_for_searching_files_is_our_own(hooks):

@@ -20,9 +20,8 @@ _log = logging.getLogger("jax_dist.cache")
 class FailureRecords:
     """Files next to the entries, one for each program whose compilation failed."""
 
-    def __init__(self, folder: pathlib.Path, retry: bool) -> None:  # noqa: FBT001
-        self._folder = folder
-        self._retry = retry
+    def __init__(self, folder: pathlib.Path, *, retry: bool) -> None:
+        self._folder, self._retry = folder, retry
 
     @contextlib.contextmanager
     def watch(self, name: str, key: str) -> Iterator[None]:
