@@ -34,12 +34,12 @@ class Project:
         self._homes: dict[tuple[str, str], str | None] = {}
 
     def held(self, source: sources.Source) -> Module | None:
-        """The module of a file, where an import has led to it already."""
+        """Return the module of a file, where an import has led to it already."""
         module = self._modules.get(os.path.abspath(source.path))
         return module if module is not None and module.source == source else None
 
     def module(self, source: sources.Source) -> Module:
-        """Parses one file. Raises ParseError."""
+        """Parse one file; raise ParseError if Python cannot."""
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
         name = self.dotted_name(path)
@@ -67,7 +67,7 @@ class Project:
         return names is None or name.encode() in names
 
     def dotted_name(self, path: str) -> str:
-        """`"scenic.train_lib.utils"`: from the outermost folder in a row that is a package."""
+        """Return such as `"scenic.train_lib.utils"`, from the outermost package on."""
         folder, file = os.path.split(path)
         parts = [] if file == "__init__.py" else [os.path.splitext(file)[0]]
         package = self._package(folder)
@@ -84,7 +84,7 @@ class Project:
         return self._names[folder]
 
     def meaning(self, name: str, folder: str) -> Meaning | None:
-        """What `pkg.module.name` means at home, seen from a file in `folder`; None: not ours."""
+        """Return what `pkg.module.name` means, seen from a file in `folder`; None: not ours."""
         parts = name.split(".")
         if len(parts) < 2 or parts[0] in KNOWN or self.home(parts[0], folder) is None:
             return None
@@ -103,11 +103,11 @@ class Project:
         return None
 
     def file(self, name: str, folder: str) -> str | None:
-        """The file of a module, as a file in `folder` would import it."""
+        """Return the file of a module, as a file in `folder` would import it."""
         return None if name.partition(".")[0] in KNOWN else self.any_file(name, folder)
 
     def any_file(self, name: str, folder: str) -> str | None:
-        """The same, also of packages that are known: flax, in its own repository."""
+        """Return the same, also of packages that are known: flax, in its own repository."""
         key = (name, folder)
         if key not in self._files:
             parts = name.split(".")
@@ -116,7 +116,7 @@ class Project:
         return self._files[key]
 
     def home(self, root: str, folder: str) -> str | None:
-        """The nearest folder at or above `folder` in which a package or module `root` lies.
+        """Return the nearest folder at or above `folder` in which a package or module `root` lies.
 
         Or the `src` of such a folder: `tests/` imports what lies in `src/`.
         """
