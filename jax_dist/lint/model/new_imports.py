@@ -63,18 +63,11 @@ def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edi
     return Edit(start, end, joined)
 
 
-def with_block(source: Source, text: str, *, in_cell: bool = False) -> Source:
-    """Return a file with definitions below its imports: a cell of their own in a notebook.
-
-    With `in_cell`, they stand in the cell of the imports.
-    """
+def with_block(source: Source, text: str) -> Source:
+    """Return a file with definitions below its imports; in a notebook, in their cell."""
     code, tree = source.code, sources.parse(source.python)
     head = _run(tree) or _preamble(tree)
     at, lead = _after(code, head[-1]) if head else (0, "")
-    cell = None if in_cell else source.new_cell(at)
-    if cell is not None:
-        place, mark = cell
-        return _edited(source, Edit(place, place, f"{mark}{text.strip()}"))
     rest = code[at:].splitlines()
     gap = next((number for number, row in enumerate(rest) if row.strip()), len(rest))
     below = "\n" * max(2 - gap, 0) if code[at:].strip() else ""

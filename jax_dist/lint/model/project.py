@@ -31,6 +31,11 @@ class Project:
         self._given: dict[str, set[bytes] | None] = {}
         self._files: dict[tuple[str, str], str | None] = {}
         self._names: dict[str, str] = {}
+        self._folders: dict[str, list[str]] = {}
+        self._tops = {
+            path if os.path.isdir(path) else os.path.dirname(path)
+            for path in map(os.path.abspath, paths)
+        }
         self._homes: dict[tuple[str, str], str | None] = {}
 
     def held(self, source: sources.Source) -> Module | None:
@@ -122,11 +127,31 @@ class Project:
         """
         key = (root, folder)
         if key not in self._homes:
-            near = itertools.islice(sources.folders_above(folder), _DEEPEST)
+            near = self._within(folder)
             places = (place for above in near for place in (above, f"{above}{os.sep}src"))
             found = (place for place in places if sources.holds_module(place, root))
             self._homes[key] = next(found, None)
         return self._homes[key]
+
+    def _within(self, folder: str) -> list[str]:
+        """Return a folder and those above it, up to the root of its project.
+
+        That is the outermost folder with a mark of one, such as `.git`; else the one that was
+        given, or that holds the package around.
+        """
+        if folder not in self._folders:
+            near = list(itertools.islice(sources.folders_above(folder), _DEEPEST))
+            roots = [above for above in near if _has_mark(above)][-1:]
+            roots = roots or [above for above in near if above in self._tops]
+            end = near.index(roots[-1]) if roots else 0
+            while end + 1 < len(near) and os.path.isfile(os.path.join(near[end], "__init__.py")):
+                end += 1
+            self._folders[folder] = near[: end + 1]
+        return self._folders[folder]
+
+
+def _has_mark(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS)
 
 
 def module_file(base: str) -> str | None:

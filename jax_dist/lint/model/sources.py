@@ -110,11 +110,6 @@ class Source:
         """Return the file as it will be read once `code` is in the place of its code."""
         return dataclasses.replace(self, code=code, python=code)
 
-    def new_cell(self, offset: int) -> tuple[int, str] | None:
-        """Return where a new cell below that of `offset` begins, and its mark; None: no notebook."""
-        del offset
-        return None
-
 
 def read(path: str, data: bytes) -> Source:
     """Raise UnreadableError where the bytes are not what they say they are."""
