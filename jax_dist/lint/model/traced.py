@@ -135,16 +135,6 @@ def followed(module: Module, node: ast.expr | None) -> ast.expr | None:
     return module.value(node) if isinstance(node, ast.Name) else node
 
 
-def axes_of(
-    module: Module, function: scopes.Function, given: ast.expr | None
-) -> list[tuple[ast.arg, ast.expr | None]]:
-    """Return each positional parameter with its part of `in_specs`; none if they differ."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    given = followed(module, given)
-    parts = given.elts if isinstance(given, ast.Tuple) else [given] * len(positional)
-    return list(zip(positional, parts, strict=True)) if len(parts) == len(positional) else []
-
-
 def reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
     """Return a function, and those of the file that it calls or hands on, and so on."""
     found = {function: None}
