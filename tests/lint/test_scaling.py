@@ -127,7 +127,7 @@ def _steps(text: str, path: str) -> int:
     examiner = Examiner(frozenset(RULES))
     sys.setprofile(profile)
     try:
-        examiner.examined(path, text.encode())
+        examiner.examine(path, text.encode())
     finally:
         sys.setprofile(None)
     return count

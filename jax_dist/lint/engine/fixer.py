@@ -45,12 +45,11 @@ def diff(
     inside = os.path.relpath(path) if os.path.isabs(path) else path
     shown = path if inside.startswith(os.pardir) else inside
     shown = sources.display(shown.replace(os.sep, "/").lstrip("/"))
-    lines = difflib.unified_diff(
-        *(_TEXT_LINE.findall(data.decode(encoding, "surrogateescape")) for data in (before, after)),
-        "/dev/null" if new else f"a/{shown}",
-        f"b/{shown}",
-        lineterm="\n",
+    old, new_lines = (
+        _TEXT_LINE.findall(data.decode(encoding, "surrogateescape")) for data in (before, after)
     )
+    name = "/dev/null" if new else f"a/{shown}"
+    lines = difflib.unified_diff(old, new_lines, name, f"b/{shown}", lineterm="\n")
     whole = (line if line.endswith("\n") else f"{line}\n{_NO_END}" for line in lines)
     if not colour:
         return "".join(whole)

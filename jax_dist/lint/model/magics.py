@@ -23,7 +23,7 @@ _AUTOMAGIC = re.compile(r"\s*(?:pip|conda|cd|ls|cat|cp|mv|rm|mkdir|pwd)(?:[ \t]+
 
 
 def body_start(text: str) -> int | None:
-    """Where a cell's Python begins: behind `%%time`; None where there is none, as in `%%bash`."""
+    """Return where a cell's Python begins: behind `%%time`; None in a `%%bash`."""
     magic = _CELL_MAGIC.match(text)
     if magic is None:
         return 0
@@ -89,7 +89,7 @@ def _hide(line: str) -> str:
 
 
 def _name(text: str) -> str:
-    """`_`, whose value nobody knows, and blanks."""
+    """Return `_`, whose value nobody knows, and blanks."""
     return "_" + " " * (len(text.encode("utf-8", "surrogatepass")) - 1)
 
 
@@ -104,5 +104,5 @@ def _split_end(line: str) -> tuple[str, str]:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a cell, each with its end."""
+    """Return the lines of a cell, each with its end."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)

@@ -51,7 +51,7 @@ def sites(module: Module, names: Sequence[str] = PMAP) -> list[Site]:
 
 
 def applications(module: Module) -> list[Site]:
-    """Those of `sites` that map a function."""
+    """Return those of `sites` that map a function."""
     return [site for site in module.once(_sites) if site.is_application]
 
 
@@ -91,7 +91,7 @@ def _site(module: Module, reference: ast.expr) -> Site:
 def _given(
     calls: Iterable[tuple[Sequence[ast.expr], Sequence[ast.keyword]]],
 ) -> tuple[dict[str, ast.expr], str]:
-    """What partials and a call give, one after the other; and why that is not all."""
+    """Return what partials and a call give, one after the other; and why that is not all."""
     arguments: dict[str, ast.expr] = {}
     unknown = ""
     position = 0
@@ -112,14 +112,14 @@ def _given(
 
 
 def decorates(around: ast.AST, node: ast.AST) -> bool:
-    """Whether an expression is a decorator of a def."""
+    """Return whether an expression is a decorator of a def."""
     return isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef) and any(
         each is node for each in around.decorator_list
     )
 
 
 def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
-    """The calls of the mapped function that this file shows: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
+    """Return the calls of the mapped function in this file: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
     return list(filter(None, map(module.call_of, held_by(module, site))))
 
 
@@ -169,7 +169,7 @@ _ALIASES = 8  # names for one function, one of the other
 
 
 def definition(module: Module, fun: Any) -> scopes.Function | None:
-    """The def or lambda that an expression names, where the file shows just one."""
+    """Return the def or lambda that an expression names, where the file shows just one."""
     for _ in range(_ALIASES):
         if isinstance(fun, scopes.Function):
             return fun
@@ -189,7 +189,7 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
 
 
 def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
-    """`jit(f)` as `f`, or a decorator `@jit` gone with its line; nothing where that loses more."""
+    """Return edits that take a jit away; none where more would be lost."""
     (start, end), code = module.span(jit), module.source.code
     if isinstance(jit, ast.Call) and jit.args == [inner]:
         first, last = module.span(inner)

@@ -31,15 +31,20 @@ class Project:
         self._given: dict[str, set[bytes] | None] = {}
         self._files: dict[tuple[str, str], str | None] = {}
         self._names: dict[str, str] = {}
+        self._folders: dict[str, list[str]] = {}
+        self._tops = {
+            path if os.path.isdir(path) else os.path.dirname(path)
+            for path in map(os.path.abspath, paths)
+        }
         self._homes: dict[tuple[str, str], str | None] = {}
 
     def held(self, source: sources.Source) -> Module | None:
-        """The module of a file, where an import has led to it already."""
+        """Return the module of a file, where an import has led to it already."""
         module = self._modules.get(os.path.abspath(source.path))
         return module if module is not None and module.source == source else None
 
     def module(self, source: sources.Source) -> Module:
-        """Parses one file. Raises ParseError."""
+        """Parse one file; raise ParseError if Python cannot."""
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
         name = self.dotted_name(path)
@@ -67,7 +72,7 @@ class Project:
         return names is None or name.encode() in names
 
     def dotted_name(self, path: str) -> str:
-        """`"scenic.train_lib.utils"`: from the outermost folder in a row that is a package."""
+        """Return such as `"scenic.train_lib.utils"`, from the outermost package on."""
         folder, file = os.path.split(path)
         parts = [] if file == "__init__.py" else [os.path.splitext(file)[0]]
         package = self._package(folder)
@@ -84,7 +89,7 @@ class Project:
         return self._names[folder]
 
     def meaning(self, name: str, folder: str) -> Meaning | None:
-        """What `pkg.module.name` means at home, seen from a file in `folder`; None: not ours."""
+        """Return what `pkg.module.name` means, seen from a file in `folder`; None: not ours."""
         parts = name.split(".")
         if len(parts) < 2 or parts[0] in KNOWN or self.home(parts[0], folder) is None:
             return None
@@ -103,11 +108,11 @@ class Project:
         return None
 
     def file(self, name: str, folder: str) -> str | None:
-        """The file of a module, as a file in `folder` would import it."""
+        """Return the file of a module, as a file in `folder` would import it."""
         return None if name.partition(".")[0] in KNOWN else self.any_file(name, folder)
 
     def any_file(self, name: str, folder: str) -> str | None:
-        """The same, also of packages that are known: flax, in its own repository."""
+        """Return the same, also of packages that are known: flax, in its own repository."""
         key = (name, folder)
         if key not in self._files:
             parts = name.split(".")
@@ -116,17 +121,37 @@ class Project:
         return self._files[key]
 
     def home(self, root: str, folder: str) -> str | None:
-        """The nearest folder at or above `folder` in which a package or module `root` lies.
+        """Return the nearest folder at or above `folder` in which a package or module `root` lies.
 
         Or the `src` of such a folder: `tests/` imports what lies in `src/`.
         """
         key = (root, folder)
         if key not in self._homes:
-            near = itertools.islice(sources.folders_above(folder), _DEEPEST)
+            near = self._within(folder)
             places = (place for above in near for place in (above, f"{above}{os.sep}src"))
             found = (place for place in places if sources.holds_module(place, root))
             self._homes[key] = next(found, None)
         return self._homes[key]
+
+    def _within(self, folder: str) -> list[str]:
+        """Return a folder and those above it, up to the root of its project.
+
+        That is the outermost folder with a mark of one, such as `.git`; else the one that was
+        given, or that holds the package around.
+        """
+        if folder not in self._folders:
+            near = list(itertools.islice(sources.folders_above(folder), _DEEPEST))
+            roots = [above for above in near if _has_mark(above)][-1:]
+            roots = roots or [above for above in near if above in self._tops]
+            end = near.index(roots[-1]) if roots else 0
+            while end + 1 < len(near) and os.path.isfile(os.path.join(near[end], "__init__.py")):
+                end += 1
+            self._folders[folder] = near[: end + 1]
+        return self._folders[folder]
+
+
+def _has_mark(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS)
 
 
 def module_file(base: str) -> str | None:

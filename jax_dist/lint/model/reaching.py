@@ -246,5 +246,5 @@ def _time_of(binding: Binding, *, last: bool) -> tuple[float, float]:
     """Return when a binding happens within its statement, as a place."""
     node: Any = binding.node
     if isinstance(node, ast.NamedExpr):
-        return node.end_lineno, node.end_col_offset
+        return node.end_lineno or 0, node.end_col_offset or 0
     return (float("inf"), 0) if last else place(node)

@@ -47,7 +47,7 @@ class NameScope:
         self.bindings.setdefault(name, []).append(binding)
 
     def lookup(self, name: str) -> "tuple[NameScope, list[Binding]] | None":
-        """The scope that a load of `name` here reads from, and what it binds the name to."""
+        """Return the scope that a load of `name` here reads from, and what it binds the name to."""
         scope: NameScope | None = self
         while scope is not None:
             visible = scope is self or not scope.is_class  # methods do not see their class's names
@@ -187,7 +187,7 @@ def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
 
 
 def build(tree: ast.Module) -> Scopes:
-    """Sees every node once."""
+    """See every node once."""
     module = NameScope(tree, None)
     walk = _Walk(Scopes(module, [module], {tree: module}, [], [tree], {}))
     walk.waiting.append((module, walk.adopted(tree, tree.body)))
@@ -203,7 +203,7 @@ def build(tree: ast.Module) -> Scopes:
 
 
 def _nonlocal_home(scope: NameScope, name: str) -> NameScope | None:
-    """The nearest function around a scope that binds a name of its own."""
+    """Return the nearest function around a scope that binds a name of its own."""
     around = scope.parent
     while around is not None:
         if name in around.bindings and name not in around.outer and not around.is_class:
@@ -221,7 +221,7 @@ class _Walk:
         self.waiting: list[tuple[NameScope, list[Any]]] = []
 
     def run(self, stack: list[Any]) -> None:
-        """Sees all nodes of one scope; scopes within it are left waiting."""
+        """See all nodes of one scope; scopes within it are left waiting."""
         pop, push, seen = stack.pop, stack.append, self.found.nodes.append
         loads, parents = self.scope.loads, self.found.parents
         fields_of, handlers = _FIELDS, _HANDLERS
@@ -255,7 +255,7 @@ class _Walk:
                         push(child)
 
     def adopted(self, parent: ast.AST, nodes: list[Any]) -> list[Any]:
-        """Notes the parent of some nodes; a new list of them."""
+        """Note the parent of some nodes; a new list of them."""
         parents = self.found.parents
         for node in nodes:
             parents[node] = parent
@@ -321,7 +321,7 @@ def _class(walk: _Walk, node: ast.ClassDef, stack: list[Any]) -> bool:
 
 
 def _comprehension(walk: _Walk, node: Any, stack: list[Any]) -> bool:
-    """The first iterable is computed outside."""
+    """Return the first iterable is computed outside."""
     stack += walk.adopted(node.generators[0], [node.generators[0].iter])
     inner = walk.enter(node)
     inside: list[Any] = []
@@ -358,7 +358,7 @@ def _import_from(walk: _Walk, node: ast.ImportFrom, _stack: list[Any]) -> bool:
 
 
 def _assign(walk: _Walk, node: Any, stack: list[Any]) -> bool:
-    """`a = b.c = value`, `a: T = value`, `a: T`."""
+    """Return `a = b.c = value`, `a: T = value`, `a: T`."""
     is_plain = isinstance(node, ast.Assign)
     value = node.value
     rest: list[Any] = [value] if is_plain else [node.annotation, *([value] if value else [])]
@@ -392,7 +392,7 @@ def _outer(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
 
 
 def _named(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
-    """`except E as name`, `case [*name]`, `case {**name}`, `case P() as name`, `type name = T`."""
+    """Bind the name of `except E as name`, `case [*name]`, `case P() as name`, `type name = T`."""
     name = getattr(node, "name", None) or getattr(node, "rest", None)
     if isinstance(name, ast.Name):
         name = name.id
@@ -402,7 +402,7 @@ def _named(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
 
 
 def parameters(arguments: ast.arguments) -> list[ast.arg]:
-    """All parameters, in the order of a call; `*args` and `**kwargs` last."""
+    """Return all parameters, in the order of a call; `*args` and `**kwargs` last."""
     last = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *last]
 
@@ -434,10 +434,10 @@ for _kind in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAlias"):  # since Pyt
 
 
 def last_name(node: ast.AST) -> str:
-    """`"mean"` of `mean` and of `x.mean`; "" of anything else."""
+    """Return `"mean"` of `mean` and of `x.mean`; "" of anything else."""
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def place(node: Any) -> tuple[int, int]:
-    """Where a node begins: line and column."""
+    """Return where a node begins: line and column."""
     return (node.lineno, node.col_offset)

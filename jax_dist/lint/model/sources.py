@@ -101,23 +101,18 @@ class Source:
         return f"…{part.decode('utf-8', 'ignore')}".rstrip("\r\n")
 
     def written(self, code: bytes) -> bytes:
-        """The file's bytes once `code` is in the place of its code."""
+        """Return the file's bytes once `code` is in the place of its code."""
         if self.encoding == "utf-8":
             return codecs.BOM_UTF8 + code if self.bom else code
         return code.decode("utf-8").encode(self.encoding)
 
     def edited(self, code: bytes) -> "Source":
-        """The file as it will be read once `code` is in the place of its code."""
+        """Return the file as it will be read once `code` is in the place of its code."""
         return dataclasses.replace(self, code=code, python=code)
-
-    def new_cell(self, offset: int) -> tuple[int, str] | None:
-        """Where a new cell below that of `offset` begins, and what begins it; None: no notebook."""
-        del offset
-        return None
 
 
 def read(path: str, data: bytes) -> Source:
-    """Raises UnreadableError where the bytes are not what they say they are."""
+    """Raise UnreadableError where the bytes are not what they say they are."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UnreadableError("the file is UTF-16, which Python does not read; save it as UTF-8")
     try:
@@ -145,7 +140,7 @@ def _check(data: bytes, encoding: str) -> None:
 
 
 def looks_like_python(path: str, data: bytes) -> bool:
-    """Whether a file can be judged by the words in its bytes; else it must be read and parsed.
+    """Return whether a file can be judged by the words in its bytes, without parsing it.
 
     Not one of UTF-16, with broken bytes, or with another name, which the user must have given.
     """
@@ -158,7 +153,7 @@ def looks_like_python(path: str, data: bytes) -> bool:
 
 
 def parse(code: bytes) -> ast.Module:
-    """Raises ParseError."""
+    """Raise ParseError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the file's own invalid escapes
@@ -171,7 +166,7 @@ def parse(code: bytes) -> ast.Module:
 
 
 def parses(code: bytes) -> bool:
-    """Whether Python can parse a text by itself."""
+    """Return whether Python can parse a text by itself."""
     try:
         parse(code)
     except ParseError:
@@ -200,19 +195,19 @@ class Patterns:
     folder: str
 
     def match_name(self, name: str) -> bool:
-        """Whether a pattern without a slash matches this one name."""
+        """Return whether a pattern without a slash matches this one name."""
         plain, expression = self._of_names
         return name in plain or (expression is not None and bool(expression.match(name)))
 
     def match_place(self, path: str) -> bool:
-        """Whether a pattern with a slash matches the path or a folder above it."""
+        """Return whether a pattern with a slash matches the path or a folder above it."""
         if self._of_places is None:
             return False
         places = itertools.accumulate(self._seen(path).split("/"), "{}/{}".format)
         return any(map(self._of_places.match, places))
 
     def match(self, path: str) -> bool:
-        """Whether any pattern matches the path, a name in it, or a folder above it."""
+        """Return whether any pattern matches the path, a name in it, or a folder above it."""
         names = self._seen(path).split("/")
         return any(map(self.match_name, names)) or self.match_place(path)
 
@@ -383,13 +378,13 @@ def _missing(path: str) -> str:
 
 
 def folders_above(folder: str) -> Iterator[str]:
-    """A folder and those above it, the nearest first."""
+    """Yield a folder and those above it, the nearest first."""
     yield folder
     while (parent := os.path.dirname(folder)) != folder:
         yield (folder := parent)
 
 
 def holds_module(folder: str, name: str) -> bool:
-    """Whether a folder holds a package or module, as far as a look at names shows."""
+    """Return whether a folder holds a package or module, as far as a look at names shows."""
     base = os.path.join(folder, name)
     return os.path.isdir(base) or os.path.isfile(f"{base}.py")

@@ -50,7 +50,7 @@ _LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental")
 
 
 def _by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety:
-    """What the table says of the places at which the nodes stand."""
+    """Return what the table says of the places at which the nodes stand."""
     match entry.safe:
         case "everywhere":
             safe = True
@@ -79,7 +79,7 @@ def _in_annotation(module: Module, node: ast.AST) -> bool:
 
 
 def renamed(module: Module, table: Sequence[Rename], judge: _Judge = _by_place) -> Iterator[Found]:
-    """A finding for each import of a name of the table, and for each `a.b.name` that means it.
+    """Yield a finding for each import of a name of the table, and each `a.b.name`.
 
     A use of an imported name is not reported again. Nor is what is ready for the name to be
     missing, nor a name that the file itself puts there: `jax.tree_map = jax.tree.map`.
@@ -95,7 +95,7 @@ def renamed(module: Module, table: Sequence[Rename], judge: _Judge = _by_place) 
 
 
 def _assigned(module: Module) -> set[str]:
-    """The names of jax that the file sets, so that they are there on any version, or deletes."""
+    """Return the names of jax that the file itself sets or deletes."""
     found: set[str] = set()
     for node in module.scopes.nodes:
         match node:
@@ -154,13 +154,13 @@ class _Renames:
             yield Found(alias, entry.message, fix, needs)
 
     def _entry_for(self, name: str) -> Rename | None:
-        """The entry of the name itself, or of the nearest module around it."""
+        """Return the entry of the name itself, or of the nearest module around it."""
         while name and name not in self._entries:
             name = name.rpartition(".")[0]
         return self._entries.get(name)
 
     def _moved(self, target: str) -> str:
-        """Where what is imported from `target` is now; "" where that is not one name."""
+        """Return where what is imported from `target` is now; "" where that is not one name."""
         entry = self._entry_for(target)
         if entry is None or not entry.new:
             return ""
@@ -187,7 +187,7 @@ class _Renames:
         return Fix(f"use {new}", safety, (Edit(*module.span(node), text),), imports)
 
     def _without_import(self, alias: ast.alias, target: str, reads: list[ast.Name]) -> Fix | None:
-        """Renames all that is read of a module that is gone, and imports it no more."""
+        """Rename all that is read of a module that is gone, and imports it no more."""
         fixes: list[Fix] = []
         for read in reads:
             use = self._module.parent(read)
@@ -211,7 +211,7 @@ class _Renames:
         return Fix("use what took its place", Safety.SAFE, edits, imports)
 
     def _import_fix(self, statement: ast.AST, alias: ast.alias) -> tuple[Fix | None, Version]:
-        """One fix for the names of a statement that move as surely as `alias`, or more so.
+        """Return one fix for the names of a statement that move as surely as `alias`, or more so.
 
         None for a name that stays where others move.
         """
@@ -261,20 +261,20 @@ class _Renames:
 
 
 def _spells(module: Module, node: ast.expr, old: str) -> bool:
-    """Whether the node says the old name as an attribute; other files' aliases do not."""
+    """Return whether the node says the old name as an attribute; other files' aliases do not."""
     home = old.rpartition(".")[0]
     return isinstance(node, ast.Attribute) and module.qualified_name(node.value) == home
 
 
 def imports_of(module: Module, name: str) -> Iterator[tuple[ast.AST, list[ast.Name]]]:
-    """Each import of a name that the file is not ready to miss, with what reads it."""
+    """Yield each import of a name that the file is not ready to miss, with what reads it."""
     for scope, bound, binding in module.imports():
         if binding.target == name and not is_guarded(module, binding.node):
             yield binding.node, module.reads(scope, bound)
 
 
 def spelled(module: Module, name: str) -> Iterator[ast.expr]:
-    """Each `a.b.name`; a use of an imported name is part of the finding at its import."""
+    """Yield each `a.b.name`; a use of an imported name is part of the finding at its import."""
     for use in module.uses(name):
         if _spells(module, use, name) and not is_guarded(module, use):
             yield use
@@ -365,7 +365,7 @@ _ASKED = ("hasattr(", "version", "TYPE_CHECKING")
 
 
 def is_guarded(module: Module, node: ast.AST) -> bool:
-    """Whether the code around `node` is ready for the name to be missing.
+    """Return whether the code around `node` is ready for the name to be missing.
 
     It is in a `try` that catches the error, or in its handlers, or in a branch that asks for the
     name or for jax's version.

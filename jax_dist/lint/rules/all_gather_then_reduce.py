@@ -41,7 +41,7 @@ def all_gather_then_reduce(module: Module) -> Iterator[Found]:
 
 
 def _stacks_in_front(module: Module, gather: ast.Call) -> bool:
-    """Whether one block of each device stands along a new dimension 0."""
+    """Return whether one block of each device stands along a new dimension 0."""
     if len(gather.args) > 2 or any(isinstance(each, ast.Starred) for each in gather.args):
         return False
     plain = {"axis": "0", "tiled": "False", "axis_index_groups": "None"}
@@ -54,7 +54,7 @@ def _stacks_in_front(module: Module, gather: ast.Call) -> bool:
 
 
 def _only_read(module: Module, gather: ast.Call) -> ast.expr:
-    """The gather itself, or the one read of the one name that it is given."""
+    """Return the gather itself, or the one read of the one name that it is given."""
     around = module.parent(gather)
     match around:
         case ast.Assign(targets=[ast.Name(id=name)]):
@@ -66,7 +66,7 @@ def _only_read(module: Module, gather: ast.Call) -> ast.expr:
 
 
 def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | None:
-    """`(call, "mean", over what)` where a value is reduced and no more is asked."""
+    """Return `(call, "mean", over what)` where a value is reduced and no more is asked."""
     match module.parent(value):
         case ast.Attribute(attr=name) as around:
             call = module.call_of(around)
@@ -88,7 +88,7 @@ def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | N
 
 
 def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str, over: str) -> Fix | None:
-    """Renames the gather, and takes away what stands around it; a reduction over all stays."""
+    """Rename the gather, and takes away what stands around it; a reduction over all stays."""
     if len(gather.args) + len(gather.keywords) != 2:
         return None
     reduction = f"jax.lax.{_REDUCTIONS[name]}"

@@ -50,7 +50,7 @@ def cache_config(module: Module) -> Iterator[Found]:
 
 
 def _settings(module: Module) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """`(call, folder)` of each place that sets the folder."""
+    """Yield `(call, folder)` of each place that sets the folder."""
     for call in module.calls("jax.config.update"):
         match call.args:
             case [ast.Constant(value=name), folder] if name == _DIR:

@@ -73,7 +73,7 @@ def captured_array(module: Module) -> Iterator[Found]:
 def _captured(
     module: Module, function: scopes.Function
 ) -> Iterator[tuple[ast.expr, str, ast.Call]]:
-    """`(read, name, call that made it)`, once a name."""
+    """Yield `(read, name, call that made it)`, once a name."""
     named: set[str] = set()
     inside = traced.scopes_in(module, function)
     for scope in inside:
@@ -97,7 +97,7 @@ def _captured(
 
 
 def _is_array(module: Module, node: ast.expr) -> bool:
-    """Whether a call makes an array that is not known to be small."""
+    """Return whether a call makes an array that is not known to be small."""
     if not isinstance(node, ast.Call):
         return False
     name = module.qualified_name(node.func)
@@ -118,7 +118,7 @@ def _is_array(module: Module, node: ast.expr) -> bool:
 
 
 def _may_be_large(module: Module, node: ast.expr) -> bool:
-    """Whether an array made of this may have many numbers."""
+    """Return whether an array made of this may have many numbers."""
     if isinstance(node, ast.Call):
         name = module.qualified_name(node.func) or ""
         is_numpy = name.startswith(("jax.numpy.", "numpy.", "jax.random."))
@@ -130,7 +130,7 @@ def _may_be_large(module: Module, node: ast.expr) -> bool:
 
 
 def _has_size(call: ast.Call, place: int, root: str) -> bool:
-    """Whether the sizes are not written as numbers, or are large."""
+    """Return whether the sizes are not written as numbers, or are large."""
     by_name = [each.value for each in call.keywords if each.arg in ("shape", "size", "num")]
     sizes = by_name or call.args[place : place + 1]
     if not sizes:
@@ -143,7 +143,7 @@ def _has_size(call: ast.Call, place: int, root: str) -> bool:
 
 
 def _count(node: ast.expr) -> int | None:
-    """The product of sizes that are written as numbers."""
+    """Return the product of sizes that are written as numbers."""
     sizes: list[Any] = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
     product = 1
     for size in sizes:
@@ -154,7 +154,7 @@ def _count(node: ast.expr) -> int | None:
 
 
 def _is_small_literal(node: ast.expr) -> bool:
-    """A number, or a list of few numbers."""
+    """Return a number, or a list of few numbers."""
     literal = (ast.Constant, ast.UnaryOp, ast.USub, ast.List, ast.Tuple, ast.Load, ast.BinOp)
     nodes = list(ast.walk(node))
     operators = (ast.operator, ast.unaryop)

@@ -65,7 +65,7 @@ def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
 
 
 def _import_of_shard_map(module: Module, alias: ast.AST, reads: list[ast.Name]) -> Fix | None:
-    """The import and all its uses: half of it would not run."""
+    """Return the import and all its uses: half of it would not run."""
     statement = module.parent(alias)
     arguments = [_argument_edits(module, read) for read in reads]
     if not isinstance(alias, ast.alias) or not isinstance(statement, ast.ImportFrom):
@@ -90,7 +90,7 @@ def _safety(module: Module, uses: list[ast.Name] | list[ast.expr]) -> Safety:
 
 
 def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
-    """Puts names before arguments, and renames keywords; None where not all is seen."""
+    """Put names before arguments, and renames keywords; None where not all is seen."""
     used = traced.application(module, use)
     if used is None or not used.is_known or len(used.args) > len(_PARAMETERS):
         return None

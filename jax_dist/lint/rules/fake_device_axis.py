@@ -55,7 +55,7 @@ def fake_device_axis(module: Module) -> Iterator[Found]:
 
 
 def _candidates(module: Module) -> list[ast.Call]:
-    """Calls that may cut or stack, without those in the function of a `tree_map` that does."""
+    """Return calls that may reshape or stack, each once."""
     found: list[ast.Call] = []
     for node in module.nodes(ast.Call):
         match node.func:

@@ -61,9 +61,9 @@ def _fix_of_lambda(module: Module, function: ast.expr, tree: ast.expr) -> Fix | 
 
 
 def _is_sliced(module: Module, tree: ast.expr) -> bool:
-    """Whether every leaf is surely a jax.Array with one slice for each device."""
+    """Return whether every leaf is surely a jax.Array with one slice for each device."""
     for origin in flow.of(module).origins(tree):
-        if origin.on_host or not flow.is_whole(module, origin):
+        if origin.on_host:
             return False
         if origin.kind is Kind.MAPPED and origin.site is not None:
             if "out_axes" in origin.site.arguments or origin.site.unknown:

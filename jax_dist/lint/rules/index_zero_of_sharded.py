@@ -37,7 +37,7 @@ def index_zero_of_sharded(module: Module) -> Iterator[Found]:
 
 
 def _first_items(module: Module) -> Iterator[ast.Subscript]:
-    """Every `y[0]` that is read; JXD202 speaks of `tree_map(lambda x: x[0], ...)`."""
+    """Yield every `y[0]` that is read; JXD202 speaks of `tree_map(lambda x: x[0], ...)`."""
     for node in module.nodes(ast.Subscript):
         match node:
             case ast.Subscript(slice=ast.Constant(value=0 as zero), ctx=ast.Load()):
@@ -51,8 +51,6 @@ def _first_items(module: Module) -> Iterator[ast.Subscript]:
 def _fix_of_index(module: Module, node: ast.Subscript, found: tuple[Origin, ...]) -> Fix | None:
     for origin in found:
         if origin.site is None or "out_axes" in origin.site.arguments or origin.site.unknown:
-            return None
-        if not flow.is_whole(module, origin):
             return None
     start, end = module.span(node.value)[1], module.span(node)[1]
     if module.source.code[start:end].replace(b" ", b"") != b"[0]":

@@ -42,7 +42,7 @@ def make_mesh_explicit(module: Module) -> Iterator[Found]:
 
 
 def _by_position(module: Module, call: ast.Call, first: ast.keyword) -> Edit | None:
-    """Drops the keyword, where the argument comes first anyway."""
+    """Drop the keyword, where the argument comes first anyway."""
     if call.args or call.keywords[0] is not first:
         return None
     return Edit(module.span(first)[0], module.span(first.value)[0], "")

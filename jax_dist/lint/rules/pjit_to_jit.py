@@ -52,7 +52,7 @@ def pjit_to_jit(module: Module) -> Iterator[Found]:
 
 
 def _judge(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety | None:
-    """The least that holds of all uses."""
+    """Return the least that holds of all uses."""
     if entry.new != "jax.jit":
         # `with_sharding_constraint(x, axis_resources=s)`: the argument is called shardings now.
         calls = filter(None, map(module.call_of, nodes))
@@ -79,7 +79,7 @@ def _verdict(module: Module, node: ast.expr) -> Safety | None:
 
 
 def _kinds(module: Module, value: ast.expr) -> Iterator[Literal["spec", "sharding", "unknown"]]:
-    """What a tree of shardings holds."""
+    """Yield what a tree of shardings holds."""
     match value:
         case ast.Tuple() | ast.List():
             for element in value.elts:

@@ -29,7 +29,7 @@ def pvary_to_pcast(module: Module) -> Iterator[Found]:
 
 
 def _import_of_pcast(module: Module, alias: ast.AST, reads: list[ast.Name]) -> Fix | None:
-    """The import, and all calls: the new function wants one more argument."""
+    """Return the import, and all calls: the new function wants one more argument."""
     calls = [call for read in reads if (call := _varying(module, read)) is not None]
     if not isinstance(alias, ast.alias) or len(calls) < len(reads):
         return None
@@ -38,7 +38,7 @@ def _import_of_pcast(module: Module, alias: ast.AST, reads: list[ast.Name]) -> F
 
 
 def _varying(module: Module, function: ast.expr) -> Edit | None:
-    """Adds `to='varying'` behind the last argument of a call of `function`."""
+    """Add `to='varying'` behind the last argument of a call of `function`."""
     match module.call_of(function):
         case (
             ast.Call(args=[_, ast.expr() as last], keywords=[])

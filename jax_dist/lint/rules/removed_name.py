@@ -107,7 +107,7 @@ _SIMPLE = ast.Name | ast.Attribute | ast.Call | ast.Subscript
 
 
 def _sketched(module: Module, found: Found) -> Found:
-    """The finding of `jax.ops.index_update` and its like with `x.at[index].set(y)` as its fix."""
+    """Return the finding of `jax.ops.index_update` with `x.at[index].set(y)` as its fix."""
     call = module.call_of(found.node)
     if found.fix is not None or call is None or len(call.args) != 3 or call.keywords:
         return found
@@ -124,7 +124,7 @@ def _sketched(module: Module, found: Found) -> Found:
 
 
 def _buffers(module: Module) -> Iterator[Found]:
-    """`.device_buffer` and `.device_buffers`, which no other library's arrays have."""
+    """Yield `.device_buffer` and `.device_buffers`, which no other library's arrays have."""
     for node in module.nodes(ast.Attribute):
         if node.attr in _BUFFERS:
             text = _BUFFERS[node.attr].format(module.text(node.value))
@@ -136,7 +136,7 @@ _BOUNDS = {"a_min": "min", "a_max": "max"}
 
 
 def _bounds(module: Module) -> Iterator[Found]:
-    """`jax.numpy.clip(x, a_min=0)`."""
+    """Yield `jax.numpy.clip(x, a_min=0)`."""
     for call in module.calls("jax.numpy.clip"):
         for keyword in call.keywords:
             new = _BOUNDS.get(keyword.arg or "")

@@ -44,7 +44,7 @@ def removed_pmap_config(module: Module) -> Iterator[Found]:
 
 
 def _flag(module: Module, node: ast.AST) -> str | None:
-    """The flag that an option's name, a variable's name or an attribute of the config is."""
+    """Return the flag that an option's name, a variable's name or an attribute of the config is."""
     if isinstance(node, ast.Attribute):
         about = node.attr in _GONE and module.qualified_name(node.value) == "jax.config"
         return node.attr if about else None
@@ -60,7 +60,7 @@ def _flag(module: Module, node: ast.AST) -> str | None:
 
 
 def _fix(module: Module, node: ast.AST) -> Fix | None:
-    """Takes out the statement that sets the flag, if it does no more."""
+    """Take out the statement that sets the flag, if it does no more."""
     match module.parent(node):
         case ast.Call(func=function, args=[ast.Constant(), value], keywords=[]) as call:
             name = module.qualified_name(function)

@@ -37,7 +37,7 @@ def shard_map_no_jit(module: Module) -> Iterator[Found]:
 
 
 def _mapped(module: Module, application: Application) -> ast.expr | None:
-    """The expression that is the mapped function; None for a decorated def."""
+    """Return the expression that is the mapped function; None for a decorated def."""
     if isinstance(application.fun, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     around = module.parent(application.node)
@@ -63,7 +63,7 @@ def _calls(module: Module, application: Application, node: ast.expr | None) -> I
 
 
 def _eager(module: Module, node: ast.AST, depth: int = 0) -> bool:
-    """Whether it is sure that nothing traces the code at this place."""
+    """Return whether it is sure that nothing traces the code at this place."""
     function = module.function(node)
     if function is None:
         return True

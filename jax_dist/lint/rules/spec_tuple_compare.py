@@ -39,7 +39,7 @@ def spec_tuple_compare(module: Module) -> Iterator[Found]:
 
 
 def _tuples(module: Module, op: ast.cmpop, left: ast.expr, right: ast.expr) -> list[ast.Tuple]:
-    """The tuples that are compared with a spec."""
+    """Return the tuples that are compared with a spec."""
     if isinstance(op, ast.Eq | ast.NotEq):
         for one, other in ((left, right), (right, left)):
             if isinstance(other, ast.Tuple) and _is_spec(module, one):
@@ -63,7 +63,7 @@ def _is_spec(module: Module, node: ast.expr) -> bool:
 
 
 def _is_sharding(module: Module, node: ast.expr) -> bool:
-    """`x.sharding`, `NamedSharding(...)`, or a name of such a value."""
+    """Return `x.sharding`, `NamedSharding(...)`, or a name of such a value."""
     return all(
         module.qualified_name(each.func) == "jax.sharding.NamedSharding"
         if isinstance(each, ast.Call)
@@ -73,7 +73,7 @@ def _is_sharding(module: Module, node: ast.expr) -> bool:
 
 
 def _followed(module: Module, node: ast.expr) -> list[ast.expr]:
-    """The values of a name, or the expression itself."""
+    """Return the values of a name, or the expression itself."""
     return (module.values(node) if isinstance(node, ast.Name) else None) or [node]
 
 

@@ -33,12 +33,15 @@ _UNSTABLE = (
     triggers=traced.TRIGGERS,
 )
 def unstable_trace_value(module: Module) -> Iterator[Found]:
-    traced_by = {each.function: each.by for each in reversed(traced.traced(module))}
+    traced_by: dict[ast.AST, str] = {
+        each.function: each.by for each in reversed(traced.traced(module))
+    }
     if not traced_by:
         return
     calls = (call for call in module.nodes(ast.Call) if module.builtin(call.func) in ("id", "hash"))
     for call in (*module.calls(*_UNSTABLE), *calls):
-        by = next(filter(None, map(traced_by.get, module.ancestors(call))), None)
+        around = (each for each in module.ancestors(call) if each in traced_by)
+        by = traced_by.get(next(around, call))
         if by is not None:
             name = module.text(call.func)
             yield Found(call, f"{name}() is called once, while {by} traces, not per call")
