@@ -5,6 +5,7 @@ Comments and formatting outside the changes stay as they are.
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -171,10 +172,11 @@ class _Migrate:
 
         options = self._options
         try:
-            with _status(self._err, options.quiet) as progress:
+            with _status(self._err, is_quiet=options.quiet) as progress:
                 files, verification = trial.verify(
                     options.program,
                     files,
+                    self._migrated_again,
                     devices=options.devices,
                     timeout=options.timeout,
                     progress=progress,
@@ -190,6 +192,14 @@ class _Migrate:
                 if not file.is_new
             ]
         return list(files), verification
+
+    def _migrated_again(self, places: Sequence[tuple[str, int]]) -> list[Any]:
+        """Return the files without the forms that differ, at places by path and line."""
+        back: dict[str, frozenset[int]] = {}
+        for path, line in places:
+            back[path] = back.get(path, frozenset()) | {line}
+        self._target = dataclasses.replace(self._target, back=back)
+        return self._migrated()[0]
 
     def _show(self, report: Any) -> None:
         from jax_dist.lint.engine import fixer, linter
@@ -290,7 +300,7 @@ class _Migrate:
 
 
 @contextlib.contextmanager
-def _status(stream: TextIO, is_quiet: bool) -> Iterator[Callable[[str], None]]:
+def _status(stream: TextIO, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows on a terminal what runs."""
     if is_quiet or not stream.isatty():
         yield lambda text: None
