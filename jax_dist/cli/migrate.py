@@ -5,6 +5,7 @@ Comments and formatting outside the changes stay as they are.
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -175,6 +176,7 @@ class _Migrate:
                 files, verification = trial.verify(
                     options.program,
                     files,
+                    self._migrated_again,
                     devices=options.devices,
                     timeout=options.timeout,
                     progress=progress,
@@ -190,6 +192,14 @@ class _Migrate:
                 if not file.is_new
             ]
         return list(files), verification
+
+    def _migrated_again(self, places: Sequence[tuple[str, int]]) -> list[Any]:
+        """Return the files without the forms that differ, at places by path and line."""
+        back: dict[str, frozenset[int]] = {}
+        for path, line in places:
+            back[path] = back.get(path, frozenset()) | {line}
+        self._target = dataclasses.replace(self._target, back=back)
+        return self._migrated()[0]
 
     def _show(self, report: Any) -> None:
         from jax_dist.lint.engine import fixer, linter

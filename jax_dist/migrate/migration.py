@@ -202,7 +202,8 @@ class _File:
             )
         if self._chosen is not None:
             places = [place for place in places if place.place.line in self._chosen]
-        return places
+        back = self._options.back.get(module.source.path, frozenset())
+        return [place for place in places if place.place.line not in back]
 
 
 def _in_order(places: Sequence[Place]) -> tuple[Place, ...]:

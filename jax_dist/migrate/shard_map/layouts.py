@@ -12,9 +12,9 @@ from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.shard_map.mappings import Mapped
-from jax_dist.migrate.shard_map.values import Value, Values, parts_of
+from jax_dist.migrate.shard_map.values import Definition, Value, Values, parts_of, takes_first
 
-_MOST_UNKNOWN = 2  # reads that get a call each; with more, the axis stays
+_MOST_UNKNOWN = 5  # reads that get a call each; with more, the axis stays
 
 
 class Layout(enum.Enum):
@@ -48,17 +48,42 @@ class Layouts:
         )
 
     def _first_guess(self, value: Value) -> Layout:
-        kinds = {definition.kind for definition in value.definitions} - {"nothing"}
+        kinds = {self._kind(definition) for definition in value.definitions} - {"nothing"}
         unknown = [use for use in value.uses if use.kind == "unknown"]
         if kinds == {"rows"} and all(use.kind == "argument" for use in value.uses):
             return Layout.ROWS
-        is_state = "replicate" in kinds and kinds <= {"replicate", "result"}
+        is_state = "replicate" in kinds and kinds <= {"replicate", "result", "unknown"}
+        is_state = is_state and all(
+            definition.kind != "unknown" or self._is_of_itself(definition, value)
+            for definition in value.definitions
+        )
         if is_state and len(unknown) <= _MOST_UNKNOWN:
             return Layout.WHOLE
         is_result = kinds == {"result"} and all(
             use.kind in ("first", "listed") for use in value.uses
         )
         return Layout.WHOLE if is_result else Layout.SLICES
+
+    def _kind(self, definition: Definition) -> str:
+        """Return the kind of a definition; a function of copies alone makes copies, too."""
+        call = definition.call
+        mapped = next((each for each in self._mapped if call in each.calls), None)
+        if call is None or mapped is None:
+            return definition.kind
+        makers = [
+            stacking.stacking(self._module, argument)
+            if (value := self._values.of(argument)) is None
+            else value
+            for position, argument in enumerate(mapped.arguments(call))
+            if position not in mapped.static and mapped.axes[position] is not None
+        ]
+        is_copied = bool(makers) and all(map(_makes_copies, makers))
+        return "replicate" if is_copied else definition.kind
+
+    def _is_of_itself(self, definition: Definition, value: Value) -> bool:
+        """Return whether a value is defined as `f(value)`, by code that is not seen."""
+        node = definition.node
+        return isinstance(node, ast.Call) and any(use.node in node.args for use in value.uses)
 
     def _is_changed(self) -> bool:
         """Lower layouts once; return whether any was."""
@@ -74,6 +99,7 @@ class Layouts:
         for number, mapped in enumerate(self._mapped):
             self._lower_values(number, mapped)
         self._lower_unpacked()
+        self._lower_read_together()
         return before != (self._of_value, self.arguments, self.results)
 
     def _of_argument(self, mapped: Mapped, position: int, axis: int | None) -> Layout:
@@ -128,10 +154,8 @@ class Layouts:
     def _takes_first(self, call: ast.Call, mapped: Mapped) -> bool:
         """Return whether `unreplicate(f(x))` is all that is done with a call."""
         parent = self._module.parent(call)
-        stacked = stacking.stacking(self._module, parent)  # type: ignore[arg-type]
-        is_first = stacked is not None and stacked.kind is Kind.ONE and stacked.of is call
-        tree = stacking.first_of_leaves(self._module, parent)  # type: ignore[arg-type]
-        return mapped.results is None and (is_first or tree is call)
+        is_first = isinstance(parent, ast.Call) and takes_first(self._module, parent) is call
+        return mapped.results is None and is_first
 
     def _lower_values(self, number: int, mapped: Mapped) -> None:
         """Take the layout from values that do not fit where they go."""
@@ -167,3 +191,19 @@ class Layouts:
             if any(self.of_value(value) is not Layout.WHOLE for value in values):
                 for value in values:
                     self._of_value[id(value)] = Layout.SLICES
+
+    def _lower_read_together(self) -> None:
+        """Keep one layout for all parts of `unreplicate((a, b))`."""
+        for value in self._values.all():
+            for use in value.uses:
+                if use.kind == "first" and use.of is not None:
+                    parts = [*parts_of(self._module, use.of)]
+                    layouts = {self.of_expression(part) for part in parts}
+                    if len(parts) > 1 and layouts != {Layout.WHOLE}:
+                        self._of_value[id(value)] = Layout.SLICES
+
+
+def _makes_copies(maker: object) -> bool:
+    if isinstance(maker, Value):
+        return {definition.kind for definition in maker.definitions} == {"replicate"}
+    return getattr(maker, "kind", None) is Kind.REPLICATED

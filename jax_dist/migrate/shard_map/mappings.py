@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes
@@ -102,7 +102,8 @@ def _onward(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
     parent = module.parent(handle)
     match parent:
         case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
-            return [*pmaps.reads_of(module, handle)]  # of site.node: again, and known
+            reads = [*pmaps.reads_of(module, handle)]
+            return [*reads, *_of_instances(module, parent)]
         case ast.FunctionDef():
             return []  # the decorator
         case ast.Return():
@@ -115,6 +116,19 @@ def _onward(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
         case ast.Expr():
             return []
     return None
+
+
+def _of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
+    """Yield `trainer.update`, where the class of `trainer` sets `self.update` here."""
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+    for target in targets:
+        owner = module.class_of(target)
+        if owner is None or not isinstance(target, ast.Attribute):
+            continue
+        for read in functions.attribute_reads(module, target.attr):
+            base = module.value(read.value) if isinstance(read.value, ast.Name) else None
+            if isinstance(base, ast.Call) and scopes.last_name(base.func) == owner.name:
+                yield read
 
 
 def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence[ast.expr] | None:

@@ -16,7 +16,15 @@ from jax_dist.migrate.shard_map import mappings
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.text import Call, Expression, Writer
-from jax_dist.migrate.shard_map.values import Definition, Use, Value, Values, list_reads, parts_of
+from jax_dist.migrate.shard_map.values import (
+    Definition,
+    Use,
+    Value,
+    Values,
+    list_reads,
+    parts_of,
+    takes_first,
+)
 
 _PLACE_BATCH = "jax.make_array_from_process_local_data"
 _LONGEST_LAMBDA = 60
@@ -24,7 +32,7 @@ _STACKED = '''
 def stacked(tree):
 {unit}"""Return one copy of each array for each device of this process, stacked."""
 {unit}n = jax.local_device_count()
-{unit}return jax.tree.map(lambda x: jax.numpy.stack([x] * n), tree)
+{unit}return jax.tree.map(lambda x: jax.device_get(x)[None].repeat(n, 0), tree)
 '''
 
 
@@ -85,25 +93,23 @@ def rewrite(module: Module, target: Target, left_lines: Collection[int] = ()) ->
 
 
 _NOT_SEEN = Left(
-    "no argument is seen to be the same on all devices, rows of a batch, or a key for each",
-    "Use --to vendored, or replicate the state in the function that calls it.",
+    "its state keeps the device axis: it is read where that is not seen",
+    "Use --to vendored, or replicate the state, and read its first copy, in one function.",
 )
 
 
 def _is_worth_it(mapped: Mapped, number: int, layouts: Layouts, values: Values) -> bool:
-    """Return whether an argument loses the axis, or all are shared, or made for each device."""
+    """Return whether an argument loses the axis, or nothing that keeps it is fed back."""
     if layouts.loses_axis(number):
         return True
-    makers = ("keys", "result")
-    for call in mapped.calls:
-        for position, argument in enumerate(mapped.arguments(call)):
-            if position in mapped.static or mapped.axes[position] is None:
-                continue
-            value = values.of(argument)
-            kinds = set() if value is None else {each.kind for each in value.definitions}
-            if not kinds or not kinds <= {*makers}:
-                return False
-    return True
+    values_of_call = [
+        values.of(argument)
+        for call in mapped.calls
+        for position, argument in enumerate(mapped.arguments(call))
+        if position not in mapped.static and mapped.axes[position] is not None
+    ]
+    kinds = {d.kind for value in values_of_call if value for d in value.definitions}
+    return kinds <= {"keys", "result"} or not kinds & {"replicate", "result"}
 
 
 def _checked(module: Module, site: Site) -> Mapped:
@@ -132,6 +138,19 @@ def _home(module: Module, node: ast.AST) -> ast.AST:
             home = around
         inner = around
     return home
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Placed:
+    """An argument that is placed on the devices: text around a part of it."""
+
+    node: ast.expr
+    of: ast.expr
+    before: str
+    behind: str
+
+    def text(self, module: Module) -> str:
+        return f"{self.before}{module.text(self.of)}{self.behind}"
 
 
 class _Rewriting:
@@ -195,7 +214,9 @@ class _Rewriting:
                     return f"{jax_devices}()[: {self._module.text(upper)} * {count}()]"
         if given is None or stacking.lists_devices(self._module, given):
             return f"{jax_devices}()"
-        return self._module.text(given)
+        text = self._module.text(given)
+        may_be_none = isinstance(given, ast.Name | ast.Attribute)
+        return f"{jax_devices}() if {text} is None else {text}" if may_be_none else text
 
     def _devices_of_copies(self, mapped: Mapped) -> Iterator[ast.expr]:
         for call in mapped.calls:
@@ -203,8 +224,13 @@ class _Rewriting:
                 value = self._values.of(argument)
                 for definition in () if value is None else value.definitions:
                     node = definition.node
-                    if definition.kind == "replicate" and isinstance(node, ast.Call):
-                        yield from node.args[1:2]
+                    if isinstance(node, ast.Call) and self._lists_devices(node):
+                        yield node.args[1]
+
+    def _lists_devices(self, call: ast.Call) -> bool:
+        """Return whether a call replicates its first argument over the devices of its second."""
+        names = ("jax.device_put_replicated", "flax.jax_utils.replicate")
+        return len(call.args) > 1 and self._module.qualified_name(call.func) in names
 
     # --- the mapped function
 
@@ -346,7 +372,8 @@ class _Rewriting:
             case ast.Call(args=[inner], keywords=[*words]) if words and all(w.arg for w in words):
                 if self._module.qualified_name(node.func) == "functools.partial":
                     more = [self._module.text(word) for word in words]
-                    return f"{self._module.text(inner)}({', '.join([*arguments, *more])})"
+                    called = _called(self._module.text(inner))
+                    return f"{called}({', '.join([*arguments, *more])})"
         return f"{_called(fun)}({', '.join(arguments)})"
 
     def _result_names(self, mapped: Mapped, names: Sequence[str]) -> list[str]:
@@ -429,38 +456,45 @@ class _Rewriting:
 
     def _write_arguments(self, number: int, mapped: Mapped, call: ast.Call) -> None:
         """Place what a call gives, unless it is placed where it is defined."""
-        texts: list[str] = []
-        changed: list[tuple[ast.expr, str]] = []
-        for position, argument in enumerate(mapped.arguments(call)):
-            text = self._argument(number, mapped, position, argument, call)
-            texts.append(text or self._module.text(argument))
-            if text is not None:
-                changed.append((argument, text))
-        if not changed and not call.keywords:
+        arguments = mapped.arguments(call)
+        placed = [
+            self._argument(number, mapped, position, argument, call)
+            for position, argument in enumerate(arguments)
+        ]
+        if not any(placed) and not call.keywords:
             return
-        function = self._module.text(call.func)
-        flat = "\n" not in "".join(texts)
-        if flat and not any(self._is_touched(argument, changed) for argument in call.args):
+        if self._is_plain(call, arguments):
+            texts = [
+                self._module.text(argument) if new is None else new.text(self._module)
+                for argument, new in zip(arguments, placed, strict=True)
+            ]
+            function = self._module.text(call.func)
             text = self.writer.render(Call(function, texts), call)
             start = self._module.span(call.func)[1]
             self.writer.edits.append(Edit(start, self._module.span(call)[1], text[len(function) :]))
             return
-        for argument, text in changed:
-            self.writer.replace(argument, text)
+        for new in filter(None, placed):
+            self.writer.around(new.node, new.of, new.before, new.behind)
         for word in call.keywords:
             start = self._module.span(word)[0]
             self.writer.edits.append(Edit(start, self._module.span(word.value)[0], ""))
 
-    def _is_touched(self, argument: ast.expr, changed: Sequence[tuple[ast.expr, str]]) -> bool:
-        """Return whether other edits are made inside of an argument."""
-        if any(argument is node for node, _ in changed):
-            return False
-        return not isinstance(argument, ast.Name | ast.Attribute | ast.Constant)
+    def _is_plain(self, call: ast.Call, arguments: Sequence[ast.expr]) -> bool:
+        """Return whether no other edits are made inside of the arguments, on one line each."""
+        nodes = [node for argument in arguments for node in ast.walk(argument)]
+        is_touched = any(
+            isinstance(node, ast.Call)
+            and (node in self._numbers or any(node is each.site.node for each in self._mapped))
+            for node in nodes
+        )
+        firsts = {use.node for value in self._values.all() for use in value.uses if use.of}
+        has_read = any(node in firsts for node in nodes)
+        return not (is_touched or has_read or any("\n" in self._module.text(a) for a in arguments))
 
     def _argument(
         self, number: int, mapped: Mapped, position: int, argument: ast.expr, call: ast.Call
-    ) -> str | None:
-        """Return the new text of an argument; None if it stays."""
+    ) -> "_Placed | None":
+        """Return how an argument is placed; None if it stays."""
         layout = self._layouts.arguments.get((number, position))
         is_shared = position in mapped.static or mapped.axes[position] is None
         is_tree = [*parts_of(self._module, argument)] != [argument]
@@ -475,13 +509,13 @@ class _Rewriting:
                 return None
             sharding = self.writer.replicated(argument, self._mesh(argument, number))
             put = self.writer.name("jax.device_put", argument)
-            return f"{put}({self._module.text(stacked.of)}, {sharding.flat()})"
+            return _Placed(argument, stacked.of, f"{put}(", f", {sharding.flat()})")
         inner = stacked.of if layout is Layout.ROWS and stacked is not None else argument
         if inner is argument and self._rebinds(argument, call):
             self._write_above(number, argument)
             return None
         place = self.writer.name(_PLACE_BATCH, argument)
-        return f"{place}({self._sharded(argument, number)}, {self._module.text(inner)})"
+        return _Placed(argument, inner, f"{place}({self._sharded(argument, number)}, ", ")")
 
     def _is_placed_at_definition(self, value: Value) -> bool:
         """Return whether a value is placed where it is defined, and not where it is used."""
@@ -490,7 +524,12 @@ class _Rewriting:
         if any(definition.kind == "result" for definition in value.definitions):
             return True
         is_made = all(_is_expression(definition.node) for definition in value.definitions)
-        return is_made and all(use.kind == "argument" for use in value.uses)
+        return is_made and all(map(self._is_mapped_argument, value.uses))
+
+    def _is_mapped_argument(self, use: Use) -> bool:
+        if use.kind != "argument" or use.call is None:
+            return False
+        return self._mapped[self._numbers[use.call]].axes[use.position] is not None
 
     def _write_direct_read(self, mapped: Mapped, call: ast.Call) -> None:
         """Write `unreplicate(f(x))` as `f(x)`."""
@@ -498,9 +537,7 @@ class _Rewriting:
         parent: Any = self._module.parent(call)
         if mapped.results is not None or self._layouts.results[number, 0] is not Layout.WHOLE:
             return
-        stacked = stacking.stacking(self._module, parent)
-        is_first = stacked is not None and stacked.of is call
-        if is_first or stacking.first_of_leaves(self._module, parent) is call:
+        if isinstance(parent, ast.Call) and takes_first(self._module, parent) is call:
             self._write_first(parent, call)
 
     def _write_placed(self, number: int, node: Any, of: Any) -> None:
@@ -526,6 +563,18 @@ class _Rewriting:
         put = self.writer.name("jax.device_put", node)
         sharding = self.writer.replicated(node, self._mesh(node, number))
         self.writer.wrap(node, stacked.of, put, last=sharding.flat())
+
+    def _write_first_copy(self, number: int, node: Any) -> None:
+        """Write what other code makes of stacked copies as one value."""
+        if node in self._replaced:
+            return
+        self._replaced.add(node)
+        tree_map = self.writer.name("jax.tree.map", node)
+        sharding = self.writer.replicated(node, self._mesh(node, number))
+        before = f"{self.writer.name('jax.device_put', node)}({tree_map}(lambda x: x[0], "
+        start, end = self._module.span(node)
+        self.writer.insert(start, before)
+        self.writer.insert(end, f"), {sharding.flat()})")
 
     def _rebinds(self, node: ast.expr, call: ast.Call) -> bool:
         """Return whether a name may be set to what is placed, above its only use."""
@@ -555,6 +604,8 @@ class _Rewriting:
         node: Any = definition.node
         if layout is Layout.WHOLE and definition.kind == "replicate":
             self._write_copies(number, node, stacking.stacking(self._module, node))
+        elif layout is Layout.WHOLE and definition.kind == "unknown":
+            self._write_first_copy(number, node)
         elif layout is Layout.ROWS and definition.kind == "rows":
             self._write_placed(number, node, definition.of)
         elif (
@@ -624,8 +675,10 @@ class _Rewriting:
                     return
             elif is_donated and target != text:
                 tree_map = self.writer.name("jax.tree.map", node)
-                text = f"{tree_map}({self.writer.name('jax.numpy.copy', node)}, {text})"
-        self.writer.replace(node, text)
+                copy = self.writer.name("jax.numpy.copy", node)
+                self.writer.around(node, of, f"{tree_map}({copy}, ", ")")
+                return
+        self.writer.around(node, of, "", "")
 
     def _remove(self, statement: Any) -> None:
         """Remove a statement with its line."""

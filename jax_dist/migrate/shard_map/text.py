@@ -59,7 +59,7 @@ class Writer:
         self.edits: list[Edit] = []
         self.imports: dict[str, None] = {}
         self.below: dict[str, None] = {}  # definitions to be put below the imports
-        self._meshes: dict[tuple[ast.AST, str], tuple[str, str, list[ast.AST]]] = {}
+        self._meshes: dict[tuple[ast.AST, str, str], tuple[str, list[ast.AST]]] = {}
         # By function and mesh: the name of the sharding over its axis.
         self._sharded: dict[tuple[ast.AST, str], str] = {}
         self._bound_in: dict[ast.AST, set[str]] = {}
@@ -87,17 +87,18 @@ class Writer:
 
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
         """Put a call around a part of a node, in the place of the whole; with more arguments."""
-        (start, end), (low, high) = self.module.span(node), self.module.span(inner)
         text = self.module.text(inner)
         if "\n" in text:
-            before, behind = (
-                f"{name}({first + ', ' if first else ''}",
-                f"{', ' * bool(last)}{last})",
-            )
-            self.edits += [Edit(start, low, before), Edit(high, end, behind)]
+            before = f"{name}({first}, " if first else f"{name}("
+            self.around(node, inner, before, f", {last})" if last else ")")
         else:
             call = Call(name, [part for part in (first, text, last) if part])
             self.replace(node, self.render(call, node))
+
+    def around(self, node: Any, inner: Any, before: str, behind: str) -> None:
+        """Put text around a part of a node, in which other edits may be made."""
+        (start, end), (low, high) = self.module.span(node), self.module.span(inner)
+        self.edits += [Edit(start, low, before), Edit(high, end, behind)]
 
     # --- names
 
@@ -160,18 +161,18 @@ class Writer:
           devices: the text of its devices.
           home: the function, or the module's tree, that holds it.
         """
-        key = (home, axis)
+        key = (home, axis, devices)
         if key not in self._meshes:
             short = axis.strip("\"'")
-            taken = any(mesh_home is home for mesh_home, _ in self._meshes)
+            taken = any(mesh_home is home for mesh_home, _, _ in self._meshes)
             wanted = f"{short}_mesh" if taken and short.isidentifier() else "mesh"
-            self._meshes[key] = self.free_name(wanted, home), devices, []
-        self._meshes[key][2].append(at)
+            self._meshes[key] = self.free_name(wanted, home), []
+        self._meshes[key][1].append(at)
         return self._meshes[key][0]
 
     def define_meshes(self) -> None:
         """Put each mesh above the first statement that needs it."""
-        for (home, axis), (name, devices, nodes) in self._meshes.items():
+        for (home, axis, devices), (name, nodes) in self._meshes.items():
             body = home.body  # type: ignore[attr-defined] # a function or a module
             first = min(nodes, key=lambda node: self.module.statement(node).lineno)
             around = [first, *self.module.ancestors(first)]

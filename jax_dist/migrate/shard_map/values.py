@@ -128,7 +128,9 @@ class Values:
     def _key(self, node: ast.expr) -> Hashable | None:
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Store):
-                return node
+                parent = self._module.parent(node)
+                is_plain = isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+                return parent if is_plain else node  # as bindings have it
             bindings = self._module.reaching(node)
             return bindings[0].node if bindings else None
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -300,13 +302,15 @@ class Values:
             if container in arguments:
                 yield Use("argument", whole, call=call, position=arguments.index(container))
                 return
+        first = parent_of_parts(module, whole)
+        tree = takes_first(module, first) if isinstance(first, ast.Call) else None
+        if tree is not None and (whole is tree or tree in module.ancestors(whole)):
+            yield Use("first", first, of=tree)  # type: ignore[arg-type] # a call
+            return
+        if isinstance(parent, ast.keyword):
+            parent = module.parent(parent)
         if isinstance(parent, ast.Call):
-            stacked = stacking.stacking(module, parent)
-            if stacked is not None and stacked.kind is Kind.ONE and stacked.of is whole:
-                yield Use("first", parent, of=whole)
-                return
-            if (tree := stacking.first_of_leaves(module, parent)) is whole:
-                yield Use("first", parent, of=tree)
+            if _waits(module, parent):
                 return
             if whole is load and self._is_listed(parent):
                 yield Use("listed", whole)
@@ -389,7 +393,38 @@ def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
     return reads or None
 
 
+def _waits(module: Module, call: ast.Call) -> bool:
+    """Return whether a call only waits for the value."""
+    is_waiting = module.qualified_name(call.func) == "jax.block_until_ready"
+    return is_waiting or [word.arg for word in call.keywords] == ["wait_for"]
+
+
 _NOT_FIELDS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at", "T"))
+
+
+def takes_first(module: Module, call: ast.expr) -> ast.expr | None:
+    """Return the tree of which a call takes the first copy, also by a function of the file."""
+    stacked = stacking.stacking(module, call)
+    if stacked is not None and stacked.kind is Kind.ONE:
+        return stacked.of
+    tree = stacking.first_of_leaves(module, call)
+    if tree is not None or not isinstance(call, ast.Call) or len(call.args) != 1:
+        return tree
+    function = pmaps.definition(module, call.func)
+    if not isinstance(function, scopes.Function) or not module.holds(function):
+        return None
+    returned = stacking.returned(function)
+    tree = None if returned is None else takes_first(module, returned)
+    parameters = scopes.parameters(function.args)
+    is_parameter = isinstance(tree, ast.Name) and [p.arg for p in parameters] == [tree.id]
+    return call.args[0] if is_parameter else None
+
+
+def parent_of_parts(module: Module, node: ast.expr) -> ast.AST:
+    """Return what holds an expression, or the tuple or dict that it is a part of."""
+    while (around := _container_around(module, node)) is not None:
+        node = around
+    return module.parent(node)
 
 
 def parts_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:
@@ -442,9 +477,10 @@ def _unpacked(module: Module, target: Any) -> tuple[ast.AST, ast.expr | None, in
     index = None
     if isinstance(parent, ast.Tuple | ast.List):
         index, parent = parent.elts.index(target), module.parent(parent)
-    if isinstance(parent, ast.Assign):
-        return target, parent.value, index
-    return target, None, index
+    if not isinstance(parent, ast.Assign):
+        return target, None, index
+    part = None if index is None else functions.part_of(parent.value, (index,))
+    return (target, parent.value, index) if part is None else (target, part, None)
 
 
 def _fields(module: Module) -> dict[tuple[ast.ClassDef, str], tuple[list[Any], list[Any]]]:

@@ -64,7 +64,9 @@ def verify(
         written = not verification.has_differences
         return files, dataclasses.replace(verification, written=written)
     back = {(verdict.path, verdict.line): verdict for verdict in verification.verdicts}
-    keys = [key for key, verdict in back.items() if verdict.difference] or list(back)
+    wrong = {path for (path, _), verdict in back.items() if verdict.difference}
+    # All of a file: its mapped functions share values, and one form goes with another.
+    keys = [key for key in back if key[0] in wrong] or list(back)
     shown = {inside: path for path, inside in within.items()}
     files = again([(shown[path], line) for path, line in keys])
     for file in files:
