@@ -248,9 +248,6 @@ def run(
       grace: seconds.
       environment: what the ranks inherit; by default that of this process.
       pass_on_signals: whether the ranks get SIGINT and SIGTERM, instead of this program.
-
-    Raises:
-      OSError: the command cannot be started.
     """
     inherited = os.environ if environment is None else environment
     port = _choose_port()
@@ -309,9 +306,6 @@ def run_to_end(
 
     Its process group ends with it. The file `output` gets both of its streams. `at_end` is called
     after it ended by itself, and before its group is ended.
-
-    Raises:
-      OSError: the command cannot be started.
     """
     with open(output, "wb") as stream:
         process = subprocess.Popen(
