@@ -231,29 +231,31 @@ def run(
     timeout: float | None = None,
     grace: float = 1.0,
     environment: Mapping[str, str] | None = None,
+    pass_on_signals: bool = False,
 ) -> JobOutcome:
     """Run a command several times in parallel, as the ranks of one job, and wait for all.
 
     When a rank fails, the others get `grace` seconds, then SIGTERM, then SIGKILL. Their children
-    end with them, except those in a session of their own. Ctrl-C and SIGTERM are passed on, if this
-    is the main thread.
+    end with them, except those in a session of their own.
 
     Args:
       command: program and arguments.
       ranks: number of processes.
       write: called with each line of output, by several threads.
-      cpu_devices: number of simulated CPU devices of each; None: real devices.
-      gpus: number of GPUs of each, without `cpu_devices`.
+      cpu_devices: simulated CPU devices of each; None: real devices.
+      gpus: GPUs of each, without `cpu_devices`.
       timeout: seconds for the whole job.
       grace: seconds.
       environment: what the ranks inherit; by default that of this process.
-
-    Raises:
-      OSError: the command cannot be started.
+      pass_on_signals: whether the ranks get SIGINT and SIGTERM, instead of this program.
     """
     inherited = os.environ if environment is None else environment
     port = _choose_port()
-    with tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as notes, _signals() as signals:
+    signals_as_list = _signals() if pass_on_signals else contextlib.nullcontext([])
+    with (
+        tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as notes,
+        signals_as_list as signals,
+    ):
         started: list[_Rank] = []
         try:
             for number in range(ranks):
@@ -280,12 +282,12 @@ def _signals() -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM in a list; one that was ignored before stays ignored."""
     received: list[int] = []
     previous = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            if handler not in (signal.SIG_IGN, None):  # None: not set from Python
-                previous[number] = handler
-                signal.signal(number, lambda number, _: received.append(number))
+    is_main = threading.current_thread() is threading.main_thread()
+    for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
+        handler = signal.getsignal(number)
+        if handler not in (signal.SIG_IGN, None):  # None: not set from Python
+            previous[number] = handler
+            signal.signal(number, lambda number, _: received.append(number))
     try:
         yield received
     finally:
@@ -304,9 +306,6 @@ def run_to_end(
 
     Its process group ends with it. The file `output` gets both of its streams. `at_end` is called
     after it ended by itself, and before its group is ended.
-
-    Raises:
-      OSError: the command cannot be started.
     """
     with open(output, "wb") as stream:
         process = subprocess.Popen(

@@ -103,6 +103,7 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
             gpus=options.gpus or 1,
             timeout=options.timeout,
             grace=options.grace,
+            pass_on_signals=True,
         )
     except OSError as error:
         raise MisuseError(f"{command[0]} cannot be started: {error.strerror}") from error

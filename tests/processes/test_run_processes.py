@@ -2,9 +2,11 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 import rank_functions
 
@@ -161,3 +163,16 @@ def test_functions_and_classes_of_a_script(tmp_path, end, printed):
 def test_what_does_not_pickle_is_an_error(fun, arguments, name):
     with pytest.raises(TypeError, match=f"run_processes cannot pickle '{name}' and its arguments"):
         run_processes(fun, *arguments)
+
+
+def test_an_interrupt_ends_the_ranks_and_is_raised():
+    """As Ctrl-C does in pytest."""
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_processes(rank_functions.fail_on_rank_1, "hang", processes=2, timeout=_SECONDS)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    assert not [command for command in commands if "_run_rank" in command]
