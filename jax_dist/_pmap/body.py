@@ -151,6 +151,7 @@ class Body:
     Its inputs are the captured arrays that are lifted, then a slice `[*s]` of each argument leaf.
     """
 
+    axis: Any  # the name of the mapped axis in it
     lifted: Lifted
     out_tree: Any
     out_axes: tuple[Axis, ...]
@@ -190,7 +191,7 @@ class Body:
         lifted = captures.lift(
             jaxpr, call.fun, options.fun_name, options.captures, axis_env=environment
         )
-        return cls(lifted, structure, out_axes, tuple(frame.wanted))
+        return cls(options.axis_name, lifted, structure, out_axes, tuple(frame.wanted))
 
 
 def _trace_on_mesh_if_needed(

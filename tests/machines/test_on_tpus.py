@@ -193,9 +193,6 @@ _ENTRIES = {
     "pmap, whole arrays": lambda on: jax_dist.pmap(
         _of_table, "i", devices=on.devices, arrays="global"
     ).lower(_X),
-    "pmap, virtual": lambda on: jax_dist.pmap(
-        _of_table, "i", devices=on.devices, virtual=True
-    ).lower(jax.ShapeDtypeStruct((32, 128), jnp.float32)),
     "pmap in pmap": lambda on: jax_dist.pmap(
         jax_dist.pmap(lambda x: jax.lax.psum(x, ("i", "j")), "j"), "i", devices=on.devices
     ).lower(jax.ShapeDtypeStruct((8, 2, 128), jnp.float32)),
