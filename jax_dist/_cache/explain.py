@@ -34,7 +34,7 @@ _TEXTS = {
 _CODES = {  # of the rules of `jax-dist lint` that find a cause in the source
     "settings": _codes.CACHE_CONFIG,
     "custom-partitioning": _codes.CUSTOM_PARTITIONING_OUTSIDE_SHARD_MAP,
-    "order": _codes.SET_ORDER_IN_TRACE,
+    "order": _codes.UNSTABLE_TRACE_VALUE,
     "captured-array": _codes.CAPTURED_ARRAY,
     "traced-value": _codes.UNSTABLE_TRACE_VALUE,
     "host-callback": _codes.CALLBACK_NOT_CACHED,

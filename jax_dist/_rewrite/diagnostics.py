@@ -136,7 +136,7 @@ def _finding(total: _Sum) -> PassFinding:
         "times too large; give shard_map check_vma=False, take lax.pmean of the loss before the "
         "gradient, or divide by lax.axis_size"
     )
-    return PassFinding(_codes.GRAD_PSUM_WITH_VMA, "noted", what, why, total.where)
+    return PassFinding(_codes.GRADIENT_OF_REPLICATED, "noted", what, why, total.where)
 
 
 def _join(values: Mapping[Any, _Value], atoms: Sequence[Any]) -> _Value:

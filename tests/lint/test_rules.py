@@ -121,6 +121,13 @@ def test_each_rule_stands_in_a_file_of_its_name_and_explains_itself_briefly(rule
     assert len(prose) < 12 * 86
 
 
+def test_codes_that_other_parts_name_are_those_of_the_rules():
+    names = {rule.name.upper().replace("-", "_"): code for code, rule in RULES.items()}
+    codes = {name: code for name, code in vars(_codes).items() if name.isupper()}
+
+    assert codes.items() <= names.items()
+
+
 def test_a_rule_is_silent_where_its_advice_cannot_be_followed():
     text = "import jax\nn = jax.lax.psum(1, 'i')\n"
 
