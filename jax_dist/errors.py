@@ -25,19 +25,16 @@ __all__ = (
     "GlobalViewWarning",
     "MappedAxisError",
     "MemoryGrowthError",
-    "NestingError",
     "PlacementError",
     "RecompileError",
     "RewriteError",
-    "StaticArgumentError",
     "TransferError",
-    "UnboundAxisError",
     "UnsupportedError",
 )
 
 
 class MappedAxisError(ValueError):
-    """The arguments of a mapped function do not agree on its mapped axis, or have none."""
+    """The arguments of a mapped function do not fit its mapped axis, or where it is called."""
 
 
 class AxesError(ValueError):
@@ -52,20 +49,8 @@ class ArgumentTypeError(TypeError):
     """An argument of a mapped function is no array, or one of `pmap` not what it should be."""
 
 
-class UnboundAxisError(NameError):
-    """A collective in a mapped function names an axis that is not mapped."""
-
-
 class DeviceCountError(ValueError):
     """The mapped axis does not fit the devices."""
-
-
-class NestingError(ValueError):
-    """A mapped function is called inside another one in a way that has no meaning."""
-
-
-class StaticArgumentError(ValueError):
-    """A static argument is missing or cannot be hashed."""
 
 
 class UnsupportedError(NotImplementedError):

@@ -204,7 +204,7 @@ class _Identity(weakref.ref):
     __slots__ = ("_id",)
 
     def __init__(self, thing: Any, callback: Callable[[Any], object] | None = None):
-        super().__init__(thing, callback)
+        super().__init__(thing, callback)  # pyright: ignore[reportCallIssue]
         self._id = id(thing)
 
     def __hash__(self) -> int:

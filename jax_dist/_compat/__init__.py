@@ -33,15 +33,11 @@ from jax_dist._compat.parameters import varying_axes as varying_axes
 from jax_dist._compat.private import CACHES_HOST_CALLBACKS as CACHES_HOST_CALLBACKS
 from jax_dist._compat.private import CAN_REWRITE as CAN_REWRITE
 from jax_dist._compat.private import CPU_HANGS_WHEN_FULL as CPU_HANGS_WHEN_FULL
-from jax_dist._compat.private import NESTED_MANUAL_AXIS_INDEX as NESTED_MANUAL_AXIS_INDEX
-from jax_dist._compat.private import PMAP_KNOWS_METHODS as PMAP_KNOWS_METHODS
-from jax_dist._compat.private import PROCESSES_KEEP_WEAK_TYPES as PROCESSES_KEEP_WEAK_TYPES
 from jax_dist._compat.private import auto_mesh as auto_mesh
 from jax_dist._compat.private import config_value as config_value
 from jax_dist._compat.private import hide_frames as hide_frames
 from jax_dist._compat.private import is_compile_only as is_compile_only
 from jax_dist._compat.private import laid_by_rows as laid_by_rows
-from jax_dist._compat.private import movable as movable
 from jax_dist._compat.private import typed_collectives as typed_collectives
 from jax_dist._compat.processes import TakenPmap as TakenPmap
 from jax_dist._compat.processes import backend_started as backend_started

@@ -5,7 +5,7 @@ the arguments: where they lie, and whether they should be moved first, cannot be
 look at the arguments before each call instead costs 6 to 10 % of a call of one argument; a class
 with `__call__` and `try` costs 8 to 10 %. A front costs 1 to 2 %.
 
-The private parts, all seen in 0.7.2, 0.10.2 and 0.12.0.1: `pjit` of `jaxlib._jax`, the class of all
+The private parts, all seen in 0.10.2 and 0.12.0.1: `pjit` of `jaxlib._jax`, the class of all
 jit objects; `_cache_miss` of a jit object, which runs a call and returns what such an object has to
 remember; `dispatch_registry` of `jax._src.tree_util`; `cc_shard_arg` of
 `jax._src.interpreters.pxla`. Where one of them is missing, every call goes
@@ -117,7 +117,7 @@ class JitOptions:
         """The options of a jit object; the defaults for any other callable.
 
         A jit object tells what it donates (`trace(...).args_info`), but not which arguments are
-        static. `_jit_info`: seen in 0.7.2, 0.10.2 and 0.12.0.1. Where a jit object has it not,
+        static. `_jit_info`: seen in 0.10.2 and 0.12.0.1. Where a jit object has it not,
         there is no default: taking a static argument for an array would fail far from here.
         """
         if not _is_jit(fun):

@@ -63,9 +63,9 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 
     Under `check_vma=False` the type says nothing, and this is empty. There is no default: "differs
     nowhere" would let a wrong sum through (it did: `aval.vma` was gone, and the result 42 times too
-    large). `manual_axis_type`: seen in 0.10.2 and 0.12.0.1; `vma`: in 0.7.2.
+    large). `manual_axis_type`: seen in 0.10.2 and 0.12.0.1.
     """
-    return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
+    return aval.manual_axis_type.varying
 
 
 def is_unreduced(aval: Any) -> bool:
@@ -74,17 +74,13 @@ def is_unreduced(aval: Any) -> bool:
 
 
 def to_varying(value: jax.Array, axes: Sequence[Any]) -> jax.Array:
-    """The value, typed as if it could differ along `axes`. `pcast` is public since 0.9."""
-    pvary: Any = getattr(jax.lax, "pvary", None)
-    if not hasattr(jax.lax, "pcast"):
-        return pvary(value, tuple(axes))
+    """Type a value as if it could differ along `axes`."""
     return jax.lax.pcast(value, tuple(axes), to="varying")
 
 
 def newly_manual_axes(eqn: JaxprEqn) -> frozenset[Any]:
-    """The axes that a shard_map makes manual: `manual_axes` in 0.7.2, which knows no others."""
-    params = eqn.params
-    return frozenset(params.get("newly_manual_axes", params.get("manual_axes", ())))
+    """Return the axes that a shard_map makes manual."""
+    return frozenset(eqn.params["newly_manual_axes"])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,6 +176,6 @@ def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
 def is_ref(aval: Any) -> bool:
     """Whether it is the type of a reference, as kernels have: `AbstractRef` of `jax._src.state`.
 
-    Known by name; seen in 0.7.2, 0.10.2 and 0.12.0.1.
+    Known by name; seen in 0.10.2 and 0.12.0.1.
     """
     return type(aval).__name__ == "AbstractRef"

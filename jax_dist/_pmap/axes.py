@@ -3,11 +3,13 @@
 Shapes: `N` is the size of the mapped axis, one slice a device; `*s` is the rest.
 """
 
+import contextlib
 import functools
 import inspect
+import operator
 import re
 import reprlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -19,6 +21,19 @@ from jax_dist.errors import ArgumentTypeError, MappedAxisError
 
 Axis: TypeAlias = int | None  # the mapped dimension of one array; None: not mapped
 AxisPrefix: TypeAlias = Any  # a tree of Axis, each standing for all leaves below it
+
+
+def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
+    """Return positions ascending, each once.
+
+    Raises:
+      ValueError: they are no non-negative integers.
+    """
+    with contextlib.suppress(TypeError):
+        numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
+        if min(numbers, default=0) >= 0:
+            return tuple(sorted(numbers))
+    raise ValueError(f"pmap {argument} must hold non-negative integers, got {value!r}.")
 
 
 def check_axes(argument: str, prefix: AxisPrefix) -> None:

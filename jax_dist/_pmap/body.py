@@ -151,6 +151,7 @@ class Body:
     Its inputs are the captured arrays that are lifted, then a slice `[*s]` of each argument leaf.
     """
 
+    axis: Any  # the name of the mapped axis in it
     lifted: Lifted
     out_tree: Any
     out_axes: tuple[Axis, ...]
@@ -188,7 +189,7 @@ class Body:
             jaxpr = _trace_on_mesh_if_needed(trace, options, call)
         structure, out_axes = outputs[-1]
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
-        return cls(lifted, structure, out_axes, tuple(frame.wanted))
+        return cls(options.axis_name, lifted, structure, out_axes, tuple(frame.wanted))
 
 
 def _trace_on_mesh_if_needed(

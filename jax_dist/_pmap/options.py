@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -50,8 +49,8 @@ class Options:
             if type(prefix) is not int:
                 axes.check_axes(name, prefix)
                 self._set(name, jax.tree.map(lambda axis: axis, prefix, is_leaf=axes.is_none))
-        self._set("static", argument_numbers("static_broadcasted_argnums", self.static))
-        self._set("donated", argument_numbers("donate_argnums", self.donated))
+        self._set("static", axes.argument_numbers("static_broadcasted_argnums", self.static))
+        self._set("donated", axes.argument_numbers("donate_argnums", self.donated))
         names = self.donated_names
         self._set("donated_names", (names,) if isinstance(names, str) else tuple(names))
         self._set("devices", _check_devices(self.devices))
@@ -110,19 +109,6 @@ class Options:
             donated=tuple(donated - {*self.static}),
             donated_names=tuple(sorted(names)),
         )
-
-
-def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
-    """Return positions ascending, each once.
-
-    Raises:
-      ValueError: they are no non-negative integers.
-    """
-    with contextlib.suppress(TypeError):
-        numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
-        if min(numbers, default=0) >= 0:
-            return tuple(sorted(numbers))
-    raise ValueError(f"pmap {argument} must hold non-negative integers, got {value!r}.")
 
 
 def check_axis_name(axis_name: Any) -> None:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jax_dist import _compat
 from jax_dist._pmap import axes, body, meshes, placement
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.body import Call
@@ -20,7 +19,6 @@ from jax_dist.errors import (
     DeviceCountError,
     GlobalViewError,
     PlacementError,
-    UnsupportedError,
     refusal,
 )
 from jax_dist.global_view import copies, state_placement
@@ -92,8 +90,7 @@ def global_view(
     Raises:
       ArgumentTypeError: an argument is none of its choices.
       DeviceCountError: the mesh has no such axes.
-      UnsupportedError: jax is older than 0.10. When called: the step maps inside, or cuts over the
-        mapped axis itself.
+      UnsupportedError: when called, the step maps inside, or cuts over the mapped axis itself.
       ArgumentError: when called, there are captured arrays, and `captures` is "error".
       GlobalViewError: when called, a leaf that varies was to be cut; the message has its path, and
         the line where it began to vary.
@@ -108,15 +105,8 @@ def global_view(
     >>> w.shape, w.addressable_shards[0].data.shape
     ((256, 8), (32, 8))
     """
-    if not _compat.CAN_REWRITE:
-        raise refusal(
-            UnsupportedError,
-            what="jax_dist.global_view needs jax 0.10 or newer",
-            which=[f"jax is {jax.__version__}"],
-            why="it reads traced programs, whose form was another one before",
-            do="Upgrade jax, or keep jax_dist.pmap, which works from jax 0.7.2 on.",
-        )
-    axes.check_function(fun)
+    if not callable(fun):
+        raise TypeError(f"global_view needs a function, got {fun!r}.")
     _check_choice("gradients", gradients, get_args(Gradients))
     _check_choice("captures", captures, get_args(Captures))
     if not callable(shardings):

@@ -187,14 +187,14 @@ _DTYPES = (jnp.float32, jnp.bfloat16, jnp.int4, jnp.uint8, jnp.bool_, jnp.comple
 _SHAPES = ((), (0,), (4,), (2, 0), (0, 3), (2, 3), (1, 0, 2))
 
 
-def draw_results(seed: int) -> tuple[Callable[[jax.Array], dict], dict]:
+def draw_results(seed: int) -> tuple[Callable[[jax.Array], tuple], tuple]:
     """Return a body with results of every kind and size, and the out_axes of these."""
     rng = random.Random(seed)
     body = _collective(rng)
     kinds = [(rng.choice(_SHAPES), rng.choice(_DTYPES)) for _ in range(rng.randint(1, 4))]
     axes = [rng.choice([0, 0, 0, None, *range(len(shape) + 1)]) for shape, _ in kinds]
 
-    def run(x: jax.Array) -> dict:
+    def run(x: jax.Array) -> tuple:
         x = body(x)
         index = jnp.int32(0) if None in axes else _index()
         results = [
@@ -202,6 +202,6 @@ def draw_results(seed: int) -> tuple[Callable[[jax.Array], dict], dict]:
             for shape, dtype in kinds
         ]
         key = jax.random.fold_in(jax.random.key(seed), _index())
-        return {"x": x, "all": results, "key": key, "rows": x[:0], "sum": x.sum()}
+        return x, tuple(results), key, x[:0], x.sum()
 
-    return run, {"x": 0, "all": axes, "key": 0, "rows": 0, "sum": 0}
+    return run, (0, tuple(axes), 0, 0, 0)
