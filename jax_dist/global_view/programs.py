@@ -16,13 +16,14 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._pmap import axes, placement
 from jax_dist._pmap.axes import AxisPrefix
-from jax_dist._pmap.body import Body, Call, Options, type_of
+from jax_dist._pmap.body import Call, Options, type_of
 from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.captures import Captures
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.programs import Lowered
 from jax_dist.errors import PlacementError, refusal
 from jax_dist.global_view import copies
+from jax_dist.global_view.body import Body
 from jax_dist.global_view.emission import Emitter
 from jax_dist.global_view.islands import BodyPlan
 from jax_dist.global_view.mesh_axes import MeshAxes, names_of_constraint

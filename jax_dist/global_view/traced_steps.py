@@ -9,11 +9,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist._exceptions import text_of
-from jax_dist._pmap import axes, body
-from jax_dist._pmap.body import Body, Call
+from jax_dist._pmap import axes
+from jax_dist._pmap.body import Call
 from jax_dist._rewrite import interpreter, pipeline
 from jax_dist.errors import GlobalViewError, UnsupportedError, refusal
 from jax_dist.global_view import state_placement
+from jax_dist.global_view.body import Body
 from jax_dist.global_view.islands import BodyPlan, Choices, plan
 from jax_dist.global_view.mesh_axes import names_of_constraint
 from jax_dist.global_view.programs import Setting, StateLeaves, StepProgram
@@ -30,7 +31,7 @@ def build(
     `state`: by place, the types of its leaves on one device; those of `varying` come in varying.
     """
     try:
-        found = body.Body.of(setting.options, call)
+        found = Body.of(setting.options, call)
     except ValueError as error:
         said, *_ = text_of(error).split(" You probably")
         if not any(sign in said for sign in _CONSTRAINT_SIGNS):

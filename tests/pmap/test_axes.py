@@ -35,14 +35,6 @@ def test_keywords_are_mapped_over_their_leading_dimension():
     assert axes.spread_in_axes((None,), (1.0,), {"y": (2.0, 3.0)}, "f") == (None, 0, 0)
 
 
-def test_a_list_of_axes_is_as_good_as_a_tuple():
-    assert axes.spread_in_axes([0, None], (1.0, 2.0), {}, "f") == (0, None)
-
-
-def test_none_as_argument_has_no_leaves():
-    assert axes.spread_in_axes((0, None), (1.0, None), {}, "f") == (0,)
-
-
 def test_negative_out_axes_count_from_the_end_of_the_result():
     assert axes.spread_out_axes((-1, None), (np.ones((2, 3)), 1.0), "f") == (2, None)
     with pytest.raises(errors.MappedAxisError, match="out of range"):

@@ -79,16 +79,6 @@ def test_custom_rules_of_the_body_are_kept():
     assert gradient.tolist() == [100.0] * 8
 
 
-def test_constants_inside_a_trace():
-    step = jax_dist.pmap(lambda s, x: s + lax.psum(x, "i"), "i", donate_argnums=0)
-    elsewhere = jax.device_put(_EIGHT, jax.devices()[0])
-
-    result = jax.jit(lambda: step(np.ones(8, np.float32), _EIGHT))()
-
-    assert result.tolist() == [29.0] * 8
-    assert step(elsewhere, _EIGHT).tolist() == [28.0 + k for k in range(8)]
-
-
 def test_vmap_may_use_the_name_of_an_axis_without_collectives():
     mapped = jax_dist.pmap(lambda x: x * 2, "i")
 

@@ -116,16 +116,6 @@ def test_three_deep():
     assert len(outer(x).sharding.device_set) == 8
 
 
-def test_inner_axes_other_than_the_first():
-    x = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
-
-    result = jax_dist.pmap(
-        lambda x: jax_dist.pmap(lambda y: y + 1, "j", in_axes=1, out_axes=1)(x), "i"
-    )(x)
-
-    np.testing.assert_array_equal(result, x + 1)
-
-
 def test_two_inner_pmaps_of_one_size_and_name_share_the_axis():
     def outer(x):
         a = jax_dist.pmap(lambda y: lax.psum(y, "j"), "j")(x)
@@ -173,16 +163,6 @@ def test_under_jit_scan_and_grad():
         lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
     ):
         chex.assert_trees_all_close(way(ours)(_X), way(oracle)(_X), rtol=1e-5)
-
-
-def test_devices_given_to_the_outermost_are_all_used():
-    inner = jax_dist.pmap(lambda y: lax.psum(y, "j"), "j")
-    outer = jax_dist.pmap(lambda x: inner(x), "i", devices=jax.devices())
-
-    result = outer(np.ones((4, 2), np.float32))
-
-    assert result.tolist() == [[2, 2]] * 4
-    _lies_in_order(result, 2)
 
 
 def test_donated_and_misplaced_arguments_go_to_the_mesh_of_both_axes():

@@ -59,15 +59,6 @@ def test_unreplicate_reads_one_device_only():
     assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(result))
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_unreplicate_gives_the_first_slice_whatever_the_order_of_devices(order):
-    devices = jax.devices()[::order]
-    stacked = jax_dist.device_put_sharded(list(range(8)), devices)
-
-    assert int(jax_dist.unreplicate(stacked)) == 0
-    assert int(jax_dist.unreplicate(np.arange(3, 9))) == 3
-
-
 def test_unreplicate_of_arrays_on_several_sets_of_devices():
     whole = jax_dist.replicate(np.arange(2, 6))
     other = jax_dist.device_put_replicated(4, jax.devices()[3:5])
@@ -147,17 +138,6 @@ def test_device_put_replicated_stacks_one_copy_a_device():
         assert all(shard.data.shape == (1, *leaf.shape[1:]) for shard in leaf.addressable_shards)
 
 
-def test_device_put_sharded_stacks_the_shards():
-    devices = jax.devices()[:3]
-    shards = [{"x": np.full((2,), k, np.float32), "y": k} for k in range(3)]
-
-    result = jax_dist.device_put_sharded(shards, devices)
-
-    assert result["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert result["y"].tolist() == [0, 1, 2]
-    assert [shard.device for shard in result["x"].addressable_shards] == devices
-
-
 def test_keys_can_be_put_too():
     keys = jax.random.split(jax.random.key(0), 8)
 
@@ -189,17 +169,6 @@ def test_results_of_jax_pmap_go_to_devices_in_another_order(make):
     if make == "keys":
         found, made = jax.random.key_data(found), jax.random.key_data(made)
     np.testing.assert_array_equal(np.asarray(found), np.asarray(made))
-
-
-def test_what_is_put_here_is_taken_as_it_is():
-    step = jax_dist.pmap(lambda s: s + 1, "i", donate_argnums=0)
-    state = jax_dist.device_put_replicated(np.zeros(3, np.float32), jax.devices())
-
-    for _ in range(3):
-        state = step(state)
-
-    assert state.shape == (8, 3)
-    assert float(state.sum()) == 72.0
 
 
 _SHAPE = (8, 64)
@@ -245,16 +214,6 @@ def test_what_is_put_shares_no_memory_with_what_the_user_has(put, own, shared_on
     assert np.asarray(step(placed)["a"]).min() == 2
 
     assert np.asarray(given["a"]).sum() == 8 * 64
-
-
-def test_what_is_put_shares_no_memory_under_the_mesh_of_others():
-    own = jax.device_put(jnp.ones(_SHAPE), jax.devices()[3])
-
-    with jax.set_mesh(_mesh()):
-        for put in _PUT.values():
-            put({"a": own})["a"].delete()
-
-    assert np.asarray(own).sum() == 8 * 64
 
 
 def test_keys_and_weak_types_are_copied_as_they_are():

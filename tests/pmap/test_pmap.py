@@ -103,12 +103,6 @@ def test_the_result_looks_like_the_function():
     assert mapped.__wrapped__ is step
 
 
-def test_pmap_is_a_value_like_any_other():
-    assert jax_dist.pmap is jax_dist.pmap
-    assert {"map": jax_dist.pmap}["map"] is jax_dist.pmap
-    assert functools.wraps(jax_dist.pmap)(lambda: 0).__name__ == "pmap"
-
-
 # ------------------------------------------------------------------------------------- values
 
 
@@ -151,12 +145,6 @@ def test_devices_are_used_in_the_order_given(order):
     lies_on(result, devices)
 
 
-def test_backend_and_axis_size_are_accepted():
-    mapped = jax_dist.pmap(lambda x: lax.psum(x, "i"), "i", backend="cpu", axis_size=8)
-
-    assert mapped(_EIGHT).tolist() == [28.0] * 8
-
-
 def test_axes_other_than_the_first():
     x = np.arange(24.0, dtype=np.float32).reshape(3, 8)
 
@@ -185,15 +173,6 @@ def test_in_axes_are_those_of_the_decoration():
     assert other(batch).tolist() == (batch["w"].sum() + _EIGHT).tolist()
 
 
-def test_axes_that_equal_a_known_one_are_still_refused():
-    jax_dist.pmap(_double, in_axes=1, out_axes=1)
-
-    for axes in (True, 1.0, (True,)):
-        for name in ("in_axes", "out_axes"):
-            with pytest.raises(TypeError, match=f"pmap {name} must be an int"):
-                jax_dist.pmap(_double, **{name: axes})
-
-
 @pytest.mark.parametrize("numbers", [{1}, np.array([1]), {1: None}.keys()], ids=repr)
 def test_numbers_of_arguments_may_come_in_any_container(numbers):
     times = jax_dist.pmap(lambda x, n: x * n, static_broadcasted_argnums=numbers)
@@ -219,29 +198,12 @@ def test_an_array_of_64_bits_while_there_are_none(body, around):
     assert (found.dtype, found.tolist()) == (wanted.dtype, wanted.tolist())
 
 
-def test_out_axes_are_those_of_the_decoration():
-    out_axes = {"a": 0}
-    mapped = jax_dist.pmap(lambda x: {"a": x}, out_axes=out_axes)
-    out_axes["a"] = None
-
-    assert mapped(np.arange(8.0, dtype=np.float32))["a"].shape == (8,)
-
-
 def test_out_axes_none_gives_the_value_of_the_first_device():
     result = jax_dist.pmap(lambda x: x * 10, out_axes=None)(_EIGHT + 1)
 
     assert float(result) == 10.0
     assert result.sharding.is_fully_replicated
     assert len(result.sharding.device_set) == 8
-
-
-def test_keywords_static_values_and_unmapped_arguments_together():
-    def body(scale, power, x, *, shift):
-        return scale * x**power + shift
-
-    mapped = jax_dist.pmap(body, in_axes=(None, None, 0), static_broadcasted_argnums=1)
-
-    assert mapped(2.0, 2, _EIGHT, shift=_EIGHT).tolist() == [2.0 * k * k + k for k in range(8)]
 
 
 def test_gradients_are_those_of_pmap_not_n_times_as_large():

@@ -74,15 +74,6 @@ def test_the_steady_state_calls_no_python(monkeypatch):
     assert python_calls(lambda: mapped(x)) == ["<lambda>"]
 
 
-def test_a_misplaced_argument_beside_a_capture_is_moved():
-    mapped = jax_dist.pmap(_looking_up(), "i")
-    there = jax.device_put(_X, jax.devices()[3])
-
-    with pytest.warns(CapturedArrayWarning):
-        np.testing.assert_array_equal(mapped(there), _X + 24)
-    np.testing.assert_array_equal(mapped(there), _X + 24)
-
-
 def test_each_policy():
     with pytest.warns(CapturedArrayWarning, match="captures='warn' says so"):
         jax_dist.pmap(_looking_up(), "i", captures="warn")(_X)
@@ -129,14 +120,6 @@ def test_a_gather_that_is_averaged_is_one_reduction():
     assert _collectives(kept, batch) == {"all-gather": 1, "all-reduce": 0}
     expected = np.broadcast_to([10.5, 11.5, 12.5], (8, 3))
     chex.assert_trees_all_close(reduced(batch), kept(batch), expected)
-
-
-def test_a_gather_under_another_set_mesh():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("a", "b"))
-    mapped = jax_dist.pmap(lambda x: lax.all_gather(x, "i").sum(), "i")
-
-    with jax.set_mesh(mesh):
-        np.testing.assert_array_equal(mapped(_X), np.full(8, 28.0))
 
 
 def test_a_gather_in_a_nested_pmap():

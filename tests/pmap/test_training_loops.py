@@ -122,14 +122,3 @@ def test_a_loop_compiles_half_as_often_as_with_jax_pmap(first: str):
         (ours, our_result), (theirs, their_result) = counts
         assert ours <= theirs
         jax.tree.map(np.testing.assert_array_equal, our_result, their_result)
-
-
-def test_a_batch_from_the_host_keeps_its_fast_signature():
-    """And so do two shapes of it in turn."""
-    step = jax_dist.pmap(_step, "i")
-    state = _FIRST_STATES["numpy"]()
-    with compilations("_step") as count:
-        for size in (4, 4, 4, 4):
-            state, _ = step(state, np.ones((8, size), np.float32))
-        state, _ = step(state, jnp.ones((8, 4)))
-    assert count() == 1

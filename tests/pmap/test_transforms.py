@@ -113,15 +113,6 @@ def test_it_is_the_transform_of_the_function(transform: str, use: str):
         np.testing.assert_allclose(result, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("transform", _TRANSFORMS)
-def test_its_shape_is_that_of_the_transform(transform: str):
-    make, x = _TRANSFORMS[transform]
-
-    types = jax.eval_shape(make(_mapped()), x)
-
-    assert types == jax.eval_shape(make(_share_of_all), x)
-
-
 def test_nothing_is_copied_that_is_not_of_the_function():
     def tagged(x):
         return x
@@ -133,15 +124,3 @@ def test_nothing_is_copied_that_is_not_of_the_function():
     assert set(vars(mapped)) == {"__module__", "__annotations__", "answer"}
     for each in (functools.wraps(mapped)(lambda x: x), jax.grad(_loss(mapped))):
         assert not {"trace", "lower", "jitted", "eval_shape"} & set(vars(each))
-
-
-def test_a_bound_method_is_mapped_in_every_way():
-    class Model:
-        scale = 3.0
-
-        def method(self, x):
-            return self.scale * x
-
-    mapped = jax_dist.pmap(Model().method)
-    for use in _USES.values():
-        np.testing.assert_allclose(use(mapped, jnp.asarray(_X)), 3 * _X)
