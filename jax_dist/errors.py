@@ -22,8 +22,6 @@ __all__ = (
     "DeviceCountError",
     "DisagreementError",
     "DonationError",
-    "GlobalViewError",
-    "GlobalViewWarning",
     "JoinError",
     "MappedAxisError",
     "MemoryGrowthError",
@@ -98,14 +96,6 @@ class CacheDirectoryError(ValueError):
 
 class CacheWarning(UserWarning):
     """The compilation cache cannot be used as asked; the program goes on without."""
-
-
-class GlobalViewError(ValueError):
-    """A step, or an argument of `global_view`, is not what its state in parts needs."""
-
-
-class GlobalViewWarning(UserWarning):
-    """A state of `global_view` does not lie as it was to."""
 
 
 class TransferError(RuntimeError):

@@ -11,7 +11,7 @@ from jax_dist import _compat
 from jax_dist._pmap.meshes import outside_of_meshes
 from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.gathers import GATHERS
-from jax_dist.errors import GlobalViewError, refusal
+from jax_dist.errors import ArgumentError, refusal
 from jax_dist.global_view.view import global_view
 from jax_dist.machines.steps import MappedStep
 from jax_dist.pmap import pmap
@@ -59,7 +59,7 @@ def _in_global_view(*, by_host: bool = False, **options: Any) -> Callable[..., j
         carried = step.state(len(devices)) if state is None else tuple(state)
         if not carried:
             raise refusal(
-                GlobalViewError,
+                ArgumentError,
                 what=f"'{step.name}' carries no state that could lie in parts",
                 which=["no argument comes back: none has the tree, shapes and types of a result"],
                 why="what only goes in, or only comes out, is cut by pmap already",
@@ -95,7 +95,7 @@ def _hosts(devices: Sequence[Any]) -> np.ndarray:
         rows.setdefault(device.process_index, []).append(device)
     if len({*map(len, rows.values())}) > 1:
         raise refusal(
-            GlobalViewError,
+            ArgumentError,
             what="the hosts have unlike numbers of devices",
             which=[f"host {host} has {len(own)}" for host, own in rows.items()],
             why="the state is cut over the devices of each in the same way",

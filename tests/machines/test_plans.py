@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jax_dist
-from jax_dist.errors import ArgumentTypeError, GlobalViewError, UnsupportedError
+from jax_dist.errors import ArgumentError, ArgumentTypeError, UnsupportedError
 from jax_dist.machines import plans, ways
 from jax_dist.machines.cost import Collective, ProgramCost
 from jax_dist.machines.plans import plan
@@ -425,5 +425,5 @@ def test_the_state_is_cut_in_a_host_and_copied_over_hosts(monkeypatch, hosts, sh
 def test_devices_have_a_row_for_each_host():
     devices = [types.SimpleNamespace(process_index=host) for host in (0, 1, 0, 1)]
     assert ways._hosts(devices).tolist() == [devices[::2], devices[1::2]]
-    with pytest.raises(GlobalViewError, match="host 1 has 1"):
+    with pytest.raises(ArgumentError, match="host 1 has 1"):
         ways._hosts(devices[:3])
