@@ -30,7 +30,6 @@ __all__ = (
     "OpenPortWarning",
     "PlacementError",
     "RecompileError",
-    "RewriteError",
     "StaticArgumentError",
     "TransferError",
     "UnboundAxisError",
@@ -80,10 +79,6 @@ class PlacementError(ValueError):
 
 class CapturedArrayWarning(UserWarning):
     """A traced function captures arrays, which become part of its program (JXD401)."""
-
-
-class RewriteError(ValueError):
-    """An argument of `rewrite` or `explain` is not what it should be."""
 
 
 class ConsistencyError(ValueError):

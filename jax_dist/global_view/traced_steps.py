@@ -8,7 +8,6 @@ from jax.extend.core import Var
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist._exceptions import text_of
 from jax_dist._pmap import axes, body
 from jax_dist._pmap.body import Body, Call
 from jax_dist._rewrite import interpreter, pipeline
@@ -32,7 +31,7 @@ def build(
     try:
         found = body.Body.of(setting.options, call)
     except ValueError as error:
-        said, *_ = text_of(error).split(" You probably")
+        said, *_ = str(error).split(" You probably")
         if not any(sign in said for sign in _CONSTRAINT_SIGNS):
             raise
         raise _bad_constraint(pipeline.line_of(error), said) from error

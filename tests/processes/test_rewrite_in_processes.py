@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 import jax_dist
 from jax_dist import explain, rewrite
-from jax_dist.errors import RewriteError
+from jax_dist.errors import ArgumentError
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.rewriting
@@ -197,7 +197,7 @@ def reports() -> dict[str, Any]:
 
     try:
         rewrite(stale_inside)(_own())
-    except RewriteError as error:
+    except ArgumentError as error:
         refused = str(error)
     else:
         refused = "no error"
@@ -212,15 +212,9 @@ def reports() -> dict[str, Any]:
 
 def test_what_an_inner_jit_remembers_is_refused():
     for value in _of_each_process(reports):
-        first, line, *rest = value["refused"].splitlines()
-        assert first == "a jax.pmap sees the devices of this process only:"
-        assert line.startswith("  * the pmap over 'i', at ")
-        assert "test_rewrite_in_processes.py:" in line
-        assert rest == [
-            "Because a jax.jit inside was traced before, and remembers it so; its collectives "
-            "would leave the other processes out.",
-            "Call clear_cache() on that jit first, or use jax_dist.pmap in it.",
-        ]
+        assert value["refused"].startswith("The jax.pmap over 'i' at ")
+        assert "test_rewrite_in_processes.py:" in value["refused"]
+        assert value["refused"].endswith("on that jit first, or use jax_dist.pmap in it.")
         assert value["after clear_cache"] == [57.0] * 4
         assert value["told"] == [
             ("JXD002", "rewritten", "jax.pmap over 'i' of size 8: a shard_map over all processes")
