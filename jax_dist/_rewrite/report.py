@@ -145,9 +145,9 @@ class Report:
         return rich.console.Group(*_sections(self))
 
 
-def as_text(*renderables: Any) -> str:
+def as_text(*renderables: Any, width: int = _WIDTH) -> str:
     """Return what rich prints of tables and texts, without colours."""
-    console = rich.console.Console(file=io.StringIO(), width=_WIDTH, color_system=None)
+    console = rich.console.Console(file=io.StringIO(), width=width, color_system=None)
     with console.capture() as capture:
         console.print(*renderables, sep="\n", highlight=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")

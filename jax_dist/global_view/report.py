@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 import jax
-import rich.box
 import rich.table
 import rich.text
 from jax.sharding import NamedSharding
@@ -15,6 +14,8 @@ from jax_dist._rewrite.report import as_text
 from jax_dist._usage import counted
 from jax_dist.global_view.uniformity import VaryingOrigin
 from jax_dist.uniformity import cut_along
+
+_WIDTH = 120
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class GlobalViewReport:
         return str(self)
 
     def __str__(self) -> str:
-        table = rich.table.Table(box=rich.box.SIMPLE, pad_edge=False)
+        table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in ("leaf", "one device sees", "kind", "sharding"):
             table.add_column(name, overflow="fold")
         table.add_column("bytes per device", justify="right")
@@ -99,4 +100,4 @@ class GlobalViewReport:
             f"{counted(self.scattered, 'sum')} scattered"
         )
         state = f"state: {self.bytes_per_device:,} bytes per device; under pmap "
-        return f"{head}\n{as_text(table)}\n{state}{self.bytes_under_pmap:,}"
+        return f"{head}\n{as_text(table, width=_WIDTH)}\n{state}{self.bytes_under_pmap:,}"
