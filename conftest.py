@@ -21,6 +21,8 @@ from jax_dist.testing import simulated_devices
 # Programs of their own: they have arguments, and set flags of XLA, which all tests would have then.
 collect_ignore_glob = [
     "tests/cache/programs/*",
+    "tests/migrate/golden/*",
+    "tests/migrate/programs/*",
     "tests/passes/partitioned_keys.py",
     "tests/rewriting/captured_keys.py",
 ]
@@ -34,9 +36,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _TESTS = pathlib.Path(__file__).parent / "tests"
 _PAGES = ("test_docs.py", "test_error_pages.py")
-_RUNTIME = ("cache", "doctor", "guards", "launch", "multihost", "test_private_parts.py", *_PAGES)
+_RUNTIME = ("cache", "guards", "launch", "multihost", "test_private_parts.py", *_PAGES)
 # Their tests start programs, send signals and wait by the clock, which a busy machine upsets.
-_REAL = ("cache", "examples", "guards", "launch", "migrate", "multihost", "processes", *_PAGES)
+_REAL = ("cache", "examples", "launch", "migrate", "multihost", "processes", *_PAGES)
 # What to run while editing: texts and small programs; nothing drawn, and nothing migrated runs.
 _QUICK = ("lint", "test_golden.py", "test_axes.py", "test_pmap.py", "test_refusals.py")
 

@@ -2,32 +2,24 @@
 
     python benchmarks/es.py                       # 100,000 parameters; some minutes
     python benchmarks/es.py --parameters 1000000 --rounds 2 --without-evosax
-    python benchmarks/es.py --parameters 10000000 --rounds 1 --without-evosax --apart
-    python benchmarks/es.py --pair                # es_before_pmap.py, its migrations, es_after.py
     python benchmarks/es.py --low-rank            # a population in a forward pass, by es_eggroll.py
-    python benchmarks/es.py --learn               # es_eggroll.py, beside gradients; half an hour
 
-The ways take turns, one generation each, and the first is there twice, to show the noise. With
-`--apart` each comes after the other, for what does not fit into memory together. CPU time is that
-of the whole process, and the least of all rounds: it is what a busy machine disturbs least. Bytes
-and memory are those of the compiled programs, on one of 8 simulated devices.
+The variants take turns, one generation each, and the first is there twice, to show the noise. CPU
+time is the least of all rounds, of the whole process: a busy machine disturbs it least. Bytes and
+memory are those of the compiled programs, on one of 8 simulated devices.
 """
 
 import argparse
 import dataclasses
 import functools
 import importlib.util
-import json
 import math
-import os
 import pathlib
 import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +46,6 @@ _WAYS = [
     ("scan", "gradient", 1),
     ("scan", "gradient", 4),
 ]
-_RATES = (0.005, 0.01, 0.02, 0.03)  # of Adam, with gradients and with perturbations
 _BIG = 200_000_000  # bytes of noise on one device; more is only compiled
 
 
@@ -145,13 +136,6 @@ def measure(ways: list[Way], rounds: int) -> None:
                 way.wall.append(time.perf_counter() - wall)
 
 
-def measure_alone(make: Callable[[], Way], rounds: int) -> Way:
-    """What is measured, without what runs it: the arrays are given back."""
-    way = make()
-    measure([way], rounds)
-    return dataclasses.replace(way, run=None)
-
-
 def print_ways(ways: list[Way]) -> None:
     first = ways[0]
     print(
@@ -168,55 +152,6 @@ def print_ways(ways: list[Way]) -> None:
             line += f"{min(way.cpu) / min(first.cpu):>9.2f}" if first.cpu else f"{'':>9}"
             line += f"{1000 * statistics.median(way.wall):>9.1f}"
         print(line)
-
-
-def pair(generations: int, rounds: int) -> None:
-    """Each program in a process of its own, in turns, without a cache from before."""
-    examples = _ROOT / "examples"
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        before = (examples / "es_before_pmap.py").read_text()
-        programs = {
-            "before, jit(jax.pmap)": examples / "es_before_pmap.py",
-            "migrated to jax_dist": folder / "to_jax_dist.py",
-            "migrated to jax": folder / "to_jax.py",
-            "by rewrite": folder / "rewritten.py",
-            "by hand, es_after.py": examples / "es_after.py",
-        }
-        for path in (programs["migrated to jax_dist"], programs["migrated to jax"]):
-            path.write_text(before)
-        _tool("lint", "--fix", "--unsafe-fixes", "--quiet", str(folder / "to_jax_dist.py"))
-        _tool("migrate", "--write", "--quiet", str(folder / "to_jax_dist.py"))
-        _tool("migrate", "--to", "jax", "--write", "--quiet", str(folder / "to_jax.py"))
-        programs["by rewrite"].write_text(before + _REWRITTEN)
-        results: dict[str, list[dict]] = {name: [] for name in programs}
-        for number in range(rounds):
-            for name, path in programs.items():
-                results[name].append(_trained(path, folder / str(number), generations))
-    first = results["before, jit(jax.pmap)"]
-    print(f"{'medians of ' + str(rounds):<26}{'total s':>8}{'times faster':>22}", end="")
-    print(f"{'CPU s':>8}{'times faster':>22}{'programs':>9}")
-    for name, found in results.items():
-        columns = (_against(first, found, measure) for measure in ("seconds", "cpu"))
-        print(f"{name:<26}{''.join(columns)}{found[0]['programs']:>9}")
-
-
-def _against(first: list[dict], found: list[dict], measure: str) -> str:
-    """Median seconds, and by how much less than the first, round by round."""
-    ratios = sorted(a[measure] / b[measure] for a, b in zip(first, found, strict=True))
-    median = statistics.median(each[measure] for each in found)
-    spread = f"{statistics.median(ratios):.1f} [{ratios[0]:.1f}..{ratios[-1]:.1f}]"
-    return f"{median:>8.2f}{spread:>22}"
-
-
-_REWRITTEN = """
-import jax_dist
-from jax.sharding import Mesh
-
-_mesh = lambda: Mesh(np.array(jax.devices()), ("i",))
-_make_update = make_update
-make_update = lambda seed: jax_dist.rewrite(_make_update(seed), mesh=_mesh())
-"""
 
 
 def low_rank(rounds: int, *, width: int = 512, pairs: int = 128, rows: int = 4) -> None:
@@ -292,95 +227,26 @@ def low_rank(rounds: int, *, width: int = 512, pairs: int = 128, rows: int = 4) 
         )
 
 
-def learn(ways: Sequence[str], seeds: int) -> None:
-    """The same model, rows and updates; the rate of each way is chosen on the validation text."""
-    for way in ways:
-        found = {rate: _learned(way, rate, 0) for rate in _RATES}
-        best = min(found, key=lambda rate: found[rate][0])
-        runs = [found[best], *(_learned(way, best, seed) for seed in range(1, seeds))]
-        tests = sorted(test for _, test, _ in runs)
-        validation = ", ".join(f"{rate}: {loss:.3f}" for rate, (loss, *_) in found.items())
-        mean, least, most = statistics.mean(tests), tests[0], tests[-1]
-        seconds = statistics.median(cpu for *_, cpu in runs)
-        print(f"{way}: validation by rate {{{validation}}}")
-        print(
-            f"{way}, rate {best}: test {mean:.3f} [{least:.3f}..{most:.3f}] of {seeds} seeds,"
-            f" {seconds:.0f} CPU s",
-            flush=True,
-        )
-
-
-def _learned(way: str, rate: float, seed: int) -> tuple[float, float, float]:
-    """Losses on the validation and the test text, and CPU seconds."""
-    plan = es_eggroll.Plan(rate=rate, first_order=way == "gradients")
-    start = time.process_time()
-    program, (params, _) = es_eggroll.train(
-        plan, jax.devices()[:2], seed, lambda number, loss: None, es_common.Checkpoints()
-    )
-    seconds = time.process_time() - start
-    params, loss_of = jax.device_get(params), jax.jit(es_eggroll.loss_of)
-    losses = [float(loss_of(params, rows)) for rows in (program.validation, program.test)]
-    return losses[0], losses[1], seconds
-
-
-def _tool(*arguments: str) -> None:
-    command = [sys.executable, "-m", "jax_dist", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if ran.returncode > 1:
-        raise RuntimeError(ran.stderr)
-
-
-def _trained(program: pathlib.Path, folder: pathlib.Path, generations: int) -> dict:
-    """What the demo's process measures of the training; imports are not counted."""
-    command = [
-        sys.executable,
-        str(_ROOT / "examples" / "demo_worker.py"),
-        str(program),
-        f"--generations={generations}",
-        f"--cache_folder={folder / program.stem}",
-        "--nofacts",
-    ]
-    environment = os.environ | {"PYTHONPATH": str(_ROOT)}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(ran.stdout.splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, help="5 by default; 3 of the migration")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each program (5)")
     parser.add_argument("--without-evosax", action="store_true")
-    parser.add_argument("--apart", action="store_true", help="one way after the other: less memory")
-    parser.add_argument("--pair", action="store_true", help="the migration, in place of the ways")
-    parser.add_argument("--generations", type=int, default=30, help="of the migration")
     parser.add_argument("--low-rank", action="store_true", help="a forward pass of a population")
     parser.add_argument("--rows", type=int, default=4, help="of each member, with --low-rank")
-    parser.add_argument("--learn", action="store_true", help="es_eggroll.py, beside gradients")
-    parser.add_argument("--ways", nargs="+", default=list(es_eggroll.RATES), help="with --learn")
-    parser.add_argument("--seeds", type=int, default=3, help="with --learn")
     options = parser.parse_args()
-    if options.pair:
-        pair(options.generations, options.rounds or 3)
-        return
-    rounds = options.rounds or 5
+    rounds = options.rounds
     if options.low_rank:
         low_rank(rounds, rows=options.rows)
         return
     jax.config.update("jax_num_cpu_devices", 8)
-    if options.learn:
-        learn(options.ways, options.seeds)
-        return
     makers = [functools.partial(ours, options.parameters, *way) for way in _WAYS]
     if not options.without_evosax:
         if importlib.util.find_spec("evosax") is None:
             parser.error("evosax is not here: pip install 'evosax>=0.3', or --without-evosax")
         makers.append(functools.partial(of_evosax, options.parameters))
-    if options.apart:
-        ways = [measure_alone(make, rounds) for make in makers]
-    else:
-        ways = [make() for make in makers]
-        measure(ways, rounds)
+    ways = [make() for make in makers]
+    measure(ways, rounds)
     print(f"{options.parameters:,} parameters, jax {jax.__version__}, rounds: {rounds}")
     print_ways(ways)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux in KiB

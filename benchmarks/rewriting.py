@@ -1,7 +1,7 @@
-"""What rewriting costs and saves: trace time, bytes moved, memory, compile time, call time.
+"""Time of tracing, and what rewriting costs and saves: trace time, bytes moved, compile time.
 
     python benchmarks/rewriting.py                 # all tables; some minutes
-    python benchmarks/rewriting.py --only trace    # or bytes, compile, call
+    python benchmarks/rewriting.py --only trace    # or bytes, compile
     python benchmarks/rewriting.py --rounds 20
 
 Variants take turns, in an order that changes each round. Printed are ratios: the median over
@@ -11,6 +11,7 @@ so bytes saved do not show in times; they are read from the compiled program.
 """
 
 import argparse
+import functools
 import random
 import time
 import warnings
@@ -59,20 +60,33 @@ def mesh() -> Mesh:
     return Mesh(np.array(jax.devices()), ("i",))
 
 
-def train_step(average: Callable) -> tuple[Callable, tuple]:
-    """A step of gradient descent, its gradients averaged over devices by `average`."""
+def loss(weights, x):
+    for w, b in weights:
+        x = x + jnp.tanh(x @ w + b)
+    return jnp.mean(x**2)
 
-    def loss(weights, x):
-        for w, b in weights:
-            x = x + jnp.tanh(x @ w + b)
-        return jnp.mean(x**2)
+
+def mapped_step(pmap: Callable) -> tuple[Callable, tuple]:
+    """Return the train step mapped by a pmap, and its arguments."""
+    weights = [(np.ones((WIDTH, WIDTH), np.float32), np.ones(WIDTH, np.float32))] * LAYERS
+    mapped = pmap(make_step(by_mean), axis_name="i", in_axes=(None, 0), out_axes=None)
+    return mapped, (weights, np.ones((8, 2, WIDTH), np.float32))
+
+
+def make_step(average: Callable) -> Callable:
+    """Return a step of gradient descent whose gradients are averaged by `average`."""
 
     def step(weights, x):
         gradients = jax.grad(loss)(weights, x)
         return jax.tree.map(lambda w, g: w - 0.1 * average(g), weights, gradients)
 
+    return step
+
+
+def train_step(average: Callable) -> tuple[Callable, tuple]:
+    """Return the train step in a shard_map, and its arguments."""
     mapped = jax.shard_map(
-        step, mesh=mesh(), in_specs=(P(), P("i")), out_specs=P(), check_vma=False
+        make_step(average), mesh=mesh(), in_specs=(P(), P("i")), out_specs=P(), check_vma=False
     )
     weights = [(np.ones((WIDTH, WIDTH), np.float32), np.ones(WIDTH, np.float32))] * LAYERS
     return mapped, (weights, np.ones((16, WIDTH), np.float32))
@@ -86,31 +100,41 @@ def by_mean(gradient: jax.Array) -> jax.Array:
     return lax.pmean(gradient, "i")
 
 
-def equations(jaxpr: jax.extend.core.Jaxpr) -> int:
-    inner = jax.extend.core.jaxprs_in_params
-    return sum(1 + sum(map(equations, inner(eqn.params))) for eqn in jaxpr.eqns)
+def equations(build: Callable[[], tuple[Callable, tuple]]) -> int:
+    """Return the number of equations of a function, those of its bodies included."""
+
+    def count(jaxpr: jax.extend.core.Jaxpr) -> int:
+        inner = jax.extend.core.jaxprs_in_params
+        return sum(1 + sum(map(count, inner(eqn.params))) for eqn in jaxpr.eqns)
+
+    fun, args = build()
+    return count(jax.make_jaxpr(fun)(*args).jaxpr)
 
 
 def trace_times(rounds: int) -> None:
-    """Tracing and lowering, with and without the rewriting."""
+    """Trace and lower: pmap beside a hand-written port, and rewrite beside jit."""
+
+    def lower(transform: Callable, build: Callable[[], tuple[Callable, tuple]]) -> Make:
+        def make() -> Callable:
+            fun, args = build()
+            return lambda: transform(fun).lower(*args) and 0
+
+        return make
+
+    step = functools.partial(train_step, by_mean)
+    title = f"trace and lower, {equations(step)} equations"
+    variants = {
+        "shard_map by hand": lower(jax.jit, step),
+        "by hand again": lower(jax.jit, step),
+        "jax_dist.pmap": lower(lambda fun: fun, functools.partial(mapped_step, jax_dist.pmap)),
+        "jax.pmap": lower(lambda fun: fun, functools.partial(mapped_step, jax.pmap)),
+    }
+    print_ratios(f"{title}, pmap", seconds(variants, rounds), "shard_map by hand")
     for name, average in (("nothing to rewrite", by_mean), ("220 gathers reduced", by_gather)):
-        plain, args = train_step(average)
-        count = equations(jax.make_jaxpr(plain)(*args).jaxpr)
-
-        def lowered(transform: Callable, average: Callable = average) -> Make:
-            def make() -> Callable:
-                fun, args = train_step(average)
-                return lambda: transform(fun).lower(*args) and 0
-
-            return make
-
-        variants = {
-            "jit": lowered(jax.jit),
-            "jit again": lowered(jax.jit),
-            "rewrite": lowered(jax_dist.rewrite),
-        }
-        title = f"trace and lower, {count} equations, {name}"
-        print_ratios(title, seconds(variants, rounds), "jit")
+        step = functools.partial(train_step, average)
+        transforms = {"jit": jax.jit, "jit again": jax.jit, "rewrite": jax_dist.rewrite}
+        variants = {kind: lower(transform, step) for kind, transform in transforms.items()}
+        print_ratios(f"{title}, {name}", seconds(variants, rounds), "jit")
 
 
 def moved_bytes() -> None:
@@ -170,36 +194,13 @@ def _compiled(transform: Callable, table: jax.Array, x: np.ndarray) -> Make:
 _BOTH = (jax.jit, jax_dist.rewrite)
 
 
-def call_times(rounds: int) -> None:
-    """Calls after the first, in one process."""
-    table = jnp.ones(1000)
-    x = jnp.ones(4)
-    many = [jnp.ones(4)] * 100
-    rows = {
-        "one argument": (lambda x: x + 1, (x,)),
-        "100 leaves": (lambda x: [leaf + 1 for leaf in x], (many,)),
-        "one captured array": (lambda x: x + table[0], (x,)),
-    }
-    for name, (fun, args) in rows.items():
-        calls = {"jit": jax.jit(fun), "jit again": jax.jit(fun), "rewrite": jax_dist.rewrite(fun)}
-        variants = {kind: _always(call, args) for kind, call in calls.items()}
-        if name == "one captured array":
-            by_hand = jax.jit(lambda table, x: x + table[0])
-            variants["jit, passed by hand"] = _always(by_hand, (table, x))
-        print_ratios(f"a call, {name}", seconds(variants, 100 * rounds), "jit")
-
-
-def _always(call: Callable, args: tuple) -> Make:
-    return lambda: lambda: call(*args)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", choices=["trace", "bytes", "compile", "call"])
+    parser.add_argument("--only", choices=["trace", "bytes", "compile"])
     parser.add_argument("--rounds", type=int, default=10, help="of each variant (10)")
     options = parser.parse_args()
     simulated_devices(8)
@@ -209,7 +210,6 @@ def main() -> None:
         "trace": lambda: trace_times(options.rounds),
         "bytes": moved_bytes,
         "compile": lambda: compile_times(max(3, options.rounds // 3)),
-        "call": lambda: call_times(options.rounds),
     }
     for name, table in tables.items():
         if options.only in (None, name):

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from machine_programs import Sizes
 
 from jax_dist import global_view
-from jax_dist.machines.cost import ProgramCost
+from jax_dist._hlo import ProgramCost
 
 Tree = Any
 
@@ -142,7 +142,7 @@ def _by_hand(
     return jitted.lower(state, all_rows)
 
 
-HEAD = f"  {'':12} {'':24} {'args GB':>8} {'temp GB':>8} {'peak GB':>8} {'cycles M':>9}  sent"
+HEAD = f"  {'':12} {'':24} {'args GB':>8} {'temp GB':>8} {'peak GB':>8}  sent"
 
 
 def line(way: str, name: str, lowered: jax.stages.Lowered) -> str:
@@ -156,4 +156,4 @@ def line(way: str, name: str, lowered: jax.stages.Lowered) -> str:
     sent = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     memory = [cost.argument_bytes, cost.temp_bytes, cost.peak_bytes]
     shown = " ".join(f"{(each or 0) / 1e9:8.3f}" for each in memory)
-    return f"  {way:12} {name:24} {shown} {(cost.cycles or 0) / 1e6:9.1f}  {sent}"
+    return f"  {way:12} {name:24} {shown}  {sent}"

@@ -1,7 +1,7 @@
-"""What all ES programs here share: flags, a start with a cache, ranks, noise, log, picture.
+"""Shared parts of the ES programs: flags, ranks, noise, checkpoints, curve, picture.
 
 A program ends with `es_common.run(main, program="es_quickstart", generations=60)`, and its `main`
-takes a `Session`. Everything else is there to be called, or left.
+takes a `Session`.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ CACHE = flags.DEFINE_bool(
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """What the flags say, ready to use."""
+    """Values of the flags, ready to use."""
 
     devices: Sequence[jax.Device]
     seed: int
@@ -52,17 +52,17 @@ class Session:
 
     @property
     def where(self) -> str:
-        """Such as "8 x cpu"."""
+        """Return a text such as "8 x cpu"."""
         return f"{len(self.devices)} x {self.devices[0].device_kind}"
 
 
 def run(main: Callable[[Session], None], *, program: str, generations: int) -> None:
-    """Reads the flags, and runs `main` with what they say.
+    """Parse the flags and run `main` with a `Session`.
 
     Args:
       main: the program.
-      program: its name; what it leaves behind lies in `out/` and this.
-      generations: how many there are where the flag says nothing.
+      program: its name, also of its folder in `out/`.
+      generations: the default of `--generations`.
     """
     declare(program, generations)
 
@@ -75,7 +75,7 @@ def run(main: Callable[[Session], None], *, program: str, generations: int) -> N
 
 
 def declare(program: str, generations: int) -> None:
-    """Sets what flags say where nothing is given, and has `--help` show them."""
+    """Set the defaults of a program, and show the flags in its `--help`."""
     flags.set_default(OUT, f"out/{program}")
     flags.set_default(GENERATIONS, generations)
     for flag in flags.FLAGS.get_flags_for_module(__name__):
@@ -83,7 +83,7 @@ def declare(program: str, generations: int) -> None:
 
 
 def session() -> Session:
-    """What the flags say; on a CPU, simulates the devices, which must not be in use yet."""
+    """Return the session; on a CPU, simulate the devices, which must not be in use yet."""
     logging.set_verbosity(logging.WARNING)  # jax tells which backends it does not find
     jax.config.update("jax_num_cpu_devices", DEVICES.value)  # for the CPU only
     if CACHE.value:
@@ -95,8 +95,8 @@ def session() -> Session:
 
 
 def centred_ranks(fitness: jax.Array) -> jax.Array:
-    """`[p] -> [p]`, from -0.5, the worst, to 0.5; equals share the average of their ranks."""
-    # Where many scores are equal, to rank those by their position would be to follow noise.
+    """Return ranks `[p] -> [p]` from -0.5, the worst, to 0.5; ties share their average rank."""
+    # To rank ties by their position would be to follow noise.
     ascending = jnp.sort(fitness)
     first = jnp.searchsorted(ascending, fitness, side="left")
     after_last = jnp.searchsorted(ascending, fitness, side="right")
@@ -104,7 +104,7 @@ def centred_ranks(fitness: jax.Array) -> jax.Array:
 
 
 def check_redrawable(key: jax.Array) -> None:
-    """Refuses a key whose noise cannot be drawn twice. The key is not consumed.
+    """Raise ValueError for a key whose noise cannot be drawn twice. The key is not consumed.
 
     Raises:
       ValueError: the key is of another implementation than threefry2x32.
@@ -112,16 +112,13 @@ def check_redrawable(key: jax.Array) -> None:
     implementation = jax.random.key_impl(key)
     if implementation != "threefry2x32":
         raise ValueError(
-            f"noise cannot be drawn twice from a key of the implementation {implementation!r}.\n"
-            "Because its rows depend on the size of the batch they are drawn in, so the noise that"
-            " each device draws again would not be the noise that was played.\n"
-            'Use jax.config.update("jax_default_prng_impl", "threefry2x32"), or'
-            ' jax.random.key(seed, impl="threefry2x32").'
+            f"noise cannot be drawn twice from a {implementation!r} key, whose rows depend on the"
+            ' batch they are drawn in; use jax.random.key(seed, impl="threefry2x32")'
         )
 
 
 def keys_of(key: jax.Array, numbers: jax.Array) -> jax.Array:
-    """`[], [p] -> [p]`: a number has the same key on every device. The key is not consumed."""
+    """Return keys `[p]` for numbers `[p]`, the same on every device. `key` is not consumed."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
 
 
@@ -132,31 +129,28 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\[([\d,]*)\]")
 
 
 def exchanged(hlo: str) -> dict[str, int]:
-    """`{"all-gather": 1024}`: the bytes that the collectives of a compiled program give.
+    """Return bytes of the results of a program's collectives on a device: `{"all-gather": 1024}`.
 
-    On one device, and in one step where they stand in no loop.
+    A collective in a loop counts once.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for types, kind in _COLLECTIVES.findall(hlo):
         for dtype, shape in _ARRAY.findall(types):
             bits = 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype))
             size = math.prod(int(n) for n in shape.split(",") if n)
-            found[kind] = found.get(kind, 0) + size * bits // 8
-    return found
+            sizes[kind] = sizes.get(kind, 0) + size * bits // 8
+    return sizes
 
 
-def sent(given: dict[str, int], n_devices: int) -> float:
-    """The bytes that one device sends for collectives that give so many, on a ring of devices."""
-    rounds = {"all-reduce": 2}  # its parts go round twice: once to be added up, once as sums
+def sent(results: dict[str, int], n_devices: int) -> float:
+    """Return the bytes that a device sends for collectives with these results, on a ring."""
+    rounds = {"all-reduce": 2}  # shards go round twice: to be added up, and as sums
     share = (n_devices - 1) / n_devices
-    return sum(rounds.get(kind, 1) * size * share for kind, size in given.items())
+    return sum(rounds.get(kind, 1) * size * share for kind, size in results.items())
 
 
 def progress(first: int, generations: int) -> tqdm.tqdm:
-    """The numbers of the generations, from `first` on, with a bar, which the first process shows.
-
-    `set_postfix(score=f"{score:.1f}")` writes behind the bar.
-    """
+    """Return the numbers of the generations from `first` on, with a bar on the first process."""
     return tqdm.trange(
         first,
         generations,
@@ -168,24 +162,24 @@ def progress(first: int, generations: int) -> tqdm.tqdm:
 
 
 class Follow(Protocol):
-    """Called after each generation, with its number and what is worth knowing of it."""
+    """A function called after each generation with its number and scores."""
 
     def __call__(self, generation: int, **values: float) -> None: ...
 
 
 class Checkpoints:
-    """Checkpoints that Orbax writes and reads, by the number of generations that are done.
+    """Orbax checkpoints, by the number of generations that are done.
 
     Args:
-      manager: Orbax's, which says how many are kept; without one, nothing is saved or restored.
-      every: how many generations from one to the next.
+      manager: of Orbax; without one, nothing is saved or restored.
+      every: generations from one checkpoint to the next.
     """
 
     def __init__(self, manager: Any = None, every: int = 1) -> None:
         self._manager, self._every = manager, every
 
     def restore(self, state: Any) -> tuple[Any, int]:
-        """The newest one, where `state` lies, and its number; without any, `state` and 0."""
+        """Return the newest state, placed like `state`, and its number; else `state` and 0."""
         done = self._manager.latest_step() if self._manager else None
         if done is None:
             return state, 0
@@ -194,14 +188,14 @@ class Checkpoints:
         return self._manager.restore(done, args=_orbax().args.StandardRestore(like)), done
 
     def save(self, done: int, state: Any, *, force: bool = False) -> None:
-        """Where it is time to: copies the state now, and writes it in the background."""
+        """Copy the state and write it in the background, if it is due."""
         if self._manager and (force or done % self._every == 0):
             self._manager.save(done, args=_orbax().args.StandardSave(state), force=True)
 
 
 @contextlib.contextmanager
 def checkpoints(folder: pathlib.Path, every: int, keep: int = 2) -> Iterator[Checkpoints]:
-    """Checkpoints in `folder`, of which the newest are kept; none where `every` is 0."""
+    """Open the checkpoints in `folder`, of which the newest are kept; none if `every` is 0."""
     if not every:
         yield Checkpoints()
         return
@@ -217,11 +211,11 @@ def _orbax() -> Any:
 
 
 class Curve:
-    """One line for each generation, kept in a CSV file, so that it outlives an interruption.
+    """Scores of each generation, appended to a CSV file, which outlives an interruption.
 
     Args:
-      path: of the file; None keeps nothing, as a process other than the first should.
-      done: so many generations of an earlier run stay; later ones will be played again.
+      path: of the file; None writes nothing, as processes other than the first should.
+      done: generations of an earlier run to keep; later ones will be played again.
     """
 
     def __init__(self, path: pathlib.Path | None, done: int = 0) -> None:
@@ -238,11 +232,11 @@ class Curve:
         return len(self._rows)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """`[generations]`"""
+        """Return one score, `[generations]`."""
         return np.array([row[name] for row in self._rows])
 
     def add(self, **values: float) -> None:
-        """The next generation; with the same names each time."""
+        """Append a generation, with the same names each time."""
         row = {name: float(value) for name, value in values.items()}
         self._rows.append(row)
         if self._path is None:
@@ -263,7 +257,7 @@ def _rows(path: pathlib.Path) -> list[dict[str, float]]:
 
 
 class Follower:
-    """Called after each generation: shows a bar, and keeps the curve.
+    """A progress bar and a curve, to be called after each generation.
 
     Attributes:
       curve: empty until the first generation is done.
@@ -275,7 +269,7 @@ class Follower:
         self._bar = progress(0, session.generations)  # now: the first generation takes longest
 
     def __call__(self, generation: int, **values: float) -> None:
-        """With the number of the generation, from 0 on, and the same names each time."""
+        """Record a generation, numbered from 0, with the same names each time."""
         if not self.curve:
             self.curve = Curve(self._path, done=generation)
         self.curve.add(**values)
@@ -294,15 +288,9 @@ def draw_curves(
     goal: float | None = None,
     goal_label: str = "solved",
 ) -> None:
-    """A picture of the learning, one line for each label, the first one in grey.
+    """Draw learning curves `{label: [generations]}` into a PNG, the first one in grey.
 
-    Args:
-      path: where it goes.
-      lines: `{label: [generations]}`.
-      title: what is learned, by what, where.
-      ylabel: what the lines tell, with its unit.
-      goal: a height to draw a dashed line at.
-      goal_label: what that height means.
+    `goal` is the height of a dashed line.
     """
     from matplotlib.figure import Figure  # only here: of several processes, one draws
     from matplotlib.ticker import MaxNLocator

@@ -32,6 +32,7 @@ _BYTES = flags.DEFINE_bool(
     "bytes", default=False, help="Also tell what goes between devices; compiles once more."
 )
 
+PAIRS = 128
 State: TypeAlias = tuple[jax.Array, Any]  # theta, [N], and Adam's state, on all devices
 
 
@@ -64,8 +65,8 @@ def first_state(seed: int) -> State:
 
 def pairs_of_this_process() -> np.ndarray:
     """`[L, P / D]`"""
-    chex.assert_is_divisible(es.PAIRS, jax.device_count())
-    rows = np.arange(es.PAIRS).reshape(jax.device_count(), -1)  # [D, P / D]
+    chex.assert_is_divisible(PAIRS, jax.device_count())
+    rows = np.arange(PAIRS).reshape(jax.device_count(), -1)  # [D, P / D]
     here = [device.process_index == jax.process_index() for device in jax.devices()]
     return rows[np.array(here)]
 

@@ -10,6 +10,7 @@ noise again, because noise is a function of the generation's key and of the numb
 Shapes: `N` parameters, `P` mirrored pairs (the population is twice that), `D` devices.
 """
 
+import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -23,11 +24,13 @@ import numpy as np
 import optax
 from absl import flags
 from es_common import centred_ranks, check_redrawable, keys_of
-from es_training import Generation, Result, keep, until_solved
 from jax import lax
 
 import jax_dist
 
+_PAIRS = flags.DEFINE_integer(
+    "pairs", 128, "Mirrored pairs; the population is twice that.", allow_override=True
+)
 _GYM = flags.DEFINE_bool(
     "gym",
     default=False,
@@ -35,13 +38,27 @@ _GYM = flags.DEFINE_bool(
     allow_override=True,  # another program that is imported too may have it
 )
 
-PARAMETERS, PAIRS = 114, 128  # N and P in the shapes below
+PARAMETERS = 114  # N
 SIGMA = 0.1  # how far the population spreads around theta, in every parameter
 ADAM = optax.adam(0.1)
 STEPS, EPISODES, SOLVED = 500, 100, 475.0  # as Gymnasium registers CartPole-v1
 
 
 Episode: TypeAlias = tuple[jax.Array, jax.Array]  # state, [4], and steps so far, []
+Generation: TypeAlias = tuple[optax.Params, optax.OptState, jax.Array]  # theta, Adam, [P, 2] scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A trained policy and its learning curve."""
+
+    theta: np.ndarray  # [N]
+    curve: es_common.Curve  # best and mean of the population, and the policy's own mean return
+    fresh: float  # mean return of the last theta over other episodes
+
+    @property
+    def solved(self) -> bool:
+        return bool(self.curve["policy"][-1] >= SOLVED) and self.fresh >= SOLVED
 
 
 def step(state: jax.Array, action: jax.Array) -> jax.Array:
@@ -110,9 +127,9 @@ def generation(
     own = jax.vmap(play, in_axes=(None, 0, 0))(theta, own_noise, keys_of(start_key, pairs))
     fitness = lax.all_gather(own, "devices", tiled=True)  # [P, 2]; nothing else is ever sent
 
-    ranks = centred_ranks(fitness.ravel()).reshape(PAIRS, 2)
-    noise = noise_of(noise_key, jnp.arange(PAIRS))  # [P, N]
-    gradient = (ranks[:, 0] - ranks[:, 1]) @ noise / (2 * PAIRS * SIGMA)  # [N]
+    ranks = centred_ranks(fitness.ravel()).reshape(fitness.shape)
+    noise = noise_of(noise_key, jnp.arange(len(fitness)))  # [P, N]
+    gradient = (ranks[:, 0] - ranks[:, 1]) @ noise / (fitness.size * SIGMA)  # [N]
     change, adam = ADAM.update(-gradient, adam)  # optax descends, and we climb
     return optax.apply_updates(theta, change), adam, fitness
 
@@ -133,39 +150,42 @@ def train(
     devices: Sequence[jax.Device],
     generations: int,
     *,
+    pairs: int = 128,
     out: pathlib.Path | None = None,
     save_every: int = 0,
 ) -> Result:
-    """Ends when theta is seen to balance, and seen again in other episodes.
+    """Train until theta balances, and balances again in other episodes.
 
     Args:
       seed: of theta, of the noise and of all episodes.
-      devices: the pairs must divide among them.
-      generations: gives up after so many.
-      out: keeps the curve there, and checkpoints.
+      devices: their number divides `pairs`.
+      generations: the most to run.
+      pairs: mirrored pairs in the population.
+      out: a folder for the curve and the checkpoints.
       save_every: generations from one checkpoint to the next; 0: none.
     """
-    chex.assert_is_divisible(PAIRS, len(devices))
+    chex.assert_is_divisible(pairs, len(devices))
     theta_key, key, policy_key, fresh_key = jax.random.split(jax.random.key(seed), 4)
     theta = 0.1 * jax.random.normal(theta_key, (PARAMETERS,))
     state = jax_dist.replicate((theta, ADAM.init(theta)), devices)
-    pairs = np.arange(PAIRS).reshape(len(devices), -1)  # [D, P / D]
-    run_generation = make_generation(devices)
-
-    def run(theta: jax.Array, adam: optax.OptState, number: int) -> Generation:
-        return run_generation(theta, adam, jax.random.fold_in(key, number), pairs)
-
-    return until_solved(
-        state,
-        run,
-        mean_return,
-        (policy_key, fresh_key),
-        SOLVED,
-        generations,
-        show=lambda policy, best: {"mean_return": f"{policy:.1f}", "best": f"{best:.0f}"},
-        out=out,
-        save_every=save_every,
-    )
+    rows = np.arange(pairs).reshape(len(devices), -1)  # [D, P / D]
+    run_generation, fresh = make_generation(devices), 0.0
+    with es_common.checkpoints(out, save_every) as saved:
+        (theta, adam), done = saved.restore(state)
+        curve = es_common.Curve(out and out / "curve.csv", done)
+        for number in (progress := es_common.progress(done, generations)):
+            generation_key = jax.random.fold_in(key, number)
+            theta, adam, fitness = run_generation(theta, adam, generation_key, rows)
+            on_host = np.asarray(theta)  # [N]; as it is, all devices would evaluate it
+            policy = float(mean_return(on_host, jax.random.fold_in(policy_key, number)))
+            curve.add(best=fitness.max(), mean=fitness.mean(), policy=policy)
+            saved.save(number + 1, (theta, adam))
+            progress.set_postfix(mean_return=f"{policy:.1f}", best=f"{float(fitness.max()):.0f}")
+            if policy >= SOLVED or number + 1 == generations:
+                fresh = float(mean_return(on_host, jax.random.fold_in(fresh_key, number)))
+                if fresh >= SOLVED:
+                    break
+    return Result(np.asarray(theta), curve, fresh)
 
 
 def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
@@ -190,20 +210,28 @@ def main(session: es_common.Session) -> None:
         session.seed,
         session.devices,
         session.generations,
+        pairs=_PAIRS.value,
         out=session.out,
         save_every=session.save_every,
     )
-    picture = keep(
-        session,
-        result,
-        game="CartPole-v1",
-        episodes=EPISODES,
+    chex.assert_tree_all_finite(result.theta)
+    np.savez(session.out / "policy.npz", theta=result.theta)
+    picture = session.out / "learning_curve.png"
+    es_common.draw_curves(
+        picture,
+        {
+            "best of the population": result.curve["best"],
+            "mean of the population": result.curve["mean"],
+            f"theta, mean of {EPISODES} episodes": result.curve["policy"],
+        },
+        title=f"OpenAI ES on CartPole-v1, seed {session.seed}, {session.where}",
         ylabel="return (steps survived)",
+        goal=SOLVED,
         goal_label="solved: 475",
     )
 
     print(f"{'solved' if result.solved else 'not solved'} on {session.where}")
-    print(f"generations   {result.policy.size}")
+    print(f"generations   {len(result.curve)}")
     print(f"mean return   {result.fresh:.1f} over {EPISODES} fresh episodes")
     if _GYM.value:
         in_gymnasium = return_in_gymnasium(result.theta, session.seed)

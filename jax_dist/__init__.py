@@ -9,13 +9,12 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist import cache as cache
     from jax_dist import errors as errors
     from jax_dist import multihost as multihost
+    from jax_dist import testing as testing
     from jax_dist._pmap.placement import device_put_replicated as device_put_replicated
     from jax_dist._pmap.placement import device_put_sharded as device_put_sharded
     from jax_dist._pmap.placement import replicate as replicate
     from jax_dist._pmap.placement import shard as shard
     from jax_dist._pmap.placement import unreplicate as unreplicate
-    from jax_dist.consistency.api import check as check
-    from jax_dist.consistency.api import compare_device_counts as compare_device_counts
     from jax_dist.errors import CapturedArrayWarning as CapturedArrayWarning
     from jax_dist.errors import DonationError as DonationError
     from jax_dist.errors import MemoryGrowthError as MemoryGrowthError
@@ -23,15 +22,16 @@ if TYPE_CHECKING:  # what editors and type checkers see
     from jax_dist.errors import TransferError as TransferError
     from jax_dist.filter_pmap import filter_pmap as filter_pmap
     from jax_dist.global_view.view import global_view as global_view
-    from jax_dist.guards.memory import memory_guard as memory_guard
-    from jax_dist.guards.strict import allow_recompiles as allow_recompiles
-    from jax_dist.guards.strict import allow_transfers as allow_transfers
-    from jax_dist.guards.strict import strict as strict
-    from jax_dist.machines.topologies import topology as topology
+    from jax_dist.memory import memory_guard as memory_guard
     from jax_dist.nnx_pmap import nnx_pmap as nnx_pmap
+    from jax_dist.plan import plan as plan
     from jax_dist.pmap import pmap as pmap
     from jax_dist.rewrite import explain as explain
     from jax_dist.rewrite import rewrite as rewrite
+    from jax_dist.strict import allow_recompiles as allow_recompiles
+    from jax_dist.strict import allow_transfers as allow_transfers
+    from jax_dist.strict import strict as strict
+    from jax_dist.topology import topology as topology
 
 __version__ = "0.1.0"
 
@@ -39,18 +39,19 @@ _HOMES = {  # imported on first use, so that lint and migrate never load jax
     "cache": "cache",
     "errors": "errors",
     "multihost": "multihost",
-    "compare_device_counts": "consistency.api",
+    "testing": "testing",
     "CapturedArrayWarning": "errors",
     "DonationError": "errors",
     "MemoryGrowthError": "errors",
     "RecompileError": "errors",
     "TransferError": "errors",
     "global_view": "global_view.view",
-    "memory_guard": "guards.memory",
-    "allow_recompiles": "guards.strict",
-    "allow_transfers": "guards.strict",
-    "strict": "guards.strict",
-    "topology": "machines.topologies",
+    "memory_guard": "memory",
+    "allow_recompiles": "strict",
+    "allow_transfers": "strict",
+    "strict": "strict",
+    "plan": "plan",
+    "topology": "topology",
     "filter_pmap": "filter_pmap",
     "nnx_pmap": "nnx_pmap",
     "device_put_replicated": "_pmap.placement",
@@ -62,7 +63,7 @@ _HOMES = {  # imported on first use, so that lint and migrate never load jax
     "explain": "rewrite",
     "rewrite": "rewrite",
 }
-_MODULES = ("cache", "errors", "multihost")
+_MODULES = ("cache", "errors", "multihost", "testing")
 __all__ = ("__version__", *_HOMES)
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from jax_dist.cli.cli import program
+from jax_dist.cli.main import run_as_program
 
 if __name__ == "__main__":
-    sys.exit(program())
+    sys.exit(run_as_program())

@@ -1,8 +1,10 @@
 """Words for users, in both halves: a request that cannot be followed, hints, counted things."""
 
 import difflib
+import io
 import os
 from collections.abc import Iterable
+from typing import Any
 
 _ALIKE = 0.65  # of the letters; with fewer in common it is another word
 
@@ -58,3 +60,14 @@ def human_bytes(amount: float) -> str:
         if round(amount, 1) < 1000:
             return f"{amount:.1f} {unit}"
     return f"{amount / 1000:.1f} TB"
+
+
+def render(*parts: Any, width: int = 80) -> str:
+    """Return text and rich renderables, one below the other, as plain text of this width."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    console = Console(file=text, width=width, highlight=False, markup=False, emoji=False)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -15,19 +15,15 @@ __all__ = (
     "ArgumentError",
     "ArgumentTypeError",
     "AxesError",
-    "CacheDirectoryError",
     "CacheWarning",
     "CapturedArrayWarning",
-    "ConsistencyError",
+    "CompilationError",
     "DeviceCountError",
     "DisagreementError",
     "DonationError",
-    "JoinError",
     "MappedAxisError",
     "MemoryGrowthError",
-    "MissingRanksError",
     "NestingError",
-    "OpenPortWarning",
     "PlacementError",
     "RecompileError",
     "StaticArgumentError",
@@ -81,16 +77,12 @@ class CapturedArrayWarning(UserWarning):
     """A traced function captures arrays, which become part of its program (JXD401)."""
 
 
-class ConsistencyError(ValueError):
-    """What is given to `compare_device_counts` cannot be run on several numbers of devices."""
-
-
-class CacheDirectoryError(ValueError):
-    """A folder that must not hold a compilation cache: others could put code into it."""
-
-
 class CacheWarning(UserWarning):
     """The compilation cache cannot be used as asked; the program goes on without."""
+
+
+class CompilationError(RuntimeError):
+    """A program whose compilation has failed in an earlier run, and is not tried again."""
 
 
 class TransferError(RuntimeError):
@@ -111,18 +103,6 @@ class MemoryGrowthError(RuntimeError):
 
 class DisagreementError(RuntimeError):
     """The processes of a job do not do the same thing, or not with the same values."""
-
-
-class MissingRanksError(DisagreementError, TimeoutError):
-    """Some processes of a job did not reach a meeting point in time."""
-
-
-class JoinError(RuntimeError):
-    """The processes of a job could not join."""
-
-
-class OpenPortWarning(UserWarning):
-    """Anyone who can reach the port at which the processes of a job meet can join."""
 
 
 def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:

@@ -1,8 +1,4 @@
-"""`flax.nnx.pmap` on `jax_dist.pmap`: arguments and results may hold modules.
-
-nnx takes a call apart into arrays and the structure of its modules, and puts it together again;
-only the function between the two is another one.
-"""
+"""`flax.nnx.pmap` on `jax_dist.pmap`: arguments and results may hold modules."""
 
 import functools
 import inspect
@@ -11,7 +7,6 @@ from typing import Any
 
 import jax
 
-from jax_dist.errors import refusal
 from jax_dist.pmap import pmap
 
 _TAG = "jax_dist.nnx_pmap"  # by which nnx tells calls within calls apart
@@ -25,11 +20,11 @@ def nnx_pmap(
     out_axes: Any = 0,
     **options: Any,
 ) -> Any:
-    """Maps a function of Flax NNX modules and other trees over devices.
+    """Map a function of Flax NNX modules and other trees over devices.
 
-    Takes the place of `flax.nnx.pmap`, with its arguments and its numbers, on `jax_dist.pmap`.
-    What the function changes in a module is changed in the module of the caller: variables, and
-    its structure. Two arguments may share a module or a variable.
+    Takes the place of `flax.nnx.pmap`, with its arguments (but `transform_metadata`, `graph` and
+    `graph_updates`) and its numbers. What the function changes in a module is changed in the module
+    of the caller: variables, and its structure. Two arguments may share a module or a variable.
 
     Args:
       f: called with positional arguments only. Without it, `nnx_pmap` returns a decorator.
@@ -53,8 +48,6 @@ def nnx_pmap(
     >>> call = nnx_pmap(lambda model, x: model(x), in_axes=(None, 0))
     >>> call(model, jnp.ones((4, 2))).shape
     (4, 3)
-
-    `transform_metadata`, `graph` and `graph_updates` of `flax.nnx.pmap` are not taken.
     """
     if f is None:
         return functools.partial(
@@ -66,15 +59,22 @@ def nnx_pmap(
     while isinstance(inner, functools.partial):
         inner = inner.func
     if inspect.ismethod(inner) and isinstance(inner.__self__, nnx.Module):
-        raise refusal(
-            ValueError,
-            what="nnx_pmap does not support bound methods",
-            which=[f"{inner.__qualname__} belongs to a {type(inner.__self__).__name__}"],
-            why="a module is mapped as an argument, so that its changes come back",
-            do="Map the method of the class, and pass the module as its first argument.",
+        raise ValueError(
+            f"nnx_pmap does not support bound methods: map {inner.__qualname__} of the class, and "
+            "pass the module as its first argument."
         )
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
 
+    def split(context: Any, path: Any, axes: Any, module: Any) -> Any:
+        filters = axes.filters if isinstance(axes, nnx.StateAxes) else ()
+        return nnx.NodeStates.from_split(*context.split(module, *filters), metadata=axes)
+
+    def axes_of_states(axis: Any) -> Any:
+        is_axes = isinstance(axis, nnx.StateAxes)
+        return nnx.NodeStates.from_prefixes(axis.axes, metadata=axis) if is_axes else axis
+
+    to_tree = functools.partial(nnx.to_tree, split_fn=split, ctxtag=_TAG)
+    state_in_axes, state_out_axes = jax.tree.map(axes_of_states, (in_axes, out_axes))
     is_module = lambda state: isinstance(state, nnx.NodeStates)
 
     @functools.wraps(f)
@@ -84,47 +84,20 @@ def nnx_pmap(
         modules = jax.tree.map(  # only they can have changed
             lambda state, arg: arg if is_module(state) else None, states, args, is_leaf=is_module
         )
-        return nnx.to_tree(
-            (modules, result),
-            prefix=(in_axes, out_axes),
-            split_fn=_split,
-            ctxtag=_TAG,
-        )
+        return to_tree((modules, result), prefix=(in_axes, out_axes))
 
-    axes_of_states, axes_of_results = _of_states(in_axes), _of_states(out_axes)
     mapped = pmap(
         body,
         axis_name=axis_name,
-        in_axes=axes_of_states,
-        out_axes=(axes_of_states, axes_of_results),
+        in_axes=state_in_axes,
+        out_axes=(state_in_axes, state_out_axes),
         **options,
     )
 
     @functools.wraps(f)
     @nnx.update_context(_TAG)
     def call(*args: Any) -> Any:
-        states = nnx.to_tree(args, prefix=in_axes, split_fn=_split, ctxtag=_TAG)
-        found = mapped(*states)
-        return nnx.from_tree(found, ctxtag=_TAG, is_inner=False)[1]
+        results = mapped(*to_tree(args, prefix=in_axes))
+        return nnx.from_tree(results, ctxtag=_TAG, is_inner=False)[1]
 
     return call
-
-
-def _split(context: Any, path: Any, axes: Any, module: Any) -> Any:
-    """A module as its arrays, apart by the filters of `nnx.StateAxes`, and its structure."""
-    from flax import nnx
-
-    filters = axes.filters if isinstance(axes, nnx.StateAxes) else ()
-    return nnx.NodeStates.from_split(*context.split(module, *filters), metadata=axes)
-
-
-def _of_states(axes: Any) -> Any:
-    """Axes of modules as axes of what `_split` makes of them."""
-    from flax import nnx
-
-    def of_one(axis: Any) -> Any:
-        if not isinstance(axis, nnx.StateAxes):
-            return axis
-        return nnx.NodeStates.from_prefixes(axis.axes, metadata=axis)
-
-    return jax.tree.map(of_one, axes)

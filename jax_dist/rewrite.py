@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat
 from jax_dist._compat.private import Device
+from jax_dist._hlo import ProgramCost
 from jax_dist._pmap import axes
 from jax_dist._rewrite.captures import Captures, find_captures
 from jax_dist._rewrite.diagnostics import find_gradient_sums, find_lockstep
@@ -29,10 +30,9 @@ from jax_dist._rewrite.program import (
 from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
 from jax_dist._rewrite.variable_names import definition
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
-from jax_dist.machines.cost import ProgramCost
 
 if TYPE_CHECKING:
-    from jax_dist.machines.topologies import Topology
+    from jax_dist.topology import Topology
 
 
 class Rewritten:
@@ -183,7 +183,7 @@ def explain(
       specs: see `rewrite`.
       devices: of the machine that the report is for: what `jax_dist.topology` returns, its name, or
         a list. `fun` is then a mapped function, whose step every device runs with as much as here;
-        and the report has its plan: what each way to run it takes there, and whether that fits.
+        and the report has its plan: what each strategy takes there, and whether that fits.
       **kwargs: as in a call of `fun`.
 
     Returns:
@@ -206,15 +206,14 @@ def explain(
     )
     if devices is None:
         return rewrite(fun, **options).report(*args, **kwargs)
-    # A rewriting does without the global view, which is among the ways of a plan.
-    from jax_dist.machines.plans import machines_of, plan_step  # noqa: PLC0415
-    from jax_dist.machines.steps import MappedStep  # noqa: PLC0415
+    # A rewriting does without the global view, which is among the strategies of a plan.
+    from jax_dist.plan import MappedStep, machines_of, plan  # noqa: PLC0415
 
     (machine,) = machines_of(devices)
-    step = MappedStep.of_mapped(fun, args, kwargs)
+    step = MappedStep.of(fun, args, kwargs)
     there = rewrite(step.mapped(jax.pmap, machine.devices), **options)
     report = there.report(*step.leaves(len(machine.devices)))
-    return dataclasses.replace(report, plan=plan_step(step, [machine]))
+    return dataclasses.replace(report, plan=plan(step, on=machine))
 
 
 def _report_of(

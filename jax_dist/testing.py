@@ -1,33 +1,49 @@
-"""For tests: simulated devices, comparisons with `jax.pmap`, processes."""
+"""Test helpers: simulated devices, comparisons with `jax.pmap` and between device counts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import contextlib
+import dataclasses
+import faulthandler
+import inspect
+import itertools
+import math
+import os
+import pathlib
+import pickle
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import spawn
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 import jax_dist
-from jax_dist._exceptions import text_of
-from jax_dist._test_processes import Outcome, run_processes
-from jax_dist.errors import refusal
+from jax_dist import _usage, launch
+from jax_dist.errors import ArgumentError
 
 __all__ = (
+    "DeviceCountReport",
     "Outcome",
+    "ResultComparison",
     "assert_same_as_pmap",
+    "compare_device_counts",
     "run_processes",
     "simulated_devices",
 )
 
 
 def simulated_devices(count: int = 8) -> None:
-    """Makes this process see simulated CPU devices, and no others.
+    """Make this process see `count` simulated CPU devices, and no others.
 
     Call it at the top of conftest.py, before anything computes with JAX. If JAX is already running,
     it only checks the devices.
-
-    Args:
-      count: how many devices to simulate.
 
     Raises:
       RuntimeError: JAX is already running with other devices.
@@ -39,20 +55,17 @@ def simulated_devices(count: int = 8) -> None:
     number = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:
         jax.config.update("jax_num_cpu_devices", number + 1)
-    except RuntimeError:  # JAX refuses another number once it has chosen its devices
+    except RuntimeError:  # JAX rejects another number once it has chosen its devices
         if (jax.default_backend(), jax.local_device_count()) == ("cpu", count):
             return
     else:
         jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", count)  # this goes before XLA_FLAGS
+        jax.config.update("jax_num_cpu_devices", count)  # overrides XLA_FLAGS
         return
-    raise refusal(
-        RuntimeError,
-        what=f"simulated_devices({count}) comes too late",
-        which=[f"JAX runs with {jax.local_device_count()} {jax.default_backend()} devices"],
-        why="JAX chooses its devices once, when it is first used",
-        do="Call it at the top of conftest.py, before anything computes, or set "
-        f"JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu in the environment.",
+    raise RuntimeError(
+        f"simulated_devices({count}) was called after JAX had started with "
+        f"{jax.local_device_count()} {jax.default_backend()} devices. Call it at the top of "
+        f"conftest.py, or set JAX_NUM_CPU_DEVICES={count} and JAX_PLATFORMS=cpu."
     )
 
 
@@ -66,20 +79,20 @@ def assert_same_as_pmap(
     atol: float = 0.0,
     **pmap_options: Any,
 ) -> Any:
-    """Calls a function mapped by `jax.pmap` and by `jax_dist.pmap`, and compares the results.
+    """Call a function mapped by `jax.pmap` and by `jax_dist.pmap`, and compare the results.
 
     It compares the structure, and for each array the shape, dtype, weak type, values, and which
-    device holds which slice. If `jax.pmap` raises, the other must raise too: an error of the same
-    class or of a subclass, or any ValueError for a ValueError.
+    device holds which slice. If `jax.pmap` raises, the other must raise the same class or a
+    subclass, or any ValueError for a ValueError.
 
     Args:
       fun: the function to map.
       *args: its arguments. Donated ones are copied, and stay usable.
-      axis_name: names the mapped axis, as in `pmap`.
+      axis_name: the name of the mapped axis, as in `pmap`.
       kwargs: its keyword arguments.
-      pmap: what to compare with `jax.pmap`; `jax_dist.pmap` if not given.
-      rtol: how far values may differ, relative to what `jax.pmap` computes.
-      atol: how far they may differ besides. With both 0, they must be equal; NaN equals NaN.
+      pmap: what to compare with `jax.pmap`; `jax_dist.pmap` by default.
+      rtol: the relative tolerance of values. With both 0, values must be equal; NaN equals NaN.
+      atol: the absolute tolerance.
       **pmap_options: further options for both, such as `in_axes` and `donate_argnums`.
 
     Returns:
@@ -91,21 +104,20 @@ def assert_same_as_pmap(
     >>> assert_same_as_pmap(lambda x: x / jax.lax.psum(x, "i"), np.ones(8), axis_name="i").tolist()
     [0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125]
     """
-    other = jax_dist.pmap if pmap is None else pmap
     donated = pmap_options.get("donate_argnums", ())
     donated = {donated} if isinstance(donated, int) else set(donated)
     copy = lambda leaf: leaf.copy() if isinstance(leaf, jax.Array | np.ndarray) else leaf
 
     def attempt(pmap: Callable) -> tuple[Any, Exception | None]:
-        given = [jax.tree.map(copy, arg) if i in donated else arg for i, arg in enumerate(args)]
+        copies = [jax.tree.map(copy, arg) if n in donated else arg for n, arg in enumerate(args)]
         try:
             mapped = pmap(fun, axis_name, **pmap_options)
-            return jax.block_until_ready(mapped(*given, **(kwargs or {}))), None
+            return jax.block_until_ready(mapped(*copies, **(kwargs or {}))), None
         except Exception as error:  # noqa: BLE001  # whatever it raises is compared
             return None, error
 
     expected, expected_error = attempt(jax.pmap)
-    result, error = attempt(other)
+    result, error = attempt(jax_dist.pmap if pmap is None else pmap)
     kind = ValueError if isinstance(expected_error, ValueError) else type(expected_error)
     differences: Sequence[str] = ()
     if error is None and expected_error is None:
@@ -117,19 +129,14 @@ def assert_same_as_pmap(
     elif not isinstance(error, kind):
         differences = [f"it raises {_summary(error)}, jax.pmap {_summary(expected_error)}"]
     if differences:
-        raise refusal(
-            AssertionError,
-            what=f"pmap of '{getattr(fun, '__name__', fun)}' is not the same as jax.pmap of it",
-            which=differences,
-            why="it stands in for jax.pmap, with the same values in the same places",
-            do="Give rtol or atol if values may differ by rounding; the rest must be the same.",
-        ) from error
+        name = getattr(fun, "__name__", fun)
+        lines = "".join(f"\n  {line}" for line in differences)
+        raise AssertionError(f"pmap of '{name}' differs from jax.pmap:{lines}") from error
     return result
 
 
 def _summary(error: Exception | None) -> str:
-    text = "" if error is None else text_of(error).partition("\n")[0]
-    return f"{type(error).__name__}({text!r})"
+    return f"{type(error).__name__}({str(error).partition(chr(10))[0]!r})"
 
 
 def _differences(result: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
@@ -147,53 +154,599 @@ def _leaf_differences(leaf: Any, expected: Any, rtol: float, atol: float) -> Ite
     if isinstance(leaf, jax.Array) != isinstance(expected, jax.Array):
         yield f"class {type(leaf).__name__}, with jax.pmap {type(expected).__name__}"
         return
-    if leaf.dtype != expected.dtype:
-        yield f"dtype {leaf.dtype}, with jax.pmap {expected.dtype}"
-    if leaf.shape != expected.shape:
-        yield f"shape {leaf.shape}, with jax.pmap {expected.shape}"
-    elif leaf.dtype == expected.dtype:
-        yield from _value_differences(leaf, expected, rtol, atol)
-    if isinstance(leaf, jax.Array):
-        weak, expected_weak = jax.typeof(leaf).weak_type, jax.typeof(expected).weak_type
-        if weak != expected_weak:
-            yield f"weak type {weak}, with jax.pmap {expected_weak}"
-        if leaf.shape == expected.shape:
-            held, expected_held = _placement(leaf), _placement(expected)
-            wrong = [device for device in held if held[device] != expected_held.get(device)]
-            if list(held) != list(expected_held):
-                yield f"slices on devices {list(held)}, with jax.pmap {list(expected_held)}"
-            elif wrong:
-                first, there = held[wrong[0]], expected_held[wrong[0]]
-                yield f"device {wrong[0]} holds {first}, with jax.pmap {there}"
+    for word in ("dtype", "shape"):
+        if getattr(leaf, word) != getattr(expected, word):
+            yield f"{word} {getattr(leaf, word)}, with jax.pmap {getattr(expected, word)}"
+    if (leaf.shape, leaf.dtype) == (expected.shape, expected.dtype):
+        values, others = _to_numpy(leaf), _to_numpy(expected)
+        same = (values == others) | ((values != values) & (others != others))  # NaN equals NaN
+        if rtol or atol:
+            same |= np.isclose(_widen(values), _widen(others), rtol=rtol, atol=atol)
+        if not same.all():
+            at = tuple(np.argwhere(~same)[0].tolist())
+            count = f"{(~same).sum()} of {same.size} values differ, first at {list(at)}"
+            yield f"{count}: {values[at]}, with jax.pmap {others[at]}"
+    if not isinstance(leaf, jax.Array):
+        return
+    weak, expected_weak = jax.typeof(leaf).weak_type, jax.typeof(expected).weak_type
+    if weak != expected_weak:
+        yield f"weak type {weak}, with jax.pmap {expected_weak}"
+    slices, expected_slices = _slices_by_device(leaf), _slices_by_device(expected)
+    wrong = [device for device in slices if slices[device] != expected_slices.get(device)]
+    if list(slices) != list(expected_slices):
+        yield f"slices on devices {list(slices)}, with jax.pmap {list(expected_slices)}"
+    elif wrong and leaf.shape == expected.shape:
+        first = wrong[0]
+        yield f"device {first} holds {slices[first]}, with jax.pmap {expected_slices[first]}"
 
 
-def _value_differences(leaf: Any, other: Any, rtol: float, atol: float) -> Iterator[str]:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf, other = jax.random.key_data(leaf), jax.random.key_data(other)
-    values, expected = np.asarray(leaf), np.asarray(other)
-    same = (values == expected) | ((values != values) & (expected != expected))  # NaN is not itself
-    if rtol or atol:
-        wide = [each.astype(np.complex128) for each in (values, expected)]  # any number fits
-        same |= np.isclose(*wide, rtol=rtol, atol=atol)
-    wrong = np.argwhere(~same)
-    if len(wrong):
-        at = tuple(wrong[0].tolist())
-        yield (
-            f"{len(wrong)} of {same.size} values differ, first at {list(at)}: "
-            f"{values[at]}, with jax.pmap {expected[at]}"
-        )
-
-
-def _placement(array: jax.Array) -> dict[int, str]:
-    """Device to slice, in the order of the mesh, as in `{0: "[0:1, 0:3]", 1: "[1:2, 0:3]"}`."""
-    placement = {}
+def _slices_by_device(array: jax.Array) -> dict[int, str]:
+    """Return the slice on each device, in mesh order: `{0: "[0:1, 0:3]", 1: "[1:2, 0:3]"}`."""
+    slices = {}
     for shard in array.addressable_shards:
         # Not strict: the index of an array of keys also has the dimensions of one key.
         sides = zip(shard.index, array.shape, strict=False)
-        bounds = []
-        for side, size in sides:
-            # One form for what is written in several: `0`, `0:1` and `:` of a dimension of size 1.
-            whole = slice(side, side + 1) if isinstance(side, int) else side
-            bounds.append("{}:{}".format(*whole.indices(size)))
-        placement[shard.device.id] = f"[{', '.join(bounds)}]"
-    return placement
+        bounds = ["{}:{}".format(*side.indices(size)) for side, size in sides]
+        slices[shard.device.id] = f"[{', '.join(bounds)}]"
+    return slices
+
+
+# Comparison between device counts.
+
+_SEEDS = 6  # runs with perturbed inputs
+_ULPS = 4.0  # by which an input is perturbed, at most
+_SAFETY = 8.0  # the tolerance is this many times the largest effect of the perturbation ...
+_ROUNDING = 16.0  # ... and this many units in the last place of the largest element
+
+
+class ResultComparison(NamedTuple):
+    """One result on several devices, compared with the same result on one device."""
+
+    name: str  # "result['loss']"
+    devices: int
+    same: bool | None  # None: the tolerance is so wide that a factor of 2 could hide in it
+    difference: str  # "4 times the value"; "" if it is the same
+    distance: float  # the largest difference of an element
+    tolerance: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceCountReport:
+    """The results of a function on several device counts, compared with those on one device."""
+
+    name: str
+    devices: tuple[int, ...]  # the counts that were compared with one device
+    results: tuple[ResultComparison, ...]
+    is_random: bool  # whether the function uses random numbers
+
+    @property
+    def ok(self) -> bool:
+        """Return whether all results are the same on all device counts, within rounding."""
+        return all(result.same for result in self.results)
+
+    def __str__(self) -> str:
+        from rich.table import Table  # noqa: PLC0415  # slow to import
+
+        table = Table("result", "devices", "compared with 1 device", "distance", "tolerance")
+        table.box = None
+        for name, devices, _, words, *numbers in (r for r in self.results if not r.same):
+            table.add_row(name, str(devices), words, *(f"{number:.2g}" for number in numbers))
+        total = _usage.counted(len({result.name for result in self.results}), "result")
+        different = {result.name for result in self.results if not result.same}
+        verdict = f"{len(different)} of {total} not the same" if different else f"{total} the same"
+        counts = ", ".join(map(str, (1, *self.devices)))
+        lines: list[Any] = [f"{self.name}: {verdict} on {counts} devices"]
+        if not self.ok:
+            lines.append(table)
+            note = f"{self.name} uses random numbers, which may depend on the device count."
+            lines += [note] * self.is_random
+        return _usage.render(*lines)
+
+
+def compare_device_counts(
+    fun: Callable,
+    *args: Any,
+    axis_name: Hashable | None = None,
+    in_axes: Any = 0,
+    devices: Sequence[int] = (1, 2, 4, 8),
+    mesh: Mesh | None = None,
+) -> DeviceCountReport:
+    """Compare the results of a function on several device counts with those on one device.
+
+    `fun` has one of three forms; the same numbers go to every device count:
+
+    *   With `axis_name`, it is what one device computes, and each mapped argument is an array of
+        all rows, of which a device gets its share.
+    *   Without, it is mapped by `jax.pmap` or `jax_dist.pmap`, and the arguments are those of a
+        call, `[N, *s]`. Equal slices are copies, and stay copies; random keys stay as they are;
+        other slices are joined along their first dimension, and divided again.
+    *   With `mesh`, it takes whole arrays, and maps them itself. The mesh is made smaller, set by
+        `jax.set_mesh`, and passed to `fun` if it has a parameter `mesh`.
+
+    The first two run under `jax.vmap`, on one device. Of a result, each device must have the value
+    of one device, or its share of one dimension. The tolerance is measured on one device, with
+    inputs perturbed by some units in the last place of the coarsest type in the program. Random
+    keys in the result are not compared.
+
+    Args:
+      fun: the function.
+      *args: its arguments; a few rows for each device are enough.
+      axis_name: the name of the mapped axis, if `fun` is what one device computes.
+      in_axes: the mapped dimension of each argument, None if all devices share it.
+      devices: the counts to compare with one device.
+      mesh: the mesh of a function of whole arrays.
+
+    Returns:
+      The report: `ok`, `results`, text when printed.
+
+    Raises:
+      ArgumentError: the arguments cannot be divided.
+      NotImplementedError: `fun` maps nothing.
+
+    >>> def mean(x):
+    ...     return jax.lax.psum(jnp.mean(x), "i")
+    >>> report = compare_device_counts(mean, jnp.arange(8.0), axis_name="i", devices=(2, 4))
+    >>> [(result.devices, result.difference) for result in report.results]
+    [(2, '2 times the value'), (4, '4 times the value')]
+    """
+    counts = sorted(set(devices) - {1})
+    if not counts or any(not isinstance(count, int) or count < 1 for count in counts):
+        raise ArgumentError(f"devices={devices!r} must be device counts, with one above 1.")
+    program = _Program.of(fun, args, axis_name, in_axes, mesh)
+    one, *calls = (program.on(count) for count in (1, *counts))
+    values = [argument.value for argument in program.arguments]
+    text = one(values, "lower").as_text()
+    expected = _run_perturbed(one, values, _coarsest_epsilon(text))
+    results = [
+        comparison
+        for count, call in zip(counts, calls, strict=True)
+        for comparison in _compare(program, count, call(values), expected)
+    ]
+    is_random = "threefry" in text or "rng_bit_generator" in text
+    return DeviceCountReport(program.name, tuple(counts), tuple(results), is_random)
+
+
+class _Argument(NamedTuple):
+    """A leaf of the arguments, and how it is laid out for a device count."""
+
+    path: str
+    value: Any  # all rows; one copy of what the devices share
+    kind: Literal["shared", "split", "slices"] = "shared"
+    axis: int = 0  # along which it is split
+
+    @classmethod
+    def of_slices(cls, path: str, value: Any, axis: int) -> "_Argument":
+        """Return an argument of a mapped function: copies, random keys, or rows."""
+        slices = jnp.moveaxis(value, axis, 0)
+        copies = _to_numpy(slices)
+        if len(copies) > 1 and (copies == copies[:1]).all():
+            return cls(path, slices[0])
+        is_raw_key = value.dtype == np.uint32 and slices.ndim == 2 and slices.shape[1] in (2, 4)
+        if _is_key(value) or is_raw_key or slices.ndim == 1:
+            return cls(path, slices, "slices")
+        return cls(path, slices.reshape(-1, *slices.shape[2:]), "split")
+
+    def lay_out(self, value: Any, count: int) -> Any:
+        """Return a value as `jax.vmap` takes it."""
+        if self.kind == "split":
+            return jnp.stack(jnp.split(value, count, self.axis))
+        return value[:count] if self.kind == "slices" else value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Program:
+    """A function of leaves, to run on any number of devices."""
+
+    fun: Callable
+    name: str
+    arguments: tuple[_Argument, ...]
+    axis_name: Any
+    mesh: Mesh | None
+    takes_mesh: bool
+
+    @classmethod
+    def of(
+        cls, fun: Callable, args: tuple, axis_name: Any, in_axes: Any, mesh: Mesh | None
+    ) -> "_Program":
+        from jax_dist.plan import MappedStep  # noqa: PLC0415  # which few tests need
+
+        of_leaves = lambda *leaves, **mesh: fun(*jax.tree.unflatten(tree, leaves), **mesh)
+        leaves, tree = jax.tree.flatten(args)
+        paths = ["args" + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
+        is_none, is_mapped = lambda leaf: leaf is None, mesh is None and axis_name is None
+        axes: Sequence[int | None] = [None] * len(leaves)
+        if is_mapped:
+            step = MappedStep.of(fun, args, {})
+            of_leaves = lambda *leaves: step.call.run(leaves)
+            axes, axis_name = step.axes, step.options.choice.axis_name
+            is_array = [hasattr(leaf, "shape") for leaf in leaves]  # others are static
+            leaves, paths = (list(itertools.compress(each, is_array)) for each in (leaves, paths))
+        elif mesh is None:
+            in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+            axes = jax.tree.broadcast(in_axes, args, is_leaf=is_none)
+            axes = jax.tree.leaves(axes, is_leaf=is_none)
+        arguments = []
+        for path, leaf, axis in zip(paths, map(_to_host, leaves), axes, strict=True):
+            if axis is None or not hasattr(leaf, "shape"):
+                arguments.append(_Argument(path, leaf))
+            elif not -leaf.ndim <= axis < leaf.ndim:
+                raise ArgumentError(f"{path} has shape {leaf.shape}, and no axis {axis}.")
+            elif is_mapped:
+                arguments.append(_Argument.of_slices(path, leaf, axis))
+            else:
+                arguments.append(_Argument(path, leaf, "split", axis))
+        name = getattr(fun, "__name__", type(fun).__name__)
+        if mesh is None and all(argument.kind == "shared" for argument in arguments):
+            raise ArgumentError(f"{name}: in_axes={in_axes!r} divides no argument.")
+        takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
+        clean = lambda leaf: None if _is_key(leaf) else jnp.asarray(leaf)
+        results = lambda *leaves, **mesh: jax.tree.map(clean, of_leaves(*leaves, **mesh))
+        return cls(results, name, tuple(arguments), axis_name, mesh, takes_mesh)
+
+    def on(self, count: int) -> Callable[..., Any]:
+        """Return a call of the function on so many devices, of values and a method of jit's.
+
+        The results are those of all devices, `[count, *s]`; of whole arrays, `[1, *s]`.
+
+        Raises:
+          ArgumentError: the arguments or the mesh cannot be divided.
+        """
+        mesh = None
+        for path, value, kind, axis in self.arguments:
+            rows = 0 if kind == "shared" else value.shape[axis]
+            if rows < count if kind == "slices" else rows % count:
+                reason = f"{path} has {rows} {'rows' if kind == 'split' else 'keys or numbers'}"
+                raise ArgumentError(f"{self.name} cannot run on {count} devices: {reason}.")
+        if self.mesh is None:
+            axes = [None if argument.kind == "shared" else 0 for argument in self.arguments]
+            options = {"axis_name": self.axis_name, "axis_size": count}
+            function = jax.jit(jax.vmap(self.fun, in_axes=axes, **options))
+        else:
+            mesh = _shrink(self.mesh, count)
+            options = {"mesh": mesh} if self.takes_mesh else {}
+            whole = lambda *leaves: self.fun(*leaves, **options)
+            function = jax.jit(lambda *leaves: jax.tree.map(lambda x: x[None], whole(*leaves)))
+
+        def call(values: Sequence[Any], method: str = "__call__") -> Any:
+            pairs = zip(self.arguments, values, strict=True)
+            leaves = [argument.lay_out(value, count) for argument, value in pairs]
+            try:
+                with jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
+                    return getattr(function, method)(*leaves)
+            except Exception as error:
+                note = f"compare_device_counts ran {self.name} on {count} devices."
+                if mesh is not None:
+                    note += " Its mesh must come from a parameter named mesh, or from jax.set_mesh."
+                error.add_note(note)
+                raise
+
+        return call
+
+
+def _shrink(mesh: Mesh, count: int) -> Mesh:
+    """Return a mesh of so many devices: as much of the first axes as fits."""
+    shape, left = [], count
+    for size in mesh.devices.shape:
+        shape.append(math.gcd(size, left))
+        left //= shape[-1]
+    if left > 1:
+        raise ArgumentError(f"The mesh {dict(mesh.shape)} cannot be made smaller to {count}.")
+    devices = mesh.devices.flat[:count].reshape(shape)
+    return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+class _Expected(NamedTuple):
+    """A result on one device, and how far rounding may move each element."""
+
+    value: np.ndarray
+    tolerance: np.ndarray
+
+
+def _run_perturbed(call: Callable, values: Sequence[Any], epsilon: float) -> Any:
+    """Return the results on one device, with tolerances from runs with perturbed inputs."""
+
+    def perturb(value: Any, generator: np.random.Generator) -> Any:
+        if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
+            return value
+        by = generator.uniform(-_ULPS, _ULPS, value.shape) * epsilon
+        return (_widen(value) * (1 + by)).astype(value.dtype)
+
+    def expect(exact: jax.Array, *moved: jax.Array) -> _Expected:
+        value = _to_numpy(exact)[0]
+        effect = np.max([_distance(_to_numpy(leaf)[0], value) for leaf in moved], axis=0)
+        if not jnp.issubdtype(exact.dtype, jnp.inexact):
+            return _Expected(value, effect)
+        sizes = np.abs(np.nan_to_num(_widen(value), posinf=0.0, neginf=0.0))
+        unit = float(jnp.finfo(exact.dtype).eps)
+        rounding = unit * (_ROUNDING * sizes + sizes.max(initial=0.0))
+        return _Expected(value, _SAFETY * effect + rounding)
+
+    runs = [call(values)]
+    for seed in range(_SEEDS):
+        generator = np.random.default_rng(seed)
+        runs.append(call([perturb(value, generator) for value in values]))
+    return jax.tree.map(expect, *runs)
+
+
+def _compare(
+    program: _Program, count: int, result: Any, expected: Any
+) -> Iterator[ResultComparison]:
+    """Compare all results on so many devices with those on one."""
+    is_leaf = lambda leaf: isinstance(leaf, _Expected)
+    tree, one_tree = jax.tree.structure(result), jax.tree.structure(expected, is_leaf=is_leaf)
+    if tree != one_tree:
+        raise ArgumentError(
+            f"The result of {program.name} is {tree} on {count} devices, and {one_tree} on one."
+        )
+    states = {
+        argument.path: _widen(argument.value)
+        for argument in program.arguments
+        if argument.kind == "shared" and hasattr(argument.value, "dtype")
+        if jnp.issubdtype(argument.value.dtype, np.number)
+    }
+    ones = jax.tree.leaves(expected, is_leaf=is_leaf)
+    for (path, leaf), one in zip(jax.tree.leaves_with_path(result), ones, strict=True):
+        name = "result" + jax.tree_util.keystr(path)
+        verdict = _compare_leaf(_to_numpy(leaf), count, one, states)
+        yield ResultComparison(name, count, *verdict, float(one.tolerance.max(initial=0.0)))
+
+
+def _compare_leaf(
+    values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
+) -> tuple[bool | None, str, float]:
+    """Compare `[devices, *s]` with the value of one device: same, difference, distance."""
+    one, shape = expected.value, values.shape[1:]
+    if shape != one.shape:  # shares, which are joined; copies are compared one by one
+        pairs = enumerate(zip(shape, one.shape, strict=False))
+        dims = [n for n, (part, whole) in pairs if part != whole]
+        is_share = len(shape) == one.ndim and len(dims) == 1
+        if not is_share or shape[dims[0]] * len(values) != one.shape[dims[0]]:
+            return False, f"shape {shape} on each device, not {one.shape}", math.inf
+        values = np.concatenate(list(values), axis=dims[0])[None]
+    distances = _distance(values, one[None])
+    distance = float(distances.max(initial=0.0))
+    if (distances > expected.tolerance).any():
+        return False, _describe(values, count, expected, states), distance
+    size = np.abs(np.nan_to_num(_widen(one))).mean() if one.dtype.kind in "fc" else 0.0
+    if expected.tolerance.any() and expected.tolerance.mean() > size / 2:
+        return None, "undecided: rounding alone changes it", distance
+    return True, "", distance
+
+
+def _describe(
+    values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
+) -> str:
+    """Return how `[copies, *s]` differ from the value of one device."""
+    one = _widen(expected.value)
+    if expected.value.dtype == bool:
+        return "other values"
+
+    def is_close(left: np.ndarray, right: np.ndarray, scale: float = 1.0) -> bool:
+        return bool((_distance(left, right) <= expected.tolerance * max(scale, 1.0)).all())
+
+    # The change of a state shows the factor of a gradient; the new state does not.
+    old_values = {"value": np.zeros_like(one)}
+    old_values |= {f"change of {path}": old for path, old in states.items()}
+    for what, old in old_values.items():
+        if old.shape != one.shape or is_close(one, old):
+            continue
+        change, changes = one - old, _widen(values) - old
+        factor = float(np.real(np.vdot(change, changes[0]) / np.vdot(change, change)))
+        nearest = min((count, 1 / count), key=lambda number: abs(factor - number))
+        if is_close(changes, (change * nearest)[None], nearest):
+            return f"{count} times the {what}" if nearest > 1 else f"1/{count} of the {what}"
+        if one.size > 1 and is_close(changes, (change * factor)[None], factor):
+            return f"{factor:.3g} times the {what}"
+    if not is_close(values, values[:1]):
+        merges = {"sum": np.sum, "mean": np.mean, "maximum": np.max, "minimum": np.min}
+        for word, merge in merges.items() if expected.value.dtype.kind in "fc" else ():
+            if is_close(merge(_widen(values), axis=0), one, count if word == "sum" else 1):
+                return f"the devices differ; their {word} is the value"
+        return "the devices differ"
+    ordered = [np.sort(array, axis=None) for array in (values[0], expected.value)]
+    if one.size > 1 and (_distance(*ordered) <= expected.tolerance.max()).all():
+        return "the values in another order"
+    return "other values"
+
+
+def _coarsest_epsilon(text: str) -> float:
+    """Return the distance of 1 to the next number, in the coarsest type of a program's text."""
+    for name, dtype in {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}.items():
+        if re.search(rf"[x<]{name}\b", text):
+            return float(jnp.finfo(dtype).eps)
+    return float(np.finfo(np.float64).eps)
+
+
+def _distance(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return by how much elements differ; infinity if only one of them is a number."""
+    values, expected = _widen(values), _widen(expected)
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(values - expected)
+    equal = (values == expected) | (np.isnan(values) & np.isnan(expected))
+    return np.where(equal, 0.0, np.where(np.isnan(distance), np.inf, distance))
+
+
+def _widen(array: Any) -> np.ndarray:
+    return np.asarray(array).astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _to_numpy(leaf: Any) -> np.ndarray:
+    """Return an array in NumPy, keys as their data, small floats as float32."""
+    host = np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    is_small = jnp.issubdtype(host.dtype, jnp.floating) and host.dtype.kind != "f"
+    return host.astype(np.float32) if is_small else host
+
+
+def _to_host(leaf: Any) -> Any:
+    """Return an array that is not committed to a device."""
+    if not _is_key(leaf):
+        return np.asarray(leaf) if hasattr(leaf, "shape") else leaf
+    data = jnp.asarray(np.asarray(jax.random.key_data(leaf)))
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+
+
+# --- several processes
+
+_is_importing_main = False
+_TAIL_LINES = 30
+_SPARE_SECONDS = 2.0  # for a rank to print its stacks at the time limit, before it is ended
+# Modules must be found before anything of this package can be imported.
+_RANK = """
+import pickle, sys
+with open(sys.argv[1], "rb") as file:
+    sys.path[:] = pickle.load(file)["sys_path"]
+from jax_dist.testing import _run_rank
+_run_rank(sys.argv[1])
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one process of `run_processes` ended."""
+
+    rank: int  # its jax.process_index()
+    value: Any  # what the function returned; None if it did not return
+    error: Exception | None  # what it raised, or why it did not return
+    exit_code: int  # negative: the signal that ended it
+    output: str  # its standard output and error
+
+
+def run_processes(
+    fun: Callable, *args: Any, processes: int = 2, cpu_devices: int = 2, timeout: float = 120.0
+) -> list[Outcome]:
+    """Run a function in several processes at the same time, joined by `jax.distributed`.
+
+    Each process is a fresh Python with simulated CPU devices. As in `multiprocessing` with "spawn",
+    it imports the modules of `fun` and of the main program again, after it has joined the others.
+    When one fails, the others, which may wait for it in a collective, are ended.
+
+    Args:
+      fun: function that each process calls, defined at the top of a module or script.
+      *args: its arguments, the same in each process; they must pickle, and so must its result.
+        Return plain data, such as lists of numbers.
+      processes: number of processes.
+      cpu_devices: number of devices of each.
+      timeout: seconds after which processes that still run print their stacks and are ended.
+
+    Returns:
+      One outcome for each process, in the order of the ranks. Its error is what the function
+      raised, with the traceback as a note; a RuntimeError if the process died, or was ended because
+      another one failed first; or a TimeoutError.
+
+    Raises:
+      TypeError: `fun` or an argument does not pickle.
+
+    >>> import jax
+    >>> [outcome.value for outcome in run_processes(jax.process_index, processes=2)]
+    [0, 1]
+
+    Environment variables are inherited, except those that choose devices. What `jax.config.update`
+    changed here is not; change it in `fun`.
+    """
+    if _is_importing_main:
+        raise RuntimeError('Call run_processes below `if __name__ == "__main__":` in a script.')
+    try:
+        call = pickle.dumps((fun, args))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"run_processes cannot pickle {getattr(fun, '__qualname__', fun)!r} and its arguments "
+            f"({error}). Define it at the top of a module, and pass what it needs as arguments."
+        ) from error
+    lines: list[list[str]] = [[] for _ in range(processes)]
+    with tempfile.TemporaryDirectory(prefix="jax_dist_") as name:
+        task = pathlib.Path(name, "task")
+        deadline = time.time() + timeout
+        with task.open("wb") as file:
+            pickle.dump({"sys_path": sys.path, **_find_main(fun)}, file)
+            pickle.dump({"call": call, "timeout": timeout, "deadline": deadline}, file)
+        job = launch.run(
+            [sys.executable, "-P", "-c", _RANK, str(task)],
+            processes,
+            lambda rank, _, line: lines[rank].append(line),
+            cpu_devices=cpu_devices,
+            timeout=timeout + _SPARE_SECONDS,
+        )
+        is_late = time.time() > deadline
+        return [
+            _read_outcome(rank, job, pathlib.Path(name), lines[rank], timeout if is_late else None)
+            for rank in range(processes)
+        ]
+
+
+def _find_main(fun: Callable) -> dict[str, str]:
+    """Return how `multiprocessing.spawn.prepare` imports the main program, if it defines `fun`."""
+    main = sys.modules["__main__"]
+    if getattr(fun, "__module__", None) != "__main__":
+        return {}
+    if main.__spec__ is not None:  # python -m package.module
+        return {"init_main_from_name": main.__spec__.name}
+    return {"init_main_from_path": os.path.abspath(str(main.__file__))}
+
+
+def _read_outcome(
+    rank: int, job: launch.JobOutcome, folder: pathlib.Path, lines: list[str], late: float | None
+) -> Outcome:
+    """Return what a rank has reported, or why it has not; `late` is a time limit that is over."""
+    report, value, error = folder / f"{rank}.report", None, None
+    tail = "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]) or "    (nothing)"
+    if report.exists():
+        value, error, trace = pickle.loads(report.read_bytes())
+        if error is not None:
+            error.add_note(f"Raised in rank {rank}:\n{trace.rstrip()}")
+    elif late is not None:
+        error = TimeoutError(f"rank {rank} was ended after {late:g} s; its output ends:\n{tail}")
+    elif rank == job.first:
+        how = launch.format_code(job.codes[rank])
+        error = RuntimeError(f"rank {rank} died with {how}; its output ends:\n{tail}")
+    else:
+        error = RuntimeError(f"rank {rank} was ended because rank {job.first} failed first.")
+    return Outcome(rank, value, error, job.codes[rank], "".join(f"{line}\n" for line in lines))
+
+
+def _run_rank(path: str) -> None:
+    """Join the others, call the function, and report: the program of one rank."""
+    global _is_importing_main
+    rank = int(os.environ["JAX_PROCESS_ID"])
+    with open(path, "rb") as file:
+        preparation, task = pickle.load(file), pickle.load(file)
+    # Without the parent, too, it ends at its time limit.
+    faulthandler.dump_traceback_later(max(0.1, task["deadline"] - time.time()), exit=True)
+    value = error = None
+    trace = ""
+    try:
+        seconds = max(1, round(task["timeout"]))
+        jax.distributed.initialize(
+            num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
+            process_id=rank,
+            initialization_timeout=seconds,
+            shutdown_timeout_seconds=seconds,
+            cluster_detection_method="deactivate",
+        )
+        # Only now: a module that computes while it is imported starts JAX without the others.
+        _is_importing_main = True
+        spawn.prepare(preparation)
+        _is_importing_main = False
+        fun, args = pickle.loads(task["call"])
+        value = fun(*args)
+        pickle.dumps(value)
+    except BaseException as raised:  # noqa: BLE001  # sys.exit too: it would leave without a report
+        launch.note("failed", rank)
+        value, error, trace = None, raised, traceback.format_exc()
+        sys.stderr.write(trace)
+        try:
+            if not isinstance(pickle.loads(pickle.dumps(error)), Exception):
+                raise TypeError  # the caller could not catch a SystemExit
+        except Exception:  # noqa: BLE001  # pickle raises what the error's class raises
+            error = RuntimeError(f"rank {rank} raised {type(raised).__name__}: {raised}")
+    report = pathlib.Path(path).with_name(f"{rank}.report")
+    report.with_suffix(".part").write_bytes(pickle.dumps((value, error, trace)))
+    report.with_suffix(".part").replace(report)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if error is None:
+        jax.distributed.shutdown()  # waits for the others
+    os._exit(0 if error is None else 1)

@@ -1,165 +1,70 @@
-"""docs/errors.md is right about this version of jax: what raises, with which words; every cure."""
+"""docs/errors.md lists the messages of JAX as JAX raises them, and every fix runs."""
 
-import importlib.util
 import pathlib
 import re
 import subprocess
 import sys
-import textwrap
 import warnings
 
+import error_cases
 import jax
 import pytest
+from error_cases import CASES, Case
 
 from jax_dist.testing import run_processes
 
-_PAGE = pathlib.Path(__file__).parents[1] / "docs" / "errors.md"
-_SECTION = re.compile(r"^### (.*)\n((?:(?!^##).*\n?)*)", re.MULTILINE)
-_CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_VERSION = r"\d+(?:\.\d+)+"
-_ALSO = re.compile(r"[Rr]eads: (`[^`]+`(?: \([^)]*\))?(?:, or `[^`]+`(?: \([^)]*\))?)*)")
-_QUOTED = re.compile(r"``(.+?)``|`([^`]+)`")
+_PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "errors.md").read_text()
+_VERSIONS = ("0.10.2", "0.12.0.1")  # those that the page speaks of
+_HERE = [case for case in CASES if case.processes == 1]
 
 
-class Section:
-    """One error: its code, the words it may have, and which versions raise it or run it."""
-
-    def __init__(self, title: str, body: str):
-        self.title = title
-        self.once = "once in a process" in body
-        self.code = "\n".join(_CODE.findall(body))
-        prose = re.sub(r"\s+", " ", _CODE.sub("", body))
-        raised = re.search(rf"Raised by jax ((?:{_VERSION}|,|and|\s)+)", prose)
-        runs = re.search(rf"jax ((?:{_VERSION}|,|and|\s)+) runs? it", prose)
-        self.raised = re.findall(_VERSION, raised[1]) if raised else []
-        self.runs = re.findall(_VERSION, runs[1]) if runs else []
-        also = "".join(_ALSO.findall(prose))
-        self.raised += re.findall(_VERSION, "".join(re.findall(r"\([^)`]*\)", also)))
-        self.words = [double or single for double, single in _QUOTED.findall(title + also)]
-
-    def matches(self, message: str) -> bool:
-        flat = re.sub(r"\s+", " ", message.replace("`", ""))
-        return any(words in flat for words in self.words)
+def _matches(case: Case, text: str) -> bool:
+    flat = re.sub(r"\s+", " ", text.replace("`", ""))
+    return case.message in flat or bool(case.also) and case.also in flat
 
 
-_TEXT = _PAGE.read_text()
-_SECTIONS = [Section(title, body) for title, body in _SECTION.findall(_TEXT)]
-_SETUP = _CODE.findall(_TEXT[: _TEXT.index("\n## ")])
-
-
-def _names_before(section: Section) -> dict[str, object]:
-    """What the page has defined when it comes to a section: later ones use earlier helpers."""
-    names: dict[str, object] = {"__name__": "errors"}
-    for code in _SETUP:
-        exec(code, names)
-    for each in _SECTIONS:
-        for name in ("wrong", "cured", "silent"):
-            names.pop(name, None)
-        exec(each.code, names)
-        if each is section:
-            return names
-    raise AssertionError(section.title)
-
-
-def _with(name: str) -> list:
-    chosen = [each for each in _SECTIONS if f"def {name}()" in each.code]
-    return [pytest.param(each, id=each.title) for each in chosen]
-
-
-@pytest.mark.parametrize("section", _with("wrong"))
-def test_what_is_wrong_raises_these_words(section: Section):
-    message = _from_a_fresh_process(section) if section.once else _from_here(section)
-
-    if jax.__version__ in section.raised:
-        assert section.matches(message), message or "it ran"
-    elif jax.__version__ in section.runs:
-        assert not section.matches(message), message
-
-
-def _from_here(section: Section) -> str:
-    names = _names_before(section)
+def _message(case: Case) -> str:
+    """Return the error and the warnings of `before`."""
+    if case.is_once:  # in a process that has not shown it yet
+        code = f"import error_cases; error_cases.CASES[{CASES.index(case)}].before()"
+        command = [sys.executable, "-W", "always", "-c", code]
+        folder = pathlib.Path(__file__).parent
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True).stderr
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            names["wrong"]()
-            message = ""
-        except Exception as error:  # noqa: BLE001  # which error it is, is what is looked at
-            message = str(error)
-    return message + " ".join(str(each.message) for each in caught)
+            case.before()
+            error = ""
+        except Exception as raised:  # noqa: BLE001 - which error it is, is compared
+            error = str(raised)
+    return error + " ".join(str(warning.message) for warning in caught)
 
 
-def _from_a_fresh_process(section: Section) -> str:
-    code = "\n".join([*_SETUP, section.code, "wrong()"])
-    command = [sys.executable, "-W", "always", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+@pytest.mark.parametrize("case", _HERE, ids=lambda case: case.message)
+def test_before_raises_the_message_and_after_runs(case: Case):
+    message = _message(case)
+
+    if jax.__version__ in _VERSIONS:
+        assert _matches(case, message) == (jax.__version__ in case.versions), message or "it ran"
+    case.after()
 
 
-@pytest.mark.parametrize("section", _with("cured"))
-def test_what_is_cured_runs(section: Section):
-    _names_before(section)["cured"]()
-
-
-@pytest.mark.parametrize("section", _with("silent"))
-def test_what_is_silent_is_still_so(section: Section):
-    _names_before(section)["silent"]()
-
-
-def test_every_section_that_says_who_raises_it_has_code():
-    said = [each for each in _SECTIONS if each.raised]
-
-    assert len(said) > 30
-    assert [each.title for each in said if "def wrong" not in each.code] == []
-    assert [each.title for each in said if "def cured" not in each.code] == []
-    assert [each.title for each in said if not each.words] == []
-    assert {version for each in said for version in each.raised} == {"0.7.2", "0.10.2", "0.12.0.1"}
-
-
-_IN_PROCESSES = [each for each in _SECTIONS if "_in_processes" in each.code]
-
-
-def test_the_errors_of_several_processes(tmp_path, monkeypatch):
-    outcomes = run_processes(_module(tmp_path, monkeypatch).run, processes=2, cpu_devices=4)
+def test_the_messages_of_several_processes():
+    outcomes = run_processes(error_cases.run_in_processes, processes=2, cpu_devices=4)
+    cases = [case for case in CASES if case.processes > 1]
 
     assert [outcome.error for outcome in outcomes] == [None, None]
-    for said in (outcome.value for outcome in outcomes):
-        assert len(said) == len(_IN_PROCESSES) == 5
-        for section, (message, cured) in zip(_IN_PROCESSES, said, strict=True):
-            assert cured == "", f"{section.title}: {cured}"
-            if jax.__version__ in section.raised:
-                assert section.matches(message), f"{section.title}: {message or 'it ran'}"
-            elif jax.__version__ in ("0.10.2", "0.12.0.1"):  # where silent_in_processes holds
-                assert not section.matches(message), f"{section.title}: {message}"
+    for outcome in outcomes:
+        for case, (before, after) in zip(cases, outcome.value, strict=True):
+            if jax.__version__ in _VERSIONS:
+                assert _matches(case, before) == bool(case.versions), case.message
+            assert after == "", case.message
 
 
-def _module(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    """The code of these sections as a module, for processes import what they run."""
-    parts = [_SETUP[0], _CODE.findall(_TEXT[_TEXT.index("## Several processes") :])[0]]
-    for number, each in enumerate(_IN_PROCESSES):
-        code = each.code.replace("silent_in_processes", "wrong_in_processes")
-        code += f"\nwrong_{number}, cured_{number} = wrong_in_processes, cured_in_processes\n"
-        parts.append(code)
-    parts.append(
-        textwrap.dedent(f"""\
-            def _says(fun):
-                try:
-                    fun()
-                except BaseException as error:
-                    return str(error) or type(error).__name__
-                return ""
+def test_the_page_lists_each_case_once():
+    rows = re.findall(r"^\| `{1,2}(.+?)`{1,2} \|", _PAGE, re.MULTILINE)
+    headings = re.findall(r"^### (.+)$", _PAGE, re.MULTILINE)
+    listed = [*rows, *(heading.replace("`", "") for heading in headings)]
 
-
-            def run():
-                return [
-                    (_says(globals()[f"wrong_{{n}}"]), _says(globals()[f"cured_{{n}}"]))
-                    for n in range({len(_IN_PROCESSES)})
-                ]
-            """)
-    )
-    path = folder / "errors_in_processes.py"
-    path.write_text("\n".join(parts))
-    monkeypatch.syspath_prepend(str(folder))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, path.stem, module)
-    spec.loader.exec_module(module)
-    return module
+    assert sorted(set(listed)) == sorted(listed)
+    assert {case.message for case in CASES} <= {*listed}

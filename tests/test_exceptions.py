@@ -5,14 +5,11 @@ import threading
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import jax_dist
 from jax_dist import _exceptions
-from jax_dist.testing import assert_same_as_pmap
 
 _NONE = "<its text does not come>"
 
@@ -152,32 +149,4 @@ def test_an_error_in_a_mapped_function_reaches_its_user(how: str, kind: str):
 
     with pytest.raises(made) as caught:
         jax_dist.pmap(fails, axis_name="i")(np.ones(jax.device_count()))
-    assert caught.value is error
-
-
-@pytest.mark.parametrize("how", ["never returns", "raises", "is huge"])
-def test_a_comparison_quotes_what_it_can(how: str):
-    def fails(x):
-        if x.dtype == jnp.int32:  # never
-            return lax.psum(x, "i")
-        raise _error(how)
-
-    assert_same_as_pmap(fails, np.ones(jax.device_count(), np.float32), axis_name="i")
-    other = lambda fun, *_, **__: lambda x: jnp.ones(())
-    with pytest.raises(AssertionError) as caught:
-        assert_same_as_pmap(fails, np.ones(jax.device_count(), np.float32), pmap=other)
-    assert "jax.pmap raises NamedError(" in str(caught.value)
-    assert len(str(caught.value)) < 100_000
-
-
-@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="check needs jax 0.10")
-@pytest.mark.parametrize("how", ["never returns", "raises"])
-def test_a_check_raises_what_the_function_raises(how: str):
-    error = _error(how)
-
-    def fails(x):
-        raise error
-
-    with pytest.raises(type(error)) as caught:
-        jax_dist.compare_device_counts(fails, jnp.ones(8), axis_name="i", devices=(2,))
     assert caught.value is error

@@ -3,6 +3,7 @@
 A new release of JAX fails here, with the names to add to `jax_dist/primitives.py`.
 """
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -338,3 +339,62 @@ def _bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+# --- one registry
+
+
+def test_of_what_has_no_record_nothing_is_known():
+    unknown = dataclasses.asdict(primitives.record("of a user"))
+
+    assert unknown.pop("name") == "of a user"
+    assert unknown.pop("kind") == "opaque"
+    assert not any(unknown.values())
+
+
+def test_a_record_has_the_facts_of_its_line_and_no_others():
+    fields = dataclasses.fields(primitives.Primitive)
+    known = {field.name for field in fields if field.type in (bool, "bool")}
+    for line in primitives.TABLE.splitlines():
+        words, _, names = line.partition("#")[0].partition(":")
+        for name in names.split():
+            facts = dataclasses.asdict(primitives.RECORDS[name])
+            assert {fact for fact, held in facts.items() if held is True} == known & set(
+                words.split()
+            ), name
+
+
+def test_after_which_collectives_all_devices_have_the_same():
+    alike = {name for name, each in primitives.RECORDS.items() if each.makes_alike}
+
+    assert alike == {
+        *("psum", "psum_invariant", "pmax", "pmin"),
+        *("all_gather", "all_gather_invariant", "pbroadcast"),
+    }
+
+
+_ON_DEVICES = {
+    **dict.fromkeys(("psum", "pmax", "pmin", "pmean", "all_gather")),  # of the array and the axis
+    "pbroadcast": lambda x: lax.pbroadcast(x, "i", 0),
+    "psum_scatter": lambda x: lax.psum_scatter(x, "i"),
+    "all_to_all": lambda x: lax.all_to_all(x, "i", 0, 0),
+    "pswapaxes": lambda x: lax.pswapaxes(x, "i", 0),
+    "ppermute": lambda x: lax.ppermute(x, "i", [(0, 1)]),
+    "pshuffle": lambda x: lax.pshuffle(x, "i", [1, 0]),
+    "axis_index": lambda x: lax.axis_index("i"),
+}
+
+
+def test_collectives_of_lax_bind_what_is_said_of_them():
+    for name, given in _ON_DEVICES.items():
+        function = given or functools.partial(getattr(lax, name), axis_name="i")
+        traced = jax.make_jaxpr(function, axis_env=[("i", 2)])(jnp.ones((2, 2)))
+        found = {_compat.name_of(eqn) for eqn in equations(traced)}
+        assert primitives.LAX_COLLECTIVES[name] in found, name
+    assert {*primitives.LAX_COLLECTIVES} == {*_ON_DEVICES, "ragged_all_to_all"}
+    assert primitives.LAX_COLLECTIVES["ragged_all_to_all"] == "ragged_all_to_all"
+    assert primitives.functions_of("sum", "max") == (
+        *("jax.lax.psum", "jax.lax.pmax", "jax.lax.pmean"),
+    )
+    assert primitives.record("sin").elementwise
+    assert primitives.record("of_a_user").kind == "opaque"

@@ -14,8 +14,9 @@ import jax
 import pytest
 
 import jax_dist
-from jax_dist.cli import cache, cli
-from jax_dist.lint.engine.linter import PAGES
+from jax_dist.cli import cache
+from jax_dist.cli.main import COMMANDS
+from jax_dist.lint.engine.linter import RULES
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"
@@ -45,6 +46,7 @@ def test_every_public_name_is_in_the_reference():
         exported = importlib.import_module(f"jax_dist.{module}").__all__
         names |= {f"jax_dist.{module}.{name}" for name in exported}
 
+    names = {name for name in names if name.rpartition(".")[0] not in shown}
     modules = {"jax_dist.__version__", "jax_dist.cache", "jax_dist.errors", "jax_dist.multihost"}
     assert names - modules - shown == set()
 
@@ -53,7 +55,7 @@ def test_every_command_is_in_the_reference():
     text = (_DOCS / "reference" / "commands.md").read_text()
     shown = set(re.findall(r"^<!-- help: (\w+) -->$", text, re.MULTILINE))
 
-    assert set(cli._COMMANDS) <= shown
+    assert set(COMMANDS) <= shown
     cache.add_parser(commands := argparse.ArgumentParser().add_subparsers())
     (subcommands,) = commands.choices["cache"]._subparsers._group_actions
     assert subcommands.choices
@@ -90,7 +92,7 @@ def test_nothing_is_fetched_from_elsewhere():
 def test_the_table_of_versions_has_each_that_changed_something():
     page = (_DOCS / "errors.md").read_text()
 
-    for version in ("0.7.2", "0.8.0", "0.9.0", "0.10.0", "0.10.2", "0.11.0"):
+    for version in ("0.8.0", "0.9.0", "0.10.0", "0.10.2", "0.11.0"):
         assert re.search(rf"^\| (after )?{re.escape(version)}", page, re.MULTILINE), version
 
 
@@ -105,7 +107,7 @@ def test_links_to_rules_name_their_headings():
     for path in [*_DOCS.glob("*.md")]:
         for anchor in re.findall(r"rules\.md#([a-z0-9-]+)", path.read_text()):
             code = anchor[:6].upper()
-            assert anchor == f"{code.lower()}-{PAGES[code].name}", path
+            assert anchor == f"{code.lower()}-{RULES[code].name}", path
 
 
 def test_the_citation_is_of_this_version():
@@ -180,19 +182,6 @@ class _Page:
         self.meta = {}
 
 
-def test_links_to_a_rule_lead_to_its_own_page(hooks):
-    text = "See [JXD301](rules.md#jxd301-all-gather-then-reduce).\n"
-
-    assert hooks.on_page_markdown(text, _Page("gathers.md")) == "See [JXD301](rules/JXD301.md).\n"
-
-
-def test_the_page_of_rules_is_their_table(hooks):
-    text = hooks.on_page_markdown((_DOCS / "rules.md").read_text(), _Page("rules.md"))
-
-    assert "[JXD001](rules/JXD001.md)" in text
-    assert "### What it does" not in text
-
-
 def test_file_names_become_titles(hooks):
     text = "```python file=train.py\nn = 1\n```\n"
 
@@ -203,7 +192,7 @@ def test_help_is_what_the_command_prints(hooks):
     text = hooks.on_page_markdown("<!-- help: cache verify -->\n", _Page("reference/commands.md"))
 
     assert text.startswith("```text\nusage: jax-dist cache verify")
-    assert "--runs" in text
+    assert "--timeout" in text
 
 
 def test_the_script_for_searching_files_is_our_own(hooks):
@@ -254,7 +243,7 @@ def test_the_search_finds_the_page_first(tmp_path):
         "recompile": "guards.html#what-makes-jax-recompile",
         "slurm": "processes.html#on-a-cluster",
         "Found an unbound axis name: i": "errors.html#found-an-unbound-axis-name-i",
-        "JXD301": "rules/JXD301.html",
+        "JXD301": "rules.html#jxd301-all-gather-then-reduce",
         "simulated_devices": "testing.html#simulated-devices-simulated_devices",
     }
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]

@@ -77,7 +77,8 @@ def test_its_metadata_is_complete(wheel):
     assert [each.split(">")[0] for each in needed] == ["jax", "jaxlib", "numpy"]
     assert f"{info}/licenses/LICENSE" in archive.namelist()
     assert (
-        "jax-dist = jax_dist.cli.cli:program" in archive.read(f"{info}/entry_points.txt").decode()
+        "jax-dist = jax_dist.cli.main:run_as_program"
+        in archive.read(f"{info}/entry_points.txt").decode()
     )
 
 
@@ -98,10 +99,10 @@ def test_the_checker_runs_where_nothing_else_is(empty_environment, tmp_path):
 
 
 def test_the_doctor_says_that_jax_is_missing(empty_environment, tmp_path):
-    code, out = _run(empty_environment / "jax-dist", "doctor", "--quiet", folder=tmp_path)
+    code, out = _run(empty_environment / "jax-dist", "doctor", folder=tmp_path)
 
     assert code == 1
-    assert "harm: jax is not installed for this Python\n  help: pip install -U jax" in out
+    assert "problem: jax is not installed for this Python: pip install -U jax" in out
 
 
 @pytest.mark.slow

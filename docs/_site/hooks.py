@@ -1,8 +1,7 @@
 """What the site does to the pages while it is built: they are written for a plain reader first.
 
 `docs/` is Markdown that GitHub shows and the tests run. Here the file names of code blocks become
-their titles, the rules get a page each, and diagrams become pictures, so that the site needs no
-script from elsewhere.
+their titles, and diagrams become pictures, so that the site needs no script from elsewhere.
 """
 
 import contextlib
@@ -12,18 +11,13 @@ import re
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
-from jax_dist.cli.cli import main
-from jax_dist.lint.engine.linter import PAGES
-from jax_dist.lint.output import markdown
+from jax_dist.cli.main import main
 
 os.environ["COLUMNS"] = "80"  # of the help texts, whatever terminal builds the site
 
 _FILE = re.compile(r"^```(\w+) file=(\S+)$", re.MULTILINE)
-_RULE_LINK = re.compile(r"\((?:rules\.md)?#(jxd\d{3})-[a-z0-9-]+\)")
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HELP = re.compile(r"^<!-- help: ([a-z ]+) -->$", re.MULTILINE)
 _WORKER = "https://unpkg.com/iframe-worker/shim"  # that the offline plugin would load
@@ -36,38 +30,7 @@ _SEARCH_BOOST = {
     "libraries.md": 3,
     "sharded-parameters.md": 1.5,
 }
-_SEARCH_BOOST_OF_FOLDERS = {"reference": 0.5, "rules": 0.4}  # after the page that explains it
-
-
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """One page for each rule, as the linter found it."""
-    for code, page in sorted(PAGES.items()):
-        text = markdown.page_markdown(page)
-        text += f"\n[All rules](../rules.md) · `jax-dist rule {code}` prints this page.\n"
-        files.append(File.generated(config, f"rules/{code}.md", content=text))
-    return files
-
-
-def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
-    """The pages of the rules stand behind their table, folded."""
-    pages = [Page(None, files.src_uris[f"rules/{code}.md"], config) for code in sorted(PAGES)]
-    for page in pages:
-        page.title = f"{page.file.name} {PAGES[page.file.name].name}"
-    lint = next(item for item in nav.items if item.title == "Migrate")
-    section = Section("Each rule", pages)
-    section.parent = lint
-    for page in pages:
-        page.parent = section
-    lint.children.insert(lint.children.index(files.src_uris["rules.md"].page) + 1, section)
-    nav.pages.extend(pages)
-    _chain(nav.pages)
-    return nav
-
-
-def _chain(pages: list[Page]) -> None:
-    """What "next" and "previous" at the foot of a page lead to."""
-    for before, after in zip(pages, pages[1:], strict=False):
-        before.next_page, after.previous_page = after, before
+_SEARCH_BOOST_OF_FOLDERS = {"reference": 0.5}  # after the page that explains it
 
 
 def on_page_markdown(text: str, page: Page, **_: Any) -> str:
@@ -75,7 +38,6 @@ def on_page_markdown(text: str, page: Page, **_: Any) -> str:
     if boost := _SEARCH_BOOST.get(page.file.src_uri, _SEARCH_BOOST_OF_FOLDERS.get(folder)):
         page.meta.setdefault("search", {"boost": boost})
     text = _FILE.sub(r'```\1 title="\2"', text)
-    text = _RULE_LINK.sub(lambda match: f"(rules/{match[1].upper()}.md)", text)
     text = _HELP.sub(lambda match: _help(match[1].split()), text)
     return _MERMAID.sub(lambda match: _drawn(match[1]), text)
 

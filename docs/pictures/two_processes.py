@@ -1,8 +1,8 @@
-"""Draws two-processes.svg: the sums that two processes get from pmap, and from jax_dist.pmap.
+"""Draw two-processes.svg: the sums that two processes get from pmap, and from jax_dist.pmap.
 
     python docs/pictures/two_processes.py
 
-The numbers are computed while it is drawn, in two processes with four simulated devices each.
+The numbers are computed, and printed, in two processes with four simulated devices each.
 """
 
 import pathlib
@@ -95,8 +95,12 @@ def _cell(x: int, y: int, value: float) -> list[str]:
 
 def main() -> None:
     outcomes = run_processes(sums, processes=2, cpu_devices=4, timeout=300)
+    sums_by_process = [outcome.value for outcome in outcomes]
+    for label, name in _ROWS:
+        numbers = " and ".join(f"{process[name][0]:g}" for process in sums_by_process)
+        print(f"{label + ':':32} {numbers}")
     path = pathlib.Path(__file__).with_name("two-processes.svg")
-    path.write_text(draw([outcome.value for outcome in outcomes]))
+    path.write_text(draw(sums_by_process))
 
 
 if __name__ == "__main__":

@@ -1,52 +1,223 @@
 # SPDX-License-Identifier: 0BSD
-# By jax-dist migrate 0.1.0, 89b976dd29ff. Yours to keep.
-"""Functions that JAX no longer has, by public names of JAX 0.8 or newer."""
+# Written by jax-dist migrate --to vendored. It is yours to keep and to edit.
+"""What `jax.pmap` does, by `jax.jit` and `jax.shard_map`."""
 
 import functools
-from collections.abc import Sequence
+import inspect
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
-def per_device(fun: Any, in_axes: Any = 0, out_axes: Any = 0) -> Any:
-    """`fun` for jax.shard_map: its blocks have the mapped axes, of size 1.
+def mapped(
+    fun: Callable[..., Any],
+    axis_name: Hashable = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] = (),
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+) -> Any:
+    """Run `fun` on one slice of its arguments per device, as jax.pmap does.
 
-    `in_axes` and `out_axes` are those of jax.pmap; None for what all share.
+    An axis of None is for what all devices share; keywords are mapped over
+    dimension 0. With several processes, each passes and gets the slices of
+    its own devices. The same function, mapped again in the same way, is not
+    compiled again.
     """
-
-    def each(change: Any, axes: Any, tree: Any) -> Any:
-        def one(axis: Any, part: Any) -> Any:
-            of_leaf = lambda x: change(x, axis)
-            return part if axis is None else jax.tree.map(of_leaf, part)
-
-        return jax.tree.map(one, axes, tree, is_leaf=lambda axis: axis is None)
+    if devices is not None and not len(devices):
+        raise ValueError("devices is empty; use None for all devices")
+    static, donated = static_broadcasted_argnums, donate_argnums
+    options = (
+        "_mapped" if axis_name is None else axis_name,
+        tuple(in_axes) if isinstance(in_axes, list) else in_axes,
+        out_axes,
+        (static,) if isinstance(static, int) else tuple(static),
+        (donated,) if isinstance(donated, int) else tuple(donated),
+        None if devices is None else tuple(devices),
+        backend,
+        axis_size,
+    )
+    program = _program(fun, options)
 
     @functools.wraps(fun)
-    def block(*args: Any) -> Any:
-        args = each(jax.numpy.squeeze, in_axes, args)
-        return each(jax.numpy.expand_dims, out_axes, fun(*args))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return program.call(*args, **kwargs)
 
-    return block
+    vars(call).update(lower=program.lower, fun=fun)  # `fun` lives with `call`
+    return call
 
 
-def replicated(tree: Any, devices: Sequence[Any] | None = None) -> Any:
-    """A whole copy of each leaf on every device, without an axis over them."""
-    if (count := jax.process_count()) > 1:
-        raise NotImplementedError(
-            f"replicated is for one process, and here are {count}: each would "
-            "take its own batch for that of all"
-        )
-    mesh = Mesh(jax.devices() if devices is None else list(devices), ("i",))
-    sharding = NamedSharding(mesh, PartitionSpec())
+# By function, then by options. A program holds its function weakly.
+_programs: Any = weakref.WeakKeyDictionary()
 
-    def put(x: Any) -> jax.Array:
-        is_array = isinstance(x, jax.Array) and not isinstance(x, Tracer)
-        if is_array and x.is_fully_replicated:
-            x = x.addressable_data(0)  # the first copy counts, if they differ
-        x = jax.numpy.array(x, jax.numpy.result_type(x))  # `tree` is not to
-        return jax.device_put(x, sharding)  # be donated with it
 
-    return jax.tree.map(put, tree)
+def _program(fun: Any, options: tuple[Any, ...]) -> "_Program":
+    leaves, tree = jax.tree.flatten(options, is_leaf=lambda x: x is None)
+    try:
+        if inspect.ismethod(fun):  # a new object at each access
+            known = _programs.setdefault(fun.__self__, {})
+            fun_ref, key = weakref.WeakMethod(fun), (fun.__func__, tree, *leaves)
+        else:
+            known = _programs.setdefault(fun, {})
+            fun_ref, key = weakref.ref(fun), (tree, *leaves)
+        if key not in known:
+            known[key] = _Program(fun_ref, fun, options)
+        return known[key]
+    except TypeError:  # it cannot be hashed or held weakly
+        return _Program(lambda: fun, fun, options)
+
+
+class _Program:
+    """One function with its options; `jax.jit` compiles it for each shape."""
+
+    def __init__(self, fun_ref: Any, fun: Any, options: tuple[Any, ...]):
+        self.axis_name, in_axes, self.out_axes, self.static, donated = options[:5]
+        self.in_axes, (self.devices, self.backend, self.axis_size) = in_axes, options[5:]
+        self.name = name = getattr(fun, "__name__", type(fun).__name__)
+        self.is_moving = False  # arguments lie elsewhere, which jit rejects
+
+        def program(*args: Any, **kwargs: Any) -> Any:
+            arrays, axes, mesh = self.layout(args, kwargs, len(self.groups))
+
+            def body(*blocks: Any) -> Any:  # of size 1 along their axes
+                slices, by_name = _each(jnp.squeeze, axes, blocks)
+                results = fun_ref()(*self.with_static(args, slices), **by_name)
+                return _each(jnp.expand_dims, self.out_axes, results)
+
+            return jax.shard_map(
+                body,
+                mesh=mesh,
+                in_specs=self.specs(axes),
+                out_specs=self.specs(self.out_axes),
+                check_vma=False,  # gradients as jax.pmap has them
+            )(*arrays)
+
+        program.__name__ = name
+        self.jitted = jax.jit(program, static_argnums=self.static, donate_argnums=donated)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        if len(self.groups) == 1 and not self.is_moving:
+            try:
+                return self.jitted(*args, **kwargs)
+            except ValueError as error:
+                if "incompatible devices" not in str(error):
+                    raise
+                self.is_moving = True
+        args, kwargs, mesh = self.place(args, kwargs)
+        results = self.jitted(*args, **kwargs)
+        return self.over(mesh.local_mesh, self.out_axes, results)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        if len(self.groups) > 1:
+            args, kwargs, _ = self.place(args, kwargs)
+        return self.jitted.lower(*args, **kwargs)
+
+    @functools.cached_property
+    def groups(self) -> list[list[Any]]:
+        """The devices of each process; asked for by the first call."""
+        groups: dict[int, list[Any]] = {}
+        for device in self.devices or jax.devices(self.backend):
+            groups.setdefault(device.process_index, []).append(device)
+        return [groups[process] for process in sorted(groups)]
+
+    def specs(self, axes: Any) -> Any:
+        def spec(axis: int | None) -> PartitionSpec:
+            if axis is None:
+                return PartitionSpec()
+            if axis < 0:
+                raise ValueError(f"{self.name}: axis {axis} counts from the end")
+            return PartitionSpec(*[None] * axis, self.axis_name)
+
+        return jax.tree.map(spec, axes, is_leaf=lambda x: x is None)
+
+    def with_static(self, args: Any, arrays: Any) -> list[Any]:
+        rest = iter(arrays)
+        return [x if i in self.static else next(rest) for i, x in enumerate(args)]
+
+    def layout(self, args: Any, kwargs: Any, processes: int = 1) -> Any:
+        """Return the arrays, their axes, and the mesh for their sizes."""
+        dynamic = lambda xs: tuple(x for i, x in enumerate(xs) if i not in self.static)
+        arrays, axes = (dynamic(args), kwargs), (self.in_axes, 0)
+        if self.static and isinstance(self.in_axes, tuple):
+            axes = dynamic(self.in_axes[: len(args)]), 0
+        self.specs(axes)  # raises for axes from the end
+        sizes: set[Any] = set()
+        _each(lambda x, axis: sizes.add(jnp.shape(x)[axis : axis + 1]), axes, arrays)
+        size = sum(*sizes) // processes if len(sizes) == 1 else 0
+        most = min(map(len, self.groups))
+        if not 0 < size <= most:
+            raise ValueError(
+                f"{self.name} takes arrays with one slice for each of up to "
+                f"{most} devices along their mapped axes; it got the sizes "
+                f"{sorted(sizes)}"
+            )
+        chosen = [device for group in self.groups for device in group[:size]]
+        if self.axis_size not in (None, len(chosen)):
+            raise ValueError(f"{self.name} got {len(chosen)} slices; axis_size={self.axis_size}")
+        return arrays, axes, Mesh(chosen, (self.axis_name,))
+
+    def place(self, args: Any, kwargs: Any) -> Any:
+        """Return the arguments where the program takes them, and its mesh."""
+        arrays, axes, mesh = self.layout(args, kwargs)
+        shard = functools.partial(NamedSharding, mesh.local_mesh)
+        arrays = jax.device_put(arrays, jax.tree.map(shard, self.specs(axes)))
+        arrays, kwargs = self.over(mesh, axes, arrays)
+        return self.with_static(args, arrays), kwargs, mesh
+
+    def over(self, mesh: Mesh, axes: Any, tree: Any) -> Any:
+        """Return the slices of this process as arrays over another mesh."""
+        if len(self.groups) == 1:
+            return tree
+
+        def move(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+            if isinstance(x, Tracer):
+                raise NotImplementedError(
+                    f"{self.name} is called inside jit, grad or vmap in several "
+                    "processes, where each has its own slices: call it outside"
+                )
+            shape = list(x.shape)
+            if len(spec):
+                shape[len(spec) - 1] = mesh.size
+            slices = [shard.data for shard in x.addressable_shards]
+            sharding = NamedSharding(mesh, spec)
+            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, slices)
+
+        part = lambda spec, part: jax.tree.map(lambda x: move(x, spec), part)
+        return jax.tree.map(part, self.specs(axes), tree)
+
+
+def _each(change: Any, axes: Any, tree: Any) -> Any:
+    """Change the mapped axis of each leaf; None leaves what is shared."""
+
+    def of_part(axis: int | None, part: Any) -> Any:
+        return part if axis is None else jax.tree.map(lambda x: change(x, axis), part)
+
+    return jax.tree.map(of_part, axes, tree, is_leaf=lambda x: x is None)
+
+
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[Any]) -> Any:
+    """Stack trees, one on each device: `[...]` becomes `[devices, ...]`."""
+    if len(shards) != len(devices):
+        raise ValueError(f"{len(shards)} shards for {len(devices)} devices")
+    sharding = NamedSharding(Mesh(list(devices), ("devices",)), PartitionSpec("devices"))
+
+    def put(*leaves: Any) -> jax.Array:
+        rows = [jax.device_put(x, d)[None] for x, d in zip(leaves, devices, strict=True)]
+        shape = (len(rows), *rows[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, rows)
+
+    return jax.tree.map(put, *shards)
+
+
+def device_put_replicated(x: Any, devices: Sequence[Any]) -> Any:
+    """Stack a copy for each device: `[...]` becomes `[devices, ...]`."""
+    return device_put_sharded([x] * len(devices), devices)

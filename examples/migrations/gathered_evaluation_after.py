@@ -5,9 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from _mapped import per_device
+from _mapped import mapped
 
 FEATURES, EMBEDDING = 12, 6
 BATCH_SIZE = 32
@@ -36,31 +35,15 @@ def contrastive_loss(params, batch):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), place[:, None], 1))
 
 
-@jax.jit
-@functools.partial(
-    jax.shard_map,
-    mesh=jax.sharding.Mesh(jax.devices(), ("batch",)),
-    in_specs=(P(), P("batch")),
-    out_specs=P(),
-    check_vma=False,
-)
-@functools.partial(per_device, in_axes=(None, 0), out_axes=None)
+@functools.partial(mapped, axis_name="batch", in_axes=(None, 0), out_axes=None)
 def train_step(params, batch):
     loss, grads = jax.value_and_grad(contrastive_loss)(params, batch)
-    grads = jax.tree.map(lambda g: jax.lax.pmean(g, "batch"), grads)
+    grads = jax.tree.map(lambda g: jnp.mean(jax.lax.all_gather(g, "batch"), axis=0), grads)
     params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
-    return params, jnp.mean(jax.lax.pmean(loss, axis_name="batch"))
+    return params, jnp.mean(jax.lax.all_gather(loss, axis_name="batch"))
 
 
-@jax.jit
-@functools.partial(
-    jax.shard_map,
-    mesh=jax.sharding.Mesh(jax.devices(), ("batch",)),
-    in_specs=(P(), P("batch")),
-    out_specs=P(),
-    check_vma=False,
-)
-@functools.partial(per_device, in_axes=(None, 0), out_axes=None)
+@functools.partial(mapped, axis_name="batch", in_axes=(None, 0))
 def eval_step(params, batch):
     image = embed(params["image"], batch["image"])
     text = embed(params["text"], batch["text"])
@@ -72,7 +55,7 @@ def eval_step(params, batch):
     weight = batch["weight"]
     hits = jnp.sum((rank < 5) * weight)
     metrics = {
-        "recall_at_5": jax.lax.psum(hits, axis_name="batch"),
+        "recall_at_5": jnp.sum(jax.lax.all_gather(hits, axis_name="batch"), axis=0),
         "count": jax.lax.psum(jnp.sum(weight), axis_name="batch"),
     }
     return metrics, jax.lax.all_gather(rank, axis_name="batch")
@@ -103,9 +86,9 @@ def train_and_evaluate(steps=60):
     hits, count, ranks = 0.0, 0.0, []
     for real in (BATCH_SIZE, BATCH_SIZE, 20):
         metrics, rank = eval_step(params, make_batch(rng, real))
-        hits += metrics["recall_at_5"]
-        count += metrics["count"]
-        ranks.append(np.asarray(rank).reshape(-1)[:real])
+        hits += metrics["recall_at_5"][0]
+        count += metrics["count"][0]
+        ranks.append(np.asarray(rank[0]).reshape(-1)[:real])
     return np.array(losses), float(hits / count), np.concatenate(ranks)
 
 

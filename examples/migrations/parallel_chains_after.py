@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from jax.sharding import PartitionSpec as P
 
-from _mapped import per_device
+from _mapped import mapped as pmap
 
 HMCState = namedtuple("HMCState", ["z", "step_size", "accept_prob", "rng_key"])
 
@@ -92,15 +91,7 @@ class MCMC:
             num_samples=self.num_samples,
         )
         rng_keys = random.split(rng_key, self.num_chains)
-        states, last_state = jax.jit(
-            jax.shard_map(
-                per_device(partial_map_fn),
-                mesh=jax.sharding.Mesh(jax.devices(), ("devices",)),
-                in_specs=P("devices"),
-                out_specs=P("devices"),
-                check_vma=False,
-            ),
-        )(rng_keys, init_params)
+        states, last_state = pmap(partial_map_fn)(rng_keys, init_params)
         self._states = states
         return last_state
 

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
-from _mapped import per_device
+from _mapped import mapped
 
 SIZE = 5
 LEARNERS = 2  # on each device
@@ -132,15 +131,7 @@ def learner_setup(seed, updates):
     step_keys = jax.random.split(step_key, devices * LEARNERS)
     step_keys = step_keys.reshape((devices, LEARNERS, -1))
     learn_fn = get_learner_fn()
-    learn = jax.jit(
-        jax.shard_map(
-            per_device(lambda state: learn_fn(state, updates), out_axes=(0, None)),
-            mesh=jax.sharding.Mesh(jax.devices(), ("device",)),
-            in_specs=P("device"),
-            out_specs=P("device"),
-            check_vma=False,
-        ),
-    )
+    learn = mapped(lambda state: learn_fn(state, updates), axis_name="device")
     state = LearnerState(
         jax.tree.map(copies, params), jax.tree.map(copies, opt_state), step_keys, env_states
     )

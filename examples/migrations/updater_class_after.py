@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
-from _mapped import per_device
+from _mapped import mapped
 
 TEXT = "she sells sea shells by the sea shore. " * 8
 LETTERS = sorted(set(TEXT))
@@ -56,25 +55,8 @@ class Updater:
         self._net_init = net_init
         self._loss_fn = loss_fn
         self._opt = optimizer
-        self.init = jax.jit(
-            jax.shard_map(
-                self._init,
-                mesh=jax.sharding.Mesh(jax.devices(), ("i",)),
-                in_specs=P(),
-                out_specs=P(),
-                check_vma=False,
-            ),
-        )
-        self.update = jax.jit(
-            jax.shard_map(
-                per_device(self._update, in_axes=(None, 0), out_axes=None),
-                mesh=jax.sharding.Mesh(jax.devices(), ("i",)),
-                in_specs=(P(), P("i")),
-                out_specs=P(),
-                check_vma=False,
-            ),
-            donate_argnums=(0,),
-        )
+        self.init = mapped(self._init, axis_name="i")
+        self.update = mapped(self._update, axis_name="i", donate_argnums=(0,))
 
     def _init(self, rng):
         out_rng, init_rng = jax.random.split(rng)
@@ -122,17 +104,14 @@ def train(steps=60):
 
     # The same key everywhere, so that all devices begin with the same parameters.
     rng = jax.random.PRNGKey(428)
-    rng = jax.device_put(
-        rng,
-        jax.sharding.NamedSharding(jax.sharding.Mesh(jax.devices(), ("i",)), P()),
-    )
+    rng = jnp.broadcast_to(rng, (jax.local_device_count(),) + rng.shape)
     state = updater.init(rng)
     losses = []
     for _ in range(steps):
         state, metrics = updater.update(state, next(dataset))
-        losses.append(float(metrics["loss"]))
-    params = jax.tree.map(lambda x: np.asarray(x), state["params"])
-    return np.array(losses), int(state["step"]), params
+        losses.append(float(metrics["loss"][0]))
+    params = jax.tree.map(lambda x: np.asarray(x[0]), state["params"])
+    return np.array(losses), int(state["step"][0]), params
 
 
 def main():

@@ -4,20 +4,11 @@ Nothing outside of this folder imports from `jax._src`. Each symbol is guarded, 
 versions of jax that it was seen in.
 """
 
-from jax_dist._compat.cache import CompileRequest as CompileRequest
-from jax_dist._compat.cache import compiles_watched as compiles_watched
+from jax_dist._compat.cache import CacheWatcher as CacheWatcher
 from jax_dist._compat.cache import describe_arguments as describe_arguments
-from jax_dist._compat.cache import flags_outside_key as flags_outside_key
-from jax_dist._compat.cache import refuses_host_callbacks as refuses_host_callbacks
 from jax_dist._compat.cache import reset_cache as reset_cache
-from jax_dist._compat.cache import say_unwritten as say_unwritten
 from jax_dist._compat.cache import watch_cache as watch_cache
-from jax_dist._compat.calls import CallWatcher as CallWatcher
-from jax_dist._compat.calls import JitCall as JitCall
-from jax_dist._compat.calls import calls_under_way as calls_under_way
-from jax_dist._compat.calls import is_tracing as is_tracing
-from jax_dist._compat.calls import traced_types as traced_types
-from jax_dist._compat.calls import watch_calls as watch_calls
+from jax_dist._compat.cache import watch_cache_keys as watch_cache_keys
 from jax_dist._compat.fronts import Answer as Answer
 from jax_dist._compat.fronts import JitOptions as JitOptions
 from jax_dist._compat.fronts import front as front
@@ -51,15 +42,12 @@ from jax_dist._compat.private import hide_frames as hide_frames
 from jax_dist._compat.private import is_compile_only as is_compile_only
 from jax_dist._compat.private import laid_by_rows as laid_by_rows
 from jax_dist._compat.private import movable as movable
-from jax_dist._compat.private import option_names as option_names
 from jax_dist._compat.private import typed_collectives as typed_collectives
 from jax_dist._compat.processes import TakenPmap as TakenPmap
 from jax_dist._compat.processes import backend_started as backend_started
 from jax_dist._compat.processes import coordination_client as coordination_client
 from jax_dist._compat.processes import detect_cluster as detect_cluster
-from jax_dist._compat.processes import initialize_options as initialize_options
 from jax_dist._compat.processes import joined_as as joined_as
-from jax_dist._compat.processes import leave_coordination as leave_coordination
 from jax_dist._compat.processes import pmaps_taken_over as pmaps_taken_over
 from jax_dist._compat.processes import put_slices as put_slices
 from jax_dist._compat.processes import rewrap as rewrap

@@ -132,15 +132,6 @@ def typed_collectives(*, check_vma: bool) -> Any:
     return part("jax._src.config", "_check_vma", use="change the body of a shard_map")(check_vma)
 
 
-def option_names() -> list[str]:
-    """The names of JAX's settings, such as "jax_enable_x64".
-
-    `jax.config` is public, and its `values` are in no documentation; the same in 0.7.2, 0.10.2 and
-    0.12.0.1.
-    """
-    return sorted(jax.config.values)
-
-
 def hide_frames(path: str) -> None:
     """Leaves files below `path` out of JAX's tracebacks and of `jax.debug.breakpoint`."""
     hide = find("jax._src.traceback_util", "register_exclusion")

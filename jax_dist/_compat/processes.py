@@ -1,10 +1,8 @@
 """Several processes: their arrays, `jax.pmap` taken over in a trace, and what joins them."""
 
 import contextlib
-import ctypes
 import dataclasses
 import importlib
-import inspect
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -164,20 +162,6 @@ def joined_as() -> _Joined | None:
     return _Joined(state.process_id, state.num_processes, state.coordinator_address)
 
 
-def leave_coordination() -> None:
-    """Has JAX end this process without a word to the others, which are being ended.
-
-    At its exit, JAX would wait for them. `distributed.global_state` with `client`, `service` and
-    `preemption_sync_manager`: seen in 0.7.2, 0.10.2 and 0.12.0.1.
-    """
-    state = _state()
-    for name in ("preemption_sync_manager", "client", "service"):
-        part = getattr(state, name, None)
-        if part is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # its destructor would wait, too
-            setattr(state, name, None)
-
-
 def backend_started() -> bool:
     """Whether JAX has chosen its devices; processes can no longer be joined then.
 
@@ -210,12 +194,6 @@ def detect_cluster(
 
 def _state() -> Any:
     return private.part("jax._src.distributed", "global_state", use="tell the processes apart")
-
-
-def initialize_options(**options: Any) -> dict[str, Any]:
-    """Those that this `jax.distributed.initialize` takes; 0.7.2 has no time-out for the end."""
-    known = inspect.signature(jax.distributed.initialize).parameters
-    return {name: value for name, value in options.items() if name in known}
 
 
 _REWRAP = "_rewrap_with_aval_and_sharding"

@@ -1,337 +1,498 @@
-"""The calls of a mapped function.
+"""Calls of a mapped function.
 
-A call is in one of four states:
-
-- *steady*: a front (see `_compat.fronts`) knows the signature, and runs its program in C++;
-- *first sight*: the front does not know the signature, so the call comes to `_first_sight`: the
-  body is traced, the arguments are put on the mesh, and the front learns how to run such a call;
-- *with care*: an array lies where the program cannot take it. The front learns nothing: each such
+- *cache hit*: the C++ front (see `_compat.front`) knows the signature, and runs its program;
+- *cache miss*: the function is traced, the arguments are placed on the mesh, and the front
+  remembers how to run such a call;
+- *misplaced arguments*: an array is committed elsewhere. The front remembers nothing: each such
   call comes here, is moved (an array that lives on, once), and goes to the front again;
-- *several processes*: see `process_calls`; what it makes of the arguments goes to the front.
+- *several processes*: see `process_calls`; the global arrays it makes go to the front.
 
-Everything is on the mesh before a program is called, so there is one program for a shape, wherever
-the arguments come from: a training loop compiles once. What is traced outside (under jit, grad,
-vmap) is staged, with its arguments as they are.
+Arguments are placed on the mesh before a program is called, so input placement never triggers a
+recompilation: a training loop compiles once. What is traced outside (under jit, grad, vmap) is
+staged, with its arguments as they are.
+
+The user's function is traced once, straight into the program. Only if something in the jaxpr is to
+be changed (arrays it captures, gathers that are reduced), it is evaluated again.
 """
 
-import collections
+import dataclasses
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import Literal
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._exceptions import text_of
-from jax_dist._pmap import axes, emission, meshes, placement, region
-from jax_dist._pmap.body import Body, Call, Options, any_tracer, check_static, tracer, type_of
-from jax_dist._pmap.collectives import AxisPlace
-from jax_dist._pmap.emission import KnownSignature
+from jax_dist._pmap import axes, emission, meshes, placement
+from jax_dist._pmap.body import Call, any_tracer, check_static, type_of
+from jax_dist._pmap.emission import TracedBody
 from jax_dist._pmap.meshes import InnerAxis, Layout
-from jax_dist._rewrite import programs
+from jax_dist._pmap.options import Options
+from jax_dist._rewrite import captures, interpreter, programs
+from jax_dist._rewrite.captures import Lifted, PlacedCaptures, Placements, Watch
 from jax_dist._rewrite.constants import put_copy
-from jax_dist._rewrite.pipeline import warn_user
-from jax_dist._rewrite.programs import Bound, Program, Programs
-from jax_dist.errors import NestingError, PlacementError, message, refusal
+from jax_dist._rewrite.gathers import GATHERS, plan_gathers
+from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
 
 if TYPE_CHECKING:
     from jax_dist._pmap.process_calls import ProcessCalls
 
+_NO_CAPTURES = PlacedCaptures(())
+_NOTHING_LIFTED = Lifted(None, (), (), [])  # pyright: ignore[reportArgumentType]
+
+
+class _Place(NamedTuple):
+    """The key of a jit object: where and how a program runs."""
+
+    layout: Layout
+    staged: bool = False  # whether it is part of an outer trace
+    as_view: bool = False  # whether its arguments are those of this process
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Signature:
+    """The program for one signature."""
+
+    inner: tuple[InnerAxis, ...]
+    out_tree: Any
+    lifted: Lifted
+    evaluate: Callable[..., list[Any]] | None  # the changed program; None: as it was traced
+    results: Any  # their types, as a tree
+    collectives: tuple[str, ...]  # with several processes
+
 
 class Dispatcher:
-    """All that the decorated versions of one function with the same options share."""
+    """The state shared by all decorated versions of one function with equal options."""
 
     def __init__(self, options: Options, fun: Callable[[], Callable]):
-        """`fun` gives the function: held weakly, where this is cached on its account."""
-        self._options, self._fun = options, fun
-        self._body_of = tracer(options, fun)
-        self._twins = placement.Twins()
-        self._programs = Programs(
-            options.choice.fun_name,
-            _compat.JitOptions(static_argnums=options.static, donate_argnums=options.donated),
-            trace=self._trace,
-            miss=self._first_sight,
-            without_jit=self._run_eagerly,
-            around=self._around,
-        )
-        self._layouts: dict[int, Layout] = {}  # by size of the mapped axis, as last found
+        """`fun` returns the function, which is held weakly: this is cached on its account."""
+        self.options, self._fun = options, fun
+        self._placed = placement.PlacementCache()
+        self._watch = Watch(options.fun_name)
+        self._placements = Placements()
+        self._layouts: dict[int, Layout] = {}  # by size of the mapped axis, the last one
+        self._jits: dict[Any, Any] = {}
+        self._fronts = weakref.WeakKeyDictionary[PlacedCaptures, Callable[..., Any]]()
+        self._signatures = weakref.WeakKeyDictionary[Any, Signature]()  # by jaxpr
+        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._processes: ProcessCalls | None = None
         self._is_chosen = False  # whether there are several processes
-        self._donating: weakref.WeakSet[Body] = weakref.WeakSet()  # looked at
-        self._programs.renew()
-
-    def serve(self, caller: Any) -> None:
-        """Keeps `caller.__call__` the fastest way to call."""
-        self._programs.serve(caller)
+        self._used: tuple[PlacedCaptures, bool] = (_NO_CAPTURES, False)  # by the last call
+        self._front = self._front_for(_NO_CAPTURES)
+        self._update_callers()
 
     @property
-    def jitted(self) -> Callable:
-        """The jit object, which moves no arguments."""
-        used = self._programs.used
-        call: Any = used.hiding(used.program.jitted)
-        if used.placed is not None:  # a partial object, whose class declares no such names
-            call.lower, call.trace = self.lower, self.trace
-        return call
+    def fun(self) -> Callable:
+        """The mapped function, which `strict` names in its errors."""
+        return self._fun()
+
+    def serve(self, caller: Any) -> None:
+        """Keep `caller.__call__` the fastest way to call."""
+        self._callers.add(caller)
+        caller.__call__ = self._call
+
+    def jitted(self) -> Any:
+        """Return a jit object that moves no arguments."""
+
+        def traced(*flat_args: Any, **kwargs: Any) -> Any:
+            call = self._bind(flat_args, kwargs)
+            return self._stage(call, flat_args, kwargs)
+
+        return self._jit(traced, "jitted", {})
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """The program for these arguments; with several processes, that on whole arrays."""
+        """Return the lowered program; with several processes, that on global arrays."""
         self._choose()
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
         call = self._bind(args, kwargs)
-        found = self._find(call)
         if any_tracer(call.leaves):
-            with self._programs.under_way(found):
-                return self._programs.plain().jitted.lower(*args, **kwargs)
-        described = [
-            type_of(leaf, sharding=found.layout.sharding(axis, len(type_of(leaf).shape)))
-            for leaf, axis in zip(call.leaves, call.axes, strict=True)
-        ]
+            place, signature = self._find(call, args, kwargs, staged=True)
+            return self._program(place, signature).lower(*args, **kwargs)
+        layout, signature, described = self._find_described(call)
         args, kwargs = call.rebuild(described)
-        bound = self._bound(found)
-        lowered = self._programs.lower(bound, found, args, kwargs)
+        placed = self._place_captures(signature, layout)
+        program = self._program(_Place(layout), signature)
+        given = args if placed is _NO_CAPTURES else (placed.values, *args)
+        lowered = program.lower(*given, **kwargs)
         _compat.describe_arguments(lowered, described)
-        return bound.lowered(lowered)
+        return lowered if placed is _NO_CAPTURES else programs.Lowered(lowered, placed.values)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """The jaxpr as a caller sees it, on the same arguments; captured arrays are in it."""
+        """Trace the program as a caller sees it; captured arrays are in it."""
         self._choose()
-        if self._processes is not None and self._options.arrays == "local":
-            return self._processes.view.jitted.trace(*args, **kwargs)
-        with self._programs.under_way(self._find(self._bind(args, kwargs))):
-            return self._programs.plain().jitted.trace(*args, **kwargs)
+        place, signature = self._find(self._bind(args, kwargs), args, kwargs, staged=True)
+        return self._program(place, signature).trace(*args, **kwargs)
 
     # ---- a call that the front does not know
 
-    def _first_sight(self, program: Program, args: tuple, kwargs: dict) -> _compat.Answer:
+    def _miss(
+        self, asking: PlacedCaptures, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _compat.Answer:
+        try:
+            return self._call_anew(asking, args, kwargs)
+        except Exception as error:
+            programs.hide_own_frames(error)
+            raise
+
+    def _call_anew(
+        self, asking: PlacedCaptures, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _compat.Answer:
         call = self._bind(args, kwargs)
-        outside = meshes.Frame.around()
-        if outside is not None:
-            return self._stage_inside(call, outside), None, False
+        outer = meshes.Frame.current()
+        if outer is not None:
+            return emission.emit_inside(self.options, call, outer), None, False
         if manual := meshes.manual_axes():
-            raise refusal(
-                NestingError,
-                what=f"pmap of '{call.fun_name}' is called inside a shard_map or pmap that is not "
-                "ours",
-                which=[f"its manual axes are {manual!r}"],
-                why="its mesh has no axis left for this pmap",
-                do="Map the outer function with jax_dist.pmap too, or call jax.vmap inside.",
+            raise MappedAxisError(
+                f"pmap of '{call.fun_name}' is called inside a shard_map over {manual!r} that is "
+                "not ours. Map the outer function with jax_dist.pmap too, or use jax.vmap inside."
             )
         self._choose()
         if any_tracer(call.leaves) or programs.is_staged():  # the latter: a call on constants
             return self._stage(call, args, kwargs), None, False
         user = meshes.mesh_of_user()
         if user is None:
-            return self._take(program, call, args, kwargs)
-        get_mesh = getattr(jax.sharding, "get_mesh", None)
-        mesh = None if get_mesh is None else get_mesh()  # 0.7 does not tell
+            return self._run(asking, call, args, kwargs)
+        mesh: Any = jax.sharding.get_mesh()
         with meshes.no_mesh():
-            results, memory, stale = self._take(program, call, args, kwargs)
-        if mesh is None or not meshes.has_types(user):
+            results, memory, stale = self._run(asking, call, args, kwargs)
+        if not meshes.is_explicit(user):
             return results, memory, stale
-        return meshes.laid_on(mesh, results), None, False
-
-    def _take(self, program: Program, call: Call, args: tuple, kwargs: dict) -> _compat.Answer:
-        """A call on arrays, outside of any trace and any mesh."""
-        devices = self._options.choice.devices or ()
-        placement.check_runs(devices[:1], f"pmap of '{call.fun_name}'")
-        if self._processes is not None and self._processes.must_convert(call.leaves):
-            return self._processes.call(*args, **kwargs), None, False
-
-        layout = self._layouts.get(call.size)
-        found = None
-        if layout is None:
-            found = self._find(call)
-            layout = found.layout
-        leaves, misplaced = self._on_mesh(call, layout)
-        self._layouts[call.size] = layout
-        if misplaced:
-            args, kwargs = call.rebuild(leaves)
-            return self._programs.front(*args, **kwargs), None, False
-        return self._run(program, call, found or self._find(call), leaves)
+        return meshes.reshard_to(mesh, results), None, False
 
     def _run(
-        self, program: Program, call: Call, found: KnownSignature, leaves: Sequence[Any]
+        self, asking: PlacedCaptures, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _compat.Answer:
-        """Runs the program for arguments that lie on the mesh of `found`, or nearly."""
-        if found.layout is not self._layouts[call.size]:  # another body, with other pmaps inside
-            self._layouts[call.size] = found.layout
-            leaves, _ = self._on_mesh(call, found.layout)
-        if self._options.donated and found.body not in self._donating:
-            self._donating.add(found.body)
-            _warn_of_unusable(self._options, call, found)
-        self._programs.watch.warn_of(found.body.lifted.captures, lifted=True)
-        if self._processes is not None:
-            self._processes.agree(call, found.body, found.layout)
+        """Run a call on arrays, outside of any trace and any mesh."""
+        placement.check_runs((self.options.devices or ())[:1], f"pmap of '{call.fun_name}'")
+        if self._processes is not None and self._processes.must_convert(call.leaves):
+            return self._processes.call(*args, **kwargs), None, False
+        layout = self._layouts.get(call.size)
+        if layout is None:
+            layout = self._lay_out(call)
+        leaves, misplaced = self._place(call, layout)
         args, kwargs = call.rebuild(leaves)
-        return self._programs.run(
-            self._bound(found), program, found, args, kwargs, found.layout.mesh
-        )
-
-    def _stage(self, call: Call, args: tuple, kwargs: dict) -> Any:
-        """A call that is part of a trace outside."""
-        plain = program = self._programs.plain()
+        if misplaced and call.size in self._layouts:
+            return self._front(*args, **kwargs), None, False
+        signature = self._signature(_Place(layout), call, args, kwargs)
+        if signature.inner != layout.inner:
+            layout = self._lay_out(call, signature.inner)
+            args, kwargs = call.rebuild(self._place(call, layout)[0])
+            signature = self._signature(_Place(layout), call, args, kwargs)
+        self._check_devices_used(layout)
+        self._layouts[call.size] = layout
+        self._watch.warn_of(signature.lifted.captures, lifted=True)
         if self._processes is not None:
-            program = self._processes.view
-        found = self._find(call, whole=program is plain)
+            self._processes.agree(call, signature, layout)
+        placed = self._place_captures(signature, layout)
+        given = args if placed is _NO_CAPTURES else (placed.values, *args)
+        program = self._program(_Place(layout), signature)
+        results, memory, stale = _compat.run_jit(program, given, kwargs)
+        self._use(placed, is_full=programs.can_be_full(layout.mesh))
+        return results, None if misplaced or placed is not asking else memory, stale
+
+    def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the program as part of an outer trace. Captured arrays become constants of that."""
+        place, signature = self._find(call, args, kwargs, staged=True)
+        if not captures.is_lifted_outside():
+            self._watch.warn_of(signature.lifted.captures, lifted=False)
         try:
-            return self._programs.stage(program, found.body.lifted, found, args, kwargs)
+            return self._program(place, signature)(*args, **kwargs)
         except ValueError as error:
-            if self._processes is None or "incompatible devices" not in text_of(error):
+            if self._processes is None or "incompatible devices" not in str(error):
                 raise
-            raise refusal(
-                PlacementError,
-                what=f"pmap of '{call.fun_name}' got an array that only this process can see, "
-                "while traced",
-                which=["an argument is committed to devices of this process"],
-                why="under grad, vmap or jit the whole program runs on the devices of all "
-                "processes",
-                do="Pass NumPy arrays there, or make global arrays first with jax_dist.shard.",
+            raise ArgumentError(
+                f"pmap of '{call.fun_name}' got an array of this process only, while traced over "
+                "the devices of all processes. Pass NumPy arrays, or global arrays made by "
+                "jax_dist.shard."
             ) from None
 
-    def _stage_inside(self, call: Call, outside: meshes.Frame) -> Any:
-        """A pmap in the body of another one: a region, for which a mesh is found later."""
-        choice = self._options.choice
-        if choice.devices is not None or choice.backend is not None:
-            raise refusal(
-                NestingError,
-                what=f"pmap of '{choice.fun_name}' is called inside another mapped function",
-                which=["it was given devices= or backend="],
-                why="the outermost pmap chooses the devices of all of them",
-                do="Give devices= to the outermost pmap only.",
-            )
-        if choice.axis_size not in (None, call.size):
-            raise meshes.size_not_as_promised(choice.fun_name, choice.axis_size, call.size)
-        body = self._body_of(call)
-        axis = InnerAxis(outside.free_name(self._options.axis_name), call.size)
-        wanted = axis._replace(size=1) if choice.virtual else axis
-        outside.note(wanted, body.inner, body.regions)
-        names, sizes = zip(axis, *body.inner, strict=True)
-        mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
-        place = AxisPlace(body.axis, call.size, axis.name, 1)
-        values = body.lifted.values
-        flat = region.run_body(body, values, call.leaves, call.axes, place, mesh, body.inner)
-        return jax.tree.unflatten(body.out_tree, flat)
+    # ---- programs
 
-    # ---- what is traced
+    def _find(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, staged: bool
+    ) -> tuple[_Place, Signature]:
+        """Return where a call runs and its program, for arguments as they are."""
+        as_view = staged and self._processes is not None and self.options.arrays == "local"
+        place = _Place(self._lay_out(call, whole=not as_view), staged, as_view)
+        signature = self._signature(place, call, args, kwargs)
+        if signature.inner:
+            layout = self._lay_out(call, signature.inner, whole=not as_view)
+            place = place._replace(layout=layout)
+            signature = self._signature(place, call, args, kwargs)
+        self._check_devices_used(place.layout)
+        return place, signature
 
-    def _trace(
-        self, captured: Sequence[Any], args: tuple, kwargs: dict, *, as_view: bool = False
+    def _find_described(self, call: Call) -> tuple[Layout, Signature, list[Any]]:
+        """Return the mesh and the program of a call on arrays, and their types there."""
+        layout = self._lay_out(call)
+        described = self._describe(call, layout)
+        place, signature = self._find(call, *call.rebuild(described), staged=False)
+        if place.layout is not layout:
+            described = self._describe(call, place.layout)
+            signature = self._signature(place, call, *call.rebuild(described))
+        return place.layout, signature, described
+
+    def _describe(self, call: Call, layout: Layout) -> list[Any]:
+        pairs = zip(map(type_of, call.leaves), call.axes, strict=True)
+        return [type_of(t, sharding=layout.sharding(axis, len(t.shape))) for t, axis in pairs]
+
+    def _signature(
+        self, place: _Place, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Signature:
+        """Return the program for arguments on the mesh of `place`; JAX remembers its trace."""
+        with captures.tracing(self.options.captures):
+            traced = self._direct(place).trace(*args, **kwargs)
+        signature = self._signatures.get(traced.jaxpr)
+        if signature is None:
+            body = _last_trace.body
+            assert body is not None
+            signature = self._signatures[traced.jaxpr] = self._analyze(place, call, traced, body)
+        _last_trace.body = None
+        return signature
+
+    def _analyze(
+        self, place: _Place, call: Call, traced: jax.stages.Traced, body: TracedBody
+    ) -> Signature:
+        """Look for what is to be changed in a traced program."""
+        options, jaxpr = self.options, traced.jaxpr
+        emission.check_collectives(body, jaxpr)
+        has_arrays, has_gathers = _survey(jaxpr)
+        lifted = None
+        if has_arrays:
+            lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
+        evaluate, source = None, jaxpr
+        if lifted is None or not lifted.captures:
+            lifted = _NOTHING_LIFTED  # another jaxpr here would keep the key of this one alive
+        elif not place.staged:
+            source = lifted.jaxpr
+            evaluate = lambda *values: interpreter.run(source, values, {})
+        if options.gathers != "keep" and has_gathers:
+            plan = plan_gathers(source, exact=options.gathers == "exact")
+            evaluate = plan.evaluate or evaluate
+        moves: Sequence[str] = ()
+        if self._processes is not None:
+            from jax_dist._pmap.process_calls import collectives
+
+            moves = collectives(jaxpr)
+        results = traced.out_info
+        return Signature(body.inner, body.out_tree, lifted, evaluate, results, tuple(moves))
+
+    def _direct(self, place: _Place) -> Any:
+        """Return the jit object into which the user's function is traced."""
+
+        def traced(*flat_args: Any, **kwargs: Any) -> Any:
+            call = self._bind(flat_args, kwargs)
+            results, body = emission.emit(self.options, call, place.layout, as_view=place.as_view)
+            body.call = None  # pyright: ignore[reportAttributeAccessIssue]  # it holds tracers
+            _last_trace.body = body
+            return results
+
+        return self._jit(traced, place, self._out_shardings(place))
+
+    def _program(self, place: _Place, signature: Signature) -> Any:
+        """Return the jit object for a signature; captured arrays are its first argument."""
+        if signature.evaluate is None:
+            return self._direct(place)
+        takes_captures = bool(signature.lifted.captures) and not place.staged
+        first = int(takes_captures)
+
+        def traced(*flat_args: Any, **kwargs: Any) -> Any:
+            args = flat_args[first:]
+            call = self._bind(args, kwargs)
+            signature = self._signature(place, call, args, kwargs)
+            assert signature.evaluate is not None
+            captured = flat_args[0] if first else ()
+            flat = signature.evaluate(*captured, *call.leaves)
+            return jax.tree.unflatten(signature.out_tree, flat)
+
+        key = (place, takes_captures)
+        return self._jit(traced, key, self._out_shardings(place), first=first)
+
+    def _jit(
+        self, traced: Callable[..., Any], key: Any, shardings: dict[str, Any], *, first: int = 0
     ) -> Any:
-        """What jit traces: the body on its mesh; `as_view`: on the slices of this process."""
-        call = self._bind(args, kwargs)
-        found = self._programs.found() or self._find(call, whole=not as_view)
-        return emission.emitted(self._options, call, found, captured, as_view=as_view)
+        """Return a jit object, the same for the same key, with `first` arguments before."""
+        if key not in self._jits:
+            # No functools.wraps: jit would read the user's signature.
+            traced.__name__ = traced.__qualname__ = self.options.fun_name
+            self._jits[key] = jax.jit(
+                traced,
+                static_argnums=tuple(first + number for number in self.options.static),
+                donate_argnums=tuple(first + number for number in self.options.donated),
+                donate_argnames=self.options.donated_names or None,
+                **shardings,
+            )
+        return self._jits[key]
 
-    def _run_eagerly(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Under `jax.disable_jit`: the user's function, once, on concrete slices."""
-        call, options = self._bind(args, kwargs), self._options
-        name = options.choice.axis_name if options.axis_name is None else options.axis_name
-        layout = emission.layout_for(options, call, ())
-        return region.run_eagerly(call, options.out_axes, name, layout)
+    def _out_shardings(self, place: _Place) -> dict[str, Any]:
+        """Return the shardings of results as options of jit.
+
+        XLA would replicate a result of size zero, and say nothing of donated arguments. The results
+        of pmaps inside stay sharded over their axes, too.
+        """
+        if place.staged or place.layout.inner:
+            return {}
+
+        def sharding(axis: int | None) -> NamedSharding | None:
+            if axis is not None and axis < 0:  # the rank is not known yet
+                return None
+            return place.layout.sharding(axis, 0 if axis is None else axis + 1)
+
+        shardings = jax.tree.map(sharding, self.options.out_axes, is_leaf=axes.is_none)
+        return {"out_shardings": shardings}
 
     # ---- its parts
 
-    def _bind(self, args: tuple, kwargs: dict) -> Call:
-        return Call.bind(self._options, self._fun(), args, kwargs)
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        return Call.bind(self.options, self._fun(), args, kwargs)
 
-    def _find(self, call: Call, *, whole: bool = True) -> KnownSignature:
-        return emission.KnownSignature.of(self._options, call, self._body_of, whole=whole)
+    def _lay_out(
+        self, call: Call, inner: tuple[InnerAxis, ...] = (), *, whole: bool = True
+    ) -> Layout:
+        return self.options.choice.lay_out(call.size, inner, whole=whole)
 
-    def _bound(self, found: KnownSignature) -> Bound:
-        everywhere = NamedSharding(found.layout.mesh, P())
-        place = lambda value: put_copy(value, everywhere)
-        return self._programs.bound(found.body.lifted, found.layout.mesh, place)
+    def _check_devices_used(self, layout: Layout) -> None:
+        """Raise DeviceCountError unless all of `devices=` are used, maybe by pmaps inside."""
+        devices, used = self.options.devices, layout.mesh.size
+        if devices is not None and used != len(devices):
+            raise DeviceCountError(
+                f"pmap of '{self.options.fun_name}' got {len(devices)} devices for an axis of size "
+                f"{used}; with devices=, each of them runs one slice."
+            )
 
-    def _on_mesh(self, call: Call, layout: Layout) -> tuple[list[Any], bool]:
-        """The leaves where the program wants them.
-
-        Also whether one lay where a front must not think that it may lie: an array elsewhere.
-        """
+    def _place(self, call: Call, layout: Layout) -> tuple[list[Any], bool]:
+        """Return the leaves on the mesh, and whether one was committed elsewhere."""
         leaves, misplaced = [], False
         for leaf, axis, owner in zip(call.leaves, call.axes, call.owners, strict=True):
             if placement.can_be_put(leaf):
                 target = layout.sharding(axis, jnp.ndim(leaf))
-                donated = owner in self._options.donated
-                leaf, elsewhere = self._twins.put(leaf, target, donated=donated)
+                donated = self.options.is_donated(owner)
+                leaf, elsewhere = self._placed.put(leaf, target, donated=donated)
                 misplaced = misplaced or elsewhere
             leaves.append(leaf)
         return leaves, misplaced
 
-    def _around(self, call: Callable) -> Callable:
-        """What a user's call goes to, around the front."""
-        if self._processes is not None and self._options.arrays == "local":
+    def _place_captures(self, signature: Signature, layout: Layout) -> PlacedCaptures:
+        everywhere = NamedSharding(layout.mesh, P())
+        place = lambda value: put_copy(value, everywhere)
+        return self._placements.of(signature.lifted, layout.mesh, place) or _NO_CAPTURES
+
+    # ---- the way to call it
+
+    def _front_for(self, placed: PlacedCaptures) -> Callable[..., Any]:
+        """Return the front of programs that take these captured arrays first, if any."""
+        if placed in self._fronts:
+            return self._fronts[placed]
+        first, options = int(placed is not _NO_CAPTURES), self.options
+        reference = weakref.ref(placed)  # the front is kept as long as they are
+
+        def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
+            captured = reference()
+            return self._miss(captured or _NO_CAPTURES, args[first:], kwargs)
+
+        def without_jit(*args: Any, **kwargs: Any) -> Any:
+            call = self._bind(args[first:], kwargs)
+            outer = meshes.Frame.current()
+            if outer is not None:
+                return emission.emit_inside(options, call, outer)
+            return emission.emit(options, call, self._lay_out(call))[0]
+
+        front = _compat.front(
+            options.fun_name,
+            miss,
+            fun=without_jit,
+            without_jit=without_jit,
+            static_argnums=tuple(first + number for number in options.static),
+        )
+        self._fronts[placed] = front
+        return front
+
+    def _use(self, placed: PlacedCaptures, *, is_full: bool) -> None:
+        """Have the next call go to the front of the program that ran now."""
+        if self._used == (placed, is_full):
+            return
+        self._used = placed, is_full
+        front = self._front_for(placed)
+        if placed is not _NO_CAPTURES:
+            front = functools.partial(front, placed.values)
+        self._front = programs.throttled(front) if is_full else front
+        self._update_callers()
+
+    def _update_callers(self) -> None:
+        call = self._front
+        if self._processes is not None and self.options.arrays == "local":
             call = self._processes.call
 
-        def explaining(*args: Any, **kwargs: Any) -> Any:
+        def checking(*args: Any, **kwargs: Any) -> Any:
             try:  # a front compares static arguments before it asks Python about them
                 return call(*args, **kwargs)
             except (TypeError, ValueError):
-                check_static(self._options, self._fun(), args)
+                check_static(self.options, self._fun(), args)
                 raise
 
-        return explaining if self._options.static else call
+        self._call = checking if self.options.static else call
+        for caller in self._callers:
+            caller.__call__ = self._call
 
     def _choose(self) -> None:
-        """Finds out whether several processes map together. Not before: it starts the backend."""
+        """Find out whether several processes map together. Not before: it starts the backend."""
         if self._is_chosen:
             return
         self._is_chosen = True
-        if len(set(map(meshes.owner_of, self._options.choice.candidates()))) <= 1:
+        if len(set(map(meshes.owner_of, self.options.choice.candidates()))) <= 1:
             return
         from jax_dist._pmap.process_calls import ProcessCalls  # most programs need none
 
-        view = self._programs.plain()
-        if self._options.arrays == "local":
-            view = Programs(
-                self._programs.name,
-                self._programs.options,
-                trace=functools.partial(self._trace, as_view=True),
-                miss=self._first_sight,
-                without_jit=self._run_eagerly,
-            ).plain()
         self._processes = ProcessCalls(
-            self._options,
+            self.options,
             self._fun,
-            run=lambda *args, **kwargs: self._programs.front(*args, **kwargs),
-            view=view,
-            layout_of=lambda call: self._find(call).layout,
+            run=lambda *args, **kwargs: self._front(*args, **kwargs),
+            layout_of=lambda call: self._find_described(call)[0],
         )
-        self._programs.renew()
+        self._update_callers()
 
 
-def _warn_of_unusable(options: Options, call: Call, found: KnownSignature) -> None:
-    """Warns of donated arguments whose memory no result can take over.
+def _survey(jaxpr: Any) -> tuple[bool, bool]:
+    """Return whether a program holds constant arrays, and whether it gathers.
 
-    JAX warns while it lowers, if it knows how the results lie; here XLA finds that out, and says
-    nothing.
+    Nearly always it does not, and nothing else needs to look at it.
     """
-    body, layout = found
-    local = layout.size // layout.mesh.shape[layout.name]
-    free, unusable = collections.Counter(), []
-    for aval, axis in zip(body.jaxpr.out_avals, body.out_axes, strict=True):
-        free[axes.stacked(aval.shape, axis, local), aval.dtype] += 1
-    leaves = zip(call.paths(), call.leaves, call.axes, call.owners, strict=True)
-    for path, leaf, axis, owner in leaves:
-        if owner not in options.donated:
+    has_arrays = has_gathers = False
+    seen, todo = set(), [jaxpr]
+    while todo:
+        jaxpr = todo.pop()
+        if id(jaxpr) in seen:
             continue
-        kind = type_of(leaf)
-        shape, dtype = axes.resized(kind.shape, axis, local), kind.dtype
-        if free[shape, dtype]:
-            free[shape, dtype] -= 1
-        else:
-            unusable.append(f"{path}: {dtype}[{','.join(map(str, shape))}]")
-    if unusable:
-        warn_user(
-            message(
-                what=f"Some donated buffers were not usable, in pmap of '{call.fun_name}'",
-                which=unusable,
-                why="no result that is left has this shape and type on a device",
-                do="Leave these arguments out of donate_argnums; they keep their values.",
-            ),
-            UserWarning,
-        )
+        seen.add(id(jaxpr))
+        has_arrays |= any(map(_is_array, interpreter.constants(jaxpr)))
+        body = interpreter.open_jaxpr(jaxpr)
+        has_arrays |= any(isinstance(v, Literal) and _is_array(v.val) for v in body.outvars)
+        for eqn in body.eqns:
+            has_gathers |= eqn.primitive.name in GATHERS
+            has_arrays |= any(type(v) is Literal and _is_array(v.val) for v in eqn.invars)
+            todo += interpreter.bodies(eqn)
+    return has_arrays, has_gathers
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, jax.Array):  # a random key is lifted, whatever its shape
+        return not isinstance(value, Tracer)
+    return np.ndim(value) > 0
+
+
+class _LastTrace(threading.local):
+    """The body that this thread has traced last, for the signature that is made of it."""
+
+    body: TracedBody | None = None
+
+
+_last_trace = _LastTrace()

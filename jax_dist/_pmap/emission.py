@@ -1,192 +1,254 @@
-"""The program of a mapped function for one signature: its body, on its mesh.
+"""The program of a mapped function: one `shard_map`, into which the user's function is traced.
 
-pmap shows each process its own slices only, `[L, *s]` for `L` devices; the program runs on the
-whole `[P * L, *s]` of `P` processes. Outside of a trace the two are the same buffers under two
+pmap shows each process its own slices only, `[L, *s]` for `L` devices; the program runs on global
+arrays `[P * L, *s]` of `P` processes. Outside of a trace the two are the same buffers under two
 shapes (see `process_calls`). Inside one, where there are no buffers, the view is an array of the
-whole program that is declared to be replicated over processes, though its copies differ.
+global program that is declared to be replicated over processes, though its copies differ.
 """
 
-import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat
-from jax_dist._pmap import axes, meshes, region
+from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import Axis
-from jax_dist._pmap.body import Body, Call, Options, type_of
-from jax_dist._pmap.collectives import AxisPlace
-from jax_dist._pmap.meshes import PROCESS_AXIS, InnerAxis, Layout
-from jax_dist._rewrite import pipeline
-from jax_dist._rewrite.gathers import GATHERS, plan_gathers
-from jax_dist._rewrite.pipeline import Pass
-from jax_dist.errors import DeviceCountError, NestingError, refusal
+from jax_dist._pmap.body import Call, type_of
+from jax_dist._pmap.meshes import PROCESS_AXIS, Frame, InnerAxis, Layout
+from jax_dist._pmap.options import Options
+from jax_dist._rewrite import interpreter, rebind
+from jax_dist._rewrite.interpreter import named_axes
+from jax_dist.errors import DeviceCountError, MappedAxisError
+
+_MAX_RANK = 64  # of NumPy arrays
 
 
-class KnownSignature(NamedTuple):
-    """What is known of one signature."""
+@dataclasses.dataclass(slots=True)
+class TracedBody:
+    """The user's function as it is traced into a map, and the structure of its output."""
 
-    body: Body
-    layout: Layout
+    options: Options
+    call: Call
+    frame: Frame
+    shadows: bool = False  # whether a vmap around has the same axis name
+    out_tree: Any = None
+    out_axes: tuple[Axis, ...] = ()  # of each leaf of the output
 
-    @classmethod
-    def of(
-        cls, options: Options, call: Call, trace: Callable[[Call], Body], *, whole: bool
-    ) -> "KnownSignature":
-        """The body and the mesh for a call; `trace` gives the body for a call on whole arguments.
+    @property
+    def inner(self) -> tuple[InnerAxis, ...]:
+        """The mesh axes that pmaps inside want, by depth."""
+        return tuple(self.frame.wanted)
 
-        `whole`: whether the arguments hold the slices of all processes, or those of this one.
+    def run(self, slices: Sequence[Any]) -> list[Any]:
+        """Trace the function on slices `[*s]`; return the leaves of its output."""
+        with self.frame.active():
+            output = self.call.run(slices)
+        self.out_axes = axes.spread_out_axes(self.options.out_axes, output, self.options.fun_name)
+        leaves, self.out_tree = jax.tree.flatten(output)
+        return leaves
+
+    def in_axes(self) -> list[Axis]:
+        """Return the mapped dimension of each argument leaf, counted from the left."""
+        pairs = zip(self.call.axes, self.call.leaves, strict=True)
+        return [None if axis is None else axis % jnp.ndim(leaf) for axis, leaf in pairs]
+
+    def on_devices(
+        self,
+        leaves: Sequence[Any],
+        name: str,
+        mesh: Any = None,
+        manual: set[str] | None = None,
+        run: Callable[[Sequence[Any]], list[Any]] | None = None,
+    ) -> list[list[Any]]:
+        """Run it on the devices along mesh axis `name`; return its output in groups.
+
+        Args:
+          leaves: global arrays.
+          name: of the mapped mesh axis.
+          mesh: None for that of the context.
+          manual: the mesh axes that become manual; along others than `name` all is computed alike.
+          run: instead of the method; `leaves` may then be preceded by values that it takes, too.
         """
-        on_whole = call
-        if not whole:
-            processes = layout_for(options, call, (), whole=False).processes
-            types = []
-            for leaf, axis in zip(call.leaves, call.axes, strict=True):
-                shape = list(type_of(leaf).shape)
-                if axis is not None:
-                    shape[axis] *= processes
-                types.append(type_of(leaf, shape))
-            on_whole = dataclasses.replace(call, leaves=types)
-        body = trace(on_whole)
-        return cls(body, layout_for(options, call, body.inner, whole=whole))
+        run = run or self.run
+        in_axes = [*[None] * (len(leaves) - len(self.call.leaves)), *self.in_axes()]
+
+        def body(*blocks: jax.Array) -> list[list[Any]]:
+            pairs = zip(blocks, in_axes, strict=True)
+            outs = run([x if axis is None else lax.squeeze(x, [axis]) for x, axis in pairs])
+            groups: list[list[Any]] = [[] for _ in self.out_specs(name)]
+            for out, axis in zip(outs, self.out_axes, strict=True):
+                groups[_group(axis)].append(out if axis is None else lax.expand_dims(out, [axis]))
+            return groups
+
+        return jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=tuple(axes.spec_of_axis(a, 1 + (a or 0), name) for a in in_axes),
+            out_specs=self.out_specs(name),
+            axis_names=manual or {name},
+            # With check_vma=True, grad in the body by a replicated argument already sums over the
+            # devices, and the program's own psum then gives N times the gradient of pmap.
+            check_vma=False,
+        )(*leaves)
+
+    def out_specs(self, name: Any) -> list[P]:
+        """Return a spec for each group: replicated, then by mapped dimension.
+
+        The output is grouped since its structure is unknown before the trace, and so is which
+        dimension a negative axis means.
+        """
+        given = [axis for axis in jax.tree.leaves(self.options.out_axes)]
+        last = _MAX_RANK if any(axis < 0 for axis in given) else max(given, default=0)
+        return [P(), *(axes.spec_of_axis(axis, axis + 1, name) for axis in range(last + 1))]
+
+    def ungroup(self, groups: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return the leaves of the output in their order."""
+        members = [iter(group) for group in groups]
+        return [next(members[_group(axis)]) for axis in self.out_axes]
+
+    def inside_region(self, axis: InnerAxis) -> list[Any]:
+        """Run it on the free mesh axis of a shard_map around; return the leaves of its output.
+
+        JAX cannot close over values of the outer body there, so they become operands.
+        """
+        slices = []
+        for leaf, dim in zip(self.call.leaves, self.in_axes(), strict=True):
+            shape = list(jnp.shape(leaf))
+            slices.append(type_of(leaf, shape if dim is None else shape[:dim] + shape[dim + 1 :]))
+        run = lambda *slices: self.run(slices)
+        jaxpr = jax.make_jaxpr(run, axis_env=[tuple(axis)])(*slices)
+        consts = list(interpreter.constants(jaxpr))
+        places = [place for place, value in enumerate(consts) if isinstance(value, Tracer)]
+
+        def evaluate(values: Sequence[Any]) -> list[Any]:
+            for place, value in zip(places, values, strict=False):
+                consts[place] = value
+            closed = ClosedJaxpr(interpreter.open_jaxpr(jaxpr), consts)
+            return rebind.evaluate(closed, values[len(places) :], axis_env=[tuple(axis)])
+
+        leaves = [*[consts[place] for place in places], *self.call.leaves]
+        return self.ungroup(self.on_devices(leaves, axis.name, run=evaluate))
+
+    def as_vmap(self, name: Any) -> list[Any]:
+        """Run it as a vmap; return the leaves of its output, stacked."""
+        call = self.call
+        outs = jax.vmap(
+            lambda *slices: self.run(slices), call.axes, 0, axis_name=name, axis_size=call.size
+        )(*call.leaves)
+        pairs = zip(outs, self.out_axes, strict=True)  # of a replicated result: the first copy
+        return [x[0] if axis is None else jnp.moveaxis(x, 0, axis) for x, axis in pairs]
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(self.out_tree, leaves)
 
 
-def layout_for(
-    options: Options, call: Call, inner: tuple[InnerAxis, ...], *, whole: bool = True
-) -> Layout:
-    """The mesh for a call, with axes for the pmaps inside; `whole` as in `KnownSignature.of`.
+def _group(axis: Axis) -> int:
+    return 0 if axis is None else axis + 1
+
+
+def emit(
+    options: Options, call: Call, layout: Layout, *, as_view: bool = False
+) -> tuple[Any, TracedBody]:
+    """Trace the user's function into a `shard_map`; return its results, and the traced body.
+
+    Args:
+      options: of the pmap.
+      call: on global arrays, or their types.
+      layout: the mesh.
+      as_view: whether arguments and results are the arrays of this process.
 
     Raises:
-      DeviceCountError: the axes do not fit the devices.
+      DeviceCountError: with `as_view`, the devices of a process are not side by side.
+      MappedAxisError: a vmap or a mesh around does not fit.
     """
-    choice = options.choice
-    with contextlib.suppress(NameError):
-        lax.axis_size(choice.axis_name)  # of a vmap outside, which would take it for its own
-        choice = dataclasses.replace(choice, axis_name=meshes.UNNAMED)
-    layout = choice.lay_out(call.size, () if choice.virtual else inner, whole=whole)
-    given, used = len(choice.devices or ()), layout.mesh.size
-    # Only here: the traced body shows whether a pmap inside uses the devices that are left.
-    if choice.devices is None or used == given:
-        return layout
-    if choice.virtual:
-        raise refusal(
-            DeviceCountError,
-            what=f"pmap of '{call.fun_name}' cannot share {layout.size} slices evenly among the "
-            "devices given",
-            which=[f"the mapped axis has size {layout.size}", f"len(devices) is {given}"],
-            why="with virtual=True every device runs the same number of slices",
-            do="Give a number of devices that divides the size of the axis.",
-        )
-    raise refusal(
-        DeviceCountError,
-        what=f"pmap of '{call.fun_name}' got {given} devices for an axis of size {used}",
-        which=[f"the mapped axis needs {used}", f"len(devices) is {given}"],
-        why="with devices= given, each of them runs one slice",
-        do=f"Give {used} devices, or slice the arguments into {given}.",
-    )
-
-
-def emitted(
-    options: Options,
-    call: Call,
-    found: KnownSignature,
-    captured: Sequence[Any],
-    *,
-    as_view: bool = False,
-) -> Any:
-    """Emits the program in the current trace.
-
-    `captured` are the arrays that are lifted out of the body; none: as they were when it was
-    traced. `as_view`: whether the arguments hold the slices of this process, and the results shall,
-    too.
-    """
-    body, layout = found
+    user = meshes.mesh_of_user()
+    body = TracedBody(options, call, Frame((layout.name,), layout.inner if user is None else ()))
+    body.shadows = _is_bound(layout.name)
+    leaves: Sequence[Any] = call.leaves
     as_view = as_view and layout.processes > 1
-    if as_view and layout.process_mesh is None:
-        raise refusal(
-            DeviceCountError,
-            what=f"pmap of '{call.fun_name}' cannot be traced over these devices",
-            which=["devices= does not hold the devices of each process side by side"],
-            why="inside jit, scan or grad, a process sees its own slices as one array",
-            do="Order devices by process, with as many of each process.",
-        )
-    values = captured or body.lifted.values
-    place, mesh, inner = _target(body, call, layout)
-
-    def evaluate(*inputs: Any) -> list[Any]:
-        given, leaves = list(inputs[: len(values)]), list(inputs[len(values) :])
-        if as_view:
-            leaves = _over_processes(_view_as_whole, leaves, call.axes, layout)
-        if mesh is None:
-            given = [_resharded(x, None, place) for x in given]
-            pairs = zip(leaves, call.axes, strict=True)
-            leaves = [_resharded(*pair, place) for pair in pairs]
-            outs = region.run_body(body, given, leaves, call.axes, place, None, ())
-        else:
-            if place.idle_axes:
-                leaves = [jax.lax.with_sharding_constraint(x, P()) for x in leaves]
-            with meshes.context_of(mesh):
-                outs = region.run_body(body, given, leaves, call.axes, place, mesh, inner)
-            if place.idle_axes:  # the user's mesh may have no axis that fits
-                outs = [jax.lax.with_sharding_constraint(x, P()) for x in outs]
-        return _over_processes(_whole_as_view, outs, body.out_axes, layout) if as_view else outs
-
-    passes = []
-    if options.gathers != "keep" and _compat.CAN_REWRITE:
-        plan = functools.partial(plan_gathers, exact=options.gathers == "exact")
-        passes.append(Pass(GATHERS, plan))
-    inputs = (*values, *call.leaves)
-    flat, _ = pipeline.evaluate_through(passes, body.lifted.jaxpr, inputs, evaluate)
-    return jax.tree.unflatten(body.out_tree, flat)
+    if as_view:
+        if layout.process_mesh is None:
+            raise DeviceCountError(
+                f"pmap of '{call.fun_name}' cannot be traced over these devices: order devices= by "
+                "process, with as many of each process."
+            )
+        leaves = _over_processes(_view_as_whole, leaves, call.axes, layout)
+    outs = _on_mesh(body, leaves, layout)
+    if as_view:
+        outs = _over_processes(_whole_as_view, outs, body.out_axes, layout)
+    return body.unflatten(outs), body
 
 
-def _target(
-    body: Body, call: Call, layout: Layout
-) -> tuple[AxisPlace, Mesh | None, tuple[InnerAxis, ...]]:
-    """The place of the mapped axis, the mesh, and the axes of the mesh for the pmaps inside.
+def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
+    """Trace a pmap in the body of another one: over a mesh axis of its own, or as a vmap.
 
-    It is the own mesh; under one that is set by `jax.set_mesh`, over the same devices. Where
-    shardings are types, arrays of another mesh cannot meet; and a program has one set of devices.
-    Then it is the user's mesh (None), and the mapped axis lies over all of its axes.
+    The first trace of the outermost pmap has no mesh axes for those inside; they run as vmaps, and
+    it is traced again with a mesh that has the axes.
     """
-    user = meshes.mesh_of_user()
-    rows = layout.mesh.shape[layout.name]
-    own = AxisPlace(body.axis, layout.size, layout.name, layout.size // rows)
-    if user is None:
-        inner = tuple(InnerAxis(*axis) for axis in list(layout.mesh.shape.items())[1:])
-        return own, layout.mesh, inner
-    if user.size == layout.mesh.size and not meshes.has_types(user):
-        # JAX cannot lower a region in a region here, nor XLA what is manual over a part of an axis.
-        return dataclasses.replace(own, idle_axes=layout.mesh.axis_names[1:]), layout.mesh, ()
-    if layout.size % user.size:
-        raise refusal(
-            NestingError,
-            what=f"pmap of '{call.fun_name}' is traced under a mesh that it does not fit",
-            which=[
-                f"its mapped axis has size {layout.size}",
-                f"the mesh set by jax.set_mesh has {user.size} devices",
-            ],
-            why="a program runs on one set of devices, and each takes as many slices",
-            do="Set a mesh whose size divides that of the axis, or call it outside of traces.",
+    if options.devices is not None or options.backend is not None:
+        raise MappedAxisError(
+            f"pmap of '{options.fun_name}' with devices= or backend= is called inside another "
+            "mapped function; give devices= to the outermost pmap only."
         )
-    over_all = AxisPlace(body.axis, layout.size, meshes.all_axes(user), layout.size // user.size)
-    return over_all, None, ()
+    if options.axis_size not in (None, call.size):
+        raise meshes.unequal_axis_size(options.choice, call.size)
+    axis, frame, on_mesh = outer.enter_axis(options.axis_name, call.size)
+    body = TracedBody(options, call, frame)
+    return body.unflatten(body.inside_region(axis) if on_mesh else body.as_vmap(axis.name))
 
 
-def _resharded(x: Any, axis: Axis, place: AxisPlace) -> Any:
-    """Cut over the user's mesh, where that is a matter of types."""
-    user = meshes.mesh_of_user()
-    if user is None or not meshes.has_types(user):
-        return x
-    spec = axes.spec_of_axis(axis, jnp.ndim(x), place.mesh_axis)
-    return jax.sharding.reshard(x, spec)
+def check_collectives(body: TracedBody, jaxpr: Any) -> None:
+    """Raise MappedAxisError if collectives would be taken for those of a vmap around."""
+    name = body.frame.names[0]
+    if body.shadows and interpreter.contains(jaxpr, lambda eqn: name in named_axes(eqn)):
+        raise MappedAxisError(
+            f"pmap of '{body.options.fun_name}' has collectives over axis {name!r}, which a vmap "
+            "around it maps, too. Use another axis_name."
+        )
+
+
+def _is_bound(name: str) -> bool:
+    """Return whether a vmap around has this axis name."""
+    try:
+        lax.axis_size(name)
+    except NameError:
+        return False
+    return True
+
+
+def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[Any]:
+    """Run a body on its mesh; under `jax.set_mesh`, on the same devices under other names."""
+    user, mesh = meshes.mesh_of_user(), layout.mesh
+    if user is None:
+        return body.ungroup(body.on_devices(leaves, layout.name, mesh))
+    if user.size != mesh.size:
+        raise MappedAxisError(
+            f"pmap of '{body.options.fun_name}' needs {mesh.size} devices, but is traced under a "
+            f"mesh of {user.size}. Set a mesh of {mesh.size} devices, or call it outside of traces."
+        )
+
+    def run(*leaves: Any) -> list[list[Any]]:
+        leaves = tuple(lax.with_sharding_constraint(x, P()) for x in leaves) if idle else leaves
+        with meshes.context_of(mesh):
+            # XLA cannot have one region in another here, nor one over a part of the axes.
+            return body.on_devices(leaves, layout.name, mesh, {*mesh.axis_names})
+
+    idle = len(mesh.axis_names) > 1
+    if meshes.is_explicit(user):
+        specs = body.out_specs(meshes.all_axes(user))
+        return body.ungroup(jax.sharding.auto_axes(run, out_sharding=specs)(*leaves))
+    outs = body.ungroup(run(*leaves))
+    # The user's mesh may have no axis that fits.
+    return [lax.with_sharding_constraint(x, P()) for x in outs] if idle else outs
+
+
+# --- the view that one process has, while tracing
 
 
 def _over_processes(
@@ -195,14 +257,14 @@ def _over_processes(
     leaf_axes: Sequence[Axis],
     layout: Layout,
 ) -> list[Any]:
-    """Each leaf as part of the whole, or as this process sees it."""
+    """Convert each leaf to a global array, or to what this process sees."""
     assert layout.process_mesh is not None
     with meshes.context_of(layout.process_mesh):
         return [convert(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
 
 
 def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
-    """`[L, *s] -> [P * L, *s]` (for axis 0) while tracing: what each process sees, joined.
+    """Join what each process sees while tracing: `[L, *s] -> [P * L, *s]` (for axis 0).
 
     To the program, the view is replicated over processes; in truth each process holds its own
     slices. No element is moved: the same buffer is declared to be one part of a longer array.
@@ -210,7 +272,7 @@ def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     if axis is None:
         return view
     if not jnp.issubdtype(view.dtype, jnp.inexact):  # has no derivative
-        return _relabelled(view, axis, layout, to_whole=True)
+        return _relabel(view, axis, layout, to_whole=True)
     padded = jnp.concatenate(
         [view[None], jnp.zeros((layout.processes - 1, *view.shape), view.dtype)]
     )
@@ -222,11 +284,11 @@ def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
 
 
 def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
-    """`[P * L, *s] -> [L, *s]` (for axis 0) while tracing: the inverse of `_view_as_whole`."""
+    """Invert `_view_as_whole`: `[P * L, *s] -> [L, *s]` (for axis 0)."""
     if axis is None:
         return whole
     if not jnp.issubdtype(whole.dtype, jnp.inexact):
-        return _relabelled(whole, axis, layout, to_whole=False)
+        return _relabel(whole, axis, layout, to_whole=False)
     axis %= whole.ndim
     shape = whole.shape
     split = (*shape[:axis], layout.processes, shape[axis] // layout.processes, *shape[axis + 1 :])
@@ -234,8 +296,8 @@ def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     return _transposable(parts, axis, layout, to_whole=False)[0]
 
 
-def _relabelled(array: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
-    """The blocks of `array` as they are, declared to be split over processes, or not."""
+def _relabel(array: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
+    """Declare the blocks of `array` to be split over processes, or not."""
     axis %= array.ndim
     view = axes.spec_of_axis(axis, array.ndim, layout.name)
     whole = P(*[None] * axis, (PROCESS_AXIS, layout.name))
@@ -244,7 +306,9 @@ def _relabelled(array: jax.Array, axis: int, layout: Layout, *, to_whole: bool) 
 
 
 def _transposable(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
-    """`[P, ..., L, ...]` both ways: all of the view in row 0, or one row for each process.
+    """Convert `[P, ..., L, ...]`, with a transpose that is the inverse.
+
+    The view stands in row 0, or there is one row for each process.
 
     shard_map would transpose the view as what it is declared to be, replicated: it sums over
     processes, whose slices have nothing to do with each other. The transpose wanted is the

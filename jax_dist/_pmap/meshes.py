@@ -1,12 +1,7 @@
-"""From devices to the mesh that a mapped function runs on.
+"""Meshes for mapped functions, and the context of a body that is being traced.
 
 The first mesh axis is the mapped one; the others, if any, are those of pmaps inside it. Axes are
 always Auto, and every process holds the same number of devices.
-
-A body is traced with its axes in the environment and no mesh. A pmap that it calls becomes a
-shard_map over an abstract mesh of one axis, and notes in the `Frame` of the body which axis it
-wants. The mesh of all of them is chosen when the trace of the outermost body is complete (see
-`region`).
 """
 
 import contextlib
@@ -25,10 +20,9 @@ from jax_dist import _compat
 from jax_dist._compat.private import Device
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
-from jax_dist.errors import DeviceCountError, MappedAxisError, refusal
+from jax_dist.errors import DeviceCountError, MappedAxisError
 
 UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
-_MADE_UP = UNNAMED.removesuffix("0")
 PROCESS_AXIS = "pmap_process"  # the axis over processes, in the view that one process has
 
 
@@ -41,35 +35,38 @@ class InnerAxis(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceChoice:
-    """What the user said of devices, and the name of the mapped mesh axis."""
+    """User-specified devices, backend and axis size, and the name of the mapped mesh axis."""
 
     fun_name: str
     axis_name: str
     devices: tuple[Device, ...] | None
     backend: str | None
     axis_size: int | None
-    virtual: bool
 
     def candidates(self) -> tuple[Device, ...]:
-        """The devices to choose from, of all processes."""
+        """Return the devices to choose from, of all processes."""
         return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
 
     def lay_out(self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool) -> "Layout":
-        """The mesh for a mapped axis of `size`, with the axes of pmaps inside, outermost first.
+        """Return the mesh for a mapped axis of `size`, with axes for the pmaps inside.
 
-        `whole`: whether `size` counts the slices of all processes, or those of this one. The same
-        object for the same request, so that shardings made from it are the same too.
+        The same object for the same request, so that its shardings are the same objects too.
+
+        Args:
+          size: of the mapped axis.
+          inner: the axes of the pmaps inside, outermost first.
+          whole: whether `size` is that over all processes, or that of this one.
 
         Raises:
-          DeviceCountError: the axis does not fit the devices.
-          MappedAxisError: `axis_size` was promised to be another.
+          DeviceCountError: the axes do not fit the devices.
+          MappedAxisError: `axis_size` is another.
         """
         return _lay_out(self, size, inner, self.candidates(), whole=whole)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """A mesh, and how the mapped axis lies on it."""
+    """A mesh whose first axis is the mapped one."""
 
     mesh: Mesh
     size: int  # of the mapped axis, over all processes
@@ -82,18 +79,23 @@ class Layout:
     def name(self) -> str:
         return self.mesh.axis_names[0]
 
+    @functools.cached_property
+    def inner(self) -> tuple[InnerAxis, ...]:
+        """The mesh axes of the pmaps inside, outermost first."""
+        return tuple(InnerAxis(*axis) for axis in list(self.mesh.shape.items())[1:])
+
     @property
     def local_size(self) -> int:
-        """Slices along the mapped axis that one process runs."""
+        """The size of the mapped axis on one process."""
         return self.size // self.processes
 
     def sharding(self, axis: Axis, ndim: int) -> NamedSharding:
-        """Of a whole array with this mapped axis; the same object for the same request."""
-        known = self._shardings.get((axis, ndim))
-        if known is None:
-            known = NamedSharding(self.mesh, axes.spec_of_axis(axis, ndim, self.name))
-            self._shardings[axis, ndim] = known
-        return known
+        """Return the sharding of a global array with this mapped axis, always the same object."""
+        sharding = self._shardings.get((axis, ndim))
+        if sharding is None:
+            sharding = NamedSharding(self.mesh, axes.spec_of_axis(axis, ndim, self.name))
+            self._shardings[axis, ndim] = sharding
+        return sharding
 
     @functools.cached_property
     def local_mesh(self) -> Mesh:
@@ -106,75 +108,13 @@ class Layout:
     def process_mesh(self) -> Mesh | None:
         """The same devices in the same order, with the mapped axis split by process.
 
-        None where the devices of a process do not stand side by side.
+        None if the devices of a process are not side by side.
         """
         rows, *inner = self.mesh.devices.shape
         grid = self.mesh.devices.reshape(self.processes, rows // self.processes, *inner)
         if any(len({_process_of(row) for row in group}) > 1 for group in grid):
             return None
         return _compat.auto_mesh(grid, (PROCESS_AXIS, *self.mesh.axis_names))
-
-
-@contextlib.contextmanager
-def context_of(mesh: Mesh | AbstractMesh) -> Iterator[None]:
-    """Steps out of a mesh that the user has set: shard_map accepts none but its own."""
-    abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
-    context = jax.sharding.get_abstract_mesh()
-    if context == abstract or (context.empty and isinstance(mesh, Mesh)):
-        yield
-    else:
-        with jax.sharding.use_abstract_mesh(abstract):
-            yield
-
-
-def mesh_of_user() -> AbstractMesh | None:
-    """The mesh that the user has set by `jax.set_mesh`, as a trace sees it."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return None if mesh.empty or AxisType.Manual in mesh.axis_types else mesh
-
-
-def has_types(mesh: AbstractMesh) -> bool:
-    """Whether shardings over some of its axes are part of the types of arrays."""
-    return AxisType.Explicit in mesh.axis_types
-
-
-def all_axes(mesh: Mesh | AbstractMesh) -> Any:
-    """Of a mesh that is not empty, as one part of a spec."""
-    first, *others = mesh.axis_names
-    return (first, *others) if others else first
-
-
-def outside_of_meshes() -> contextlib.AbstractContextManager[None]:
-    """Steps out of a mesh that the user has set, into none, while tracing."""
-    return context_of(AbstractMesh((), ()))
-
-
-def laid_on(mesh: Mesh, results: Any) -> Any:
-    """Results as arrays of the user's mesh, if that has the same devices in the same order.
-
-    Where shardings are types, he could not compute with them otherwise. No buffer is moved.
-    """
-    whole = all_axes(mesh)
-
-    def lay(array: jax.Array) -> jax.Array:
-        own: Any = array.sharding
-        if not isinstance(array.sharding, NamedSharding) or [*own.mesh.devices.flat] != [
-            *mesh.devices.flat
-        ]:
-            return array
-        spec = [None if part is None else whole for part in own.spec]
-        if spec.count(whole) > 1:  # of a pmap in a pmap
-            return array
-        target = NamedSharding(mesh, PartitionSpec(*spec))
-        same = target.is_equivalent_to(own, array.ndim)
-        return jax.device_put(array, target) if same else array
-
-    return jax.tree.map(lay, results)
-
-
-def no_mesh() -> contextlib.AbstractContextManager[Any]:
-    """Steps out of a mesh that the user has set, outside of any trace."""
-    return jax.set_mesh(Mesh(np.empty((), dtype=object), ()))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -191,106 +131,162 @@ def _lay_out(
     available = min(len(group) for group in groups.values())
     local_size, rest = divmod(size, len(owners)) if whole else (size, 0)
     if rest:
-        raise refusal(
-            DeviceCountError,
-            what=f"pmap of '{choice.fun_name}' cannot spread an axis of size {size} over the "
-            "processes",
-            which=[f"process {owner} has {len(groups[owner])} devices" for owner in owners],
-            why="every process runs the same number of slices, on devices of its own",
-            do="Give each process the same number of slices, at most one a device.",
+        raise DeviceCountError(
+            f"pmap of '{choice.fun_name}' cannot spread an axis of size {size} evenly over "
+            f"{len(owners)} processes."
         )
     whole_size = local_size * len(owners)
     if choice.axis_size is not None and choice.axis_size != whole_size:
-        raise size_not_as_promised(choice.fun_name, choice.axis_size, whole_size)
-
+        raise unequal_axis_size(choice, whole_size)
     width = math.prod(axis.size for axis in inner)
-    rows = local_size
-    if choice.virtual:  # the most devices that can share the slices evenly
-        counts = range(1, min(local_size, available) + 1)
-        rows = max(count for count in counts if local_size % count == 0)
-    if rows * width > available:
+    if local_size * width > available:
         sizes = {choice.axis_name: local_size} | dict(inner)
-        raise refusal(
-            DeviceCountError,
-            what=f"pmap of '{choice.fun_name}' needs {rows * width} devices, "
-            f"but there are {available}",
-            which=[f"axis {name!r} has size {size}" for name, size in sizes.items()]
-            + [f"{available} {candidates[0].platform} devices"],
-            why="each slice along the mapped axis runs on a device of its own",
-            do="Map fewer slices, or give virtual=True to run several of them on each device.",
+        listed = ", ".join(f"axis {name!r} has size {n}" for name, n in sizes.items())
+        raise DeviceCountError(
+            f"pmap of '{choice.fun_name}' needs {local_size * width} devices, but there are "
+            f"{available} ({listed}). Reshape the arguments to [devices, k, ...] and use jax.vmap "
+            "with axis_name=, or jax.lax.map, inside; to try it on a laptop, set "
+            "JAX_NUM_CPU_DEVICES."
         )
-    used = {device for group in groups.values() for device in group[: rows * width]}
+    used = {device for group in groups.values() for device in group[: local_size * width]}
     ordered = candidates if choice.devices else [d for owner in owners for d in groups[owner]]
     chosen = np.array([device for device in ordered if device in used])
     names = (choice.axis_name, *[axis.name for axis in inner])
-    shape = (rows * len(owners), *[axis.size for axis in inner])
+    shape = (whole_size, *[axis.size for axis in inner])
     mesh = _compat.auto_mesh(chosen.reshape(shape), names)
     return Layout(mesh=mesh, size=whole_size, processes=len(owners))
 
 
-def size_not_as_promised(fun_name: str, axis_size: int, received: int) -> MappedAxisError:
-    return refusal(
-        MappedAxisError,
-        what=f"pmap of '{fun_name}' was promised axis_size={axis_size}, but received another",
-        which=[f"over all processes, the arguments have size {received}"],
-        why="axis_size is the size of the mapped axis over all processes",
-        do=f"Drop axis_size, or give axis_size={received}.",
+def unequal_axis_size(choice: DeviceChoice, size: int) -> MappedAxisError:
+    """Return the error for an `axis_size=` that the arguments do not have."""
+    return MappedAxisError(
+        f"pmap of '{choice.fun_name}': axis_size={choice.axis_size} does not match the mapped "
+        f"axis, which has size {size} over all processes."
     )
 
 
 def owner_of(device: Device) -> int:
-    """The process that a device runs programs of.
+    """Return the process that runs programs on a device.
 
-    Those of a topology run none, of however many hosts they are: all count as one process's.
+    The devices of a topology run none, of however many hosts they are: all count as one process's.
     """
     return 0 if _compat.is_compile_only(device) else device.process_index
 
 
 def _process_of(row: object) -> int:
-    """The process of one row of a mesh: a device, or an array of devices of one process."""
+    """Return the process of one row of a mesh: a device, or an array of devices of one process."""
     return owner_of(np.asarray(row, dtype=object).flat[0])
+
+
+# --- meshes that the user has set
+
+
+@contextlib.contextmanager
+def context_of(mesh: Mesh | AbstractMesh) -> Iterator[None]:
+    """Replace the mesh of the context while tracing; shard_map accepts none but its own."""
+    abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
+    context = jax.sharding.get_abstract_mesh()
+    if context == abstract or (context.empty and isinstance(mesh, Mesh)):
+        yield
+    else:
+        with jax.sharding.use_abstract_mesh(abstract):
+            yield
+
+
+def mesh_of_user() -> AbstractMesh | None:
+    """Return the mesh that the user has set by `jax.set_mesh`, as a trace sees it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or AxisType.Manual in mesh.axis_types else mesh
+
+
+def is_explicit(mesh: AbstractMesh) -> bool:
+    """Return whether shardings over some mesh axes are part of the types of arrays."""
+    return AxisType.Explicit in mesh.axis_types
+
+
+def manual_axes() -> tuple[object, ...]:
+    """Return the axes of the shard_map that is being traced, ours or not."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind == AxisType.Manual)
+
+
+def all_axes(mesh: Mesh | AbstractMesh) -> Any:
+    """Return the axes of a non-empty mesh as one entry of a spec."""
+    first, *others = mesh.axis_names
+    return (first, *others) if others else first
+
+
+def outside_of_meshes() -> contextlib.AbstractContextManager[None]:
+    """Leave the mesh that the user has set, while tracing."""
+    return context_of(AbstractMesh((), ()))
+
+
+def no_mesh() -> contextlib.AbstractContextManager[Any]:
+    """Leave the mesh that the user has set, outside of any trace."""
+    return jax.set_mesh(Mesh(np.empty((), dtype=object), ()))
+
+
+def reshard_to(mesh: Mesh, results: Any) -> Any:
+    """Return results as arrays of the user's mesh, if it has the same devices in the same order.
+
+    With Explicit axes, results on another mesh could not be combined with the caller's arrays. No
+    buffer is moved.
+    """
+    whole = all_axes(mesh)
+
+    def reshard(array: jax.Array) -> jax.Array:
+        sharding: Any = array.sharding
+        if not isinstance(sharding, NamedSharding):
+            return array
+        if [*sharding.mesh.devices.flat] != [*mesh.devices.flat]:
+            return array
+        spec = [None if part is None else whole for part in sharding.spec]
+        if spec.count(whole) > 1:  # of a pmap in a pmap
+            return array
+        target = NamedSharding(mesh, PartitionSpec(*spec))
+        same = target.is_equivalent_to(sharding, array.ndim)
+        return jax.device_put(array, target) if same else array
+
+    return jax.tree.map(reshard, results)
+
+
+# --- the body that is being traced
 
 
 @dataclasses.dataclass(slots=True)
 class Frame:
-    """One body that is being traced."""
+    """One body that is being traced, and the mesh axes left for the pmaps inside."""
 
     names: tuple[object, ...]  # the axes that collectives in the body can name, outermost first
-    inner: list[InnerAxis] = dataclasses.field(default_factory=list)  # of pmaps inside, by depth
-    regions: set[str] = dataclasses.field(default_factory=set)  # names of their abstract axes
+    free: tuple[InnerAxis, ...] = ()  # mesh axes of the pmaps inside, by depth
+    wanted: list[InnerAxis] = dataclasses.field(default_factory=list)  # the same; of all depths
 
-    def note(self, axis: InnerAxis, below: tuple[InnerAxis, ...], regions: frozenset[str]) -> None:
-        """A pmap inside wants this axis, and the pmaps in it want those `below`.
+    def enter_axis(self, name: str | None, size: int) -> tuple[InnerAxis, "Frame", bool]:
+        """Return the axis of a pmap inside, its frame, and whether a mesh axis is free for it.
 
-        Each depth has one mesh axis: that of the first pmap there.
+        The first pmap at each depth decides which mesh axis the outermost one should add.
         """
-        wanted = (axis, *below)
-        self.inner += wanted[len(self.inner) :]
-        self.regions |= {axis.name, *regions}
-
-    def given_names(self) -> list[object]:
-        """The names that the user has given; the others are made up here."""
-        made_up = lambda name: isinstance(name, str) and name.startswith(_MADE_UP)
-        return [name for name in self.names if not made_up(name)]
-
-    def free_name(self, name: object) -> str:
-        """For the abstract axis of a pmap inside: its own if no axis around has that name."""
-        if isinstance(name, str) and name not in self.names:
-            return name
-        return f"{_MADE_UP}{len(self.names)}"
+        depth = len(self.names) - 1
+        axis = InnerAxis(name or f"{UNNAMED[:-1]}{depth + 1}", size)
+        if len(self.wanted) == depth and axis.name not in self.names:
+            self.wanted.append(axis)
+        on_mesh = self.free[:1] == (axis,) and axis.name not in self.names
+        free = self.free[1:] if on_mesh else ()
+        return axis, Frame((*self.names, axis.name), free, self.wanted), on_mesh
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Everything traced inside belongs to this body."""
-        around, _innermost.frame = _innermost.frame, self
+    def active(self) -> Iterator[None]:
+        """Make this the frame of what is traced inside."""
+        outer, _innermost.frame = _innermost.frame, self
         try:
             yield
         finally:
-            _innermost.frame = around
+            _innermost.frame = outer
 
     @staticmethod
-    def around() -> "Frame | None":
-        """The frame of the pmap whose body is being traced; None outside."""
+    def current() -> "Frame | None":
+        """Return the frame of the pmap whose body is being traced; None outside."""
         return _innermost.frame
 
 
@@ -299,10 +295,3 @@ class _Innermost(threading.local):
 
 
 _innermost = _Innermost()
-
-
-def manual_axes() -> tuple[object, ...]:
-    """The axes of the shard_map that is being traced, ours or not; empty outside."""
-    mesh = jax.sharding.get_abstract_mesh()
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, kind in kinds if kind == AxisType.Manual)

@@ -1,4 +1,4 @@
-"""Putting arrays where a mapped function wants them, and taking them off again.
+"""Placement of arrays for mapped functions.
 
 Shapes: `N` devices; `*s` is what one device holds. The buffers of an array of typed random keys are
 those of the data inside: `[*s]` as `[*s, n]`.
@@ -21,13 +21,13 @@ from jax_dist import _compat
 from jax_dist._compat.private import Device
 from jax_dist._pmap import meshes
 from jax_dist._rewrite.programs import is_staged
-from jax_dist.errors import PlacementError, UnsupportedError, refusal
+from jax_dist.errors import ArgumentError
 
 _DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
 
 
 def replicate(tree: Any, where: Mesh | Sequence[Device] | None = None) -> Any:
-    """Puts a whole copy of every array on each device.
+    """Put a copy of every array on each device.
 
     The value keeps its shape: give it to `pmap` with `in_axes=None`. Only the devices hold copies;
     nothing of N times the size is built on the host.
@@ -45,47 +45,75 @@ def replicate(tree: Any, where: Mesh | Sequence[Device] | None = None) -> Any:
     """
     sharding = NamedSharding(_mesh_of(where), P())
     check_runs(sharding.device_set, "replicate")
-    return jax.device_put(own(tree, sharding), sharding)
+    return jax.device_put(copy_if_aliased(tree, sharding), sharding)
 
 
-def shard(tree: Any, mesh: Mesh, spec: P | Any) -> Any:
-    """Cuts arrays over a mesh.
+def shard(tree: Any, mesh: Mesh | None = None, spec: P | Any = None) -> Any:
+    """Shard arrays over a mesh; without one, split a batch over the devices of this process.
 
     Args:
-      tree: arrays, NumPy or jax. With several processes, NumPy arrays hold the slices of this
-        process, and the result is the whole array of all of them.
-      mesh: the mesh.
+      tree: arrays, NumPy or jax. With several processes, NumPy arrays are process-local, and the
+        result is the global array.
+      mesh: the mesh. Without it, the leading dimension is split over the devices of this process,
+        `[N * b, *s] -> [N, b, *s]`, as `flax.jax_utils` and `common_utils.shard` do: the result is
+        an argument of `pmap`.
       spec: how each array is sharded; one for all, or a tree of specs that is a prefix of `tree`.
+        By default, the first dimension over all axes of the mesh.
 
     Returns:
       The tree with jax arrays on the mesh.
+
+    Raises:
+      ArgumentError: the leading dimension is no multiple of the number of devices.
 
     >>> import jax, numpy as np
     >>> from jax.sharding import Mesh, PartitionSpec as P
     >>> mesh = Mesh(np.array(jax.devices()), ("i",))
     >>> len(shard(np.zeros((jax.device_count(), 2)), mesh, P("i")).addressable_shards)
     8
+    >>> shard(np.zeros((16, 2))).shape
+    (8, 2, 2)
     """
+    if mesh is None:
+        return _split_over_local_devices(tree)
     check_runs(mesh.devices.flat, "shard")
+    spec = P(tuple(mesh.axis_names)) if spec is None else spec
     here = jax.process_index()
-    foreign = any(device.process_index != here for device in mesh.devices.flat)
+    is_local = all(device.process_index == here for device in mesh.devices.flat)
 
     def put(part: P, subtree: Any) -> Any:
         sharding = NamedSharding(mesh, part)
-        subtree = own(subtree, sharding)
-        if not foreign:
+        subtree = copy_if_aliased(subtree, sharding)
+        if is_local:
             return jax.device_put(subtree, sharding)
         return jax.tree.map(lambda x: _from_this_process(x, sharding), subtree)
 
     return jax.tree.map(put, spec, tree, is_leaf=lambda node: isinstance(node, P))
 
 
+def _split_over_local_devices(tree: Any) -> Any:
+    devices = tuple(jax.local_devices())
+    sharding = _over(devices)
+
+    def split(path: Any, x: Any) -> Any:
+        shape = jnp.shape(x)
+        if not shape or shape[0] % len(devices):
+            raise ArgumentError(
+                f"shard got tree{jax.tree_util.keystr(path)} of shape {shape}; the leading "
+                f"dimension must be a multiple of the {len(devices)} devices of this process."
+            )
+        rows = x.reshape((len(devices), shape[0] // len(devices), *shape[1:]))
+        return jax.device_put(copy_if_aliased(rows, sharding), sharding)
+
+    return jax.tree.map_with_path(split, tree)
+
+
 def unreplicate(tree: Any) -> Any:
-    """Takes the first slice of each array along its leading axis, without communication.
+    """Return the first slice of each array along its leading axis, without communication.
 
     `x[0]` of a pmapped result runs a program on all devices that sends the slice to each of them.
     This reads the shard that the first device of this process already holds. Only if another
-    dimension is cut, by `out_axes` or by a nested pmap, it fetches parts from the other devices.
+    dimension is sharded, by `out_axes` or by a nested pmap, it fetches parts from other devices.
 
     Args:
       tree: arrays `[N, *s]`, as `pmap` or `device_put_replicated` return them.
@@ -94,7 +122,7 @@ def unreplicate(tree: Any) -> Any:
       The tree with arrays `[*s]`, each on one device.
 
     Raises:
-      PlacementError: an array has no leading axis, or this process does not hold the whole slice.
+      ArgumentError: an array has no leading axis, or this process does not hold the whole slice.
 
     >>> import jax
     >>> unreplicate(device_put_replicated(np.float32(3), jax.devices()))
@@ -112,7 +140,7 @@ def unreplicate(tree: Any) -> Any:
 
 
 def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
-    """Stacks one copy for each device: what `jax.device_put_replicated` did until jax 0.10.
+    """Stack one copy for each device, as `jax.device_put_replicated` did until jax 0.10.
 
     Args:
       tree: arrays `[*s]`, NumPy or jax, numbers, or random keys.
@@ -123,22 +151,21 @@ def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
       device gets its copy from the one array.
 
     Raises:
-      PlacementError: there are no devices.
+      ArgumentError: there are no devices, or some belong to other processes.
 
     >>> import jax
     >>> device_put_replicated(1.0, jax.devices()).shape == (jax.device_count(),)
     True
     """
-    devices = tuple(devices)
+    devices = _check_local(devices, "device_put_replicated")
     if not devices:
-        raise _unlike_counts("device_put_replicated", 1, 0)
-    check_runs(devices, "device_put_replicated")
-    tree = own(tree, _over(devices))
+        raise ArgumentError("device_put_replicated got no devices.")
+    tree = copy_if_aliased(tree, _over(devices))
     return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
 
 
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
-    """Stacks one shard for each device: what `jax.device_put_sharded` did until jax 0.10.
+    """Stack one shard for each device, as `jax.device_put_sharded` did until jax 0.10.
 
     Args:
       shards: a tree of arrays `[*s]` for each device, all of one structure.
@@ -148,66 +175,64 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
       The tree with arrays `[N, *s]`, slice n on `devices[n]`.
 
     Raises:
-      PlacementError: as many shards as devices are wanted, alike in structure, shape and dtype.
+      ArgumentError: there are not as many shards as devices, or they differ in structure, shape or
+        dtype.
 
     >>> import jax
     >>> device_put_sharded([np.float32(1), np.float32(2)], jax.devices()[:2])
     Array([1., 2.], dtype=float32)
     """
-    shards, devices = list(shards), tuple(devices)
+    shards, devices = list(shards), _check_local(devices, "device_put_sharded")
     if len(shards) != len(devices) or not shards:
-        raise _unlike_counts("device_put_sharded", len(shards), len(devices))
-    check_runs(devices, "device_put_sharded")
+        raise ArgumentError(
+            f"device_put_sharded got {len(shards)} shards for {len(devices)} devices; each device "
+            "gets one."
+        )
     structures = [jax.tree.structure(shard) for shard in shards]
     if len(set(structures)) > 1:
-        raise _unlike_shards("", structures)
+        raise _unequal_shards("", structures)
     paths = [path for path, _ in jax.tree.leaves_with_path(shards[0])]
     columns = zip(*[jax.tree.leaves(shard) for shard in shards], strict=True)
     for path, column in zip(paths, columns, strict=True):
         dtypes = [x.dtype if hasattr(x, "dtype") else jnp.result_type(x) for x in column]
         kinds = [f"{dtype}{list(jnp.shape(x))}" for dtype, x in zip(dtypes, column, strict=True)]
         if len(set(kinds)) > 1:
-            raise _unlike_shards(jax.tree_util.keystr(path), kinds)
-    shards = own(shards, _over(devices))
+            raise _unequal_shards(jax.tree_util.keystr(path), kinds)
+    shards = copy_if_aliased(shards, _over(devices))
     return jax.tree.map(lambda *column: _stack(column, devices), *shards)
 
 
-def _unlike_counts(what: str, shards: int, devices: int) -> PlacementError:
-    return refusal(
-        PlacementError,
-        what=f"{what} got {shards} shards for {devices} devices",
-        which=[f"len(shards) is {shards}", f"len(devices) is {devices}"],
-        why="each device gets one shard",
-        do="Give as many shards as devices.",
+def _unequal_shards(path: str, kinds: Sequence[Any]) -> ArgumentError:
+    listed = "; ".join(f"shard {i}{path} is {kind}" for i, kind in enumerate(kinds))
+    return ArgumentError(
+        f"device_put_sharded got shards that differ in structure, shape or dtype: {listed}."
     )
 
 
-def _unlike_shards(path: str, kinds: Sequence[Any]) -> PlacementError:
-    return refusal(
-        PlacementError,
-        what="device_put_sharded got shards that do not make one array",
-        which=[f"shard {i}{path} is {kind}" for i, kind in enumerate(kinds)],
-        why="the shards become the slices of one array, along a new leading dimension",
-        do="Give shards of one structure, with the same shapes and dtypes.",
-    )
+def _check_local(devices: Iterable[Device], name: str) -> tuple[Device, ...]:
+    devices = tuple(devices)
+    check_runs(devices, name)
+    here = jax.process_index()
+    if any(device.process_index != here for device in devices):
+        raise ArgumentError(
+            f"{name} got devices of other processes. Pass jax.local_devices(), or use "
+            "jax_dist.replicate(tree, devices) for one value on all devices."
+        )
+    return devices
 
 
 def check_runs(devices: Iterable[Device], what: str) -> None:
-    """Raises UnsupportedError where `what` is to run on devices that only compile."""
+    """Raise NotImplementedError if `what` is to run on devices that only compile."""
     for device in devices:
         if _compat.is_compile_only(device):
-            raise refusal(
-                UnsupportedError,
-                what=f"{what} cannot run on these devices, which only compile",
-                which=[f"{device} is a device of a topology"],
-                why="no such machine is attached: its compiler is here, and nothing else of it",
-                do="Use .lower(...).compile(), with jax.ShapeDtypeStruct for arrays; to run it, "
-                "give devices of jax.devices().",
+            raise NotImplementedError(
+                f"{what} cannot run on {device}, a device of a topology: it only compiles. Use "
+                ".lower(...).compile(), with jax.ShapeDtypeStruct for arrays."
             )
 
 
 def can_be_put(leaf: Any) -> bool:
-    """Whether `device_put` takes it, and the result is as good; else it is for jit to refuse."""
+    """Return whether `device_put` takes a leaf as jit does; jit raises for the others."""
     if isinstance(leaf, jax.Array):
         # JAX notes on this very object that a random key was used, where it watches keys.
         is_watched = is_key(leaf) and _compat.config_value("jax_debug_key_reuse")
@@ -218,26 +243,23 @@ def can_be_put(leaf: Any) -> bool:
 
 
 def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
-    """Puts an argument where a program wants it.
+    """Place an argument of a program.
 
-    `jax.transfer_guard` counts what jit moves as implicit, and refuses it sooner than what a user
-    moves by `device_put`; this is no user's.
+    Transfers made by pmap count as implicit under `jax.transfer_guard`, like those of jit.
     """
     kinds = ("host_to_device", "device_to_device")
     guarded = {_compat.config_value(f"jax_transfer_guard_{kind}") for kind in kinds}
     level = next((level for level in ("disallow", "log") if level in guarded), None)
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
-        leaf = _compat.movable(leaf, target)
     if level is None:
         return jax.device_put(leaf, target)
     with jax.transfer_guard(f"{level}_explicit"):
         return jax.device_put(leaf, target)
 
 
-class Twins:
-    """Remembers where an array was moved, as long as the array lives.
+class PlacementCache:
+    """The arrays that were moved, as long as the originals live.
 
-    So an array that is passed in every call, say the parameters committed to one device, is moved
+    So an array that is passed in every call, such as parameters committed to one device, is moved
     once.
     """
 
@@ -245,19 +267,19 @@ class Twins:
         self._moved: dict[tuple[int, NamedSharding], tuple[weakref.ref, jax.Array]] = {}
 
     def put(self, leaf: Any, target: NamedSharding, *, donated: bool) -> tuple[Any, bool]:
-        """The leaf where a program wants it, and whether its user has put it elsewhere.
+        """Place a leaf; return it, and whether it was committed elsewhere.
 
         Such an array is moved once, and remembered, unless it is donated.
         """
-        is_placed = isinstance(leaf, jax.Array) and leaf.committed
-        own: Any = leaf.sharding if is_placed else None
-        is_alike = is_placed and own.is_equivalent_to(target, leaf.ndim)
+        is_committed = isinstance(leaf, jax.Array) and leaf.committed
+        sharding: Any = leaf.sharding if is_committed else None
+        is_equivalent = is_committed and sharding.is_equivalent_to(target, leaf.ndim)
         # The mesh is part of an array's type; one placed alike, but on a mesh with other names,
         # makes jit trace and compile again when the result comes back as argument.
-        if is_alike and isinstance(own, NamedSharding) and own.mesh == target.mesh:
+        if is_equivalent and isinstance(sharding, NamedSharding) and sharding.mesh == target.mesh:
             return leaf, False
-        if donated or not is_placed or is_alike or leaf.is_deleted():  # which JAX refuses
-            return put_as_jit_would(leaf, target), is_placed and not is_alike
+        if donated or not is_committed or is_equivalent or leaf.is_deleted():  # JAX raises for it
+            return put_as_jit_would(leaf, target), is_committed and not is_equivalent
         key = (id(leaf), target)
         known = self._moved.get(key)
         if known is not None and known[0]() is leaf and not known[1].is_deleted():
@@ -269,15 +291,15 @@ class Twins:
         return moved, True
 
 
-def own(tree: Any, where: Sharding) -> Any:
-    """The tree with copies of arrays of which `device_put` to `where` would share the memory.
+def copy_if_aliased(tree: Any, where: Sharding) -> Any:
+    """Copy the arrays whose memory `device_put` to `where` would share.
 
-    It does so with buffers on the same devices, and on CPU with NumPy; `may_alias=False` does not
-    keep it from that where there are several devices (0.7.2 to 0.12.0.1).
+    It shares buffers on the same devices, and on CPU those of NumPy; `may_alias=False` does not
+    keep it from that where there are several devices (0.10.2 and 0.12.0.1).
     """
     devices = where.device_set
     on_cpu = any(device.platform == "cpu" for device in devices)
-    copies: dict[int, Any] = {}  # by identity: what stands twice is copied once
+    copies: dict[int, Any] = {}  # by identity: an array that occurs twice is copied once
 
     def copy(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray):
@@ -298,7 +320,7 @@ def own(tree: Any, where: Sharding) -> Any:
 
 
 def _no_mesh() -> contextlib.AbstractContextManager[Any]:
-    """Steps out of a mesh that the user has set, on whose devices a program would have to run."""
+    """Leave a mesh that the user has set, on whose devices a program would have to run."""
     is_free = meshes.mesh_of_user() is None or is_staged()
     return contextlib.nullcontext() if is_free else meshes.no_mesh()
 
@@ -323,7 +345,7 @@ def _over(devices: tuple[Device, ...]) -> NamedSharding:
 
 
 def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
-    """`N` times `[*s] -> [N, *s]`, each on its device."""
+    """Stack N slices `[*s]` to `[N, *s]`, each on its device."""
     if is_key(slices[0]):
         data = [jax.random.key_data(x) for x in slices]
         return with_data(slices[0], lambda _: _stack(data, devices))
@@ -353,7 +375,7 @@ def _is_weak(x: Any) -> bool:
 
 
 def _first_block(leaf: Any, path: str) -> Any:
-    """`[N, *s] -> [1, *s]`, or `[n, *s]` where one device holds more than one slice."""
+    """Return the block `[1, *s]` of `[N, *s]`, or `[n, *s]` if one device holds n slices."""
     shape = jnp.shape(leaf)
     why_not = None if shape and shape[0] else f"has shape {shape}"
     if why_not is None:
@@ -364,13 +386,10 @@ def _first_block(leaf: Any, path: str) -> Any:
             return block
         if leaf.is_fully_addressable:
             return jax.device_put(leaf[:1], next(iter(block.devices())))
-        why_not = "is cut along another dimension, over processes"
-    raise refusal(
-        PlacementError,
-        what="unreplicate got a value that has no leading axis of devices",
-        which=[f"{path} {why_not}"],
-        why="it takes the first slice along the leading axis of each array",
-        do="Pass what pmap or device_put_replicated returned.",
+        why_not = "is sharded over processes along another dimension"
+    raise ArgumentError(
+        f"unreplicate takes the first slice along the leading axis of each array, but {path} "
+        f"{why_not}."
     )
 
 
@@ -380,11 +399,11 @@ def _first_rows(blocks: dict[int, Any]) -> dict[int, Any]:
 
 
 def is_key(x: Any) -> bool:
-    """Whether `x` is an array made by `jax.random.key`; raw keys of `PRNGKey` are plain numbers."""
+    """Return whether `x` is an array of typed random keys, as `jax.random.key` makes them."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def with_data(keys: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """The keys with `change` made to their data. They are not consumed."""
+    """Apply `change` to the data of random keys. They are not consumed."""
     data = change(jax.random.key_data(keys))
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))

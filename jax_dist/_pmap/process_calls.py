@@ -1,7 +1,7 @@
 """Calls of a mapped function whose devices belong to several processes.
 
-A concrete array `[L, *s]` of one process becomes `[P * L, *s]` of all, and back. The buffers stay
-what they are; only the shape and the sharding that they are seen under change.
+A concrete process-local array `[L, *s]` becomes a global array `[P * L, *s]`, and back. The buffers
+stay what they are; only the shape and the sharding that they are seen under change.
 
 Processes that run programs with other shapes, or the same ones in another order, get wrong numbers
 or hang. So before a signature is called for the first time, they compare it. A program without
@@ -12,37 +12,35 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, Sharding
 
 from jax_dist import _compat
+from jax_dist._multihost import agreement
+from jax_dist._multihost.agreement import Fingerprint, containers, describe
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
-from jax_dist._pmap.body import Body, Call, Options, any_tracer, type_of
+from jax_dist._pmap.body import Call, any_tracer, type_of
 from jax_dist._pmap.meshes import Layout
+from jax_dist._pmap.options import Options
 from jax_dist._pmap.placement import is_key, with_data
 from jax_dist._rewrite.interpreter import equations, named_axes, names_of
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist._rewrite.programs import Program
-from jax_dist.errors import PlacementError, refusal
-from jax_dist.multihost import agreement
-from jax_dist.multihost.agreement import Fingerprint, containers, describe
+from jax_dist.errors import ArgumentError
 
-_DO = (
-    "Call the same mapped functions in all processes, in the same order, with arguments of the "
-    "same shapes. What one process computes alone belongs on jax.local_devices()."
-)
+if TYPE_CHECKING:
+    from jax_dist._pmap.dispatch import Signature
+
 _MANY = 4096  # avals to remember: more means that they are not the same ones again
 
 
-class _Known(NamedTuple):
-    """An aval seen before, kept alive so that its id stays its own."""
+class _Conversion(NamedTuple):
+    """The other view of an aval; the aval is kept alive, so that its id stays its own."""
 
     aval: Any
     sharding: Sharding
@@ -50,148 +48,136 @@ class _Known(NamedTuple):
     other_sharding: NamedSharding
 
 
-class _Way(NamedTuple):
-    """How a NumPy array of this process becomes part of a whole one."""
+class _HostTransfer(NamedTuple):
+    """How to place a process-local NumPy array as a shard of a global array."""
 
-    aval: Any  # of the whole
+    aval: Any  # of the global array
     sharding: NamedSharding  # the same object each time: jit finds its program faster
     indices: list[Any]  # of the slice for each device
     devices: list[Any]  # of this process
 
 
-class _Misfit(Exception):
+class _MisfitError(Exception):
     """An array has neither the slices of this process nor those of all."""
 
 
 class _LocalView:
-    """Goes between the arrays of this process and those of all, for one layout.
+    """The process-local view of global arrays, for one layout.
 
     A training loop sees the same few avals again and again, as the very same objects; they are
     looked up by identity, which is what makes a call with 100 leaves fast. NumPy arrays are looked
     up by shape and dtype.
     """
 
-    def __init__(self, layout: Layout, *, accepts_whole: bool):
-        """`accepts_whole`: whether this process may also hold an array of all slices."""
+    def __init__(self, layout: Layout, *, accepts_global: bool):
+        """`accepts_global`: whether this process may also hold an array of all slices."""
         self.layout = layout
-        self._accepts_whole = accepts_whole
-        self._entering: dict[tuple[int, Axis], _Known] = {}
-        self._leaving: dict[int, _Known] = {}
-        self._from_numpy: dict[tuple, _Way] = {}  # by shape, dtype and axis
+        self._accepts_global = accepts_global
+        self._to_global: dict[tuple[int, Axis], _Conversion] = {}
+        self._to_local: dict[int, _Conversion] = {}
+        self._from_numpy: dict[tuple, _HostTransfer] = {}  # by shape, dtype and axis
 
-    def enter(self, leaf: Any, axis: Axis) -> Any:
-        """`[L, *s] -> [P * L, *s]` (for axis 0). What is global already comes back as it is.
+    def to_global(self, leaf: Any, axis: Axis) -> Any:
+        """Convert `[L, *s]` to `[P * L, *s]` (for axis 0); what is global already stays.
 
         `axis` is the mapped dimension; None: the same on all processes.
 
         Raises:
-          _Misfit: it has neither the slices of this process nor those of all.
+          _MisfitError: it has neither the slices of this process nor those of all.
         """
         if type(leaf) is np.ndarray:
-            way = self._from_numpy.get((leaf.shape, leaf.dtype, axis))
-            if way is None:
-                return self._enter(leaf, axis)
-            slices = [leaf[index] for index in way.indices]
-            return _compat.put_slices(way.aval, way.sharding, slices, way.devices)
-        known = self._entering.get((id(getattr(leaf, "aval", None)), axis))
+            transfer = self._from_numpy.get((leaf.shape, leaf.dtype, axis))
+            if transfer is None:
+                return self._convert_to_global(leaf, axis)
+            slices = [leaf[index] for index in transfer.indices]
+            return _compat.put_slices(transfer.aval, transfer.sharding, slices, transfer.devices)
+        known = self._to_global.get((id(getattr(leaf, "aval", None)), axis))
         if known is not None and known.sharding is leaf.sharding:
             return _compat.rewrap(leaf, known.other_aval, known.other_sharding)
-        return self._enter(leaf, axis)
+        return self._convert_to_global(leaf, axis)
 
-    def leave(self, whole: Any) -> Any:
-        """`[P * L, *s] -> [L, *s]` (for axis 0); what is not cut over processes keeps its shape."""
-        known = self._leaving.get(id(whole.aval))
-        if known is not None and known.sharding is whole.sharding:
-            return _compat.rewrap(whole, known.other_aval, known.other_sharding)
-        return self._leave(whole)
+    def to_local(self, array: Any) -> Any:
+        """Convert `[P * L, *s]` to `[L, *s]` (for axis 0), if it is sharded over processes."""
+        known = self._to_local.get(id(array.aval))
+        if known is not None and known.sharding is array.sharding:
+            return _compat.rewrap(array, known.other_aval, known.other_sharding)
+        return self._convert_to_local(array)
 
-    def whole_shape(self, shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
-        """Of the whole array. Raises _Misfit as `enter` does."""
+    def global_shape(self, shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
+        """Return the global shape. Raises _MisfitError as `to_global` does."""
         if axis is None or self._holds_all(shape, axis):
             return shape
         return axes.resized(shape, axis, self.layout.size)
 
     def _holds_all(self, shape: tuple[int, ...], axis: int) -> bool:
-        """Whether this process has the slices of all, and not its own only."""
+        """Return whether an array has the slices of all processes."""
         if shape[axis] == self.layout.local_size:
             return False
-        if not self._accepts_whole or shape[axis] != self.layout.size:
-            raise _Misfit
+        if not self._accepts_global or shape[axis] != self.layout.size:
+            raise _MisfitError
         return True
 
-    def _enter(self, leaf: Any, axis: Axis) -> Any:
+    def _convert_to_global(self, leaf: Any, axis: Axis) -> Any:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             return leaf
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
             leaf = np.zeros(leaf.shape, bool)
         if is_key(leaf):
             from_left = None if axis is None else axis % leaf.ndim
-            return with_data(leaf, lambda data: self._enter(data, from_left))
-        whole = self.layout.sharding(axis, jnp.ndim(leaf))
+            return with_data(leaf, lambda data: self._convert_to_global(data, from_left))
+        target = self.layout.sharding(axis, jnp.ndim(leaf))
         if axis is not None and self._holds_all(jnp.shape(leaf), axis):
             host = np.asarray(leaf)
-            return jax.make_array_from_callback(host.shape, whole, lambda index: host[index])
-        own = NamedSharding(self.layout.local_mesh, whole.spec)
+            return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
+        local = NamedSharding(self.layout.local_mesh, target.spec)
         placed = leaf
         if not (
             isinstance(leaf, jax.Array)
             and leaf.committed
-            and leaf.sharding.is_equivalent_to(own, leaf.ndim)
+            and leaf.sharding.is_equivalent_to(local, leaf.ndim)
         ):
-            placed = jax.device_put(leaf, own)
+            placed = jax.device_put(leaf, local)
         shape = axes.resized(placed.shape, axis, self.layout.size)
-        aval = _aval(shape, placed)
+        aval = ShapedArray(shape, placed.dtype)  # not weak, as with jax.pmap
         if placed is leaf:
-            _remember(
-                self._entering, (id(leaf.aval), axis), _Known(leaf.aval, leaf.sharding, aval, whole)
-            )
+            conversion = _Conversion(leaf.aval, leaf.sharding, aval, target)
+            _remember(self._to_global, (id(leaf.aval), axis), conversion)
         elif type(leaf) is np.ndarray and leaf.dtype == aval.dtype:
-            indices = own.devices_indices_map(leaf.shape)
+            indices = local.devices_indices_map(leaf.shape)
             devices = list(self.layout.local_mesh.devices.flat)
-            way = _Way(aval, whole, [indices[device] for device in devices], devices)
-            _remember(self._from_numpy, (leaf.shape, leaf.dtype, axis), way)
-        return _compat.rewrap(placed, aval, whole)
+            transfer = _HostTransfer(aval, target, [indices[d] for d in devices], devices)
+            _remember(self._from_numpy, (leaf.shape, leaf.dtype, axis), transfer)
+        return _compat.rewrap(placed, aval, target)
 
-    def _leave(self, whole: Any) -> Any:
-        if is_key(whole):
-            return with_data(whole, self._leave)
-        if whole.is_fully_addressable:
-            return whole
-        spec, shape = whole.sharding.spec, whole.shape
-        own = NamedSharding(self.layout.local_mesh, spec)
+    def _convert_to_local(self, array: Any) -> Any:
+        if is_key(array):
+            return with_data(array, self._convert_to_local)
+        if array.is_fully_addressable:
+            return array
+        spec, shape = array.sharding.spec, array.shape
+        local = NamedSharding(self.layout.local_mesh, spec)
         for axis, entry in enumerate(spec):
             if self.layout.name in names_of(entry):
                 shape = axes.resized(shape, axis, shape[axis] // self.layout.processes)
                 break
-        aval = _aval(shape, whole)
-        _remember(self._leaving, id(whole.aval), _Known(whole.aval, whole.sharding, aval, own))
-        return _compat.rewrap(whole, aval, own)
+        aval = ShapedArray(shape, array.dtype)
+        conversion = _Conversion(array.aval, array.sharding, aval, local)
+        _remember(self._to_local, id(array.aval), conversion)
+        return _compat.rewrap(array, aval, local)
 
 
-def _aval(shape: tuple[int, ...], array: jax.Array) -> Any:
-    return ShapedArray(shape, array.dtype, weak_type=_is_weak(array))
-
-
-def _is_weak(leaf: Any) -> bool:
-    """Whether an argument of several processes has a weak type, as far as jax.pmap keeps it."""
-    return _compat.PROCESSES_KEEP_WEAK_TYPES and jax.typeof(leaf).weak_type
-
-
-def _remember(known: dict, key: Any, value: _Known | _Way) -> None:
+def _remember(known: dict, key: Any, value: _Conversion | _HostTransfer) -> None:
     if len(known) >= _MANY:
         known.clear()
     known[key] = value
 
 
 class ProcessCalls:
-    """Gives each process its own view of the whole arrays, or keeps them whole.
+    """Calls on process-local arrays.
 
     With `arrays="local"`, arguments and results hold the slices of this process, as jax.pmap's do.
-    With `arrays="global"`, results stay whole, and come back as arguments without a conversion;
+    With `arrays="global"`, results stay global, and come back as arguments without a conversion;
     what this process made itself (a NumPy batch) still holds its own slices.
-
-    Attributes:
-      view: the program on what this process sees, for tracers.
     """
 
     def __init__(
@@ -200,85 +186,80 @@ class ProcessCalls:
         fun: Callable[[], Callable],
         *,
         run: Callable[..., Any],
-        view: Program,
         layout_of: Callable[[Call], Layout],
     ):
-        """`run` takes and returns whole arrays; `view` is the program on what this process sees."""
-        self._options = options
-        self._fun = fun
-        self._run = run
-        self._layout_of = layout_of
+        """`run` takes and returns global arrays."""
+        self._options, self._fun, self._run, self._layout_of = options, fun, run, layout_of
         self._is_global = options.arrays == "global"
-        self.view = view
         self._agreed: set[int] = set()  # hashes of signatures: no object is kept alive
         self._views: dict[Any, _LocalView] = {}
         self._axes: dict[Any, tuple[Axis, ...]] = {}
 
     def must_convert(self, leaves: Sequence[Any]) -> bool:
-        """Whether this process holds some of the arrays alone."""
-        return not all(_is_whole(leaf) for leaf in leaves)
+        """Return whether some of the arrays are process-local."""
+        return not all(_is_global(leaf) for leaf in leaves)
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """A call on arrays of this process."""
+        """Call the function on process-local arrays."""
         static = self._options.static
         mapped = [arg for number, arg in enumerate(args) if number not in static]
         leaves, structure = jax.tree.flatten((mapped, kwargs))
         if any_tracer(leaves):
             return self._run(*args, **kwargs)
-
-        def bound() -> Call:
-            return Call.bind(self._options, self._fun(), args, kwargs)
-
+        bind = lambda: Call.bind(self._options, self._fun(), args, kwargs)
         kind = (structure, len(args))
         leaf_axes = self._axes.get(kind)
         if leaf_axes is None:
-            leaf_axes = self._axes[kind] = bound().axes
-        view = self._view(kind, leaves, leaf_axes, bound)
+            leaf_axes = self._axes[kind] = bind().axes
+        view = self._view(kind, leaves, leaf_axes, bind)
         try:
-            whole = [view.enter(*pair) for pair in zip(leaves, leaf_axes, strict=True)]
-        except _Misfit:
-            raise _what_does_not_fit(bound(), view) from None
-        if any_tracer(whole):  # constants, in a trace outside
+            arrays = [view.to_global(*pair) for pair in zip(leaves, leaf_axes, strict=True)]
+        except _MisfitError:
+            raise _misfit(bind(), view) from None
+        if any_tracer(arrays):  # constants, in an outer trace
             return self._run(*args, **kwargs)
-        values, keywords = jax.tree.unflatten(structure, whole)
+        values, keywords = jax.tree.unflatten(structure, arrays)
         values = iter(values)
         again = [arg if n in static else next(values) for n, arg in enumerate(args)]
         output = self._run(*again, **keywords)
-        for number in self._options.donated:
-            if number < len(args):  # the originals of copies that were used go, as with jax.pmap
-                pairs = zip(*map(jax.tree.leaves, (args[number], again[number])), strict=True)
-                for original, copy in pairs:
-                    if isinstance(original, jax.Array) and copy.is_deleted():
-                        original.delete()
+        self._delete_donated([*enumerate(args), *kwargs.items()], [*again, *keywords.values()])
         if self._is_global:
             return output
         flat, structure = jax.tree.flatten(output)
-        return jax.tree.unflatten(structure, [view.leave(leaf) for leaf in flat])
+        return jax.tree.unflatten(structure, [view.to_local(leaf) for leaf in flat])
+
+    def _delete_donated(self, arguments: Sequence[Any], copies: Sequence[Any]) -> None:
+        """Delete the originals of donated copies, as jax.pmap does."""
+        for (owner, argument), copy in zip(arguments, copies, strict=True):
+            if self._options.is_donated(owner):
+                pairs = zip(*map(jax.tree.leaves, (argument, copy)), strict=True)
+                for original, used in pairs:
+                    if isinstance(original, jax.Array) and used.is_deleted():
+                        original.delete()
 
     def abstract(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as shapes of whole arrays, for lower."""
+        """Return the arguments as types of global arrays, for lower."""
         call = Call.bind(self._options, self._fun(), args, kwargs)
         if any_tracer(call.leaves):
             return args, kwargs
         kind = (jax.tree.structure((args, kwargs)), len(args))
         view = self._view(kind, call.leaves, call.axes, lambda: call)
-        return call.rebuild(self._described(call, view))
+        return call.rebuild(self._describe(call, view))
 
-    def agree(self, call: Call, body: Body, layout: Layout) -> None:
-        """With the other processes, before a program that moves something runs first.
+    def agree(self, call: Call, signature: "Signature", layout: Layout) -> None:
+        """Compare a program that has collectives with the other processes, before its first run.
 
         Raises:
           DisagreementError: they are about to run another one.
         """
-        moves = collectives(body.lifted.jaxpr)
         types = [type_of(leaf) for leaf in call.leaves]
         kinds = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
-        signature = hash((call.structure, kinds, call.static))
-        if not moves or signature in self._agreed:
+        key = hash((call.structure, kinds, call.static))
+        if not signature.collectives or key in self._agreed:
             return
-        leaves = {}  # the arguments as the user passes them, and the whole result
+        leaves = {}  # the arguments as the user passes them, and the global results
         for path, kind, axis in zip(call.paths(), types, call.axes, strict=True):
             shape = list(kind.shape)
             if axis is not None and not self._is_global:
@@ -286,88 +267,82 @@ class ProcessCalls:
             leaves[path] = describe(type_of(kind, shape))
         for number, value in zip(self._options.static, call.static, strict=True):
             leaves[f"static argument {number}"] = describe(value)
-        flat, structure = jax.tree.flatten_with_path(body.result(layout.size))
+        flat, structure = jax.tree.flatten_with_path(signature.results)
         for path, leaf in flat:
             leaves[f"result{jax.tree_util.keystr(path)} of all processes"] = describe(leaf)
-        own = Fingerprint(containers(structure), leaves)
-        agree_to_run("pmap of {}", self._fun(), own, moves, layout.mesh)
-        self._agreed.add(signature)
+        fingerprint = Fingerprint(containers(structure), leaves)
+        agree_to_run("pmap of {}", self._fun(), fingerprint, signature.collectives, layout.mesh)
+        self._agreed.add(key)
 
-    def _described(self, call: Call, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
-        """The leaves as parts of whole arrays. Raises what does not fit."""
+    def _describe(self, call: Call, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
+        """Return the types of the leaves as global arrays."""
 
-        def described(leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
-            shape = jnp.shape(leaf) if _is_whole(leaf) else view.whole_shape(jnp.shape(leaf), axis)
-            # canonicalize_dtype refuses that of keys, which has no other form.
+        def describe_leaf(leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
+            shape = (
+                jnp.shape(leaf) if _is_global(leaf) else view.global_shape(jnp.shape(leaf), axis)
+            )
+            # canonicalize_dtype raises for that of keys, which has no other form.
             canonical = jax.dtypes.canonicalize_dtype
             dtype = leaf.dtype if is_key(leaf) else canonical(jnp.result_type(leaf))
             sharding = view.layout.sharding(axis, len(shape))
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=_is_weak(leaf))
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
         try:
-            return [described(*pair) for pair in zip(call.leaves, call.axes, strict=True)]
-        except _Misfit:
-            raise _what_does_not_fit(call, view) from None
+            return [describe_leaf(*pair) for pair in zip(call.leaves, call.axes, strict=True)]
+        except _MisfitError:
+            raise _misfit(call, view) from None
 
     def _view(
         self,
         kind: Any,
         leaves: list[Any],
         leaf_axes: tuple[Axis, ...],
-        bound: Callable[[], Call],
+        bind: Callable[[], Call],
     ) -> _LocalView:
-        """The view for the size of the mapped axis, read from the first array that has it."""
+        """Return the view for the size of the mapped axis, that of the first array that has it."""
         for leaf, axis in zip(leaves, leaf_axes, strict=True):
             if axis is not None:
                 shape = jnp.shape(leaf)
-                size = shape[axis] if -len(shape) <= axis < len(shape) else bound().size
-                key = (kind, size, _is_whole(leaf))
+                size = shape[axis] if -len(shape) <= axis < len(shape) else bind().size
+                key = (kind, size, _is_global(leaf))
                 view = self._views.get(key)
                 if view is None:
-                    view = self._views[key] = self._new_view(bound(), size, whole=key[2])
+                    view = self._views[key] = self._new_view(bind(), size, whole=key[2])
                 return view
-        raise AssertionError(bound().size)  # raises: nothing is mapped
+        raise AssertionError(bind().size)  # raises: nothing is mapped
 
     def _new_view(self, call: Call, size: int, *, whole: bool) -> _LocalView:
-        """With the mesh that the body wants: it is traced here, on the types of whole arrays."""
+        """Return a view with the mesh that the body wants, traced on the types of global arrays."""
         choice = self._options.choice
-        if self._is_global and not whole and not choice.virtual:
+        if self._is_global and not whole:
             here = jax.process_index()
-            own = sum(device.process_index == here for device in choice.candidates())
-            whole = size > own  # more than this process can run: the slices of all of them
-        first = _LocalView(choice.lay_out(size, whole=whole), accepts_whole=self._is_global)
-        args, kwargs = call.rebuild(self._described(call, first))
+            local = sum(device.process_index == here for device in choice.candidates())
+            whole = size > local  # more than this process can run: the slices of all of them
+        first = _LocalView(choice.lay_out(size, whole=whole), accepts_global=self._is_global)
+        args, kwargs = call.rebuild(self._describe(call, first))
         layout = self._layout_of(Call.bind(self._options, self._fun(), args, kwargs))
-        return _LocalView(layout, accepts_whole=self._is_global)
+        return _LocalView(layout, accepts_global=self._is_global)
 
 
-def _is_whole(leaf: Any) -> bool:
-    """Whether it is an array of all processes, not of this one alone."""
+def _is_global(leaf: Any) -> bool:
+    """Return whether a leaf is an array of all processes, not of this one alone."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def _what_does_not_fit(call: Call, view: _LocalView) -> ValueError:
+def _misfit(call: Call, view: _LocalView) -> ValueError:
     layout = view.layout
     sizes = {
         path: jnp.shape(leaf)[axis]
         for path, leaf, axis in zip(call.paths(), call.leaves, call.axes, strict=True)
-        if axis is not None and not _is_whole(leaf)
+        if axis is not None and not _is_global(leaf)
     }
     for path, size in sizes.items():
         if size not in (layout.local_size, layout.size):
-            return axes.mapped_sizes_differ(call.fun_name, sizes)
+            return axes.unequal_sizes(call.fun_name, sizes)
         if size != layout.local_size:
-            return refusal(
-                PlacementError,
-                what=f"pmap of '{call.fun_name}' cannot tell which slices this array holds",
-                which=[
-                    f"{path} has size {size} along the mapped axis",
-                    f"this process runs {layout.local_size} slices, all processes together "
-                    f"{layout.size}",
-                ],
-                why="an array of this process holds its own slices, a global one holds all",
-                do=f"Pass the {layout.local_size} slices of this process, or a global array of "
-                f"{layout.size}.",
+            return ArgumentError(
+                f"pmap of '{call.fun_name}' got {path} with mapped size {size}. Pass the "
+                f"{layout.local_size} slices of this process, or a global array of {layout.size}."
             )
     raise AssertionError("every array fits")
 
@@ -375,27 +350,26 @@ def _what_does_not_fit(call: Call, view: _LocalView) -> ValueError:
 def agree_to_run(
     name: str, fun: Any, fingerprint: Fingerprint, moves: Sequence[str], mesh: jax.sharding.Mesh
 ) -> None:
-    """Before the processes whose devices are in a mesh run a program for the first time.
+    """Compare a program among the processes whose devices are in a mesh, before its first run.
 
     `name` is that of the program, with {} for the function; `fingerprint` of arguments and results;
     `moves` are its collectives, which are compared too.
 
     Raises:
       DisagreementError: they are about to run different ones.
-      MissingRanksError: some of them did not come.
+      TimeoutError: some of them did not come.
     """
     if _compat.joined_as() is None:  # nothing to compare over
         return
     numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
-    own = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
+    fingerprint = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
     ranks = tuple(sorted({device.process_index for device in mesh.devices.flat}))
-    agreement.agree_on(
-        name.format(_described(fun)), own, timeout=agreement.program_timeout, ranks=ranks, do=_DO
-    )
+    timeout = agreement.program_timeout
+    agreement.agree_on(name.format(_locate(fun)), fingerprint, timeout=timeout, ranks=ranks)
 
 
-def _described(fun: Any) -> str:
-    """A function by its name and line: `'step' (train.py:12)`."""
+def _locate(fun: Any) -> str:
+    """Return the name and the line of a function: `'step' (train.py:12)`."""
     name = getattr(fun, "__name__", type(fun).__name__)
     with contextlib.suppress(ValueError):  # a wrapper around itself
         fun = inspect.unwrap(fun)
@@ -405,10 +379,10 @@ def _described(fun: Any) -> str:
     return f"'{name}' ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def collectives(jaxpr: ClosedJaxpr) -> list[str]:
-    """What devices send one another, in order: `psum over i: float32[3]`.
+def collectives(jaxpr: Any) -> list[str]:
+    """List the collectives of a program in order: `psum over i: float32[3]`.
 
-    A constraint on how a value lies may become a collective.
+    A sharding constraint may become a collective.
     """
     moves = []
     for eqn in equations(jaxpr):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,9 +12,8 @@ from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat
 from jax_dist._compat.private import Device
-from jax_dist._pmap import body, emission, region
+from jax_dist._pmap import emission
 from jax_dist._pmap.body import Call, Options
-from jax_dist._pmap.meshes import DeviceChoice
 from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.pipeline import PassFinding, user_line
 from jax_dist.errors import ArgumentError
@@ -72,9 +70,9 @@ def _is_shard_map(eqn: JaxprEqn) -> bool:
     return _compat.name_of(eqn) == "shard_map"
 
 
-# "_fun at .../jax/_src/pmap.py:410", and "alone at .../jax_dist/_pmap/region.py:47".
+# "_fun at .../jax/_src/pmap.py:410", and "body at .../jax_dist/_pmap/emission.py:47".
 _FILE_OF_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py")
-_OUR_FILE = os.path.abspath(region.__file__)
+_OUR_FILE = os.path.abspath(emission.__file__)
 
 
 # --- `jax.pmap` in a traced function, with several processes: over the devices of all of them
@@ -95,10 +93,9 @@ def pmaps_over_all_processes(mesh: Mesh | None, found: list[PassFinding]) -> Ite
 
     def run(taken: _compat.TakenPmap, leaves: Sequence[Any]) -> Any:
         options, call = _in_our_words(taken, leaves, mesh)
-        trace = functools.partial(body.Body.of, options)
-        pmap = emission.KnownSignature.of(options, call, trace, whole=False)
-        output = emission.emitted(options, call, pmap, (), as_view=True)
-        name = f"jax.pmap over '{taken.axis_name}' of size {pmap.layout.size}"
+        layout = options.choice.lay_out(call.size, whole=False)
+        output, _ = emission.emit(options, call, layout, as_view=True)
+        name = f"jax.pmap over '{taken.axis_name}' of size {layout.size}"
         what = f"{name}: a shard_map over all processes"
         found.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
         return output
@@ -113,23 +110,13 @@ def _in_our_words(
     devices = taken.devices
     if devices is None and mesh is not None and len(mesh.axis_names) == 1:
         devices = tuple(mesh.devices.flat)
-    named = isinstance(taken.axis_name, str)
-    choice = DeviceChoice(
+    options = Options(
         fun_name="jax.pmap",
-        axis_name=taken.axis_name if named else "pmap_axis_0",
+        axis_name=taken.axis_name,
+        out_axes=taken.out_axes,
         devices=devices,
         backend=taken.backend,
         axis_size=taken.axis_size,
-        virtual=False,
-    )
-    options = Options(
-        axis_name=taken.axis_name,
-        in_axes=0,  # already spread over the leaves
-        out_axes=taken.out_axes,
-        static=(),
-        donated=(),
-        choice=choice,
-        arrays="local",
         captures="allow",
         gathers="keep",
     )

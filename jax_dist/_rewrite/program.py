@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist._multihost.agreement import Fingerprint, containers, describe
 from jax_dist._pmap import placement, process_calls
 from jax_dist._pmap.body import any_tracer, type_of
 from jax_dist._rewrite import interpreter, pipeline, programs, remesh
@@ -28,7 +29,6 @@ from jax_dist._rewrite.pmap_sites import check_none_local, pmaps_over_all_proces
 from jax_dist._rewrite.programs import Bound, Memo, Program, Programs
 from jax_dist._rewrite.propagation import is_partitioned, mesh_of, meshes_of
 from jax_dist.errors import ArgumentError
-from jax_dist.multihost.agreement import Fingerprint, containers, describe
 
 Partitioning: TypeAlias = Literal["route", "keep"]
 Specs: TypeAlias = Mapping[str, tuple[Any, Any]]

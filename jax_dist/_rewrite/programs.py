@@ -297,7 +297,7 @@ class Programs:
         try:
             return self._miss(program, args, kwargs)
         except Exception as error:
-            _hide_own_frames(error)
+            hide_own_frames(error)
             raise
 
     def run(
@@ -326,7 +326,7 @@ class Programs:
         if (self.used, self._is_full) != (bound, is_full):
             self.used, self._is_full = bound, is_full
             front = bound.hiding(bound.program.front)
-            self.front = _throttled(front) if is_full else front
+            self.front = throttled(front) if is_full else front
             self.renew()
         return results, memory if bound.program is asking else None, stale
 
@@ -396,7 +396,7 @@ def can_be_full(mesh: Mesh) -> bool:
     return _compat.CPU_HANGS_WHEN_FULL and is_cpu and mesh.size > 1
 
 
-def _throttled(call: Callable) -> Callable:
+def throttled(call: Callable) -> Callable:
     """The same, with every sixteenth call waiting for its result."""
 
     def waiting(*args: Any, **kwargs: Any) -> Any:
@@ -420,7 +420,7 @@ def wait(output: Any) -> None:
             return
 
 
-def _hide_own_frames(error: Exception) -> None:
+def hide_own_frames(error: Exception) -> None:
     """Takes the frames of this package out of the traceback.
 
     JAX hides its own frames likewise, and only at its own functions;

@@ -12,7 +12,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 import rich.box
@@ -22,10 +22,12 @@ import rich.table
 import rich.text
 
 from jax_dist import _compat
+from jax_dist._hlo import Collective, ProgramCost, Runs
 from jax_dist._rewrite.pipeline import Outcome, PassFinding
 from jax_dist._usage import counted, human_bytes
-from jax_dist.machines.cost import Collective, ProgramCost, Runs
-from jax_dist.machines.report import Plan
+
+if TYPE_CHECKING:
+    from jax_dist.plan import Plan
 
 _WIDTH = 80
 
@@ -100,7 +102,7 @@ class Report:
     cache_after: CacheVerdict
     findings: tuple[PassFinding, ...] = ()
     captured: tuple[CapturedArray, ...] = ()
-    plan: Plan | None = None  # the ways to run the step on a machine; None if not asked for
+    plan: "Plan | None" = None  # the strategies on a machine; None if not asked for
 
     @property
     def summary(self) -> str:
@@ -180,7 +182,7 @@ def _sections(report: Report) -> Iterator[Any]:
     if has_findings or not report.cache_after.stable:
         yield _titled("Key in the persistent cache", _cache_table(report))
     if report.plan:
-        yield rich.text.Text(f"\nWays to run it\n\n{report.plan}")
+        yield rich.text.Text(f"\nWays to run it\n\n{report.plan.render(width=78)}")
 
 
 def _titled(title: str, table: rich.table.Table) -> rich.console.Group:

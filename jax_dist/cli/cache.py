@@ -1,6 +1,7 @@
-"""Checks that JAX's persistent compilation cache works for a program, or says why not."""
+"""Check that JAX's persistent compilation cache works for a program, or says why not."""
 
 import argparse
+import dataclasses
 import json
 import re
 import tempfile
@@ -14,20 +15,20 @@ from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 
 if TYPE_CHECKING:
-    from jax_dist.cache.verification import CacheVerification, VerificationRun
+    from jax_dist._cache.verify import Report
 
 _EPILOG = """\
 exit codes: 0 all is well, 1 something was found, 2 the command was invalid
 
 example:
-  jax-dist cache verify -- python train.py      does every program hit the cache, and if not, why?
+  jax-dist cache verify -- python train.py      does it hit the cache, and if not, why?
 """
 _VERIFY = """\
-Checks that the persistent cache works for a program, or says why not.
+Check that the persistent cache works for a program, or says why not.
 
-Runs the program in fresh interpreters, with a private, empty cache and another hash seed each time.
-The first run fills the cache; each later run should find everything that it compiles there. For
-each miss, prints the cause, the place in the program, and what to do.
+Runs the program twice, in fresh interpreters with a private cache and different hash seeds. The
+first run fills the cache; the second should find everything that it compiles there. For each miss,
+it prints the cause, the place in the program, and what to do.
 """
 _AFTER = """\
 exit codes: 0 all programs were stable, written and found again,
@@ -36,12 +37,11 @@ exit codes: 0 all programs were stable, written and found again,
 
 examples:
   jax-dist cache verify -- python train.py --steps 2
-  jax-dist cache verify --runs 5 --json -- python train.py
+  jax-dist cache verify --json -- python train.py
 """
 _TAIL = 20  # lines of a program that failed
-_GREEN, _RED, _CYAN, _PLAIN = "\x1b[32m", "\x1b[1;31m", "\x1b[36m", "\x1b[0m"
+_GREEN, _RED, _PLAIN = "\x1b[32m", "\x1b[1;31m", "\x1b[0m"
 _CODE = re.compile(r"^JXD\d+")
-_HELP = re.compile(r"^help:", re.MULTILINE)
 
 
 def add_parser(commands: Any) -> None:
@@ -58,9 +58,6 @@ def add_parser(commands: Any) -> None:
         usage="jax-dist cache verify [options] -- COMMAND ...",
     )
     terminal.flag(parser, "--json", help="print JSON")
-    runs = "number of runs (3; at least 2: one to fill the cache, one to hit it)"
-    count = terminal.count(1000, least=2)
-    parser.add_argument("--runs", type=count, default=3, metavar="N", help=runs)
     parser.add_argument(
         "--timeout", type=terminal.seconds, metavar="SECONDS", help="time limit of each run"
     )
@@ -68,73 +65,56 @@ def add_parser(commands: Any) -> None:
 
 
 def _verify(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.cache import verification  # only here: `--help` need not wait for the cache
-    from jax_dist.migrate.verify import recording
+    from jax_dist._cache import verify  # only here: `--help` need not wait for it
 
     if not options.program:
         raise MisuseError("verify needs a command: jax-dist cache verify -- python train.py")
     try:
-        with (
-            terminal.ProgressLine(err, "runs done") as progress,
-            tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder,
-        ):
-            found = verification.verify(
-                options.program,
-                Path(folder),
-                Path(recording.__file__).with_name("bootstrap.py"),
-                runs=options.runs,
-                timeout=options.timeout,
-                progress=progress,
-            )
+        with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
+            report = verify.verify(options.program, Path(folder), timeout=options.timeout)
     except OSError as error:
         raise MisuseError(f"{options.program[0]} cannot be started: {error.strerror}") from error
-    except ValueError as error:  # a record of another version
-        raise MisuseError(str(error)) from error
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2), file=out)
+        print(json.dumps(dataclasses.asdict(report), indent=2), file=out)
     else:
         colour = terminal.wants_colour(options.color, out)
-        out.writelines(f"{line}\n" for line in _verdict_lines(found, colour=colour))
-    err.writelines(f"{line}\n" for line in _failed_runs(found.runs))
-    return Exit.OK if found.is_clean else Exit.FINDINGS
+        out.writelines(f"{line}\n" for line in _format_verdicts(report, colour=colour))
+    if report.exit_code != 0:
+        err.writelines(f"{line}\n" for line in _format_failure(report))
+    return Exit.OK if report.is_clean else Exit.FINDINGS
 
 
-def _verdict_lines(found: "CacheVerification", *, colour: bool) -> Iterator[str]:
-    def painted(text: str, with_: str) -> str:
+def _format_verdicts(report: "Report", *, colour: bool) -> Iterator[str]:
+    def paint(text: str, with_: str) -> str:
         return f"{with_}{text}{_PLAIN}" if colour else text
 
-    width = max((len(each.function) for each in found.functions), default=0)
-    hits = [each for each in found.functions if each.is_hit]
-    misses = [each for each in found.functions if not each.is_hit]
-    for each in (*hits, *misses):  # one reads the end of a long table
-        verdict = painted(each.verdict, _GREEN if each in hits else _RED)
-        times = f" ({each.programs} programs)" if each.programs > 1 else ""
-        yield f"{each.function:{width}}  {verdict}{times}"
-        for finding in each.findings:
-            text = _CODE.sub(lambda code: painted(code[0], _RED), str(finding))
-            text = _HELP.sub(lambda help_: painted(help_[0], _CYAN), text)
+    verdicts = sorted(report.verdicts, key=lambda verdict: bool(verdict.causes))
+    width = max((len(verdict.function) for verdict in verdicts), default=0)
+    for verdict in verdicts:  # misses last: one reads the end of a long table
+        text = paint(verdict.verdict, _RED if verdict.causes else _GREEN)
+        times = f" ({verdict.programs} programs)" if verdict.programs > 1 else ""
+        yield f"{verdict.function:{width}}  {text}{times}"
+        for cause in verdict.causes:
+            text = _CODE.sub(lambda code: paint(code[0], _RED), str(cause))
             yield textwrap.indent(text, "    ")
-    hit, programs = (sum(each.programs for each in some) for some in (hits, found.functions))
-    if programs:
-        noun = "program is" if programs == 1 else "programs are"
-        yield f"{hit} of {programs} {noun} found again, in {len(found.runs)} runs."
-    elif all(run.exit_code == 0 for run in found.runs):
+    total = sum(verdict.programs for verdict in verdicts)
+    hits = sum(verdict.programs for verdict in verdicts if not verdict.causes)
+    if total:
+        noun = "program is" if total == 1 else "programs are"
+        yield f"{hits} of {total} {noun} found again."
+    elif report.exit_code == 0:
         yield (
-            "Nothing was compiled, so nothing is proved: does the command run Python, without -E, "
-            "-I or -S, and does that import jax?"
+            "Nothing was looked up in a cache: does the command run Python, without -E, -I or -S, "
+            "and does that compile with jax_enable_compilation_cache on?"
         )
 
 
-def _failed_runs(runs: tuple["VerificationRun", ...]) -> Iterator[str]:
-    for number, each in enumerate(runs, start=1):
-        match each.exit_code:
-            case 0:
-                continue
-            case None:
-                ended = "was stopped after --timeout"
-            case code if code > 0:
-                ended = f"ended with exit code {code}"
-            case code:
-                ended = f"was ended by signal {-code}"
-        yield from each.output.splitlines()[-_TAIL:]
-        yield f"jax-dist cache verify: run {number} {ended}"
+def _format_failure(report: "Report") -> Iterator[str]:
+    yield from report.output.splitlines()[-_TAIL:]
+    if report.exit_code is None:
+        end = "was stopped after --timeout"
+    elif report.exit_code > 0:
+        end = f"ended with exit code {report.exit_code}"
+    else:
+        end = f"was ended by signal {-report.exit_code}"
+    yield f"jax-dist cache verify: run {report.runs} {end}"

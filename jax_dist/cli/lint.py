@@ -1,31 +1,32 @@
-"""Finds pmap-era code in Python files and notebooks, without running or importing them.
+"""Find pmap-era code in Python files and notebooks, without running or importing them.
 
-Every finding has a code; `jax-dist rule CODE` says why it matters and what to write instead.
+Every finding has a code; docs/rules.md says why it matters and what to write instead.
 """
 
 import argparse
-import os
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO
 
+from jax_dist import _files
+from jax_dist._usage import MisuseError, counted
 from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 
-_FORMATS = ("text", "json", "sarif", "github")
+_FORMATS = ("text", "concise", "json", "github")
+_STDIN = "-"
 
 _EPILOG = """\
 exit codes: 0 nothing was found, 1 something was (with --diff: something would change),
             2 a path, an option or a setting is invalid
 
-suppress findings in a file:
+suppress findings:
   step = jax.pmap(f)  # noqa: JXD001            on this statement
-  step = jax.pmap(f)  # jax-dist: ignore[JXD001]
-  # jax-dist: ignore-file[JXD0]                 in this file, all codes with this prefix
 
 settings, in pyproject.toml or without the first line in jax-dist.toml:
   [tool.jax-dist]
-  extend-select = ["JXD304"]
-  extend-exclude = ["third_party"]
+  select, extend-select, ignore = ["JXD405"]
+  exclude = ["third_party"]
   per-file-ignores = { "tests/*" = ["JXD001"] }
   target-jax = "0.7.2"                          default: what the project requires
 
@@ -33,26 +34,13 @@ examples:
   jax-dist lint                                 everything below this folder
   jax-dist lint --diff src                      what --fix would change
   jax-dist lint --fix --unsafe-fixes src        also fixes to review
-  jax-dist lint --statistics .                  number of findings by rule
-  jax-dist lint --write-baseline known.json .   record the current findings ...
-  jax-dist lint --baseline known.json .         ... and report only new ones
   jax-dist lint - --stdin-filename a.py < a.py  what an editor does
 """
-_MEANT = {
-    "--format": "Did you mean `--output-format`?",
-    "--json": "Did you mean `--output-format json`?",
-}
 
 
 def add_parser(commands: Any) -> None:
     parser = terminal.add_command(
-        commands,
-        "lint",
-        _run,
-        __doc__,
-        _EPILOG,
-        help="find pmap-era code in files and notebooks",
-        meant=_MEANT,
+        commands, "lint", _run, __doc__, _EPILOG, help="find pmap-era code in files and notebooks"
     )
     parser.add_argument(
         "paths",
@@ -61,55 +49,183 @@ def add_parser(commands: Any) -> None:
         metavar="PATH",
         help="files and folders (default: this folder); - reads standard input",
     )
-    _add_rules(parser.add_argument_group("rules"))
-    _add_fixes(parser.add_argument_group("findings"))
-    _add_output(parser.add_argument_group("output"))
-    _add_running(parser.add_argument_group("execution"))
-
-
-def _add_rules(group: Any) -> None:
-    codes = {"action": "append", "default": [], "metavar": "CODES"}
+    codes: Any = {"action": "append", "default": [], "metavar": "CODES"}
+    group = parser.add_argument_group("rules")
     group.add_argument(
         "--select", **codes, help="only these rules: codes, prefixes of codes, names, or ALL"
     )
     group.add_argument("--extend-select", **codes, help="also these rules")
     group.add_argument("--ignore", **codes, help="not these rules; the more specific option wins")
     group.add_argument("--target-jax", metavar="VERSION", help="the oldest jax to run on")
-    group.add_argument(
-        "--config", metavar="FILE", help="settings file to use instead of the nearest one"
-    )
-
-
-def _add_fixes(group: Any) -> None:
+    group.add_argument("--config", metavar="FILE", help="settings file in place of the nearest one")
+    group = parser.add_argument_group("fixes")
     terminal.flag(group, "--fix", help="apply the safe fixes")
-    terminal.flag(
-        group, "--unsafe-fixes", help="with --fix or --diff: also fixes that a person should review"
-    )
+    terminal.flag(group, "--unsafe-fixes", help="with --fix or --diff: also fixes to review")
     terminal.flag(group, "--diff", help="show what --fix would change")
-    group.add_argument("--baseline", metavar="FILE", help="hide the findings listed in the file")
-    group.add_argument("--write-baseline", metavar="FILE", help="list all findings in the file")
-
-
-def _add_output(group: Any) -> None:
+    group = parser.add_argument_group("output")
     group.add_argument(
         "--output-format",
         choices=_FORMATS,
-        default=os.environ.get("JAX_DIST_OUTPUT_FORMAT", "text"),
-        help="%(choices)s (default: text, or $JAX_DIST_OUTPUT_FORMAT)",
+        default="text",
+        help="%(choices)s (default: %(default)s)",
         metavar="FORMAT",
     )
-    group.add_argument("-o", "--output-file", metavar="FILE", help="write to this file")
-    terminal.flag(group, "--statistics", help="count findings by rule")
     terminal.flag(group, "-q", "--quiet", help="findings only, no summary")
     terminal.add_color(group)
     terminal.flag(group, "--exit-zero", help="exit with 0 even if something is found")
-
-
-def _add_running(group: Any) -> None:
     group.add_argument("--stdin-filename", metavar="FILE", help="name to use for standard input")
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.cli import lint_run  # only here: `--help` need not wait for the rules
+    if _STDIN in options.paths and len(options.paths) > 1:
+        raise MisuseError("- reads the standard input, and goes with no other path")
+    if options.unsafe_fixes and not (options.fix or options.diff):
+        raise MisuseError("--unsafe-fixes needs --fix, or --diff")
+    return _Lint(options, out=out, err=err).run()
 
-    return lint_run.run(options, stdin=sys.stdin, out=out, err=err)
+
+class _Lint:
+    """One run: what it was asked for, and what it knows of the files."""
+
+    def __init__(self, options: argparse.Namespace, *, out: TextIO, err: TextIO) -> None:
+        from jax_dist.lint.engine import config  # only here: `--help` need not wait for the rules
+        from jax_dist.lint.engine.linter import RULES, Examiner
+        from jax_dist.lint.model.project import Project
+        from jax_dist.lint.model.sources import Patterns
+
+        self._options, self._out, self._err = options, out, err
+        self._stdin = sys.stdin.buffer.read() if options.paths == [_STDIN] else None
+        self._name = options.stdin_filename or _STDIN
+        places = [self._name] if self._stdin is not None else options.paths
+        self._config = config.load(places, options.config)
+        rules = RULES.values()
+        asked = config.Choice(
+            select=_words(options.select) if options.select else None,
+            extend_select=_words(options.extend_select),
+            ignore=_words(options.ignore),
+        )
+        target = options.target_jax
+        try:
+            ignores = tuple(
+                (
+                    Patterns((glob,), self._config.folder),
+                    frozenset().union(*(config.resolve(code, rules) for code in codes)),
+                )
+                for glob, codes in self._config.per_file_ignores
+            )
+            config.selected([self._config.choice], rules)
+        except MisuseError as error:
+            raise MisuseError(f"{self._config.file}: {error}") from error
+        self._examiner = Examiner(
+            config.selected([self._config.choice, asked], rules),
+            Project(places),
+            config.version(target) if target else self._config.target_jax,
+            ignores,
+        )
+        self._has_skipped = False
+
+    def run(self) -> Exit:
+        if self._stdin is not None:
+            findings = self._examiner.examine(self._name, self._stdin)
+        else:
+            files = self._find_files()
+            with terminal.ProgressLine(self._err, "files checked") as progress:
+                findings = self._examiner.examine_files(files, progress)
+        if self._options.fix or self._options.diff:
+            return self._fix(findings)
+        return self._report(findings, self._out)
+
+    def _find_files(self) -> Sequence[str]:
+        from jax_dist.lint.model import sources
+
+        found = sources.find_files(self._options.paths, self._config.excluded)
+        for reason in found.skipped:
+            print(f"jax-dist lint: skipped: {reason}", file=self._err)
+        self._has_skipped = bool(found.skipped)
+        if not found.files:
+            self._say("There are no Python files or notebooks here.")
+        return found.files
+
+    def _fix(self, findings: Sequence[Any]) -> Exit:
+        """Make the fixes, or show them; report what is left."""
+        from jax_dist.lint.engine import fixer
+        from jax_dist.lint.engine.linter import load
+        from jax_dist.lint.model.findings import Safety
+
+        options = self._options
+        allowed = {Safety.SAFE, *([Safety.UNSAFE] if options.unsafe_fixes else [])}
+        left: list[Any] = []
+        made, changed, data = 0, 0, self._stdin or b""
+        groups: dict[str, list[Any]] = {}
+        for finding in findings:
+            groups.setdefault(finding.path, []).append(finding)
+        for path, group in groups.items():
+            if not any(finding.safety in allowed for finding in group):
+                left += group
+                continue
+            before = self._read(path)
+            result = fixer.fix(path, before, self._examiner, frozenset(allowed))
+            if result.rejected:
+                self._complain(path, f"some fixes were not made: {result.rejected}")
+            if options.diff and result.data != before:
+                colour = terminal.wants_colour(options.color, self._out)
+                encoding = load(path, before).encoding
+                self._out.write(fixer.diff(path, before, result.data, encoding, colour=colour))
+            elif self._stdin is not None:
+                data = result.data
+            elif result.data != before and not self._write(path, result.data, before):
+                left += group
+                continue
+            left += result.findings
+            made, changed = made + result.made, changed + (result.data != before)
+        if changed or options.diff:
+            verb = "Would fix" if options.diff else "Fixed"
+            self._say(f"{verb} {counted(made, 'finding')} in {counted(changed, 'file')}.")
+        if options.diff:
+            return self._exit(changed)
+        if self._stdin is not None:
+            terminal.write_bytes(self._out, data)
+            return self._report(left, self._err)  # in the output they would become code
+        return self._report(left, self._out)
+
+    def _report(self, findings: Sequence[Any], out: TextIO) -> Exit:
+        from jax_dist.lint.engine.report import FORMATS, summary
+
+        form = self._options.output_format
+        out.write(FORMATS[form](findings, terminal.wants_colour(self._options.color, out)))
+        if form == "text" and not self._options.quiet:
+            out.write(f"{chr(10) * bool(findings)}{summary(findings)}\n")
+        return self._exit(len(findings))
+
+    def _read(self, path: str) -> bytes:
+        from jax_dist.lint.model.sources import read_bytes
+
+        return read_bytes(path) if self._stdin is None else self._stdin
+
+    def _write(self, path: str, after: bytes, before: bytes) -> bool:
+        """Return whether the file could be written."""
+        try:
+            _files.write_atomically(path, after, expected=before)
+        except OSError as error:
+            self._complain(path, f"left as it is: {error.strerror or error}")
+            return False
+        return True
+
+    def _complain(self, path: str, reason: str) -> None:
+        from jax_dist.lint.model.sources import display
+
+        print(f"{display(path)}: {reason}", file=self._err)
+
+    def _say(self, text: str) -> None:
+        if not self._options.quiet:
+            print(text, file=self._err)
+
+    def _exit(self, count: int) -> Exit:
+        if self._has_skipped:
+            return Exit.USAGE
+        return Exit.FINDINGS if count and not self._options.exit_zero else Exit.OK
+
+
+def _words(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return `["JXD1,JXD2", "JXD401"]` as a tuple of three."""
+    return tuple(word for text in texts for word in text.replace(",", " ").split())

@@ -1,43 +1,52 @@
-"""Moves programs from jax.pmap to jit(shard_map): prints a diff, or writes the changes.
+"""Moves programs from jax.pmap to what replaces it: prints a diff, or writes the changes.
 
-Comments and formatting outside the changes stay as they are. Code that cannot be shown to do the
-same afterwards is left alone; --report says why, and what to do by hand.
+Comments and formatting outside the changes stay as they are.
 """
 
 import argparse
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
-from jax_dist.cli import terminal
+from jax_dist import _files
+from jax_dist._usage import MisuseError, counted
+from jax_dist.cli import outputs, terminal
 from jax_dist.cli.terminal import Exit
 
 _EPILOG = """\
 the targets:
-  --to jax_dist  jax.pmap becomes jax_dist.pmap, which means the same: the smallest change
-  --to jax       jax.jit(jax.shard_map(...)) where two promises or, with --verify, a run of the
-                 program show that it does the same; else mapped, of a small module of plain JAX
-                 that your package gets
-  --to global    a step that carries a state becomes jax_dist.global_view: the state is cut over
-                 the devices instead of copied to each; other mapped functions stay; it needs
-                 --verify, for a run shows what the state is
+  --to jax_dist   jax.pmap becomes jax_dist.pmap: names only, the smallest change
+  --to vendored   the same, by one readable file of plain JAX that your project gets
+  --to shard_map  jax.jit(jax.shard_map(...)) over one mesh, without the device axis
+  --to jit        jax.jit with shardings over global arrays, where a run shows that the
+                  numbers stay the same; else as shard_map. It needs a command.
+
+With a command behind --, the old and the new program run in two copies of the tree on
+simulated devices, and every call of every mapped function is compared bit for bit.
+What the program writes outside of the tree stays written.
 
 exit codes: 0 all is well, even if something would change,
-            1 a problem: --check found something to migrate, a file could not be read or
-              written, --verify found a place that is not as sure as --require asks,
+            1 --check found something, a file could not be read or written, or the
+              command showed a difference
             2 a path, an option or a setting is invalid
 
 examples:
   jax-dist migrate src                          print the changes as a diff
-  jax-dist migrate src > a.patch                the same, for git apply
-  jax-dist migrate --write src                  change it
-  jax-dist migrate --to jax --report left.md .  why code is left, and what to do by hand
-  jax-dist migrate --check .                    in continuous integration
-  jax-dist migrate --to jax --write --verify src -- python train.py --steps 3
-                                                run a program on 8 simulated devices, compare old
-                                                and new, and keep the places that are the same
+  jax-dist migrate src | git apply              apply them, as --write does
+  jax-dist migrate --write src/train.py:12      one place only
+  jax-dist migrate --to shard_map --report left.md .
+  jax-dist migrate --to shard_map --write src -- python train.py --steps 3
   jax-dist migrate - < a.py                     what an editor does
 """
 _DIFF = "Leave it out: a diff is printed unless --write or --check is there."
+_STDIN = "-"
+_REPORT = "a report of jax-dist migrate"
+_PLACE = re.compile(r"(.+\.(?:py|ipynb)):(\d+)")
 
 
 def add_parser(commands: Any) -> None:
@@ -48,130 +57,260 @@ def add_parser(commands: Any) -> None:
         __doc__,
         _EPILOG,
         help="move files and notebooks from pmap to jit(shard_map)",
-        usage="jax-dist migrate [options] PATH [PATH ...] [-- COMMAND ...]",
+        usage="jax-dist migrate [options] PATH[:LINE] ... [-- COMMAND ...]",
         meant=dict.fromkeys(("--diff", "--dry-run"), _DIFF)
-        | dict.fromkeys(("--fix", "--in-place", "--apply"), "Did you mean `--write`?"),
+        | dict.fromkeys(("--fix", "--in-place", "--apply"), "Did you mean `--write`?")
+        | {"--verify": "Leave it out: what stands behind -- is run, and old and new compared."},
     )
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help="files, notebooks and folders; - reads standard input",
-    )
-    _add_aims(parser.add_argument_group("target"))
-    _add_effects(parser.add_argument_group("actions"))
-    _add_proof(parser.add_argument_group("verification"))
-    _add_running(parser.add_argument_group("execution"))
-
-
-def _add_aims(group: Any) -> None:
-    group.add_argument(
-        "--to",
-        choices=("jax_dist", "jax", "global"),
-        default="jax_dist",
-        help="what the code should use (default: jax_dist)",
-    )
-    terminal.flag(
-        group,
-        "--idiomatic",
-        help="with --to jax: take out the device axis where the data flow proves that all devices "
-        "hold the same; --write then needs --verify",
-    )
-    terminal.flag(
-        group,
-        "--one-process",
-        help="with --to jax and --to global: a promise that the program never runs in several "
-        "processes",
-    )
-    terminal.flag(
-        group,
-        "--all-devices",
-        help="with --to jax: a promise that what is mapped has one slice for each device there is; "
-        "with --one-process, most places can then be jax.jit(jax.shard_map(...))",
-    )
-    group.add_argument(
-        "--helpers",
-        action="append",
-        default=[],
-        metavar="PATH|full",
-        help="with --to jax: the module that gets the helpers; else each package and each folder "
-        "of scripts gets _mapped.py, and a notebook has them inside. full: a `mapped` that keeps "
-        "the whole contract of jax.pmap, in place of what the code needs; both may be given",
-    )
-    group.add_argument("--target-jax", metavar="VERSION", help="the oldest jax to run on")
-    group.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="skip names or paths that match, inside folders",
-    )
-
-
-def _add_effects(group: Any) -> None:
-    what = group.add_mutually_exclusive_group()
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="PATH", help="files, notebooks and folders; - reads stdin")
+    targets = ("jax_dist", "vendored", "shard_map", "jit")
+    add("--to", choices=targets, default="jax_dist", help="the target (default: jax_dist)")
+    what = parser.add_mutually_exclusive_group()
     terminal.flag(what, "--write", help="write the changes; else print a diff")
     terminal.flag(what, "--check", help="only name the files that would change")
-    group.add_argument(
-        "--report",
-        metavar="FILE",
-        help="say of each place what was done or why it was left, and how sure it is: FILE.md, "
-        "FILE.json, FILE.sarif, or - for Markdown on the standard output in place of the diff",
-    )
-
-
-def _add_proof(group: Any) -> None:
-    terminal.flag(
-        group,
-        "--verify",
-        help="run the command behind --, apart from the project, and compare old and new at each "
-        "place that is edited; what is not as sure as --require asks gets another form, or stays "
-        "as it was",
-    )
-    group.add_argument(
-        "--require",
-        choices=("proved", "replayed", "ran"),
-        default="replayed",
-        help="how sure a place must be: its program is the same, all its calls gave the same, or "
-        "it ran (default: replayed)",
-    )
-    group.add_argument(
-        "--certificate",
-        metavar="FILE",
-        help="with --write: FILE.json gets the programs and what is proved of them, which "
-        "`jax-dist certificate FILE.json` checks again, without jax",
-    )
-    group.add_argument(
-        "--devices",
-        type=terminal.count(terminal.MOST_DEVICES),
-        default=8,
-        metavar="N",
-        help="CPU devices to simulate (8)",
-    )
-    group.add_argument(
-        "--timeout", type=terminal.seconds, metavar="SECONDS", help="for each run of the command"
-    )
-    group.add_argument(
-        "--scratch",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="an empty or new folder outside of the project that the command may write to; what "
-        "it leaves there goes",
-    )
-    terminal.flag(group, "--keep", help="with --write: keep every place, however sure it is")
-
-
-def _add_running(group: Any) -> None:
-    group.add_argument(
-        "--config", metavar="FILE", help="settings file to use instead of the nearest one"
-    )
-    group.add_argument("--stdin-filename", metavar="FILE", help="name to use for standard input")
-    terminal.flag(group, "-q", "--quiet", help="no summary and no reasons")
-    terminal.add_color(group)
+    terminal.flag(parser, "--concise", help="print one line a place in the place of the diff")
+    add("--report", metavar="FILE", help="list every place: FILE.md, FILE.json, FILE.txt; - prints")
+    add("--target-jax", metavar="VERSION", help="the oldest jax to run on")
+    add("--exclude", action="append", default=[], metavar="PATTERN", help="skip paths that match")
+    devices = terminal.count(terminal.MOST_DEVICES)
+    add("--devices", type=devices, default=8, metavar="N", help="CPU devices to simulate (8)")
+    add("--timeout", type=terminal.seconds, metavar="SECONDS", help="for each run of the command")
+    add("--config", metavar="FILE", help="settings file to use instead of the nearest one")
+    add("--stdin-filename", metavar="FILE", help="name to use for standard input")
+    terminal.flag(parser, "-q", "--quiet", help="no summary and no reasons")
+    terminal.add_color(parser)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    from jax_dist.cli import migrate_run  # only here: `--help` need not wait for the rules
+    _check(options)
+    return _Migrate(options, out, err).run()
 
-    return migrate_run.run(options, stdin=sys.stdin, out=out, err=err)
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise MisuseError for options that do not go together."""
+    is_stdin = _STDIN in options.paths
+    if is_stdin and len(options.paths) > 1:
+        raise MisuseError("- reads the standard input, and goes with no other path")
+    if options.program and (is_stdin or options.check):
+        raise MisuseError("a command needs files, and goes neither with - nor with --check")
+    if options.program and shutil.which(options.program[0]) is None:
+        raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
+    if options.to == "jit" and not options.program:
+        raise MisuseError("--to jit needs a command: jax-dist migrate --to jit a.py -- python a.py")
+    if options.report not in (None, _STDIN):
+        if os.path.splitext(options.report)[1].lower() not in (".md", ".json", ".txt"):
+            raise MisuseError(f"--report {options.report}: the name must end with .md, .json, .txt")
+        outputs.check("--report", options.report, _REPORT)
+
+
+class _Migrate:
+    """One run of the command."""
+
+    def __init__(self, options: argparse.Namespace, out: TextIO, err: TextIO) -> None:
+        from jax_dist.lint.engine import config  # only here: `--help` need not wait for it
+        from jax_dist.migrate.migration import MigrationOptions
+
+        self._options, self._out, self._err = options, out, err
+        self._failed = False
+        jax = config.version(options.target_jax) if options.target_jax else None
+        matches = {path: _PLACE.fullmatch(path) for path in options.paths}
+        lines: dict[str, frozenset[int]] = {}
+        for path, match in matches.items():
+            if match is not None and not os.path.exists(path):
+                lines[match[1]] = lines.get(match[1], frozenset()) | {int(match[2])}
+        self._paths = list(
+            dict.fromkeys(
+                match[1] if match is not None and match[1] in lines else path
+                for path, match in matches.items()
+            )
+        )
+        self._target = MigrationOptions(options.to, jax, lines)
+
+    def run(self) -> Exit:
+        from jax_dist.migrate.report import MigrationReport
+
+        files, looked_at = self._migrated()
+        verified = None
+        if self._options.program and any(file.changed for file in files):
+            files, verified = self._verified(files)
+        if self._options.write and self._options.paths != [_STDIN]:
+            files = self._written(files)
+        result, text = (None, "") if verified is None else (verified.to_dict(), str(verified))
+        report = MigrationReport(self._options.to, files, result, text)
+        self._show(report)
+        self._save(report)
+        self._summarize(report, looked_at)
+        differs = verified is not None and verified.has_differences
+        would = self._options.check and bool(report.changed)
+        return Exit.FINDINGS if self._failed or differs or would else Exit.OK
+
+    def _migrated(self) -> tuple[list[Any], int]:
+        """Return what each file becomes, and how many were looked at."""
+        from jax_dist.lint.engine import config
+        from jax_dist.lint.model import sources
+        from jax_dist.migrate import migration
+        from jax_dist.migrate.places import FileMigration
+
+        if self._options.paths == [_STDIN]:
+            name, data = self._options.stdin_filename or "stdin.py", sys.stdin.buffer.read()
+            result = migration.migrate_text(name, data, self._target)
+            return [result or FileMigration(name, data, data)], 1
+        settings = config.load(self._paths, self._options.config)
+        texts = (*settings.excluded.texts, *self._options.exclude)
+        patterns = sources.Patterns(texts, settings.excluded.folder)
+        seen = sources.find_files(self._paths, patterns)
+        for reason in seen.skipped:
+            self._complain(f"skipped: {reason}")
+        with terminal.ProgressLine(self._err, "files migrated") as progress:
+            return migration.migrate(seen.files, self._target, progress=progress), len(seen.files)
+
+    def _verified(self, files: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Return what is left of a migration after its runs, and their verdicts."""
+        from jax_dist.migrate.places import FileMigration
+        from jax_dist.migrate.verify import trial
+
+        options = self._options
+        try:
+            with _status(self._err, is_quiet=options.quiet) as progress:
+                files, verification = trial.verify(
+                    options.program,
+                    files,
+                    self._migrated_again,
+                    devices=options.devices,
+                    timeout=options.timeout,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            print("jax-dist migrate: interrupted; nothing was written", file=self._err)
+            raise
+        if not verification.written:
+            self._complain("the program differs, so nothing is written")
+            files = [
+                FileMigration(file.path, file.before, file.before, file.places)
+                for file in files
+                if not file.is_new
+            ]
+        return list(files), verification
+
+    def _migrated_again(self, places: Sequence[tuple[str, int]]) -> list[Any]:
+        """Return the files without the forms that differ, at places by path and line."""
+        back: dict[str, frozenset[int]] = {}
+        for path, line in places:
+            back[path] = back.get(path, frozenset()) | {line}
+        self._target = dataclasses.replace(self._target, back=back)
+        return self._migrated()[0]
+
+    def _show(self, report: Any) -> None:
+        from jax_dist.lint.engine import fixer, linter
+        from jax_dist.migrate.report import FORMATS
+
+        options = self._options
+        if options.write and options.paths == [_STDIN]:
+            terminal.write_bytes(self._out, report.files[0].after)
+        elif options.check:
+            self._out.writelines(f"{_printable(file.path)}\n" for file in report.changed)
+        elif options.concise:
+            self._out.write(FORMATS[".txt"](report))
+        elif not options.write and options.report != _STDIN:
+            colour = terminal.wants_colour(options.color, self._out)
+            for file in report.changed:
+                encoding = "utf-8"
+                if not file.is_new:
+                    encoding = linter.load(file.path, file.before).encoding
+                texts = (file.path, file.before, file.after, encoding)
+                self._out.write(fixer.diff(*texts, new=file.is_new, colour=colour))
+        if report.verification_text and not options.concise:
+            print(report.verification_text, file=self._out if options.write else self._err)
+
+    def _written(self, files: Sequence[Any]) -> list[Any]:
+        """Return the files as they are now; one that cannot be written stays as it was.
+
+        A vendored module is written first, for its files need it.
+        """
+        from jax_dist.migrate.places import FileMigration
+
+        lost: set[str] = set()
+        now: list[Any] = []
+        for file in sorted(files, key=lambda file: not file.is_new):
+            problem = file.problem
+            if file.changed:
+                needs = file.needs_module
+                problem = self._problem_of_writing(file) if needs not in lost else ""
+                problem = problem if needs not in lost else f"{needs} could not be written"
+            if problem and file.changed:
+                lost.add(os.path.abspath(file.path))
+                places = () if file.is_new else file.places
+                file = FileMigration(file.path, file.before, file.before, places, problem)
+            now.append(file)
+        return sorted(now, key=lambda file: file.is_new)
+
+    def _problem_of_writing(self, file: Any) -> str:
+        try:
+            if file.is_new and os.path.exists(file.path):
+                return "somebody else made it meanwhile; start again"
+            expected = None if file.is_new else file.before
+            _files.write_atomically(file.path, file.after, expected=expected)
+        except OSError as error:
+            return f"it cannot be written: {error.strerror or error}"
+        done = sum(place.status == "done" for place in file.places)
+        verb = "wrote" if file.is_new else "migrated"
+        self._say(f"{verb} {_printable(file.path)}" + (f": {counted(done, 'place')}" * bool(done)))
+        return ""
+
+    def _save(self, report: Any) -> None:
+        from jax_dist.migrate.report import FORMATS
+
+        where = self._options.report
+        if where == _STDIN:
+            self._out.write(FORMATS[".md"](report))
+        elif where is not None:
+            suffix = os.path.splitext(where)[1].lower()
+            outputs.save("--report", where, FORMATS[suffix](report), _REPORT)
+
+    def _summarize(self, report: Any, looked_at: int) -> None:
+        for file in report.problems:
+            self._complain(f"{_printable(file.path)} is left as it is: {file.problem}")
+        if not report.places and not report.problems:
+            self._say(f"Nothing to migrate in {counted(looked_at, 'file')}.")
+            return
+        verb = "migrated" if self._options.write else "would change"
+        self._say(
+            f"{counted(len(report.changed), 'file')} {verb}: "
+            f"{counted(len(report.done), 'place')} done, {len(report.left)} left."
+        )
+        for places in report.by_reason():
+            others = f" and {counted(len(places) - 1, 'other place')}" if places[1:] else ""
+            self._say(f"  left: {_printable(places[0].where)}{others}: {places[0].reason}")
+        if report.left and self._options.report is None:
+            self._say("--report FILE.md lists every place, and what to do by hand.")
+        if report.changed and not (self._options.write or self._options.check):
+            self._say("Apply it with --write, or pipe the diff into `git apply`.")
+        is_new_text = self._options.to in ("shard_map", "jit")
+        if is_new_text and report.changed and not self._options.program:
+            self._say("It is not verified: add a command that runs the program, as -- python a.py")
+
+    def _say(self, text: str) -> None:
+        if not self._options.quiet:
+            print(text, file=self._err)
+
+    def _complain(self, text: str) -> None:
+        self._failed = True
+        print(f"jax-dist migrate: {text}", file=self._err)
+
+
+@contextlib.contextmanager
+def _status(stream: TextIO, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows on a terminal what runs."""
+    if is_quiet or not stream.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console  # only here: most runs have no terminal
+
+    with Console(file=stream).status("running the program") as status:
+        yield status.update
+
+
+def _printable(text: str) -> str:
+    """Return a file's name without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jax_dist import _notes
+from jax_dist import _files, _notes
 from jax_dist._usage import MisuseError
-from jax_dist.lint.engine import replacement
 
 _LINT_TEXT = re.compile(
     rb"::(?:error|warning|notice) title=jax-dist"  # for GitHub
@@ -20,10 +19,6 @@ def _is_baseline(data: bytes, found: Any) -> bool:
     return _has(found, "version", "findings") and isinstance(found["findings"], dict)
 
 
-def _is_certificate(data: bytes, found: Any) -> bool:
-    return _has(found, "seal", "premises")
-
-
 def _is_lint_report(data: bytes, found: Any) -> bool:
     if isinstance(found, list):
         return all(_has(each, "path", "code", "fix") for each in found)
@@ -31,7 +26,7 @@ def _is_lint_report(data: bytes, found: Any) -> bool:
 
 
 def _is_migration_report(data: bytes, found: Any) -> bool:
-    return data.startswith(b"# Migration to ") or _has(found, "schema", "to") or _is_sarif(found)
+    return data.startswith(b"# Migration to ") or _has(found, "schema", "to")
 
 
 def _is_sarif(found: Any) -> bool:
@@ -51,7 +46,6 @@ def _is_plan(data: bytes, found: Any) -> bool:
 
 _KINDS: dict[str, Callable[[bytes, Any], bool]] = {  # takes the bytes, and their JSON or None
     "a baseline": _is_baseline,
-    "a certificate": _is_certificate,
     "a picture of jax-dist plan": _is_plan,
     "a report of jax-dist lint": _is_lint_report,
     "a report of jax-dist migrate": _is_migration_report,
@@ -107,7 +101,7 @@ def save(option: str, path: str, text: str, kind: str) -> None:
             with open(path, "ab") as stream:
                 stream.write(text.encode())
         else:
-            replacement.write(path, text.encode())
+            _files.write_atomically(path, text)
     except OSError as error:
         reason = error.strerror or error
         raise MisuseError(f"{option} {path} cannot be written: {reason}") from error

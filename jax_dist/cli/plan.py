@@ -1,33 +1,35 @@
-"""Compiles a training step in several ways for machines that are not here, and says what fits.
+"""Compiles a training step with several strategies for machines that are not attached.
 
 No such machine is needed: only its compiler, `jax[tpu]` or `jax[cuda12]`. The step is found by
 running the program behind `--` until it calls it.
 """
 
 import argparse
+import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any, TextIO
+import re
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
-from jax_dist.cli import outputs, terminal
+from jax_dist._usage import MisuseError
+from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 
-if TYPE_CHECKING:
-    from jax_dist.machines.report import Plan
-
 _EPILOG = """\
-exit codes: 0 some way fits on each machine, 1 on one of them none does, 2 the command was invalid
-or there is no program of any way
+exit codes: 0 some strategy fits on each machine, 1 on one of them none does, 2 the command was
+invalid or there is no program of any strategy
 
-ways: jax.pmap, the program as it is; replicated, by global_view with a whole copy of the state on
-each device; fsdp, with the state in parts, gathered once in a step; fsdp-regather, gathered each
-time that it is read; by name only: hsdp, in parts over the devices of a host and copied over hosts
+strategies: jax.pmap, the program as it is; replicated, by global_view with a copy of the state on
+each device; fsdp, with the state sharded, gathered once in a step; fsdp-regather, gathered each
+time that it is read; by name only: jax_dist.pmap, and hsdp, sharded over the devices of a host and
+copied over hosts
 
 A program runs here on as many simulated devices as the first machine has (--devices), up to the
 first call of its training step (the first mapped function that gets what it returned, and more), or
-of NAME; then it is ended. A program without such a step runs to its end.
-
-On each machine, every device gets as much as here.
+of NAME; then it is ended. On each machine, every device gets as much as here.
 
 examples:
   jax-dist plan --on v5e:4x4 -- python train.py --batch_size 256
@@ -36,70 +38,100 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    parser = terminal.add_command(
-        commands,
-        "plan",
-        _run,
-        __doc__,
-        _EPILOG,
-        help="whether a step fits on a machine, and in which way",
-    )
-    parser.add_argument(
-        "step",
-        nargs="?",
-        metavar="NAME",
-        help="of the mapped function, as step; by default it is found",
-    )
-    parser.add_argument(
-        "--on",
-        action="append",
-        metavar="MACHINE",
-        help="such as v5e:4x4, v5e-64, v5p:2x2x4, h100 or h100:2x8; can be repeated; by default "
-        "the devices that are here",
-    )
-    parser.add_argument(
-        "--ways",
-        metavar="NAMES",
-        help="with commas between, of: jax.pmap, jax_dist.pmap, replicated, fsdp, hsdp, fsdp-"
-        "regather",
-    )
-    parser.add_argument("--state", metavar="POSITIONS", help="of the arguments that are carried")
-    parser.add_argument(
-        "--devices",
-        type=terminal.count(terminal.MOST_COPIES),
-        metavar="N",
-        help="that the program sees here; by default as many as the first machine has",
-    )
-    terminal.flag(
-        parser,
-        "--quick",
-        help="compile with the least effort, some five times faster, and in full only what comes "
-        "near the limit: other peaks are estimates",
-    )
+    text = "whether a step fits on a machine, and with which strategy"
+    parser = terminal.add_command(commands, "plan", _run, __doc__, _EPILOG, help=text)
+    text = "of the mapped function, as step; by default it is found"
+    parser.add_argument("step", nargs="?", metavar="NAME", help=text)
+    text = "such as v5e:4x4, v5e-64, v5p:2x2x4, h100 or h100:2x8; can be repeated"
+    parser.add_argument("--on", action="append", metavar="MACHINE", help=text)
+    text = "with commas between"
+    parser.add_argument("--strategies", metavar="NAMES", help=text)
+    text = "of the arguments that are carried, with commas between"
+    parser.add_argument("--state", metavar="POSITIONS", help=text)
+    text = "that the program sees here; by default as many as the first machine has"
+    count = terminal.count(terminal.MOST_COPIES)
+    parser.add_argument("--devices", type=count, metavar="N", help=text)
+    text = "compile with the least effort, and in full only what comes near the limit"
+    terminal.flag(parser, "--quick", help=text)
     terminal.flag(parser, "--json", help="print one JSON object")
-    parser.add_argument("--plot", metavar="FILE.svg", help="write a picture of the memory")
     terminal.flag(parser, "--quiet", help="no progress on the standard error")
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    if options.plot:
-        outputs.check("--plot", options.plot, "a picture of jax-dist plan")
-    from jax_dist.cli import plan_run  # not at the top: `--help` need not wait for jax
-
     try:
-        with terminal.ProgressLine(err, "compiling") as line:
-            found = plan_run.planned(options, (lambda text: None) if options.quiet else line.print)
+        print_line = lambda text: None if options.quiet else print(text, file=err, flush=True)
+        plan = _plan(options, print_line)
     except KeyboardInterrupt:
         print("jax-dist plan: interrupted", file=err, flush=True)
         os._exit(Exit.INTERRUPTED)  # at a common exit, Python waits for what is being compiled
-    print(json.dumps(found.to_dict(), indent=2) if options.json else str(found), file=out)
-    if options.plot:  # it may fail, and the table is not to be lost
-        outputs.save("--plot", options.plot, found.picture(), "a picture of jax-dist plan")
-    if all(row.problem for row in found.rows):
+    print(json.dumps(plan.to_dict(), indent=2) if options.json else str(plan), file=out)
+    if all(row.problem for row in plan.rows):
         return Exit.USAGE
-    fits = all(_some_fit(found, machine) for machine in found.machines)
-    return Exit.OK if fits else Exit.FINDINGS
+    fitting = {row.machine for row in plan.rows if row.fits is not False and not row.problem}
+    return Exit.OK if fitting >= {machine.name for machine in plan.machines} else Exit.FINDINGS
 
 
-def _some_fit(found: "Plan", machine: Any) -> bool:
-    return any(row.fits is not False and not row.problem for row in found.on(machine))
+def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:
+    """Return the plan of the step that a program calls; raise MisuseError if there is none."""
+    if not options.on or not options.program:
+        missing = "a program" if options.on else "a machine"
+        example = "jax-dist plan --on v5e:4x4 -- python train.py"
+        raise MisuseError(f"give {missing}, as in: {example}")
+    state = None
+    if options.state is not None:
+        if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", options.state):
+            raise MisuseError(f"--state takes positions, as in 0,1; not {options.state!r}")
+        state = tuple(map(int, options.state.split(",")))
+    if "jax" not in sys.modules:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not attached
+    from jax_dist import testing  # not at the top: `--help` need not wait for jax
+    from jax_dist.plan import STRATEGIES, find_step, machines_of, plan
+
+    command, run = " ".join(options.program), _program_of(options.program)
+    strategies = options.strategies.split(",") if options.strategies else None
+    if unknown := {*(strategies or ())} - {*STRATEGIES}:
+        raise MisuseError(f"unknown strategies {unknown}; they are {', '.join(STRATEGIES)}")
+    # What the user's code prints is no result.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            machines = machines_of(options.on)
+            count = options.devices or len(machines[0].devices)
+            if count > terminal.MOST_COPIES:
+                raise MisuseError(
+                    f"the program would run here on {count} simulated devices, each with its copy "
+                    "of the state: give --devices 8, and a batch that leaves each device as much"
+                )
+            testing.simulated_devices(count)
+            progress(f"runs {command}, up to its step")
+            step = find_step(run, options.step)
+            how = {"state": state, "strategies": strategies, "quick": options.quick}
+            return plan(step, on=machines, progress=progress, **how)
+        except MisuseError:
+            raise
+        except Exception as error:
+            raise MisuseError(f"{command}: {type(error).__name__}: {error}") from error
+
+
+def _program_of(command: Sequence[str]) -> Callable[[], object]:
+    """Return a call that runs a Python program in this process, as `python` would."""
+    words = list(command)
+    if re.fullmatch(r"python[\d.]*(\.exe)?", os.path.basename(words[0])):
+        words.pop(0)
+        while words and re.fullmatch(r"-[bBdEiIOPqsSuv]+", words[0]):  # they take no value
+            words.pop(0)
+    if words[:1] == ["-m"] and words[1:]:
+        words, folder, run = words[1:], os.getcwd(), runpy.run_module
+    elif words and os.path.isfile(words[0]):
+        folder, run = os.path.dirname(os.path.abspath(words[0])), runpy.run_path
+    elif words and words[0].endswith(".py"):
+        raise MisuseError(f"there is no file {words[0]}")
+    else:
+        raise MisuseError(f"{' '.join(command)!r} cannot be run: give -- python train.py")
+
+    def program() -> None:
+        sys.argv[:] = words
+        sys.path.insert(0, folder)
+        options: dict[str, Any] = {"alter_sys": True} if run is runpy.run_module else {}
+        run(words[0], run_name="__main__", **options)
+
+    return program

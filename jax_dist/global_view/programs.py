@@ -14,15 +14,15 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._pmap import axes, copies, placement
+from jax_dist._pmap import axes, placement
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.body import Body, Call, Options, type_of
-from jax_dist._pmap.meshes import DeviceChoice
 from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.captures import Captures
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.programs import Lowered
 from jax_dist.errors import ArgumentError
+from jax_dist.global_view import copies
 from jax_dist.global_view.emission import Emitter
 from jax_dist.global_view.islands import BodyPlan
 from jax_dist.global_view.mesh_axes import MeshAxes, names_of_constraint
@@ -82,23 +82,17 @@ class Setting:
         own = [self.mesh.axis_names.index(name) for name in self.mesh_axes]
         devices = np.moveaxis(self.mesh.devices, own, range(len(own)))
         return Options(
+            fun_name=self.fun_name,
             axis_name=self.name,
             in_axes=self.in_axes,
             out_axes=self.out_axes,
             static=self.static,
             donated=self.donated,
-            choice=DeviceChoice(
-                fun_name=self.fun_name,
-                axis_name=self.name,
-                devices=tuple(row[0] for row in devices.reshape(self.size, -1)),
-                backend=None,
-                axis_size=None,
-                virtual=False,
-            ),
+            devices=tuple(row[0] for row in devices.reshape(self.size, -1)),
             arrays="global",
             captures=self.captures,
             gathers="keep",
-            further=tuple((n, self.mesh.shape[n]) for n in sorted(self.further, key=str)),
+            other_axes=tuple((n, self.mesh.shape[n]) for n in sorted(self.further, key=str)),
         )
 
 

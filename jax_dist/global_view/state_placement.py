@@ -16,7 +16,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist._pmap.body import type_of
-from jax_dist._pmap.copies import (
+from jax_dist._rewrite.interpreter import names_of
+from jax_dist.errors import ArgumentError
+from jax_dist.global_view.copies import (
     all_equal,
     count,
     for_each_device,
@@ -25,8 +27,6 @@ from jax_dist._pmap.copies import (
     put_slices,
     put_whole,
 )
-from jax_dist._rewrite.interpreter import names_of
-from jax_dist.errors import ArgumentError
 
 _Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
 Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule

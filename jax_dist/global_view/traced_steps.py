@@ -35,8 +35,8 @@ def build(
         if not any(sign in said for sign in _CONSTRAINT_SIGNS):
             raise
         raise _bad_constraint(pipeline.line_of(error), said) from error
-    if found.regions:
-        regions = sorted(repr(str(each)) for each in found.regions)
+    if found.inner:
+        regions = sorted(repr(axis.name) for axis in found.inner)
         raise NotImplementedError(
             f"'{call.fun_name}' calls a mapped function inside, over {', '.join(regions)}. Map "
             "once, over a mesh of all devices, or keep jax_dist.pmap for this function."
@@ -66,7 +66,7 @@ class _TracedStep:
         self, setting: Setting, call: Call, state: StateLeaves, varying: Set[int], found: Body
     ):
         self._setting, self._call, self._state, self._body = setting, call, state, found
-        self._axis = SharedAxis(found.axis, setting.axes.sizes)
+        self._axis = SharedAxis(setting.name, setting.axes.sizes)
         self._paths = call.paths()
         self._captures = [capture.name for capture in found.lifted.captures]
         self._results = self._results_of_state()

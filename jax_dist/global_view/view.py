@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jax_dist._pmap import axes, body, copies, meshes, placement
+from jax_dist._pmap import axes, body, meshes, options, placement
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.body import Call
 from jax_dist._rewrite.captures import Captures, Watch, is_lifted_outside
 from jax_dist._rewrite.variable_names import definition
 from jax_dist.errors import ArgumentError, ArgumentTypeError, DeviceCountError
-from jax_dist.global_view import state_placement
+from jax_dist.global_view import copies, state_placement
 from jax_dist.global_view.programs import Setting
 from jax_dist.global_view.report import GlobalViewReport
 from jax_dist.global_view.signatures import Signatures
@@ -97,7 +97,8 @@ def global_view(
     >>> w.shape, w.addressable_shards[0].data.shape
     ((256, 8), (32, 8))
     """
-    axes.check_function(fun)
+    if not callable(fun):
+        raise ArgumentTypeError(f"global_view takes a function, not {fun!r}.")
     _check_choice("gradients", gradients, get_args(Gradients))
     _check_choice("captures", captures, get_args(Captures))
     if not callable(shardings):
@@ -119,9 +120,9 @@ def global_view(
         mesh_axes=own,
         in_axes=in_axes,
         out_axes=out_axes,
-        state=axes.argument_numbers("state", () if state is None else state),
-        static=axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
-        donated=axes.argument_numbers("donate_argnums", donate_argnums),
+        state=options.argument_numbers("state", () if state is None else state),
+        static=options.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
+        donated=options.argument_numbers("donate_argnums", donate_argnums),
         given_mesh=mesh,
         shardings=shardings,
         gradients=gradients,

@@ -1,19 +1,19 @@
-"""Which folder is taken, who may be trusted with it, and what is set and put back."""
+"""The directory of the cache: which one, whether it is safe, and the settings of JAX."""
 
 import os
 import pathlib
 import re
 import stat
 
-import cache_runs
 import jax
+import numpy as np
 import pytest
 
 from jax_dist import cache
-from jax_dist.cache import store
-from jax_dist.errors import CacheDirectoryError, CacheWarning
+from jax_dist._cache import folders
+from jax_dist.errors import ArgumentError, CacheWarning
 
-PART = re.compile(r"\w+-[0-9a-f]{8}-jaxlib-\d+\.\d+\.\d+(\.\d+)?")
+OTHER_USER = 12345
 
 
 @pytest.fixture(autouse=True)
@@ -26,216 +26,193 @@ def _scale(factor):
     def scale(x):
         return x * factor
 
-    return jax.jit(scale)
+    return jax.jit(scale)(np.float32(1))
 
 
 @pytest.mark.parametrize(
     ("argument", "variables", "chosen"),
     [
         ("/a", {"JAX_DIST_CACHE_DIR": "/b", "JAX_COMPILATION_CACHE_DIR": "/c"}, "/a"),
-        (None, {"JAX_DIST_CACHE_DIR": "/b", "JAX_COMPILATION_CACHE_DIR": "/c"}, "/b"),
-        (None, {"JAX_DIST_CACHE_DIR": "", "JAX_COMPILATION_CACHE_DIR": "/c"}, "/c"),
-        (None, {"XDG_CACHE_HOME": "/x"}, "/x/jax_dist"),
+        ("", {"JAX_DIST_CACHE_DIR": "/b", "JAX_COMPILATION_CACHE_DIR": "/c"}, "/b"),
+        ("", {"JAX_DIST_CACHE_DIR": "", "JAX_COMPILATION_CACHE_DIR": "/c"}, "/c"),
+        ("", {"XDG_CACHE_HOME": "/x"}, "/x/jax_dist"),
+        ("", {}, "/home/ada/.cache/jax_dist"),
+        ("~/mine", {}, "/home/ada/mine"),
         (pathlib.Path("/a"), {}, "/a"),
         ("gs://bucket/cache", {}, "gs://bucket/cache"),
         ("file:///a/b", {}, "/a/b"),
     ],
 )
-def test_the_nearest_word_counts(monkeypatch, argument, variables, chosen):
-    monkeypatch.setattr("sys.platform", "linux")
-
-    assert store.chosen(argument, variables) == chosen
-
-
-def test_the_default_is_in_the_home_of_the_user(monkeypatch):
+def test_the_directory_is_the_argument_or_a_variable_or_the_default(
+    monkeypatch, argument, variables, chosen
+):
     monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.setattr("sys.platform", "linux")
 
-    assert store.chosen(None, {}) == "/home/ada/.cache/jax_dist"
-    assert store.chosen("~/mine", {}) == "/home/ada/mine"
+    assert folders.choose(argument, variables) == chosen
 
 
-def test_the_folder_is_for_its_user_alone_and_for_this_machine(tmp_path):
-    folder = pathlib.Path(cache.enable(tmp_path / "new" / "cache"))
+def test_a_new_directory_is_for_its_user_and_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_DIST_CACHE_DIR", str(tmp_path / "new" / "cache"))
+    folder = pathlib.Path(cache.enable())
 
     assert folder.parent == tmp_path / "new" / "cache"
-    assert PART.fullmatch(folder.name)
+    assert re.fullmatch(r"\w+-[0-9a-f]{8}-jaxlib-\d+\.\d+\.\d+(\.\d+)?", folder.name)
     made = (folder, folder.parent, folder.parent.parent)
-    assert [stat.S_IMODE(each.stat().st_mode) for each in made] == [0o700] * 3
-
-
-def test_the_variable_is_read_when_enable_is_called(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_DIST_CACHE_DIR", str(tmp_path / "ours"))
-
-    assert pathlib.Path(cache.enable()).parent == tmp_path / "ours"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o700] * 3
 
 
 def test_settings_are_made_and_put_back(tmp_path):
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    )
-    settings = lambda: [getattr(jax.config, name) for name in names]
+    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs")
+    settings = lambda: [getattr(jax.config, f"jax_{name}") for name in names]
     before = settings()
     folder = cache.enable(tmp_path, min_compile_seconds=0.5)
 
-    assert settings() == [folder, 0.5, 0]
+    assert settings() == [folder, 0.5]
     assert cache.enable(None) is None
-    assert settings() == [None, *before[1:]]
-
-
-def test_off_is_off(tmp_path):
-    cache.enable(tmp_path)
-    cache.enable(None)
-    _scale(2.0)(1.0)
-
+    assert settings() == [None, before[1]]
+    _scale(2.0)
     assert list(tmp_path.rglob("*-cache")) == []
 
 
-def test_another_folder_takes_over(tmp_path):
+def test_another_directory_takes_over_and_one_that_is_set_later_is_left_to_jax(tmp_path):
     cache.enable(tmp_path / "a")
-    _scale(3.0)(1.0)
+    _scale(3.0)
     cache.enable(tmp_path / "b")
-    _scale(4.0)(1.0)
-
-    count = lambda name: len(list((tmp_path / name).rglob("jit_scale-*-cache")))
-    assert (count("a"), count("b")) == (1, 1)
-
-
-def test_a_folder_that_somebody_sets_later_is_left_to_jax(tmp_path):
-    cache.enable(tmp_path / "ours")
+    _scale(4.0)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
     jax.experimental.compilation_cache.compilation_cache.reset_cache()
-    _scale(5.0)(1.0)
+    _scale(5.0)
 
-    files = [path.name.rpartition("-")[2] for path in (tmp_path / "theirs").iterdir()]
-    assert set(files) == {"cache"}
+    count = lambda name: len(list((tmp_path / name).rglob("jit_scale-*-cache")))
+    assert [count(name) for name in ("a", "b", "theirs")] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
-def test_a_folder_that_everybody_can_write_to_is_refused(tmp_path, mode):
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    folder.chmod(mode)
-    with pytest.raises(CacheDirectoryError) as caught:
+def _chown(path: pathlib.Path) -> None:
+    os.chown(path, OTHER_USER, OTHER_USER)
+
+
+# The modes of proj and proj/cache, what belongs to another user, and the reason if it is not safe.
+_DIRECTORIES = {
+    "private": (0o755, 0o700, "", None),
+    "shared with a group": (0o755, 0o2770, "", None),
+    "own, below one like /tmp": (0o1777, 0o755, "", None),
+    "writable by all": (0o755, 0o777, "", "can replace {cache}/"),
+    "writable, not readable": (0o755, 0o702, "", "can replace {cache}/"),
+    "replaceable": (0o777, 0o700, "", "can replace {cache}, since every user can write to {proj}"),
+    "of another user, below one like /tmp": (0o1777, 0o755, "cache", "{cache} belongs to user"),
+    "below that of another user": (0o1777, 0o755, "proj/..", "proj belongs to user 12345"),
+    "given by another user": (0o755, 0o755, "cache", None),
+}
+
+
+@pytest.mark.parametrize("name", _DIRECTORIES)
+def test_a_directory_that_others_can_change_is_rejected(tmp_path, name):
+    proj_mode, cache_mode, others, reason = _DIRECTORIES[name]
+    if others and os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    proj = tmp_path / "proj"
+    folder = proj / "cache"
+    folder.mkdir(parents=True)
+    proj.chmod(proj_mode)
+    folder.chmod(cache_mode)
+    if others == "cache":
+        _chown(folder)
+    elif others:  # as if another user had prepared proj/cache in /tmp
+        tmp_path.chmod(0o1777)
+        proj.chmod(0o755)
+        _chown(proj)
+    if reason is None:
+        assert cache.enable(folder) is not None
+        return
+
+    with pytest.raises(ArgumentError, match="is not safe to load code from") as caught:
         cache.enable(folder)
-
-    assert str(caught.value) == (
-        "A compilation cache cannot be trusted where anybody can change it:\n"
-        f"  * {folder} has mode {mode:04o} and belongs to user {os.getuid()}\n"
-        "Because every user of this machine may write there, and JAX runs the machine code that it "
-        "finds in its cache.\n"
-        f"Name a folder of your own, or make this one yours alone: chmod 700 {folder}"
-    )
+    assert reason.format(proj=proj, cache=folder) in str(caught.value)
     assert jax.config.jax_compilation_cache_dir is None
 
 
-def test_a_part_that_everybody_can_write_to_is_refused(tmp_path):
+def test_a_part_that_everybody_can_write_to_is_rejected(tmp_path):
     folder = pathlib.Path(cache.enable(tmp_path))
     folder.chmod(0o777)
 
-    with pytest.raises(CacheDirectoryError, match=f"{folder} has mode 0777"):
+    with pytest.raises(ArgumentError, match=f"every user can write to {folder}"):
         cache.enable(tmp_path)
 
 
-def test_a_folder_that_everybody_can_replace_is_refused(tmp_path):
-    tmp_path.chmod(0o777)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_a_link_of_another_user_is_rejected(tmp_path):
+    (tmp_path / "mine").mkdir(mode=0o700)
+    common = tmp_path / "common"
+    common.mkdir()
+    common.chmod(0o1777)
+    (common / "link").symlink_to(tmp_path / "mine")
+    os.lchown(common / "link", OTHER_USER, OTHER_USER)
 
-    with pytest.raises(CacheDirectoryError, match="may put another folder in its place"):
-        cache.enable(tmp_path / "cache")
-
-
-def test_a_folder_of_ones_own_below_tmp_is_fine(tmp_path):
-    tmp_path.chmod(0o1777)
-
-    assert cache.enable(tmp_path / "cache") is not None
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_folder_that_another_user_made_below_tmp_is_refused(tmp_path):
-    tmp_path.chmod(0o1777)
-    (tmp_path / "cache").mkdir(mode=0o755)
-    os.chown(tmp_path / "cache", 12345, 12345)
-
-    with pytest.raises(CacheDirectoryError, match="another user made it"):
-        cache.enable(tmp_path / "cache")
+    with pytest.raises(ArgumentError, match=f"{common / 'link'} belongs to user {OTHER_USER}"):
+        cache.enable(common / "link")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-@pytest.mark.parametrize("mode", [0o700, 0o755, 0o770])
-def test_root_is_refused_the_folder_of_another_user(tmp_path, mode):
-    folder = pathlib.Path(cache.enable(tmp_path / "cache"))
-    cache.enable(None)
-    for each in (folder, folder.parent):
-        each.chmod(mode)
-        os.chown(each, 12345, 12345)
+def test_a_file_in_place_of_the_directory_turns_the_cache_off(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.warns(CacheWarning, match=r"The compilation cache is off: .*Not a directory"):
+        assert cache.enable(file) is None
 
-    with pytest.raises(CacheDirectoryError) as caught:
-        cache.enable(tmp_path / "cache")
-    assert str(caught.value).splitlines()[1:] == [
-        f"  * {tmp_path / 'cache'} has mode {mode:04o} and belongs to user 12345",
-        "Because it is another user's, and root can read it only because permissions do not bind "
-        "it, and JAX runs the machine code that it finds in its cache.",
-        "Name a folder of your own, or make this one yours alone: chown -R root "
-        f"{tmp_path / 'cache'}",
-    ]
+    assert _scale(6.0) == 6.0
+    assert file.read_text() == "mine"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_group_of_root_may_share_a_folder(tmp_path):
-    os.chown(tmp_path, 12345, os.getegid())
-    tmp_path.chmod(0o2770)
-
-    assert cache.enable(tmp_path) is not None
-
-
-def test_a_group_may_share_a_folder(tmp_path):
-    tmp_path.chmod(0o2770)
-
-    assert cache.enable(tmp_path) is not None
-
-
-def test_a_file_in_place_of_the_folder_is_told(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.warns(CacheWarning, match="it is a file"):
-        assert cache.enable(tmp_path / "file") is None
-
-    assert _scale(6.0)(1.0) == 6.0
-
-
-def test_a_url_without_its_packages_is_told(monkeypatch):
+def test_a_url_without_its_package_turns_the_cache_off(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.warns(CacheWarning) as caught:
+    with pytest.warns(CacheWarning, match=r"gs://bucket/cache needs etils\[epath\]"):
         assert cache.enable("gs://bucket/cache") is None
 
-    assert str(caught[0].message) == (
-        "The compilation cache is off:\n"
-        "  * gs://bucket/cache needs etils and fsspec\n"
-        "Because JAX reads and writes URLs through these packages.\n"
-        "Install etils[epath] and fsspec, with the one that knows the URL, such as gcsfs."
-    )
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_size": "much"}, "max_size='much' is not a size such as 500MB or 2GiB"),
+        ({"failures": "never"}, "failures='never' is not one of None, 'raise' and 'retry'"),
+        ({"path": "gs://b/c", "failures": "raise"}, "needs a local directory, not gs://b/c"),
+    ],
+)
+def test_other_arguments_are_rejected(tmp_path, options, message):
+    with pytest.raises(ArgumentError, match=message):
+        cache.enable(**{"path": tmp_path, **options})
 
 
 def test_programs_that_compile_quickly_are_left_out_if_asked(tmp_path):
     cache.enable(tmp_path, min_compile_seconds=1000)
     with cache.stats() as seen:
-        _scale(7.0)(1.0)
+        _scale(7.0)
 
     assert seen.unwritten == {"it compiled in less than 1000 s": 1}
 
 
-def test_the_limit_holds_over_runs(tmp_path):
-    functions = {"functions": ["a", "b", "c", "d"]}
-    whole = cache_runs.run(tmp_path / "whole", **functions)
-    sizes = [path.stat().st_size for path in pathlib.Path(whole["folder"]).glob("*-cache")]
-    limit = {"enable": {"max_size": sum(sizes) - 500}}  # bytes
-    first = cache_runs.run(tmp_path / "cache", **functions, **limit)
-    left = sorted(path.name[:5] for path in pathlib.Path(first["folder"]).glob("*-cache"))
+@pytest.mark.parametrize("by", ["argument", "text", "setting of jax"])
+def test_a_limit_removes_the_least_recently_used(tmp_path, by):
+    folder = pathlib.Path(cache.enable(tmp_path))
+    for factor in (10.0, 11.0):
+        _scale(factor)
+    first, second = sorted(folder.glob("*-cache"), key=lambda path: path.stat().st_mtime_ns)
+    size = first.stat().st_size * 5 // 2
+    os.utime(first, (10, 10))
+    os.utime(second, (20, 20))
+    limit = {"argument": size, "text": f"{size / 1000:.6f} kB"}.get(by)
+    before = jax.config.jax_compilation_cache_max_size
+    if limit is None:
+        jax.config.update("jax_compilation_cache_max_size", size)
+    try:
+        cache.enable(tmp_path, max_size=limit)
+    finally:
+        jax.config.update("jax_compilation_cache_max_size", before)
+    jax.clear_caches()
+    with cache.stats() as seen:
+        _scale(10.0)  # used last now
+        _scale(12.0)
 
-    assert left == ["jit_b", "jit_c", "jit_d"]  # the first was not used for longest
-
-
-def test_a_size_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'much' is no size; write it as 500MB or 2GiB"):
-        cache.enable(tmp_path, max_size="much")
+    assert (seen.hits, seen.written) == (1, 1)
+    left = set(folder.glob("*-cache"))
+    assert len(left) == 2
+    assert first in left
+    assert second not in left

@@ -1,17 +1,17 @@
-"""The command line: help and exit codes."""
+"""The command line as a whole: help, exit codes, suggestions, limits of numbers."""
 
+import argparse
 import io
 import re
 import subprocess
 import sys
-import time
-from importlib import import_module
+from collections.abc import Iterator
 
 import pytest
 
 import jax_dist
 from jax_dist.cli import terminal
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import COMMANDS, main, make_parser
 
 
 def _run(*arguments: str) -> tuple[int, str, str]:
@@ -20,165 +20,165 @@ def _run(*arguments: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def test_without_a_command_it_teaches_and_says_misuse():
+def _usage_error(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        _run(*line.split())
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from _parsers(child)
+
+
+def test_without_a_command_it_prints_help_and_exits_with_2():
     code, out, err = _run()
 
-    assert code == 2
-    assert out == ""
-    assert "jax-dist doctor" in err
-    assert "exit codes: 0 all is well" in err
+    assert (code, out) == (2, "")
+    assert "exit codes: 0 success" in err
+    assert [name for name in COMMANDS if f"\n    {name}" not in err] == []
 
 
-def test_help_of_each_command(capsys):
-    with pytest.raises(SystemExit) as caught:
-        _run("doctor", "--help")
+def test_each_command_has_help_with_an_example(capsys):
+    for parser in _parsers(make_parser()):
+        with pytest.raises(SystemExit) as caught:
+            _run(*parser.prog.split()[1:], "--help")
+        text = capsys.readouterr().out
 
-    assert caught.value.code == 0
-    assert "usage: jax-dist doctor" in capsys.readouterr().out
-
-
-def test_an_unknown_command_is_misuse(capsys):
-    with pytest.raises(SystemExit) as caught:
-        _run("nothing")
-
-    assert caught.value.code == 2
-    assert "invalid choice: 'nothing'" in capsys.readouterr().err
+        assert caught.value.code == 0
+        assert text.startswith(f"usage: {parser.prog}")
+        assert re.search(r"^examples?:", text, re.MULTILINE), parser.prog
 
 
 def test_the_package_runs_as_a_program():
-    run = subprocess.run(
-        [sys.executable, "-m", "jax_dist", "--version"], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-m", "jax_dist", "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert run.stdout == f"jax-dist {jax_dist.__version__}\n"
 
 
-def test_a_folder_that_is_gone_is_said(tmp_path, monkeypatch):
+def test_lint_starts_without_jax():
+    code = "import sys; from jax_dist.cli.main import main; main(['lint', '--help'])"
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0
+    modules = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}
+    assert modules.isdisjoint({"jax", "numpy", "rich"})
+
+
+def test_a_current_directory_that_is_gone_is_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
 
-    code, out, err = _run("lint", "/")
-    assert (code, out) == (2, "")
-    assert err == "jax-dist: the current folder is gone; change to one that is there\n"
+    assert _run("lint", "/") == (2, "", "jax-dist: the current directory no longer exists\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "meant"),
-    [
-        (["lnt", "."], "lint"),
-        (["cache", "verfiy"], "verify"),
-        (["migrate", "--to", "jaxdist", "."], "jax_dist"),
-        (["rule", "psum-of-on"], "psum-of-one"),
-    ],
-)
-def test_a_misspelt_word_names_what_was_meant(capsys, arguments, meant):
-    try:
-        code, _, err = _run(*arguments)
-    except SystemExit as ended:
-        code, err = ended.code, capsys.readouterr().err
+def test_an_internal_error_has_a_traceback_and_never_the_code_of_a_finding(monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("jax_dist.cli.doctor._run", fail)
+    code, _, err = _run("doctor")
 
     assert code == 2
-    assert f"Did you mean {meant}?" in err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_printed_for_a_shell(capsys, shell):
-    pytest.importorskip("shtab")
-    with pytest.raises(SystemExit) as caught:
-        _run("--print-completion", shell)
-
-    assert caught.value.code == 0
-    assert "verify" in capsys.readouterr().out
+    assert "RuntimeError: broken" in err
+    assert err.endswith("jax-dist doctor: internal error; please report it\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"),
+    ("line", "suggestion"),
     [
-        (["mig"], ["migrate"]),
-        (["cache", "ve"], ["verify"]),
-        (["migrate", "--to", ""], ["jax_dist", "jax", "global"]),
+        ("lnt .", "Did you mean lint?"),
+        ("cache verfiy", "Did you mean verify?"),
+        ("migrate --to jaxdist .", "Did you mean jax_dist?"),
+        ("lint --format json a.py", "Did you mean --output-format?"),
+        ("lint --format=json a.py", "Did you mean --output-format?"),
+        ("lint --unsafe a.py", "Did you mean --unsafe-fixes?"),
+        ("cache verify --timeot 3 -- true", "Did you mean --timeout?"),
+        ("lint --zzzzzz a.py", "`jax-dist lint --help` lists the options."),
+        ("doctor now", "unrecognized arguments: now"),
     ],
 )
-def test_bash_completes(capsys, tmp_path, words, completed):
-    pytest.importorskip("shtab")
-    with pytest.raises(SystemExit):
-        _run("--print-completion", "bash")
-    (tmp_path / "completion").write_text(capsys.readouterr().out)
-    typed = " ".join(f"'{word}'" for word in words)
-    script = (
-        f"source {tmp_path}/completion; COMP_WORDS=(jax-dist {typed}); COMP_CWORD={len(words)}; "
-        '_shtab_jax_dist; echo "${COMPREPLY[@]}"'
-    )
+def test_a_misspelt_word_names_the_nearest(capsys, line, suggestion):
+    err = _usage_error(capsys, line)
 
-    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert suggestion in err
+    if "Did you mean" not in suggestion:
+        assert "Did you mean" not in err
 
-    assert run.stdout.split() == completed
+
+def test_no_option_may_be_abbreviated():
+    assert [parser.prog for parser in _parsers(make_parser()) if parser.allow_abbrev] == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "advice"),
+    ("kind", "good", "bad", "message"),
     [
-        (["migrate", "-w", "a.py"], "Did you mean `--write`?"),
-        (["launch", "-t", "5", "-n", "2"], "Did you mean `--timeout`?"),
-        (["--lint", "a.py"], "Did you mean `jax-dist lint`?"),
-        (["cache", "--verify"], "Did you mean `jax-dist cache verify`?"),
-        (["lint", "--format", "json", "a.py"], "Did you mean `--output-format`?"),
-        (["lint", "--zzzzzz", "a.py"], "`jax-dist lint --help` lists the options."),
-        (["launch", "-n2", "--zzzzzz"], "`jax-dist launch --help` lists the options."),
+        (
+            terminal.count(64),
+            ["1", "64"],
+            ["0", "65", "-5", "9" * 5000, "1.5", "x", "٣x"],
+            "must be a whole number from 1 to 64, not '",
+        ),
+        (
+            terminal.seconds,
+            ["0.1", "2000000"],
+            ["0", "-1", "inf", "nan", "2000001", "soon", "9" * 5000],
+            "must be a number of seconds, more than 0 and at most 2000000, not '",
+        ),
     ],
 )
-def test_an_unknown_option_names_the_nearest_or_where_they_are(capsys, arguments, advice):
-    with pytest.raises(SystemExit) as caught:
-        _run(*arguments)
-    err = capsys.readouterr().err
-    command = "" if arguments[0].startswith("-") else f" {arguments[0]}"
-
-    assert caught.value.code == 2
-    assert err.startswith(f"usage: jax-dist{command} [") or f"usage: jax-dist{command} -n" in err
-    assert err.endswith(f". {advice}\n")
+def test_numbers_have_limits(kind, good, bad, message):
+    assert [kind(text) for text in good] == [float(text) for text in good]
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError) as caught:
+            kind(text)
+        assert str(caught.value).startswith(message)
+        assert len(str(caught.value)) < 200
 
 
-def test_help_lists_what_is_used_every_day(capsys):
-    with pytest.raises(SystemExit):
-        _run("--help")
-    listed = re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE)
-
-    assert {"lint", "migrate", "plan"} <= set(listed)
-    assert "certificate" not in listed
-
-
-def test_what_help_does_not_list_works_as_before(capsys):
-    with pytest.raises(SystemExit) as caught:
-        _run("certificate", "--help")
-
-    assert caught.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: jax-dist certificate ")
+def test_every_number_has_limits():
+    for parser in _parsers(make_parser()):
+        for action in parser._actions:
+            if action.metavar in ("N", "SECONDS"):
+                assert action.type is not None, f"{parser.prog} {action.option_strings}"
+                with pytest.raises(argparse.ArgumentTypeError):
+                    action.type("-1")
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "arguments", "what"),
+    ("when", "environment", "is_terminal", "expected"),
     [
-        ("jax_dist.doctor", "diagnose", ("doctor",), "waiting for the devices"),
+        ("auto", {}, True, True),
+        ("auto", {}, False, False),
+        ("auto", {"NO_COLOR": "1"}, True, False),
+        ("auto", {"FORCE_COLOR": "1"}, False, True),
+        ("auto", {"TERM": "dumb"}, True, False),
+        ("always", {"NO_COLOR": "1"}, False, True),
+        ("never", {"FORCE_COLOR": "1"}, True, False),
     ],
 )
-def test_what_lasts_says_since_when_on_a_terminal(monkeypatch, module, name, arguments, what):
-    err = io.StringIO()
-    err.isatty = lambda: True
-    monkeypatch.setattr(terminal, "_TICK", 0.001)
-    monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
+def test_colour(when, environment, is_terminal, expected, monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal
 
-    def lasts(*_: object, **__: object) -> None:
-        end = time.monotonic() + 60
-        while f"\r{what}, 0 s" not in err.getvalue() and time.monotonic() < end:
-            time.sleep(0.001)
-        raise _DoneError
-
-    monkeypatch.setattr(import_module(module), name, lasts)
-    with pytest.raises(SystemExit):  # a fault, as the command sees it
-        main(arguments, out=io.StringIO(), err=err)
-
-    assert f"\r{what}, 0 s" in err.getvalue()
+    assert terminal.wants_colour(when, stream) == expected
 
 
-class _DoneError(Exception):
-    """Ends a command that has shown what is looked at."""
+def test_progress_is_shown_on_a_terminal_only():
+    for is_terminal in (True, False):
+        stream = io.StringIO()
+        stream.isatty = lambda is_terminal=is_terminal: is_terminal
+        with terminal.ProgressLine(stream, "files checked") as progress:
+            progress(1, 3)
+
+        assert ("files checked" in stream.getvalue()) == is_terminal

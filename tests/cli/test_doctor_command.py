@@ -1,15 +1,12 @@
 """`jax-dist doctor`, with real processes: JAX that starts, that fails, and that hangs."""
 
 import io
-import json
-import os
-import textwrap
-import time
 
 import jax
 import pytest
 
-from jax_dist.cli.cli import main
+from jax_dist import doctor
+from jax_dist.cli.main import main
 
 
 def _run(*arguments: str) -> tuple[int, str]:
@@ -20,89 +17,71 @@ def _run(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch, tmp_path):
-    for name in ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "RANK", "WORLD_SIZE"):
+    for name in ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAX_DIST_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_a_healthy_machine(monkeypatch):
+def test_a_good_installation_and_no_module_of_the_current_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    monkeypatch.chdir(tmp_path)
+    for name in ("jax", "numpy", "random", "jax_dist"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from here')\n")
 
-    code, out = _run("--json")
-    found = json.loads(out)
+    code, out = _run()
 
-    assert code == 0
-    assert found["healthy"] is True
-    assert found["facts"]["jax"] == jax.__version__
-    assert found["facts"]["devices"] == "3 devices of cpu (cpu)"
-    assert found["facts"]["psum"] == "right over 3 devices"
-    assert found["variables"]["JAX_NUM_CPU_DEVICES"] == "3"
-    assert found["findings"] == []
-
-
-def test_harm_is_exit_code_1_and_one_line_of_advice(monkeypatch):
-    monkeypatch.setenv("JAX_PMAP_SHMAP_MERGE", "0")
-    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1234")
-
-    code, out = _run("--quiet", "--color=never")
-
-    if hasattr(jax.config, "jax_pmap_shmap_merge"):  # until jax 0.10
-        assert "JAX_PMAP_SHMAP_MERGE" not in out
-        return
-    assert code == 1
-    assert (
-        out
-        == textwrap.dedent("""\
-        harm: JAX_PMAP_SHMAP_MERGE is set, and this jax does not read it (JXD104)
-          help: unset JAX_PMAP_SHMAP_MERGE; the old pmap is gone
-        harm: JAX_COORDINATOR_ADDRESS is set, and nothing says which process this is of many
-          help: pass num_processes and process_id, or start with jax-dist launch -n N
-        """)
-        + out[out.rindex("2 things to fix") :]
-    )
+    assert code == 0, out
+    assert f"jax:    {jax.__version__}\n" in out
+    assert "psum over 3 devices: 3\n" in out
+    assert f"cache: {tmp_path / 'cache'}" in out
+    assert out.endswith("no problem found\n")
 
 
-def test_a_flag_that_ends_the_process_is_named(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_there_is_no_such_flag=1")
+@pytest.mark.parametrize(
+    ("name", "value", "text", "advice"),
+    [
+        ("XLA_FLAGS", "--xla_no_such=1", "--xla_no_such=1", "--xla_no_such=1 in the variable XLA_"),
+        ("JAX_PLATFORMS", "nowhere", "'nowhere'", "correct nowhere in the variable JAX_PLATFORMS"),
+        ("JAX_ENABLE_X64", "perhaps", "invalid truth value 'perhaps'", "JAX_PLATFORMS=cpu starts"),
+    ],
+)
+def test_a_bad_variable_is_named(monkeypatch, name, value, text, advice):
+    monkeypatch.setenv(name, value)
 
-    code, out = _run("--quiet", "--color=never")
+    code, out = _run()
 
     assert code == 1
-    assert out.startswith("harm: JAX cannot start its devices: Unknown flag in XLA_FLAGS")
-    assert "--xla_there_is_no_such_flag=1" in out
+    problem = out[out.index("problem: ") :]
+    assert text in problem.splitlines()[0]
+    assert advice in problem.splitlines()[1]
 
 
-def test_a_jax_that_cannot_be_imported_is_told(monkeypatch):
-    monkeypatch.setenv("JAX_ENABLE_X64", "perhaps")
+def test_a_directory_that_others_can_write_to_is_a_problem(monkeypatch, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("JAX_DIST_CACHE_DIR", str(tmp_path / "open"))
 
-    code, out = _run("--quiet", "--color=never")
+    code, out = _run()
 
     assert code == 1
-    assert "harm: jax cannot be imported: ValueError: invalid truth value 'perhaps'" in out
+    assert str(tmp_path / "open") in out[out.index("problem: ") :]
 
 
-def test_devices_that_hang_do_not_hang_the_doctor(monkeypatch, tmp_path):
-    plugin = tmp_path / "plugins" / "jax_plugins" / "never"  # as JAX finds its backends
+def test_devices_that_hang_do_not_hang_the_command(monkeypatch, tmp_path):
+    plugin = tmp_path / "jax_plugins" / "never"  # as JAX finds its backends
     plugin.mkdir(parents=True)
-    (plugin / "__init__.py").write_text(
-        textwrap.dedent(f"""\
-            import os, pathlib, time
+    (plugin / "__init__.py").write_text("import time\n\ndef initialize():\n    time.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-            def initialize():
-                pathlib.Path({str(tmp_path)!r}, "reached").write_text(str(os.getpid()))
-                time.sleep(600)
-            """)
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "plugins"))
-    started = time.monotonic()
-
-    code, out = _run("--quiet", "--color=never", "--timeout", "6")
+    code, out = _run("--timeout", "8")
 
     assert code == 1
-    assert out.startswith("harm: JAX cannot start its devices: no answer within the time\n")
-    assert time.monotonic() - started < 120  # and not 600
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "reached").read_text()), 0)
+    assert "problem: No answer in time: another process may hold the devices" in out
+
+
+def test_a_missing_jax_is_told():
+    error = "Traceback ...\nModuleNotFoundError: No module named 'jax'\n"
+    assert doctor._problem(1, error) == "jax is not installed for this Python: pip install -U jax"
 
 
 def test_a_time_must_be_more_than_nothing(capsys):
@@ -110,12 +89,4 @@ def test_a_time_must_be_more_than_nothing(capsys):
         _run("--timeout", "0")
 
     assert caught.value.code == 2
-    assert "must be more than 0" in capsys.readouterr().err
-
-
-def test_colours_are_there_where_asked(monkeypatch):
-    monkeypatch.setenv("JAX_ENABLE_X64", "perhaps")
-
-    _, out = _run("--quiet", "--color=always")
-
-    assert out.startswith("\x1b[1;31mharm\x1b[0m: jax cannot be imported")
+    assert "more than 0" in capsys.readouterr().err

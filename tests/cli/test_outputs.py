@@ -11,7 +11,7 @@ import pytest
 
 from jax_dist._usage import MisuseError
 from jax_dist.cli import outputs
-from jax_dist.cli.cli import main
+from jax_dist.cli.main import main
 
 _PMAP = "import jax\n\nf = jax.pmap(lambda x: x)\n"
 _FORMS = ("text", "json", "sarif", "github")
@@ -71,7 +71,7 @@ def test_what_is_no_such_file_is_never_overwritten(
     assert (folder / name).read_bytes() == data
 
 
-@pytest.mark.parametrize("name", ["report.md", "report.json", "report.sarif"])
+@pytest.mark.parametrize("name", ["report.md", "report.json"])
 def test_a_report_is_refused_before_anything_is_migrated(folder: pathlib.Path, name: str):
     (folder / name).write_text("mine")
 
@@ -81,19 +81,6 @@ def test_a_report_is_refused_before_anything_is_migrated(folder: pathlib.Path, n
     assert f"--report {name}: the file is other text, not a report of jax-dist migrate" in err
     assert (folder / name).read_text() == "mine"
     assert (folder / "train.py").read_text() == _PMAP
-
-
-def test_a_certificate_is_refused_before_anything_runs(folder: pathlib.Path):
-    (folder / "proof.json").write_text('{"loss": 1.5}')
-    options = ("--write", "--verify", "--certificate", "proof.json", "train.py")
-
-    code, err = _run("migrate", *options, "--", sys.executable, "-c", "open('ran', 'w')")
-
-    assert code == 2
-    assert "--certificate proof.json: the file is other JSON, not a certificate" in err
-    assert (folder / "proof.json").read_text() == '{"loss": 1.5}'
-    assert (folder / "train.py").read_text() == _PMAP
-    assert not (folder / "ran").exists()
 
 
 def test_it_is_refused_before_any_file_is_mended(folder: pathlib.Path):
@@ -125,7 +112,7 @@ def test_a_report_of_lint_is_written_again(
     assert "JXD001" in (folder / "r").read_text()
 
 
-@pytest.mark.parametrize("name", ["r.md", "r.json", "r.sarif"])
+@pytest.mark.parametrize("name", ["r.md", "r.json"])
 def test_a_report_of_migrate_is_written_again(folder: pathlib.Path, name: str):
     for path in ("train.py", "clean.py", "train.py"):
         assert _run("migrate", "--quiet", "--report", name, path) == (0, "")

@@ -179,5 +179,5 @@ def test_factors_are_alike_in_any_batch():
 
 
 def test_keys_whose_noise_depends_on_the_batch_are_refused():
-    with pytest.raises(ValueError, match="noise cannot be drawn twice from a key of .* 'rbg'"):
+    with pytest.raises(ValueError, match="noise cannot be drawn twice from a 'rbg' key"):
         es_eggroll.noise_of(_PLAN, jax.random.key(0, impl="rbg"), jnp.int32(0))

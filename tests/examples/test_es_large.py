@@ -193,7 +193,7 @@ def test_at_0_mirrored_pairs_tie_so_it_starts_elsewhere():
 
 
 def test_keys_whose_noise_depends_on_the_batch_are_refused():
-    with pytest.raises(ValueError, match="noise cannot be drawn twice from a key of .* 'rbg'"):
+    with pytest.raises(ValueError, match="noise cannot be drawn twice from a 'rbg' key"):
         es_large.row_maker(es_large.Plan(_SIZE), jax.random.key(0, impl="rbg"), jnp.zeros(0))
 
 

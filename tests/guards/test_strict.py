@@ -1,615 +1,472 @@
-"""The guard as a whole: when it is on, for whom, what it costs, and that it is gone afterwards."""
+"""The guards of a training loop: what they stop, in which words, and that they are gone after."""
+# ruff: noqa: PT012 - a guarded block is more than one statement
 
 import contextlib
+import functools
 import gc
 import sys
 import threading
+import warnings
 import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from messages import forget, functions_entered, refused, text
 
 import jax_dist
+from jax_dist import allow_recompiles, allow_transfers, strict
 from jax_dist.errors import DonationError, RecompileError, TransferError
-from jax_dist.guards.strict import allow_recompiles, allow_transfers, strict
 
-_ON_HOST = np.ones(4, np.float32)
+_FILE = "tests/guards/test_strict.py"
+_MESH = Mesh(np.array(jax.devices()), ("i",))
+_SPLIT = NamedSharding(_MESH, P("i"))
+_X = jnp.ones(8)
+_XS = jax.device_put(jnp.ones((8, 2)), _SPLIT)
+_YS = jax.device_put(jnp.ones((8, 3)), _SPLIT)
+_WHOLE = jax.device_put(jnp.ones((8, 2)), NamedSharding(_MESH, P()))
+_INTS = jax.device_put(jnp.ones((8, 2), int), _SPLIT)
+_HOST = {"y": np.ones((8, 2), np.float32)}
+
+recompiles = functools.partial(strict, transfers=False, donation=False)
+transfers = functools.partial(strict, recompiles=False, donation=False)
+donations = functools.partial(strict, recompiles=False, transfers=False)
 
 
-def new_step():
-    """As new to JAX in each test."""
-
-    def step(state, batch):
-        return state + batch.sum()
-
-    return jax.jit(step, donate_argnums=0)
+def step(x, batch=None, times=1):
+    return times * (x if batch is None else x + batch["y"].sum())
 
 
 @jax.jit
-def double(x):
-    return 2 * x
+def negative(x):
+    return -x
 
 
 def is_guarded():
-    """Whether an array of the host is refused here."""
+    """Return whether an array of the host is stopped here."""
     try:
-        double(_ON_HOST)
-    except TransferError:
-        forget()
+        negative(_HOST["y"])
+    except jax.errors.JaxRuntimeError:
         return True
     return False
 
 
-double(_ON_HOST)
+def here(offset=0):
+    return f"{_FILE}:{sys._getframe(1).f_lineno + offset}"
 
 
-# ---- the warm-up ----
+@pytest.fixture(autouse=True)
+def _compiled_before():
+    is_guarded()
+
+
+# ---- compilations
+
+
+@pytest.mark.parametrize("mapped", [jax.jit, jax_dist.pmap], ids=["jit", "pmap"])
+@pytest.mark.parametrize(
+    ("before", "now", "change"),
+    {
+        "shape": ((_XS, {"y": _XS}), (_XS, {"y": _YS}), "batch['y']: float32[8,2] -> float32[8,3]"),
+        "type": ((_XS,), (_INTS,), "x: float32[8,2] -> int32[8,2]"),
+        "structure": ((_XS, {"y": _XS}), (_XS, {"y": _XS, "z": _XS}), "batch['z'] is new"),
+        "gone": ((_XS, {"y": _XS, "z": _XS}), (_XS, {"y": _XS}), "batch['z'] is gone"),
+        "nearest": ((_INTS, {"y": _XS}), (_INTS, {"y": _YS}), "batch['y']: float32[8,2] -> "),
+    }.values(),
+    ids=["shape", "type", "structure", "gone", "nearest"],
+)
+def test_the_changed_argument_is_named(mapped, before, now, change):
+    fun = mapped(lambda x, batch=None: step(x, batch))
+
+    with pytest.raises(RecompileError) as caught, recompiles() as guard:
+        for number in guard.steps(range(2)):
+            if number == 0:
+                fun(_X[:, None])
+                fun(*before)
+            else:
+                line = here(1)
+                fun(*now)
+
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"'<lambda>' is compiled after the warm-up, at {line}:"
+    assert lines[1].strip().startswith(change)
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "change"),
+    {
+        "weak": (lambda f: f(jnp.float32(1)), lambda f: f(1.0), "x: float32[] -> ~float32[]"),
+        "sharding": (lambda f: f(_XS), lambda f: f(_WHOLE), "x: NamedSharding(mesh=Mesh('i': 8"),
+        "static": (lambda f: f(_X, times=2), lambda f: f(_X, times=3), "times: 2 -> 3"),
+        "setting": (
+            lambda f: f(_X),
+            lambda f: jax.default_matmul_precision("float32")(f)(_X),
+            "no argument differs: a setting of JAX does, or its caches were cleared",
+        ),
+    }.values(),
+    ids=["weak", "sharding", "static", "setting"],
+)
+def test_the_cause_is_named(before, now, change):
+    fun = jax.jit(lambda x, times=1: step(x, times=times), static_argnames="times")
+    before(fun)
+
+    with pytest.raises(RecompileError) as caught, recompiles():
+        now(fun)
+
+    assert str(caught.value).splitlines()[1].strip().startswith(change)
+
+
+@pytest.mark.parametrize("mapped", [jax.jit, jax_dist.pmap], ids=["jit", "pmap"])
+@pytest.mark.parametrize(
+    ("make", "name", "kind"),
+    [
+        (lambda: lambda x: x + 1, "<lambda>", "function object is made at {} each time"),
+        (
+            lambda: functools.partial(step, times=2),
+            "step",
+            "functools.partial of the function at {} is made each time",
+        ),
+    ],
+    ids=["lambda", "partial"],
+)
+def test_a_function_made_anew_in_each_step_is_told_by_its_source(mapped, make, name, kind):
+    with pytest.raises(RecompileError) as caught, recompiles() as guard:
+        for _ in guard.steps(range(3)):
+            line = here(1)
+            mapped(make())(_XS)
+
+    source = (step if name == "step" else make).__code__.co_firstlineno
+    assert str(caught.value) == (
+        f"'{name}' is compiled after the warm-up, at {line}:\n"
+        f"  a new {kind.format(f'{_FILE}:{source}')}\n"
+        "Create it once before the loop, or use jax_dist.allow_recompiles()."
+    )
+
+
+def test_other_compilations_are_stopped():
+    x, lowered = jnp.ones((3, 5)), jax.jit(lambda x: x * 5).lower(_X)
+    with (
+        pytest.raises(RecompileError, match=r"'sinh' is compiled[^*]* x: float32\[3,5\]"),
+        recompiles(),
+    ):
+        jnp.sinh(x)
+    with pytest.raises(RecompileError), recompiles():
+        lowered.compile()
+    with pytest.raises(RecompileError, match=r"no earlier call[^*]* x: float32\[8\]"), recompiles():
+        jax.jit(lambda x: x - 7)(_X)
+
+
+def test_a_stopped_call_has_run_nothing_and_can_be_made_later():
+    ran = []
+    fun = jax.jit(lambda x: (jax.debug.callback(lambda: ran.append(1)), x + 1)[1])
+
+    with pytest.raises(RecompileError), recompiles():
+        fun(_X)
+    jax.effects_barrier()
+    assert not ran
+
+    with recompiles():
+        with allow_recompiles():
+            fun(_X)
+        fun(_X)
+
+
+class _Raises:
+    """A value that raises whatever is asked of it."""
+
+    def _raise(self, *args):
+        raise RuntimeError("the object was asked")
+
+    __eq__ = __repr__ = __getattr__ = __bool__ = __len__ = __iter__ = __str__ = __call__ = _raise
+    __hash__ = object.__hash__
+
+
+class _RaisesAlways:
+    def __getattribute__(self, name):
+        raise RuntimeError(f"{name} was asked for")
+
+
+@pytest.mark.parametrize("mapped", [jax.jit, jax_dist.pmap], ids=["jit", "pmap"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: {1: _X, "a": _X}, lambda: {1: 2, "a": {None: 3}}, _Raises, _RaisesAlways],
+    ids=["mixed keys", "nested keys", "raises", "raises always"],
+)
+def test_only_errors_of_the_guard_are_raised_whatever_the_frames_hold(mapped, make):
+    globals()["__warningregistry__"] = {"version": 1, ("text", UserWarning, 3): True}
+    fun, local, host = mapped(lambda x: x + 2), make(), _HOST["y"]
+    fun(_XS)
+    fun(_XS)
+
+    with pytest.raises(RecompileError), recompiles():
+        fun(_YS)
+    with pytest.raises(TransferError, match=r"host float32\[8,2\] moves from host"), transfers():
+        (fun(host), local)
+
+
+def test_a_static_argument_may_raise():
+    with pytest.raises(RecompileError, match="'<lambda>' is compiled"), recompiles():
+        jax.jit(lambda x, option: x, static_argnums=1)(_X, _Raises())
+
+
+# ---- transfers
+
+
+@pytest.mark.parametrize(
+    ("act", "moved"),
+    {
+        "argument": (lambda f: f(_HOST["y"]), r"_HOST\['y'\] float32\[8,2\] moves from host"),
+        "leaf": (lambda f: f(_XS, _HOST), r"_HOST\['y'\] float32\[8,2\] moves from host"),
+        "operator": (lambda f: _X + np.ones(8, np.float32), r"float32\[8\] moves from host"),
+        "number": (lambda f: f(1.0), r"float32\[\] moves from host to device"),
+        "index": (lambda f: _X[0], r"int32\[\] moves from host to device"),
+    }.values(),
+    ids=["argument", "leaf", "operator", "number", "index"],
+)
+def test_values_of_the_host_are_named(act, moved):
+    fun = jax.jit(step)
+    act(fun)
+    act(fun)
+
+    with pytest.raises(TransferError, match=moved) as caught, transfers():
+        act(fun)
+
+    line = f"{_FILE}:{act.__code__.co_firstlineno}"
+    assert f"at {line} in `" in str(caught.value)
+    assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
+
+
+@pytest.mark.parametrize("mapped", [jax.pmap, jax_dist.pmap], ids=["jax.pmap", "pmap"])
+def test_arguments_of_a_pmap_are_named(mapped):
+    fun, x = mapped(step), jnp.ones((8, 2))
+    for _ in range(3):
+        fun(_XS, _HOST)
+        fun(x)
+
+    with pytest.raises(TransferError, match=r"_HOST\['y'\] float32\[8,2\] moves"), transfers():
+        fun(_XS, _HOST)
+    with pytest.raises(TransferError, match=r"^x float32\[8,2\] moves from device"), transfers():
+        fun(x)
+
+
+def test_what_is_explicit_or_allowed_moves():
+    fun = jax.jit(step)
+    fun(_X)
+    fun(_HOST["y"])
+
+    with transfers():
+        fun(jax.device_put(np.ones(8, np.float32)))
+        jax.device_get(fun(_X))
+        with allow_transfers():
+            fun(_HOST["y"])
+        with jax.transfer_guard("allow"):
+            fun(_HOST["y"])
+
+
+def test_an_error_of_another_guard_is_not_ours():
+    with jax.transfer_guard("disallow"), pytest.raises(jax.errors.JaxRuntimeError), recompiles():
+        negative(_HOST["y"])
+
+
+# ---- donation
+
+total = jax.jit(lambda s: {"w": s["w"].sum(), "n": s["n"]}, donate_argnums=0)
+double = jax.jit(lambda s, n: {"w": n * s["w"]}, donate_argnums=0, static_argnums=1)
+
+
+def test_a_program_that_cannot_use_a_donation_is_stopped():
+    state = {"w": jnp.ones((5, 7)), "n": jnp.int32(3)}
+
+    with pytest.raises(DonationError) as caught, donations():
+        line = here(1)
+        total(state)
+
+    assert str(caught.value) == (
+        f"'<lambda>' cannot use the memory of a donated argument, at {line}: no result is left "
+        "that has the type of s['w'] float32[5,7]. Do not donate it."
+    )
+
+    pmapped = jax_dist.pmap(lambda s: s["w"].sum(), donate_argnums=0)
+    with pytest.raises(DonationError, match=r"s\['w'\]"), donations():
+        pmapped({"w": jnp.ones((8, 2))})
+
+
+@pytest.mark.parametrize(("extra", "kept"), [({"b": jnp.ones(3)}, "b"), ({}, "w")])
+def test_a_guarded_jit_object_checks_that_donated_arguments_are_gone(extra, kept):
+    array = jnp.ones(4)
+    view = None if extra else np.asarray(array)  # shares the memory
+
+    with pytest.raises(DonationError) as caught:
+        donations()(double)({"w": array, **extra}, 2)
+
+    assert f"'<lambda>' did not take the memory of the donated s['{kept}'], at " in str(
+        caught.value
+    )
+    del view
+
+
+@pytest.mark.parametrize(("when", "checked"), [("first", 3), ("always", 10)])
+def test_how_many_calls_are_checked(when, checked):
+    guarded, lost = donations(donation=when)(double), 0
+
+    for _ in range(10):
+        array = jnp.ones(4)
+        view = np.asarray(array)
+        try:
+            guarded({"w": array}, 2)
+        except DonationError:
+            lost += 1
+        del view
+
+    assert lost == checked
+
+
+def test_donations_that_happen_pass():
+    programs = {
+        "jit": (double, {"w": jnp.ones(4)}, (2,)),
+        "name": (jax.jit(lambda x: x + 1, donate_argnames="x"), jnp.ones(4), ()),
+        "pmap": (jax_dist.pmap(lambda x: x + 1, donate_argnums=0), _XS + 0, ()),
+    }
+    donations(donation="always")(double)({"w": np.ones(4, np.float32)}, 2)  # a first state
+    for fun, state, rest in programs.values():
+        guarded = strict(donation="always")(fun)
+        for _ in range(3):
+            state = guarded(state, *rest)
+
+
+def test_the_filter_of_warnings_is_taken_away():
+    before = list(warnings.filters)
+    with strict(), strict(donation=False), strict():
+        pass
+    assert list(warnings.filters) == before
+
+
+# ---- blocks, steps and threads
 
 
 def test_a_training_loop_is_written_as_usual():
-    step, state, batches = new_step(), jnp.zeros(3), [jnp.ones(4)] * 10
+    fun = jax.jit(lambda state, batch: state + batch.sum(), donate_argnums=0)
+    state, batches = jnp.zeros(3), [jnp.ones(4)] * 10
 
     with strict() as guard:
         for batch in guard.steps(batches):
-            state = step(state, batch)
+            state = fun(state, batch)
 
-    assert state.tolist() == [40.0, 40.0, 40.0]
+    assert state.tolist() == [40.0] * 3
 
 
-@pytest.mark.parametrize(("warmup", "guarded"), [(None, [0, 1, 1]), (0, [1, 1, 1]), (2, [0, 0, 1])])
+@pytest.mark.parametrize(("warmup", "guarded"), [(None, "011"), (0, "111"), (2, "001")])
 def test_the_first_steps_are_the_warm_up(warmup, guarded):
     with strict(warmup=warmup) as guard:
-        assert [is_guarded() for _ in guard.steps(range(3))] == [bool(each) for each in guarded]
+        assert "".join(str(int(is_guarded())) for _ in guard.steps(range(3))) == guarded
         assert is_guarded()
-
-
-def test_a_loop_left_in_the_warm_up_leaves_the_rest_of_the_block_guarded():
-    with strict() as guard:
         for _ in guard.steps(range(3)):
             break
         assert is_guarded()
 
 
-@pytest.mark.parametrize(("warmup", "guarded"), [(None, [1, 1, 1]), (2, [0, 0, 1])])
-def test_a_block_entered_again_is_the_next_step(warmup, guarded):
-    guard, seen = strict(warmup=warmup), []
+def test_entering_a_block_and_calling_a_function_are_steps():
+    @strict()
+    def train():
+        """Trains."""
+        return is_guarded()
 
+    assert [train(), train()] == [False, True]
+    assert (train.__name__, train.__doc__) == ("train", "Trains.")
+    guard, seen = strict(warmup=2), []
     for _ in range(3):
         with guard:
             seen.append(is_guarded())
-
-    assert seen == [bool(each) for each in guarded]
-
-
-def test_the_first_call_of_a_decorated_function_is_the_warm_up():
-    @strict()
-    def train(step, state):
-        """Trains."""
-        return step(state, jnp.ones(4)), is_guarded()
-
-    step = new_step()
-    state, first = train(step, jnp.zeros(3))
-    _, second = train(step, state)
-
-    assert (first, second) == (False, True)
-    assert (train.__name__, train.__doc__) == ("train", "Trains.")
+    assert seen == [False, False, True]
 
 
-def test_donation_is_not_looked_at_in_the_warm_up():
-    step = jax.jit(lambda x: 2 * x, donate_argnums=0)
-
-    with strict() as guard:
-        for number in guard.steps(range(2)):
-            if number == 0:
-                step(np.ones(4))  # a first state may come from the host
-
-
-# ---- each part on its own ----
-
-
-@pytest.mark.parametrize("part", ["transfers", "recompiles", "donation"])
-def test_a_part_alone(part):
-    only = {"transfers": False, "recompiles": False, "donation": False} | {
-        part: "first" if part == "donation" else True
-    }
-    unused = jax.jit(lambda a, b: a + 1, donate_argnums=(0, 1))
-    said = []
-
-    with strict(**only):
-        for name, act in {
-            "transfers": lambda: float(jnp.float32(1.5)),
-            "recompiles": lambda: jax.jit(lambda x: x - 1)(_ON_HOST if part != "transfers" else 1),
-            "donation": lambda: unused(*jax.device_put((np.ones(4), np.ones(4)))),
-        }.items():
-            try:
-                act()
-            except (TransferError, RecompileError, DonationError) as error:
-                forget()
-                said.append((name, type(error).__name__))
-
-    names = {"transfers": "TransferError", "recompiles": "RecompileError"}
-    expected = [(part, names.get(part, "DonationError"))]
-    if part == "recompiles":
-        expected.append(("donation", "RecompileError"))  # its first call is one
-    assert said == expected
-
-
-# ---- in and out, in any order ----
-
-
-def test_an_exception_in_the_block_passes_and_ends_the_guard():
-    with pytest.raises(KeyError), strict():
-        raise KeyError("x")
-
-    assert not is_guarded()
-
-
-def test_inner_guards_leave_the_outer_one_on():
-    with strict():
-        with strict(transfers=False):
+def test_blocks_nest_and_end_with_an_exception_and_in_any_order():
+    guard = strict()
+    with jax.transfer_guard("log"), guard:
+        with strict(transfers=False), guard:
             assert is_guarded()
-        assert is_guarded()
         with allow_transfers():
             assert not is_guarded()
             with strict():
                 assert is_guarded()
             assert not is_guarded()
         assert is_guarded()
+    with pytest.raises(KeyError), strict():
+        raise KeyError("x")
     assert not is_guarded()
 
-
-def test_a_guard_may_be_entered_inside_itself():
-    guard = strict()
-    with guard:
-        with guard:
-            assert is_guarded()
-        assert is_guarded()
-    assert not is_guarded()
-
-
-def test_guards_may_end_in_any_order():
-    def block(guard):
-        with guard:
-            yield
-
-    first, second = block(strict()), block(strict())
-    next(first)
-    next(second)
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    first.enter_context(strict())
+    second.enter_context(strict())
     first.close()
     assert is_guarded()
     second.close()
     assert not is_guarded()
 
-    first, allowed = block(strict()), block(allow_transfers())
-    next(first)
-    next(allowed)
-    first.close()
-    assert not is_guarded()
-    allowed.close()
-    assert not is_guarded()
-    assert jax.config.jax_transfer_guard_host_to_device in (None, "allow")
+
+def test_each_thread_has_its_own_guards():
+    train, seen = strict(warmup=0)(is_guarded), []
+
+    def work():
+        seen.append(is_guarded())
+        jax.jit(lambda x: x + 3)(_HOST["y"])
+        seen.append(train())
+
+    with strict():
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert is_guarded()
+    assert sorted(seen) == [False] * 4 + [True] * 4
 
 
-def test_what_the_user_said_to_jax_comes_back():
-    with jax.transfer_guard("log"):
-        with strict():
-            pass
-        assert jax.config.jax_transfer_guard_host_to_device == "log"
+def test_functions_and_arrays_may_die():
+    fun, state = jax.jit(lambda s: s + 1), jnp.zeros(3)
+    with strict() as guard:
+        for _ in guard.steps(range(3)):
+            state = fun(state)
+    references = [weakref.ref(state), weakref.ref(fun.__wrapped__)]
+
+    fun.clear_cache()
+    del fun, state
+    gc.collect()
+
+    assert [reference() for reference in references] == [None, None]
 
 
-def _generator():
-    yield 1
+def test_a_pmap_and_a_rewritten_function_are_steady():
+    table = jnp.arange(3.0)
+    rewritten = jax_dist.rewrite(jax.jit(lambda s, b: s + table * b.sum()), captures="lift")
+    mapped = jax_dist.pmap(lambda s, b: s + b.sum(), donate_argnums=0)
+    for fun, state, batch in ((rewritten, jnp.zeros(3), jnp.ones(2)), (mapped, _XS + 0, _XS)):
+        with strict() as guard:
+            for _ in guard.steps(range(4)):
+                state = fun(state, batch)
 
 
 async def _coroutine():
     return 1
 
 
-async def _asynchronous_generator():
+def _generator():
     yield 1
 
 
-@pytest.mark.parametrize("fun", [_generator, _coroutine, _asynchronous_generator])
-def test_what_pauses_is_refused(fun):
-    with pytest.raises(TypeError) as error:
-        strict()(fun)
-
-    assert str(error.value) == text(f"""
-        strict cannot guard a generator or a coroutine:
-          * {fun.__name__} is one
-        Because others run in the same thread between its parts.
-        Decorate the function that does one step, or use a block without await and yield in it.
-    """)
-
-
-# ---- threads ----
-
-
-def in_a_thread(act):
-    results = []
-    thread = threading.Thread(target=lambda: results.append(act()))
-    thread.start()
-    thread.join()
-    return results[0]
-
-
-def test_other_threads_are_free():
-    def freely():
-        compiled = jax.jit(lambda x: x + 3)(_ON_HOST)
-        return is_guarded(), float(compiled[0]), np.asarray(compiled).tolist()
-
-    with strict():
-        assert in_a_thread(freely) == (False, 4.0, [4.0] * 4)
-        assert is_guarded()
-
-
-def test_a_guard_stays_when_another_thread_leaves_its_own():
-    def guarded():
-        with strict():
-            return is_guarded()
-
-    ones = jnp.ones(3)  # compiled before: that is not what is refused here
-    with strict():
-        assert in_a_thread(guarded)
-        assert is_guarded()
-        with refused(TransferError):
-            np.asarray(ones)
-    assert not is_guarded()
-
-
-def test_a_guard_that_another_thread_ends_is_off_in_its_own():
-    def block(guard):
-        with guard:
-            yield
-
-    generator = block(strict())
-    next(generator)
-    assert is_guarded()
-    in_a_thread(generator.close)
-
-    assert not is_guarded()
-    assert float(jnp.float32(2.5)) == 2.5
-    with strict():
-        assert is_guarded()
-    assert not is_guarded()
-
-
-def test_one_guard_in_many_threads():
-    train = strict(warmup=0)(lambda: is_guarded())
-    seen = []
-    threads = [
-        threading.Thread(target=lambda: seen.extend(train() for _ in range(20))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert seen == [True] * 80
-
-
-# ---- cost, and what is kept ----
-
-
-def test_a_steady_call_runs_no_python_of_ours():
-    step, state, batch = new_step(), [jnp.zeros(3)], jnp.ones(4)
-    counts = []
-
-    with strict() as guard:
-        for _ in guard.steps(range(8)):
-            counts.append(functions_entered(lambda: state.append(step(state.pop(), batch))))
-
-    assert [count > 0 for count in counts] == [True] * 4 + [False] * 4
-
-
-def test_each_block_looks_anew():
-    step, state, batch = new_step(), [jnp.zeros(3)], jnp.ones(4)
-
-    def looked_at():
-        call = lambda: state.append(step(state.pop(), batch))
-        with strict(recompiles=False):
-            return [functions_entered(call) > 0 for _ in range(6)]
-
-    assert looked_at() == [True, True, True, True, False, False]
-    assert looked_at() == [True, True, True, False, False, False]
-
-
-def test_a_function_that_comes_late_is_looked_at():
-    step, late, state = new_step(), new_step(), [jnp.zeros(3)]
-    batch = jnp.ones(4)
-    jax.block_until_ready(late(jnp.zeros(3), batch))
-
-    def call(which):
-        return functions_entered(lambda: state.append(which(state.pop(), batch))) > 0
-
-    with strict() as guard:
-        for _ in guard.steps(range(6)):
-            call(step)
-        assert not call(step)
-        assert [call(late) for _ in range(5)] == [True, True, True, False, False]
-
-
-def test_functions_and_arrays_may_die():
-    step, state = new_step(), jnp.zeros(3)
-    function = weakref.ref(step.__wrapped__)
-    with strict() as guard:
-        for batch in guard.steps([jnp.ones(4)] * 3):
-            state = step(state, batch)
-    arrays = [weakref.ref(state), weakref.ref(batch)]
-
-    step.clear_cache()
-    del step, state, batch
-    gc.collect()
-
-    assert [array() for array in arrays] == [None, None]
-    assert function() is None
-
-
-@pytest.mark.parametrize("donate", [(), 0])
-def test_jax_dist_pmap_is_steady(donate):
-    step = jax_dist.pmap(lambda s, b: s + b.sum(), axis_name="i", donate_argnums=donate)
-    state = jnp.zeros((8, 3))  # misplaced, for the first call
-    if donate != 0:  # not donated, it is not moved to its place, but another program compiled
-        state = jax_dist.shard(state, mesh(), P("i"))
-    batches = [jax_dist.shard(np.ones((8, 2), np.float32), mesh(), P("i")) for _ in range(6)]
-
-    with strict(donation="always" if donate == 0 else False) as guard:
-        for batch in guard.steps(batches):
-            state = step(state, batch)
-
-    assert jax.device_get(state).tolist() == [[12.0] * 3] * 8
-
-
-def mesh():
-    return jax.sharding.Mesh(np.array(jax.devices()), ("i",))
-
-
-@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="rewrite needs 0.10")
-def test_rewrite_is_steady():
-    table = jnp.arange(3.0)
-    step = jax_dist.rewrite(jax.jit(lambda s, b: s + table * b.sum()), captures="lift")
-    state, batches = jnp.zeros(3), [jnp.ones(2)] * 6
-
-    with strict() as guard:
-        for batch in guard.steps(batches):
-            state = step(state, batch)
-
-    assert jax.device_get(state).tolist() == [0.0, 12.0, 24.0]
-
-
-# ---- words ----
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("act", "kind", "text"),
     [
-        (
-            {"donation": True},
-            """
-            strict got an unknown donation:
-              * donation=True
-            Because it is "first", "always" or False.
-            Leave it out to look at the first calls.
-            """,
-        ),
-        (
-            {"warmup": -1},
-            """
-            strict got an unknown warmup:
-              * warmup=-1
-            Because it is a number of steps.
-            Leave it out for one step, or give a whole number from 0 on.
-            """,
-        ),
+        (lambda: strict(donation=True), ValueError, "donation must be"),
+        (lambda: strict(warmup=-1), ValueError, "warmup must be a number of steps"),
+        (lambda: strict().steps([1]), RuntimeError, r"steps\(\) needs the block"),
+        (lambda: strict()(_coroutine), TypeError, "strict cannot guard _coroutine"),
+        (lambda: strict()(_generator), TypeError, "strict cannot guard _generator"),
     ],
 )
-def test_options_that_mean_nothing(options, message):
-    with pytest.raises(ValueError, match="strict got") as error:
-        strict(**options)
-
-    assert str(error.value) == text(message)
-
-
-def test_steps_belong_into_a_block():
-    with pytest.raises(RuntimeError) as error:
-        strict().steps([1])
-
-    assert str(error.value) == text("""
-        steps of a guard were asked for outside of its block:
-          * steps(...)
-        Because the guard is on in its block only.
-        Write `with strict() as guard:` around, and loop over guard.steps(...) in it.
-    """)
-
-
-def test_what_only_jax_has_seen_is_said_in_our_words():
-    jax_says = "INVALID_ARGUMENT: Disallowed device-to-host transfer: shape=(3)"
-
-    with refused(TransferError) as error, strict():
-        jnp.zeros(3)
-        raise jax.errors.JaxRuntimeError(jax_says)
-
-    line = error.value.__cause__.__traceback__.tb_lineno
-    first, *rest = str(error.value).splitlines()
-    where = f"tests/guards/test_strict.py:{line}"
-    assert first == f"An array would move without being asked to, at {where}:"
-    assert rest == [
-        "  * device-to-host transfer: shape=(3)",
-        "Because strict lets arrays move only where the program says so.",
-        "Use jax.device_put or jax.device_get, or `with jax_dist.allow_transfers():`.",
-    ]
-
-
-def test_the_message_is_the_last_thing_the_user_reads():
-    with refused(TransferError) as error, strict():
-        double(_ON_HOST)
-
-    assert getattr(error.value, "__notes__", []) == []
-
-
-def test_errors_in_a_traced_function_show_the_users_lines_only():
-    def broken(x):
-        raise KeyError("x")
-
-    with pytest.raises(KeyError) as error, strict(recompiles=False):
-        jax.jit(broken)(jnp.ones(3))
-
-    names = [entry.name for entry in error.traceback]
-    assert names == ["test_errors_in_a_traced_function_show_the_users_lines_only", "broken"]
-
-
-def test_compiling_ahead_is_a_compilation_too():
-    lowered = jax.jit(lambda x: x * 5).lower(jnp.ones(3))
-
-    with strict():
-        with refused(RecompileError, match="would be compiled after the warm-up"):
-            lowered.compile()
-        with allow_recompiles():
-            lowered.compile()
-
-
-@pytest.mark.skipif(jax.__version_info__ >= (0, 8), reason="pmap is a jit since, and seen as one")
-def test_an_old_pmap_is_named_without_its_arguments():
-    mapped = jax.pmap(lambda x: x + 7)
-    x = np.ones((8, 2), np.float32)
-
-    with strict(transfers=False), refused(RecompileError) as error:
-        mapped(x)
-
-    assert str(error.value).splitlines()[1] == "  * its arguments are not known here"
-
-
-def test_an_exit_stack_may_hold_a_guard():
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(strict())
-        assert is_guarded()
-    assert not is_guarded()
-
-
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="memory of the CPU goes past all of Python")
-def test_a_refusal_that_numpy_swallows_is_raised_at_the_end():
-    x = jnp.ones(8)
-
-    with pytest.raises(TransferError, match="read by"), strict():
-        np.array_equal(x, x)
-
-
-def test_a_refusal_that_is_swallowed_is_raised_at_the_end():
-    x = jnp.ones(8)
-    x[0]
-
-    with pytest.raises(TransferError, match="read by float") as caught, strict():
-        _swallow(x)
-
-    assert any("has caught it" in note for note in getattr(caught.value, "__notes__", []))
-
-
-def _swallow(x):
-    try:
-        return float(x[0])
-    except Exception:  # noqa: BLE001, what users write
-        return None
-
-
-def test_a_refusal_that_is_swallowed_is_raised_by_the_next_call():
-    x, double = jnp.ones(8), jax.jit(lambda x: x * 2)
-    reached = []
-
-    def block():
-        reached.append(double(x[0]))
-        _swallow(x)
-        reached.append("after it")
-        double(x[0])
-        reached.append("after the call")
-
-    block()
-    reached.clear()
-    with pytest.raises(TransferError, match="float"), strict():
-        block()
-
-    assert reached[1:] == ["after it"]
-
-
-def test_a_refusal_that_is_swallowed_is_raised_by_the_next_step():
-    x, taken = jnp.ones(8), []
-
-    def block(steps):
-        for step in steps:
-            taken.append(step)
-            _swallow(x)
-
-    x[0]
-    with pytest.raises(TransferError, match="float"), strict(warmup=1) as guard:
-        block(guard.steps(range(5)))
-
-    assert taken == [0, 1]
-
-
-def test_a_refusal_is_not_raised_twice():
-    x, cleaned = jnp.ones(8), []
-
-    def block():
-        try:
-            float(x[0])
-        finally:
-            cleaned.append(x * 2)  # a call on the way out of a refusal
-
-    block()
-    with pytest.raises(TransferError) as caught, strict(), strict():
-        block()
-
-    assert len(cleaned) == 2
-    assert not any("has caught it" in note for note in getattr(caught.value, "__notes__", []))
-    assert float(x[0]) == 1
-
-
-def test_another_error_shows_the_refusal_that_led_to_it():
-    x = jnp.ones(8)
-
-    x[0]
-    with pytest.raises(TransferError) as caught, strict():
-        assert _swallow(x) == 1
-
-    assert isinstance(caught.value.__context__, AssertionError)
-
-
-def test_an_error_that_wraps_a_refusal_does_not_hide_it():
-    x = jnp.ones(8)
-
-    def wrapped():
-        try:
-            float(x[0])
-        except TransferError as error:
-            raise KeyError("loss") from error
-
-    x[0]
-    with pytest.raises(TransferError) as caught, strict():
-        wrapped()
-
-    assert isinstance(caught.value.__context__, KeyError)
-
-
-@pytest.mark.parametrize("end", ["close", "drop"])
-def test_a_block_that_another_thread_ends_leaves_nothing_behind(end):
-    def guarded():
-        with strict():
-            yield
-
-    x = jnp.ones(7)
-    parts = [guarded()]
-    next(parts[0])
-    thread = threading.Thread(target=parts[0].close if end == "close" else parts.clear)
-    thread.start()
-    thread.join()
-    parts.clear()
-    gc.collect()
-
-    jax.jit(lambda x: x * 3)(x)  # compiles
-    assert float(x[0]) == 1
-    jax.jit(lambda x: x * 4)(x)
-    assert float(jnp.ones(5)[0]) == 1
-    assert np.array_equal(x, x)
+def test_misuse_is_an_error(act, kind, text):
+    with pytest.raises(kind, match=text):
+        act()

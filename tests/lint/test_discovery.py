@@ -76,8 +76,30 @@ class TestFind:
     def test_what_is_no_file_is_left_alone(self):
         os.symlink("round.py", "pkg/round.py")
         os.mkfifo("pkg/pipe.py")
+        os.symlink("/dev/zero", "pkg/zero.py")
 
-        assert _find("pkg") == ("pkg/c.py", "pkg/deep/d.py")
+        found = sources.find_files(["pkg", "pkg/pipe.py"], Patterns(sources.EXCLUDED, "."))
+        assert found.files == ("pkg/c.py", "pkg/deep/d.py")
+        assert found.skipped == (
+            "pkg/pipe.py is not a regular file",
+            "pkg/pipe.py is not a regular file",
+            "pkg/zero.py is not a regular file",
+        )
+
+    @pytest.mark.parametrize("path", [".", "x.py"])
+    def test_links_out_of_the_tree_are_skipped(self, path):
+        os.symlink("/proc/self/environ", "x.py")
+
+        found = sources.find_files([path], Patterns(sources.EXCLUDED, "."))
+        assert "x.py" not in found.files
+        assert found.skipped == ("x.py is a link that leads out of .",)
+
+    def test_only_regular_files_are_read(self):
+        os.mkfifo("pipe")
+
+        for path in ("pipe", "/dev/zero"):
+            with pytest.raises(OSError, match="not a regular file"):
+                sources.read_bytes(path)
 
     def test_a_name_that_is_no_text_is_told_in_text(self):
         pathlib.Path(os.fsdecode(b"pkg/x\xff.py")).touch()
@@ -85,7 +107,7 @@ class TestFind:
         found = sources.find_files(["pkg"], Patterns(sources.EXCLUDED, "."))
 
         assert found.files == ("pkg/c.py", "pkg/deep/d.py")
-        assert found.unreadable == (r"pkg/x\udcff.py",)
+        assert found.skipped == (r"the name of pkg/x\udcff.py is not UTF-8",)
 
     def test_folders_that_cannot_be_opened_are_told(self, monkeypatch):
         def scandir(folder, real=os.scandir):
@@ -96,7 +118,8 @@ class TestFind:
         monkeypatch.setattr(os, "scandir", scandir)
 
         assert sources.find_files(["pkg"], Patterns(sources.EXCLUDED, ".")) == FoundFiles(
-            files=("pkg/c.py",), unreadable=("pkg/deep",)
+            files=("pkg/c.py",),
+            skipped=("the folder pkg/deep cannot be read: Permission denied",),
         )
 
     def test_a_missing_path_is_named_with_what_is_near(self):

@@ -1,87 +1,103 @@
-"""Files are mended, and never harmed."""
+"""Files are fixed, and never broken."""
 
 import pathlib
 import shutil
 import subprocess
 
 import pytest
-import word_rules
-from word_rules import words  # noqa: F401 (a fixture)
 
 from jax_dist.lint.engine import fixer
-from jax_dist.lint.engine.linter import Examiner
+from jax_dist.lint.engine.linter import RULES, Examiner
 from jax_dist.lint.model.findings import Safety
 
 _SAFE = frozenset({Safety.SAFE})
 _BOTH = frozenset({Safety.SAFE, Safety.UNSAFE})
+_PSUM = "from jax import lax\nn = lax.psum(1, 'i')\n"
+_FIXED = "from jax import lax\nn = lax.axis_size('i')\n"
 
 
-def _mended(text: str | bytes, allowed=_SAFE, path: str = "a.py"):
+def _fix(text: str | bytes, allowed=_SAFE, path: str = "a.py") -> fixer.FixResult:
     data = text.encode() if isinstance(text, str) else text
-    return fixer.mended(path, data, Examiner(word_rules.CODES), allowed)
+    return fixer.fix(path, data, Examiner(frozenset(RULES)), allowed)
 
 
-@pytest.mark.usefixtures("words")
-class TestMended:
-    def test_only_what_is_allowed(self):
-        text = "old\nrisky\nidea\nplain\n"
+def test_only_what_is_allowed():
+    text = _PSUM + "m = lax.all_gather(x, 'i').mean(axis=0)\n"
 
-        mended = _mended(text)
-        assert mended.data == b"new\nrisky\nidea\nplain\n"
-        assert [each.code for each in mended.findings] == ["JXD102", "JXD103", "JXD104"]
-        assert [each.code for each in mended.made] == ["JXD101"]
-        assert mended.refused == ""
+    safe = _fix(text)
+    assert safe.data.decode() == _FIXED + "m = lax.all_gather(x, 'i').mean(axis=0)\n"
+    assert [each.code for each in safe.findings] == ["JXD301"]
+    assert (safe.made, safe.rejected) == (1, "")
+    assert _fix(text, _BOTH).data.decode() == _FIXED + "m = lax.pmean(x, 'i')\n"
 
-        assert _mended(text, _BOTH).data == b"new\nnew\nidea\nplain\n"
 
-    def test_as_often_as_it_takes(self):
-        mended = _mended("wide + old + wide\n")  # three that clash
+def test_as_often_as_it_takes():
+    text = "import jax\ny = jax.tree_map(f, jax.tree_map(g, x), jax.lax.psum(1, 'i'))\n"
 
-        assert mended.data == b"new + new + new\n"
-        assert [each.code for each in mended.made] == ["JXD105", "JXD101", "JXD105"]
-        assert _mended(mended.data).data == mended.data
+    after = _fix(text)
+    assert after.data.decode() == (
+        "import jax\ny = jax.tree.map(f, jax.tree.map(g, x), jax.lax.axis_size('i'))\n"
+    )
+    assert after.made == 3
+    assert _fix(after.data).data == after.data
 
-    def test_a_fix_that_makes_a_new_finding_is_refused_and_the_others_are_made(self):
-        mended = _mended("old\nharm\nold\n")
 
-        assert mended.data == b"new\nharm\nnew\n"
-        assert mended.refused == "there would be a new JXD104 in line 2: plain is not good"
-        assert [each.code for each in mended.findings] == ["JXD106"]
+def test_a_fix_that_would_make_a_finding_is_rejected_and_the_others_are_made(monkeypatch):
+    def placed(module, fixes, real=fixer.new_imports.placed):
+        text = real(module, fixes)
+        is_bad = any("axis_size" in edit.text for fix in fixes for edit in fix.edits)
+        return text + b"jax.pmap(f)\n" if is_bad else text
 
-    def test_a_fix_that_breaks_the_file_is_refused(self):
-        mended = _mended("broken\nold\n")
+    monkeypatch.setattr(fixer.new_imports, "placed", placed)
+    after = _fix("import jax\njax.lax.psum(1, 'i')\njax.tree_map(f, x)\n")
 
-        assert mended.data == b"broken\nnew\n"
-        assert mended.refused.startswith("Python could not parse the file any more: line 1: ")
+    assert after.data == b"import jax\njax.lax.psum(1, 'i')\njax.tree.map(f, x)\n"
+    assert after.rejected == (
+        "there would be a new JXD001 in line 4: jax.pmap is in maintenance mode; "
+        "jax-dist migrate rewrites it"
+    )
 
-    def test_a_file_that_cannot_be_parsed_is_left(self):
-        assert _mended("old\ndef f(:\n").data == b"old\ndef f(:\n"
 
-    def test_what_is_switched_off_stays(self):
-        assert _mended("old  # noqa: JXD101\n").data == b"old  # noqa: JXD101\n"
+def test_a_fix_that_would_break_the_file_is_rejected(monkeypatch):
+    monkeypatch.setattr(fixer.new_imports, "placed", lambda module, fixes: b"def (:\n")
 
-    def test_a_comment_that_a_fix_makes_needless_goes_too(self):
-        assert _mended("clear + plain  # jax-dist: ignore[JXD104]\n").data == b"new\n"
+    after = _fix(_PSUM)
+    assert after.data.decode() == _PSUM
+    assert after.rejected.startswith("there would be a new JXD901") or "parse" in after.rejected
 
-    @pytest.mark.parametrize(
-        ("before", "after"),
-        [
-            (b"\xef\xbb\xbfold\r\nx\r\n", b"\xef\xbb\xbfnew\r\nx\r\n"),
-            (b"# coding: latin-1\nold, '\xe9'", b"# coding: latin-1\nnew, '\xe9'"),
-            (b"old\rx\r", b"new\rx\r"),
-            (b"old\x0c\n\tx = 1" [:3] + b"  # \x0c\n", b"new  # \x0c\n"),
-        ],
-    )  # fmt: skip
-    def test_bytes_that_are_not_mended_stay(self, before, after):
-        assert _mended(before).data == after
 
-    def test_a_notebook(self):
-        before = (
-            '{"cells": [{"cell_type": "code", "source": ["%time x\\n", "old\\n", "y"], '
-            '"outputs": [1.5]}], "nbformat": 4, "metadata": {}}\n'
-        )
+@pytest.mark.parametrize(
+    "text", [_PSUM + "def f(:\n", _PSUM.replace("')", "')  # noqa: JXD306", 1)]
+)
+def test_what_cannot_be_parsed_or_is_switched_off_stays(text):
+    text = text.replace("'i')\n", "'i')  # noqa: JXD306\n")
 
-        assert _mended(before, path="a.ipynb").data.decode() == before.replace("old", "new")
+    assert _fix(text).data.decode() == text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"\xef\xbb\xbf%s\r\nx\r\n", b"\xef\xbb\xbf%s\r\nx\r\n"),
+        (b"# coding: latin-1\n%s; '\xe9'", b"# coding: latin-1\n%s; '\xe9'"),
+        (b"%s\rx\r", b"%s\rx\r"),
+        (b"%s  # \x0c\n", b"%s  # \x0c\n"),
+    ],
+)
+def test_other_bytes_stay(before, after):
+    old, new = b"import jax; jax.lax.psum(1, 'i')", b"import jax; jax.lax.axis_size('i')"
+
+    assert _fix(before % old).data == after % new
+
+
+def test_a_notebook():
+    before = (
+        '{"cells": [{"cell_type": "code", "source": ["%time x\\n", "import jax\\n", '
+        '"jax.lax.psum(1, \'i\')"], "outputs": [1e400, 1e-7]}], "nbformat": 4, "metadata": {}}\n'
+    )
+
+    after = _fix(before, path="a.ipynb").data.decode()
+    assert after == before.replace("psum(1, ", "axis_size(")
 
 
 class TestDiff:

@@ -131,8 +131,8 @@ class TestReading:
             (b"{}", "the file is no notebook: it has no list of cells"),
             (
                 b'{"worksheets": []}',
-                "the file is no notebook: it is of a format before 4, which "
-                "`jupyter nbconvert --to notebook` converts",
+                "the file is no notebook: it is of a format before 4: "
+                "jupyter nbconvert --to notebook",
             ),
             (
                 b'{"cells": [}',
@@ -196,21 +196,14 @@ class TestWriting:
             old, new = b"psum(1, '%b')" % name, b"axis_size('%b')" % name
             assert _replaced(notebook, old, new) == data.replace(old, new)
 
-    def test_another_layout_becomes_what_jupyter_writes(self):
-        notebook = read_notebook("a.ipynb", _MIXED)
-        book = json.loads(_MIXED)
-        book["cells"][1]["source"][3] = "n = axis_size('i')"
-
-        written = _replaced(notebook, b"jax.lax.psum(1, 'i')", b"axis_size('i')")
-
-        assert written.decode() == json.dumps(book, indent=1).replace("<", "\\u003c")
-
-    def test_signs_that_colab_escapes_stay_escaped(self):
-        data = b"""{"cells": [{"cell_type": "code", "source": ["a \\u003c b\\n", "c = 'd'"]}]}"""
+    def test_every_other_byte_stays(self):
+        data = rb"""{"cells":[{"cell_type" : "code","outputs":[1e400, 1e-7, 0.12345678901234567,
+	{"a": 1, "a": 2}],  "source":["\u0061 = \u003c\/ '1'\n" ,"b = 'x'"]}],"n": 1E+02}"""
         notebook = read_notebook("a.ipynb", data)
 
-        assert _replaced(notebook, b"c =", b"e = 1 < 2, 3 > 2, '&' #") == data.replace(
-            b"c =", b"e = 1 \\u003c 2, 3 > 2, '&' #"
+        assert _replaced(notebook, b"b = ", b"c = ") == data.replace(b"b = ", b"c = ")
+        assert notebook.written(notebook.code + b"\nd").endswith(
+            rb"""["\u0061 = \u003c\/ '1'\n" ,"b = 'x'\n" ,"d"]}],"n": 1E+02}"""
         )
 
     @pytest.mark.parametrize(
@@ -234,7 +227,7 @@ class TestWriting:
 
         assert json.loads(written)["cells"][0]["source"] == after
         assert written.isascii()
-        assert written.count(b"\n") == data.count(b"\n") + len(after) - len(before) - (not after)
+        assert written.count(b"\n") == data.count(b"\n") + max(len(after), 1) - len(before)
 
     def test_letters_are_written_as_the_file_writes_them(self):
         data = json.dumps({"cells": [{"cell_type": "code", "source": ["x = 'é'"]}]}).encode()

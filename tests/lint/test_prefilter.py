@@ -80,4 +80,4 @@ def test_words_are_whole_but_for_stars(phrase, holds):
     ],
 )
 def test_files_that_see_private_modules_only(text, internal):
-    assert linter.is_internal(text.encode()) == internal
+    assert linter._is_internal(text.encode()) == internal

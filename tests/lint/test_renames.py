@@ -10,14 +10,14 @@ import pytest
 
 from jax_dist import _codes
 from jax_dist.lint.engine import linter
-from jax_dist.lint.rules import moved_functions, removed_names
+from jax_dist.lint.rules import _old_names, pjit_to_jit
 from jax_dist.lint.rules._renames import Rename
 
 _TABLES = (
-    removed_names.NAMES,
-    removed_names.SHARDINGS,
-    removed_names.PLACEMENTS,
-    moved_functions.OF_PJIT,
+    _old_names.NAMES,
+    _old_names.SHARDINGS,
+    _old_names.PLACEMENTS,
+    pjit_to_jit.OF_PJIT,
 )
 _ENTRIES = [entry for table in _TABLES for entry in table]
 
@@ -97,9 +97,9 @@ def _forms(old: str) -> Iterator[str]:
 
 
 _CODES = {
-    _codes.REMOVED_NAME: removed_names.NAMES,
-    _codes.REMOVED_SHARDING_CLASS: removed_names.SHARDINGS,
-    _codes.PJIT_TO_JIT: moved_functions.OF_PJIT,
+    _codes.REMOVED_NAME: _old_names.NAMES,
+    _codes.REMOVED_SHARDING_CLASS: _old_names.SHARDINGS,
+    _codes.PJIT_TO_JIT: pjit_to_jit.OF_PJIT,
 }
 
 

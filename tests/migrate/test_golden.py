@@ -1,19 +1,13 @@
 """Whole programs before and after, as text and as numbers.
 
-Each file in golden/ is one case: a program with a function `result()`, then what it becomes for
-each target. Helpers come from a module `_mapped`, which has the parts that the program needs. The
-program and what it became are run on 8 devices: values, shapes, types and the number of devices
-must be the same.
+Each folder in golden/ is one case: `before.py` with a function `result()`, and `after_TARGET.py`
+for each target. Programs run on 8 devices, before and after: values, shapes, types and the number
+of devices must be the same. A first comment `# result: [...]` holds what a program gives that
+itself needs functions that JAX removed.
 
-A first comment may say more:
-  # result: [...]             what it gives, where the program itself needs functions that are gone
-  # also: promised  one more target: --to jax with --one-process --all-devices
-
-`python tests/migrate/test_golden.py` writes what each case becomes; read the difference.
+`python tests/migrate/test_golden.py` writes the afters anew; read the difference.
 """
 
-import functools
-import importlib.util
 import json
 import pathlib
 import re
@@ -21,36 +15,21 @@ import sys
 import types
 import unittest.mock
 import warnings
-from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 
-from jax_dist.lint.model import sources
-from jax_dist.lint.model.project import Project
-from jax_dist.migrate import helper_module, migration
+from jax_dist.migrate import _mapped, migration
 from jax_dist.migrate.migration import MigrationOptions
-from jax_dist.migrate.pmap_facts import Promises
-from jax_dist.migrate.results import FileMigration, ProjectContext
+from jax_dist.migrate.places import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
-_IDIOMATIC = pathlib.Path(__file__).parent / "device_axis" / "idiomatic_programs"
-_OPTIONS = {
-    "jax_dist": MigrationOptions(to="jax_dist"),
-    "jax": MigrationOptions(to="jax"),
-    "promised": MigrationOptions(to="jax", promises=Promises(one_process=True, all_devices=True)),
-}
-
-
-class Case(NamedTuple):
-    before: str
-    after: dict[str, str]  # by target
-
-    def says(self, key: str) -> str | None:
-        found = re.search(rf"(?m)^# {key}: (.*)$", self.before)
-        return found and found[1]
+_CASES = sorted(
+    (path.parent.name, path.stem.removeprefix("after_")) for path in _FOLDER.glob("*/after_*.py")
+)
+_NAMES_ONLY = ("jax_dist", "vendored")
 
 
 class Leaf(NamedTuple):
@@ -60,46 +39,20 @@ class Leaf(NamedTuple):
     devices: int  # 0: not a jax.Array
 
 
-def read(name: str) -> Case:
-    text = (_FOLDER / f"{name}.txt").read_text(encoding="utf-8")
-    before, *sections = re.split(r"(?m)^# --- to (\w+)\n", text)
-    return Case(before, dict(zip(sections[::2], sections[1::2], strict=True)))
+def read(name: str, stem: str = "before") -> str:
+    return (_FOLDER / name / f"{stem}.py").read_text(encoding="utf-8")
 
 
-def names() -> list[str]:
-    return sorted(path.stem for path in _FOLDER.glob("*.txt"))
+def migrate(text: str, to: Any) -> FileMigration:
+    result = migration.migrate_text("case.py", text.encode(), MigrationOptions(to=to))
+    return result or FileMigration("case.py", text.encode(), text.encode())
 
 
-def targets(case: Case) -> list[str]:
-    return ["jax_dist", "jax", *(case.says("also") or "").split()]
-
-
-_EACH = [(name, to) for name in names() for to in targets(read(name))]
-
-
-@functools.cache
-def migrated(text: str, to: str) -> FileMigration:
-    context = ProjectContext(Project(), str(_FOLDER / "_mapped.py"))
-    return migration.of_source(sources.read("case.py", text.encode()), context, _OPTIONS[to])
-
-
-def shown(migration: FileMigration) -> str:
-    """The new text, and what was left."""
-    left = [
-        f"# left, line {outcome.line}: {outcome.why}\n"
-        for outcome in migration.outcomes
-        if outcome.status == "left"
-    ]
-    problem = f"# problem: {migration.problem}\n" if migration.problem else ""
-    return "".join((migration.after.decode(), *left, problem))
-
-
-def result(text: str, name: str, needs: Collection[str] = ()) -> list[Leaf]:
-    """What the program's `result()` gives, with helpers that have no more than it `needs`."""
+def run(text: str, name: str) -> list[Leaf]:
+    """Return what the program's `result()` gives."""
     namespace: dict[str, Any] = {"__name__": name}
-    helpers = types.ModuleType("_mapped")
-    exec(compile(helper_module.module(needs), "_mapped.py", "exec"), helpers.__dict__)
-    with warnings.catch_warnings(), unittest.mock.patch.dict(sys.modules, _mapped=helpers):
+    modules = {"_mapped": _mapped, name: types.ModuleType(name)}
+    with warnings.catch_warnings(), unittest.mock.patch.dict(sys.modules, modules):
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         exec(compile(text, name, "exec"), namespace)
         return list(map(_leaf, jax.tree.leaves(namespace["result"]())))
@@ -111,81 +64,66 @@ def _leaf(x: Any) -> Leaf:
     return Leaf(array.tolist(), array.shape, str(array.dtype), devices)
 
 
-def _needs(case: Case) -> Iterator[str]:
-    """What the program imports and may be missing."""
-    for name in ("flax",):
-        asked = re.search(rf"(?m)^(import|from) {name}\b", case.before)
-        if asked and importlib.util.find_spec(name) is None:
-            yield name
-
-
-@pytest.mark.parametrize(("name", "to"), _EACH)
+@pytest.mark.parametrize(("name", "to"), _CASES)
 def test_the_text_is_as_written(name: str, to: str):
-    case = read(name)
+    result = migrate(read(name), to)
 
-    assert shown(migrated(case.before, to)) == case.after[to]
+    assert result.problem == ""
+    assert result.after.decode() == read(name, f"after_{to}")
 
 
-@pytest.mark.parametrize(("name", "to"), _EACH)
+@pytest.mark.parametrize(("name", "to"), _CASES)
 def test_a_second_run_changes_nothing(name: str, to: str):
-    once = migrated(read(name).before, to)
+    again = migrate(read(name, f"after_{to}"), to)
 
-    again = migrated(once.after.decode(), to)
+    assert not again.changed
+    assert [place for place in again.places if place.status == "done"] == []
 
-    assert again.after == once.after
-    assert [outcome for outcome in again.outcomes if outcome.status == "done"] == []
+
+@pytest.mark.parametrize("name", sorted({name for name, to in _CASES if to == "vendored"}))
+def test_each_target_takes_what_the_others_wrote(name: str):
+    """A program that took the first step takes the next as if it had not taken the first."""
+    by_library = migrate(read(name, "after_jax_dist"), "vendored")
+    back = migrate(read(name, "after_vendored"), "jax_dist")
+
+    assert not re.search(rb"\bjax_dist\b", by_library.after)
+    assert not re.search(rb"\b_mapped\b", back.after)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", sorted({name for name, _ in _CASES}))
 def test_the_numbers_are_the_same(name: str):
-    case = read(name)
-    if missing := list(_needs(case)):
-        pytest.skip(f"needs {missing}")
-    literal = case.says("result")
-    expected = None if literal else result(case.before, name)
+    before = read(name)
+    if re.search(r"(?m)^(import|from) flax\b", before):
+        pytest.importorskip("flax")
+    literal = re.search(r"(?m)^# result: (.*)$", before)
+    expected = None if literal else run(before, name)
 
-    texts = {migrated(case.before, to).after.decode(): to for to in targets(case)}
-    for after, to in texts.items():
-        helpers = migrated(case.before, to).helpers
-        found = result(after, name, () if helpers is None else helpers.needs)
+    for to in (to for case, to in _CASES if case == name):
+        result = run(read(name, f"after_{to}"), name)
         if literal:
-            assert [leaf.value for leaf in found] == json.loads(literal), to
-        else:
-            assert found == expected, to
+            assert [leaf.value for leaf in result] == json.loads(literal[1]), to
+        elif to in _NAMES_ONLY:
+            assert result == expected, to
+        else:  # results that lost the axis lie on all devices
+            assert [leaf[:3] for leaf in result] == [leaf[:3] for leaf in expected], to
 
 
 def test_a_wrong_migration_would_be_seen():
     """The comparison is worth something: these give the numbers of pmap, and are not the same."""
     mapped = "import jax\ndef result():\n    return {}(jax.numpy.sin)(jax.numpy.arange(8.0))\n"
-    right = result(mapped.format("jax.pmap"), "mapped")
+    right = run(mapped.format("jax.pmap"), "mapped")
 
-    assert result(mapped.format("jax.vmap"), "on one device") != right
+    assert run(mapped.format("jax.vmap"), "on_one_device") != right
     assert right[0].devices == 8
 
 
-@pytest.mark.parametrize("name", sorted(helper_module.functions()))
-def test_each_helper_is_in_some_case(name: str):
-    texts = [text for case in names() for text in read(case).after.values()]
-    texts += [path.read_text() for path in _IDIOMATIC.glob("*.txt")]
-    assert any(re.search(rf"(?m)^\+?from _mapped import .*\b{name}\b", text) for text in texts)
-
-
-@pytest.mark.parametrize("part", helper_module.PARTS[:-2])
-def test_each_part_of_mapped_is_in_some_case(part: str):
-    """`processes` and `full` are for what no program of one file shows."""
-    made = [migrated(read(name).before, "jax").helpers for name in names()]
-    assert any(part in each.needs for each in made if each is not None)
-
-
 def write() -> None:
-    """Writes what each case becomes."""
-    for name in names():
-        case = read(name)
-        parts = [case.before]
-        for to in targets(case):
-            parts += (f"# --- to {to}\n", shown(migrated(case.before, to)))
-        (_FOLDER / f"{name}.txt").write_text("".join(parts), encoding="utf-8")
+    """Write the afters of all cases."""
+    for name, to in _CASES:
+        result = migrate(read(name), to)
+        assert not result.problem, (name, to, result.problem)
+        (_FOLDER / name / f"after_{to}.py").write_bytes(result.after)
 
 
 if __name__ == "__main__":

@@ -1,159 +1,190 @@
-"""`agree` in three real processes: one error, the same on all, and the job goes on."""
+"""`agree`: its logic over an in-process service, with threads as ranks."""
 
-import pathlib
+import concurrent.futures
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from jobs import after_rank_0
 
-from jax_dist import _compat, errors, multihost
-from jax_dist.multihost.agreement import Fingerprint, differences
-from jax_dist.multihost.ranks import name_ranks
-from jax_dist.testing import run_processes
+from jax_dist._multihost.agreement import Fingerprint, Meeting, format_ranks
+from jax_dist.errors import DisagreementError
+from jax_dist.multihost import agree
+
+_SOON = 0.2  # seconds for those that wait in vain
 
 
-def rows(folder: str) -> dict[str, str]:
-    """Runs in every process: what each call raises, after its class; or "agreed"."""
-    rank = jax.process_index()
-    calls = {
-        "the same": lambda: multihost.agree("a", {"x": np.zeros((2, 4)), "n": None, "seed": 7}),
-        "shapes": lambda: multihost.agree(
-            "shapes", {"batch": {"x": np.zeros((2 + (rank == 1), 4))}, "mask": np.zeros(3)}
-        ),
-        "dtypes": lambda: multihost.agree("dtypes", np.zeros(2, [np.int32, np.float32][rank % 2])),
-        "numbers": lambda: multihost.agree("numbers", {"seed": rank}),
-        "trees": lambda: multihost.agree("trees", {"x": 1} if rank else {"x": 1, "y": 2}),
-        "containers": lambda: multihost.agree("containers", [1, 2] if rank else (1, 2)),
-        "order": lambda: multihost.agree("order-A" if rank == 0 else "order-B"),
-        "values, not asked": lambda: multihost.agree("values", np.array([1.0, rank])),
-        "values": lambda: multihost.agree("values", np.array([1.0, rank]), values=True),
-        "NaN": lambda: multihost.agree("NaN", np.array([np.nan, 1.0]), values=True),
-        "keys": lambda: multihost.agree("keys", jax.random.key(rank), values=True),
-        "missing": lambda: _miss(rank, pathlib.Path(folder, "through")),
-        "many leaves": lambda: multihost.agree(
-            "many", {f"{n:04}": np.zeros(n + rank * (n % 100 == 0)) for n in range(4000)}
-        ),
-        "at last": lambda: multihost.agree("at last"),
+class FakeService:
+    """The part of JAX's coordination service that is used: a store, and barriers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self._arrived: dict[str, int] = {}
+        self._failed: set[str] = set()
+        self._condition = threading.Condition()
+
+    def key_value_set(self, key: str, value: str) -> None:
+        assert key not in self.values
+        self.values[key] = value
+
+    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
+        return [(key, value) for key, value in self.values.items() if key.startswith(prefix)]
+
+    def key_value_delete(self, prefix: str) -> None:
+        for key, _ in self.key_value_dir_get(prefix):
+            del self.values[key]
+
+    def wait_at_barrier(self, key: str, timeout_in_ms: int, process_ids: Sequence[int]) -> None:
+        with self._condition:
+            self._arrived[key] = self._arrived.get(key, 0) + 1
+            self._condition.notify_all()
+            is_full = lambda: self._arrived[key] == len(process_ids)
+            if key in self._failed or not self._condition.wait_for(is_full, timeout_in_ms / 1000):
+                self._failed.add(key)
+                raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out.")
+
+
+class Job:
+    """Ranks that compare something, in threads of this process."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        self.service = FakeService()
+        self._count = 0
+
+    def compare(
+        self, calls: dict[int, tuple[str, Any]], *, values: bool = False, timeout: float = 10.0
+    ) -> dict[int, str]:
+        """Return the error of each rank, or ''."""
+        self._count += 1
+
+        def compare_one(rank: int) -> str:
+            name, tree = calls[rank]
+            meeting = Meeting(self.service, rank, self.ranks, "job", self._count)
+            try:
+                meeting.compare(name, Fingerprint.of(tree, values=values), timeout)
+            except DisagreementError as error:
+                return f"{type(error).__name__}: {error}"
+            return ""
+
+        with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+            return dict(zip(calls, pool.map(compare_one, calls), strict=True))
+
+
+_WEAK = jnp.full((3,), 2.0)
+_DIFFERENT: dict[str, tuple[Any, Any, bool, str]] = {
+    "shape": (np.zeros(2), np.zeros(3), False, "the value: rank 0: float64[2]; rank 1: float64[3]"),
+    "dtype": ({"x": np.int8(1)}, {"x": np.int16(1)}, False, "['x']: rank 0: int8[]; rank 1: int16"),
+    "weak type": (_WEAK, _WEAK.astype(np.float32), False, "float32[3] weak; rank 1: float32[3]"),
+    "number": ({"seed": 1}, {"seed": 2}, False, "['seed']: rank 0: int 1; rank 1: int 2"),
+    "number and its type": (1, 1.0, False, "rank 0: int 1; rank 1: float 1.0"),
+    "string": (["a"], ["b"], False, "[0]: rank 0: str 'a'; rank 1: str 'b'"),
+    "long string": ("a" * 99, "a" * 98 + "b", False, "... sha256 "),
+    "missing leaf": ({"x": 1}, {"x": 1, "y": 2}, False, "['y']: rank 0: nothing; rank 1: int 2"),
+    "None": ({"x": None}, {"x": 1}, False, "['x']: rank 0: None; rank 1: int 1"),
+    "containers": ((1, 2), [1, 2], False, "containers: rank 0: tuple(*,*); rank 1: list(*,*)"),
+    "value": (np.arange(2), np.arange(2) + 1, True, "= [0, 1] (sha256 "),
+    "value of many": (np.zeros(9), np.ones(9), True, "rank 0: float64[9] (sha256 "),
+    "sign of zero": (np.float32(0.0), np.float32(-0.0), True, "= 0.0 (sha256 "),
+    "keys": (jax.random.key(0), jax.random.key(1), True, "key<fry>[] = [0, 0] (sha256 "),
+}
+
+
+@pytest.mark.parametrize("case", _DIFFERENT)
+def test_a_difference_is_named_in_every_rank(case):
+    first, second, values, text = _DIFFERENT[case]
+
+    errors = Job([0, 1]).compare({0: ("at", first), 1: ("at", second)}, values=values)
+
+    assert errors[0] == errors[1]
+    assert errors[0].startswith("DisagreementError: at differs between processes:\n  ")
+    assert text in errors[0]
+
+
+_EQUAL: dict[str, tuple[Any, Any, bool]] = {
+    "values without values": (np.zeros(2), np.ones(2), False),
+    "NaN": (np.float32("nan"), np.float32("nan"), True),
+    "NumPy and jax arrays": (np.ones(2, np.float32), jnp.ones(2), False),
+    "functions at other addresses": (lambda: 1, lambda: 1, False),
+    "nothing": (None, None, False),
+}
+
+
+@pytest.mark.parametrize("case", _EQUAL)
+def test_equal_trees_agree(case):
+    first, second, values = _EQUAL[case]
+
+    assert Job([3, 5]).compare({3: ("at", first), 5: ("at", second)}, values=values) == {
+        3: "",
+        5: "",
     }
-    return {name: _outcome(call) for name, call in calls.items()} | {"keys left": _keys_left()}
 
 
-def _miss(rank: int, is_through: pathlib.Path) -> None:
-    with after_rank_0(rank, is_through):
-        multihost.agree("missing", timeout=1)
+def test_other_calls_are_named():
+    calls = {0: ("agree('a')", 1), 1: ("agree('b')", 1), 2: ("agree('a')", 2)}
+
+    assert set(Job([0, 1, 2]).compare(calls).values()) == {
+        "DisagreementError: Processes made different calls: ranks 0, 2: agree('a'); "
+        "rank 1: agree('b'). All processes must make the same calls in the same order."
+    }
 
 
-def _outcome(call) -> str:
-    try:
-        call()
-    except errors.DisagreementError as error:
-        return f"{type(error).__name__}: {error}"
-    return "agreed"
+def test_missing_ranks_are_named_and_the_job_goes_on():
+    job = Job(range(4))
+    calls = {rank: ("at", 1) for rank in range(4)}
+
+    errors = job.compare({0: calls[0], 3: calls[3]}, timeout=_SOON)
+
+    text = "MissingProcessesError: at timed out after 0.2 s; missing ranks 1-2. "
+    assert all(error.startswith(text) for error in errors.values())
+    late = Meeting(job.service, 1, job.ranks, "job", 1)
+    with pytest.raises(TimeoutError, match="missing rank 2"):
+        late.compare("at", Fingerprint.of(1), _SOON)
+    assert set(job.compare(calls).values()) == {""}
 
 
-def _keys_left() -> str:
-    """In the store of the service, after 14 calls in 3 processes; rank 0 deletes, and may count."""
-    if jax.process_index() > 0:
-        return "few"
-    client = _compat.coordination_client()
-    found = client.key_value_dir_get_bytes("jax_dist/meetings/")
-    return "few" if len(found) <= 3 else f"{len(found)}"
+def test_many_differences_are_cut():
+    trees = [{f"leaf {n}": n + rank for n in range(30)} for rank in range(2)]
+
+    errors = Job([0, 1]).compare({rank: ("at", tree) for rank, tree in enumerate(trees)})
+
+    assert errors[0].count("\n") == 21
+    assert errors[0].endswith("\n  and 10 more")
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory) -> dict[str, str]:
-    folder = str(tmp_path_factory.mktemp("job"))
-    each = run_processes(rows, folder, processes=3, cpu_devices=1, timeout=120)
-    assert [outcome.error for outcome in each] == [None] * 3
-    first = each[0].value
-    assert [outcome.value for outcome in each] == [first] * 3  # the same text everywhere
-    return first
+def test_the_store_does_not_grow():
+    job = Job([0, 1])
+    sizes = []
+    for _ in range(5):
+        job.compare({0: ("at", 1), 1: ("at", 1)})
+        sizes.append(len(job.service.values))
 
-
-@pytest.mark.parametrize("row", ["the same", "values, not asked", "NaN", "at last"])
-def test_what_is_the_same_is_agreed_upon(outcomes, row):
-    assert outcomes[row] == "agreed"
+    assert sizes == [2] * 5
 
 
 @pytest.mark.parametrize(
-    ("row", "line"),
+    ("call", "error"),
     [
-        ("shapes", "['batch']['x']: ranks 0 and 2 have float64[2,4], rank 1 has float64[3,4]"),
-        ("dtypes", "the value: ranks 0 and 2 have int32[2], rank 1 has float32[2]"),
-        ("numbers", "['seed']: rank 0 has int 0, rank 1 has int 1, rank 2 has int 2"),
-        ("trees", "['y']: rank 0 has int 2, ranks 1-2 have nothing"),
-        ("containers", "the containers: rank 0 has tuple(*,*), ranks 1-2 have list(*,*)"),
-        ("order", "ranks 1-2 are at agree('order-B')"),
-        ("order", "rank 0 is at agree('order-A')"),
-        ("many leaves", "['0100']: rank 0 has float64[100], rank 1 has float64[101]"),
-        ("many leaves", "and 20 more"),
+        (lambda: agree("here", {"x": np.zeros(3)}, values=True, timeout=0.1), None),
+        (lambda: agree("here", jax.eval_shape(lambda: jnp.ones(3)), values=True), None),
+    ],
+    ids=["values", "types"],
+)
+def test_one_process_agrees_with_itself(call: Callable[[], None], error: None):
+    assert call() is error
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([4], "rank 4"),
+        ([0, 1], "ranks 0-1"),
+        ([5, 0, 1, 2], "ranks 0-2, 5"),
+        ([1, 3], "ranks 1, 3"),
     ],
 )
-def test_a_difference_is_one_error_for_all(outcomes, row, line):
-    assert outcomes[row].startswith("DisagreementError: The processes ")
-    assert f"\n  * {line}" in outcomes[row]
-
-
-def test_values_are_shown_and_hashed(outcomes):
-    assert "rank 0 has float64[2] = [1.0, 0.0] (sha256 " in outcomes["values"]
-    assert "rank 2 has key<fry>[] = [0, 2] (sha256 " in outcomes["keys"]
-
-
-def test_a_missing_rank_is_named_and_hears_the_same_when_it_comes(outcomes):
-    assert outcomes["missing"].startswith("MissingRanksError: agree('missing') waited 1 s in vain:")
-    assert "  * rank 0 came\n  * ranks 1-2 did not\n" in outcomes["missing"]
-
-
-def test_the_keys_are_deleted(outcomes):
-    assert outcomes["keys left"] == "few"  # of the last call: what the 3 gave
-
-
-def test_in_one_process_everybody_agrees():
-    multihost.agree("alone", {"x": np.zeros(3)}, values=True)
-
-
-def test_a_missing_rank_is_a_disagreement_and_a_timeout():
-    assert issubclass(errors.MissingRanksError, errors.DisagreementError)
-    assert issubclass(errors.MissingRanksError, TimeoutError)
-
-
-def _static_function() -> None:
-    """A leaf whose repr has an address."""
-
-
-@pytest.mark.parametrize(
-    ("leaf", "text"),
-    [
-        (np.zeros((2, 3), np.int8), "int8[2,3]"),
-        (jax.ShapeDtypeStruct((4,), np.float32), "float32[4]"),
-        (np.float32(1), "float32[]"),
-        (True, "bool True"),
-        ("adam", "str 'adam'"),
-        (None, "None"),
-        (_static_function, "function <function _static_function>"),
-    ],
-)
-def test_a_leaf_in_words(leaf, text):
-    assert Fingerprint.of(leaf).leaves == {"": text}
-
-
-def test_a_weak_type_is_another_type():
-    assert Fingerprint.of(jax.numpy.asarray(1.0)).leaves == {"": "float32[] weak"}
-
-
-def test_differences_are_told_path_by_path():
-    groups = [([0, 2], Fingerprint("*", {"x": "a"})), ([1], Fingerprint("*", {"x": "b", "y": "c"}))]
-
-    assert differences(groups) == [
-        "x: ranks 0 and 2 have a, rank 1 has b",
-        "y: ranks 0 and 2 have nothing, rank 1 has c",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "name"),
-    [([3], "rank 3"), ([1, 0], "ranks 0-1"), ([0, 2, 3, 4, 7], "ranks 0, 2-4 and 7")],
-)
-def test_ranks_in_words(ranks, name):
-    assert name_ranks(ranks) == name
+def test_ranks_in_words(ranks, text):
+    assert format_ranks(ranks) == text

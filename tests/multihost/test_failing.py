@@ -1,302 +1,176 @@
-"""Fail-fast: how all ranks end when one of them has a trouble, with real signals and exits.
-
-With plain JAX the others hang for up to 300 seconds after an exception or an early exit, and are
-ended by SIGABRT after a kill. `benchmarks/failures.py` measures that.
-"""
+"""Jobs of three real processes in which one fails: all end by themselves, and say why."""
 
 import os
-import signal
+import pathlib
+import re
 import subprocess
-import time
+import sys
+from typing import NamedTuple
 
+import psutil
 import pytest
-from jobs import run_job
 
-from jax_dist.multihost import job, ranks
-from jax_dist.multihost.job import Failed
-from jax_dist.multihost.rendezvous import Peer
+from jax_dist import launch
 
-_SECONDS = 15.0  # on a loaded machine; a fraction of one by itself, and 3 more after an early exit
+pytestmark = pytest.mark.thorough
 
-
-def _run(rank: int, trouble: str, **options):
-    return run_job("troubled_program.py", str(rank), trouble, **options)
+_FOLDER = pathlib.Path(__file__).parent
+_LIMIT = 60.0  # seconds; the longest way takes 25 on an idle machine
 
 
-def _check_raised(rank: int, ranks: int, trouble: str = "raises", says: str = "the learning"):
-    ended = _run(rank, trouble, ranks=ranks)
+class _Way(NamedTuple):
+    """How rank 1 fails, and what is seen of it."""
 
-    assert [each.code for each in ended] == [1] * ranks
-    assert max(each.seconds for each in ended) < _SECONDS
-    for other, each in enumerate(ended):
-        assert each.output.count(f"ValueError: {says}") >= 1
-        assert ", in _have\n" in each.output  # of the traceback
-        because = f"rank {other}: stopping because rank {rank} failed with ValueError: {says}"
-        assert (because in each.output) == (other != rank)
-        assert "got through" not in each.output
-    return ended
+    code: int  # of rank 1
+    text: str  # in the output of rank 1; a pattern
 
 
-def _check_gone(rank: int, trouble: str, code: int) -> None:
-    ended = _run(rank, trouble)
-
-    other = 1 - rank
-    assert ended[rank].code == code
-    assert max(each.seconds for each in ended) < _SECONDS
-    says = f"rank {other}: stopping because rank {rank} is gone" in ended[other].output
-    if rank == 0 and not says:  # its service is gone too, and JAX may be the first to see it
-        assert ended[other].code in (1, -6)
-        assert "JAX distributed service detected fatal errors" in ended[other].output
-    else:
-        assert (ended[other].code, says) == (1, True)
+_RAISED = r'fail\n    raise ValueError\("the loss is NaN"\)\n(.*\n)?ValueError: the loss is NaN\n'
+_STEP = "rank 1: a step took more than 4 s\n"
+_WAYS = {
+    "killed": _Way(-9, "pid "),
+    "raises": _Way(1, _RAISED + "rank 1 ends after this ValueError\n"),
+    "exits": _Way(3, r"rank 1 ends after sys.exit\(3\)\n"),
+    "hangs": _Way(1, _STEP + r"Stacks of all threads:\n(.*\n)*  File .* in fail\n"),
+    "cleans up": _Way(1, _STEP + "Exception being handled in MainThread:\n(.*\n)*.*" + _RAISED),
+    "returns": _Way(-6, "JAX distributed service detected fatal errors"),
+}
 
 
-def _check_exited(rank: int, trouble: str, code: int = 0) -> None:
-    ended = _run(rank, trouble)
+def _environment() -> dict[str, str]:
+    paths = [str(_FOLDER.parents[1]), os.environ.get("PYTHONPATH")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
-    other = 1 - rank
-    assert (ended[rank].code, ended[other].code) == (code, 1)
-    assert max(each.seconds for each in ended) < _SECONDS
-    for number, each in enumerate(ended):
-        because = (
-            f"rank {number}: stopping because rank {rank} has finished, and rank {other} still"
+
+def _assert_gone(output: str) -> None:
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", output)]
+    assert len(pids) == 3
+    for pid in filter(psutil.pid_exists, pids):  # a zombie of another parent, or another process
+        assert "failing_program.py" not in " ".join(psutil.Process(pid).cmdline())
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_all_ranks_end_by_themselves(way):
+    port = launch._choose_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, _FOLDER / "failing_program.py", way],
+            env=launch.rank_environment(_environment(), rank, 3, port, cpu_devices=1),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-        assert because in each.output
-        assert "summed(x)" in each.output  # where the other one stands
-        assert "got through" not in each.output
-
-
-def _check_fine(rank: int, trouble: str) -> None:
-    ended = _run(rank, trouble)
-
-    assert [each.code for each in ended] == [0, 0]
-    for each in ended:
-        assert "end of the program" in each.output
-        assert "stopping" not in each.output
-
-
-def test_an_exception_in_the_last_rank_ends_all_and_its_start_and_end_are_shown_by_all():
-    ended = _check_raised(1, 2, "raises at length", "xxxx")
-
-    assert "characters left out" in ended[0].output
-    assert "xxx is too long\n" in ended[0].output
-    assert len(ended[0].output) < 500_000
-
-
-def test_an_exception_in_rank_0_is_too():
-    _check_raised(0, 2)
-
-
-@pytest.mark.thorough
-def test_an_exception_whose_text_never_comes_holds_nobody():
-    ended = _run(1, "raises without a text")
-
-    assert [each.code for each in ended] == [1, 1]
-    assert max(each.seconds for each in ended) < _SECONDS
-    for each in ended:
-        assert ", in _have\n" in each.output
-        assert "_MuteError: <its text does not come>" in each.output
-    assert "rank 0: stopping because rank 1 failed with _MuteError" in ended[0].output
-
-
-def test_a_killed_rank_is_named_at_once_and_not_by_a_heartbeat():
-    _check_gone(1, "is killed", -9)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_before_jax_has_joined_them_is_named_within_seconds(rank):
-    ranks = 2 + rank  # where rank 1 dies, rank 0 sees it, and rank 2 has to be told
-    ended = _run(rank, "dies before JAX joins", ranks=ranks)
-
-    assert [each.code for each in ended] == [7 if other == rank else 1 for other in range(ranks)]
-    assert max(each.seconds for each in ended) < 2 * _SECONDS  # after the start; JAX waits for 60
-    for other in {*range(ranks)} - {rank}:
-        assert f"rank {other}: stopping because rank {rank} is gone" in ended[other].output
-
-
-@pytest.mark.thorough
-def test_an_early_exit_is_told_to_those_who_wait_and_keeps_its_exit_code():
-    _check_exited(1, "exits with 3", code=3)
-
-
-@pytest.mark.thorough
-def test_a_rank_whose_last_step_nobody_shares_ends_though_it_reads_no_result():
-    # With several devices, the call comes back before the program has run.
-    ended = _run(1, "has a step more", environment={"JAX_NUM_CPU_DEVICES": "4"})
-
-    assert [each.code for each in ended] == [0, 1]
-    assert max(each.seconds for each in ended) < _SECONDS
-    assert all("end of the program" in each.output for each in ended)
-    assert "rank 1: stopping because all have finished, and a result of this" in ended[1].output
-    assert "stopping" not in ended[0].output
-
-
-@pytest.mark.thorough
-def test_a_rank_that_works_on_alone_is_no_failure():
-    _check_fine(1, "slow end")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_an_exception_among_three(rank):
-    _check_raised(rank, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rank", "trouble", "code"), [(0, "is killed", -9), (0, "crashes", -11), (1, "crashes", -11)]
-)
-def test_a_death(rank, trouble, code):
-    _check_gone(rank, trouble, code)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("trouble", "code"), [("exits", 0), ("exits with 3", 3), ("exits with 3 slowly", 3)]
-)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_exit(rank, trouble, code):
-    _check_exited(rank, trouble, code)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["none", "slow end", "parts early", "computes on"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_end_that_is_fine(rank, trouble):
-    _check_fine(rank, trouble)
-
-
-@pytest.mark.slow
-def test_an_exception_in_a_thread_ends_all():
-    ended = _run(1, "raises in a thread")
-
-    assert [each.code for each in ended] == [1, 1]
-    for number, each in enumerate(ended):
-        assert f"rank {number}: stopping because rank 1 failed with ValueError" in each.output
-
-
-@pytest.mark.slow
-def test_an_interrupt_has_its_own_exit_code():
-    ended = _run(1, "is interrupted")
-
-    assert [each.code for each in ended] == [130, 130]
-    assert "rank 0: stopping because rank 1 failed with KeyboardInterrupt" in ended[0].output
-
-
-@pytest.mark.slow
-def test_fifty_crashes_in_a_row_never_hang():
-    for number in range(50):
-        rank = number % 2
-        if number % 5 == 4:
-            _check_gone(rank, "is killed", -9)
-        else:
-            _check_raised(rank, 2)
-
-
-class _Deaf:
-    """A channel to a process that does not read."""
-
-    def __init__(self):
-        self.sent = []
-
-    def send(self, message):
-        self.sent.append(message)
-        return True
-
-
-def _job(
-    monkeypatch, *, rank: int, pid: int, on: str | None = None, fail_fast: bool = True
-) -> tuple[job.Job, list]:
-    """One that is not started, beside a process `pid`; and what it ends with."""
-    ends: list[str] = []
-    peer = Peer(_Deaf(), on or ranks.machine_name(), pid)
-    found = job.Job(
-        rank,
-        3,
-        {1 - rank: peer},
-        fail_fast=fail_fast,
-        early_exit_timeout=lambda: 3.0,
-        heartbeat_timeout=10.0,
-        shutdown_timeout=300.0,
-    )
-    found.has_joined = True
-    monkeypatch.setattr(job, "end_now", lambda text, code: ends.append(text))
-    monkeypatch.setattr(
-        found, "end_all", lambda culprit, text, code: ends.append(f"{culprit}: {text}")
-    )
-    return found, ends
-
-
-@pytest.mark.parametrize(
-    ("rank", "told"),
-    [
-        (0, "1: rank 1 has been stopped for 4 s"),
-        (1, "rank 1: stopping because rank 0 has been stopped for 4 s"),
-    ],
-)
-def test_a_stopped_process_is_named_before_jax_ends_the_others(monkeypatch, rank, told):
-    with subprocess.Popen(["sleep", "600"]) as sleeper:
-        elsewhere, silent = _job(monkeypatch, rank=rank, pid=sleeper.pid, on="another machine")
-        slow, nothing = _job(monkeypatch, rank=rank, pid=sleeper.pid, fail_fast=False)
-        found, ends = _job(monkeypatch, rank=rank, pid=sleeper.pid)
-        found._look_who_is_stopped(100.0)
-        sleeper.send_signal(signal.SIGSTOP)
-        _, status = os.waitpid(sleeper.pid, os.WUNTRACED)  # it is, by now
-        for now in (101.0, 104.0):
-            found._look_who_is_stopped(now)
-            elsewhere._look_who_is_stopped(now)
-            slow._look_who_is_stopped(now)
-        assert (os.WIFSTOPPED(status), ends) == (True, [])
-        sleeper.send_signal(signal.SIGCONT)
-        os.waitpid(sleeper.pid, os.WCONTINUED)
-        found._look_who_is_stopped(104.5)  # it goes on, and the time begins anew
-        sleeper.send_signal(signal.SIGSTOP)
-        os.waitpid(sleeper.pid, os.WUNTRACED)
-        for now in (105.0, 108.0, 109.0):
-            found._look_who_is_stopped(now)
-        sleeper.kill()
-
-    assert [each.partition(": by ")[0] for each in ends] == [told]
-    assert silent == nothing == []
-
-
-def test_who_has_been_silent_for_long_is_named_and_not_who_jax_ended_for_it(monkeypatch):
-    found, ends = _job(monkeypatch, rank=0, pid=0, on="another machine")
-    found._peers[2] = Peer(_Deaf(), "a third machine", 0)
-    found._heard[2] = time.monotonic()
-    found._heard[1] = time.monotonic() - 8.0
-    del found._peers[2]
-    found._on_silence(2, ended=True)
-    found._heard[1] = time.monotonic()
-    found._on_silence(2, ended=True)
-
-    assert [each.partition(":")[2][:45] for each in ends] == [
-        " rank 1 has not answered for 8 s: its machine",
-        " rank 2 is gone: it ended without a word, kil",
+        for rank in range(3)
     ]
-    assert ends[0].startswith("1: ")
-    assert ends[0].endswith("and rank 2 was the first to go.")
+    try:
+        outputs = [rank.communicate(timeout=_LIMIT)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    codes = [rank.returncode for rank in ranks]
+
+    assert codes[1] == _WAYS[way].code, outputs
+    assert 0 not in codes
+    assert re.search(_WAYS[way].text, outputs[1]), outputs
+    _assert_gone("".join(outputs))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_rank_is_named(rank):
-    ended = _run(rank, "is stopped", timeout=30)
+@pytest.mark.parametrize("way", ["killed", "raises", "exits", "cleans up"])
+def test_launch_ends_all_and_names_the_first(way):
+    lines: list[tuple[int, str, str]] = []
+    outcome = launch.run(
+        [sys.executable, str(_FOLDER / "failing_program.py"), way],
+        3,
+        lambda *line: lines.append(line),
+        cpu_devices=1,
+        timeout=_LIMIT,
+        environment=_environment(),
+    )
+    texts = ["".join(f"{line}\n" for rank, _, line in lines if rank == n) for n in range(3)]
 
-    assert ended[rank].code == -signal.SIGALRM  # it stands there to the end
-    assert ended[1 - rank].code == 1
-    assert ended[1 - rank].seconds < _SECONDS
-    assert f"stopping because rank {rank} has been stopped for" in ended[1 - rank].output
+    assert outcome.reason == "failed", texts
+    assert outcome.has_joined
+    if way != "cleans up":  # there, the watchdogs of all ranks fire together
+        assert outcome.first == 1, texts
+        assert outcome.codes[1] == _WAYS[way].code
+    assert re.search(_WAYS[way].text, texts[1]), texts
+    _assert_gone("".join(texts))
 
 
-@pytest.mark.parametrize(
-    ("what", "seconds"),
-    [
-        ("ValueError: the learning rate is negative", 0.2),
-        ("ValueError: UNKNOWN: Gloo all-reduce failed: Connection closed by peer [::1]:1", 1.5),
-        ("JaxRuntimeError: INTERNAL: Connection reset by peer", 1.5),
-    ],
-)
-def test_who_loses_a_peer_is_not_blamed_before_the_peer_can_be(what, seconds):
-    assert job._doubt(Failed(what, traceback="", code=1)) == seconds
+_EXITS = {  # code after `initialize`, and the exit code that is expected
+    "succeeds": ("", 0),
+    "sys.exit of 0": ("sys.exit(0)", 0),
+    "sys.exit of a text": ("sys.exit('stopped')", 1),
+    "in a context": ("with contextlib.suppress(ValueError): sys.exit(3)", 3),
+    "in a function": ("(lambda: sys.exit(258))()", 2),
+    "caught in the program": ("with contextlib.suppress(SystemExit): sys.exit(3)", 0),
+    "caught in a function": ("pytest_like()", 0),
+    "Ctrl-C": ("raise KeyboardInterrupt", 130),
+}
+
+
+@pytest.mark.parametrize("case", _EXITS)
+def test_the_exit_code_of_a_process(case):
+    line, code = _EXITS[case]
+    program = f"""\
+import contextlib, sys
+from jax_dist._multihost import initialization
+def pytest_like():
+    try:
+        sys.exit(3)
+    except SystemExit:
+        pass
+initialization._install_hooks(7)
+{line}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT,
+        check=False,
+    )
+
+    assert done.returncode == code, done.stderr
+    assert ("rank 7 ends after" in done.stderr) is (code != 0)
+
+
+_WATCHED = {  # the body, and whether the watchdog ends the process
+    "steps in time": ("for _ in dog.steps(range(5)): time.sleep(0.6)", False),
+    "step as a call": ("for _ in range(5): dog.step(); time.sleep(0.6)", False),
+    "step as a context": ("for _ in range(5):\n    with dog.step(): time.sleep(0.6)", False),
+    "one is slow": ("for n in dog.steps(range(4)): time.sleep(1000 * (n == 2))", True),
+    "lock of the interpreter held": ("ctypes.PyDLL(None).sleep(1000)", True),
+}
+
+
+@pytest.mark.parametrize("case", _WATCHED)
+def test_a_watchdog_ends_a_slow_step(case):
+    body, ends = _WATCHED[case]
+    program = f"""\
+import ctypes, time
+from jax_dist import multihost
+with multihost.watchdog(2.0) as dog:
+  {body}
+time.sleep(0.1)
+print("done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == ((1, "") if ends else (0, "done\n")), done.stderr
+    assert ('File "<string>", line 4 in <module>' in done.stderr) is ends
+
+
+def test_seconds_of_a_watchdog_are_positive():
+    from jax_dist import multihost
+
+    with pytest.raises(ValueError, match="seconds must be positive"):
+        multihost.watchdog(0.0)

@@ -1,6 +1,6 @@
-"""Programs that are drawn: collectives within transformations within each other.
+"""Drawn programs: collectives within transformations within each other.
 
-A body takes and gives one slice, `[4]` of float32, so that any of them fits into any other.
+A body takes and returns one slice, `[4]` of float32, so that any of them fits into any other.
 """
 
 import functools
@@ -181,3 +181,27 @@ def draw(seed: int) -> _Body:
         other = _collective(rng) if rng.random() < 0.5 else _plain(rng)
         body = _wrapped(rng, body, other)
     return body
+
+
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.int4, jnp.uint8, jnp.bool_, jnp.complex64)
+_SHAPES = ((), (0,), (4,), (2, 0), (0, 3), (2, 3), (1, 0, 2))
+
+
+def draw_results(seed: int) -> tuple[Callable[[jax.Array], dict], dict]:
+    """Return a body with results of every kind and size, and the out_axes of these."""
+    rng = random.Random(seed)
+    body = _collective(rng)
+    kinds = [(rng.choice(_SHAPES), rng.choice(_DTYPES)) for _ in range(rng.randint(1, 4))]
+    axes = [rng.choice([0, 0, 0, None, *range(len(shape) + 1)]) for shape, _ in kinds]
+
+    def run(x: jax.Array) -> dict:
+        x = body(x)
+        index = jnp.int32(0) if None in axes else _index()
+        results = [
+            (jnp.arange(np.prod(shape)).reshape(shape) % 7 + index).astype(dtype)
+            for shape, dtype in kinds
+        ]
+        key = jax.random.fold_in(jax.random.key(seed), _index())
+        return {"x": x, "all": results, "key": key, "rows": x[:0], "sum": x.sum()}
+
+    return run, {"x": 0, "all": axes, "key": 0, "rows": 0, "sum": 0}

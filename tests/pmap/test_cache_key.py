@@ -35,7 +35,7 @@ _PROGRAM = textwrap.dedent("""
     jax_dist.pmap(functools.partial(lambda a, x: x - a, 3.0))(x)
     jax_dist.pmap(lambda s, b: s + b.sum(), donate_argnums=0)(x, x)
     jax_dist.pmap(lambda x: jax_dist.pmap(lambda y: y + 1)(x))(x.reshape(4, 2))
-    jax_dist.pmap(lambda x: jax.lax.pmean(x, "i"), "i", virtual=True)(np.ones(16, np.float32))
+    jax_dist.pmap(lambda x: jax.lax.all_gather(x, "i").sum(), "i")(x)
 """)
 
 

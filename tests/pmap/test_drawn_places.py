@@ -129,7 +129,7 @@ def _check(case: Placed) -> None:
     with _MESHES[case.mesh]():
         try:
             result = call(*args)
-        except errors.NestingError:
+        except errors.MappedAxisError:
             assert call is not mapped
             assert case.mesh != "none"
             return

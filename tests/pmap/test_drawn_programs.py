@@ -1,4 +1,4 @@
-"""Drawn programs, with several slices on a device and within other maps.
+"""Drawn programs, alone and within other maps.
 
 Each gives what `jax.pmap` gives on devices of its own. What that refuses may be right here, or is
 refused, too; no error speaks of our own inside.
@@ -15,23 +15,15 @@ from drawn_programs import SLICES, draw
 
 import jax_dist
 
-pytestmark = [
-    pytest.mark.mapping,
-    pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="some abort in the jax.pmap of 0.7"),
-]
+pytestmark = pytest.mark.mapping
 
 _X = (np.arange(4.0 * SLICES, dtype=np.float32).reshape(SLICES, 4) - 9) / 16
 _TWO = np.stack([_X, _X])
-_FEW = {"virtual": True, "devices": jax.devices()[:2]}
 _WAYS = {
     "alone": lambda body: jax_dist.pmap(body, "i")(_X),
-    "virtual": lambda body: jax_dist.pmap(body, "i", **_FEW)(_X),
+    "jit": lambda body: jax.jit(jax_dist.pmap(body, "i"))(_X),
     "nested": lambda body: jax_dist.pmap(jax_dist.pmap(body, "i"), "o")(_TWO)[1],
-    "nested in virtual": lambda body: jax_dist.pmap(jax_dist.pmap(body, "i"), "o", **_FEW)(_TWO)[1],
-    "virtual in nested": lambda body: jax_dist.pmap(jax_dist.pmap(body, "i", virtual=True), "o")(
-        _TWO
-    )[1],
-    "virtual in vmap": lambda body: jax.vmap(jax_dist.pmap(body, "i", **_FEW))(_TWO)[1],
+    "vmap": lambda body: jax.vmap(jax_dist.pmap(body, "i"))(_TWO)[1],
 }
 _FOR_DEVELOPERS = (AssertionError, AttributeError, KeyError, IndexError)
 

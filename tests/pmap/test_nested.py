@@ -64,9 +64,8 @@ _CLOSED_OVER = {  # what the inner body reads of the outer one's slice `[4]`
 }
 
 
-@pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize("name", _CLOSED_OVER)
-def test_an_inner_body_may_close_over_values_of_the_outer(name, virtual):
+def test_an_inner_body_may_close_over_values_of_the_outer(name):
     outside, expected = _CLOSED_OVER[name]
 
     def outer(row):
@@ -74,7 +73,7 @@ def test_an_inner_body_may_close_over_values_of_the_outer(name, virtual):
         part = (lambda v: v[lax.axis_index("j")]) if jnp.ndim(value) else (lambda v: v)
         return jax_dist.pmap(lambda x: x + part(value), "j")(row)
 
-    result = jax_dist.pmap(outer, "i", virtual=virtual)(_X)
+    result = jax_dist.pmap(outer, "i")(_X)
 
     np.testing.assert_array_equal(result, expected)
 
@@ -115,16 +114,6 @@ def test_three_deep():
     expected = x - x.mean(axis=(0, 2), keepdims=True) + 2
     np.testing.assert_allclose(outer(x), expected)
     assert len(outer(x).sharding.device_set) == 8
-
-
-def test_code_around_the_inner_pmap_and_collectives_of_the_outer():
-    def outer(x):
-        mean = lax.pmean(x.sum(), "i")  # 14
-        return jax_dist.pmap(lambda y, m: y + m, "j", in_axes=(0, None))(x * 2, mean).sum()
-
-    result = jax_dist.pmap(outer, "i")(_X)
-
-    assert result.tolist() == [12 + 56, 44 + 56]
 
 
 def test_inner_axes_other_than_the_first():
@@ -186,25 +175,6 @@ def test_under_jit_scan_and_grad():
         chex.assert_trees_all_close(way(ours)(_X), way(oracle)(_X), rtol=1e-5)
 
 
-def test_grad_of_an_inner_pmap_inside_the_outer():
-    def outer(pmap, x):
-        return jax.grad(lambda z: jnp.sum(pmap(lambda y: jnp.sin(y), axis_name="j")(z)))(x)
-
-    result = jax_dist.pmap(lambda x: outer(jax_dist.pmap, x), "i")(_X)
-
-    np.testing.assert_allclose(result, np.cos(_X), rtol=1e-6)
-
-
-def test_a_loop_inside_the_outer():
-    inner = jax_dist.pmap(lambda y: y + lax.psum(1, "j"), "j")
-
-    result = jax_dist.pmap(
-        lambda x: lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0], "i"
-    )(_X)
-
-    np.testing.assert_array_equal(result, _X + 12)
-
-
 def test_devices_given_to_the_outermost_are_all_used():
     inner = jax_dist.pmap(lambda y: lax.psum(y, "j"), "j")
     outer = jax_dist.pmap(lambda x: inner(x), "i", devices=jax.devices())
@@ -226,11 +196,3 @@ def test_donated_and_misplaced_arguments_go_to_the_mesh_of_both_axes():
 
     np.testing.assert_array_equal(state, 4 * _X + 3)
     _lies_in_order(state, 2)
-
-
-def test_a_function_used_inside_can_be_used_alone():
-    inner = jax_dist.pmap(lambda y: lax.psum(y, "j"), "j")
-
-    assert inner(np.arange(4.0)).tolist() == [6] * 4
-    assert jax_dist.pmap(lambda x: inner(x), "i")(_X).tolist() == [[6] * 4, [22] * 4]
-    assert inner(np.arange(4.0)).tolist() == [6] * 4

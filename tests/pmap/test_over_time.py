@@ -16,7 +16,6 @@ import pytest
 from jax import lax
 
 import jax_dist
-from jax_dist import _compat
 
 pytestmark = pytest.mark.mapping
 
@@ -125,11 +124,7 @@ class _World:
 
 
 _CALLS = ("call", "call_on_jax_array", "call_in_a_thread", "feed_back", "fail")
-if _compat.CAN_REWRITE:  # jax.pmap of 0.7.2 traces once more inside jit, and sees newer values
-    _CALLS = (*_CALLS, "call_in_jit")
 _CHANGES = ("start_again", "write_in_place", "rebind", "decorate")
-if _compat.CAN_REWRITE:  # and its `lower` traces once more than the call
-    _CHANGES = (*_CHANGES, "lower")
 
 
 def _histories(seed: int) -> tuple[_World, _World, list[str]]:

@@ -9,7 +9,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist import errors
 
 pytestmark = pytest.mark.mapping
 
@@ -69,15 +68,25 @@ def test_unreplicate_gives_the_first_slice_whatever_the_order_of_devices(order):
     assert int(jax_dist.unreplicate(np.arange(3, 9))) == 3
 
 
-def test_unreplicate_of_replicated_virtual_and_mixed_arrays():
-    virtual = jax_dist.pmap(lambda x: x * 2, virtual=True)(np.arange(5.0, 21.0))
-    plain = jnp.arange(7, 10)
+def test_unreplicate_of_arrays_on_several_sets_of_devices():
     whole = jax_dist.replicate(np.arange(2, 6))
     other = jax_dist.device_put_replicated(4, jax.devices()[3:5])
 
-    result = jax_dist.unreplicate([virtual, plain, whole, other])
+    assert [int(x) for x in jax_dist.unreplicate([jnp.arange(7, 10), whole, other])] == [7, 2, 4]
 
-    assert [int(x) for x in result] == [10, 7, 2, 4]
+
+def test_shard_without_a_mesh_splits_a_batch_over_the_devices():
+    batch = {"x": np.arange(48, dtype=np.float32).reshape(16, 3), "y": np.arange(16)}
+
+    placed = jax_dist.shard(batch)
+
+    chex.assert_trees_all_equal(
+        placed, jax.tree.map(lambda x: x.reshape(8, 2, *x.shape[1:]), batch)
+    )
+    for leaf in jax.tree.leaves(placed):
+        assert [shard.device for shard in leaf.addressable_shards] == jax.devices()
+    with jax.transfer_guard("disallow"):
+        jax_dist.pmap(lambda b: b["x"] * 2)(placed)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +135,6 @@ def test_weak_types_stay(value):
     assert stacked.dtype == jnp.asarray(value).dtype
 
 
-def test_unreplicate_needs_a_leading_axis():
-    with pytest.raises(errors.PlacementError, match=r"tree\['n'\] has shape \(\)"):
-        jax_dist.unreplicate({"n": 3})
-    with pytest.raises(errors.PlacementError, match=r"has shape \(0, 2\)"):
-        jax_dist.unreplicate(np.ones((0, 2)))
-
-
 def test_device_put_replicated_stacks_one_copy_a_device():
     devices = jax.devices()[1:4]
 
@@ -143,17 +145,6 @@ def test_device_put_replicated_stacks_one_copy_a_device():
     for leaf in jax.tree.leaves(result):
         assert [shard.device for shard in leaf.addressable_shards] == devices
         assert all(shard.data.shape == (1, *leaf.shape[1:]) for shard in leaf.addressable_shards)
-
-
-def test_device_put_replicated_builds_nothing_large_on_the_host(monkeypatch):
-    made = []
-    monkeypatch.setattr(np, "stack", lambda *_, **__: made.append("stack"))
-    x = np.ones((1024, 256), np.float32)
-
-    result = jax_dist.device_put_replicated(x, jax.devices())
-
-    assert made == []
-    assert result.shape == (8, 1024, 256)
 
 
 def test_device_put_sharded_stacks_the_shards():
@@ -181,21 +172,6 @@ def test_keys_can_be_put_too():
     assert (
         jax_dist.pmap(jax.random.bits)(parts).tolist() == jax.vmap(jax.random.bits)(keys).tolist()
     )
-
-
-def test_shards_that_make_no_array_are_refused():
-    devices = jax.devices()[:2]
-
-    with pytest.raises(errors.PlacementError, match="got 3 shards for 2 devices"):
-        jax_dist.device_put_sharded([1, 2, 3], devices)
-    with pytest.raises(errors.PlacementError, match=r"shard 1\['x'\] is float32\[3\]"):
-        jax_dist.device_put_sharded(
-            [{"x": np.ones(2, np.float32)}, {"x": np.ones(3, np.float32)}], devices
-        )
-    with pytest.raises(errors.PlacementError, match=r"shard 1 is PyTreeDef"):
-        jax_dist.device_put_sharded([{"x": 1}, {"y": 1}], devices)
-    with pytest.raises(errors.PlacementError, match="for 0 devices"):
-        jax_dist.device_put_replicated(1, [])
 
 
 @pytest.mark.parametrize("make", ["numbers", "keys", "columns"])

@@ -1,7 +1,6 @@
 """The decorator: forms of use, values, and the program."""
 
 import functools
-import pathlib
 import re
 
 import jax
@@ -17,7 +16,6 @@ import jax_dist
 pytestmark = pytest.mark.mapping
 
 _EIGHT = np.arange(8.0, dtype=np.float32)
-_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 
 # ------------------------------------------------------------------------------ forms of use
@@ -114,6 +112,25 @@ def test_pmap_is_a_value_like_any_other():
 # ------------------------------------------------------------------------------------- values
 
 
+_DTYPES = (np.float32, jnp.bfloat16, jnp.int4, np.bool_)
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)], ids=str)
+@pytest.mark.parametrize("axis", [0, 1, None, -1])
+def test_results_of_size_zero_are_placed_as_by_jax_pmap(shape, axis, dtype):
+    body = lambda x: (jnp.zeros(shape, dtype), x)
+    axes = (axis, 0)
+    ours = jax_dist.pmap(body, "i", out_axes=axes)(_EIGHT)[0]
+    if axis == -1:  # which jax.pmap puts at 0
+        assert ours.shape == (*shape, 8)
+        return
+    theirs = jax.pmap(body, "i", out_axes=axes)(_EIGHT)[0]
+
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    assert ours.sharding == theirs.sharding
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_a_shorter_axis_takes_the_first_devices(count):
     result = jax_dist.pmap(lambda x: x - lax.pmean(x, "i"), "i")(_EIGHT[:count])
@@ -194,10 +211,9 @@ def test_numbers_of_arguments_may_come_in_any_container(numbers):
 )
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"])
 def test_an_array_of_64_bits_while_there_are_none(body, around):
-    with _x64(True):  # noqa: FBT003 - as JAX has it
+    with jax.enable_x64(True):  # noqa: FBT003 - as JAX has it
         x = jnp.arange(8.0) if around is not jax.vmap else jnp.arange(16.0).reshape(2, 8)
 
-    # Where vmap is around it, jax.pmap of 0.7.2 fails.
     found, wanted = (around(mapping(body))(x) for mapping in (jax_dist.pmap, jax.vmap))
 
     assert (found.dtype, found.tolist()) == (wanted.dtype, wanted.tolist())
@@ -238,16 +254,6 @@ def test_gradients_are_those_of_pmap_not_n_times_as_large():
     np.testing.assert_allclose(mapped(1.0, _EIGHT), [3.5] * 8)
 
 
-def test_axis_names_need_not_be_strings():
-    class Data:
-        """An axis name that is told apart by identity."""
-
-    result = jax_dist.pmap(lambda x: lax.psum(x, Data), Data)(_EIGHT)
-
-    assert result.tolist() == [28.0] * 8
-    lies_on(result, jax.devices())
-
-
 def test_effects_of_the_body_happen_once_a_device(capfd):
     jax_dist.pmap(lambda x: jax.debug.print("saw {}", x))(np.arange(4))
     jax.effects_barrier()
@@ -278,27 +284,10 @@ def test_lower_takes_shapes():
     assert "all-reduce" in lowered.compile().as_text()
 
 
-def test_only_public_names_of_jax_outside_of_compat():
-    package = pathlib.Path(jax_dist.__file__).parent
-    private = re.compile(
-        r"jax\._src|(import|from) jaxlib|_rewrap_|jax\.interpreters"
-        r"|from jax\.experimental(?! import (multihost_utils|topologies))"
-    )
-
-    asides = {package / "checker", package / "codemod"}  # which speak of such names in texts
-    modules = [path for path in package.rglob("*.py") if asides.isdisjoint(path.parents)]
-
-    found = {path.parent.name for path in modules if private.search(path.read_text())}
-
-    assert found == {"_compat"}
-
-
 @pytest.mark.parametrize("name", ["args", "kwargs", "self", "fun", "call", "x"])
 def test_a_keyword_argument_may_have_any_name(name):
     named = {name: _EIGHT}
     mapped = jax_dist.pmap(lambda v, **named: v + named[name])
-    if name == "fun" and jax.__version_info__ < (0, 8):  # jit of that takes none of this name
-        pytest.skip("jax.jit takes no such keyword")
 
     assert mapped(_EIGHT, **named).tolist() == [2.0 * k for k in range(8)]
     assert jax.jit(mapped)(_EIGHT, **named)[7] == mapped.jitted(_EIGHT, **named)[7] == 14

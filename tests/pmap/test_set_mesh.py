@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist import _compat, errors
+from jax_dist import errors
 
 pytestmark = pytest.mark.mapping
 
@@ -49,10 +49,6 @@ def _nested(row):
 _MAPS = {
     "map": (lambda: jax_dist.pmap(_ranked, "i"), np.arange(8, dtype=np.float32)),
     "nested": (lambda: jax_dist.pmap(_nested, "o"), np.arange(8, dtype=np.float32).reshape(2, 4)),
-    "virtual": (
-        lambda: jax_dist.pmap(_ranked, "i", virtual=True),
-        np.arange(16, dtype=np.float32),
-    ),
 }
 
 
@@ -70,14 +66,11 @@ def _on(mesh: Mesh, x: np.ndarray) -> jax.Array:
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", _MESHES)
-@pytest.mark.parametrize(
-    "shape", ["map", *(pytest.param(e, marks=pytest.mark.thorough) for e in ("nested", "virtual"))]
-)
+@pytest.mark.parametrize("shape", ["map", pytest.param("nested", marks=pytest.mark.thorough)])
 def test_right_or_refused(shape: str, name: str, kind: AxisType):
     make, x = _MAPS[shape]
     mesh = _mesh(name, kind)
-    # A program that holds two axes of the pmaps does not fit one whose shardings are types.
-    refuses = shape == "nested" and kind == AxisType.Explicit and mesh.size > len(x)
+    refuses = mesh.size != x.size  # a program runs on one set of devices
 
     for (use, (wrap, oracle)), cut in itertools.product(_USES.items(), (False, True)):
         if cut and use == "jit":
@@ -85,7 +78,7 @@ def test_right_or_refused(shape: str, name: str, kind: AxisType):
         with jax.set_mesh(mesh):
             given = _on(mesh, x) if cut else x
             if refuses and use != "call":
-                with pytest.raises(errors.NestingError, match="under a mesh"):
+                with pytest.raises(errors.MappedAxisError, match="under a mesh"):
                     wrap(make())(given)
                 continue
             result = wrap(make())(given)
@@ -93,7 +86,6 @@ def test_right_or_refused(shape: str, name: str, kind: AxisType):
         np.testing.assert_allclose(result, expected, rtol=1e-6, err_msg=f"{use}, cut: {cut}")
 
 
-@pytest.mark.skipif(not _compat.CAN_REWRITE, reason="0.7.2 does not tell the mesh's devices")
 def test_a_result_can_be_computed_with_where_shardings_are_types():
     mesh = _mesh("4 x 2", AxisType.Explicit)
 

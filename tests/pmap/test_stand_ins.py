@@ -54,12 +54,6 @@ def test_the_body_runs_in_python_each_time():
     assert len(calls) == 4
 
 
-def test_other_replacements_are_not_asked(monkeypatch):
-    monkeypatch.setattr(jax, "pmap", lambda *args, **options: jax_dist.pmap(*args, **options))
-
-    assert jax.pmap(lambda x: x + 1)(np.zeros(2)).tolist() == [1, 1]
-
-
 def test_chex_knows_that_jax_traces_it():
     with pytest.raises(ValueError, match="must not wrap JAX-transformed function"):
         chex.assert_max_traces(jax_dist.pmap(lambda x: x), n=1)

@@ -7,26 +7,23 @@ import sys
 import jax
 import numpy as np
 
-from jax_dist import _compat
-
 
 def mesh(*names, shape=(8,), devices=None):
     devices = np.array(jax.devices() if devices is None else devices)
     return jax.sharding.Mesh(devices.reshape(shape), names)
 
 
-# What a compile is: an event of JAX, of which only the count is used.
-_compiled: list[str] = []
+_compiled: list[str] = []  # names of programs, such as "jit(step)"
 
 
 @functools.cache
 def _listen() -> None:
-    def heard(event: str, _: float, *, fun_name: str = "", **__: object) -> None:
-        # JAX cuts an array that lies on one device by a program, once for all that are alike.
+    def append(event: str, _: float, *, fun_name: str = "", **__: object) -> None:
+        # JAX splits an array of one device by a program, compiled once for all that are alike.
         if event == "/jax/core/compile/backend_compile_duration" and "_multi_slice" not in fun_name:
-            _compiled.append(event)
+            _compiled.append(fun_name)
 
-    jax.monitoring.register_event_duration_secs_listener(heard)
+    jax.monitoring.register_event_duration_secs_listener(append)
 
 
 def compiles_so_far() -> int:
@@ -67,13 +64,6 @@ def python_calls(call):
 
 @contextlib.contextmanager
 def compilations(*names):
-    """Gives a function that says how many programs of these functions were compiled meanwhile."""
-    seen: list[str] = []
-
-    @contextlib.contextmanager
-    def watch(request):
-        seen.append(request.name)
-        yield
-
-    with _compat.compiles_watched(watch):
-        yield lambda: sum(name.endswith(names) for name in seen)
+    """Give a function that counts the programs of these functions that were compiled meanwhile."""
+    before = compiles_so_far()
+    yield lambda: sum(name.rstrip(")").endswith(names) for name in _compiled[before:])

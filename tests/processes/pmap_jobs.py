@@ -93,15 +93,12 @@ def rows(names: Collection[str] = ()) -> dict[str, list]:
         )(x),
         "captured, of weak type": lambda: jax_dist.pmap(lambda x: x + weak.sum(), "i")(x),
         "the same, on a device": lambda: jax_dist.pmap(lambda x: x + weak_there.sum(), "i")(x),
-        "virtual": lambda: jax_dist.pmap(
-            lambda x: lax.psum(x, "i") + lax.axis_index("i"), "i", virtual=True
-        )(_own(2).reshape(-1)),
     }
     return {name: _slices(calls[name]()) for name in names or calls}
 
 
 # Where it matters how many processes there are, and not only that there are several.
-IN_FOUR = ("alone", "jit(scan)", "jit(grad)", "nested", "another mesh set", "ppermute", "virtual")
+IN_FOUR = ("alone", "jit(scan)", "jit(grad)", "nested", "another mesh set", "ppermute")
 
 
 def rows_in_four() -> dict[str, list]:
@@ -191,12 +188,10 @@ def global_arrays() -> dict[str, Any]:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("z",))
     spec = jax.sharding.PartitionSpec("z")
     placed = jax_dist.shard(_own(), mesh, spec)
-    turns = jax_dist.pmap(_psum, "i", arrays="global", virtual=True)
     return {
         "whole": (state.shape, state.is_fully_addressable),
         "state": _slices(state),
         "from an array of all slices": _slices(whole),
-        "several slices a device": _slices(turns(np.arange(8, dtype=np.float32))),
         "from shard": _slices(jax_dist.pmap(_psum, "i", arrays="global")(placed)),
         "in jit": _slices(jax.jit(jax_dist.pmap(_psum, "i", arrays="global"))(placed)),
     }
@@ -218,6 +213,7 @@ def mistakes() -> list[str]:
         lambda: jax.grad(lambda x: mapped(x).sum())(mapped(x)),
         lambda: jax.jit(jax_dist.pmap(_psum, "i", devices=scattered))(x),
         lambda: jax_dist.pmap(_psum, "i", axis_size=4)(x),
+        lambda: jax_dist.device_put_replicated(x, jax.devices()),
     ]
     texts = []
     for call in calls:

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import time
 
@@ -12,6 +11,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from jax_dist import multihost
 
 
 class OddError(Exception):
@@ -32,13 +33,48 @@ def sum_over_all() -> list[float]:
     return [jax.process_index(), *total(x).addressable_data(0).tolist()]
 
 
-def add(x: dict[str, int], y: int) -> list[int]:
-    return [jax.process_index(), x["x"] + y]
-
-
-def listen_add_and_sum(x: dict[str, int], y: int) -> dict[str, list]:
+def succeed(x: dict[str, int], y: int) -> dict[str, object]:
     """By what it is. The listeners come first: a collective adds those of gloo."""
-    return {"listeners": listeners(), "added": add(x, y), "summed": sum_over_all()}
+    return {
+        "listeners": listeners(),
+        "added": x["x"] + y,
+        "summed": sum_over_all(),
+        "agreed": agreements(),
+        "preempted": preemption(),
+    }
+
+
+def agreements() -> list[str]:
+    """The errors of `agree` in a real job, which goes on after each."""
+    multihost.initialize()  # joins nothing more
+    rank = jax.process_index()
+    multihost.agree("the same", {"x": np.ones(3)}, values=True)
+    errors = []
+    for call in (
+        lambda: multihost.agree("settings", {"seed": rank}),
+        lambda: multihost.agree(f"order {rank}"),
+        lambda: rank or multihost.agree("alone", timeout=0.5),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors
+
+
+def preemption() -> list[int]:
+    """The steps at which this process is told to leave; rank 1 gets the signal."""
+    steps = []
+    for step in range(1, 200):
+        if step == 3 and jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if multihost.preempted(step):
+            steps.append(step)
+        if len(steps) == 2:
+            return steps
+        sum_over_all()
+        time.sleep(0.05)
+    return []
 
 
 def settings() -> list[str]:
@@ -62,54 +98,22 @@ def listeners() -> list[str]:
     return [row[1] for row in own if row[3] == "0A"]
 
 
-def write_pid(folder: str) -> None:
-    (pathlib.Path(folder) / f"{jax.process_index()}.pid").write_text(str(os.getpid()))
-
-
-def raise_on_rank_1() -> list[float]:
-    if jax.process_index() == 1:
-        raise KeyError("batch")
-    return sum_over_all()
-
-
-def raise_odd_error() -> None:
-    raise OddError("a", "b")
-
-
-def leave_by_exit() -> None:
-    sys.exit(3)
-
-
-def die_on_rank(rank: int) -> list[float]:
-    if jax.process_index() == rank:
-        os._exit(7)
-    return sum_over_all()
-
-
-def kill_self_on_rank_1() -> str:
-    if jax.process_index() == 1:
-        sys.stdout.write("about to go\n")
-        sys.stdout.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "done"
-
-
-def hang_on_rank_1(folder: str) -> str:
-    if jax.process_index() == 1:
-        hang(folder)
-    return "done"
-
-
-def hang(folder: str) -> None:
-    write_pid(folder)
-    time.sleep(100)
-
-
-def hang_in_a_child(folder: str) -> None:
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-    (pathlib.Path(folder) / "sleeper.pid").write_text(str(sleeper.pid))
-    sleeper.wait()
-
-
-def return_generator() -> object:
-    return (x for x in ())
+def fail_on_rank_1(way: str) -> list[float] | str:
+    """Rank 0 waits for rank 1 in a collective, or for nobody."""
+    if jax.process_index() == 0:
+        return "done" if way == "hang" else sum_over_all()
+    match way:
+        case "raise":
+            raise KeyError("batch")
+        case "leave":
+            sys.exit(3)
+        case "odd":
+            raise OddError("a", "b")
+        case "unpicklable":
+            return (x for x in ())  # pyright: ignore[reportReturnType]
+        case "killed":
+            sys.stdout.write("about to go\n")
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+    return ""

@@ -1,11 +1,9 @@
 """Programs with pmaps inside, rewritten, in real processes: equal to one process with 8 devices.
 
 The children run `rows`, which reports the slices that each process holds; the parent joins them in
-the order of processes. As they are, such programs reduce over the devices of one process, without
-an error; `as_they_are` records that.
+the order of processes. Without rewriting, such programs reduce over the devices of one process.
 """
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +17,9 @@ from jax.sharding import Mesh
 
 import jax_dist
 from jax_dist import explain, rewrite
-from jax_dist.errors import ArgumentError
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.rewriting
-
-_TOPOLOGIES = [(2, 4), pytest.param((4, 2), marks=pytest.mark.slow)]
 
 
 def _own() -> np.ndarray:
@@ -107,83 +102,28 @@ def rows() -> dict[str, list]:
     return found
 
 
-_KNOWN = {  # without rewriting, jax.pmap sums over one process: 6 and 22 of these 28
-    "jit": [28.0] * 8,
-    "jit of a pmap": [28.0] * 8,
-    "cond": [28.0] * 8,
-    "grad": [448.0] * 8,
-    "two pmaps": [2 * (28.0 + 28 / 8)] * 8,
-    "in a class": [k - 0.5 * 3.5 * 1.75 for k in range(8)],
-    "gathered": [3.5 + k for k in range(8)],
-    "captured": [28.0 * (100 * k + 1) for k in range(8)],
-    "captured on a device": [150.0 + k for k in range(8)],
-    "index": [11.0 * k for k in range(8)],
-    "jit inside": [56.0] * 8,
-}
-
-
 def parts() -> dict[str, Any]:
-    """Runs in every process: the rows, and the two below, in one job."""
-    return {part.__name__: part() for part in (rows, as_they_are, reports)}
+    """Runs in every process: the rows, and the reports below, in one job."""
+    return {part.__name__: part() for part in (rows, reports)}
 
 
-@functools.cache
-def _parts(topology: tuple[int, int]) -> list[dict[str, Any]]:
-    processes, devices = topology
-    outcomes = run_processes(parts, processes=processes, cpu_devices=devices, timeout=240)
-    assert [outcome.error for outcome in outcomes] == [None] * processes
+@pytest.fixture(scope="module")
+def values() -> list[dict[str, Any]]:
+    """What each process reports."""
+    outcomes = run_processes(parts, processes=2, cpu_devices=4, timeout=240)
+    assert [outcome.error for outcome in outcomes] == [None, None]
     return [outcome.value for outcome in outcomes]
 
 
-def _outcomes(topology: tuple[int, int]) -> dict[str, list]:
-    """The rows of all processes, joined."""
-    values = [value["rows"] for value in _parts(topology)]
-    return {name: [slice_ for value in values for slice_ in value[name]] for name in values[0]}
+def test_all_rows_equal_one_process_with_eight_devices(values):
+    one = rows()
 
-
-def _of_each_process(part: Callable) -> list[Any]:
-    return [values[part.__name__] for values in _parts((2, 4))]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("topology", _TOPOLOGIES, ids=["2x4", "4x2"])
-def test_the_numbers_as_they_are_known(topology):
-    outcomes = _outcomes(topology)
-
-    for name, expected in _KNOWN.items():
-        for pmap_name in _PMAPS:
-            row = f"{name}, {pmap_name}"
-            np.testing.assert_allclose(outcomes[row], expected, rtol=1e-6, err_msg=row)
-    np.testing.assert_allclose(outcomes["on a mesh"], [28.0] * 8)
-    np.testing.assert_allclose(outcomes["grad of rewritten"], [448.0] * 8)
-
-
-@pytest.mark.parametrize("topology", _TOPOLOGIES, ids=["2x4", "4x2"])
-def test_all_rows_equal_one_process_with_eight_devices(topology):
-    several, one = _outcomes(topology), rows()
-
-    assert set(several) == set(one)
+    assert all(set(value["rows"]) == set(one) for value in values)
     for row, expected in one.items():
-        np.testing.assert_allclose(several[row], expected, rtol=1e-5, err_msg=row)
-
-
-def as_they_are() -> dict[str, list]:
-    """Runs in every process: what JAX makes of the same programs."""
-    total = jax.pmap(lambda x: lax.psum(x, "i"), "i")
-    return {
-        "jit": jax.jit(lambda x: total(x))(_own()).tolist(),
-        "cond": lax.cond(jnp.all(_own() > -1), total, lambda x: x, _own()).tolist(),
-        "rewritten": _slices(rewrite(lambda x: total(x))(_own())),
-    }
-
-
-def test_as_they_are_they_leave_the_other_processes_out():
-    for value, half in zip(_of_each_process(as_they_are), (6.0, 22.0), strict=True):
-        assert value == {
-            "jit": [half] * 4,
-            "cond": [half] * 4,
-            "rewritten": [28.0] * 4,
-        }
+        several = [slice_ for value in values for slice_ in value["rows"][row]]
+        np.testing.assert_allclose(several, expected, rtol=1e-5, err_msg=row)
+    # Without rewriting, jax.pmap under jit sums over one process: 6 and 22.
+    assert one["jit, jax.pmap"] == [28.0] * 8
 
 
 def reports() -> dict[str, Any]:
@@ -197,7 +137,7 @@ def reports() -> dict[str, Any]:
 
     try:
         rewrite(stale_inside)(_own())
-    except ArgumentError as error:
+    except ValueError as error:
         refused = str(error)
     else:
         refused = "no error"
@@ -210,11 +150,11 @@ def reports() -> dict[str, Any]:
     }
 
 
-def test_what_an_inner_jit_remembers_is_refused():
-    for value in _of_each_process(reports):
-        assert value["refused"].startswith("The jax.pmap over 'i' at ")
+def test_what_an_inner_jit_remembers_is_an_error(values):
+    for value in (value["reports"] for value in values):
+        assert "the pmap over 'i', at " in value["refused"]
         assert "test_rewrite_in_processes.py:" in value["refused"]
-        assert value["refused"].endswith("on that jit first, or use jax_dist.pmap in it.")
+        assert "clear_cache()" in value["refused"]
         assert value["after clear_cache"] == [57.0] * 4
         assert value["told"] == [
             ("JXD002", "rewritten", "jax.pmap over 'i' of size 8: a shard_map over all processes")

@@ -1,7 +1,6 @@
-"""Mends files: makes the fixes of their findings, and makes sure that they do no harm.
+"""Fixes made in files, and shown as diffs.
 
 After each round the new text must parse, and must not have findings that the old one had not.
-The same fixes are shown as diffs.
 """
 
 import dataclasses
@@ -11,16 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from jax_dist import _codes
 from jax_dist.lint.engine.linter import Examiner, load
-from jax_dist.lint.model import new_imports
-from jax_dist.lint.model.findings import (
-    Finding,
-    Safety,
-    choose_fixes,
-)
+from jax_dist.lint.model import new_imports, sources
+from jax_dist.lint.model.findings import Finding, Safety, choose_fixes
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, Source, UnreadableError
-from jax_dist.lint.rules import linter_findings
 
 _TEXT_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _NO_END = "\\ No newline at end of file\n"
@@ -37,128 +32,103 @@ def diff(
     new: bool = False,
     colour: bool = False,
 ) -> str:
-    """The lines that change, with three around them; empty where nothing does.
+    """Return the lines that change, with three around them; empty where nothing does.
 
-    `new`: the file is not there yet.
+    Args:
+      path: the file, shown as seen from the current folder, where the patch is applied.
+      before: what it holds.
+      after: what it shall hold.
+      encoding: of both.
+      new: the file is not there yet.
+      colour: mark what goes and what comes for a terminal.
     """
-    # As seen from the current folder, where the patch is applied.
     inside = os.path.relpath(path) if os.path.isabs(path) else path
     shown = path if inside.startswith(os.pardir) else inside
-    shown = shown.replace(os.sep, "/").lstrip("/")
-    lines = difflib.unified_diff(
-        _lines(before, encoding),
-        _lines(after, encoding),
-        "/dev/null" if new else f"a/{shown}",
-        f"b/{shown}",
-        lineterm="\n",
+    shown = sources.display(shown.replace(os.sep, "/").lstrip("/"))
+    old, new_lines = (
+        _TEXT_LINE.findall(data.decode(encoding, "surrogateescape")) for data in (before, after)
     )
-    text = "".join(line if line.endswith("\n") else f"{line}\n{_NO_END}" for line in lines)
-    return _coloured(text) if colour else text
-
-
-def _coloured(text: str) -> str:
+    name = "/dev/null" if new else f"a/{shown}"
+    lines = difflib.unified_diff(old, new_lines, name, f"b/{shown}", lineterm="\n")
+    whole = (line if line.endswith("\n") else f"{line}\n{_NO_END}" for line in lines)
+    if not colour:
+        return "".join(whole)
     return "".join(
         f"{_COLOURS[line[0]]}{line.removesuffix(chr(10))}{_PLAIN}\n"
         if line[0] in _COLOURS
         else line
-        for line in _TEXT_LINE.findall(text)
+        for line in whole
     )
-
-
-def _lines(data: bytes, encoding: str) -> list[str]:
-    """Lines end at "\\n" only, as they do for `patch`; a "\\r" before it is part of the line."""
-    return _TEXT_LINE.findall(data.decode(encoding, "surrogateescape"))
 
 
 _MOST_ROUNDS = 10
 
-# A comment that a fix has made needless is no harm: the next round removes it.
-_HARMLESS = frozenset({linter_findings.UNUSED.code})
 
-
-class _HarmError(ValueError):
+class _RejectedError(ValueError):
     """Fixes that would break a file; they are not made."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Mended:
+class FixResult:
     """A file with its fixes made."""
 
     data: bytes  # what the file shall hold
     findings: tuple[Finding, ...]  # that are left
-    made: tuple[Finding, ...]  # whose fixes were made, in the order in which they were
-    refused: str = ""  # why some fixes were not made
+    made: int = 0  # how many were fixed
+    rejected: str = ""  # why some fixes were not made
 
 
-def mended(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> _Mended:
-    """Makes fixes that are as safe as allowed, until nothing is left to be mended."""
-    findings = examiner.examined(path, data)
-    made: list[Finding] = []
-    refused = ""
+def fix(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> FixResult:
+    """Make fixes that are as safe as allowed, until nothing is left to fix."""
+    result = FixResult(data, tuple(examiner.examine(path, data)))
     for _ in range(_MOST_ROUNDS):
-        able = [each for each in findings if each.fix and each.fix.safety in allowed]
-        if not able:
-            break
-        step = _round(path, data, findings, able, examiner)
-        refused = step.refused
-        if not step.made:
-            break
-        data, findings = step.data, list(step.findings)
-        made += step.made
-    return _Mended(data, tuple(findings), tuple(made), refused)
+        fixable = [each for each in result.findings if each.fix and each.fix.safety in allowed]
+        step = _round(path, result, fixable, examiner) if fixable else result
+        if step.made == result.made:
+            return step
+        result = step
+    return result
 
 
 def _round(
-    path: str,
-    data: bytes,
-    findings: Sequence[Finding],
-    able: Sequence[Finding],
-    examiner: Examiner,
-) -> _Mended:
-    """All fixes together; if that does harm, those that do none by themselves."""
-    source = load(path, data)
-    harm = ""
+    path: str, before: FixResult, fixable: Sequence[Finding], examiner: Examiner
+) -> FixResult:
+    """Make all fixes together; if that breaks the file, those that do not by themselves."""
+    source = load(path, before.data)
+    rejected = ""
     groups: dict[object, list[Finding]] = {}
-    for number, finding in enumerate(able):
+    for number, finding in enumerate(fixable):
         groups.setdefault((finding.fix and finding.fix.group) or number, []).append(finding)
-    for together in (able, *groups.values()):
+    for together in (fixable, *groups.values()):
         try:
-            return dataclasses.replace(_made(source, findings, together, examiner), refused=harm)
-        except _HarmError as error:
-            harm = harm or str(error)
-    return _Mended(data, tuple(findings), (), harm)
+            after = _fixed(source, before.findings, together, examiner)
+        except _RejectedError as error:
+            rejected = rejected or str(error)
+        else:
+            return dataclasses.replace(after, made=before.made + after.made, rejected=rejected)
+    return dataclasses.replace(before, rejected=rejected)
 
 
-def _made(
-    source: Source, findings: Sequence[Finding], able: Sequence[Finding], examiner: Examiner
-) -> _Mended:
-    """Raises _HarmError, also where there would be more findings of a code than before."""
-    fixes = [finding.fix for finding in able if finding.fix]
-    applied = choose_fixes(fixes)
+def _fixed(
+    source: Source, before: Sequence[Finding], fixable: Sequence[Finding], examiner: Examiner
+) -> FixResult:
+    """Raise _RejectedError, also where there would be more findings of a code than before."""
+    chosen = choose_fixes([finding.fix for finding in fixable if finding.fix])
     try:
-        data = source.written(new_imports.placed(Module(source), applied))
-    except (ParseError, SyntaxError) as error:
-        raise _HarmError(f"Python could not parse the file any more: {error}") from error
+        data = source.written(new_imports.placed(Module(source), chosen))
+        after = examiner.examine_source(load(source.path, data))
+    except (ParseError, SyntaxError, UnreadableError) as error:
+        raise _RejectedError(f"Python could not parse the file any more: {error}") from error
     except UnicodeEncodeError as error:
-        raise _HarmError(f"the file's encoding cannot hold it: {error}") from error
+        raise _RejectedError(f"the file's encoding cannot hold it: {error}") from error
     except ValueError as error:
-        raise _HarmError(str(error)) from error
-    try:
-        after = examiner.of_source(load(source.path, data))
-    except UnreadableError as error:
-        raise _HarmError(f"the file could not be read any more: {error}") from error
+        raise _RejectedError(str(error)) from error
     counts = Counter(finding.code for finding in after)
-    counts.subtract(finding.code for finding in findings)
+    counts.subtract(finding.code for finding in before)
     for finding in after:
-        if counts[finding.code] > 0 and finding.code not in _HARMLESS:
-            said = f"line {finding.start.line}: {finding.message}"
-            if finding.code == linter_findings.SYNTAX_ERROR.code:
-                raise _HarmError(f"Python could not parse the file any more: {said}")
-            raise _HarmError(f"there would be a new {finding.code} in {said}")
-    taken = Counter(applied)
-    made: list[Finding] = []
-    for finding in able:
-        if finding.fix and taken[finding.fix]:
-            taken[finding.fix] -= 1
-            made.append(finding)
-    return _Mended(data, tuple(after), tuple(made))
+        if counts[finding.code] > 0:
+            where = f"line {finding.start.line}: {finding.message}"
+            if finding.code == _codes.SYNTAX_ERROR:
+                raise _RejectedError(f"Python could not parse the file any more: {where}")
+            raise _RejectedError(f"there would be a new {finding.code} in {where}")
+    return FixResult(data, tuple(after), len(chosen))

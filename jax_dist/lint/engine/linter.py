@@ -1,9 +1,7 @@
-"""What is done to one file: it is looked at, read, checked, and its suppressions are heeded.
+"""Linting of one file or many: read, parsed, given to each rule, and filtered by `# noqa`.
 
-The rules are all that the files of their folder hold.
-
-Most files hold no word that a rule looks for, and are passed over by their bytes alone. Words are
-looked up among those of the file before a phrase is searched for, which takes longer.
+The rules are all that the files of their folder hold. Most files hold no word that a rule looks
+for, and are passed over by their bytes alone.
 """
 
 import ast
@@ -14,39 +12,27 @@ import pkgutil
 import platform
 import re
 import sys
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
+from jax_dist import _codes
 from jax_dist.lint import rules
+from jax_dist.lint.engine import suppressions
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.findings import Code, Finding, Fix, Safety
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, Patterns, Source, UnreadableError
-from jax_dist.lint.rules import Page, Rule, Version
-from jax_dist.lint.rules.linter_findings import SYNTAX_ERROR
+from jax_dist.lint.rules import Rule, Version
 
 
-def _rules_found() -> dict[Code, Rule]:
-    modules = (
-        importlib.import_module(f"{rules.__name__}.{each.name}")
-        for each in pkgutil.iter_modules(rules.__path__)
-        if not each.name.startswith("_")
-    )
-    found = {
-        each.page.code: each
-        for module in modules
-        for each in vars(module).values()
-        if isinstance(each, Rule)
-    }
-    return dict(sorted(found.items()))
+def _rules_in_folder() -> dict[Code, Rule]:
+    names = [each.name for each in pkgutil.iter_modules(rules.__path__) if each.name[0] != "_"]
+    modules = [importlib.import_module(f"{rules.__name__}.{name}") for name in names]
+    found = [each for module in modules for each in vars(module).values() if isinstance(each, Rule)]
+    return {rule.code: rule for rule in sorted(found, key=lambda rule: rule.code)}
 
 
-RULES: dict[Code, Rule] = _rules_found()
-MODULES: dict[Code, types.ModuleType] = {
-    code: sys.modules[rule.check.__module__] for code, rule in RULES.items()
-}
-PAGES: dict[Code, Page] = {code: rule.page for code, rule in RULES.items()}
+RULES: dict[Code, Rule] = _rules_in_folder()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,66 +44,73 @@ class Examiner:
     target: Version | None = None  # the oldest jax that the code must run on; None: the newest
     ignores: tuple[tuple[Patterns, frozenset[Code]], ...] = ()  # codes that are off in some files
 
-    def codes_for(self, path: str) -> frozenset[Code]:
-        """The codes that are on in one file."""
-        if not self.ignores:
-            return self.codes
+    def examine_files(
+        self,
+        paths: Sequence[str],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[Finding]:
+        """Return the findings of all files, in their order; `progress` learns how many are done."""
+        findings: list[Finding] = []
+        for done, path in enumerate(paths, start=1):
+            try:
+                data = sources.read_bytes(path)
+            except OSError as error:
+                reason = f"the file cannot be read: {error.strerror}"
+                findings += self._on(path, [_unreadable(path, reason)])
+            else:
+                findings += self.examine(path, data)
+            progress(done, len(paths))
+        return findings
+
+    def examine(self, path: str, data: bytes) -> list[Finding]:
+        """Return the findings of one file that are not switched off, in order of place."""
+        if sources.looks_like_python(path, data):
+            codes = likely(data, self._codes_for(path))
+            if not codes:
+                return []
+        else:
+            codes = self._codes_for(path)  # what cannot be read holds no words, and is a finding
+        try:
+            source = load(path, data)
+            if path.endswith(".ipynb"):  # its code may hold words that its bytes spell otherwise
+                codes = likely(source.code, self._codes_for(path))
+            return self.examine_source(source, codes)
+        except UnreadableError as error:
+            return self._on(path, [_unreadable(path, str(error))])
+        except Exception as error:  # noqa: BLE001 - other files must not suffer
+            reason = f"jax-dist failed ({type(error).__name__}: {error}); please report it"
+            return [_unreadable(path, reason)]
+
+    def examine_source(self, source: Source, codes: frozenset[Code] | None = None) -> list[Finding]:
+        """Return the same of a file that is read; `codes` are those that its words may have."""
+        codes = likely(source.code, self._codes_for(source.path)) if codes is None else codes
+        module = self.project.held(source)
+        is_ours = module is None
+        try:
+            module = module or self.project.module(source)
+            findings = _run(module, codes, self.target)
+        except ParseError as error:
+            findings = self._on(source.path, [_unparsed(source, error)])
+        finally:
+            if is_ours and module is not None:
+                module.drop()
+        cells = getattr(source, "unparsed", ())  # of a notebook; the others were checked
+        findings += self._on(source.path, [_unparsed(source, cell) for cell in cells])
+        if findings and b"noqa" in source.code.lower():
+            return suppressions.unsuppressed(source, findings)
+        return findings
+
+    def _codes_for(self, path: str) -> frozenset[Code]:
         off = (codes for patterns, codes in self.ignores if patterns.match(path))
         return self.codes.difference(*off)
 
-    @staticmethod
-    def passes_over(path: str, data: bytes) -> bool:
-        """Whether a glance shows that a file has no findings, whatever the rules."""
-        words = *_LIBRARIES, b"JXD"
-        return sources.looks_like_python(path, data) and not any(word in data for word in words)
-
-    def likely(self, path: str, data: bytes) -> frozenset[Code] | None:
-        """The codes that may have findings in a file, by its bytes; None: it can have none."""
-        if not sources.looks_like_python(path, data):
-            return self.codes_for(path)  # what cannot be read has no words, and is a finding
-        ours = _speaks_to_us(data)
-        if not ours and is_internal(data):
-            return None
-        codes = _likely(data, self.codes_for(path))
-        return codes if codes or ours else None
-
-    def examined(
-        self, path: str, data: bytes, likely: frozenset[Code] | None = None
-    ) -> list[Finding]:
-        """The findings of a file that are not switched off, in order of place.
-
-        `likely`: what the method says of the file, where that is known.
-        """
-        likely = self.likely(path, data) if likely is None else likely
-        if likely is None:
-            return []
-        try:
-            source = load(path, data)
-        except UnreadableError as error:
-            return [unreadable(path, str(error))]
-        if path.endswith(".ipynb"):
-            likely = None  # its code may hold phrases that its bytes spell in another way
-        return self.of_source(source, likely)
-
-    def of_source(self, source: Source, likely: frozenset[Code] | None = None) -> list[Finding]:
-        """As `examined`, of a file that is read already."""
-        codes = self.codes_for(source.path)
-        found = check(source, self.project, codes, self.target, likely)
-        if SYNTAX_ERROR.code in codes:  # cells of a notebook; the others were checked
-            for cell in getattr(source, "unparsed", ()):
-                found.append(_unparsed(source, cell))
-        if not found and not _speaks_to_us(source.code):
-            return found
-        code = source.code.lower()
-        if b"jax-dist:" not in code and not (b"noqa" in code and _NOQA.search(code)):
-            return found  # no comment switches a finding off
-        from jax_dist.lint.engine import suppressions  # only here: it is slow to load
-
-        return suppressions.applied(source, found, codes, PAGES)
+    def _on(self, path: str, findings: list[Finding]) -> list[Finding]:
+        codes = self._codes_for(path)
+        return [finding for finding in findings if finding.code in codes]
 
 
 def load(path: str, data: bytes) -> Source:
-    """A file as text that can be checked, whatever kind of file it is.
+    """Return a file as text that can be checked, whatever kind of file it is.
 
     Raises:
       UnreadableError: its bytes are not what its name or they themselves say.
@@ -129,49 +122,14 @@ def load(path: str, data: bytes) -> Source:
     return sources.read(path, data)
 
 
-def _speaks_to_us(data: bytes) -> bool:
-    """Whether a file's comments can have findings of their own."""
-    return b"JXD" in data or b"jax-dist:" in data
-
-
-# Without codes, or with one of ours: other codes are for other linters.
-_NOQA = re.compile(rb"#\s*noqa\b(?:(?!\s*:\s*[a-z]+[0-9])|[^\n#]*jxd)")
-
-
-def check(
-    source: Source,
-    project: Project,
-    codes: frozenset[Code],
-    target: Version | None = None,
-    of: frozenset[Code] | None = None,
-) -> list[Finding]:
-    """All findings of one file, in order of place; nothing is suppressed here.
-
-    `target` is the oldest jax that the code must run on (None: the newest); `of` what `likely` says
-    of the file, where that is known.
-    """
-    of = _likely(source.code, codes) if of is None else of
-    held = project.held(source)
-    if held is not None:
-        return _found(held, of, target)
-    try:
-        module = project.module(source)
-    except ParseError as error:
-        return [_unparsed(source, error)] if SYNTAX_ERROR.code in codes else []
-    try:
-        return _found(module, of, target)
-    finally:
-        module.drop()
-
-
 def check_module(
     module: Module, codes: frozenset[Code], target: Version | None = None
 ) -> list[Finding]:
-    """Like `check`, for a file that is parsed already."""
-    return _found(module, _likely(module.source.code, codes), target)
+    """Return the findings of a parsed file, in order of place; nothing is suppressed here."""
+    return _run(module, likely(module.source.code, codes), target)
 
 
-def _found(module: Module, codes: frozenset[Code], target: Version | None) -> list[Finding]:
+def _run(module: Module, codes: frozenset[Code], target: Version | None) -> list[Finding]:
     findings: list[Finding] = []
     may_have_strings = b"{" in module.source.code
     for rule in (RULES[code] for code in sorted(codes)):
@@ -182,53 +140,61 @@ def _found(module: Module, codes: frozenset[Code], target: Version | None) -> li
             if fix is not None and target is not None and target < needs:  # it would not run there
                 title = f"{fix.title} (needs jax {'.'.join(map(str, needs))})"
                 fix = dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
-            for around in module.ancestors(node) if may_have_strings else ():
-                if isinstance(around, ast.JoinedStr):  # Python 3.11 does not know where in them
-                    node, fix = around, None
+            string = _string_around(module, node) if may_have_strings else None
+            if string is not None:  # Python 3.11 does not know where in it
+                node, fix = string, None
             if fix is not None and _loses_comment(module.source, fix):
                 fix = None
-            place = module.span(node)
-            findings.append(rule.page.finding(module.source, found.message, place, fix))
+            findings.append(rule.finding(module.source, found.message, module.span(node), fix))
     return sorted(findings, key=lambda finding: finding.sort_key)
 
 
+def _string_around(module: Module, node: ast.AST) -> ast.JoinedStr | None:
+    """Return the outermost f-string around a node."""
+    if not module.has_f_strings:
+        return None
+    strings = [each for each in module.ancestors(node) if isinstance(each, ast.JoinedStr)]
+    return strings[-1] if strings else None
+
+
 def _loses_comment(source: Source, fix: Fix) -> bool:
-    """Whether a fix takes words of the author away: "#" in a string counts too."""
+    """Return whether a fix takes words of the author away; "#" in a string counts too."""
     taken = (source.code[each.start : each.end].count(b"#") for each in fix.edits)
     return sum(taken) > sum(each.text.count("#") for each in fix.edits)
 
 
 def _unparsed(source: Source, error: ParseError) -> Finding:
-    """The finding for a file that Python cannot parse."""
     line = min(max(error.line, 1), len(source.line_starts))
     offset = source.line_starts[line - 1]
     message = f"Python {platform.python_version()} cannot parse this file: {error.message}"
-    found = SYNTAX_ERROR.finding(source, message, (offset, offset))
+    found = RULES[_codes.SYNTAX_ERROR].finding(source, message, (offset, offset))
     start = dataclasses.replace(found.start, column=max(error.column, 1))
     return dataclasses.replace(found, start=start, end=start)
 
 
-def unreadable(path: str, reason: str) -> Finding:
-    """The finding for a file that is no text."""
-    return SYNTAX_ERROR.finding(Source(path, b"", b""), reason, (0, 0))
+def _unreadable(path: str, reason: str) -> Finding:
+    return RULES[_codes.SYNTAX_ERROR].finding(Source(path, b"", b""), reason, (0, 0))
+
+
+# --- which rules may have findings, by the bytes of a file
 
 
 def wanted(data: bytes, codes: frozenset[Code]) -> bool:
-    """Whether a file may have findings of these rules, by its bytes alone."""
-    return bool(_likely(data, codes)) and not is_internal(data)
+    """Return whether a file may have findings of these rules, by its bytes alone."""
+    return bool(likely(data, codes))
 
 
 # Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
 _LIBRARIES = (b"jax", b"pmap", b"flax")
 
 
-def _likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
-    """Those rules that may have findings in a file, by the words that it holds."""
-    if not any(word in data for word in _LIBRARIES):
+def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
+    """Return those rules that may have findings in a file, by the words that it holds."""
+    if not any(word in data for word in _LIBRARIES) or _is_internal(data):
         return frozenset()
     holds = holding(data)
     return frozenset(
-        rule.page.code
+        rule.code
         for rule in (RULES[code] for code in codes if code in RULES)
         if any(
             holds(each) and (each not in rule.narrow or rule.narrow[each].search(data))
@@ -237,12 +203,12 @@ def _likely(data: bytes, codes: frozenset[Code]) -> frozenset[Code]:
     )
 
 
-def is_internal(data: bytes) -> bool:
-    r"""Whether a file sees JAX through its private modules only, as those of JAX itself do.
+def _is_internal(data: bytes) -> bool:
+    r"""Return whether a file sees JAX through its private modules only, as those of JAX itself do.
 
-    >>> is_internal(b"import functools\nfrom jax._src import core\n")
+    >>> _is_internal(b"import functools\nfrom jax._src import core\n")
     True
-    >>> is_internal(b"import jax\nfrom jax._src import core\n")
+    >>> _is_internal(b"import jax\nfrom jax._src import core\n")
     False
     """
     if b"jax._src" not in data:
@@ -267,7 +233,7 @@ _OTHERS |= {name.encode() for name in sys.stdlib_module_names}
 
 
 def holding(data: bytes) -> Callable[[bytes], bool]:
-    """Whether a file may hold a phrase such as `pmap`, `jax.jit`, `import jax as`.
+    """Return whether a file may hold a phrase such as `pmap`, `jax.jit`, `import jax as`.
 
     Their words must stand as words of their own in the file, but for those with a star: there may
     be more of the word around it, as in `*pmap*` and `common_utils.shard*`.
@@ -291,7 +257,7 @@ def holding(data: bytes) -> Callable[[bytes], bool]:
 
 @functools.cache
 def _parts(phrase: bytes) -> tuple[frozenset[bytes], bytes]:
-    """The words that are whole, and all of the phrase without its stars."""
+    """Return the words that are whole, and all of the phrase without its stars."""
     words = phrase.translate(_BLANKS_AND_STARS).split()
     return frozenset(each for each in words if b"*" not in each), phrase.replace(b"*", b"")
 

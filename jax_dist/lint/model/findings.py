@@ -73,22 +73,13 @@ class Finding:
         return (self.path, self.span[0], self.code)
 
     @property
-    def message_with_cell(self) -> str:
-        """The message, with the cell where there is one."""
-        if self.start.cell is None:
-            return self.message
-        return f"cell {self.start.cell}, line {self.start.line}: {self.message}"
-
-    @property
-    def in_file(self) -> tuple[Position, Position]:
-        """The places for forms that know nothing of cells: in a notebook, its first line."""
-        if self.start.cell is None:
-            return self.start, self.end
-        return Position(1, 1), Position(1, 1)
+    def safety(self) -> Safety | None:
+        """How much its fix may be trusted; None where there is none."""
+        return self.fix.safety if self.fix else None
 
 
 def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
-    """Those that are applied, in order of place; a group with one that cannot be is left whole."""
+    """Return the fixes that do not clash, in order of place; groups stay whole."""
     fixes = sorted(fixes, key=lambda fix: fix.edits[0] if fix.edits else Edit(0, 0, ""))
     groups: dict[str, list[Fix]] = {}
     for number, fix in enumerate(fixes):
@@ -122,7 +113,7 @@ def _clash(one: Edit, two: Edit) -> bool:
 
 
 def apply_edits(code: bytes, edits: Iterable[Edit], newline: str = "\n") -> bytes:
-    """The code with all `edits` made; they must not overlap."""
+    """Return the code with all `edits` made; they must not overlap."""
     pieces: list[bytes] = []
     at = 0
     for edit in sorted(set(edits)):
@@ -135,7 +126,7 @@ def apply_edits(code: bytes, edits: Iterable[Edit], newline: str = "\n") -> byte
 
 
 def indentation_of(text: str) -> str:
-    """One step of indentation, as most lines of a file show it.
+    """Return one step of indentation, as most lines of a file show it.
 
     >>> indentation_of("if a:\\n  b = 1\\n")
     '  '
@@ -147,6 +138,6 @@ def indentation_of(text: str) -> str:
 
 
 def newline_of(code: bytes) -> str:
-    """How the file ends its lines; the first one decides."""
+    """Return how the file ends its lines; the first one decides."""
     match = re.search(rb"\r\n|\r|\n", code)
     return match[0].decode() if match else "\n"

@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 from jax_dist.lint.model import pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
+from jax_dist.lint.model.reaching import LIMIT
 from jax_dist.lint.model.semantic_model import PARTIAL, Module
 from jax_dist.primitives import functions_of
 
 
 def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | None:
-    """Where this file reads a function by its name; None where it has none of its own."""
+    """Return where this file reads a function by its name; None where it has none of its own."""
     owner = module.parent(function)
     if isinstance(function, ast.Lambda):
         if not (isinstance(owner, ast.Assign) and isinstance(owner.targets[0], ast.Name)):
@@ -28,7 +29,7 @@ def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | Non
 
 
 def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
-    """Every call of a function in this file; None where it is handed on, or has no name."""
+    """Return every call of a function in this file; None where it is handed on, or has no name."""
     found = None if getattr(function, "decorator_list", ()) else reads(module, function)
     calls = [call for read in found or () if (call := module.call_of(read)) is not None]
     return calls if found is not None and len(calls) == len(found) else None
@@ -37,7 +38,7 @@ def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
 def argument_of(
     module: Module, call: ast.Call, function: scopes.Function, parameter: ast.arg
 ) -> ast.expr | None:
-    """What a call gives a parameter; None where that cannot be read."""
+    """Return what a call gives a parameter; None where that cannot be read."""
     arguments = function.args
     named = [*arguments.posonlyargs, *arguments.args]
     positional = named[1:] if isinstance(module.parent(function), ast.ClassDef) else named
@@ -55,14 +56,14 @@ def argument_of(
 
 
 def defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr | None]]:
-    """The parameters that may be left out, and what they are then; None: it must be given."""
+    """Return the parameters with a default, and that default; None where there is none."""
     named = [*arguments.posonlyargs, *arguments.args]
     with_default = named[len(named) - len(arguments.defaults) :] + arguments.kwonlyargs
     return zip(with_default, [*arguments.defaults, *arguments.kw_defaults], strict=True)
 
 
 def results_of(function: scopes.Function) -> list[ast.expr] | None:
-    """What a function may return; None where its decorators or its kind hide that."""
+    """Return what a function may return; None where its decorators or its kind hide that."""
     if isinstance(function, ast.AsyncFunctionDef):
         return None
     if not isinstance(function, ast.Lambda) and function.decorator_list:
@@ -73,7 +74,7 @@ def results_of(function: scopes.Function) -> list[ast.expr] | None:
 
 
 def _returned(function: scopes.Function) -> list[ast.expr]:
-    """The values of a function's own `return` statements."""
+    """Return the values of a function's own `return` statements."""
     if isinstance(function, ast.Lambda):
         return [function.body]
     returns = [each for each in own_nodes(function) if isinstance(each, ast.Return)]
@@ -81,7 +82,7 @@ def _returned(function: scopes.Function) -> list[ast.expr]:
 
 
 def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
-    """The nodes of a function's body, without those of functions and classes in it."""
+    """Yield the nodes of a function's body, without those of functions and classes in it."""
     waiting = body_of(function)[::-1]
     while waiting:
         node = waiting.pop()
@@ -97,7 +98,7 @@ def is_self(node: ast.Attribute) -> bool:
 def self_attributes(
     module: Module, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
 ) -> list[ast.Attribute]:
-    """Where a class reads or sets `self.name`."""
+    """Return where a class reads or sets `self.name`."""
     of_classes = module.memo(self_attributes)
     if owner not in of_classes:
         found: dict[tuple[str, type], list[ast.Attribute]] = {}
@@ -105,30 +106,12 @@ def self_attributes(
             if isinstance(each, ast.Attribute) and is_self(each):
                 found.setdefault((each.attr, each.ctx.__class__), []).append(each)
         of_classes[owner] = found
-    return of_classes[owner].get((name, context), [])
-
-
-def attribute_reads(module: Module, name: str) -> Sequence[ast.Attribute]:
-    """Where a file reads an attribute of a name, of whatever object."""
-    return module.once(_attribute_reads).get(name, ())
-
-
-def _attribute_reads(module: Module) -> dict[str, list[ast.Attribute]]:
-    found: dict[str, list[ast.Attribute]] = {}
-    for node in module.nodes(ast.Attribute):
-        if isinstance(node.ctx, ast.Load):
-            found.setdefault(node.attr, []).append(node)
-    return found
-
-
-def all_nodes(function: scopes.Function) -> Iterator[ast.AST]:
-    """The nodes of a function's body, with those of functions in it."""
-    for each in body_of(function):
-        yield from ast.walk(each)
+    attributes: list[ast.Attribute] = of_classes[owner].get((name, context), [])
+    return attributes if len(attributes) <= LIMIT or context is ast.Load else []
 
 
 def body_of(function: scopes.Function) -> list[ast.AST]:
-    """The statements of a def; the expression of a lambda."""
+    """Return the statements of a def; the expression of a lambda."""
     return [function.body] if isinstance(function, ast.Lambda) else [*function.body]
 
 
@@ -137,7 +120,7 @@ Path: TypeAlias = tuple[int | str, ...]
 
 
 def result_is_tree(module: Module, site: Site, path: Path) -> bool | None:
-    """Whether what a mapped function returns is a tuple or dict there; None: not known."""
+    """Return whether what a mapped function returns is a tuple or dict there; None: not known."""
     function = innermost(module, site.fun)
     is_seen = function is not None and is_plain(module, function)
     results = _returned(function) if function is not None and is_seen else None
@@ -148,7 +131,7 @@ def result_is_tree(module: Module, site: Site, path: Path) -> bool | None:
 
 
 def innermost(module: Module, fun: Any) -> scopes.Function | None:
-    """The def or lambda behind `vmap(partial(f, ...))`, names for it on the way included."""
+    """Return the def or lambda behind `vmap(partial(f, ...))`, names for it on the way included."""
     for _ in range(8):
         if isinstance(fun, ast.Name) and isinstance(value := module.value(fun), ast.Call):
             fun = value
@@ -161,7 +144,7 @@ def innermost(module: Module, fun: Any) -> scopes.Function | None:
 
 
 def is_plain(module: Module, function: scopes.Function) -> bool:
-    """Whether no decorator changes what a function returns."""
+    """Return whether no decorator changes what a function returns."""
     for decorator in () if isinstance(function, ast.Lambda) else function.decorator_list:
         name = module.qualified_name(decorator)
         if name is None and isinstance(decorator, ast.Call):
@@ -224,7 +207,7 @@ def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | N
 
 
 def part_of(node: ast.AST, path: Path) -> ast.expr | None:
-    """The first step of a path into a literal."""
+    """Return the first step of a path into a literal."""
     if not path:
         return None
     step = path[0]

@@ -3,6 +3,7 @@
 It is hidden by as many bytes, so that every offset stays what it was.
 """
 
+import itertools
 import re
 
 from jax_dist.lint.model import sources
@@ -22,15 +23,18 @@ _AUTOMAGIC = re.compile(r"\s*(?:pip|conda|cd|ls|cat|cp|mv|rm|mkdir|pwd)(?:[ \t]+
 
 
 def body_start(text: str) -> int | None:
-    """Where a cell's Python begins: behind `%%time`; None where there is none, as in `%%bash`."""
+    """Return where a cell's Python begins: behind `%%time`; None in a `%%bash`."""
     magic = _CELL_MAGIC.match(text)
     if magic is None:
         return 0
     return magic.end() if magic[1] in _PYTHON_BODIES else None
 
 
+_MOST_PARSES = 16  # of one cell; then all that looks like a magic is taken for one
+
+
 def hidden(text: str) -> str:
-    """The cell with its magics hidden, of the same size in UTF-8.
+    """Return the cell with its magics hidden, of the same size in UTF-8.
 
     A magic is where Python stops: `% x` in open brackets is none.
 
@@ -38,32 +42,44 @@ def hidden(text: str) -> str:
       ParseError: also without its magics it is no Python.
     """
     lines = lines_of(text)
-    while True:
+    for parses in itertools.count():
         try:
             sources.parse("".join(lines).encode())
         except ParseError as error:
             at = error.line - 1
-            line = lines[at] if at < len(lines) else ""
-            if (shown := _hide(line)) == line:
+            if _hide_at(lines, at) is False:
                 raise
-            lines[at] = shown
-            while _continues(line):
-                at += 1
-                line = lines[at] if at < len(lines) else ""
-                lines[at : at + 1] = [_blank_line(line)] if line else []
+            if parses == _MOST_PARSES:
+                for each in range(at, len(lines)):
+                    if _LINE_MAGIC.match(lines[each]):
+                        _hide_at(lines, each)
         else:
-            return "".join(lines)
+            break
+    return "".join(lines)
+
+
+def _hide_at(lines: list[str], at: int) -> bool:
+    """Hide the magic of a line, with the lines that go on with it; return whether there is one."""
+    line = lines[at] if at < len(lines) else ""
+    if (shown := _hide(line)) == line:
+        return False
+    lines[at] = shown
+    while _split_end(line)[0].endswith("\\"):
+        at += 1
+        line = lines[at] if at < len(lines) else ""
+        lines[at : at + 1] = [_blank_line(line)] if line else []
+    return True
 
 
 def _hide(line: str) -> str:
     body, end = _split_end(line)
     runs = _RUNS_ITS_LINE.match(body)
-    if runs and _parses(body[runs.end() :]):
+    if runs and sources.parses(body[runs.end() :].encode()):
         indent = runs[1]
         space = runs.end() - len(indent)  # at least the six of "%time "
         return indent + "_" + " " * (space - 2) + ";" + body[runs.end() :] + end
     assigned = _ASSIGNED_MAGIC.match(body)
-    if assigned and _parses(f"{assigned[1]}_".strip()):
+    if assigned and sources.parses(f"{assigned[1]}_".strip().encode()):
         return assigned[1] + _name(body[assigned.end(1) :]) + end
     if _LINE_MAGIC.match(body) or _HELP.match(body) or _AUTOMAGIC.match(body):
         indent = body[: len(body) - len(body.lstrip())]
@@ -73,7 +89,7 @@ def _hide(line: str) -> str:
 
 
 def _name(text: str) -> str:
-    """`_`, whose value nobody knows, and blanks."""
+    """Return `_`, whose value nobody knows, and blanks."""
     return "_" + " " * (len(text.encode("utf-8", "surrogatepass")) - 1)
 
 
@@ -87,18 +103,6 @@ def _split_end(line: str) -> tuple[str, str]:
     return body, line[len(body) :]
 
 
-def _continues(line: str) -> bool:
-    return _split_end(line)[0].endswith("\\")
-
-
-def _parses(text: str) -> bool:
-    try:
-        sources.parse(text.encode())
-    except sources.ParseError:
-        return False
-    return True
-
-
 def lines_of(text: str) -> list[str]:
-    """The lines of a cell, each with its end."""
+    """Return the lines of a cell, each with its end."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)

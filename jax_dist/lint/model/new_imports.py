@@ -22,7 +22,7 @@ _HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it n
 
 
 def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
-    """The code with all fixes made, which do not clash; what they import is there once."""
+    """Return the code with all fixes made, which do not clash; what they import is there once."""
     fixes = list(fixes)
     source = module.source
     made = [edit for fix in fixes for edit in fix.edits]
@@ -45,7 +45,7 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
 
 
 def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edit | None:
-    """`from a import b` takes one name more, where it is a statement of one plain line."""
+    """Return `from a import b` takes one name more, where it is a statement of one plain line."""
     if (node.level, node.module) != (wanted.level, wanted.module) or node.col_offset:
         return None
     names = [ast.unparse(each) for each in node.names]
@@ -63,18 +63,11 @@ def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edi
     return Edit(start, end, joined)
 
 
-def with_block(source: Source, text: str, *, in_cell: bool = False) -> Source:
-    """A file with definitions below its imports: a cell of their own in a notebook.
-
-    With `in_cell`, they stand in the cell of the imports.
-    """
+def with_block(source: Source, text: str) -> Source:
+    """Return a file with definitions below its imports; in a notebook, in their cell."""
     code, tree = source.code, sources.parse(source.python)
     head = _run(tree) or _preamble(tree)
     at, lead = _after(code, head[-1]) if head else (0, "")
-    cell = None if in_cell else source.new_cell(at)
-    if cell is not None:
-        place, mark = cell
-        return _edited(source, Edit(place, place, f"{mark}{text.strip()}"))
     rest = code[at:].splitlines()
     gap = next((number for number, row in enumerate(rest) if row.strip()), len(rest))
     below = "\n" * max(2 - gap, 0) if code[at:].strip() else ""
@@ -85,21 +78,8 @@ def _edited(source: Source, edit: Edit) -> Source:
     return source.edited(apply_edits(source.code, [edit], newline_of(source.code)))
 
 
-def names_above(source: Source) -> set[str]:
-    """What a file has surely bound above the place of `with_block`."""
-    tree = sources.parse(source.python)
-    head = _run(tree) or _preamble(tree)
-    last = head[-1].lineno if head else 0
-    return {
-        alias.asname or alias.name.partition(".")[0]
-        for statement in tree.body
-        if isinstance(statement, _IMPORTS) and statement.lineno <= last
-        for alias in statement.names
-    }
-
-
 def anchor(tree: ast.Module) -> ast.stmt | None:
-    """The statement of the module's level that first binds jax or flax; else the first import *.
+    """Return the module's statement that first binds jax or flax; else the first import *.
 
     It may be a whole `try` with such an import in it; an `if` only where nothing else is.
     """
@@ -120,7 +100,7 @@ def anchor(tree: ast.Module) -> ast.stmt | None:
 
 
 def _imports_in(statement: ast.stmt) -> Iterable[ast.Import | ast.ImportFrom]:
-    """Those that run with the module: not those inside functions, or for type checkers only."""
+    """Yield imports that run with the module: not in functions, or for type checkers only."""
     if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
         return
     waiting: list[ast.AST] = [statement]
@@ -133,7 +113,7 @@ def _imports_in(statement: ast.stmt) -> Iterable[ast.Import | ast.ImportFrom]:
 
 
 def _run(tree: ast.Module) -> list[ast.stmt]:
-    """The anchor and the imports right below it."""
+    """Return the anchor and the imports right below it."""
     first = anchor(tree)
     if first is None:
         return []
@@ -141,13 +121,13 @@ def _run(tree: ast.Module) -> list[ast.stmt]:
 
 
 def _preamble(tree: ast.Module) -> list[ast.stmt]:
-    """What must stay at the top of a file without an anchor: docstring, imports."""
+    """Return what must stay at the top of a file without an anchor: docstring, imports."""
     docstring = [each for each in tree.body[:1] if isinstance(each, ast.Expr)]
     return [*docstring, *_imports_on(tree.body[len(docstring) :])]
 
 
 def _imports_on(statements: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
-    """The imports with which they begin."""
+    """Return the imports with which they begin."""
     return itertools.takewhile(lambda each: isinstance(each, _IMPORTS), statements)
 
 
@@ -221,7 +201,7 @@ def _name(statement: ast.stmt) -> str:
 def _below_path_edits(
     code: bytes, tree: ast.Module, wanted: ast.stmt, kind: _Kind
 ) -> ast.stmt | None:
-    """The first import of the same project, where `sys.path` is changed between it and jax."""
+    """Return the first import of the project below a change of `sys.path`."""
     run = _run(tree)
     if kind.wanted != 3 or not run or _name(wanted).startswith("."):
         return None
@@ -240,7 +220,7 @@ def _below_path_edits(
 
 
 def _key_of(code: bytes, run: Sequence[ast.stmt], kind: _Kind) -> Callable[[ast.stmt], Any]:
-    """The order that the imports are in; where they show none, by the indentation."""
+    """Return the order that the imports are in; where they show none, by the indentation."""
 
     def by_name(each: ast.stmt) -> tuple[int, str, bool]:  # Google's style: both forms mixed
         return kind.of(each), _name(each).lower(), isinstance(each, ast.ImportFrom)
@@ -257,7 +237,7 @@ def _key_of(code: bytes, run: Sequence[ast.stmt], kind: _Kind) -> Callable[[ast.
 
 
 def _first_line(code: bytes, tree: ast.Module) -> int:
-    """Above the first statement, and above its decorators and the comments that belong to it."""
+    """Return the place above the first statement, its decorators and its comments."""
     if not tree.body:
         return len(code)
     first = tree.body[0]
@@ -278,7 +258,7 @@ def _line_start(code: bytes, line: int) -> int:
 
 
 def _after(code: bytes, statement: ast.stmt) -> tuple[int, str]:
-    """Where the next line begins, and a line end where the file lacks it."""
+    """Return where the next line begins, and a line end where the file lacks it."""
     assert statement.end_lineno is not None
     at = _line_start(code, statement.end_lineno + 1)
     return at, "" if code[:at].endswith((b"\n", b"\r")) else "\n"

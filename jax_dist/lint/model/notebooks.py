@@ -1,9 +1,7 @@
 """A Jupyter notebook as one Python text, and back.
 
-The text is that of all code cells in Python, each behind a comment that marks where it begins, so
-that the cells can be told apart once it was edited. The JSON is written again in the layout that it
-has, which leaves all but the edited lines as they were in what Jupyter, Colab and VS Code write.
-IPython's own syntax is hidden (`magics`).
+The text is that of all code cells in Python, each below a comment that marks where it begins.
+Edited lines are spliced into the JSON, so that every other byte stays as it was.
 """
 
 import bisect
@@ -12,166 +10,155 @@ import dataclasses
 import functools
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.lint.model import magics
 from jax_dist.lint.model.findings import Position
 from jax_dist.lint.model.sources import ParseError, Source, UnreadableError
 
+_SPACE = re.compile(r"[ \t\r\n]*")
+_decode = json.JSONDecoder().raw_decode
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Part:
-    """One cell in the code."""
+class _Cell:
+    """One code cell in Python."""
 
     number: int  # among all cells, from 1
+    lines: list[tuple[str, int, int]]  # of its source, each with its place in the JSON
+    place: tuple[int, int]  # of its source in the JSON
     hidden: str  # what stands before its Python: a line such as `%%time`
     start: int  # of its Python, in bytes of the code
 
 
 @dataclasses.dataclass(frozen=True)
 class Notebook(Source):
-    """The Python cells of one notebook.
+    """The Python cells of one notebook; positions count cells from 1, and lines within a cell."""
 
-    Positions count all cells, also those of prose, from 1, and the lines within the cell.
-    """
-
-    data: bytes = b""  # the file
-    marker: str = ""  # begins the comment before each cell
-    parts: tuple[_Part, ...] = ()
+    raw: str = ""  # the file
+    marker: str = ""  # begins the comment above each cell
+    cells: tuple[_Cell, ...] = ()
     unparsed: tuple[ParseError, ...] = ()  # of cells that are no Python; blank in `python`
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        return [cell.start for cell in self.cells]
 
     def position(self, offset: int) -> Position:
         place = super().position(offset)
-        if not self.parts:
+        if not self.cells:
             return place
-        part = self.parts[max(bisect.bisect_right(self._starts, offset) - 1, 0)]
-        above = super().position(part.start).line - part.hidden.count("\n")
-        # On the comment before a cell, which is in no cell: its first line.
-        return Position(max(1, place.line - above + 1), place.column, part.number)
-
-    def new_cell(self, offset: int) -> tuple[int, str] | None:
-        below = max(bisect.bisect_right(self._starts, offset), 1)
-        end = len(self.code)
-        if below < len(self.parts):
-            mark = _mark(self.marker, self.parts[below].number, first=False)
-            end = self.parts[below].start - len(mark.encode())
-        return end, f"\n{self.marker} {_NEW}\n"
+        cell = self.cells[max(bisect.bisect_right(self._starts, offset) - 1, 0)]
+        above = super().position(cell.start).line - cell.hidden.count("\n")
+        # On the comment above a cell, which is in no cell: its first line.
+        return Position(max(1, place.line - above + 1), place.column, cell.number)
 
     def written(self, code: bytes) -> bytes:
-        """The notebook's bytes once `code` is in the place of its code.
+        """Return the notebook's bytes once `code` is in the place of its code.
 
         Raises:
           ValueError: the marks between the cells are not what they were.
         """
-        if code == self.code:
-            return self.data
-        texts = self._texts(code)
-        if len(texts) != len(self.parts):
+        mark = rf"(?:\A|\n){re.escape(self.marker)} \d+\n"
+        above, *texts = re.split(mark, code.decode("utf-8", "surrogatepass"))
+        if len(texts) != len(self.cells):
             raise ValueError(f"an edit reaches over the end of a cell of {self.path}")
-        raw = self.data.decode("utf-8-sig")
-        book = json.loads(raw)
-        for part, whole in reversed(list(zip(self.parts, texts, strict=True))):
-            text, *new = whole.split(f"\n{self.marker} {_NEW}\n")
-            cell = book["cells"][part.number - 1]
-            text = part.hidden + text
-            if text != _text_of(cell, part.number):
-                cell["source"] = _source(text, cell)
-            book["cells"][part.number : part.number] = [
-                _new_cell(each, cell, part.number) for each in new
-            ]
-        # Half of a surrogate pair cannot be encoded: it is spelled as JSON does, as it was.
-        written = _like(raw, book).encode("utf-8", "backslashreplace")
-        return codecs.BOM_UTF8 + written if self.bom else written
+        texts[:1] = [above + "\n" * bool(above) + each for each in texts[:1]]
+        pieces, at = [], 0
+        for cell, text in zip(self.cells, texts, strict=True):
+            start, end, new = _splice(self.raw, cell, cell.hidden + text)
+            pieces += (self.raw[at:start], new)
+            at = end
+        data = "".join((*pieces, self.raw[at:])).encode()
+        return codecs.BOM_UTF8 + data if self.bom else data
 
     def edited(self, code: bytes) -> "Notebook":
-        """The notebook as it will be read once `code` is in the place of its code.
+        """Return the notebook as it will be read once `code` is in the place of its code.
 
         Raises:
           ParseError: a cell would be no Python that is now.
         """
-        found = read_notebook(self.path, self.written(code))
-        if len(found.unparsed) > len(self.unparsed):
-            raise found.unparsed[0]
-        return found
-
-    def _texts(self, code: bytes) -> list[str]:
-        text = code.decode("utf-8", "surrogatepass")
-        texts: list[str] = []
-        for index, part in reversed(list(enumerate(self.parts))):
-            text, mark, cell = text.rpartition(_mark(self.marker, part.number, first=not index))
-            if not mark:
-                return []
-            texts.append(cell)
-        if texts:
-            texts[-1] = text + texts[-1]  # what was put above the first mark
-        return texts[::-1]
-
-    @functools.cached_property
-    def _starts(self) -> list[int]:
-        return [part.start for part in self.parts]
+        after = read_notebook(self.path, self.written(code))
+        if len(after.unparsed) > len(self.unparsed):
+            raise after.unparsed[0]
+        return after
 
 
-_NEW = "+"  # in the place of a number: a cell that the notebook has not yet
+def _splice(raw: str, cell: _Cell, text: str) -> tuple[int, int, str]:
+    """Return what of the JSON gives way to which text, so that the cell's source is `text`."""
+    old, (start, end) = cell.lines, cell.place
+    if text == "".join(line for line, _, _ in old):
+        return start, start, ""
+    if raw[start] != "[":
+        return start, end, _quoted(text, raw)
+    new = magics.lines_of(text)
+    kept = 0  # lines at the beginning, and then at the end, that stay as they are
+    while kept < min(len(old), len(new)) and old[kept][0] == new[kept]:
+        kept += 1
+    last = 0
+    while last < min(len(old), len(new)) - kept and old[-1 - last][0] == new[-1 - last]:
+        last += 1
+    between = f",{raw[start + 1 : old[0][1]]}" if old else ", "
+    between = raw[old[0][2] : old[1][1]] if len(old) > 1 else between
+    first, stop = kept, len(old) - last
+    texts = [raw[one:two] for _, one, two in old[:first]]
+    texts += [_quoted(each, raw) for each in new[first : len(new) - last]]
+    texts += [raw[one:two] for _, one, two in old[stop:]]
+    inside = (old[0][1], old[-1][2]) if old else (start + 1, end - 1)
+    return *inside, between.join(texts)
+
+
+def _quoted(text: str, raw: str) -> str:
+    is_utf8 = text.encode("utf-8", "replace") == text.encode("utf-8", "surrogatepass")
+    return json.dumps(text, ensure_ascii=raw.isascii() or not is_utf8)
 
 
 def read_notebook(path: str, data: bytes) -> Notebook:
-    """The Python cells of a notebook of format 4 or later; none of one in another language.
+    """Return the Python cells of a notebook of format 4 or later; none if its language is another.
 
     Raises:
       UnreadableError: it is no notebook.
     """
     try:
-        cells = _cells_of(json.loads(data.decode("utf-8-sig")))
+        raw = data.decode("utf-8-sig")
+        sources = list(_sources(raw, json.loads(raw)))
     except (ValueError, RecursionError) as error:  # also what json and decoding raise
         raise UnreadableError(f"the file is no notebook: {error}") from error
     marker = "# cell"  # which no cell holds
-    while any(marker + " " in text for text in cells.values()):
+    while any(f"{marker} " in line for _, lines, _ in sources for line, _, _ in lines):
         marker += "'"
-    code, python = b"", b""
-    parts: list[_Part] = []
-    unparsed: list[ParseError] = []
-    for number, text in cells.items():
+    code, python, unparsed = bytearray(), bytearray(), []
+    cells: list[_Cell] = []
+    for number, lines, place in sources:
+        text = "".join(line for line, _, _ in lines)
         start = magics.body_start(text)
         if start is None:
             continue
-        mark = _mark(marker, number, first=not parts).encode()
-        parts.append(_Part(number, text[:start], len(code + mark)))
-        body, shown, error = text[start:], b"", None
+        mark = f"{marker} {number}\n".encode()
+        mark = b"\n" + mark if cells else mark
+        cells.append(_Cell(number, lines, place, text[:start], len(code) + len(mark)))
+        body = text[start:].encode("utf-8", "surrogatepass")
         try:
-            shown = magics.hidden(body).encode()
-        except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-            error = ParseError("it holds half of a character")
-        except ParseError as said:
-            error = said
-        if error:  # it is blank, so that the others still are parsed
-            shown = re.sub(rb"[^\r\n]", b" ", _bytes(body))
-            above = (code + mark).count(b"\n")
+            shown = magics.hidden(text[start:]).encode()
+        except (ParseError, UnicodeEncodeError) as error:  # the latter: half of a surrogate pair
+            if not isinstance(error, ParseError):
+                error = ParseError("it holds half of a character")
+            shown = re.sub(rb"[^\r\n]", b" ", body)  # so that the others still are parsed
+            above = code.count(b"\n") + mark.count(b"\n")
             unparsed.append(ParseError(error.message, above + error.line, error.column))
-        code += mark + _bytes(body)
+        code += mark + body
         python += mark + shown
     bom = data.startswith(codecs.BOM_UTF8)
-    return Notebook(path, code, python, "utf-8", bom, data, marker, tuple(parts), tuple(unparsed))
+    texts = (bytes(code), bytes(python))
+    return Notebook(path, *texts, "utf-8", bom, raw, marker, tuple(cells), tuple(unparsed))
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _mark(marker: str, number: int, *, first: bool) -> str:
-    return f"{marker} {number}\n" if first else f"\n{marker} {number}\n"
-
-
-def _cells_of(book: Any) -> dict[int, str]:
-    """The cells with Python code, by their number.
-
-    Raises:
-      ValueError: this is no notebook.
-    """
+def _sources(raw: str, book: Any) -> Iterator[tuple[int, list[tuple[str, int, int]], Any]]:
+    """Yield the number of each Python cell, its lines, and where its source stands."""
     match book:
         case {"worksheets": _}:
-            raise ValueError(
-                "it is of a format before 4, which `jupyter nbconvert --to notebook` converts"
-            )
+            raise ValueError("it is of a format before 4: jupyter nbconvert --to notebook")
         case {"cells": list(cells)} if all(isinstance(cell, dict) for cell in cells):
             pass
         case _:
@@ -181,15 +168,22 @@ def _cells_of(book: Any) -> dict[int, str]:
             pass
         case {"kernelspec": {"language": str(language)}} if language:
             pass
-        case _:  # one that says neither is taken for Python
+        case _:
             language = "python"
     if language.lower() not in ("python", "ipython"):
-        return {}
-    return {
-        number: _text_of(cell, number)
-        for number, cell in enumerate(cells, start=1)
-        if cell.get("cell_type") == "code" and "source" in cell and _is_python(cell)
-    }
+        return
+    (begin,) = [at for key, _, at, _ in _items(raw, _skip(raw, 0)) if key == "cells"][-1:]
+    for number, (_, cell, at, _) in enumerate(_items(raw, begin), start=1):
+        if cell.get("cell_type") != "code" or "source" not in cell or not _is_python(cell):
+            continue
+        _, source, start, end = [each for each in _items(raw, at) if each[0] == "source"][-1]
+        if isinstance(source, str):
+            yield number, [(source, start, end)], (start, end)
+        elif isinstance(source, list) and all(isinstance(line, str) for line in source):
+            lines = [(line, one, two) for _, line, one, two in _items(raw, start)]
+            yield number, lines, (start, end)
+        else:
+            raise ValueError(f"the source of cell {number} is no text")
 
 
 def _is_python(cell: dict[str, Any]) -> bool:
@@ -199,35 +193,22 @@ def _is_python(cell: dict[str, Any]) -> bool:
     return True
 
 
-def _text_of(cell: dict[str, Any], number: int) -> str:
-    match cell["source"]:
-        case str(text):
-            return text
-        case list(lines) if all(isinstance(line, str) for line in lines):
-            return "".join(lines)
-    raise ValueError(f"the source of cell {number} is no text")
+def _items(raw: str, at: int) -> Iterator[tuple[Any, Any, int, int]]:
+    """Yield the key (None in an array), value, start and end of what a JSON container holds."""
+    is_object = raw[at] == "{"
+    at = _skip(raw, at + 1)
+    while raw[at] not in "]}":
+        key = None
+        if is_object:
+            key, at = _decode(raw, at)
+            at = _skip(raw, _skip(raw, at) + 1)
+        value, end = _decode(raw, at)
+        yield key, value, at, end
+        at = _skip(raw, end)
+        at = _skip(raw, at + 1) if raw[at] == "," else at
 
 
-def _source(text: str, like: dict[str, Any]) -> str | list[str]:
-    """A cell's code as another cell has it: one string, or its lines."""
-    return text if isinstance(like["source"], str) else magics.lines_of(text)
-
-
-def _new_cell(text: str, above: dict[str, Any], number: int) -> dict[str, Any]:
-    """A cell of the same format as the one above it."""
-    made: dict[str, Any] = {"cell_type": "code", "execution_count": None}
-    if "id" in above:
-        made["id"] = f"jax-dist-migrate-{number}"
-    return {**made, "metadata": {}, "outputs": [], "source": _source(text, above)}
-
-
-def _like(raw: str, book: Any) -> str:
-    """The notebook as JSON, laid out and escaped as `raw` is."""
-    indented = re.search(r"\n([ \t]+)", raw)
-    text = json.dumps(book, indent=indented and indented[1], ensure_ascii=raw.isascii())
-    for sign in "<>&'":  # which Colab used to escape
-        escaped = f"\\u{ord(sign):04x}"
-        if escaped in raw and sign not in raw:
-            text = text.replace(sign, escaped)
-    newline = "\r\n" if "\r\n" in raw else "\n"
-    return text.replace("\n", newline) + raw[len(raw.rstrip()) :]
+def _skip(raw: str, at: int) -> int:
+    match = _SPACE.match(raw, at)
+    assert match is not None
+    return match.end()

@@ -43,13 +43,15 @@ class Site:
         return self.form in ("call", "decorator", "partial decorator", "called decorator")
 
 
-def sites(module: Module) -> list[Site]:
-    """Every reference to `jax.pmap`, under any name, in order of place."""
+def sites(module: Module, names: Sequence[str] = PMAP) -> list[Site]:
+    """Return every reference to `jax.pmap`, or to functions of other `names`, in order of place."""
+    if names != PMAP:
+        return [_site(module, node) for node in module.uses(*names)]
     return list(module.once(_sites))
 
 
 def applications(module: Module) -> list[Site]:
-    """Those of `sites` that map a function."""
+    """Return those of `sites` that map a function."""
     return [site for site in module.once(_sites) if site.is_application]
 
 
@@ -89,7 +91,7 @@ def _site(module: Module, reference: ast.expr) -> Site:
 def _given(
     calls: Iterable[tuple[Sequence[ast.expr], Sequence[ast.keyword]]],
 ) -> tuple[dict[str, ast.expr], str]:
-    """What partials and a call give, one after the other; and why that is not all."""
+    """Return what partials and a call give, one after the other; and why that is not all."""
     arguments: dict[str, ast.expr] = {}
     unknown = ""
     position = 0
@@ -110,61 +112,64 @@ def _given(
 
 
 def decorates(around: ast.AST, node: ast.AST) -> bool:
-    """Whether an expression is a decorator of a def."""
+    """Return whether an expression is a decorator of a def."""
     return isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef) and any(
         each is node for each in around.decorator_list
     )
 
 
 def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
-    """The calls of the mapped function that this file shows: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
+    """Return the calls of the mapped function in this file: `pmap(f)(x)`, `x = pmap(f); x(y)`."""
     return list(filter(None, map(module.call_of, held_by(module, site))))
 
 
 def held_by(module: Module, site: Site) -> list[ast.expr]:
-    """Every expression of this file that is the mapped function: the site itself, and names."""
+    """Return every expression of this file that is the mapped function: the site, and names."""
     known = module.memo(held_by)  # several rules ask
     if site not in known:
         known[site] = []
         if site.form == "call":
             known[site] = [site.node, *reads_of(module, site.node)]
         elif site.fun is not None:
-            known[site] = [
-                read
-                for read in module.reads(module.scope(site.fun), site.fun.name)
-                if any(binding.node is site.fun for binding in module.reaching(read) or ())
-            ]
+            known[site] = [*module.reads_of(site.fun, site.fun.name)]
     return known[site]
 
 
 def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
-    """Where the value of an assignment is read again, by name or as `self.name`."""
+    """Yield where the value of an assignment is read again, by name or as `self.name`."""
     around = module.parent(value)
     if not isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr):
         return
     targets = around.targets if isinstance(around, ast.Assign) else [around.target]
     for target in targets:
         if isinstance(target, ast.Name):
-            for read in module.reads(module.scope(target), target.id):
-                bindings = module.reaching(read)
-                if bindings is None or any(
-                    each.value is value or each.kind == "other" for each in bindings
-                ):
-                    yield read
+            yield from module.reads_of(value, target.id)
         elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
             owner = module.class_of(target)
-            said = (target.value.id, target.attr)
-            for node in ast.walk(owner) if owner is not None else ():
-                match node:
-                    case ast.Attribute(ast.Name(name), attr, ast.Load()) if (name, attr) == said:
-                        yield node
+            if owner is not None and module.attribute_values(target):
+                loads = _attribute_loads(module, owner)
+                yield from loads.get((target.value.id, target.attr), ())
+
+
+def _attribute_loads(
+    module: Module, owner: ast.ClassDef
+) -> dict[tuple[str, str], list[ast.Attribute]]:
+    """Return the reads of `name.attribute` in a class."""
+    known = module.memo(_attribute_loads)
+    if owner not in known:
+        known[owner] = {}
+        for node in ast.walk(owner):
+            match node:
+                case ast.Attribute(ast.Name(name), attr, ast.Load()):
+                    known[owner].setdefault((name, attr), []).append(node)
+    return known[owner]
 
 
 _ALIASES = 8  # names for one function, one of the other
 
 
 def definition(module: Module, fun: Any) -> scopes.Function | None:
-    """The def or lambda that an expression names, where the file shows just one."""
+    """Return the def or lambda that an expression names, where the file shows just one."""
     for _ in range(_ALIASES):
         if isinstance(fun, scopes.Function):
             return fun
@@ -184,7 +189,7 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
 
 
 def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
-    """`jit(f)` as `f`, or a decorator `@jit` gone with its line; nothing where that loses more."""
+    """Return edits that take a jit away; none where more would be lost."""
     (start, end), code = module.span(jit), module.source.code
     if isinstance(jit, ast.Call) and jit.args == [inner]:
         first, last = module.span(inner)

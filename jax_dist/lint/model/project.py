@@ -3,25 +3,18 @@
 The files behind the imports of a file that is linted are found, read and parsed once each.
 """
 
-import functools
+import contextlib
 import itertools
 import os
+import re
 from collections.abc import Sequence
 
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.import_graph import ImportGraph, module_file
 from jax_dist.lint.model.semantic_model import KNOWN, Meaning, Module
 
-# A file that says none of these cannot hand on what the rules speak of.
-_WORTH_READING = (
-    b"pmap",
-    b"partial",
-    b"replicate",
-    b"shard_map",
-    b"jax_utils",
-    b"pjit",
-    b"import *",
-)
+# What may hand on a name of another file: an import, or an assignment, at whatever depth.
+_IMPORTS = re.compile(rb"(?m)^[ \t]*(?:from|import)\b(?:[^(\n#]*\([^)]*\)|.*)")
+_ASSIGNED = re.compile(rb"(?m)^[ \t]*(\w+)[ \t]*(?::[^=\n]+)?=(?!=)")
 _DEEPEST = 12  # folders between a file and the root of its project
 
 
@@ -35,49 +28,51 @@ class Project:
     def __init__(self, paths: Sequence[str] = ()):
         self.paths = paths
         self._modules: dict[str, Module | None] = {}
+        self._given: dict[str, set[bytes] | None] = {}
         self._files: dict[tuple[str, str], str | None] = {}
         self._names: dict[str, str] = {}
+        self._folders: dict[str, list[str]] = {}
+        self._tops = {
+            path if os.path.isdir(path) else os.path.dirname(path)
+            for path in map(os.path.abspath, paths)
+        }
         self._homes: dict[tuple[str, str], str | None] = {}
 
-    def __reduce__(self) -> tuple[type["Project"], tuple[Sequence[str]]]:
-        return Project, (self.paths,)  # another process reads the files itself
-
-    @functools.cached_property
-    def graph(self) -> ImportGraph:
-        """Who imports whom; linting does not ask."""
-        return ImportGraph(self.paths, self.any_file)
-
     def held(self, source: sources.Source) -> Module | None:
-        """The module of a file, where an import has led to it already."""
+        """Return the module of a file, where an import has led to it already."""
         module = self._modules.get(os.path.abspath(source.path))
         return module if module is not None and module.source == source else None
 
     def module(self, source: sources.Source) -> Module:
-        """Parses one file. Raises ParseError."""
+        """Parse one file; raise ParseError if Python cannot."""
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
         name = self.dotted_name(path)
-        return Module(source, name, lambda name: self.meaning(name, folder), lambda: self.graph)
+        return Module(source, name, lambda name: self.meaning(name, folder))
 
     def opened(self, path: str) -> Module | None:
-        """The module in a file; None where it cannot be read, or says nothing of interest."""
+        """Return the module in a file; None where it cannot be read."""
         if path not in self._modules:
             self._modules[path] = None  # ends a circle of imports
-            self._modules[path] = self._read(path)
+            with contextlib.suppress(OSError, sources.UnreadableError, sources.ParseError):
+                self._modules[path] = self.module(sources.read(path, sources.read_bytes(path)))
         return self._modules[path]
 
-    def _read(self, path: str) -> Module | None:
-        try:
-            with open(path, "rb") as file:
-                data = file.read()
-            if not any(word in data for word in _WORTH_READING):
-                return None
-            return self.module(sources.read(path, data))
-        except (OSError, sources.UnreadableError, sources.ParseError):
-            return None
+    def _hands_on(self, path: str, name: str) -> bool:
+        """Return whether a file may give a name by more than a def; most need not be parsed."""
+        if path not in self._given:
+            try:
+                data = sources.read_bytes(path)
+            except OSError:
+                data = b""
+            imports = b" ".join(_IMPORTS.findall(data))
+            names = {*re.findall(rb"\w+", imports), *_ASSIGNED.findall(data)}
+            self._given[path] = names if b"*" not in imports else None
+        names = self._given[path]
+        return names is None or name.encode() in names
 
     def dotted_name(self, path: str) -> str:
-        """`"scenic.train_lib.utils"`: from the outermost folder in a row that is a package."""
+        """Return such as `"scenic.train_lib.utils"`, from the outermost package on."""
         folder, file = os.path.split(path)
         parts = [] if file == "__init__.py" else [os.path.splitext(file)[0]]
         package = self._package(folder)
@@ -94,7 +89,7 @@ class Project:
         return self._names[folder]
 
     def meaning(self, name: str, folder: str) -> Meaning | None:
-        """What `pkg.module.name` means at home, seen from a file in `folder`; None: not ours."""
+        """Return what `pkg.module.name` means, seen from a file in `folder`; None: not ours."""
         parts = name.split(".")
         if len(parts) < 2 or parts[0] in KNOWN or self.home(parts[0], folder) is None:
             return None
@@ -102,10 +97,10 @@ class Project:
             path = self.any_file(".".join(parts[:length]), folder)
             if path is None:
                 continue
-            module = self.opened(path)
+            first, *rest = parts[length:]
+            module = self.opened(path) if self._hands_on(path, first) else None
             if module is None:
                 return None
-            first, *rest = parts[length:]
             found = module.meaning_of_name(module.scopes.module, first)
             if found is None or not rest:
                 return found
@@ -113,11 +108,11 @@ class Project:
         return None
 
     def file(self, name: str, folder: str) -> str | None:
-        """The file of a module, as a file in `folder` would import it."""
+        """Return the file of a module, as a file in `folder` would import it."""
         return None if name.partition(".")[0] in KNOWN else self.any_file(name, folder)
 
     def any_file(self, name: str, folder: str) -> str | None:
-        """The same, also of packages that are known: flax, in its own repository."""
+        """Return the same, also of packages that are known: flax, in its own repository."""
         key = (name, folder)
         if key not in self._files:
             parts = name.split(".")
@@ -126,14 +121,42 @@ class Project:
         return self._files[key]
 
     def home(self, root: str, folder: str) -> str | None:
-        """The nearest folder at or above `folder` in which a package or module `root` lies.
+        """Return the nearest folder at or above `folder` in which a package or module `root` lies.
 
         Or the `src` of such a folder: `tests/` imports what lies in `src/`.
         """
         key = (root, folder)
         if key not in self._homes:
-            near = itertools.islice(sources.folders_above(folder), _DEEPEST)
+            near = self._within(folder)
             places = (place for above in near for place in (above, f"{above}{os.sep}src"))
             found = (place for place in places if sources.holds_module(place, root))
             self._homes[key] = next(found, None)
         return self._homes[key]
+
+    def _within(self, folder: str) -> list[str]:
+        """Return a folder and those above it, up to the root of its project.
+
+        That is the outermost folder with a mark of one, such as `.git`; else the one that was
+        given, or that holds the package around.
+        """
+        if folder not in self._folders:
+            near = list(itertools.islice(sources.folders_above(folder), _DEEPEST))
+            roots = [above for above in near if _has_mark(above)][-1:]
+            roots = roots or [above for above in near if above in self._tops]
+            end = near.index(roots[-1]) if roots else 0
+            while end + 1 < len(near) and os.path.isfile(os.path.join(near[end], "__init__.py")):
+                end += 1
+            self._folders[folder] = near[: end + 1]
+        return self._folders[folder]
+
+
+def _has_mark(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS)
+
+
+def module_file(base: str) -> str | None:
+    """Return the file of a module or package, by its path without an ending."""
+    for path in (f"{base}.py", os.path.join(base, "__init__.py")):
+        if os.path.isfile(path):
+            return path
+    return None

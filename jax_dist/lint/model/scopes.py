@@ -7,6 +7,7 @@ each with a stack of the nodes that are still to be seen.
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +18,7 @@ Comprehension: TypeAlias = ast.ListComp | ast.SetComp | ast.DictComp | ast.Gener
 _BindingKind: TypeAlias = Literal["import", "assign", "def", "class", "parameter", "other", "outer"]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Binding:
     """One place that gives a name a value."""
 
@@ -46,7 +47,7 @@ class NameScope:
         self.bindings.setdefault(name, []).append(binding)
 
     def lookup(self, name: str) -> "tuple[NameScope, list[Binding]] | None":
-        """The scope that a load of `name` here reads from, and what it binds the name to."""
+        """Return the scope that a load of `name` here reads from, and what it binds the name to."""
         scope: NameScope | None = self
         while scope is not None:
             visible = scope is self or not scope.is_class  # methods do not see their class's names
@@ -64,7 +65,7 @@ class NameScope:
         return scope
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass
 class Scopes:
     """All scopes of a file, in the order in which they begin in the text of their parents."""
 
@@ -74,54 +75,119 @@ class Scopes:
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
     nodes: list[Any]  # statements and expressions, but for names and most constants
     parents: dict[Any, Any]  # by node: the one around it; all but the module itself have one
+    _scopes: dict[ast.AST, NameScope] = dataclasses.field(default_factory=dict)
+    _statements: dict[ast.AST, ast.stmt] = dataclasses.field(default_factory=dict)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around, innermost first."""
+        """Yield the nodes around, innermost first."""
         parents, tree = self.parents, self.module.node
         while node is not tree:
             node = parents[node]
             yield node
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement that holds the node."""
+        """Return the innermost statement that holds the node."""
+        path: list[ast.AST] = []
         while not isinstance(node, ast.stmt):
-            node = self.parents[node]
+            path.append(node)
+            node = self._statements.get(node) or self.parents[node]
+        self._statements.update(dict.fromkeys(path, node))  # climb deep expressions once
         return node
 
     def scope(self, node: ast.AST) -> NameScope:
-        """The scope in which the node's names are looked up."""
+        """Return the scope in which the node's names are looked up."""
+        path: list[ast.AST] = []
         below, child = node, node
-        for around in self.ancestors(node):
-            scope = self.of.get(around)
-            if scope is not None and _is_inside(below, child, around):
-                return scope
-            below, child = child, around
-        return self.module
+        scope = self._scopes.get(node)
+        while scope is None:
+            if child is self.module.node:
+                scope = self.module
+                break
+            around = self.parents[child]
+            made = self.of.get(around)
+            if made is not None and _is_inside(below, child, around):
+                scope = made
+            else:
+                path.append(child)
+                below, child = child, around
+                # In a header, the answer also depends on where one comes from.
+                scope = None if made or isinstance(child, _HEADERS) else self._scopes.get(child)
+        self._scopes.update((each, scope) for each in path if not isinstance(each, _HEADERS))
+        return scope
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The very list of statements that holds a statement; empty where there is none."""
-        parent = self.parents[statement]
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(parent, field, None)
-            if isinstance(block, list) and any(each is statement for each in block):
-                return block
-        return []
+        """Return the list of statements that holds a statement, or an empty list."""
+        parent, field = self.parents[statement], self.fields.get(statement)
+        return getattr(parent, field) if field else []
+
+    @functools.cached_property
+    def fields(self) -> dict[ast.stmt, str]:
+        """By statement: the field of its parent whose list holds it."""
+        found: dict[ast.stmt, str] = {}
+        for node in (self.module.node, *self.nodes):
+            if isinstance(node, _WITH_BLOCKS):
+                for field in ("body", "orelse", "finalbody"):
+                    found.update(dict.fromkeys(getattr(node, field, None) or (), field))
+        return found
+
+    @functools.cached_property
+    def bound(self) -> dict[tuple[ast.AST, str], tuple[NameScope, Binding]]:
+        """By the value that is assigned, or the def, and the name: the binding, and its scope."""
+        return {
+            (binding.value or binding.node, name): (scope, binding)
+            for scope in self.all
+            for name, bindings in scope.bindings.items()
+            for binding in bindings
+            if binding.kind in ("assign", "def")
+        }
+
+    @functools.cached_property
+    def loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
+        """By the scope that binds a name, and the name: every load of it, in order of place."""
+        found: dict[tuple[NameScope, str], list[ast.Name]] = {}
+        for scope in self.all:
+            for name, loads in scope.loads.items():
+                home = scope.lookup(name)
+                if home is not None:
+                    found.setdefault((home[0], name), []).extend(loads)
+        for loads in found.values():
+            loads.sort(key=place)
+        return found
+
+
+_HEADERS = (ast.arguments, ast.arg, ast.comprehension)
+_WITH_BLOCKS = (
+    ast.Module,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.With,
+    ast.AsyncWith,
+    ast.Try,
+    ast.TryStar,
+    ast.ExceptHandler,
+    ast.match_case,
+)
 
 
 def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
-    """Whether `child`, reached from `below`, looks its names up in the scope of `around`."""
+    """Return whether `child`, reached from `below`, sees the names of the scope of `around`."""
     if isinstance(around, ast.Module):
         return True
     if isinstance(around, ast.Lambda):
         return child is around.body
     if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return child in around.body or child in getattr(around, "type_params", ())
+        return isinstance(child, ast.stmt) or child in getattr(around, "type_params", ())
     first = around.generators[0]  # its iterable is computed outside
     return child is not first or below is not first.iter
 
 
 def build(tree: ast.Module) -> Scopes:
-    """Sees every node once."""
+    """See every node once."""
     module = NameScope(tree, None)
     walk = _Walk(Scopes(module, [module], {tree: module}, [], [tree], {}))
     walk.waiting.append((module, walk.adopted(tree, tree.body)))
@@ -137,7 +203,7 @@ def build(tree: ast.Module) -> Scopes:
 
 
 def _nonlocal_home(scope: NameScope, name: str) -> NameScope | None:
-    """The nearest function around a scope that binds a name of its own."""
+    """Return the nearest function around a scope that binds a name of its own."""
     around = scope.parent
     while around is not None:
         if name in around.bindings and name not in around.outer and not around.is_class:
@@ -155,7 +221,7 @@ class _Walk:
         self.waiting: list[tuple[NameScope, list[Any]]] = []
 
     def run(self, stack: list[Any]) -> None:
-        """Sees all nodes of one scope; scopes within it are left waiting."""
+        """See all nodes of one scope; scopes within it are left waiting."""
         pop, push, seen = stack.pop, stack.append, self.found.nodes.append
         loads, parents = self.scope.loads, self.found.parents
         fields_of, handlers = _FIELDS, _HANDLERS
@@ -189,7 +255,7 @@ class _Walk:
                         push(child)
 
     def adopted(self, parent: ast.AST, nodes: list[Any]) -> list[Any]:
-        """Notes the parent of some nodes; a new list of them."""
+        """Note the parent of some nodes; a new list of them."""
         parents = self.found.parents
         for node in nodes:
             parents[node] = parent
@@ -255,7 +321,7 @@ def _class(walk: _Walk, node: ast.ClassDef, stack: list[Any]) -> bool:
 
 
 def _comprehension(walk: _Walk, node: Any, stack: list[Any]) -> bool:
-    """The first iterable is computed outside."""
+    """Return the first iterable is computed outside."""
     stack += walk.adopted(node.generators[0], [node.generators[0].iter])
     inner = walk.enter(node)
     inside: list[Any] = []
@@ -292,7 +358,7 @@ def _import_from(walk: _Walk, node: ast.ImportFrom, _stack: list[Any]) -> bool:
 
 
 def _assign(walk: _Walk, node: Any, stack: list[Any]) -> bool:
-    """`a = b.c = value`, `a: T = value`, `a: T`."""
+    """Return `a = b.c = value`, `a: T = value`, `a: T`."""
     is_plain = isinstance(node, ast.Assign)
     value = node.value
     rest: list[Any] = [value] if is_plain else [node.annotation, *([value] if value else [])]
@@ -326,7 +392,7 @@ def _outer(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
 
 
 def _named(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
-    """`except E as name`, `case [*name]`, `case {**name}`, `case P() as name`, `type name = T`."""
+    """Bind the name of `except E as name`, `case [*name]`, `case P() as name`, `type name = T`."""
     name = getattr(node, "name", None) or getattr(node, "rest", None)
     if isinstance(name, ast.Name):
         name = name.id
@@ -336,7 +402,7 @@ def _named(walk: _Walk, node: Any, _stack: list[Any]) -> bool:
 
 
 def parameters(arguments: ast.arguments) -> list[ast.arg]:
-    """All parameters, in the order of a call; `*args` and `**kwargs` last."""
+    """Return all parameters, in the order of a call; `*args` and `**kwargs` last."""
     last = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *last]
 
@@ -368,10 +434,10 @@ for _kind in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAlias"):  # since Pyt
 
 
 def last_name(node: ast.AST) -> str:
-    """`"mean"` of `mean` and of `x.mean`; "" of anything else."""
+    """Return `"mean"` of `mean` and of `x.mean`; "" of anything else."""
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def place(node: Any) -> tuple[int, int]:
-    """Where a node begins: line and column."""
+    """Return where a node begins: line and column."""
     return (node.lineno, node.col_offset)

@@ -8,12 +8,12 @@ import builtins
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from jax_dist.lint.model import reaching, scopes, sources
+from jax_dist.lint.model import scopes, sources
 from jax_dist.lint.model.findings import Edit
-from jax_dist.lint.model.import_graph import ImportGraph
+from jax_dist.lint.model.reaching import LIMIT, Reaching
 from jax_dist.lint.model.scopes import Binding, NameScope
 from jax_dist.lint.model.sources import Source
 
@@ -48,7 +48,6 @@ class Module:
       source: the text.
       name: the dotted name under which the project imports it; "" where that is not known.
       elsewhere: looks up names of other files of the project.
-      graph: gives the imports of the project; None where the file is judged alone.
 
     Raises:
       ParseError: where Python cannot parse it.
@@ -59,36 +58,31 @@ class Module:
         source: Source,
         name: str = "",
         elsewhere: _Elsewhere = lambda _: None,
-        graph: Callable[[], ImportGraph | None] = lambda: None,
     ):
         self.source = source
         self.name = name
         self.tree: ast.Module = sources.parse(source.python)
         self.scopes: scopes.Scopes = scopes.build(self.tree)
+        self._reaching = Reaching(self.scopes)
         self._elsewhere = elsewhere
-        self._graph = graph
+        self._depth = 0
         self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
         self._made: dict[Callable[[Module], Any], Any] = {}
 
     def once(self, make: "Callable[[Module], _Made]") -> "_Made":
-        """`make(self)`, computed at most once for this file."""
+        """Return `make(self)`, computed at most once for this file."""
         if make not in self._made:
             self._made[make] = make(self)
         return self._made[make]
 
     def memo(self, of: Callable[..., Any]) -> dict[Any, Any]:
-        """What a function has found in this file, by what it was asked; empty at first."""
+        """Return what a function has found in this file, by what it was asked; empty at first."""
         return self._made.setdefault(of, {})
 
     def drop(self) -> None:
-        """Frees its memory now; it cannot be used any more."""
+        """Free its memory now; it cannot be used any more."""
         self.__dict__.clear()  # what is kept for it holds it
-
-    @property
-    def graph(self) -> ImportGraph | None:
-        """The imports of the project; None where the file is judged alone."""
-        return self._graph()
 
     # --- text
 
@@ -97,7 +91,7 @@ class Module:
         return self.source.line_starts[line - 1] + column
 
     def span(self, node: Any) -> tuple[int, int]:
-        """The bytes `[start, end)` of a node, without parentheses around it."""
+        """Return the bytes `[start, end)` of a node, without parentheses around it."""
         return (
             self.offset(node.lineno, node.col_offset),
             self.offset(node.end_lineno, node.end_col_offset),
@@ -108,13 +102,13 @@ class Module:
         return self.source.code[start:end].decode()
 
     def margins(self, node: Any) -> tuple[str, str]:
-        """What stands before a node on its first line, and behind it on its last one."""
+        """Return what stands before a node on its first line, and behind it on its last one."""
         (start, end), code = self.span(node), self.source.code
         line, after = code.rfind(b"\n", 0, start) + 1, code.find(b"\n", end)
         return code[line:start].decode(), code[end : after if after >= 0 else None].decode()
 
     def line_edit(self, node: Any) -> Edit:
-        """Takes out all lines on which a node stands."""
+        """Take out all lines on which a node stands."""
         code = self.source.code
         after = code.find(b"\n", self.span(node)[1])
         return Edit(self.offset(node.lineno, 0), after + 1 if after >= 0 else len(code), "")
@@ -122,39 +116,39 @@ class Module:
     # --- shape
 
     def parent(self, node: ast.AST) -> ast.AST:
-        """The node around; the tree itself for a statement of the module."""
+        """Return the node around; the tree itself for a statement of the module."""
         return self.scopes.parents[node]
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around, innermost first."""
+        """Return the nodes around, innermost first."""
         return self.scopes.ancestors(node)
 
     def holds(self, node: Any) -> bool:
-        """Whether a node is of this file; meanings may bring in those of others."""
+        """Return whether a node is of this file; meanings may bring in those of others."""
         return node is self.tree or node in self.scopes.parents
 
     def call_of(self, node: ast.AST) -> ast.Call | None:
-        """The call `node(...)`, where what is called is the node itself."""
+        """Return the call `node(...)`, where what is called is the node itself."""
         call = self.parent(node)
         return call if isinstance(call, ast.Call) and call.func is node else None
 
     def statement(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement that holds the node."""
+        """Return the innermost statement that holds the node."""
         return self.scopes.statement(node)
 
     def scope(self, node: ast.AST) -> NameScope:
-        """The scope in which the node's names are looked up."""
+        """Return the scope in which the node's names are looked up."""
         return self.scopes.scope(node)
 
     def function(self, node: ast.AST) -> scopes.Function | None:
-        """The innermost function around the node; None at the module's level."""
+        """Return the innermost function around the node; None at the module's level."""
         scope: NameScope | None = self.scope(node)
         while scope is not None and not isinstance(scope.node, scopes.Function):
             scope = scope.parent
         return None if scope is None else scope.node  # type: ignore[return-value]
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
-        """The innermost class around the node."""
+        """Return the innermost class around the node."""
         return next((each for each in self.ancestors(node) if isinstance(each, ast.ClassDef)), None)
 
     @functools.cached_property
@@ -165,12 +159,20 @@ class Module:
         return found
 
     def nodes(self, *kinds: type[_Node]) -> Iterator[_Node]:
-        """All nodes of some classes, in no order; not of ast.Name or ast.Constant."""
+        """Yield all nodes of some classes, in no order; not of ast.Name or ast.Constant."""
         for kind in kinds:
             yield from self._by_class.get(kind, ())
 
+    @property
+    def has_f_strings(self) -> bool:
+        return ast.JoinedStr in self._by_class
+
+    def is_inside(self, node: ast.AST | None, around: ast.AST) -> bool:
+        """Return whether a node stands in another, at any depth."""
+        return node is not None and any(each is around for each in self.ancestors(node))
+
     def builtin(self, node: ast.expr) -> str | None:
-        """The name of Python that a node is; None where the file hides it."""
+        """Return the name of Python that a node is; None where the file hides it."""
         if isinstance(node, ast.Name) and self.scope(node).lookup(node.id) is None:
             return node.id
         return None
@@ -178,7 +180,7 @@ class Module:
     # --- meaning
 
     def qualified_name(self, node: ast.expr) -> str | None:
-        """`"jax.pmap"` for whatever means it here: an import, an alias, another file's alias.
+        """Return such as `"jax.pmap"` for an import or an alias of it, here or in another file.
 
         None where that is not known, and for what `partial` made.
         """
@@ -186,7 +188,7 @@ class Module:
         return None if meaning is None or meaning.is_partial else meaning.name
 
     def meaning(self, node: ast.expr) -> Meaning | None:
-        """Like `qualified_name`, and sees through `functools.partial`."""
+        """Return like `qualified_name`, and sees through `functools.partial`."""
         if isinstance(node, ast.Name):
             return self.meaning_of_name(self.scope(node), node.id)
         if isinstance(node, ast.Attribute):
@@ -199,7 +201,7 @@ class Module:
         return None
 
     def meaning_of_name(self, scope: NameScope, name: str) -> Meaning | None:
-        """What a load of `name` in `scope` means, where all its bindings agree."""
+        """Return what a load of `name` in `scope` means, where all its bindings agree."""
         found = scope.lookup(name)
         if found is None:
             return self._from_star(name)
@@ -207,11 +209,14 @@ class Module:
         key = (home, name)
         if key not in self._meanings:
             self._meanings[key] = None  # ends a circle of aliases
-            self._meanings[key] = self._agreed(home, bindings)
+            if self._depth < _LONGEST_CHAIN:
+                self._depth += 1
+                self._meanings[key] = self._agreed(home, bindings)
+                self._depth -= 1
         return self._meanings[key]
 
     def canonical(self, name: str) -> Meaning:
-        """A dotted name, followed through the files of the project."""
+        """Return a dotted name, followed through the files of the project."""
         if name not in self._canonical:
             self._canonical[name] = Meaning(name)  # ends a circle of imports
             self._canonical[name] = self._elsewhere(name) or Meaning(name)
@@ -236,7 +241,7 @@ class Module:
         return meanings[0] if meanings else None
 
     def absolute(self, target: str) -> str:
-        """`"..utils.f"` as seen from this file, with the package in the place of the dots."""
+        """Return `"..utils.f"` with the package of this file in the place of the dots."""
         if not target.startswith("."):
             return target
         rest = target.lstrip(".")
@@ -260,7 +265,7 @@ class Module:
         return self._meanings[key]
 
     def _meaning_of_attribute(self, node: ast.Attribute) -> Meaning | None:
-        """`self.pmap`, where the class assigns an alias to it, once."""
+        """Return `self.pmap`, where the class assigns an alias to it, once."""
         values = self.attribute_values(node)
         if len(values) != 1 or not isinstance(values[0], _ALIASES):
             return None
@@ -282,7 +287,7 @@ class Module:
         return Meaning(inner.name, args, keywords, (*inner.partials, node), inner.home or self)
 
     def name_for(self, name: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
-        """How to write `name` at a place of this file, and the imports that this needs.
+        """Return how to write `name` at a place of this file, and the imports that this needs.
 
         >>> from jax_dist.lint.model import sources
         >>> module = Module(sources.read("f.py", b"from jax import lax as L"))
@@ -336,42 +341,38 @@ class Module:
         return found
 
     def uses(self, *names: str) -> list[ast.expr]:
-        """Every name or attribute that means one of `names`, partials of it too, in order."""
+        """Return every expression that means one of `names`, partials of it too, in order."""
         return sorted(
             (node for name in names for node in self._uses.get(name, ())), key=scopes.place
         )
 
     def used_names(self, root: str) -> list[str]:
-        """All that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
+        """Return all that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
         return sorted(name for name in self._uses if name.partition(".")[0] == root)
 
     def calls(self, *names: str) -> list[ast.Call]:
-        """Every call of what means one of `names`, in order; not through partials."""
+        """Return every call of what means one of `names`, in order; not through partials."""
         calls = map(self.call_of, self.uses(*names))
         return [call for call in calls if call is not None and self.qualified_name(call.func)]
 
     def imports(self) -> Iterator[tuple[NameScope, str, Binding]]:
-        """`(scope, name, binding)` of every import; `binding.target` is what it means."""
+        """Yield `(scope, name, binding)` of every import; `binding.target` is what it means."""
         for scope in self.scopes.all:
             for name, bindings in scope.bindings.items():
                 for binding in bindings:
                     if binding.kind == "import":
                         yield scope, name, binding
 
-    @functools.cached_property
-    def _loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
-        """By the scope that binds a name, and the name."""
-        found: dict[tuple[NameScope, str], list[ast.Name]] = {}
-        for scope in self.scopes.all:
-            for name, loads in scope.loads.items():
-                home = scope.lookup(name)
-                if home is not None:
-                    found.setdefault((home[0], name), []).extend(loads)
-        return found
-
     def reads(self, scope: NameScope, name: str) -> list[ast.Name]:
-        """Every load of what `scope` binds to `name`, from its nested scopes too, in order."""
-        return sorted(self._loads.get((scope, name), ()), key=scopes.place)
+        """Return every load of what `scope` binds to `name`, in order."""
+        return self.scopes.loads.get((scope, name), [])
+
+    def reads_of(self, value: ast.AST, name: str) -> Sequence[ast.Name]:
+        """Return the loads that may see what an assignment or a def binds to a name, in order."""
+        scope, binding = self.scopes.bound.get((value, name), (None, None))
+        if scope is None or binding is None or name in scope.outer:
+            return ()
+        return self._reaching.reads_of(scope, name, binding)
 
     # --- values
 
@@ -385,7 +386,7 @@ class Module:
         return found
 
     def _owner(self, node: ast.Attribute) -> ast.ClassDef | None:
-        """The class whose method says `self.x` here."""
+        """Return the class whose method says `self.x` here."""
         if not isinstance(node.value, ast.Name):
             return None
         found = self.scope(node).lookup(node.value.id)
@@ -399,12 +400,13 @@ class Module:
         return owner if isinstance(owner, ast.ClassDef) and first == node.value.id else None
 
     def attribute_values(self, node: ast.Attribute) -> list[ast.expr]:
-        """All values that the class gives to `self.x`; empty where none is seen."""
+        """Return all values that the class gives to `self.x`; none if there are too many."""
         owner = self._owner(node)
-        return [] if owner is None else self._attributes.get((owner, node.attr), [])
+        values = [] if owner is None else self._attributes.get((owner, node.attr), [])
+        return values if len(values) <= LIMIT else []
 
     def values(self, node: ast.expr) -> list[ast.expr] | None:
-        """The values that may be bound to this name where it is read; None: not all are known.
+        """Return the values that a name may have where it is read; None: not all are known.
 
         In a function, the last plain assignment above it in a block around it hides the earlier.
         Of `self.x` it is all values that the class gives it; of other expressions none are known.
@@ -419,15 +421,19 @@ class Module:
         return [binding.value for binding in bindings if binding.value is not None]
 
     def value(self, node: ast.expr) -> ast.expr | None:
-        """The only one of `values`; None where there are several, or not all are known."""
+        """Return the only one of `values`; None where there are several, or not all are known."""
         values = self.values(node)
         return values[0] if values and len(values) == 1 else None
 
     def reaching(self, node: ast.Name) -> list[Binding] | None:
-        """The bindings that may hold where this name is read; None: this file has none."""
-        return reaching.bindings_of(self.scopes, node)
+        """Return the bindings that may hold where a name is read; None if there are none.
+
+        None too if there are more than are followed.
+        """
+        return self._reaching.bindings_of(node)
 
 
+_LONGEST_CHAIN = 50  # aliases of aliases
 _ALIASES = (ast.Name, ast.Attribute, ast.Call)
 
 

@@ -8,22 +8,24 @@ import ast
 import bisect
 import codecs
 import dataclasses
+import errno
 import fnmatch
 import functools
 import io
 import itertools
 import os
 import re
+import stat
 import tokenize
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jax_dist._usage import MisuseError, hint
 from jax_dist.lint.model.findings import Position
 
 # Plain text means something else in these.
 _OF_NO_FILES = {"idna", "punycode", "raw-unicode-escape", "unicode-escape", "utf-7"}
-_LINE_END = re.compile(rb"\r\n|\r|\n")
+_LONGEST_LINE = 1000  # bytes of a line that are kept for a finding
 
 
 class UnreadableError(ValueError):
@@ -64,34 +66,53 @@ class Source:
 
     def position(self, offset: int) -> Position:
         line = bisect.bisect_right(self.line_starts, offset) - 1
-        before = self.code[self.line_starts[line] : offset]
-        return Position(line + 1, len(before.decode("utf-8", "replace")) + 1)
+        column = offset - self.line_starts[line]
+        if not self._is_ascii:  # bytes that begin no character do not count
+            column -= bisect.bisect_left(self._continuations(line), column)
+        return Position(line + 1, column + 1)
+
+    @functools.cached_property
+    def _is_ascii(self) -> bool:
+        return self.code.isascii()
+
+    @functools.cached_property
+    def _by_line(self) -> dict[int, list[int]]:
+        return {}
+
+    def _continuations(self, line: int) -> list[int]:
+        """Return where in a line bytes stand that go on with a character."""
+        if line not in self._by_line:
+            end = self.line_starts[line + 1] if line + 1 < len(self.line_starts) else None
+            text = self.code[self.line_starts[line] : end]
+            self._by_line[line] = [at for at, byte in enumerate(text) if byte & 0xC0 == 0x80]
+        return self._by_line[line]
 
     def line_text(self, offset: int) -> str:
-        """The line that holds `offset`, without its end."""
+        """Return the line that holds `offset`, without its end.
+
+        Of a very long one, "…" and the part from `offset` on.
+        """
         line = bisect.bisect_right(self.line_starts, offset) - 1
         start = self.line_starts[line]
-        end = _LINE_END.search(self.code, start)
-        return self.code[start : end.start() if end else None].decode("utf-8", "replace")
+        end = self.line_starts[line + 1] if line + 1 < len(self.line_starts) else len(self.code)
+        if end - start <= _LONGEST_LINE:
+            return self.code[start:end].decode("utf-8", "replace").rstrip("\r\n")
+        part = self.code[offset : min(end, offset + _LONGEST_LINE)]
+        return f"…{part.decode('utf-8', 'ignore')}".rstrip("\r\n")
 
     def written(self, code: bytes) -> bytes:
-        """The file's bytes once `code` is in the place of its code."""
+        """Return the file's bytes once `code` is in the place of its code."""
         if self.encoding == "utf-8":
             return codecs.BOM_UTF8 + code if self.bom else code
         return code.decode("utf-8").encode(self.encoding)
 
     def edited(self, code: bytes) -> "Source":
-        """The file as it will be read once `code` is in the place of its code."""
+        """Return the file as it will be read once `code` is in the place of its code."""
         return dataclasses.replace(self, code=code, python=code)
-
-    def new_cell(self, offset: int) -> tuple[int, str] | None:
-        """Where a new cell below that of `offset` begins, and what begins it; None: no notebook."""
-        del offset
-        return None
 
 
 def read(path: str, data: bytes) -> Source:
-    """Raises UnreadableError where the bytes are not what they say they are."""
+    """Raise UnreadableError where the bytes are not what they say they are."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UnreadableError("the file is UTF-16, which Python does not read; save it as UTF-8")
     try:
@@ -119,7 +140,7 @@ def _check(data: bytes, encoding: str) -> None:
 
 
 def looks_like_python(path: str, data: bytes) -> bool:
-    """Whether a file can be judged by the words in its bytes; else it must be read and parsed.
+    """Return whether a file can be judged by the words in its bytes, without parsing it.
 
     Not one of UTF-16, with broken bytes, or with another name, which the user must have given.
     """
@@ -132,7 +153,7 @@ def looks_like_python(path: str, data: bytes) -> bool:
 
 
 def parse(code: bytes) -> ast.Module:
-    """Raises ParseError."""
+    """Raise ParseError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the file's own invalid escapes
@@ -145,7 +166,7 @@ def parse(code: bytes) -> ast.Module:
 
 
 def parses(code: bytes) -> bool:
-    """Whether Python can parse a text by itself."""
+    """Return whether Python can parse a text by itself."""
     try:
         parse(code)
     except ParseError:
@@ -155,10 +176,10 @@ def parses(code: bytes) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """What a search gave, each part sorted."""
+    """What a search for files gave, each part sorted."""
 
     files: tuple[str, ...]  # named as the user named the folder they are in
-    unreadable: tuple[str, ...] = ()  # folders that could not be opened, names that are not UTF-8
+    skipped: tuple[str, ...] = ()  # sentences: what was not looked at, and why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,19 +195,19 @@ class Patterns:
     folder: str
 
     def match_name(self, name: str) -> bool:
-        """Whether a pattern without a slash matches this one name."""
+        """Return whether a pattern without a slash matches this one name."""
         plain, expression = self._of_names
         return name in plain or (expression is not None and bool(expression.match(name)))
 
     def match_place(self, path: str) -> bool:
-        """Whether a pattern with a slash matches the path or a folder above it."""
+        """Return whether a pattern with a slash matches the path or a folder above it."""
         if self._of_places is None:
             return False
         places = itertools.accumulate(self._seen(path).split("/"), "{}/{}".format)
         return any(map(self._of_places.match, places))
 
     def match(self, path: str) -> bool:
-        """Whether any pattern matches the path, a name in it, or a folder above it."""
+        """Return whether any pattern matches the path, a name in it, or a folder above it."""
         names = self._seen(path).split("/")
         return any(map(self.match_name, names)) or self.match_place(path)
 
@@ -227,11 +248,34 @@ PROJECT_MARKS = (".git", ".github", "pyproject.toml", "setup.py", "setup.cfg")  
 _SUFFIXES = (".py", ".pyi", ".ipynb")
 
 
-def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
-    """The files to look at, each once.
+def display(path: str) -> str:
+    r"""Return a path for a message, with what would move a cursor or end a line escaped.
 
-    Links to folders are not followed, so that no loop is entered; links to files are, unless what
-    they lead to is there already.
+    >>> display("a\n\x1b[31m.py")
+    'a\\n\\x1b[31m.py'
+    """
+    if path.isprintable():
+        return path
+    escaped = (each.encode("unicode_escape").decode() for each in path)
+    return "".join(
+        each if each.isprintable() else new for each, new in zip(path, escaped, strict=True)
+    )
+
+
+def read_bytes(path: str) -> bytes:
+    """Return what a regular file holds; raise OSError for a pipe, a device or a folder."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        return file.read()
+
+
+def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
+    """Return the files to look at, each once.
+
+    Links to folders are not followed, so that no loop is entered. Links to files are followed
+    within the folder that was named, or the current one: what is read may be printed.
 
     Args:
       paths: files, looked at whatever they are called, and folders.
@@ -242,48 +286,54 @@ def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
     """
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
-        here = os.getcwd()
-        raise MisuseError(
-            "\n".join(
-                f"there is no file or folder {path}, seen from {here}. {_near(path)}"
-                for path in missing
-            )
-        )
-    named = [path for path in paths if not os.path.isdir(path)]
+        raise MisuseError("\n".join(map(_missing, missing)))
     walk = _Walk(exclude)
     for path in paths:
         if os.path.isdir(path):
             walk.enter(path)
-    files = dict.fromkeys(map(_plain, [*named, *walk.files]))
-    if walk.links:
-        known = {os.path.realpath(file): file for file in files}
-        for link in sorted(walk.links):
-            known.setdefault(os.path.realpath(link), _plain(link))
-        files = dict.fromkeys(known.values())
-    return FoundFiles(tuple(sorted(files)), tuple(sorted(walk.unreadable)))
+        else:
+            walk.add(path, os.path.dirname(path) or ".")
+    files = dict.fromkeys(map(_plain, walk.files))
+    known = {os.path.realpath(file): file for file in files if walk.links}
+    for link in sorted(walk.links):
+        known.setdefault(os.path.realpath(link), _plain(link))
+    return FoundFiles(
+        tuple(sorted(known.values() if known else files)), tuple(sorted(walk.skipped))
+    )
 
 
 class _Walk:
     def __init__(self, exclude: Patterns) -> None:
         self.files: list[str] = []
         self.links: list[str] = []
-        self.unreadable: list[str] = []
+        self.skipped: list[str] = []
         self._exclude = exclude
 
-    def enter(self, folder: str) -> None:
-        folders = [*self._folders_in(_plain(folder))]
+    def add(self, path: str, top: str) -> None:
+        """Take a file, if it is a regular one and no link leads out of `top`."""
+        is_link = os.path.islink(path)
+        if not os.path.isfile(path):
+            if os.path.exists(path):  # not a link that leads nowhere
+                self.skipped.append(f"{display(path)} is not a regular file")
+        elif is_link and not _is_below(path, (top, os.getcwd())):
+            self.skipped.append(f"{display(path)} is a link that leads out of {display(top)}")
+        else:
+            (self.links if is_link else self.files).append(path)
+
+    def enter(self, top: str) -> None:
+        folders = [*self._folders_in(_plain(top), top)]
         while folders:  # not recursive: some trees are deeper than Python's stack
             folder = folders.pop()
             # A virtual environment, whatever it is called, holds the code of others.
             if not os.path.isfile(os.path.join(folder, "pyvenv.cfg")):
-                folders += self._folders_in(folder)
+                folders += self._folders_in(folder, top)
 
-    def _folders_in(self, folder: str) -> Iterator[str]:
+    def _folders_in(self, folder: str, top: str) -> Iterator[str]:
         prefix = "" if folder == "." else folder
         try:
             entries = os.scandir(folder)
-        except OSError:
-            self.unreadable.append(folder)
+        except OSError as error:
+            self.skipped.append(f"the folder {display(folder)} cannot be read: {error.strerror}")
             return
         with entries:
             for entry in entries:
@@ -293,25 +343,29 @@ class _Walk:
                     continue
                 if self._exclude.match_name(entry.name) or self._exclude.match_place(path):
                     continue
-                told = path.encode(errors="backslashreplace").decode()
-                if told != path:  # it is not UTF-8, and no message could name it
-                    self.unreadable.append(told)
+                shown = path.encode(errors="backslashreplace").decode()
+                if shown != path:
+                    self.skipped.append(f"the name of {display(shown)} is not UTF-8")
                 elif is_folder:
                     yield path
-                elif os.path.isfile(path):  # no pipe, nor a link that leads nowhere
-                    (self.links if entry.is_symlink() else self.files).append(path)
+                elif not os.path.isdir(path):
+                    self.add(path, top)
+
+
+def _is_below(path: str, tops: Iterable[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(real.startswith(os.path.join(os.path.realpath(top), "")) for top in tops)
 
 
 def _plain(path: str) -> str:
-    """`./a//b.py` and `a/b.py` are one file; `a/../b.py` stays, for `a` may be a link."""
+    """Return one spelling of `./a//b.py` and `a/b.py`; `a/../b.py` stays, `a` may be a link."""
     drive, rest = os.path.splitdrive(path)
     start = os.sep if rest.startswith(("/", os.sep)) else ""
     parts = [part for part in rest.replace(os.sep, "/").split("/") if part not in ("", ".")]
     return drive + start + os.sep.join(parts) or "."
 
 
-def _near(path: str) -> str:
-    """What is there that is spelled alike; else, how much of the path is there."""
+def _missing(path: str) -> str:
     folder, name = os.path.split(path)
     while folder and not os.path.isdir(folder):
         folder, name = os.path.split(folder)
@@ -319,17 +373,18 @@ def _near(path: str) -> str:
         names = sorted(os.listdir(folder or "."))
     except OSError:
         names = []
-    return hint(name, names, f"There is no {name} in {folder or 'this folder'}.")
+    near = hint(name, names, f"There is no {display(name)} in {display(folder) or 'this folder'}.")
+    return f"there is no file or folder {display(path)}, seen from {os.getcwd()}. {near}"
 
 
 def folders_above(folder: str) -> Iterator[str]:
-    """A folder and those above it, the nearest first."""
+    """Yield a folder and those above it, the nearest first."""
     yield folder
     while (parent := os.path.dirname(folder)) != folder:
         yield (folder := parent)
 
 
 def holds_module(folder: str, name: str) -> bool:
-    """Whether a folder holds a package or module, as far as a look at names shows."""
+    """Return whether a folder holds a package or module, as far as a look at names shows."""
     base = os.path.join(folder, name)
     return os.path.isdir(base) or os.path.isfile(f"{base}.py")

@@ -22,6 +22,7 @@ SHARD = ("flax.training.common_utils.shard",)
 SHARD_KEY = ("flax.training.common_utils.shard_prng_key",)
 
 _NUMPY = ("jax.numpy", "numpy")
+FIRST_SHARD = "addressable_shards[0].data.squeeze(0)"
 
 
 class Kind(enum.StrEnum):
@@ -45,7 +46,7 @@ class _Stacking:
 
 
 def stacking(module: Module, node: ast.expr) -> _Stacking | None:
-    """What an expression does to the dimension over devices; None: nothing that is known.
+    """Return what an expression does to the dimension over devices; None: nothing that is known.
 
     Taking the first element is not told here: without its origin, `x[0]` may mean anything.
     """
@@ -80,7 +81,7 @@ _DIRECT = {
 
 
 def _one_parameter(function: scopes.Function) -> str | None:
-    """The name of the only parameter that a call must give."""
+    """Return the name of the only parameter that a call must give."""
     arguments = function.args
     names = [*arguments.posonlyargs, *arguments.args]
     needed = names[: len(names) - len(arguments.defaults)]
@@ -88,7 +89,7 @@ def _one_parameter(function: scopes.Function) -> str | None:
 
 
 def returned(function: scopes.Function) -> ast.expr | None:
-    """What a function returns, where that is its one statement."""
+    """Return what a function returns, where that is its one statement."""
     if isinstance(function, ast.Lambda):
         return function.body
     body = [each for each in function.body if not isinstance(each, ast.Expr)]
@@ -100,7 +101,7 @@ def returned(function: scopes.Function) -> ast.expr | None:
 
 
 def _takes_first(node: ast.expr | None, name: str) -> bool:
-    """Whether an expression is `name[0]`, or `name.addressable_data(0)`."""
+    """Return whether an expression is `name[0]`, or `name.addressable_data(0)`."""
     match node:
         case (
             ast.Subscript(value=ast.Name(id=found), slice=ast.Constant(value=0))
@@ -114,7 +115,7 @@ def _takes_first(node: ast.expr | None, name: str) -> bool:
 
 
 def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
-    """`tree` of `tree_map(lambda x: x[0], tree)`; None for anything else."""
+    """Return `tree` of `tree_map(lambda x: x[0], tree)`; None for anything else."""
     match node:
         case ast.Call(func=mapping, args=[function, tree], keywords=[]):
             if module.qualified_name(mapping) in TREE_MAPS:
@@ -124,7 +125,7 @@ def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
 
 
 def _of_leaf(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None]:
-    """The one parameter of a function, and what is returned; None where that is not so plain."""
+    """Return the one parameter of a function and its one result, or None and None."""
     function = pmaps.definition(module, fun)
     if function is None:
         return None, None
@@ -132,7 +133,7 @@ def _of_leaf(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None
 
 
 def _tree_map(module: Module, call: ast.Call) -> _Stacking | None:
-    """What is done to each leaf is done to the tree."""
+    """Return what is done to each leaf is done to the tree."""
     if len(call.args) != 2:
         return None
     function, tree = call.args
@@ -148,7 +149,7 @@ def _tree_map(module: Module, call: ast.Call) -> _Stacking | None:
 
 
 def _split(module: Module, call: ast.Call) -> _Stacking | None:
-    """`split(key, n)`; `num=` may be a keyword, and a tuple of one number."""
+    """Return `split(key, n)`; `num=` may be a keyword, and a tuple of one number."""
     match [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "num")]:
         case [ast.Tuple(elts=[count]) | ast.List(elts=[count])] | [count]:
             return _counted(module, Kind.KEYS, call.args[0], count)
@@ -156,19 +157,19 @@ def _split(module: Module, call: ast.Call) -> _Stacking | None:
 
 
 def _counted(module: Module, kind: Kind, of: ast.expr, count: ast.expr | None) -> _Stacking | None:
-    """The stacking, where the count is the number of devices."""
+    """Return the stacking, where the count is the number of devices."""
     is_of_devices = count is not None and counts_devices(module, count)
     return _Stacking(kind, of, count) if is_of_devices else None
 
 
 def _stack(module: Module, call: ast.Call) -> _Stacking | None:
-    """`stack([x] * n)`, `stack([x for _ in range(n)])`."""
+    """Return `stack([x] * n)`, `stack([x for _ in range(n)])`."""
     copied = _copies(module, call.args[0])
     return None if copied is None else _Stacking(Kind.REPLICATED, *copied)
 
 
 def _copies(module: Module, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    """`(x, n)` of a list that holds `x` once for each device."""
+    """Return `(x, n)` of a list that holds `x` once for each device."""
     match node:
         case (
             ast.BinOp(left=ast.List(elts=[one]), op=ast.Mult(), right=count)
@@ -204,14 +205,14 @@ def _from_shards(module: Module, call: ast.Call) -> _Stacking | None:
 
 
 def _broadcast_to(module: Module, call: ast.Call) -> _Stacking | None:
-    """`broadcast_to(x, (n, *x.shape))`, `broadcast_to(x, (n,) + x.shape)`."""
+    """Return `broadcast_to(x, (n, *x.shape))`, `broadcast_to(x, (n,) + x.shape)`."""
     shape = [*call.args[1:2], *(each.value for each in call.keywords if each.arg == "shape")]
     count = _first(module, shape[0]) if shape else None
     return _counted(module, Kind.REPLICATED, _without_new_axis(call.args[0]), count)
 
 
 def _repeat(module: Module, call: ast.Call) -> _Stacking | None:
-    """`repeat(x[None], n, axis=0)`, `tile(x[None], (n, 1))`."""
+    """Return `repeat(x[None], n, axis=0)`, `tile(x[None], (n, 1))`."""
     inner = _without_new_axis(call.args[0])
     if inner is call.args[0] or len(call.args) < 2:
         return None
@@ -238,7 +239,7 @@ def _without_new_axis(node: ast.expr) -> ast.expr:
 
 
 def _reshape(module: Module, call: ast.Call) -> _Stacking | None:
-    """`jnp.reshape(x, (n, -1))`."""
+    """Return `jnp.reshape(x, (n, -1))`."""
     return (
         _as_batch(module, call.args[0], _first(module, call.args[1]))
         if len(call.args) == 2
@@ -247,7 +248,7 @@ def _reshape(module: Module, call: ast.Call) -> _Stacking | None:
 
 
 def _reshape_method(module: Module, call: ast.Call) -> _Stacking | None:
-    """`x.reshape((n, -1))`, `x.reshape(n, -1)`."""
+    """Return `x.reshape((n, -1))`, `x.reshape(n, -1)`."""
     match call:
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
             return _as_batch(module, array, _first(module, shape))
@@ -267,7 +268,7 @@ def _as_batch(module: Module, array: ast.expr, count: ast.expr | None) -> _Stack
 
 
 def _first(module: Module, shape: ast.expr) -> ast.expr | None:
-    """The first size of `(n, ...)`, `[n, ...]`, `(n,) + rest`, `prefix + rest`."""
+    """Return the first size of `(n, ...)`, `[n, ...]`, `(n,) + rest`, `prefix + rest`."""
     while isinstance(shape, ast.BinOp) and isinstance(shape.op, ast.Add):
         shape = named_tuple(module, shape.left)
     if isinstance(shape, ast.Tuple | ast.List) and shape.elts:
@@ -276,7 +277,7 @@ def _first(module: Module, shape: ast.expr) -> ast.expr | None:
 
 
 def named_tuple(module: Module, node: ast.expr) -> ast.expr:
-    """The tuple that a name of this file holds; any other expression as it is."""
+    """Return the tuple that a name of this file holds; any other expression as it is."""
     value = module.value(node) if isinstance(node, ast.Name) else None
     return value if isinstance(value, ast.Tuple) and module.holds(value) else node
 
@@ -299,7 +300,7 @@ _COUNT_NAME = re.compile(r"(n|num|number_of)_(local_)?devices?|(local_)?device_c
 
 
 def counts_devices(module: Module, node: ast.expr, *, by_name: bool = True) -> bool:
-    """Whether an expression is the number of devices.
+    """Return whether an expression is the number of devices.
 
     `by_name`: whether `num_devices` counts where nothing shows its value.
     """
@@ -323,7 +324,7 @@ def _counts(module: Module, node: ast.expr, seen: frozenset[ast.expr], *, by_nam
 
 
 def lists_devices(module: Module, node: ast.expr, seen: frozenset[ast.expr] = frozenset()) -> bool:
-    """Whether an expression is a list of devices."""
+    """Return whether an expression is a list of devices."""
     if node in seen:
         return False
     if isinstance(node, ast.Call):

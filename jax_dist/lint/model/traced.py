@@ -58,7 +58,7 @@ class _Traced:
 
 
 def traced(module: Module) -> list[_Traced]:
-    """Every function of the file that it gives to pmap, shard_map or jit, in order of place.
+    """Return every function of the file that it gives to pmap, shard_map or jit, in order of place.
 
     Those of `jax_dist.pmap` too: a migrated program can still be slow to compile.
     """
@@ -77,7 +77,7 @@ def _traced(module: Module) -> list[_Traced]:
 
 
 def bodies(module: Module, by: _By) -> Iterator[tuple[Application, scopes.Function]]:
-    """The `applications` whose function the file shows, with that."""
+    """Yield the `applications` whose function the file shows, with that."""
     for each in applications(module, *_NAMES[by]):
         function = functions.innermost(module, each.fun)
         if function is not None:
@@ -85,13 +85,13 @@ def bodies(module: Module, by: _By) -> Iterator[tuple[Application, scopes.Functi
 
 
 def applications(module: Module, *names: str) -> Iterator[Application]:
-    """Where a function of these names is given another one to transform."""
+    """Return where a function of these names is given another one to transform."""
     found = (application(module, use) for use in module.uses(*names))
     return (each for each in found if each is not None and each.fun is not None)
 
 
 def application(module: Module, use: ast.expr) -> Application | None:
-    """How a transformation is applied where it is named; None where it is only handed on."""
+    """Return how a transformation is applied where it is named; None where it is only handed on."""
     around = module.parent(use)
     if pmaps.decorates(around, use):
         return Application(use, around, (), (), is_known=True)
@@ -123,7 +123,7 @@ SPECS += ("jax.experimental.pjit.PartitionSpec", "jax.interpreters.pxla.Partitio
 
 
 def is_empty_spec(module: Module, spec: ast.expr | None) -> bool | None:
-    """Whether a spec is `P()`, the same on all devices; None where the text does not say."""
+    """Return whether a spec is `P()`, the same on all devices; None where the text does not say."""
     spec = followed(module, spec)
     if not isinstance(spec, ast.Call) or module.qualified_name(spec.func) not in SPECS:
         return None
@@ -131,23 +131,51 @@ def is_empty_spec(module: Module, spec: ast.expr | None) -> bool | None:
 
 
 def followed(module: Module, node: ast.expr | None) -> ast.expr | None:
-    """The one value of a name; of what is no name, itself."""
+    """Return the one value of a name; of what is no name, itself."""
     return module.value(node) if isinstance(node, ast.Name) else node
 
 
-def axes_of(
-    module: Module, function: scopes.Function, given: ast.expr | None
-) -> list[tuple[ast.arg, ast.expr | None]]:
-    """Each positional parameter with its part of `in_axes` or `in_specs`; none if they differ."""
-    positional = [*function.args.posonlyargs, *function.args.args]
-    given = followed(module, given)
-    parts = given.elts if isinstance(given, ast.Tuple) else [given] * len(positional)
-    return list(zip(positional, parts, strict=True)) if len(parts) == len(positional) else []
+def reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
+    """Return a function, and those of the file that it calls or hands on, and so on."""
+    found = {function: None}
+    waiting = [function]
+    while waiting:
+        for helper in _helpers(module, waiting.pop()):
+            if helper not in found:
+                found[helper] = None
+                waiting.append(helper)
+    return list(found)
 
 
-def is_inside(module: Module, node: ast.AST, function: scopes.Function) -> bool:
-    """Whether a node stands in a function, at any depth."""
-    return any(around is function for around in module.ancestors(node))
+def _helpers(module: Module, function: scopes.Function) -> list[scopes.Function]:
+    known = module.memo(_helpers)
+    if function not in known:
+        helpers: list[Any] = []
+        for scope in scopes_in(module, function):
+            named = (scope.lookup(name) for name in scope.loads)
+            once = [bound[0] for _, bound in filter(None, named) if len(bound) == 1]
+            helpers += [one.node if one.kind == "def" else one.value for one in once]
+            methods = map(module.parent, scope.loads.get("self", ()))
+            helpers += [pmaps.definition(module, method) for method in methods]
+        known[function] = [each for each in helpers if isinstance(each, scopes.Function)]
+    return known[function]
+
+
+def scopes_in(module: Module, function: scopes.Function) -> list[scopes.NameScope]:
+    """Return the function's own scope and those in it, in order."""
+    children = module.once(_children)
+    inside = [module.scopes.of[function]]
+    for scope in inside:
+        inside += children.get(scope, [])
+    return inside
+
+
+def _children(module: Module) -> dict[scopes.NameScope, list[scopes.NameScope]]:
+    found: dict[scopes.NameScope, list[scopes.NameScope]] = {}
+    for scope in module.scopes.all:
+        if scope.parent is not None:
+            found.setdefault(scope.parent, []).append(scope)
+    return found
 
 
 # By name: which positional arguments are traced.
@@ -165,7 +193,7 @@ _OUTER: dict[str, tuple[int, ...]] = {
 
 
 def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
-    """The transformation that an expression is handed to right where it stands."""
+    """Return the transformation that an expression is handed to right where it stands."""
     call = module.parent(function)
     if not isinstance(call, ast.Call) or call.func is function:
         return None
@@ -179,7 +207,7 @@ def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
 
 
 def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """`(name, decorator)` of the transformations that decorate a def, outermost first."""
+    """Yield `(name, decorator)` of the transformations that decorate a def, outermost first."""
     for decorator in getattr(function, "decorator_list", ()):
         meaning = module.meaning(decorator)
         if meaning is None and isinstance(decorator, ast.Call):
@@ -189,7 +217,7 @@ def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.exp
 
 
 def around(module: Module, node: ast.AST) -> str | None:
-    """What traces the code at a place; None where this file does not show it."""
+    """Return what traces the code at a place; None where this file does not show it."""
     below = {node}
     for each in module.ancestors(node):
         # Not in its decorators, defaults and annotations, which run outside.

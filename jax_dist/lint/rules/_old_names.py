@@ -139,7 +139,7 @@ NAMES: tuple[Rename, ...] = (
     ),
     Rename("jax.experimental.enable_x64", "jax.enable_x64", needs=(0, 8, 0), safe="with"),
     Rename("jax.experimental.disable_x64", "", hint="use jax.enable_x64(False)"),
-    Rename("jax.soft_pmap", "", "0.3.18", "use jax_dist.pmap(virtual=True)"),
+    Rename("jax.soft_pmap", "", "0.3.18", "use jax.vmap(f, axis_name=...)"),
     Rename("jax.lax.tie_in", "", "0.4.29", "use its second argument"),
     # Modules that are gone.
     Rename("flax.optim", "", "flax 0.6.0", "use optax, which does not hold the parameters"),
@@ -161,6 +161,8 @@ NAMES: tuple[Rename, ...] = (
         "0.10.0",
         "it was internal",
     ),
+    *_hints("jax.extend.core.primitives", "xla_pmap_p", "0.10.0", "pmap is jit(shard_map)"),
+    *_hints("jax.experimental.shard_map", "pmap", "", "use jax.pmap, or jax.shard_map"),
     Rename("jax.interpreters.pxla.device_put", "jax.device_put", "0.4.14"),
     Rename(
         "jax.interpreters.pxla.thread_resources",
@@ -200,7 +202,8 @@ SHARDINGS: tuple[Rename, ...] = (
     ),
 )
 
+_PLACE = "use jax.device_put with a NamedSharding, or jax-dist migrate"
 PLACEMENTS: tuple[Rename, ...] = (
-    Rename("jax.device_put_replicated", "jax_dist.device_put_replicated", "0.10.0"),
-    Rename("jax.device_put_sharded", "jax_dist.device_put_sharded", "0.10.0"),
+    Rename("jax.device_put_replicated", "", "0.10.0", _PLACE),
+    Rename("jax.device_put_sharded", "", "0.10.0", _PLACE),
 )

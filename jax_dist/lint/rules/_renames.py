@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from jax_dist.lint.model.findings import Edit, Fix, Safety
@@ -42,13 +42,15 @@ class Rename:
 # How far the new name may be trusted in the places where the old one is read; None: not at all.
 _Judge: TypeAlias = Callable[[Module, Rename, Sequence[ast.expr]], Safety | None]
 
+_MOST_NAMES = 50  # of one import that is fixed; a fix moves all of them
+_NEAR = 50  # statements between two imports that are seen together
 _ORDER = (Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY)
 # `import jax` does not load these.
 _LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental")
 
 
 def _by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety:
-    """What the table says of the places at which the nodes stand."""
+    """Return what the table says of the places at which the nodes stand."""
     match entry.safe:
         case "everywhere":
             safe = True
@@ -77,7 +79,7 @@ def _in_annotation(module: Module, node: ast.AST) -> bool:
 
 
 def renamed(module: Module, table: Sequence[Rename], judge: _Judge = _by_place) -> Iterator[Found]:
-    """A finding for each import of a name of the table, and for each `a.b.name` that means it.
+    """Yield a finding for each import of a name of the table, and each `a.b.name`.
 
     A use of an imported name is not reported again. Nor is what is ready for the name to be
     missing, nor a name that the file itself puts there: `jax.tree_map = jax.tree.map`.
@@ -93,7 +95,7 @@ def renamed(module: Module, table: Sequence[Rename], judge: _Judge = _by_place) 
 
 
 def _assigned(module: Module) -> set[str]:
-    """The names of jax that the file sets, so that they are there on any version, or deletes."""
+    """Return the names of jax that the file itself sets or deletes."""
     found: set[str] = set()
     for node in module.scopes.nodes:
         match node:
@@ -115,6 +117,8 @@ class _Renames:
     def __init__(self, module: Module, table: Sequence[Rename], judge: _Judge):
         self._module = module
         self._judge = judge
+        self._moves: dict[ast.ImportFrom, dict[ast.alias, tuple[str, Version, int]]] = {}
+        self._fixes: dict[tuple[ast.ImportFrom, int], tuple[Fix | None, Version]] = {}
         assigned = module.once(_assigned)
         self._entries = {entry.old: entry for entry in table if entry.old not in assigned}
 
@@ -150,13 +154,13 @@ class _Renames:
             yield Found(alias, entry.message, fix, needs)
 
     def _entry_for(self, name: str) -> Rename | None:
-        """The entry of the name itself, or of the nearest module around it."""
+        """Return the entry of the name itself, or of the nearest module around it."""
         while name and name not in self._entries:
             name = name.rpartition(".")[0]
         return self._entries.get(name)
 
     def _moved(self, target: str) -> str:
-        """Where what is imported from `target` is now; "" where that is not one name."""
+        """Return where what is imported from `target` is now; "" where that is not one name."""
         entry = self._entry_for(target)
         if entry is None or not entry.new:
             return ""
@@ -183,7 +187,7 @@ class _Renames:
         return Fix(f"use {new}", safety, (Edit(*module.span(node), text),), imports)
 
     def _without_import(self, alias: ast.alias, target: str, reads: list[ast.Name]) -> Fix | None:
-        """Renames all that is read of a module that is gone, and imports it no more."""
+        """Rename all that is read of a module that is gone, and imports it no more."""
         fixes: list[Fix] = []
         for read in reads:
             use = self._module.parent(read)
@@ -201,13 +205,13 @@ class _Renames:
         else:
             number = statement.names.index(alias)
             kept = [each for each in range(len(statement.names)) if each != number]
-            gone = _removals(self._module, statement, kept, {number: ""})
+            gone = _removals(self._module, statement, kept)
         edits = (*gone, *(edit for fix in fixes for edit in fix.edits))
         imports = tuple(dict.fromkeys(line for fix in fixes for line in fix.imports))
         return Fix("use what took its place", Safety.SAFE, edits, imports)
 
     def _import_fix(self, statement: ast.AST, alias: ast.alias) -> tuple[Fix | None, Version]:
-        """One fix for the names of a statement that move as surely as `alias`, or more so.
+        """Return one fix for the names of a statement that move as surely as `alias`, or more so.
 
         None for a name that stays where others move.
         """
@@ -223,9 +227,28 @@ class _Renames:
         return None, (0,)
 
     def _from_fix(self, statement: ast.ImportFrom, of: ast.alias) -> tuple[Fix | None, Version]:
-        found: dict[int, tuple[str, Version, int]] = {}  # by number: the new name, needs, safety
+        if statement not in self._moves:
+            self._moves[statement] = self._moves_of(statement)
+        moves = self._moves[statement]
+        if of not in moves:
+            return None, (0,)
+        least = moves[of][2]
+        if (statement, least) not in self._fixes:
+            # What is less sure than `of` stays for now: it shall not keep the others from moving.
+            sure = {alias: move for alias, move in moves.items() if move[2] <= least}
+            new = {alias: name for alias, (name, _, _) in sure.items()}
+            edits = edits_of_from(self._module, statement, new)
+            title = f"import {', '.join(dict.fromkeys(new.values()))}"
+            fix = None if edits is None else Fix(title, _ORDER[least], edits)
+            needs = max(needs for _, needs, _ in sure.values())
+            self._fixes[statement, least] = (fix, needs) if fix else (None, (0,))
+        return self._fixes[statement, least]
+
+    def _moves_of(self, statement: ast.ImportFrom) -> dict[ast.alias, tuple[str, Version, int]]:
+        """Return the new name of each name that moves, what it needs, and how sure it is."""
+        found: dict[ast.alias, tuple[str, Version, int]] = {}
         scope = self._module.scope(statement)
-        for number, alias in enumerate(statement.names):
+        for alias in statement.names if len(statement.names) <= _MOST_NAMES else ():
             target = f"{statement.module}.{alias.name}"
             new, entry = self._moved(target), self._entry_for(target)
             if not new or entry is None:
@@ -233,45 +256,37 @@ class _Renames:
             reads = self._module.reads(scope, alias.asname or alias.name)
             judged = self._judge(self._module, entry, reads)
             if judged is not None:
-                found[number] = new, entry.needs, _ORDER.index(judged)
-        _, _, least = found.get(statement.names.index(of), ("", (0,), -1))
-        # What is less sure than `of` stays for now: it shall not keep the others from moving.
-        found = {number: each for number, each in found.items() if each[2] <= least}
-        moved = {number: new for number, (new, _, _) in found.items()}
-        edits = edits_of_from(self._module, statement, moved) if moved else None
-        if edits is None:
-            return None, (0,)
-        title = f"import {', '.join(dict.fromkeys(moved.values()))}"
-        return Fix(title, _ORDER[least], edits), max(needs for _, needs, _ in found.values())
+                found[alias] = new, entry.needs, _ORDER.index(judged)
+        return found
 
 
 def _spells(module: Module, node: ast.expr, old: str) -> bool:
-    """Whether the node says the old name as an attribute; other files' aliases do not."""
+    """Return whether the node says the old name as an attribute; other files' aliases do not."""
     home = old.rpartition(".")[0]
     return isinstance(node, ast.Attribute) and module.qualified_name(node.value) == home
 
 
 def imports_of(module: Module, name: str) -> Iterator[tuple[ast.AST, list[ast.Name]]]:
-    """Each import of a name that the file is not ready to miss, with what reads it."""
+    """Yield each import of a name that the file is not ready to miss, with what reads it."""
     for scope, bound, binding in module.imports():
         if binding.target == name and not is_guarded(module, binding.node):
             yield binding.node, module.reads(scope, bound)
 
 
 def spelled(module: Module, name: str) -> Iterator[ast.expr]:
-    """Each `a.b.name`; a use of an imported name is part of the finding at its import."""
+    """Yield each `a.b.name`; a use of an imported name is part of the finding at its import."""
     for use in module.uses(name):
         if _spells(module, use, name) and not is_guarded(module, use):
             yield use
 
 
 def edits_of_from(
-    module: Module, statement: ast.ImportFrom, moved: dict[int, str]
+    module: Module, statement: ast.ImportFrom, moved: Mapping[ast.alias, str]
 ) -> tuple[Edit, ...] | None:
-    """Imports names from elsewhere, under the names that the file knows them by.
+    """Import names from elsewhere, under the names that the file knows them by.
 
-    `moved` has the dotted names that take the places of some, by number. None where a comment would
-    be lost or the line holds more.
+    `moved` has the dotted names that take the places of some. None where a comment would be lost
+    or the line holds more.
     """
     start, end = module.span(statement)
     code = module.source.code
@@ -279,40 +294,53 @@ def edits_of_from(
     if indent.strip():
         return None  # after a semicolon or a colon
     by_home: dict[str, list[str]] = {}
-    for number, name in moved.items():
+    for alias, name in moved.items():
         home, _, last = name.rpartition(".")
-        alias = statement.names[number]
         bound = alias.asname or alias.name
         by_home.setdefault(home, []).append(last if last == bound else f"{last} as {bound}")
     made = (
         f"{f'from {home} ' if home else ''}import {', '.join(names)}"
         for home, names in by_home.items()
     )
-    # Not what another import beside it says, above it or right below.
-    block = module.scopes.block_of(statement)
-    imports = (ast.Import, ast.ImportFrom)
-    place = next((n for n, each in enumerate(block) if each is statement), 0)
-    below = itertools.takewhile(lambda each: isinstance(each, imports), block[place + 1 :])
-    near = {ast.unparse(each) for each in (*block[:place], *below) if isinstance(each, imports)}
-    new = [each for each in made if each not in near]
-    kept = [number for number in range(len(statement.names)) if number not in moved]
+    new = [each for each in made if not _is_imported_near(module, statement, each)]
+    kept = [number for number, alias in enumerate(statement.names) if alias not in moved]
     if not kept:
         if b"#" in code[start:end]:
             return None  # a comment would be lost
         if not new:
             return (removal(module, statement),)
         return (Edit(start, end, f"\n{indent}".join(new)),)
-    removed = _removals(module, statement, kept, moved)
+    removed = _removals(module, statement, kept)
     if any(b"#" in code[edit.start : edit.end] for edit in removed):
         return None
     return (Edit(start, start, "".join(f"{each}\n{indent}" for each in new)), *removed)
 
 
+def _is_imported_near(module: Module, statement: ast.stmt, line: str) -> bool:
+    """Return whether a block imports the same above a statement, or right below it."""
+    known = module.memo(_is_imported_near)
+    block = module.scopes.block_of(statement)
+    if id(block) not in known:
+        places = {each: number for number, each in enumerate(block)}
+        lines: dict[str, list[int]] = {}
+        for each, number in places.items():
+            if isinstance(each, ast.Import | ast.ImportFrom):
+                lines.setdefault(ast.unparse(each), []).append(number)
+        known[id(block)] = places, lines
+    places, lines = known[id(block)]
+    at = places.get(statement, 0)
+    below = itertools.takewhile(
+        lambda number: isinstance(block[number], ast.Import | ast.ImportFrom),
+        range(at + 1, min(at + _NEAR, len(block))),
+    )
+    end = max(below, default=at)
+    return any(number != at and number <= end for number in lines.get(line, ())[:_NEAR])
+
+
 def removal(module: Module, statement: ast.stmt) -> Edit:
-    """The statement goes with its line; `pass` stands for it where its block would be empty."""
+    """Take out a statement with its line; `pass` stands for it where its block would be empty."""
     start, end = module.span(statement)
-    block = getattr(module.parent(statement), "body", [])
-    if len(block) == 1 or statement not in block:
+    if len(module.scopes.block_of(statement)) == 1 or module.scopes.fields[statement] != "body":
         return Edit(start, end, "pass")
     before, behind = module.margins(statement)
     if before.strip() or behind.strip():
@@ -321,11 +349,12 @@ def removal(module: Module, statement: ast.stmt) -> Edit:
 
 
 def _removals(
-    module: Module, statement: ast.Import | ast.ImportFrom, kept: list[int], moved: dict[int, str]
+    module: Module, statement: ast.Import | ast.ImportFrom, kept: Sequence[int]
 ) -> list[Edit]:
-    """Takes names out of the list, each with the comma that it no longer needs."""
+    """Take names out of the list, each with the comma that it no longer needs."""
     spans = [module.span(alias) for alias in statement.names]
-    edits = [Edit(spans[each][0], spans[each + 1][0], "") for each in moved if each < kept[-1]]
+    gone = sorted(set(range(len(spans))) - set(kept))
+    edits = [Edit(spans[each][0], spans[each + 1][0], "") for each in gone if each < kept[-1]]
     if kept[-1] < len(spans) - 1:
         edits.append(Edit(spans[kept[-1]][1], spans[-1][1], ""))
     return edits
@@ -336,7 +365,7 @@ _ASKED = ("hasattr(", "version", "TYPE_CHECKING")
 
 
 def is_guarded(module: Module, node: ast.AST) -> bool:
-    """Whether the code around `node` is ready for the name to be missing.
+    """Return whether the code around `node` is ready for the name to be missing.
 
     It is in a `try` that catches the error, or in its handlers, or in a branch that asks for the
     name or for jax's version.

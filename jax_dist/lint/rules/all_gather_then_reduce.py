@@ -5,33 +5,26 @@ from collections.abc import Iterator
 
 from jax_dist.lint.model.findings import Edit, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, Page, rule
-
-_PAGE = Page(
-    code="JXD301",
-    name="all-gather-then-reduce",
-    summary="a gather that is only summed, averaged or compared",
-    cost="every device receives and keeps the blocks of all others",
-    what="Finds `jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
-    "dimension or over all dimensions, by mean, sum, max or min.",
-    why="Every device receives and keeps the blocks of all others, only to add them up: 2 MiB of "
-    "temporary memory on each device where the reduction needs none (f32[1,256,256] blocks, 8 "
-    "simulated devices, jax 0.10.2). With `check_vma=True` the gathered mean also counts as "
-    "different on each device, and `out_specs=P()` is refused.",
-    example="mean = jax.lax.all_gather(x, 'i').mean(axis=0)\n",
-    instead="mean = jax.lax.pmean(x, 'i')\n",
-    fix="Unsafe: the order of summation may change the last digits, and small integers are summed "
-    "in their own type.",
-    since="Any jax.",
-    source="Measured on jax 0.10.2.",
-)
+from jax_dist.lint.rules import Found, rule
 
 _FIRST, _ALL = "the gathered dimension", "all dimensions"
 _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
 
 
-@rule(_PAGE, triggers=(b"*all_gather*",))
-def _all_gather_then_reduce(module: Module) -> Iterator[Found]:
+@rule(
+    "JXD301",
+    "all-gather-then-reduce",
+    what="`jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
+    "dimension or over all dimensions, by mean, sum, max or min.",
+    why="Every device receives and keeps the blocks of all others, only to add them up: 2 "
+    "MiB of temporary memory on each device where the reduction needs none "
+    "(f32[1,256,256] blocks, 8 simulated devices, jax 0.10.2). The fix is unsafe: the "
+    "order of summation may change the last digits.",
+    instead="mean = jax.lax.pmean(x, 'i')",
+    fix="unsafe",
+    triggers=(b"*all_gather*",),
+)
+def all_gather_then_reduce(module: Module) -> Iterator[Found]:
     for gather in module.calls("jax.lax.all_gather"):
         if not _stacks_in_front(module, gather):
             continue
@@ -48,7 +41,7 @@ def _all_gather_then_reduce(module: Module) -> Iterator[Found]:
 
 
 def _stacks_in_front(module: Module, gather: ast.Call) -> bool:
-    """Whether one block of each device stands along a new dimension 0."""
+    """Return whether one block of each device stands along a new dimension 0."""
     if len(gather.args) > 2 or any(isinstance(each, ast.Starred) for each in gather.args):
         return False
     plain = {"axis": "0", "tiled": "False", "axis_index_groups": "None"}
@@ -61,7 +54,7 @@ def _stacks_in_front(module: Module, gather: ast.Call) -> bool:
 
 
 def _only_read(module: Module, gather: ast.Call) -> ast.expr:
-    """The gather itself, or the one read of the one name that it is given."""
+    """Return the gather itself, or the one read of the one name that it is given."""
     around = module.parent(gather)
     match around:
         case ast.Assign(targets=[ast.Name(id=name)]):
@@ -73,7 +66,7 @@ def _only_read(module: Module, gather: ast.Call) -> ast.expr:
 
 
 def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | None:
-    """`(call, "mean", over what)` where a value is reduced and no more is asked."""
+    """Return `(call, "mean", over what)` where a value is reduced and no more is asked."""
     match module.parent(value):
         case ast.Attribute(attr=name) as around:
             call = module.call_of(around)
@@ -95,7 +88,7 @@ def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | N
 
 
 def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str, over: str) -> Fix | None:
-    """Renames the gather, and takes away what stands around it; a reduction over all stays."""
+    """Rename the gather, and takes away what stands around it; a reduction over all stays."""
     if len(gather.args) + len(gather.keywords) != 2:
         return None
     reduction = f"jax.lax.{_REDUCTIONS[name]}"

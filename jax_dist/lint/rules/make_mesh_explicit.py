@@ -5,35 +5,26 @@ from collections.abc import Iterator
 
 from jax_dist.lint.model.findings import Edit, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, Page, rule
-
-_PAGE = Page(
-    code="JXD302",
-    name="make-mesh-explicit",
-    summary="`jax.make_mesh` without `axis_types`",
-    cost="Explicit axes since jax 0.9: ValueErrors in `shard_map`",
-    what="Finds `jax.make_mesh` without `axis_types`, or with its first argument passed by "
-    "keyword.",
-    why="The default of `axis_types` changed from Auto to Explicit in jax 0.9.0. On an Explicit "
-    "mesh, the sharding is part of an array's type: a `shard_map` whose `in_specs` differ "
-    "from the sharding of its argument raises a ValueError (jax 0.10.2), where it resharded "
-    "before. The keyword of the first argument changes after jax 0.11.0: `axis_shapes` is a "
-    "TypeError on 0.12.0.1, and its new name `axis_sizes` is one before.",
-    example="import jax\n\nmesh = jax.make_mesh((8,), ('i',))\n",
-    instead="import jax\n\n"
-    "mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))\n",
-    fix="Unsafe: code written before 0.9.0 expects Auto; code written for Explicit needs "
-    "`AxisType.Explicit`. None if the mesh is passed to `jax.set_mesh`, because that is how "
-    "Explicit is used. Safe if only the keyword is removed.",
-    since="jax 0.9.0: Explicit by default; `axis_types` exists since 0.5.0.",
-    source="https://docs.jax.dev/en/latest/changelog.html#jax-0-9-0-january-20-2026",
-)
+from jax_dist.lint.rules import Found, rule
 
 _FIRST = ("axis_shapes", "axis_sizes")
 
 
-@rule(_PAGE, triggers=(b"*make_mesh*",), needs=(0, 5, 0))
-def _make_mesh_explicit(module: Module) -> Iterator[Found]:
+@rule(
+    "JXD302",
+    "make-mesh-explicit",
+    what="`jax.make_mesh` without `axis_types`, or with its first argument passed by keyword.",
+    why="The default of `axis_types` changed from Auto to Explicit in jax 0.9.0: a "
+    "`shard_map` whose `in_specs` differ from the sharding of its argument raises a "
+    "ValueError (jax 0.10.2), where it resharded before. The keyword `axis_shapes` is a"
+    " TypeError on 0.12.0.1, and its new name `axis_sizes` is one before. The fix is "
+    "unsafe: newer code may mean Explicit.",
+    instead="mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))",
+    fix="unsafe",
+    triggers=(b"*make_mesh*",),
+    needs=(0, 5, 0),
+)
+def make_mesh_explicit(module: Module) -> Iterator[Found]:
     for call in module.calls("jax.make_mesh"):
         keywords = {keyword.arg: keyword for keyword in call.keywords}
         if None in keywords or any(isinstance(each, ast.Starred) for each in call.args):
@@ -51,7 +42,7 @@ def _make_mesh_explicit(module: Module) -> Iterator[Found]:
 
 
 def _by_position(module: Module, call: ast.Call, first: ast.keyword) -> Edit | None:
-    """Drops the keyword, where the argument comes first anyway."""
+    """Drop the keyword, where the argument comes first anyway."""
     if call.args or call.keywords[0] is not first:
         return None
     return Edit(module.span(first)[0], module.span(first.value)[0], "")

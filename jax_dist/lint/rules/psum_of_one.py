@@ -6,30 +6,27 @@ from collections.abc import Iterator
 
 from jax_dist.lint.model.findings import Edit, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, Page, rule
-
-_PAGE = Page(
-    code="JXD306",
-    name="psum-of-one",
-    summary="`lax.psum(1, axis)` in place of `lax.axis_size(axis)`",
-    cost="nothing at run time; it reads as communication",
-    what="Finds `jax.lax.psum(1, axis)`, under any alias.",
-    why="It reads as communication, but JAX folds it to a constant while tracing.",
-    example="n = jax.lax.psum(1, 'i')\n",
-    instead="n = jax.lax.axis_size('i')\n",
-    fix="Safe: the same value of the same type, in one process and in many.",
-    since="jax 0.6.1: `jax.lax.axis_size`.",
-    source="https://docs.jax.dev/en/latest/_autosummary/jax.lax.axis_size.html",
-)
-
+from jax_dist.lint.rules import Found, rule
 
 # Not `psum(x, ...)`, nor "psum of" in prose: most files that say psum hold nothing else.
 _OPERATORS = rb"as|if|else|for|and|or|in|is|not"
+
+
 _OF_ONE = re.compile(rb"psum(?!\w| +(?!(?:" + _OPERATORS + rb")\b)[a-zA-Z]|\s*\(\s*[^\s1(#\\])")
 
 
-@rule(_PAGE, triggers=(b"*psum*",), since=(0, 6, 1), narrow={b"*psum*": _OF_ONE})
-def _psum_of_one(module: Module) -> Iterator[Found]:
+@rule(
+    "JXD306",
+    "psum-of-one",
+    what="`jax.lax.psum(1, axis)`, under any alias.",
+    why="It reads as communication, but JAX folds it to a constant while tracing.",
+    instead="n = jax.lax.axis_size('i')",
+    fix="safe",
+    triggers=(b"*psum*",),
+    since=(0, 6, 1),
+    narrow={b"*psum*": _OF_ONE},
+)
+def psum_of_one(module: Module) -> Iterator[Found]:
     for call in module.calls("jax.lax.psum"):
         named = [word.value for word in call.keywords if word.arg == "axis_name"]
         match [*call.args, *named]:

@@ -1,32 +1,11 @@
-"""JXD104: configuration flags of pmap that left jax."""
+"""JXD104: options of pmap that left jax."""
 
 import ast
 from collections.abc import Iterator
 
 from jax_dist.lint.model.findings import Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, Page, _renames, rule
-
-_PAGE = Page(
-    code="JXD104",
-    name="removed-pmap-config",
-    summary="a removed option, such as `jax_pmap_shmap_merge`",
-    cost="AttributeError; as a variable it is ignored",
-    what="Finds `jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed flags for "
-    "pmap and sharding, as options of `jax.config` and as environment variables.",
-    why="Setting or reading the option raises `AttributeError: Unrecognized config option` (jax "
-    "0.10.2). The environment variable is silently ignored. pmap is now `jit(shard_map)`, "
-    "whatever the flags say.",
-    example="import jax\n\njax.config.update('jax_pmap_shmap_merge', True)\n",
-    instead="Nothing: leave the statement out.",
-    fix="Safe for a statement that only sets the flag: the fix removes it. None if the flag is "
-    "read, or is part of a larger expression: you have to decide about the branch that "
-    "depends on it.",
-    since="jax 0.6.0: jax_eager_pmap removed; 0.8.0: jax_cpu_enable_gloo_collectives; 0.9.0: "
-    "jax_pmap_no_rank_reduction and jax_collectives_common_channel_id; 0.10.0: "
-    "jax_pmap_shmap_merge.",
-    source="https://docs.jax.dev/en/latest/changelog.html",
-)
+from jax_dist.lint.rules import Found, _renames, rule
 
 _GONE = {
     "jax_pmap_shmap_merge": "0.10.0",
@@ -38,11 +17,24 @@ _GONE = {
     "jax_parallel_functions_output_gda": "0.4.7",
     "experimental_xmap_spmd_lowering": "0.4.31",
 }
+
+
 _TRIGGERS = tuple(word.encode() for flag in _GONE for word in (flag, flag.upper()))
 
 
-@rule(_PAGE, triggers=_TRIGGERS)
-def _removed_pmap_config(module: Module) -> Iterator[Found]:
+@rule(
+    "JXD104",
+    "removed-pmap-config",
+    what="`jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed options for"
+    " pmap and sharding, also as environment variables.",
+    why="Setting or reading the option raises `AttributeError: Unrecognized config option` "
+    "(jax 0.10.2); the environment variable is silently ignored. pmap is "
+    "`jit(shard_map)`, whatever they say.",
+    instead="Nothing: leave the statement out.",
+    fix="safe",
+    triggers=_TRIGGERS,
+)
+def removed_pmap_config(module: Module) -> Iterator[Found]:
     # The whole tree: the names are rare, and stand in strings.
     for node in ast.walk(module.tree):
         flag = _flag(module, node)
@@ -52,7 +44,7 @@ def _removed_pmap_config(module: Module) -> Iterator[Found]:
 
 
 def _flag(module: Module, node: ast.AST) -> str | None:
-    """The flag that an option's name, a variable's name or an attribute of the config is."""
+    """Return the flag that an option's name, a variable's name or an attribute of the config is."""
     if isinstance(node, ast.Attribute):
         about = node.attr in _GONE and module.qualified_name(node.value) == "jax.config"
         return node.attr if about else None
@@ -68,7 +60,7 @@ def _flag(module: Module, node: ast.AST) -> str | None:
 
 
 def _fix(module: Module, node: ast.AST) -> Fix | None:
-    """Takes out the statement that sets the flag, if it does no more."""
+    """Take out the statement that sets the flag, if it does no more."""
     match module.parent(node):
         case ast.Call(func=function, args=[ast.Constant(), value], keywords=[]) as call:
             name = module.qualified_name(function)

@@ -7,36 +7,27 @@ from collections.abc import Iterator
 from jax_dist.lint.model import traced
 from jax_dist.lint.model.findings import Edit, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, Page, rule
-
-_PAGE = Page(
-    code="JXD207",
-    name="spec-tuple-compare",
-    summary="`==` between a `PartitionSpec` and a tuple",
-    cost="False since jax 0.10: the other branch runs",
-    what="Finds `==`, `!=` and `in` between a `PartitionSpec` and tuples.",
-    why="A PartitionSpec is not equal to a tuple since jax 0.10.0: `P('i') == ('i',)` is True on "
-    "0.7.2 and silently False on 0.10.2, so the program takes the other branch.",
-    example="replicated = x.sharding.spec == ()\n",
-    instead="replicated = x.sharding.spec == jax.sharding.PartitionSpec()\n",
-    fix="Unsafe: the tuples become specs. Equal specs may still be written in two ways: `P('i')` "
-    "is not `P('i', None)`.",
-    since="jax 0.10.0: no longer equal.",
-    source="https://docs.jax.dev/en/latest/changelog.html#jax-0-10-0-april-16-2026",
-)
+from jax_dist.lint.rules import Found, rule
 
 _LISTED = re.compile(rb"(?<!\w)(?<!for )\w*specs? in [\[(]")  # not `for spec in [`
 
 
 @rule(
-    _PAGE,
+    "JXD207",
+    "spec-tuple-compare",
+    what="`==`, `!=` and `in` between a `PartitionSpec` and tuples.",
+    why="A PartitionSpec is not equal to a tuple since jax 0.10.0: `P('i') == ('i',)` is "
+    "silently False, and the program takes the other branch. The fix is unsafe: equal "
+    "specs may be written in two ways, `P('i')` and `P('i', None)`.",
+    instead="replicated = x.sharding.spec == jax.sharding.PartitionSpec()",
+    fix="unsafe",
     triggers=(b"*spec == (", b"*spec != (", b") == spec", b") != spec", b"*spec in [")
     + (b"*spec in (", b"*spec not in (", b"*spec not in [")
     + (b".spec ==", b".spec !=", b".spec in", b".spec not in")
     + (b") == P(", b") == PartitionSpec(", b"*specs == (", b"*specs in ("),
     narrow=dict.fromkeys((b"*spec in [", b"*spec in (", b"*specs in ("), _LISTED),
 )
-def _spec_tuple_compare(module: Module) -> Iterator[Found]:
+def spec_tuple_compare(module: Module) -> Iterator[Found]:
     for node in module.nodes(ast.Compare):
         if len(node.ops) != 1:
             continue
@@ -48,7 +39,7 @@ def _spec_tuple_compare(module: Module) -> Iterator[Found]:
 
 
 def _tuples(module: Module, op: ast.cmpop, left: ast.expr, right: ast.expr) -> list[ast.Tuple]:
-    """The tuples that are compared with a spec."""
+    """Return the tuples that are compared with a spec."""
     if isinstance(op, ast.Eq | ast.NotEq):
         for one, other in ((left, right), (right, left)):
             if isinstance(other, ast.Tuple) and _is_spec(module, one):
@@ -72,7 +63,7 @@ def _is_spec(module: Module, node: ast.expr) -> bool:
 
 
 def _is_sharding(module: Module, node: ast.expr) -> bool:
-    """`x.sharding`, `NamedSharding(...)`, or a name of such a value."""
+    """Return `x.sharding`, `NamedSharding(...)`, or a name of such a value."""
     return all(
         module.qualified_name(each.func) == "jax.sharding.NamedSharding"
         if isinstance(each, ast.Call)
@@ -82,7 +73,7 @@ def _is_sharding(module: Module, node: ast.expr) -> bool:
 
 
 def _followed(module: Module, node: ast.expr) -> list[ast.expr]:
-    """The values of a name, or the expression itself."""
+    """Return the values of a name, or the expression itself."""
     return (module.values(node) if isinstance(node, ast.Name) else None) or [node]
 
 

@@ -1,235 +1,230 @@
-"""The verdict on two runs of one command: pairs their mapped functions, and compares these."""
+"""The comparison of two runs, call by call, and the verdict on each place."""
 
 import dataclasses
-import os
+import difflib
+import itertools
+import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from jax_dist.migrate.verify import calls
-from jax_dist.migrate.verify.evidence import Run, RunRecord, SiteRecord
-from jax_dist.migrate.verify.ledger import (
-    Ending,
-    Key,
-    MigrationVerdict,
-    MigrationVerification,
-)
+from jax_dist.migrate.verify.runs import Call, Run
 
-# Where equinox.filter_pmap and flax.nnx.pmap map. What takes their place maps inside jax_dist, and
-# no hook sees that.
-_OF_LIBRARIES = (
-    os.path.join("equinox", "_vmap_pmap.py"),
-    os.path.join("flax", "nnx", "transforms", "iteration.py"),
-)
-_ERROR = re.compile(r"[\w.]+(Error|Exception|Exit): ")
+Key: TypeAlias = tuple[str, int]  # path and line of a place, before
+
+_TAIL = 8  # lines of a failed run's errors
+_RATIO = 1e-2  # factors nearer to 1 are rounding
 
 
-def judged(
-    command: Sequence[str],
-    first: Run,
-    second: Run,
-    again: Run | None = None,
-    *,
-    files: Iterable[Path],
-    tolerance: float = 0.0,
-) -> MigrationVerification:
-    """Compares a run before a migration with one after it.
+@dataclasses.dataclass(slots=True)
+class Verdict:
+    """What the runs showed of one place."""
 
-    Args:
-      command: what ran.
-      first: before the migration.
-      second: after it.
-      again: before it once more; what differs between these two shows nothing.
-      files: that were migrated; what is mapped there and was not compared is reported.
-      tolerance: how far a float may differ, relative to the largest value of its array.
+    path: str
+    line: int
+    name: str = ""  # of the mapped function
+    calls: int = 0
+    same: int = 0
+    raised: int = 0  # calls that raised the same error in both
+    difference: str = ""  # the first
+    went_back: bool = False
 
-    Returns:
-      The verdict, with its reasons.
-    """
-    before, after = first.record, second.record
-    partners, new = pairs(before, after)
-    others = {} if again is None else {id(x): y for x, y in pairs(before, again.record)[0]}
-    replaced = [
-        one for one, other in partners if other is None and one.file.endswith(_OF_LIBRARIES)
-    ]
-    sites = []
-    for one, other in partners:
-        if one not in replaced:
-            ignored = unsteady(one, others.get(id(one))) if again is not None else ()
-            found = calls.compare(one, other, tolerance, ignored=ignored)
-            sites.append(dataclasses.replace(found, file=_relative(one.file), site=one))
-    problems = ()
-    # A command that failed before owes nothing; any other must end as it did.
-    if first.exit_code == 0 and second.exit_code != 0:
-        problems = (f"the command ended well before the migration; after it: {_ending(second)}",)
-    elif first.exit_code is not None and second.exit_code is None:
-        problems = (
-            f"the command ended before the migration ({_ending(first)}), and not in time after it",
-        )
-    unproven = (
-        *_not_compared(files, first, second),
-        *(f"{_place(site)} was called only before the migration" for site in replaced),
-    )
-    if problems or any(site.problems for site in sites):
-        verdict = MigrationVerdict.DIFFERENT
-    else:
-        verdict = MigrationVerdict.UNPROVEN if unproven else MigrationVerdict.SAME
-    return MigrationVerification(
-        command=tuple(command),
-        verdict=verdict,
-        before=_ending(first),
-        after=_ending(second),
-        sites=tuple(sites),
-        problems=problems,
-        unproven=unproven,
-        notes=tuple(_notes(first, second, new)),
-        is_complete=before.is_complete and after.is_complete,
-    )
+    def __str__(self) -> str:
+        if self.difference:
+            text = f"different: {self.difference}"
+        elif not self.calls:
+            text = "never ran"
+        elif self.raised == self.calls:
+            text = f"raised in all of {self.calls} calls, before and after"
+        else:
+            text = f"same in {self.same} of {self.calls} calls"
+        return text + (" (it went back)" if self.went_back else "")
 
 
-def unsteady(first: SiteRecord, again: SiteRecord | None) -> frozenset[Key]:
-    """What of a function differs between two runs of one program."""
-    return calls.compare(first, again).differing
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verification:
+    """The verdicts of one comparison."""
+
+    command: Sequence[str]
+    verdicts: Sequence[Verdict]
+    problems: Sequence[str]  # of the runs as a whole
+    seconds: Sequence[float]  # of each run
+    written: bool = True  # whether the result may be written
+
+    @property
+    def has_differences(self) -> bool:
+        return bool(self.problems) or any(verdict.difference for verdict in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verification as the report's JSON has it."""
+        return {
+            "command": list(self.command),
+            "seconds": [round(seconds, 1) for seconds in self.seconds],
+            "problems": list(self.problems),
+            "places": [
+                {**dataclasses.asdict(verdict), "verdict": str(verdict)}
+                for verdict in self.verdicts
+            ],
+        }
+
+    def __str__(self) -> str:
+        count = sum(bool(v.calls) and not v.difference for v in self.verdicts)
+        times = ", ".join(f"{seconds:.0f} s" for seconds in self.seconds)
+        lines = [
+            f"{count} of {len(self.verdicts)} places same in all calls of `"
+            f"{shlex.join(self.command)}` ({len(self.seconds)} runs: {times})"
+        ]
+        for verdict in self.verdicts:
+            name = f" {verdict.name}" if verdict.name else ""
+            lines.append(f"  {verdict.path}:{verdict.line}{name}: {verdict}")
+        lines += [f"  {problem}" for problem in self.problems]
+        return "\n".join(lines)
 
 
-def _not_compared(files: Iterable[Path], first: Run, second: Run) -> Iterator[str]:
-    if first.exit_code != 0:
-        errors = [line for line in first.output.splitlines() if _ERROR.match(line)]
-        reason = f": {errors[-1]}" if errors else ""  # JAX may write more below it
-        now = "it runs now" if second.exit_code == 0 else f"after it: {_ending(second)}"
-        yield f"the command failed before the migration ({_ending(first)}{reason}); {now}"
-    if not first.record.called:
-        yield "no mapped function was called before the migration: nothing to compare with"
-    migrated = {os.path.realpath(file) for file in files}
-    whole = first if first.exit_code == 0 else second  # the other one stopped on the way
-    for site in whole.record.hidden:
-        if site.file in migrated:
-            yield f"{_place(site)} was called only inside a larger traced function"
-    elsewhere = {(e.file, e.line, e.function): e.process for e in whole.record.called}
-    for site in whole.record.idle:
-        by = elsewhere.get((site.file, site.line, site.function), site.process)
-        if site.file in migrated and by == site.process:  # no other process has called it
-            yield f"{_place(site)} was mapped, and never called"
-    for run_, when in ((first, "before"), (second, "after")):
-        for problem in run_.record.problems:
-            yield f"a call could not be recorded {when} the migration: {problem}"
-        for command in run_.record.left:
-            yield f"`{command}` still ran when the command ended {when} the migration: wait for it"
-        if not run_.record.is_complete:
-            yield f"not all that the command did {when} the migration was written down"
-
-
-def _notes(first: Run, second: Run, new: Sequence[SiteRecord]) -> Iterator[str]:
-    if first.exit_code == 0:
-        for site in new:
-            yield f"{_place(site)} was called only after the migration"
-    if first.exit_code == second.exit_code == 0:
-        lines = zip(first.output.splitlines(), second.output.splitlines(), strict=False)
-        for number, (one, other) in enumerate(lines, 1):
-            if one != other:
-                yield f"the output differs from line {number} on: {one!r} before, {other!r} after"
-                return
-
-
-def _ending(run_: Run) -> Ending:
-    devices = [
-        array.devices
-        for site in run_.record.called
-        for call in site.calls
-        for array in call.returned
-        if array.devices
-    ]
-    return Ending(
-        exit_code=run_.exit_code,
-        functions=len(run_.record.called),
-        calls=sum(site.count for site in run_.record.called),
-        devices=min(devices, default=0),
-        output=run_.tail,
-    )
-
-
-def _place(site: SiteRecord) -> str:
-    return f"{_relative(site.file)}:{site.line} {site.function}"
-
-
-def _relative(file: str) -> str:
-    """As people would write it: below the current folder without that."""
-    here = os.path.realpath(os.curdir) + os.sep
-    return file.removeprefix(here)
-
-
-# --- the same function in both runs
-
-_Key = Callable[[SiteRecord], Hashable]
-
-# What two must share, the surest first. At the end, only the file: a lambda that got a name.
-_NAMED: tuple[_Key, ...] = (
-    lambda site: (site.process, site.file, site.function, site.within),
-    lambda site: (site.process, site.file, site.function),
-)
-_IN_ONE_FILE: _Key = lambda site: (site.process, site.file)
-
-
-def pairs(
-    before: RunRecord, after: RunRecord
-) -> tuple[list[tuple[SiteRecord, SiteRecord | None]], list[SiteRecord]]:
-    """Pairs what is the same function; of those that look alike, the order of making decides.
-
-    A jit without anything mapped inside stands for a mapped function only where nothing better is
-    left; it must have the same name.
-
-    Returns:
-      Each site that was called before with its partner, if it has one; and the mapped functions
-      that were called after, and are nobody's partner.
-    """
-    partners = _matched(
-        before,
-        # First those that were called; then, where one of two is idle in one run, all that there
-        # are.
-        (before.called, after.called, _NAMED),
-        ((*before.called, *before.idle), after.sites, _NAMED),
-        (before.called, after.called, (_IN_ONE_FILE,)),
-    )
-    taken = {id(site) for site in partners.values()}
-    new = [site for site in after.called if id(site) not in taken]
-    return [(site, partners.get(id(site))) for site in before.called], new
-
-
-def pairs_inside(before: RunRecord, after: RunRecord) -> dict[int, SiteRecord]:
-    """The partners, by identity, of what was traced as a part of something else."""
-    ones, others = ([s for s in run.sites if s.traced] for run in (before, after))
-    return _matched(before, (ones, others, _NAMED), parts=True)
-
-
-def _matched(
-    before: RunRecord, *rounds: tuple[Sequence[Any], Sequence[Any], Any], parts: bool = False
-) -> dict[int, SiteRecord]:
-    """Partners by identity, round by round: what is to be paired, with what, and by which keys.
+def compare(command: Sequence[str], before: Run, after: Run, places: Sequence[Key]) -> Verification:
+    """Compare two runs.
 
     Args:
-      before: the run, for the order of making.
-      *rounds: the surest first.
-      parts: what is only a part of what another site made may be a partner.
+      command: what was run.
+      before: the run of the old program.
+      after: the run of the new one.
+      places: where functions are mapped, by path and line of the old text.
+
+    Returns:
+      The verdicts: the first call that differs says where, and later ones follow from it.
     """
-    partners: dict[int, SiteRecord] = {}
-    for ones, others, keys in rounds:
-        for key in keys:
-            taken = {id(site) for site in partners.values()}
-            left = {id(site) for site in ones} - {*partners}
-            ones_left = [site for site in before.sites if id(site) in left]
-            tops = [site for site in others if parts or site.count or not site.inside]
-            others_left = [site for site in tops if id(site) not in taken]
-            groups = _groups(others_left, key)
-            for shared, group in _groups(ones_left, key).items():
-                alike = groups.get(shared, [])
-                if len(alike) == len(group):  # of others, who is who would be a guess
-                    partners |= {id(site): other for site, other in zip(group, alike, strict=True)}
-    return partners
+    verdicts = {key: Verdict(*key) for key in places}
+    problems = list(_problems_of_runs(before, after))
+    if len(before.calls) != len(after.calls) and not problems:
+        problems.append(f"{len(before.calls)} processes ran before, {len(after.calls)} after")
+    for olds, news in zip(before.calls, after.calls, strict=False):
+        for number, (old, new) in enumerate(itertools.zip_longest(olds, news)):
+            call = old or new
+            key = _nearest(verdicts, call.path, call.line) if old else None
+            if key is None:
+                continue
+            verdict = verdicts[key]
+            verdict.name = verdict.name or call.name
+            verdict.calls += 1
+            text = _difference(old, new)
+            if not text:
+                verdict.same += 1
+                verdict.raised += bool(old.raised)
+            elif not any(other.difference for other in verdicts.values()):
+                verdict.difference = f"call {number + 1}, {text}"
+        if len(news) > len(olds) and not any(v.difference for v in verdicts.values()):
+            problems.append(f"{len(news) - len(olds)} more calls of mapped functions after")
+    if not any(verdict.difference for verdict in verdicts.values()):
+        problems += _output_difference(before.output, after.output)
+    return Verification(command, list(verdicts.values()), problems, [before.seconds, after.seconds])
 
 
-def _groups(sites: Iterable[SiteRecord], key: _Key) -> dict[Hashable, list[SiteRecord]]:
-    groups: dict[Hashable, list[SiteRecord]] = {}
-    for site in sites:
-        groups.setdefault(key(site), []).append(site)
-    return groups
+def _nearest(verdicts: Mapping[Key, Verdict], path: str, line: int) -> Key | None:
+    """Return the place of a call: one line of it is where the function was mapped."""
+    lines = [key for key in verdicts if key[0] == path and key[1] <= line]
+    return max(lines, default=None, key=lambda key: key[1])
+
+
+def _problems_of_runs(before: Run, after: Run) -> Iterator[str]:
+    for run, when in ((before, "before"), (after, "after")):
+        if run.exit_code is None:
+            yield f"the run {when} was stopped by --timeout, after {run.seconds:.0f} s"
+    if before.exit_code == after.exit_code:
+        if before.exit_code:
+            yield f"the command fails before and after, with exit code {before.exit_code}:"
+            yield from _tail(before)
+    elif before.exit_code is not None and after.exit_code is not None:
+        yield f"exit code {before.exit_code} before, {after.exit_code} after:"
+        yield from _tail(after if after.exit_code else before)
+
+
+def _tail(run: Run) -> Iterator[str]:
+    yield from (f"  {line}" for line in run.errors.strip().splitlines()[-_TAIL:])
+
+
+def _difference(old: Call | None, new: Call | None) -> str:
+    """Return how two calls differ; "" if they do not."""
+    if old is None or new is None:
+        return "it was not called after" if new is None else "it was not called before"
+    if old.name != new.name and "partial" not in (old.name, new.name):
+        return f"{old.name} before, {new.name} after"
+    if old.raised.partition(":")[0] != new.raised.partition(":")[0]:
+        return f"{old.raised or 'no error'} before, {new.raised or 'no error'} after"
+    if old.raised:
+        return ""
+    if len(old.returned) != len(new.returned):
+        return f"{len(old.returned)} results before, {len(new.returned)} after"
+    sides = [("result", old.returned, new.returned)]
+    if len(old.given) == len(new.given):
+        sides.insert(0, ("argument", old.given, new.given))
+    for side, olds, news in sides:
+        for one, other in zip(olds, news, strict=True):
+            if text := _leaf_difference(one, other, is_result=side == "result"):
+                return f"{side}{one['path']}: {text}{_amount(one, other, old, new)}"
+    return ""
+
+
+def _leaf_difference(one: Mapping[str, Any], other: Mapping[str, Any], *, is_result: bool) -> str:
+    """Return how two leaves differ; the device axis may have gone, as copies or as rows."""
+    if "text" in one or "text" in other:
+        return "" if one.get("text") == other.get("text") else "another value"
+    if one["dtype"] != other["dtype"]:
+        return f"{one['dtype']} before, {other['dtype']} after"
+    if is_result and one.get("weak") != other.get("weak"):
+        return "another weak type"
+    if one["shape"] == other["shape"]:
+        return "" if one["digest"] == other["digest"] else "values differ"
+    if one["shape"][1:] == other["shape"]:  # copies
+        rows, copies = one.get("rows", ()), other.get("copies", (other["digest"],))
+        is_same = list(rows) == list(copies) if len(rows) == len(copies) else {*rows} == {*copies}
+        return "" if is_same or rows[:1] == list(copies[:1]) else "values differ"
+    if other["shape"] == [math.prod(one["shape"][:2]), *one["shape"][2:]]:  # rows
+        return "" if one["digest"] == other["digest"] else "values differ"
+    return f"{one['shape']} before, {other['shape']} after"
+
+
+def _amount(one: Mapping[str, Any], other: Mapping[str, Any], old: Call, new: Call) -> str:
+    """Return by how much two recorded arrays differ, and by which factor."""
+    import numpy as np
+
+    x, y = old.values.get(one.get("key", "")), new.values.get(other.get("key", ""))
+    if x is None or y is None or x.dtype.kind not in "fiu":
+        return ""
+    if x.size != y.size:
+        if x.shape[1:] != y.shape:
+            return ""
+        x = x[0]
+    x, y = x.ravel().astype(float), y.ravel().astype(float)
+    text = f" by up to {np.max(np.abs(x - y)):.3g}"
+    usual = (x != 0) & np.isfinite(x) & np.isfinite(y)
+    ratio = float(np.median(y[usual] / x[usual])) if usual.any() else 1.0
+    return text + (f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else "")
+
+
+# What differs from run to run: times, rates, addresses, names of temporary files.
+_CHANGING = re.compile(
+    r"0x[0-9a-f]+|\d+:\d\d(:\d\d)?([.,]\d+)?|\d{4}-\d\d-\d\d"
+    r"|\d+(\.\d+)?(e[-+]?\d+)?\s*(ms|us|s|sec|secs|seconds|min|it/s|steps/s|fps|sps)\b"
+    r"|/tmp/\S+|jax-dist-\S+|\x1b\[[\d;]*[A-Za-z]"
+)
+_TIMED = re.compile(r"time|sec\b|/s\b|sps|fps|speed|elapsed|duration|pid", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
+
+
+def _output_difference(before: str, after: str) -> list[str]:
+    olds, news = (list(map(_masked, text.splitlines())) for text in (before, after))
+    if olds == news:
+        return []
+    matcher = difflib.SequenceMatcher(None, olds, news, autojunk=False)
+    for tag, start, _, new_start, _ in matcher.get_opcodes():
+        if tag != "equal":
+            old = before.splitlines()[start] if start < len(olds) else "nothing"
+            new = after.splitlines()[new_start] if new_start < len(news) else "nothing"
+            return [f"the output differs in line {start + 1}: {old[:80]!r} / {new[:80]!r}"]
+    return []
+
+
+def _masked(line: str) -> str:
+    line = _CHANGING.sub("*", line)
+    return _NUMBER.sub("*", line) if _TIMED.search(line) else line

@@ -8,6 +8,8 @@ import importlib
 import pkgutil
 from typing import TypeAlias
 
+from jax_dist.lint.engine.linter import RULES
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Negative:
@@ -44,7 +46,8 @@ class Fixed:
 Case: TypeAlias = Negative | Positive | Fixed
 
 
-def by_rule() -> dict[str, tuple[Case, ...]]:
-    """The cases of each rule, by the name of its file."""
+def by_code() -> dict[str, tuple[Case, ...]]:
+    """Return the cases of each rule, by its code."""
+    by_name = {rule.name.replace("-", "_"): code for code, rule in RULES.items()}
     names = sorted(each.name for each in pkgutil.iter_modules(__path__))
-    return {name: importlib.import_module(f"{__name__}.{name}").CASES for name in names}
+    return {by_name[name]: importlib.import_module(f"{__name__}.{name}").CASES for name in names}

@@ -17,16 +17,15 @@ CASES: tuple[Case, ...] = (
         "import jax\nf = jax.pmap(g)\n"
         "m = jax.device_get(f(x))\nm = jax.tree.map(lambda x: x[0], m)\n",
     ),
+    Negative(
+        "a function that may be called with anything",
+        "import jax\nf = jax.pmap(g)\n"
+        "def first(tree):\n    return jax.tree.map(lambda x: x[0], tree)\ny = first(f(x))\n",
+    ),
     Positive(
         "a state whose origin is in another file",
         "from flax import jax_utils\ndef save(state):\n    write(jax_utils.unreplicate(state))\n",
         (3,),
-    ),
-    Positive(
-        "a function that other files may call with anything: no fix",
-        "import jax\nf = jax.pmap(g)\n"
-        "def first(tree):\n    return jax.tree.map(lambda x: x[0], tree)\ny = first(f(x))\n",
-        (4,),
     ),
     Fixed(
         "what was replicated, and went through a loop",

@@ -1,6 +1,6 @@
 """Cases of JXD101."""
 
-from rule_cases import Case, Fixed, Negative
+from rule_cases import Case, Negative, Positive
 
 CASES: tuple[Case, ...] = (
     Negative("ours", "import jax_dist\nx = jax_dist.device_put_replicated(x, devices)\n"),
@@ -9,19 +9,11 @@ CASES: tuple[Case, ...] = (
         "import jax\nif hasattr(jax, 'device_put_replicated'):\n"
         "    put = jax.device_put_replicated\nelse:\n    put = mine\n",
     ),
-    Fixed(
-        "passed on",
-        "import jax\nput = jax.device_put_replicated\nput(x, d)\n",
-        "import jax\nimport jax_dist\nput = jax_dist.device_put_replicated\nput(x, d)\n",
-    ),
-    Fixed(
-        "an attribute",
-        "import jax\nx = jax.device_put_replicated(x, d)  # to all\n",
-        "import jax\nimport jax_dist\nx = jax_dist.device_put_replicated(x, d)  # to all\n",
-    ),
-    Fixed(
+    Positive("passed on", "import jax\nput = jax.device_put_replicated\nput(x, d)\n", (2,)),
+    Positive("an attribute", "import jax\nx = jax.device_put_replicated(x, d)  # to all\n", (2,)),
+    Positive(
         "the import, under another name",
         "from jax import device_put_replicated as put\nx = put(x, d)\n",
-        "from jax_dist import device_put_replicated as put\nx = put(x, d)\n",
+        (1,),
     ),
 )

@@ -1,10 +1,7 @@
 """Starts the recording; a copy named sitecustomize.py, on PYTHONPATH, is what Python imports first.
 
-A Python that leaves PYTHONPATH aside runs it by its path, named LATE, as a marked file asks it to.
-The file settings.json beside it holds a JSON object:
-  package: the folder of this file.
-  folder: where the records are written.
-  files: the files that are being migrated.
+The file settings.json beside it holds a JSON object: `package`, the folder of this file, and the
+arguments of `start`.
 """
 
 import importlib
@@ -14,17 +11,12 @@ import json
 import os
 import sys
 
-LATE = "_jax_dist_late"
 _PACKAGE = "_jax_dist_recording"
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def _run_hidden_sitecustomize(ours: str) -> None:
-    """Runs the one that Python would have imported without us.
-
-    Args:
-      ours: the folder of PYTHONPATH that hides it.
-    """
+    """Run the one that the folder `ours` hides."""
     others = [folder for folder in sys.path if os.path.abspath(folder) != ours]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
@@ -34,7 +26,7 @@ def _run_hidden_sitecustomize(ours: str) -> None:
 
 
 def _start_recording() -> None:
-    """Loads the package of this file under a name of its own, and installs its hooks."""
+    """Load the package of this file under a name of its own, and call its `start`."""
     with open(os.path.join(_FOLDER, "settings.json")) as file:
         wanted = json.load(file)
     folder = wanted.pop("package")
@@ -43,13 +35,9 @@ def _start_recording() -> None:
     )
     assert spec is not None  # the name ends in .py
     sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
-    start = importlib.import_module(_PACKAGE + ".start")
-    start.start(**wanted)
-    if __name__ == LATE:
-        start.hook_loaded()
+    importlib.import_module(_PACKAGE + ".start").start(**wanted)
 
 
 if __name__ == "sitecustomize":
     _run_hidden_sitecustomize(_FOLDER)
-if __name__ == "sitecustomize" or (__name__ == LATE and _PACKAGE not in sys.modules):
     _start_recording()

@@ -1,190 +1,129 @@
-"""Has the entry points hooked as soon as the program imports them, and is what its marks call.
-
-Imports no jax itself: it waits for the program to do so, for that may take settings. The number of
-each place that runs is on disk immediately.
-"""
-
-from __future__ import annotations
+"""What happens to modules when the program imports them."""
 
 import importlib.abc
-import os
+import importlib.machinery
 import random
-import re
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
-from . import guard, lost, renames
-from .flow import Flow
-
-# Where the names live that make mapped functions.
-_ENTRY_POINTS = {
-    "jax": ("pmap", "shard_map", "jit"),
-    "jax.experimental.shard_map": ("shard_map",),
-    "jax_dist.pmap": ("pmap",),
-    "jax_dist.global_view.view": ("global_view",),
-}
-# Helper modules that were there before this migration.
-_HELPERS = re.compile(r"(.*\.)?_mapped(_over)?(_devices)?")
-_SEED = 0
-
-_folder = ""  # of the records; each process has a file of its own there
-_lock = threading.RLock()
-_told: set[str] = set()  # of places
-_wanted: dict[str, Any] | None = None  # what the recorder takes
-_recorder: Any = None  # there is none before the program has imported jax
+from . import old_names
 
 
-def start(*, watched: bool = False, writable: Sequence[str] = (), **wanted: Any) -> None:
-    """Has the program recorded.
+def start(
+    *,
+    mapped: str,
+    old: Mapping[str, str],
+    library: str = "",
+    records: str = "",
+    tree: str = "",
+    written: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    explain: str = "",
+    seed: bool = True,
+) -> None:
+    """Install the hooks for one process.
 
     Args:
-      watched: its expressions tell their values.
-      writable: the only folders that it may write to; none: any, in an overlay.
-      **wanted: `folder` and `files`, as `CallRecorder` takes them.
+      mapped: the path of the vendored module.
+      old: by a name that newer jax removed, the one that takes its place.
+      library: the folder of jax_dist, whose pmap replaces jax.pmap; "": it stays.
+      records: the folder for the records of mapped calls; "": none are kept.
+      tree: the program's folder; calls are named by the files in it.
+      written: by path in the tree, the lines of calls of jax.jit that a migration wrote.
+      explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
+      seed: whether `random` and `numpy.random` begin with a seed.
     """
-    global _folder, _wanted
-    # The same random numbers each time, where the program asks for no seed of its own.
-    random.seed(_SEED)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(_SEED)
-    else:
-        sys.meta_path.insert(0, _Finder(_seeding))
-    _folder = wanted["folder"]
-    lost.install(_folder)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_renew_lock)
-    if writable:
-        guard.install(_folder, writable)
-    else:
-        renames.install()
-    if watched:
-        wanted["flow"] = Flow()
-        wanted["flow"].install()
-    _wanted = wanted
-    sys.meta_path.insert(0, _Finder(_hooking))
+    hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
+
+    def at_import(name: str, hook: Callable[[ModuleType], None]) -> None:
+        hooks.setdefault(name, []).append(hook)
+
+    old_names.install(at_import, old, mapped)
+    if library:
+        at_import("jax", lambda jax: _use_library(jax, library))
+    if records:
+        from . import calls
+
+        calls.install(at_import, records, tree, written or {})
+    if explain:
+        from . import explaining
+
+        at_import("jax", lambda jax: explaining.install(jax, explain))
+    if seed:
+        random.seed(0)
+        at_import("numpy.random", lambda numpy_random: numpy_random.seed(0))
+    sys.meta_path.insert(0, _Finder(hooks))
 
 
-def _renew_lock() -> None:
-    """In a forked process: there is no thread that would release it."""
-    global _lock
-    _lock = threading.RLock()
+def _use_library(jax: Any, folder: str) -> None:
+    """Replace jax.pmap by jax_dist.pmap, which is loaded when it is first called."""
+    plain = jax.pmap
+
+    def pmap(*args: Any, **kwargs: Any) -> Any:
+        if folder not in sys.path:
+            sys.path.append(folder)
+        import jax_dist
+
+        current, jax.pmap = jax.pmap, plain  # which jax_dist itself asks about
+        try:
+            return jax_dist.pmap(*args, **kwargs)
+        finally:
+            jax.pmap = current
+
+    pmap.__name__, pmap.__doc__ = "pmap", plain.__doc__
+    jax.pmap = pmap
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: it lets the others find, and acts on what they load."""
+    """Finds modules as Python would, and calls hooks when they have been executed."""
 
-    def __init__(self, action: Callable[[str], Callable[[Any], None] | None]):
-        self._action = action
+    def __init__(self, hooks: dict[str, list[Callable[[ModuleType], None]]]):
+        self._hooks = hooks
+        self._active: set[str] = set()
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        action = self._action(fullname)
-        if action is None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if (name not in self._hooks and name.rpartition(".")[2] not in _ANYWHERE) or (
+            name in self._active
+        ):
             return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec = None if find is None else find(fullname, path, target)
-            if spec is not None and spec.loader is not None:
-                _when_loaded(spec.loader, action)
-                return spec
-        return None
+        self._active.add(name)
+        try:
+            for finder in sys.meta_path:
+                if finder is not self:
+                    spec = finder.find_spec(name, path, target)
+                    if spec is not None:
+                        break
+            else:
+                return None
+        finally:
+            self._active.discard(name)
+        if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+            hooks = self._hooks.get(name) or self._hooks.get(name.rpartition(".")[2], ())
+            spec.loader = _Loader(spec.loader, hooks)
+        return spec
 
 
-def _when_loaded(loader: Any, action: Callable[[Any], None]) -> None:
-    run_module = loader.exec_module
-
-    def exec_module(module: Any) -> None:
-        run_module(module)
-        action(module)
-
-    loader.exec_module = exec_module
+_ANYWHERE = ("_mapped", "_mapped_devices", "_mapped_over_devices")
 
 
-def _seeding(module: str) -> Callable[[Any], None] | None:
-    if module != "numpy.random" or module in sys.modules:  # when loaded again, it keeps its state
-        return None
-    return lambda loaded: loaded.seed(_SEED)
+class _Loader(importlib.abc.Loader):
+    """The loader of a module, with hooks."""
 
+    def __init__(self, loader: Any, hooks: Sequence[Callable[[ModuleType], None]]):
+        self._loader, self._hooks_after = loader, hooks
 
-def _hooking(module: str) -> Callable[[Any], None] | None:
-    entries = ("mapped",) if _HELPERS.fullmatch(module) else _ENTRY_POINTS.get(module)
-    if entries is None:
-        return None
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
 
-    def hook(loaded: Any) -> None:
-        for name in entries:
-            real = getattr(loaded, name, None)  # some modules make names when asked for them
-            if real is not None:
-                _hook(vars(loaded), name, real, loaded.__name__)
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for hook in self._hooks_after:
+            hook(module)
 
-    return hook
-
-
-def hook_loaded() -> None:
-    """Hooks what the program has imported already, where the recording starts late."""
-    for name in _ENTRY_POINTS.keys() & sys.modules.keys():
-        if (hook := _hooking(name)) is not None:
-            hook(sys.modules[name])
-
-
-def _hook(names: dict[str, Any], name: str, real: Callable, module: str) -> None:
-    from . import recorder  # it imports jax and numpy, which are imported already
-
-    global _recorder
-    if hasattr(real, "_recorded_make"):  # by its own text, or another one of its names
-        return
-    if _recorder is None:
-        assert _wanted is not None
-        _recorder = recorder.CallRecorder(**_wanted)
-    names[name] = _recorder.hooked(module, name, real)
-
-
-def record_helper(names: dict[str, Any]) -> None:
-    """Has the `mapped` of these names recorded; migrated code calls it, below its own."""
-    if _wanted is not None:
-        _hook(names, "mapped", names["mapped"], names["__name__"])
-
-
-# --- what marked programs call
-
-
-def ran(number: int) -> None:
-    """The statement of a place is about to run."""
-    _tell(f"{number}\n")
-
-
-def place(number: int, value: Any) -> Any:
-    """The value of a place, from here on with the calls of this one.
-
-    Args:
-      number: of the place.
-      value: what maps functions, a mapped function, or anything.
-    """
-    ran(number)
-    found = None if _recorder is None else _recorder.placed(number, value)
-    if found is None:
-        _tell(f"{number} alone\n")
-    return value if found is None else found
-
-
-def _tell(line: str) -> None:
-    with _lock:
-        if line not in _told:
-            _told.add(line)
-            try:
-                with open(os.path.join(_folder, f"places-{os.getpid()}.txt"), "a") as file:
-                    file.write(line)
-            except OSError:  # a program that may not write goes on all the same
-                lost.tell()
-
-
-def host(number: int, function: Callable[[Any], Any], value: Any) -> Any:
-    """What a host edit gives, written down.
-
-    Args:
-      number: its own.
-      function: what it puts around the value.
-      value: what it takes.
-    """
-    return function(value) if _recorder is None else _recorder.host(number, function, value)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

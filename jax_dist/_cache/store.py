@@ -1,0 +1,86 @@
+"""The entries of a local cache directory."""
+
+import contextlib
+import logging
+import os
+import pathlib
+import time
+
+from jax_dist._files import write_atomically
+
+_log = logging.getLogger("jax_dist.cache")
+
+
+class Store:
+    """A directory of compiled programs, in place of JAX's own `LRUCache`, with the same files.
+
+    JAX's writes in place and never over a damaged entry; with a limit (bytes), it needs `filelock`,
+    and through 0.10.2 it stops writing where one entry has no access time.
+    """
+
+    def __init__(self, folder: pathlib.Path, max_size: int | None = None) -> None:
+        self.path = self._path = folder  # JAX logs the second one
+        self._max_size = max_size
+        self._loaded: set[str] = set()  # keys whose entry JAX has got
+        self._errors: dict[str, str] = {}
+        self._warnings: set[str | None] = set()
+
+    def get(self, key: str) -> bytes | None:
+        """Return the entry of a key, or None."""
+        path = self._entry(key)
+        try:
+            data = path.read_bytes()
+            # The time of the last use, also where the file system does not keep it.
+            with contextlib.suppress(OSError):
+                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+        except OSError as error:
+            self._warn("read", path, error)
+            return None
+        self._loaded.add(key)
+        return data or None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write an entry, unless another process has done so since `get`."""
+        path = self._entry(key)
+        # JAX compiled what it had got: the entry was damaged.
+        if key not in self._loaded and path.is_file():
+            return
+        try:
+            if self._max_size is not None:
+                self._evict(self._max_size - len(value))
+            if path.is_dir():
+                path.rmdir()
+            write_atomically(path, value)
+        except OSError as error:
+            self._errors[key] = f"it could not be written: {error.strerror}"
+            self._warn("write", path, error)
+
+    def unwritten_reason(self, key: str) -> str | None:
+        """Return why a program that was compiled is not in the directory; None: it is."""
+        reason = None if self._entry(key).is_file() else "JAX could not serialize it"
+        return self._errors.get(key, reason)
+
+    def _evict(self, room: int) -> None:
+        """Remove the least recently used entries until the others take at most `room` bytes."""
+        if room < 0:
+            raise OSError(0, f"it is larger than max_size ({self._max_size} bytes)")
+        entries = []
+        for path in self.path.glob("*-cache"):
+            with contextlib.suppress(FileNotFoundError):  # another process evicts too
+                status = path.stat()
+                entries.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total > room:
+                path.unlink(missing_ok=True)
+                total -= size
+
+    def _entry(self, key: str) -> pathlib.Path:
+        return self.path / f"{key}-cache"
+
+    def _warn(self, verb: str, path: pathlib.Path, error: OSError) -> None:
+        if error.strerror not in self._warnings:  # once, and not for each program
+            self._warnings.add(error.strerror)
+            _log.warning("cannot %s %s: %s; the program goes on", verb, path, error.strerror)

@@ -1,0 +1,80 @@
+"""Atomic writing of files, for the whole package."""
+
+import contextlib
+import errno
+import os
+import secrets
+import signal
+import stat
+from collections.abc import Iterator
+
+
+def write_atomically(
+    path: str | os.PathLike[str], data: str | bytes, *, expected: bytes | None = None
+) -> None:
+    """Replace the content of a file: a reader sees all of the old or all of the new.
+
+    An existing file keeps its mode and owner; a link stays a link.
+
+    Args:
+      path: the file, in a directory that exists.
+      data: the new content; text becomes UTF-8.
+      expected: the content that the file must still have, if not None.
+
+    Raises:
+      OSError: the file cannot be written, or has changed; `strerror` is fit for users.
+    """
+    real = os.path.realpath(path)
+    folder = os.path.dirname(real)
+    status = os.stat(real) if os.path.exists(real) else None
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", real)
+    temporary = os.path.join(folder, f".jax-dist-{secrets.token_hex(8)}.tmp")
+    with _signals_blocked():
+        try:  # before its mode is looked at: on a read-only file system, chmod is no remedy
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = os.open(temporary, flags, 0o600 if status else 0o666)
+        except OSError as error:
+            raise OSError(error.errno, f"in {folder}: {error.strerror}", real) from error
+        try:
+            with open(descriptor, "wb") as file:
+                if status is not None:
+                    _copy_owner_and_mode(real, status, temporary)
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            if expected is not None:
+                with open(real, "rb") as file:
+                    if file.read() != expected:
+                        raise OSError(errno.EBUSY, "it has changed since it was read", real)
+            os.replace(temporary, real)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Delay the signals that end a process, which would leave the temporary file."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _copy_owner_and_mode(path: str, status: os.stat_result, new: str) -> None:
+    if not status.st_mode & 0o222:
+        raise OSError(errno.EACCES, "it is read-only; chmod u+w makes it writable", path)
+    made = os.stat(new)
+    if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
+        try:
+            os.chown(new, status.st_uid, status.st_gid)
+        except OSError as error:
+            raise OSError(error.errno, "its owner and group would change", path) from error
+    os.chmod(new, stat.S_IMODE(status.st_mode))  # last, since chown clears some bits

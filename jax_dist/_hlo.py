@@ -1,0 +1,349 @@
+"""The collectives, sizes and memory of a compiled program, read from its text.
+
+The compiled program counts, since the compiler merges, splits and moves collectives. Its text names
+groups of devices; the mesh axes that they run along are found again.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+_Groups: TypeAlias = tuple[tuple[int, ...], ...]
+_Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh, by name
+Runs: TypeAlias = Literal["always", "in a branch", "in a loop of unknown length"]
+
+# What each of `n` devices sends around a ring; `b` are the bytes of the result on one device.
+_SENT: dict[str, Callable[[float, int], float]] = {
+    "all-gather": lambda b, n: b * (n - 1) / n,
+    "all-reduce": lambda b, n: b * 2 * (n - 1) / n,
+    "all-to-all": lambda b, n: b * (n - 1) / n,
+    "ragged-all-to-all": lambda b, n: b * (n - 1) / n,
+    "collective-permute": lambda b, n: b if n > 1 else 0.0,
+    "reduce-scatter": lambda b, n: b * (n - 1),  # of n blocks, each as large as the result
+}
+
+
+def ring_bytes(kind: str, result_bytes: float, size: int) -> float:
+    """Return the bytes that each of `size` devices sends around a ring for one collective.
+
+    >>> ring_bytes("all-gather", 400, 4), ring_bytes("all-reduce", 100, 4)
+    (300.0, 150.0)
+    """
+    return float(_SENT[kind](result_bytes, size))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collective:
+    """Equal collectives of a program: same kind, same devices, same size."""
+
+    kind: str  # in HLO: "all-gather"
+    axes: tuple[str, ...]  # in mesh order; () if the groups are not those of mesh axes
+    size: int  # devices in one group
+    count: int  # in one call of the program; loops of known length multiplied out
+    result_bytes: int  # of one, on one device
+    moved_bytes: float  # by one, from each device, around a ring
+    runs: Runs = "always"  # those in a branch, or in a loop of unknown length, count once
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramCost:
+    """A compiled program in numbers. Bytes are those of one device."""
+
+    collectives: tuple[Collective, ...] = ()
+    stablehlo_bytes: int = 0  # of the program's text, before it is compiled
+    constants_bytes: int = 0  # of the arrays that are part of the compiled program
+    argument_bytes: int | None = None  # this and the next four: None if the compiler is silent
+    output_bytes: int | None = None
+    temp_bytes: int | None = None
+    alias_bytes: int | None = None  # of results that reuse the memory of arguments
+    peak_bytes: int | None = None  # of all of them together; the compiler of CPUs leaves out some
+
+    @property
+    def moved_bytes(self) -> float:
+        """Return the bytes that each device sends in one call."""
+        return sum(each.count * each.moved_bytes for each in self.collectives)
+
+    @classmethod
+    def of(
+        cls,
+        lowered: jax.stages.Lowered,
+        compiled: jax.stages.Compiled | None = None,
+        mesh: Mesh | AbstractMesh | None = None,
+    ) -> "ProgramCost":
+        """Return the cost of a lowered program, which is compiled if it is not yet.
+
+        `mesh` has the axes to name in the collectives; by default the program's own.
+        """
+        compiled, stablehlo = compiled or lowered.compile(), lowered.as_text()
+        module = _Module.parse(compiled.as_text() or "")
+        meshes = [
+            {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
+            for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
+        ]
+        memory = compiled.memory_analysis()
+        parts = ("argument", "output", "temp", "alias")
+        sizes = {f"{p}_bytes": getattr(memory, f"{p}_size_in_bytes", None) for p in parts}
+        instructions = itertools.chain(*module.computations.values())
+        return cls(
+            collectives=_collectives(module, [mesh.shape] if mesh else meshes),
+            stablehlo_bytes=len(stablehlo.encode()),
+            constants_bytes=sum(sum(i.sizes) for i in instructions if i.opcode == "constant"),
+            peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
+            **sizes,
+        )
+
+
+def collectives_of(
+    compiled_text: str, mesh: Mesh | AbstractMesh | None = None
+) -> tuple[Collective, ...]:
+    """Return the collectives of `lowered.compile().as_text()`, equal ones merged, in order.
+
+    Without `mesh`, collectives have no axes.
+    """
+    return _collectives(_Module.parse(compiled_text), [mesh.shape] if mesh else [])
+
+
+def _collectives(module: "_Module", meshes: Sequence[Mapping[Any, int]]) -> tuple[Collective, ...]:
+    fitting = [
+        {str(name): size for name, size in sizes.items()}
+        for sizes in meshes
+        if math.prod(sizes.values()) == module.devices
+    ]
+    counts: dict[Collective, int] = {}
+    started: set[str] = set()
+    for instruction, times, runs in module.executed(module.entry):
+        # On TPUs, one that runs beside several fusions is in each of them, with the same number.
+        if part := _CHAIN_PART.search(instruction.attributes):
+            if part[1] in started:
+                continue
+            started.add(part[1])
+        if collective := _collective(instruction, module.devices, fitting, runs):
+            counts[collective] = counts.get(collective, 0) + times
+    return tuple(dataclasses.replace(each, count=count) for each, count in counts.items())
+
+
+def _collective(
+    instruction: "_Instruction", devices: int, meshes: Sequence[_Sizes], runs: Runs
+) -> Collective | None:
+    """Return the collective that an instruction starts; None if it starts none."""
+    kind = instruction.opcode.removesuffix("-start")
+    if kind not in _SENT:
+        return None
+    sizes = instruction.sizes
+    # The first half of a split one has its operands before its results, and perhaps two contexts.
+    if kind not in (instruction.opcode, "all-reduce") and instruction.shape.startswith("("):
+        sizes = _array_bytes(re.sub(r", [us]32\[\]", "", instruction.shape))
+        sizes = sizes[len(sizes) // 2 :]
+    result_bytes, is_permute = sum(sizes), kind == "collective-permute"
+    groups = groups_of(instruction.unquoted, devices)
+    size = len({*itertools.chain(*groups)}) if is_permute else max(map(len, groups))
+    axes: tuple[str, ...] = ()
+    for mesh in meshes:
+        if not axes and (axes := axes_of(groups, mesh, is_permute=is_permute)):
+            size = math.prod(mesh[axis] for axis in axes)
+    moved = ring_bytes(kind, result_bytes, size)
+    return Collective(kind, axes, size, 1, result_bytes, moved, runs)
+
+
+# The text of a compiled program: computations, instructions, and which calls which.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Instruction:
+    """One line of a computation: `%name = shape opcode(operands), attributes`."""
+
+    shape: str  # "f32[2,3]{1,0}", or of several results "(f32[2,3]{1,0}, f32[])"
+    opcode: str
+    attributes: str  # from the operands on
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the bytes of each result."""
+        return _array_bytes(self.shape)
+
+    @property
+    def unquoted(self) -> str:
+        """Return the attributes without the user's names, which may look like anything."""
+        return re.sub(r'"(?:[^"\\]|\\.)*"', '""', self.attributes)
+
+    def calls(self) -> Iterator[tuple[str, str]]:
+        """Yield the computations that it runs, with the attribute that names each."""
+        if self.opcode in ("async-update", "async-done"):  # ran at the start of the three
+            return
+        for attribute, several, single in _CALLED.findall(self.unquoted):
+            for callee in re.findall(r"[^\s,%]+", several or single):
+                yield callee, attribute
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Module:
+    """A compiled program."""
+
+    entry: str  # the computation where it starts
+    computations: dict[str, list[_Instruction]]
+    devices: int
+
+    @classmethod
+    def parse(cls, text: str) -> "_Module":
+        """Return a compiled program; raise ValueError if the text is not one."""
+        computations: dict[str, list[_Instruction]] = {}
+        entry = ""
+        current: list[_Instruction] = []  # no instruction stands before the first computation
+        for line in text.splitlines():
+            if header := _HEADER.match(line):
+                current = computations.setdefault(header["name"], [])
+                entry = header["name"] if header["entry"] else entry
+            elif assigned := _ASSIGNED.match(line):
+                current.append(_Instruction(*assigned.groups()))
+        if not entry:
+            raise ValueError("not the text of a compiled program: it has no ENTRY computation")
+        sizes = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])
+        return cls(entry, computations, math.prod(map(int, sizes)))
+
+    def executed(
+        self, name: str, times: int = 1, runs: Runs = "always"
+    ) -> Iterator[tuple[_Instruction, int, Runs]]:
+        """Yield the instructions of a computation and of what it calls, and how often each runs."""
+        for instruction in self.computations.get(name, ()):
+            yield instruction, times, runs
+            trips = _TRIP_COUNT.search(instruction.attributes)  # if the compiler found out
+            for callee, attribute in instruction.calls():
+                often, inner = 1, runs
+                if attribute in ("body", "condition"):
+                    if trips is None:
+                        inner = "in a loop of unknown length"
+                    else:  # the condition runs once more, to end the loop
+                        often = int(trips[1]) + (attribute == "condition")
+                elif attribute in _BRANCHES:
+                    inner = "in a branch" if runs == "always" else runs
+                yield from self.executed(callee, times * often, inner)
+
+
+def _array_bytes(shape: str) -> list[int]:
+    """Return the bytes of each array in a shape, at any depth of tuples."""
+    sizes = []
+    for dtype, dims in re.findall(r"([a-z]+\d*\w*)\[([\d,<=]*)\]", shape):
+        count = math.prod(int(size.removeprefix("<=")) for size in dims.split(",") if size)
+        # Of one element: 32 bits for "f32", 8 for "f8e4m3fn"; none for "token" and "opaque".
+        width = re.match(r"[a-z]+(\d+)", dtype)
+        bits = 8 if dtype == "pred" else int(width[1]) if width else 0
+        sizes.append(math.ceil(count * bits / 8))
+    return sizes
+
+
+_HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(={]+) (\(.*)?\{\s*$")
+# "%name = shape opcode(operands), attributes"; a shape of several results is in parentheses.
+_ASSIGNED = re.compile(r"\s+(?:ROOT )?%?[^\s=]+ = (\(.*?\)|\S+) ([\w-]+)\((.*)")
+_CALLED = re.compile(
+    r"\b(to_apply|calls|body|condition|true_computation|false_computation|branch_computations"
+    r"|called_computations)=(?:\{([^}]*)\}|%?([^\s,}]+))"
+)
+_BRANCHES = ("true_computation", "false_computation", "branch_computations")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CHAIN_PART = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
+
+
+# The groups of devices that a collective names, and the mesh axes that they run along.
+
+
+def groups_of(attributes: str, devices: int) -> _Groups:
+    """Return the groups of devices that a collective names; by default all are one group.
+
+    Raises:
+      ValueError: the groups are written in an unknown form.
+    """
+    lists = re.search(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}", attributes)
+    if lists and (lists[1] or "source_target_pairs" in lists[0]):
+        return tuple(map(_numbers, re.findall(r"\{([\d,]*)\}", lists[1])))
+    if iota := re.search(rf"replica_groups={_IOTA}", attributes):
+        return _rows(_iota(iota))
+    if mesh := _MESH.search(attributes):
+        return _mesh_groups(mesh)
+    unknown = re.search(r"(?:replica_groups|source_target_pairs)=.{,60}", attributes)
+    if unknown and not lists:
+        raise ValueError(f"cannot read which devices a collective joins: {unknown[0]}")
+    return (tuple(range(devices)),)
+
+
+def axes_of(groups: _Groups, sizes: _Sizes, *, is_permute: bool = False) -> tuple[str, ...]:
+    """Return the fewest mesh axes along which the groups run; () if they are no axes' groups.
+
+    In a permutation, the groups are (source, target) pairs.
+    """
+    devices = math.prod(sizes.values())
+    if max(itertools.chain(*groups), default=devices) >= devices:
+        return ()
+    numbers = np.arange(devices).reshape(tuple(sizes.values()))
+    for count in range(1, len(sizes) + 1):
+        for axes in itertools.combinations(sizes, count):
+            rows = _rows(_move_last(numbers, [list(sizes).index(axis) for axis in axes]))
+            along, sets = {frozenset(row) for row in rows}, {frozenset(group) for group in groups}
+            if sets == along or (is_permute and all(any(s <= a for a in along) for s in sets)):
+                return axes
+    return ()
+
+
+def _move_last(numbers: np.ndarray, dimensions: Sequence[int]) -> np.ndarray:
+    """Return `[groups, devices of a group]`, along these dimensions in their order."""
+    others = [place for place in range(numbers.ndim) if place not in dimensions]
+    size = math.prod(numbers.shape[place] for place in dimensions)
+    return numbers.transpose([*others, *dimensions]).reshape(-1, size)
+
+
+def _rows(numbers: np.ndarray) -> _Groups:
+    return tuple(map(tuple, numbers.tolist()))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
+def _iota(match: re.Match[str]) -> np.ndarray:
+    """Return "[2,4]<=[4,2]T(1,0)": 0 to 7 as [4, 2], transposed, then as [2, 4]."""
+    shape = _numbers(match["reshape"])
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    if match["order"]:
+        numbers = numbers.transpose(_numbers(match["order"]))
+    return numbers.reshape(_numbers(match["shape"])) if match["shape"] else numbers
+
+
+def _mesh_groups(match: re.Match[str]) -> _Groups:
+    """Return the groups of "mesh['i'=4,'j'=2] {'j'}", or along a part of an axis, "{'i':(2)2}"."""
+    sizes = {name: int(size) for name, size in _MESH_AXIS.findall(match["axes"])}
+    joined = [(name, int(b or 1), int(s or 0)) for name, b, s in _JOINED.findall(match["joined"])]
+    shape: list[int] = []
+    place: dict[tuple[str, int], int] = {}  # by axis and the product of the sizes before the part
+    for name, size in sizes.items():
+        parts = [(before, part) for axis, before, part in joined if axis == name and part]
+        edges = sorted({1, size, *(b for b, _ in parts), *(b * part for b, part in parts)})
+        for before, after in itertools.pairwise(edges):
+            place[name, before] = len(shape)
+            shape.append(after // before)
+        if size == 1:
+            place[name, 1] = len(shape)
+            shape.append(1)
+    numbers, text = np.arange(math.prod(sizes.values())), match["devices"]
+    if text:
+        iota = re.fullmatch(_IOTA, text) or re.fullmatch(_TRANSPOSED, text)
+        numbers = _iota(iota) if iota else np.array(_numbers(re.sub(r"[\[\]]", "", text)))
+    dimensions = [place[name, before] for name, before, _ in joined]
+    return _rows(_move_last(numbers.reshape(shape), dimensions))
+
+
+_IOTA = r"\[(?P<shape>[\d,]+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
+# Without a shape, as jax 0.10.2 prints the devices of a mesh: "[4,2]T(1,0)".
+_TRANSPOSED = r"(?P<shape>)\[(?P<reshape>[\d,]+)\]T\((?P<order>[\d,]+)\)"
+_NAME = r"'?([^',={}\[\]:]+)'?"
+_MESH = re.compile(
+    r"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\((?P<devices>[^)]*(?:\([^)]*\))?)\))?"
+    r" \{(?P<joined>[^}]*)\}"
+)
+_MESH_AXIS = re.compile(rf"{_NAME}=(\d+)")
+_JOINED = re.compile(rf"{_NAME}(?::\((\d+)\)(\d+))?")

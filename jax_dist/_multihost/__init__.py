@@ -1,0 +1,1 @@
+"""Parts of `jax_dist.multihost`."""

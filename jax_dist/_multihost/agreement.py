@@ -1,0 +1,278 @@
+"""`agree`: compare values between processes through the key-value store of JAX's coordinator.
+
+No device takes part: a collective over unequal shapes hangs or gives wrong numbers, and the store
+does neither. Comparisons are numbered, so the third one of this process is compared with the third
+one of the others. A different order of calls therefore shows as different names.
+"""
+
+import collections
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_dist import _compat
+from jax_dist.errors import DisagreementError
+
+program_timeout: float = 300.0
+"""Seconds to wait for the other processes before a new program runs; set by `initialize`.
+
+Long, because processes load their first batch at different speeds.
+"""
+
+_KEYS = "jax_dist/agreement"
+_TIMED_OUT = "DEADLINE_EXCEEDED"  # status code in the text of JAX's error
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs between processes
+_LONGEST_REPR = 80  # characters
+_MOST_VALUES = 4  # elements of an array that are shown besides their hash
+_MOST_DIFFERENCES = 20  # lines of a message
+
+_lock = threading.Lock()  # threads of one process would number their comparisons differently
+_counts: collections.Counter[tuple[int, ...]] = collections.Counter()  # comparisons by group
+
+
+class MissingProcessesError(DisagreementError, TimeoutError):
+    """Some processes did not call `agree` in time."""
+
+
+class Fingerprint(NamedTuple):
+    """A tree as short texts, to be compared and sent."""
+
+    containers: str  # types of the containers: "dict(tuple(*,*))"
+    leaves: dict[str, str]  # by path: {"['x']": "float32[2,4]"}
+
+    @classmethod
+    def of(cls, tree: Any, *, values: bool = False) -> "Fingerprint":
+        """Return the fingerprint of a tree.
+
+        Args:
+          tree: arrays, or what describes them (`jax.ShapeDtypeStruct`, tracers). Other leaves, such
+            as numbers and strings, count by value.
+          values: whether the values of arrays count too, bit for bit.
+
+        >>> Fingerprint.of({"x": np.zeros((2, 4)), "seed": 7}).leaves
+        {"['seed']": 'int 7', "['x']": 'float64[2,4]'}
+        """
+        flat, structure = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
+        leaves = {jax.tree_util.keystr(path): describe(leaf, values=values) for path, leaf in flat}
+        return cls(containers(structure), leaves)
+
+
+def containers(structure: Any) -> str:
+    """Return the container types of a tree structure; keys are part of the paths.
+
+    `str(structure)` of a container with functions or sets differs between processes.
+    """
+    node = structure.node_data()
+    if node is None:
+        return "*" if structure.num_leaves else "None"
+    return f"{node[0].__name__}({','.join(containers(child) for child in structure.children())})"
+
+
+def describe(leaf: Any, *, values: bool = False) -> str:
+    """Return a short text for a leaf, such as `float32[2,4]` or `int 7`."""
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None:
+        text = _ADDRESS.sub("", repr(leaf))
+        if len(text) > _LONGEST_REPR:
+            text = f"{text[:_LONGEST_REPR]}... {_digest(text.encode())}"
+        return text if leaf is None else f"{type(leaf).__name__} {text}"
+    weak = " weak" if getattr(leaf, "weak_type", False) else ""
+    text = f"{dtype}[{','.join(map(str, shape))}]{weak}"
+    return f"{text} {_describe_values(leaf)}" if values else text
+
+
+def _describe_values(leaf: Any) -> str:
+    if isinstance(leaf, jax.Array):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if not leaf.is_fully_addressable:
+            if not leaf.is_fully_replicated:
+                return "sharded over processes"
+            leaf = leaf.addressable_data(0)
+    elif not isinstance(leaf, np.ndarray | np.generic):
+        return "without values"  # jax.ShapeDtypeStruct
+    array = np.asarray(leaf)
+    if array.dtype.hasobject:
+        return _ADDRESS.sub("", repr(array.tolist()))
+    digest = _digest(array.tobytes())
+    return f"= {array.tolist()} ({digest})" if array.size <= _MOST_VALUES else f"({digest})"
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256 {hashlib.sha256(data).hexdigest()[:16]}"
+
+
+def agree(tag: str, tree: Any = None, values: bool = False, timeout: float = 60.0) -> None:  # noqa: FBT001, FBT002  # part of the public signature
+    """Raise in every process if not all processes are here with the same tree.
+
+    Every process calls it, in the same order. It compares the tag, the containers and paths of the
+    tree, and of each array the shape, dtype and weak type; numbers, strings and other leaves by
+    value. No device takes part, so a difference is an error here and not a hang in a collective.
+    After the error the job can go on. A call takes some milliseconds: use it at the start, not in
+    each step. In one process it returns immediately.
+
+    Args:
+      tag: name of this place in the program.
+      tree: what all processes should have.
+      values: whether the values of arrays count too, bit for bit, so that a NaN equals itself.
+        Those of an array that is sharded over the processes do not.
+      timeout: seconds to wait for the others.
+
+    Raises:
+      DisagreementError: the processes have different trees, or are at different calls. The text
+        lists the differing leaves and ranks, and is the same in every process.
+      TimeoutError: some processes did not come in time (a DisagreementError too).
+
+    >>> import numpy as np
+    >>> agree("batch", {"x": np.zeros((2, 4)), "seed": 7})
+    """
+    agree_on(f"agree({tag!r})", Fingerprint.of(tree, values=values), timeout=timeout)
+
+
+def agree_on(
+    name: str, fingerprint: Fingerprint, *, timeout: float, ranks: Sequence[int] | None = None
+) -> None:
+    """Raise in each of these ranks (by default all) if their fingerprints differ.
+
+    Raises:
+      RuntimeError: there are several processes, but `jax.distributed` has not joined them.
+    """
+    joined = _compat.joined_as()
+    if joined is None:
+        if _compat.backend_started() and jax.process_count() > 1:
+            raise RuntimeError(
+                f"{name} needs the processes to be joined: call multihost.initialize first."
+            )
+        return
+    group = tuple(range(joined.processes) if ranks is None else sorted(ranks))
+    if len(group) == 1 or joined.rank not in group:
+        return
+    with _lock:
+        _counts[group] += 1
+        prefix = "all" if len(group) == joined.processes else "-".join(map(str, group))
+        meeting = Meeting(
+            _compat.coordination_client(), joined.rank, group, f"{_KEYS}/{prefix}", _counts[group]
+        )
+        meeting.compare(name, fingerprint, timeout)
+
+
+class Meeting(NamedTuple):
+    """One comparison between the ranks of a group."""
+
+    client: Any  # of JAX's coordination service
+    rank: int  # of this process
+    ranks: tuple[int, ...]  # of the group, ascending
+    prefix: str  # of the keys of this group
+    number: int  # of this comparison, from 1
+
+    def compare(self, name: str, fingerprint: Fingerprint, timeout: float) -> None:
+        """Raise DisagreementError if a rank is missing or has another name or fingerprint."""
+        text = json.dumps(fingerprint)
+        header = json.dumps([name, hashlib.sha256(text.encode()).hexdigest()])
+        arrived = self._exchange("headers", header, timeout)
+        headers = self._read("headers")
+        if not arrived:
+            missing = [rank for rank in self.ranks if rank not in headers]
+            who = f"missing {format_ranks(missing)}" if missing else "the last process came late"
+            raise MissingProcessesError(
+                f"{name} timed out after {timeout:g} s; {who}. See the output of the missing "
+                "processes: they failed, are slow, or took another branch."
+            )
+        # Whoever is here has read everything of the comparison before.
+        if self.rank == self.ranks[0] and self.number > 1:
+            self.client.key_value_delete(f"{self.prefix}/{self.number - 1}/")
+        groups = _group(headers)
+        if len(groups) == 1:
+            return
+        names = _group({rank: json.loads(header)[0] for rank, header in headers.items()})
+        if len(names) > 1:
+            calls = "; ".join(f"{format_ranks(ranks)}: {name}" for name, ranks in names.items())
+            raise DisagreementError(
+                f"Processes made different calls: {calls}. All processes must make the same calls "
+                "in the same order."
+            )
+        # The full texts are long, so only one rank of each group sends its own.
+        is_speaker = any(ranks[0] == self.rank for ranks in groups.values())
+        self._exchange("details", text if is_speaker else None, max(timeout, 60.0))
+        details = self._read("details")
+        fingerprints = [
+            (ranks, Fingerprint(*json.loads(details[ranks[0]])))
+            for ranks in groups.values()
+            if ranks[0] in details
+        ]
+        raise DisagreementError(_format_differences(name, fingerprints))
+
+    def _exchange(self, folder: str, text: str | None, timeout: float) -> bool:
+        """Write `text`, wait for the others, and return whether all came in time."""
+        key = f"{self.prefix}/{self.number}/{folder}"
+        if text is not None:
+            self.client.key_value_set(f"{key}/{self.rank}", text)
+        try:
+            self.client.wait_at_barrier(key, max(1, round(1000 * timeout)), list(self.ranks))
+        except jax.errors.JaxRuntimeError as error:
+            if _TIMED_OUT not in str(error):
+                raise
+            return False
+        return True
+
+    def _read(self, folder: str) -> dict[int, str]:
+        """Return what each rank has written."""
+        pairs = self.client.key_value_dir_get(f"{self.prefix}/{self.number}/{folder}/")
+        return dict(sorted((int(key.rsplit("/", 1)[1]), text) for key, text in pairs))
+
+
+def _format_differences(
+    name: str, fingerprints: Sequence[tuple[Sequence[int], Fingerprint]]
+) -> str:
+    """Return the message that lists the differing leaves, and who has what."""
+    paths = dict.fromkeys(path for _, tree in fingerprints for path in tree.leaves)
+    rows = {
+        path or "the value": [tree.leaves.get(path, "nothing") for _, tree in fingerprints]
+        for path in paths
+    }
+    lines = []
+    for path, texts in {
+        **rows,
+        "containers": [tree.containers for _, tree in fingerprints],
+    }.items():
+        ranks_of = collections.defaultdict(list)
+        for text, (ranks, _) in zip(texts, fingerprints, strict=True):
+            ranks_of[text].extend(ranks)
+        if len(ranks_of) > 1:
+            sides = [f"{format_ranks(ranks)}: {text}" for text, ranks in ranks_of.items()]
+            lines.append(f"  {path}: {'; '.join(sides)}")
+    if len(lines) > _MOST_DIFFERENCES:
+        lines[_MOST_DIFFERENCES:] = [f"  and {len(lines) - _MOST_DIFFERENCES} more"]
+    return "\n".join([f"{name} differs between processes:", *lines])
+
+
+def _group(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the ranks of each text."""
+    groups = collections.defaultdict(list)
+    for rank, text in texts.items():
+        groups[text].append(rank)
+    return dict(groups)
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Return the ranks as a short text.
+
+    >>> format_ranks([0, 1, 2, 5]), format_ranks([3])
+    ('ranks 0-2, 5', 'rank 3')
+    """
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
+    is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"{'rank' if is_one else 'ranks'} {', '.join(texts)}"

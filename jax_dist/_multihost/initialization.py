@@ -1,0 +1,237 @@
+"""`initialize`: join the processes of a job, and end this one at once if its program fails.
+
+A process that fails and then waits for the others at its exit keeps them waiting, too. One that is
+gone is noticed by gloo, NCCL or JAX's heartbeats, and the others end.
+"""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+
+from jax_dist import _compat, launch
+from jax_dist._multihost import agreement
+
+_SIZE_AND_RANK = (  # with JAX_COORDINATOR_ADDRESS; without it, JAX itself looks for MPI
+    ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+)
+_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+_INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
+
+
+class Place(NamedTuple):
+    """The place of this process in its job, as far as it is known."""
+
+    address: str | None  # of rank 0: "host:port"
+    processes: int | None
+    rank: int | None
+
+
+def find_place(environment: Mapping[str, str]) -> Place:
+    """Return the place that JAX's variables, torchrun's or MPI's name.
+
+    `jax.distributed.initialize` reads JAX_COORDINATOR_ADDRESS only; SLURM, Open MPI with its own
+    address, Kubernetes and TPU are left to it.
+
+    >>> find_place({"MASTER_ADDR": "a", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "0"})
+    Place(address='a:1', processes=2, rank=0)
+    """
+    address = environment.get("JAX_COORDINATOR_ADDRESS")
+    for size, rank in _SIZE_AND_RANK if address else ():
+        if environment.get(size) and environment.get(rank):
+            return Place(address, _read_number(environment, size), _read_number(environment, rank))
+    if all(environment.get(name) for name in _TORCHRUN):
+        port = _read_number(environment, "MASTER_PORT")
+        if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            port += 1 if port < 65535 else -1  # torchrun's own store listens at MASTER_PORT
+        processes, rank = (_read_number(environment, name) for name in ("WORLD_SIZE", "RANK"))
+        return Place(address or f"{environment['MASTER_ADDR']}:{port}", processes, rank)
+    return Place(address, None, None)
+
+
+def _read_number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise ValueError(f"{name} must be a number, not {environment[name]!r}.") from None
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_device_ids: int | Sequence[int] | None = None,
+    *,
+    coordinator_bind_address: str | None = None,
+    initialization_timeout: float = 300.0,
+    heartbeat_timeout: float = 10.0,
+    shutdown_timeout: float = 20.0,
+    program_timeout: float = 300.0,
+) -> None:
+    """Join the processes of a job, and make each end at once when its program fails.
+
+    Call it at the start of the program, in each process, before anything computes. The arguments
+    that are not given come from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as
+    `jax-dist launch` sets them; else from torchrun's variables; else JAX detects SLURM, Open MPI,
+    Kubernetes or TPU. If none of them names a job, or it has one process, nothing is joined. A
+    second call, or a call after `jax.distributed.initialize`, joins nothing more.
+
+    From then on an exception that nobody catches, or a `sys.exit` with a code other than 0, prints
+    as usual, and then ends the process with `os._exit`, without clean-up: JAX would wait for the
+    other processes there. These notice its end, by a broken connection or the missing heartbeats.
+
+    Args:
+      coordinator_address: "host:port" of rank 0.
+      num_processes: number of processes of the job.
+      process_id: rank of this process, from 0.
+      local_device_ids: devices of this process; by default all that it sees.
+      coordinator_bind_address: "ip:port" at which rank 0 listens; by default the port on all
+        interfaces, or the loopback interface if `coordinator_address` is on it.
+      initialization_timeout: seconds to wait for all processes.
+      heartbeat_timeout: seconds after which JAX ends the job if a process no longer answers.
+      shutdown_timeout: seconds that a process which has finished waits for the others. Then JAX
+        ends the job: raise it if one process works on alone at the end.
+      program_timeout: seconds that `jax_dist.pmap` and `jax_dist.rewrite` wait for the other
+        processes to come to the same program, before it first runs.
+
+    Raises:
+      ValueError: the place of this process is known in part, or contradicts an earlier call.
+      RuntimeError: JAX has computed already, or the processes could not be joined.
+
+    >>> initialize()  # in one process
+    """
+    agreement.program_timeout = program_timeout
+    asked = Place(coordinator_address, num_processes, process_id)
+    joined = _compat.joined_as()
+    if joined is None and num_processes != 1:
+        place, devices = _complete(asked, local_device_ids, initialization_timeout)
+        if place.processes not in (None, 1):
+            bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+            if bind is None and str(place.address).startswith(_LOOPBACK):
+                bind = place.address
+            jax.distributed.initialize(
+                *place,
+                devices,
+                cluster_detection_method="deactivate",  # has been done
+                coordinator_bind_address=bind,
+                initialization_timeout=max(1, round(initialization_timeout)),
+                heartbeat_timeout_seconds=max(1, round(heartbeat_timeout)),
+                shutdown_timeout_seconds=max(1, round(shutdown_timeout)),
+            )
+            joined = _compat.joined_as()
+    elif joined is not None:
+        actual = Place(joined.address, joined.processes, joined.rank)
+        for name, value, now in zip(Place._fields, asked, actual, strict=True):
+            if value not in (None, now):
+                raise ValueError(
+                    f"initialize got {name} {value!r}, but this process has joined with {now!r}."
+                )
+    launch.note("joined", joined.rank if joined is not None else 0)
+    if joined is not None and joined.processes > 1:
+        _install_hooks(joined.rank)
+
+
+def _complete(
+    asked: Place, local_device_ids: int | Sequence[int] | None, timeout: float
+) -> tuple[Place, list[int] | None]:
+    """Return the place, and the devices, from arguments, variables and JAX's detection."""
+    known = find_place(os.environ)
+    place = Place(
+        asked.address or known.address,
+        known.processes if asked.processes is None else asked.processes,
+        known.rank if asked.rank is None else asked.rank,
+    )
+    devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
+    if devices is None and os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        devices = [int(text) for text in os.environ["JAX_LOCAL_DEVICE_IDS"].split(",")]
+    if None in place:
+        address, processes, rank, devices = _compat.detect_cluster(*place, devices, round(timeout))
+        place = Place(address, processes, rank)
+    if None in place and any(value is not None for value in place) and place.processes != 1:
+        values = ", ".join(f"{name}={value!r}" for name, value in place._asdict().items())
+        raise ValueError(
+            f"initialize does not know the place of this process in its job: {values}. Pass the "
+            "rest, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
+        )
+    return place, None if devices is None else list(devices)
+
+
+# --- the end of a process that fails
+
+_hooks_installed = False
+_last_exit: "_Exit | None" = None
+
+
+class _Exit(NamedTuple):
+    """A call of `sys.exit`, which the program may still catch."""
+
+    status: Any
+    main: types.FrameType  # of the main program
+    position: int  # in the code of the main program
+
+
+def _install_hooks(rank: int) -> None:
+    """End this process at once after an uncaught exception, or a `sys.exit` that says failure."""
+    global _hooks_installed
+    if _hooks_installed:
+        return
+    _hooks_installed = True
+    show = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+    ) -> None:
+        is_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+        if not is_prompt:
+            launch.note("failed", rank)
+        try:
+            show(kind, error, trace)
+        finally:
+            if not is_prompt:
+                code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+                _end(f"rank {rank} ends after this {kind.__name__}", code)
+
+    def exit(status: Any = None, /) -> NoReturn:
+        global _last_exit
+        if threading.current_thread() is threading.main_thread():
+            frame = sys._getframe()
+            while frame.f_back is not None:
+                frame = frame.f_back
+            _last_exit = _Exit(status, frame, frame.f_lasti)
+        raise SystemExit(status)
+
+    sys.excepthook = hook
+    sys.exit = exit  # no hook is called for a SystemExit
+    # Registered after JAX's function, so called before it, which would wait for the others.
+    atexit.register(_end_if_exit_failed, rank)
+
+
+def _end_if_exit_failed(rank: int) -> None:
+    """End the process if its program ended by `sys.exit` with a failure, which nobody caught."""
+    if _last_exit is None or _last_exit.status in (None, 0):
+        return
+    # The exception has left the main program where it came up; had anybody caught it, the program
+    # would have gone on.
+    if _last_exit.main.f_lasti == _last_exit.position:
+        status = _last_exit.status
+        launch.note("failed", rank)
+        code = status if isinstance(status, int) else 1
+        _end(f"rank {rank} ends after sys.exit({status!r})", code & 0xFF)
+
+
+def _end(text: str, code: int) -> NoReturn:
+    """Print a last line, and end this process without any clean-up."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # no stream, or a closed one
+        sys.stdout.flush()
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    os._exit(code)

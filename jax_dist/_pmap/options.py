@@ -1,0 +1,149 @@
+"""The options of `pmap`, validated."""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+
+from jax_dist._compat.private import Device
+from jax_dist._pmap import axes
+from jax_dist._pmap.axes import AxisPrefix
+from jax_dist._pmap.meshes import UNNAMED, DeviceChoice
+from jax_dist._rewrite.captures import Captures
+from jax_dist._rewrite.gathers import Gathers
+from jax_dist.errors import ArgumentTypeError, DeviceCountError
+
+Arrays: TypeAlias = Literal["local", "global"]
+_CHOICES = {"captures": Captures, "gathers": Gathers, "arrays": Arrays}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Options:
+    """Validated options of `pmap`, for one function.
+
+    Containers of axes are copied, since the caller may change them later.
+    """
+
+    fun_name: str
+    axis_name: Any = None  # None if the user gave none
+    in_axes: AxisPrefix = 0
+    out_axes: AxisPrefix = 0
+    static: tuple[int, ...] = ()  # positions, ascending
+    donated: tuple[int, ...] = ()
+    donated_names: tuple[str, ...] = ()
+    devices: tuple[Device, ...] | None = None
+    backend: str | None = None
+    axis_size: int | None = None
+    arrays: Arrays = "local"
+    captures: Captures = "lift"
+    gathers: Gathers = "reduce"
+    other_axes: tuple[tuple[Any, int], ...] = ()  # mesh axes that a body may name, with sizes
+
+    def __post_init__(self) -> None:
+        for name in ("in_axes", "out_axes"):
+            prefix = getattr(self, name)
+            if type(prefix) is not int:
+                axes.check_axes(name, prefix)
+                self._set(name, jax.tree.map(lambda axis: axis, prefix, is_leaf=axes.is_none))
+        self._set("static", argument_numbers("static_broadcasted_argnums", self.static))
+        self._set("donated", argument_numbers("donate_argnums", self.donated))
+        names = self.donated_names
+        self._set("donated_names", (names,) if isinstance(names, str) else tuple(names))
+        self._set("devices", _check_devices(self.devices))
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in get_args(choices):
+                words = " or ".join(map(repr, get_args(choices)))
+                raise ValueError(f"pmap {name} must be {words}, got {value!r}.")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for equal options; axes may stand in dicts and lists."""
+        # Not dataclasses.astuple, which copies deeply: devices cannot be copied.
+        values = tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+        try:
+            hash(values)
+        except TypeError:
+            leaves, structure = jax.tree.flatten(values, is_leaf=axes.is_none)
+            return (*leaves, structure)
+        return values
+
+    @functools.cached_property
+    def choice(self) -> DeviceChoice:
+        """The part of the options that chooses devices."""
+        return DeviceChoice(
+            fun_name=self.fun_name,
+            axis_name=UNNAMED if self.axis_name is None else self.axis_name,
+            devices=self.devices,
+            backend=self.backend,
+            axis_size=self.axis_size,
+        )
+
+    def is_donated(self, owner: int | str) -> bool:
+        """Whether the argument at this position, or of this keyword, is donated."""
+        return owner in self.donated or owner in self.donated_names
+
+    def with_name_of(self, fun: Callable) -> "Options":
+        """Return these options for one function.
+
+        Arguments are donated whether passed by position or by keyword, as by `jax.jit`.
+        """
+        donated, names = {*self.donated}, {*self.donated_names}
+        if donated or names:
+            with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
+                parameters = inspect.signature(fun).parameters.values()
+                kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+                places = {p.name: n for n, p in enumerate(parameters) if p.kind is kind}
+                donated |= {places[name] for name in self.donated_names if name in places}
+                names |= {name for name, place in places.items() if place in donated}
+        return dataclasses.replace(
+            self,
+            fun_name=axes.function_name(fun),
+            donated=tuple(donated - {*self.static}),
+            donated_names=tuple(sorted(names)),
+        )
+
+
+def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
+    """Return positions ascending, each once.
+
+    Raises:
+      ValueError: they are no non-negative integers.
+    """
+    with contextlib.suppress(TypeError):
+        numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
+        if min(numbers, default=0) >= 0:
+            return tuple(sorted(numbers))
+    raise ValueError(f"pmap {argument} must hold non-negative integers, got {value!r}.")
+
+
+def check_axis_name(axis_name: Any) -> None:
+    """Raise ArgumentTypeError unless collectives can name the axis."""
+    if axis_name is not None and not isinstance(axis_name, str):
+        raise ArgumentTypeError(
+            f"pmap axis_name must be a str, got {axis_name!r}: JAX lowers no other names."
+        )
+
+
+def _check_devices(devices: Any) -> tuple[Device, ...] | None:
+    if devices is None:
+        return None
+    if isinstance(devices, Iterable):
+        devices = tuple(devices)
+        if not devices:
+            raise DeviceCountError("'devices' argument to pmap must be non-empty, or None.")
+        if all(isinstance(device, jax.Device) for device in devices):
+            return devices
+    remedy = f" Give jax.devices()[:{devices}]." if isinstance(devices, int) else ""
+    raise ArgumentTypeError(
+        f"'devices' argument to pmap must be a sequence of devices, or None; got {devices!r}."
+        + remedy
+    )

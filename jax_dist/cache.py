@@ -1,0 +1,282 @@
+"""JAX's persistent compilation cache: one call turns it on, and counters show whether it hits."""
+
+import collections
+import contextlib
+import dataclasses
+import importlib.util
+import logging
+import operator
+import os
+import pathlib
+import re
+import threading
+import warnings
+from typing import Any, Literal, Self
+
+import jax
+
+from jax_dist import _compat
+from jax_dist._cache import folders
+from jax_dist._cache.failures import FailureRecords
+from jax_dist._cache.store import Store
+from jax_dist.errors import ArgumentError, CacheWarning
+
+__all__ = ("enable", "stats")
+
+_log = logging.getLogger("jax_dist.cache")
+_before: dict[str, Any] = {}  # JAX's settings, as they were before the first `enable`
+_MAX_SIZE = "jax_compilation_cache_max_size"
+_UNITS = {unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))}
+_UNITS |= {unit: 1024**power for power, unit in enumerate(("", "kib", "mib", "gib", "tib"))}
+
+
+def enable(
+    path: str | os.PathLike[str] | None = "",
+    *,
+    max_size: int | str | None = None,
+    min_compile_seconds: float = 0.0,
+    failures: Literal["raise", "retry"] | None = None,
+) -> str | None:
+    """Keep compiled programs in a directory, for this run and all that follow.
+
+    Call it once, at the start of each process. Every program is kept, however quickly it compiles.
+    Files are complete or absent; one that cannot be loaded is compiled again and replaced. If the
+    directory cannot be used, a warning says so, and the program continues without it.
+
+    Args:
+      path: a directory, or a URL such as `gs://bucket/cache` (needs etils[epath] and fsspec, and is
+        left to JAX). Not given: $JAX_DIST_CACHE_DIR, or else $JAX_COMPILATION_CACHE_DIR, or else a
+        directory of this user, such as ~/.cache/jax_dist. None: no cache.
+      max_size: the bytes that it may hold, also as "20GB"; the least recently used are removed.
+      min_compile_seconds: programs that compile in less are not kept.
+      failures: "raise": a program whose compilation failed before raises the recorded error, unless
+        $JAX_DIST_RETRY_FAILED is 1. "retry": it is compiled again. None: failures are not recorded.
+
+    Returns:
+      Where the programs are: a part of the directory that only machines with the same CPU and
+      jaxlib share. None: there is no cache.
+
+    Raises:
+      ArgumentError: others can change the directory, or an argument is not what it should be.
+
+    >>> import tempfile
+    >>> from jax_dist import cache
+    >>> folder = cache.enable(tempfile.mkdtemp())
+    >>> with cache.stats() as seen:
+    ...     three = jax.jit(lambda: 3)()
+    >>> seen.misses, seen.written
+    (1, 1)
+    >>> cache.enable(None)
+    """
+    if failures not in (None, "raise", "retry"):
+        raise ArgumentError(f"failures={failures!r} is not one of None, 'raise' and 'retry'.")
+    size = _compat.config_value(_MAX_SIZE) if max_size is None else max_size
+    limit = None if size == -1 else _parse_size(size)
+    if path is None:
+        return _disable()
+    directory = folders.choose(path, os.environ)
+    is_url = folders.is_url(directory)
+    if is_url and failures is not None:
+        raise ArgumentError(f"failures={failures!r} needs a local directory, not {directory}.")
+    folder = folders.add_machine(directory if is_url else os.path.abspath(directory))
+    if is_url:
+        problem = None if importlib.util.find_spec("etils") else f"{directory} needs etils[epath]"
+    else:
+        problem = _prepare(pathlib.Path(folder))
+    if problem is not None:
+        warnings.warn(CacheWarning(f"The compilation cache is off: {problem}."), stacklevel=2)
+        return _disable()
+    _watcher.folder, _watcher.max_size = folder, limit
+    _watcher.failures = failures and FailureRecords(pathlib.Path(folder), retry=failures == "retry")
+    settings = {
+        "jax_enable_compilation_cache": True,
+        "jax_compilation_cache_dir": folder,
+        "jax_persistent_cache_min_compile_time_secs": min_compile_seconds,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    if is_url:
+        settings["jax_persistent_cache_enable_xla_caches"] = "none"  # XLA needs a real directory
+        settings[_MAX_SIZE] = -1 if limit is None else limit
+    for name, value in settings.items():
+        _before.setdefault(name, getattr(jax.config, name))
+        jax.config.update(name, value)
+    _compat.watch_cache(_watcher)
+    _compat.reset_cache()  # JAX reads its settings once
+    return folder
+
+
+def _disable() -> None:
+    _watcher.folder = _watcher.failures = None
+    for name, value in _before.items():
+        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", None)
+    _compat.reset_cache()
+
+
+def _prepare(folder: pathlib.Path) -> str | None:
+    """Create the directory, and return why it cannot be used, if so."""
+    try:
+        folders.make(folder)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    reason = folders.untrusted_reason(folder)
+    if reason is not None:
+        raise ArgumentError(
+            f"The cache directory {folder} is not safe to load code from: {reason}."
+        )
+    return None
+
+
+def _parse_size(text: int | str) -> int:
+    """Return the bytes of `500`, `"500 MB"` or `"2GiB"`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text).lower())
+    if match is None or match[2] not in _UNITS:
+        raise ArgumentError(f"max_size={text!r} is not a size such as 500MB or 2GiB.")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counts:
+    """Requests of one function, or of all together."""
+
+    hits: int = 0
+    misses: int = 0  # compiled in this process
+    written: int = 0  # misses that are in the cache now
+    seconds_saved: float = 0.0  # compiling took longer than loading by
+    unwritten: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    def __add__(self, other: "Counts") -> "Counts":
+        names = [field.name for field in dataclasses.fields(Counts)]
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    @property
+    def requests(self) -> int:
+        return self.hits + self.misses
+
+
+class _Watcher:
+    """The watcher of the cache of this process: serves the entries, counts, and logs."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None  # or URL
+        self.max_size: int | None = None
+        self.failures: FailureRecords | None = None
+        self.total: dict[str, Counts] = {}  # by function
+        self.counted: list[dict[str, Counts]] = [self.total]
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+
+    def open_store(self, path: str) -> Store | None:
+        is_local = path == self.folder and not folders.is_url(path)
+        self._store = Store(pathlib.Path(path), self.max_size) if is_local else None
+        return self._store
+
+    def is_enabled(self) -> bool:
+        # The user may have set another directory since.
+        return self.folder is not None and self.folder == jax.config.jax_compilation_cache_dir
+
+    def on_hit(self, name: str, seconds_saved: float) -> None:
+        saved = max(seconds_saved, 0.0)  # JAX keeps whole seconds: a quick program seems to take 0
+        self._count(name, Counts(hits=1, seconds_saved=saved))
+        _log.info("%s: from cache, saved %.1f s", name, saved)
+
+    def on_unreadable(self, name: str, error: Exception) -> None:
+        _log.warning("%s: its cache entry cannot be loaded: %s", name, error)
+
+    def compiling(self, name: str, key: str) -> contextlib.AbstractContextManager[None]:
+        if self.failures is None:
+            return contextlib.nullcontext()
+        return self.failures.watch(name, key)
+
+    def on_compiled(self, name: str, key: str, seconds: float, reason: str | None) -> None:
+        if reason is None and self._store is not None:
+            reason = self._store.unwritten_reason(key)
+        unwritten = collections.Counter([reason] if reason else [])
+        self._count(name, Counts(misses=1, written=int(not reason), unwritten=unwritten))
+        end = f"not written: {reason}" if reason else "written"
+        _log.info("%s: compiled in %.1f s, %s", name, seconds, end)
+
+    def _count(self, name: str, counts: Counts) -> None:
+        with self._lock:
+            for functions in self.counted:
+                functions[name] = functions.get(name, Counts()) + counts
+
+
+_watcher = _Watcher()
+
+
+class Stats:
+    """Counts of the persistent cache, which grow while programs are compiled.
+
+    A context manager counts what happens inside of it, in all threads. Printed, it is a table.
+    """
+
+    def __init__(self) -> None:
+        self._functions = _watcher.total
+
+    def __enter__(self) -> Self:
+        self._functions = {}
+        _watcher.counted = [*_watcher.counted, self._functions]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _watcher.counted = [item for item in _watcher.counted if item is not self._functions]
+
+    @property
+    def functions(self) -> dict[str, Counts]:
+        """The counts of each function, by the name of its program, such as `jit_step`."""
+        return dict(self._functions)
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all functions together."""
+        return sum(self.functions.values(), Counts())
+
+    requests = property(operator.attrgetter("total.requests"), doc="Programs that were looked up.")
+    hits = property(operator.attrgetter("total.hits"), doc="Programs that were loaded.")
+    misses = property(operator.attrgetter("total.misses"), doc="Programs that were compiled.")
+    written = property(operator.attrgetter("total.written"), doc="Misses that are kept now.")
+    unwritten = property(operator.attrgetter("total.unwritten"), doc="Other misses, by reason.")
+    seconds_saved = property(operator.attrgetter("total.seconds_saved"), doc="By all hits.")
+
+    def __str__(self) -> str:
+        functions = self.functions
+        items = list(functions.items())
+        if len(items) != 1:
+            items.append(("all", self.total))
+        rows: list[tuple[str, ...]] = [
+            ("function", "requests", "hits", "misses", "written", "saved")
+        ]
+        for name, counts in items:
+            numbers = (counts.requests, counts.hits, counts.misses, counts.written)
+            rows.append((name, *map(str, numbers), f"{counts.seconds_saved:.1f} s"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+            for row in rows
+        ]
+        for name, counts in functions.items():
+            for reason, number in counts.unwritten.items():
+                lines.append(f"{name}: {number} not written: {reason}")
+        return "\n".join(lines)
+
+
+def stats() -> Stats:
+    """Count hits and misses of the persistent cache, in a block or in the process.
+
+    Returns:
+      With `with`, the counts of the block. Otherwise those of the process since counting began:
+      with `enable`, or with the first call of this function.
+
+    >>> import jax
+    >>> def step():
+    ...     return 4
+    >>> with stats() as seen:
+    ...     four = jax.jit(step)()
+    >>> print(seen)
+    function  requests  hits  misses  written  saved
+    jit_step         1     0       1        0  0.0 s
+    jit_step: 1 not written: there is no cache directory
+    """
+    _compat.watch_cache(_watcher)
+    return Stats()

@@ -1,0 +1,156 @@
+"""The command line `jax-dist`: the parser of all subcommands, and how a run ends.
+
+argparse alone: the subcommands need nothing that it lacks, and `jax-dist lint` starts without
+loading another package.
+"""
+
+import argparse
+import difflib
+import gc
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn, TextIO
+
+import jax_dist
+from jax_dist._usage import MisuseError
+from jax_dist.cli import terminal
+from jax_dist.cli.terminal import Exit, Help
+
+# One file each; only the file of the command that runs is loaded, so that `lint` starts at once.
+COMMANDS = ("lint", "rule", "migrate", "plan", "launch", "cache", "doctor")
+# A command to run follows their `--`.
+_WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"], ["plan"])
+
+_EPILOG = """\
+exit codes: 0 success, 1 something was found, 2 the command was invalid
+
+examples:
+  jax-dist lint .                               find pmap-era code in files and notebooks
+  jax-dist lint --fix .                         apply the safe fixes
+  jax-dist migrate src                          show the migration as a diff
+  jax-dist migrate --write src                  apply it
+  jax-dist plan --on v5e:4x4 -- python train.py   will its step fit there?
+  jax-dist cache verify -- python train.py      check that the next run hits the cache
+  jax-dist launch -n 2 -- python train.py       two processes, joined as one JAX job
+  jax-dist doctor                               check this machine
+"""
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+) -> int:
+    """Run one subcommand.
+
+    Args:
+      arguments: the command line without the program's name; by default that of the process.
+      out: where results are written; by default the standard output.
+      err: where messages are written; by default the standard error.
+
+    Returns:
+      The exit code.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # The streams as they are now, not at import; None where the shell has closed one.
+    out = out or sys.stdout or _open_null()
+    err = err or sys.stderr or _open_null()
+    parser = make_parser(arguments)
+    program: list[str] = []  # argparse has no notion of a second command line after `--`
+    if "--" in arguments and any(arguments[: len(words)] == words for words in _WITH_PROGRAM):
+        end = arguments.index("--")
+        arguments, program = arguments[:end], arguments[end + 1 :]
+    options = parser.parse_args(arguments)
+    options.program = program
+    if options.command is None:
+        parser.print_help(file=err)
+        return Exit.USAGE
+    try:
+        os.getcwd()
+        code = int(options.run(options, out=out, err=err))
+        out.flush()
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:  # `jax-dist lint | head`
+        terminal.silence(out)
+        return Exit.USAGE
+    except MisuseError as error:
+        print(f"jax-dist {options.command}: {error}", file=err)
+        return Exit.USAGE
+    except Exception:  # noqa: BLE001 - Python would exit with 1, which means findings
+        if not _is_current_folder_gone():
+            traceback.print_exc(file=err)
+            print(f"jax-dist {options.command}: internal error; please report it", file=err)
+        else:
+            print("jax-dist: the current directory no longer exists", file=err)
+        return Exit.USAGE
+    return code
+
+
+def _open_null() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def run_as_program() -> int:
+    """Run `main` in a process of its own: the script `jax-dist`, and `python -m jax_dist`."""
+    gc.set_threshold(100_000, 20, 20)  # syntax trees are many objects, and few are garbage
+    code = main()
+    if "jax" not in sys.modules:  # JAX's backends must be taken down in order
+        gc.freeze()
+    return code
+
+
+def make_parser(arguments: Sequence[str] = ()) -> "_Parser":
+    """Return the parser of the command that `arguments` name, or of all commands."""
+    parser = _Parser(
+        prog="jax-dist", description=jax_dist.__doc__, epilog=_EPILOG, formatter_class=Help
+    )
+    parser.add_argument("--version", action="version", version=f"jax-dist {jax_dist.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
+        import_module(f"jax_dist.cli.{name}").add_parser(commands)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that takes no abbreviated options and suggests the nearest name."""
+
+    def __init__(self, *args: Any, meant: object = None, **options: Any) -> None:
+        super().__init__(*args, **{**options, "allow_abbrev": False})
+
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        namespace, unknown = super().parse_known_args(*args, **options)
+        if unknown:  # reported here, not by the parser above, so that this one's usage is shown
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the usage, the message and the nearest known word."""
+        known = list(self._option_string_actions)
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
+        option = re.search(r"unrecognized arguments: (-[^ =]*)", message)
+        if choice:
+            near = difflib.get_close_matches(choice[1], re.findall(r"[\w.-]+", choice[2]), n=1)
+        elif option:
+            near = difflib.get_close_matches(option[1], known, n=1)
+            near += [name for name in known if option[1].strip("-") in name.split("-")][:1]
+        else:
+            near = []
+        if near:
+            message += f". Did you mean {near[0]}?"
+        elif option:
+            message += f". `{self.prog} --help` lists the options."
+        super().error(message)
+
+
+def _is_current_folder_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

@@ -1,0 +1,400 @@
+"""Run a command in several processes on this machine, joined as one JAX job.
+
+The ranks find their place in their environment, in the variables of JAX, SLURM and torchrun. When
+one fails, the others may wait for it in a collective: they are ended. This module never loads JAX.
+"""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Literal, TypeAlias
+
+import psutil
+
+Stream: TypeAlias = Literal["stdout", "stderr"]
+Write: TypeAlias = Callable[[int, Stream, str], None]  # of the rank, the stream, and a line
+Reason: TypeAlias = Literal["finished", "failed", "timeout", "interrupted", "terminated"]
+
+_NOTES = "JAX_DIST_LAUNCH"  # variable: the directory in which ranks leave notes for the launcher
+_POLL_SECONDS = 0.02
+_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL, and for the last lines of output
+_EXIT_CODES: dict[Reason, int] = {"timeout": 124, "interrupted": 130, "terminated": 143}
+
+
+def note(event: Literal["joined", "failed"], rank: int) -> None:
+    """Tell the launcher of this process, if there is one, that the rank has joined or failed."""
+    if os.environ.get(_NOTES):
+        with contextlib.suppress(OSError):  # the launcher is gone
+            pathlib.Path(os.environ[_NOTES], f"{event}-{rank}").touch()
+
+
+# --- how a job ended
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """How a job ended."""
+
+    reason: Reason
+    codes: tuple[int, ...]  # exit code of each rank; negative: the signal that ended it
+    first: int | None  # the rank that failed first
+    running: tuple[int, ...]  # ranks that were running when the job was to end
+    has_joined: bool  # whether a rank called `multihost.initialize`
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code for the launcher, as a shell counts it."""
+        if self.reason in _EXIT_CODES:
+            return _EXIT_CODES[self.reason]
+        code = 0 if self.first is None else self.codes[self.first]
+        return code if code >= 0 else 128 - code
+
+    def describe(self) -> Iterator[str]:
+        """Yield what to tell the user: the cause of a failure, and a summary."""
+        if self.reason == "timeout":
+            yield f"the time limit is over; still running: {', '.join(map(str, self.running))}"
+        elif self.first is not None:
+            yield f"rank {self.first} failed first: {format_code(self.codes[self.first])}"
+        count = len(self.codes)
+        if self.reason == "finished" and count > 1 and not self.has_joined:
+            yield (
+                "no rank called jax_dist.multihost.initialize; unless the program calls "
+                f"jax.distributed.initialize itself, these were {count} separate jobs"
+            )
+        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        yield f"{ranks}, {self.seconds:.1f} s, exit code {self.exit_code}"
+
+
+def format_code(code: int) -> str:
+    """Return an exit code in words; a negative one is a signal.
+
+    >>> format_code(3), format_code(-9)
+    ('exit code 3', 'signal SIGKILL')
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"signal {-code}"
+
+
+# --- one rank
+
+
+class _Rank:
+    """A command that runs in a session, and so in a process group, of its own."""
+
+    def __init__(
+        self, number: int, command: Sequence[str], environment: Mapping[str, str], write: Write
+    ) -> None:
+        self.number = number
+        self.code: int | None = None  # None while it runs
+        self._write = write
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the launcher, which passes it on
+        )
+        self._readers = []
+        for pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+            self._readers.append(threading.Thread(target=self._read, args=pipe, daemon=True))
+            self._readers[-1].start()
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None; when it has ended, end the rest of its group."""
+        if self.code is None:
+            code = self._process.poll()
+            if code is not None:
+                self.send(signal.SIGKILL)
+                self.code = code  # from now on its number may belong to another process
+        return self.code
+
+    def send(self, number: int) -> None:
+        """Send a signal to the whole group, if the rank has not ended."""
+        if self.code is None:
+            # Just ended; macOS allows no signal to what has ended.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def end(self) -> int:
+        """End the rank, whatever it does, and return its exit code."""
+        self.send(signal.SIGKILL)
+        self.code = self._process.wait()
+        for reader in self._readers:  # a process that left the group may hold the pipe open
+            reader.join(_GRACE_SECONDS)
+        return self.code
+
+    def _read(self, stream: Stream, pipe: IO[str]) -> None:
+        with pipe:
+            for line in pipe:
+                self._write(self.number, stream, line.rstrip("\n"))
+
+
+# --- a job
+
+
+@dataclass
+class _Job:
+    """The ranks, and what becomes of them."""
+
+    ranks: list[_Rank]
+    notes: pathlib.Path
+    signals: list[int]  # received, to be passed on; grows meanwhile
+    grace: float
+    timeout: float | None
+    start: float = field(default_factory=time.monotonic)
+    reason: Reason = "finished"
+    first: int | None = None
+    running: tuple[int, ...] = ()
+    schedule: list[tuple[float, int]] = field(default_factory=list)  # time and signal
+    was_terminated: bool = False
+
+    def watch(self) -> None:
+        """Wait until no rank runs."""
+        while any(rank.poll() is None for rank in self.ranks):
+            self._check_failed()
+            self._check_timeout()
+            while self.signals:
+                self._pass_on(self.signals.pop(0))
+            while self.schedule and time.monotonic() >= self.schedule[0][0]:
+                self._send(self.schedule.pop(0)[1])
+            time.sleep(_POLL_SECONDS)
+        self._check_failed()
+
+    def _check_failed(self) -> None:
+        failed = [rank for rank in self.ranks if rank.poll() not in (None, 0)]
+        if failed and self.reason == "finished":
+            self.first = min(failed, key=self._failure_order).number
+            self._stop("failed", (self.grace, signal.SIGTERM))
+
+    def _failure_order(self, rank: _Rank) -> tuple[int, int]:
+        """Return a key that sorts ranks that were seen to fail together."""
+        assert rank.code is not None
+        if rank.code < 0:  # leaves no note; JAX aborts a rank because of another one
+            return (2 if rank.code == -signal.SIGABRT else 0), 0
+        try:
+            return 1, (self.notes / f"failed-{rank.number}").stat().st_mtime_ns
+        except FileNotFoundError:
+            return 1, 0  # it did not call `initialize`
+
+    def _check_timeout(self) -> None:
+        is_over = self.timeout is not None and time.monotonic() > self.start + self.timeout
+        if is_over and self.reason == "finished":
+            self._stop("timeout", (0.0, signal.SIGTERM))
+
+    def _pass_on(self, number: int) -> None:
+        if number == signal.SIGINT and self.reason == "interrupted":  # the second Ctrl-C
+            self._send(signal.SIGKILL)
+        elif number == signal.SIGINT:
+            self._stop("interrupted", (0.0, signal.SIGINT), (self.grace, signal.SIGTERM))
+        elif self.was_terminated:
+            self._stop("terminated", (0.0, signal.SIGTERM))
+        else:  # the ranks may save their state, and take the time that they need
+            self.was_terminated = True
+            self._send(number)
+
+    def _stop(self, reason: Reason, *steps: tuple[float, int]) -> None:
+        """Send each signal after its number of seconds, and a second later SIGKILL."""
+        self.reason = reason
+        self.running = tuple(rank.number for rank in self.ranks if rank.code is None)
+        steps = (*steps, (steps[-1][0] + _GRACE_SECONDS, signal.SIGKILL))
+        self.schedule = [(time.monotonic() + seconds, number) for seconds, number in steps]
+
+    def _send(self, number: int) -> None:
+        for rank in self.ranks:
+            rank.send(number)
+
+
+def run(
+    command: Sequence[str],
+    ranks: int,
+    write: Write,
+    *,
+    cpu_devices: int | None = None,
+    gpus: int = 1,
+    timeout: float | None = None,
+    grace: float = 1.0,
+    environment: Mapping[str, str] | None = None,
+) -> JobOutcome:
+    """Run a command several times in parallel, as the ranks of one job, and wait for all.
+
+    When a rank fails, the others get `grace` seconds, then SIGTERM, then SIGKILL. Their children
+    end with them, except those in a session of their own. Ctrl-C and SIGTERM are passed on, if this
+    is the main thread.
+
+    Args:
+      command: program and arguments.
+      ranks: number of processes.
+      write: called with each line of output, by several threads.
+      cpu_devices: number of simulated CPU devices of each; None: real devices.
+      gpus: number of GPUs of each, without `cpu_devices`.
+      timeout: seconds for the whole job.
+      grace: seconds.
+      environment: what the ranks inherit; by default that of this process.
+
+    Raises:
+      OSError: the command cannot be started.
+    """
+    inherited = os.environ if environment is None else environment
+    port = _choose_port()
+    with tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as notes, _signals() as signals:
+        started: list[_Rank] = []
+        try:
+            for number in range(ranks):
+                variables = rank_environment(
+                    inherited, number, ranks, port, cpu_devices=cpu_devices, gpus=gpus
+                )
+                started.append(_Rank(number, command, {**variables, _NOTES: notes}, write))
+            job = _Job(started, pathlib.Path(notes), signals, grace, timeout)
+            job.watch()
+        finally:
+            codes = tuple(rank.end() for rank in started)
+        return JobOutcome(
+            reason=job.reason,
+            codes=codes,
+            first=job.first,
+            running=job.running,
+            has_joined=any(pathlib.Path(notes).glob("joined-*")),
+            seconds=time.monotonic() - job.start,
+        )
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list; one that was ignored before stays ignored."""
+    received: list[int] = []
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if handler not in (signal.SIG_IGN, None):  # None: not set from Python
+                previous[number] = handler
+                signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def run_to_end(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: pathlib.Path,
+    timeout: float | None,
+    at_end: Callable[[], None] = lambda: None,
+) -> int | None:
+    """Run one command, and return its exit code, or None if it was stopped at its time limit.
+
+    Its process group ends with it. The file `output` gets both of its streams. `at_end` is called
+    after it ended by itself, and before its group is ended.
+
+    Raises:
+      OSError: the command cannot be started.
+    """
+    with open(output, "wb") as stream:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        code = process.wait(timeout)
+        at_end()
+        return code
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+
+
+# --- the environment of a rank
+
+_LOOPBACK = "127.0.0.1"
+# Where the launcher runs inside a job, these speak of that job. JAX looks for Open MPI first.
+_NOT_INHERITED = ("JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS", "JAX_PARTITION_INDEX")
+_NOT_INHERITED_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "SLURM_STEP_", "TORCHELASTIC_")
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
+_FORCED_DEVICES = "--xla_force_host_platform_device_count"
+
+
+def rank_environment(
+    inherited: Mapping[str, str],
+    rank: int,
+    ranks: int,
+    port: int,
+    *,
+    cpu_devices: int | None = None,
+    gpus: int = 1,
+) -> dict[str, str]:
+    """Return the environment of one rank.
+
+    `jax.distributed.initialize` takes the address from JAX's variable, and the number of processes
+    and the rank from SLURM's; torchrun's are for programs that read them.
+
+    >>> variables = rank_environment({}, rank=1, ranks=2, port=4000)
+    >>> variables["JAX_COORDINATOR_ADDRESS"], variables["SLURM_PROCID"], variables["RANK"]
+    ('127.0.0.1:4000', '1', '1')
+    """
+    variables = {
+        "PYTHONUNBUFFERED": "1",  # a kill would lose the lines in the buffer
+        "PYTHONFAULTHANDLER": "1",  # a crash in native code shows the Python stack
+        "SLURM_JOB_ID": "0",
+    }
+    for name, value in inherited.items():
+        if name not in _NOT_INHERITED and not name.startswith(_NOT_INHERITED_PREFIXES):
+            variables[name] = value
+    address = f"{_LOOPBACK}:{port}"
+    variables |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_COORDINATOR_BIND_ADDRESS": address}
+    variables |= {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
+    variables |= {"SLURM_STEP_NODELIST": _LOOPBACK, "SLURM_STEP_NUM_NODES": "1"}
+    names = ("JAX_PROCESS_ID", "SLURM_PROCID", "SLURM_LOCALID", "RANK", "LOCAL_RANK")
+    variables |= dict.fromkeys(names, str(rank))
+    names = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    variables |= dict.fromkeys(names, str(ranks))
+    if any(variables.get(name) or variables.get(name.upper()) for name in _PROXIES):
+        # gRPC would ask the proxy for the loopback interface.
+        others = variables.get("no_proxy") or variables.get("NO_PROXY")
+        hosts = ",".join(filter(None, [others, _LOOPBACK, "localhost"]))
+        variables |= {"no_proxy": hosts, "NO_PROXY": hosts}
+    if cpu_devices is None:
+        devices = range(rank * gpus, (rank + 1) * gpus)
+        return variables | {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, devices))}
+    flags = [x for x in variables.get("XLA_FLAGS", "").split() if not x.startswith(_FORCED_DEVICES)]
+    variables |= {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
+    return variables | {"JAX_NUM_CPU_DEVICES": str(cpu_devices)}
+
+
+def _choose_port() -> int:
+    """Return a port at which nothing listens, below those that systems give to connections.
+
+    JAX takes it some seconds later: a random one is as good as one that was bound and released.
+    """
+    try:
+        taken = {link.laddr[1] for link in psutil.net_connections("tcp") if link.laddr}
+    except psutil.AccessDenied:  # macOS
+        taken = set()
+    return random.choice([port for port in range(20_000, 32_000) if port not in taken])

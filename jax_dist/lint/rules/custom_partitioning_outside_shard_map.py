@@ -1,0 +1,42 @@
+"""JXD402: a `custom_partitioning` operation outside `shard_map`."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.lint.model import pmaps, scopes, traced
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.rules import Found, rule
+
+_MAKERS = (
+    "jax.experimental.custom_partitioning.custom_partitioning",
+    "jax.experimental.custom_partitioning",
+)
+
+
+@rule(
+    "JXD402",
+    "custom-partitioning-outside-shard-map",
+    what="Calls of a function made by `custom_partitioning`, inside a function that the file"
+    " passes to jit and not to shard_map.",
+    why="The program contains the address of a Python object, so its key in the persistent "
+    "cache differs in each process and nothing is reused (jax 0.10.2).",
+    instead="step = jax.jit(jax.shard_map(lambda x: norm(x), mesh=mesh, in_specs=P('i'), "
+    "out_specs=P('i')))\n"
+    "# jax_dist.rewrite inserts such a shard_map",
+    triggers=(b"*custom_partitioning*",),
+)
+def custom_partitioning_outside_shard_map(module: Module) -> Iterator[Found]:
+    traced_by: dict[ast.AST, set[str]] = {}
+    for each in traced.traced(module):
+        traced_by.setdefault(each.function, set()).add(each.by)
+    for made in traced.applications(module, *_MAKERS):
+        if isinstance(made.fun, scopes.Function) and not isinstance(made.fun, ast.Lambda):
+            reads = module.reads_of(made.fun, made.fun.name)
+        else:
+            reads = pmaps.reads_of(module, made.node)
+        for call in filter(None, map(module.call_of, reads)):
+            if set().union(*(traced_by.get(each, ()) for each in module.ancestors(call))) == {
+                "jit"
+            }:
+                message = "custom_partitioning under jit makes a new cache key in each process"
+                yield Found(call, message)

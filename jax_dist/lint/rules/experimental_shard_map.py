@@ -1,0 +1,114 @@
+"""JXD105: `shard_map` by its old name, or with its old arguments."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.lint.model import traced
+from jax_dist.lint.model.findings import Edit, Fix, Safety
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.rules import Found, _renames, rule
+
+_OLD_SHARD_MAP = "jax.experimental.shard_map.shard_map"
+
+
+_PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the function
+
+
+@rule(
+    "JXD105",
+    "experimental-shard-map",
+    what="`jax.experimental.shard_map.shard_map`, and `check_rep=` or `auto=` passed to "
+    "`jax.shard_map`.",
+    why="The experimental function is deprecated since jax 0.8.0. `jax.shard_map` takes the"
+    " mesh and the specs by keyword only, and calls `check_rep` `check_vma`; "
+    "`axis_names=` takes the place of `auto=`. Code that ran before jax 0.6 with "
+    "`check_rep=True` has other gradients since: see JXD303.",
+    instead="f = jax.shard_map(g, mesh=mesh, in_specs=in_specs, out_specs=out_specs, "
+    "check_vma=False)",
+    fix="safe",
+    triggers=(
+        b"experimental.shard_map",
+        b"experimental import shard_map",
+        b"check_rep",
+        b"auto=",
+    ),
+    since=(0, 6, 1),
+    needs=(0, 6, 1),
+)
+def experimental_shard_map(module: Module) -> Iterator[Found]:
+    moved = "jax.experimental.shard_map is deprecated since jax 0.8.0: use jax.shard_map"
+    for alias, reads in _renames.imports_of(module, _OLD_SHARD_MAP):
+        yield Found(alias, moved, _import_of_shard_map(module, alias, reads))
+    for use in _renames.spelled(module, _OLD_SHARD_MAP):
+        text, imports = module.name_for("jax.shard_map", use)
+        arguments = _argument_edits(module, use)
+        fix = None
+        if arguments is not None and not text.startswith("_"):
+            edits = (Edit(*module.span(use), text), *arguments)
+            fix = Fix("use jax.shard_map", _safety(module, [use]), edits, imports)
+        yield Found(use, moved, fix)
+    for use in module.uses("jax.shard_map"):
+        used = traced.application(module, use)
+        for keyword in used.keywords if used else ():
+            if keyword.arg not in ("check_rep", "auto") or _renames.is_guarded(module, keyword):
+                continue
+            if keyword.arg == "auto":
+                yield Found(keyword, "jax.shard_map has no auto: name the other axes in axis_names")
+            else:
+                fix = Fix("use check_vma", Safety.SAFE, (_check_vma(module, keyword),))
+                yield Found(keyword, "jax.shard_map has no check_rep: it is check_vma", fix)
+
+
+def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
+    start = module.span(check_rep)[0]
+    return Edit(start, start + len("check_rep"), "check_vma")
+
+
+def _import_of_shard_map(module: Module, alias: ast.AST, reads: list[ast.Name]) -> Fix | None:
+    """Return the import and all its uses: half of it would not run."""
+    statement = module.parent(alias)
+    arguments = [_argument_edits(module, read) for read in reads]
+    if not isinstance(alias, ast.alias) or not isinstance(statement, ast.ImportFrom):
+        return None
+    if not arguments or None in arguments:
+        return None
+    if module.source.path.endswith("__init__.py"):
+        return None  # other files may import it from here
+    edits = _renames.edits_of_from(module, statement, {alias: "jax.shard_map"})
+    if edits is None:
+        return None
+    inner = tuple(edit for each in arguments for edit in each or ())
+    return Fix("import jax.shard_map", _safety(module, reads), (*edits, *inner))
+
+
+def _safety(module: Module, uses: list[ast.Name] | list[ast.expr]) -> Safety:
+    for use in uses:
+        used = traced.application(module, use)
+        if used is not None and "auto" in used.words:
+            return Safety.DISPLAY
+    return Safety.SAFE
+
+
+def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
+    """Put names before arguments, and renames keywords; None where not all is seen."""
+    used = traced.application(module, use)
+    if used is None or not used.is_known or len(used.args) > len(_PARAMETERS):
+        return None
+    if not used.by_position or any(isinstance(each, ast.Starred) for each in used.args):
+        return None
+    edits: list[Edit] = []
+    for parameter, argument in zip(_PARAMETERS, used.args, strict=False):
+        start = module.span(argument)[0]
+        if module.source.code[:start].rstrip().endswith(b"("):
+            return None  # in parentheses of its own
+        name = "check_vma" if parameter == "check_rep" else parameter
+        edits.append(Edit(start, start, f"{name}="))
+    for keyword in used.keywords:
+        if keyword.arg == "check_rep":
+            edits.append(_check_vma(module, keyword))
+        elif keyword.arg == "auto":  # a sketch: all axes of the mesh but these
+            meshes = [used.words["mesh"]] if "mesh" in used.words else used.args[:1]
+            mesh = module.text(meshes[0]) if meshes else "mesh"
+            text = f"axis_names=set({mesh}.axis_names) - {module.text(keyword.value)}"
+            edits.append(Edit(*module.span(keyword), text))
+    return edits

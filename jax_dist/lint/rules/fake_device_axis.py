@@ -1,0 +1,71 @@
+"""JXD204: a device axis that is made by hand."""
+
+import ast
+from collections.abc import Iterator
+
+from jax_dist.lint.model import stacking
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.stacking import Kind
+from jax_dist.lint.rules import Found, rule
+
+_WHAT = {
+    Kind.SPLIT: "a batch is cut by the number of devices",
+    Kind.KEYS: "one key for each device is made",
+    Kind.REPLICATED: "one copy for each device is stacked",
+}
+
+
+_OF_FLAX = {
+    stacking.PREFETCH[0]: "prefetch_to_device puts batches on devices that are cut for pmap",
+    "flax.jax_utils.pad_shard_unpad": "pad_shard_unpad cuts its arguments for pmap",
+    stacking.SHARD[0]: _WHAT[Kind.SPLIT],
+    stacking.SHARD_KEY[0]: _WHAT[Kind.KEYS],
+}
+
+
+_METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map", "tree_map")
+
+
+@rule(
+    "JXD204",
+    "fake-device-axis",
+    what="Arrays that get a leading device dimension for pmap: `x.reshape((n, -1))` and "
+    "`jax.random.split(key, n)` with the number of devices as `n`, stacks of `n` "
+    "copies, and Flax's `shard`, `shard_prng_key`, `prefetch_to_device` and "
+    "`pad_shard_unpad`.",
+    why="Under `jit(shard_map)` a batch is one global array, and its spec says how it is "
+    "sharded. An array that is reshaped by hand has one dimension too many; if it "
+    "disagrees with the spec, it is moved between devices at each call, or rejected.",
+    instead="batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P('i')), batch)",
+    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"*pmap*")
+    + (b"common_utils.shard*", b"common_utils import", b"common_utils as"),
+    since=(0, 8, 0),
+)
+def fake_device_axis(module: Module) -> Iterator[Found]:
+    for name, message in _OF_FLAX.items():
+        for node in module.uses(name):
+            yield Found(node, message)
+    by_name = b"pmap" in module.source.code
+    for call in _candidates(module):
+        done = stacking.stacking(module, call)
+        if done is None or done.count is None or done.kind not in _WHAT:
+            continue
+        if stacking.counts_devices(module, done.count, by_name=by_name):
+            yield Found(call, f"{_WHAT[done.kind]}, on a new leading dimension")
+
+
+def _candidates(module: Module) -> list[ast.Call]:
+    """Return calls that may reshape or stack, each once."""
+    found: list[ast.Call] = []
+    for node in module.nodes(ast.Call):
+        match node.func:
+            case ast.Attribute(attr=name) | ast.Name(id=name) if name in _METHODS:
+                found.append(node)
+    outer = {
+        each
+        for node in found
+        if node.args and module.qualified_name(node.func) in stacking.TREE_MAPS
+        if stacking.stacking(module, node) is not None
+        for each in ast.walk(node.args[0])
+    }
+    return [node for node in found if node not in outer]

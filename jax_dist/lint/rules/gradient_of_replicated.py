@@ -1,0 +1,200 @@
+"""JXD303: a gradient inside a `shard_map` by a value that is replicated, which JAX sums."""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jax_dist.lint.model import functions, pmaps, scopes, traced
+from jax_dist.lint.model.semantic_model import PARTIAL, Module
+from jax_dist.lint.rules import Found, rule
+from jax_dist.primitives import functions_of
+
+_GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.jacobian")
+_COLLECTIVES = (*functions_of("sum"), "jax.lax.all_gather", "jax.lax.pcast", "jax.lax.pvary")
+_DEEPEST = 6  # calls between the body and the value that is differentiated
+
+
+@rule(
+    "JXD303",
+    "gradient-of-replicated",
+    what="In a `shard_map` with `check_vma=True` (the default): a gradient by a captured value, or "
+    "by a parameter whose spec is `P()`, of a function of sharded data that does not communicate.",
+    why="JAX sums it over the devices, without an error: on N devices it is N times the mean "
+    "gradient, where pmap and `check_vma=False` give each device its own. A psum or pmean of it "
+    "does not help: 8 times too large on 8 devices (jax 0.10.2).",
+    instead="f = jax.shard_map(step, mesh=mesh, in_specs=(P(), P('i')), out_specs=P(), "
+    "check_vma=False)\n"
+    "# or jax.lax.pmean in the loss; or w = jax.lax.pcast(w, 'i', to='varying') before",
+    triggers=(b"*shard_map*",),
+    since=(0, 6, 1),
+)
+def gradient_of_replicated(module: Module) -> Iterator[Found]:
+    gradients = module.uses(*_GRADIENTS)
+    seen: set[ast.AST] = set()
+    for site, function in traced.bodies(module, "shard_map") if gradients else ():
+        words = site.words
+        checks = [words[name] for name in ("check_vma", "check_rep") if name in words]
+        if not site.is_known or any(module.text(value) != "True" for value in checks):
+            continue
+        body = _Body(module, function, _replicated_parameters(module, site, function))
+        for gradient in gradients:
+            name = body.summed(gradient) if gradient not in seen else None
+            if name is not None:
+                seen.add(gradient)
+                message = f"the gradient by {name}, which is replicated, is summed over the devices"
+                yield Found(gradient, f"{message}: use check_vma=False, or pmean in the loss")
+
+
+def _replicated_parameters(
+    module: Module, site: traced.Application, function: scopes.Function
+) -> dict[ast.AST, bool]:
+    """Return whether each parameter of a body has the spec `P()`; none where that is unknown."""
+    bound, fun = 0, site.fun
+    while isinstance(fun, ast.Call) and fun.args:
+        if module.qualified_name(fun.func) in PARTIAL:
+            bound += len(fun.args) - 1
+        fun = fun.args[0]
+    parameters = [*function.args.posonlyargs, *function.args.args]
+    captured: dict[ast.AST, bool] = dict.fromkeys(parameters[:bound], True)
+    specs = traced.followed(module, site.words.get("in_specs"))
+    free = parameters[bound:]
+    parts = specs.elts if isinstance(specs, ast.Tuple) else [specs] * len(free)
+    if len(parts) != len(free):
+        return {}
+    known = {
+        each: traced.is_empty_spec(module, spec) for each, spec in zip(free, parts, strict=True)
+    }
+    if None in known.values():
+        return {}
+    return captured | {each: bool(is_empty) for each, is_empty in known.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Body:
+    """The function that a `shard_map` maps, with the functions of the file that it calls."""
+
+    module: Module
+    function: scopes.Function
+    parameters: dict[ast.AST, bool]  # whether each is replicated
+
+    def summed(self, gradient: ast.expr) -> str | None:
+        """Return what the gradient is by, where it is summed over the devices."""
+        if all(self.parameters.values()) or not self._runs(gradient):
+            return None  # nothing is sharded, or not all is known
+        for call, loss, position in self._taken(gradient):
+            by = call.args[position] if position < len(call.args) else None
+            if by is None or self._is_replicated(by) is not True:
+                continue
+            others = [each for each in call.args if each is not by]
+            if self._communicates(loss) or self._is_divided(call):
+                continue
+            if any(self._is_replicated(each) is False for each in (*others, *self._captures(loss))):
+                return f"'{self.module.text(by)}'"
+        return None
+
+    def _runs(self, node: ast.AST) -> bool:
+        within = traced.reached(self.module, self.function)
+        return any(around in within for around in self.module.ancestors(node))
+
+    def _taken(self, gradient: ast.expr) -> Iterator[tuple[ast.Call, ast.expr, int]]:
+        """Yield where the gradient is computed: the call, the loss, and which argument it is by."""
+        module = self.module
+        made: Any = module.call_of(gradient)
+        if made is None or not made.args:
+            return
+        position: Any = 0
+        for keyword in made.keywords:
+            if keyword.arg == "argnums":
+                position = getattr(keyword.value, "value", None)
+        if not isinstance(position, int) or position < 0:
+            return
+        around: Any = module.parent(made)
+        if isinstance(around, ast.Call) and around.args[:1] == [made]:
+            if module.qualified_name(around.func) in ("jax.vmap", "jax.jit", "jax.checkpoint"):
+                made_by = around
+            else:
+                return
+        else:
+            made_by = made
+        for read in (made_by, *pmaps.reads_of(module, made_by)):
+            call = module.call_of(read)
+            if call is not None and not any(isinstance(each, ast.Starred) for each in call.args):
+                yield call, made.args[0], position
+
+    def _is_replicated(self, node: ast.expr, depth: int = 0) -> bool | None:
+        """Return whether a value is the same on all devices; None if that is not known."""
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+        if not isinstance(node, ast.Name) or depth > _DEEPEST:
+            return None
+        module = self.module
+        bindings = module.reaching(node)
+        if bindings is None or len(bindings) != 1:
+            return None
+        (binding,) = bindings
+        if binding.node in self.parameters:
+            return self.parameters[binding.node]
+        home = module.scopes.scope(node).lookup(node.id)
+        owner = None if home is None else home[0].node
+        inner = owner is self.function or module.is_inside(owner, self.function)
+        if binding.kind == "parameter":
+            return self._of_argument(binding.node, depth)
+        if binding.kind == "assign" and not inner:
+            is_local = owner is not module.tree and owner in traced.reached(module, self.function)
+            return None if is_local or not isinstance(binding.value, _ARRAYS) else True
+        if binding.kind == "assign" and isinstance(binding.value, ast.Name | ast.Attribute):
+            return self._is_replicated(binding.value, depth + 1)
+        return False if inner else None
+
+    def _of_argument(self, parameter: Any, depth: int) -> bool | None:
+        """Return the same of a parameter of a helper, by the calls in the file."""
+        module = self.module
+        function: Any = module.parent(module.parent(parameter))
+        calls = functions.callers(module, function) or []
+        given = [functions.argument_of(module, call, function, parameter) for call in calls]
+        known = {self._is_replicated(each, depth + 1) for each in given if each is not None}
+        if len(known) == 1 and None not in given:
+            return known.pop()
+        # `scan(f, init, xs)`, `vmap(f)`: what is not captured is taken to differ.
+        is_inner = module.is_inside(function, self.function)
+        return False if is_inner or function is self.function else None
+
+    def _communicates(self, loss: ast.expr) -> bool:
+        """Return whether a loss may use a collective; also where it cannot be read."""
+        function = functions.innermost(self.module, loss)
+        if function is None:
+            return True
+        within = traced.reached(self.module, function)
+        uses = self.module.uses(*_COLLECTIVES)
+        return any(around in within for use in uses for around in self.module.ancestors(use))
+
+    def _captures(self, loss: ast.expr) -> Iterator[ast.expr]:
+        function = functions.innermost(self.module, loss)
+        for scope in traced.scopes_in(self.module, function) if function is not None else ():
+            for loads in scope.loads.values():
+                home = scope.lookup(loads[0].id)
+                if home is not None and home[0].node is self.function:
+                    yield loads[0]
+
+    def _is_divided(self, call: ast.Call) -> bool:
+        """Return whether the gradient is divided, as one does who knows that it is a sum."""
+        module = self.module
+        reads: list[ast.AST] = [call]
+        around: Any = module.parent(call)
+        if isinstance(around, ast.Assign):
+            names = [each for each in ast.walk(around.targets[0]) if isinstance(each, ast.Name)]
+            for name in names:
+                reads += module.reads(module.scope(name), name.id)
+        for read in reads:
+            statement = module.statement(read)
+            divides = (
+                isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+                for node in ast.walk(statement)
+            )
+            if not isinstance(statement, scopes.Function) and any(divides):
+                return True
+        return False
+
+
+_ARRAYS = (ast.Call, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.Dict, ast.Tuple)

@@ -1,0 +1,44 @@
+"""JXD001: `jax.pmap` is used."""
+
+from collections.abc import Iterator
+
+from jax_dist.lint.model import pmaps
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.rules import Found, rule
+
+_MESSAGES = {
+    "alias": "jax.pmap gets another name here",
+    "partial alias": "jax.pmap with bound arguments gets a name here",
+    "value": "jax.pmap is passed on as a value",
+    "called decorator": "jax.pmap as a decorator with arguments fails: it wants the function first",
+}
+
+
+_OF_OTHERS = {
+    "equinox.filter_pmap": "jax_dist.filter_pmap",
+    "flax.nnx.pmap": "jax_dist.nnx_pmap",
+    "flax.experimental.nnx.pmap": "jax_dist.nnx_pmap",
+}
+
+
+@rule(
+    "JXD001",
+    "pmap-call",
+    what="`jax.pmap`, under any name, also passed on as a value; and `equinox.filter_pmap` "
+    "and `flax.nnx.pmap`, which call it.",
+    why="pmap is in maintenance mode since jax 0.8; underneath it is `jit(shard_map)`. With"
+    " several processes, `jit`, `scan` and `grad` around it reduce over local devices "
+    "only, without an error: 6 and 22 where the sum is 28 (2 processes of 4 devices, "
+    "jax 0.10.2).",
+    instead="`jax-dist migrate` rewrites pmap together with all that belongs to it, to "
+    "`jax_dist.pmap` or to plain JAX.\n"
+    "https://docs.jax.dev/en/latest/migrate_pmap.html",
+    triggers=(b"*pmap*",),
+)
+def pmap_call(module: Module) -> Iterator[Found]:
+    for site in pmaps.sites(module):
+        message = _MESSAGES.get(site.form, "jax.pmap is in maintenance mode")
+        yield Found(site.reference, f"{message}; jax-dist migrate rewrites it")
+    for name, instead in _OF_OTHERS.items():
+        for reference in module.uses(name):
+            yield Found(reference, f"{name} is jax.pmap underneath; {instead} takes its place")

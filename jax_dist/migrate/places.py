@@ -1,0 +1,129 @@
+"""Places that are migrated or left, and files before and after."""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
+
+from jax_dist import _codes
+from jax_dist.lint.model.findings import Code, Fix
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.sources import Source
+
+Target: TypeAlias = Literal["jax_dist", "vendored", "shard_map", "jit"]
+TARGETS: tuple[Target, ...] = ("jax_dist", "vendored", "shard_map", "jit")
+Status: TypeAlias = Literal["done", "left"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """One place of a file, and its result."""
+
+    path: str
+    line: int  # of the file before, from 1; of the cell in a notebook
+    cell: int | None
+    code: Code  # of the lint rule about it
+    status: Status
+    what: str  # "jax.pmap", as the place spells it
+    reason: str = ""  # why it was left; or a remark on what was done
+    by_hand: str = ""  # one sentence: what to do about a place that was left
+    form: str = ""  # of one that is done: "jax_dist", "vendored", "shard_map", "jit"
+    is_mapped: bool = False  # it is a mapped function, not what is done with its values
+
+    @property
+    def where(self) -> str:
+        """`a.py:12`, or `a.ipynb:cell 3:12`."""
+        cell = "" if self.cell is None else f"cell {self.cell}:"
+        return f"{self.path}:{cell}{self.line}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileMigration:
+    """One file before and after; `after` is `before` if nothing was done."""
+
+    path: str
+    before: bytes
+    after: bytes
+    places: tuple[Place, ...] = ()
+    problem: str = ""  # why the file was left whole
+    needs_module: str = ""  # the absolute path of the vendored module that it imports
+    is_new: bool = False  # it did not exist
+    review: tuple[int, ...] = ()  # lines of `after` that touch a changed value
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+
+class Left(Exception):  # noqa: N818 - a result, not an error
+    """Raised where a place cannot be migrated.
+
+    The reason has the same words at each such place, so that reports can count them.
+    """
+
+    def __init__(self, reason: str, by_hand: str = ""):
+        super().__init__(reason, by_hand)
+        self.reason: str = reason
+        self.by_hand: str = by_hand
+
+
+class UnsafeTextError(Exception):
+    """The new text would break the file, so it is left whole."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedPlace:
+    """A place with the fix that migrates it; `span` are its bytes."""
+
+    place: Place
+    span: tuple[int, int]
+    fix: Fix | None = None
+
+    @classmethod
+    def done(
+        cls,
+        module: Module,
+        node: ast.expr | ast.alias,
+        code: Code,
+        fix: Fix | None,
+        remark: str = "",
+        form: str = "",
+        *,
+        is_mapped: bool = False,
+    ) -> "PlannedPlace":
+        """Return a place that is migrated by its own fix, or by that of another place (None)."""
+        more = {"reason": remark, "form": form, "is_mapped": is_mapped}
+        return cls._at(module, node, code, fix, "done", **more)
+
+    @classmethod
+    def left(
+        cls, module: Module, node: ast.expr | ast.alias, code: Code, why: Left
+    ) -> "PlannedPlace":
+        """Return a place that stays as it is."""
+        return cls._at(module, node, code, None, "left", reason=why.reason, by_hand=why.by_hand)
+
+    @classmethod
+    def _at(
+        cls,
+        module: Module,
+        node: ast.expr | ast.alias,
+        code: Code,
+        fix: Fix | None,
+        status: Status,
+        **more: Any,
+    ) -> "PlannedPlace":
+        span = module.span(node)
+        at = module.source.position(span[0])
+        what = module.text(node)
+        place = Place(module.source.path, at.line, at.cell, code, status, what, **more)
+        return cls(place, span, fix)
+
+
+def unparsed_cells(source: Source) -> Iterator[Place]:
+    """Yield the cells of a notebook that Python cannot parse; the others are migrated."""
+    for cell in getattr(source, "unparsed", ()):
+        offset = source.line_starts[min(cell.line, len(source.line_starts)) - 1]
+        at = source.position(offset)
+        reason = f"Python cannot parse the cell: {cell.message}"
+        what = source.line_text(offset).strip()
+        yield Place(source.path, at.line, at.cell, _codes.SYNTAX_ERROR, "left", what, reason)

@@ -1,0 +1,274 @@
+"""The mapped functions of a file: how they are mapped, and all their calls."""
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax_dist.lint.model import functions, pmaps, scopes
+from jax_dist.lint.model.pmaps import Site
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.migrate.places import Left
+
+_TAKEN = frozenset(
+    ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums", "devices")
+)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Mapped:
+    """One place that maps a function, with its calls."""
+
+    site: Site
+    calls: list[ast.Call]
+    parameters: list[str]  # the names of what the calls give, in their order
+    axes: list[int | None]  # of in_axes, for each of them
+    static: tuple[int, ...]
+    results: int | None  # how many it returns; None: one value
+    is_plain: bool  # the function is seen, and returns no tuple if `results` is None
+    out_axis: int | None = 0
+
+    @property
+    def axis_name(self) -> ast.expr | None:
+        name = self.site.arguments.get("axis_name")
+        is_none = isinstance(name, ast.Constant) and name.value is None
+        return None if is_none else name
+
+    @property
+    def devices(self) -> ast.expr | None:
+        devices = self.site.arguments.get("devices")
+        is_none = isinstance(devices, ast.Constant) and devices.value is None
+        return None if is_none else devices
+
+    def arguments(self, call: ast.Call) -> list[ast.expr]:
+        """Return what a call gives, in the order of the parameters."""
+        by_name = {word.arg: word.value for word in call.keywords}
+        positional = len(call.args)
+        return [*call.args, *(by_name[name] for name in self.parameters[positional:])]
+
+
+def read(module: Module, site: Site) -> Mapped:
+    """Return a place that maps, with all its calls. Raises Left."""
+    if site.unknown:
+        raise Left(
+            f"its arguments are given by {site.unknown}", "Write them out, then migrate again."
+        )
+    if unknown := sorted({*site.arguments} - _TAKEN):
+        raise Left(f"{unknown[0]} has no counterpart", f"Leave {unknown[0]} out, or map by hand.")
+    calls = _calls(module, site)
+    if not calls:
+        raise Left(
+            "its calls are not in this file",
+            "Place the state and the batches by hand where it is called, or use --to vendored.",
+        )
+    function = functions.innermost(module, site.fun) or pmaps.definition(module, site.fun)
+    parameters = _parameters(module, site, function, calls)
+    static = _positions(site.arguments.get("static_broadcasted_argnums"))
+    axes = _axes(site.arguments.get("in_axes"), len(parameters))
+    out = _literal(site.arguments.get("out_axes"), 0)
+    if out not in (0, None):
+        raise Left("out_axes places the mapped axis elsewhere", "Transpose the results by hand.")
+    results, is_plain = _results(module, function, calls)
+    return Mapped(site, calls, parameters, axes, static, results, is_plain, out)
+
+
+def _calls(module: Module, site: Site) -> list[ast.Call]:
+    """Return all calls of a mapped function. Raises Left if it leaves the file."""
+    calls: dict[ast.Call, None] = {}
+    waiting = [*pmaps.held_by(module, site)]
+    seen: set[ast.AST] = set()
+    while waiting:
+        handle = waiting.pop(0)
+        if handle in seen:
+            continue
+        seen.add(handle)
+        call = module.call_of(handle)
+        if call is not None:
+            calls[call] = None
+            continue
+        onward = _onward(module, handle)
+        if onward is None:
+            where = module.source.position(module.span(handle)[0]).line
+            raise Left(
+                "the mapped function goes where its calls are not seen",
+                f"Call it in this file only; line {where} hands it on.",
+            )
+        waiting += onward
+    return sorted(calls, key=scopes.place)
+
+
+def _onward(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
+    """Return the reads that a mapped function goes to; None if they are not seen."""
+    parent = module.parent(handle)
+    match parent:
+        case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
+            reads = [*pmaps.reads_of(module, handle)]
+            return [*reads, *_of_instances(module, parent)]
+        case ast.FunctionDef():
+            return []  # the decorator
+        case ast.Return():
+            return _of_results(module, handle, None)
+        case ast.Tuple() if isinstance(module.parent(parent), ast.Return):
+            return _of_results(module, handle, parent.elts.index(handle))
+        case ast.Call() | ast.keyword():
+            call = parent if isinstance(parent, ast.Call) else module.parent(parent)
+            return _of_parameter(module, handle, call)
+        case ast.Expr():
+            return []
+    return None
+
+
+def _of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
+    """Yield `trainer.update`, where the class of `trainer` sets `self.update` here."""
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+    for target in targets:
+        owner = module.class_of(target)
+        if owner is None or not isinstance(target, ast.Attribute):
+            continue
+        for read in functions.attribute_reads(module, target.attr):
+            base = module.value(read.value) if isinstance(read.value, ast.Name) else None
+            if isinstance(base, ast.Call) and scopes.last_name(base.func) == owner.name:
+                yield read
+
+
+def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence[ast.expr] | None:
+    """Return the reads of what the calls of the function around return."""
+    function = module.function(handle)
+    if not isinstance(function, ast.FunctionDef):
+        return None
+    calls = functions.callers(module, function)
+    if not calls:
+        return None
+    reads: list[ast.expr] = []
+    for call in calls:
+        parent = module.parent(call)
+        if index is None:
+            reads += [call, *pmaps.reads_of(module, call)]
+            continue
+        if not isinstance(parent, ast.Assign) or not isinstance(parent.targets[0], ast.Tuple):
+            return None
+        target = parent.targets[0].elts[index]
+        if not isinstance(target, ast.Name):
+            return None
+        for load in module.reads(module.scope(target), target.id):
+            if any(binding.node is target for binding in module.reaching(load) or ()):
+                reads.append(load)
+    return [read for read in reads if not isinstance(module.parent(read), ast.Assign)] or None
+
+
+def _of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.expr] | None:
+    """Return the reads of the parameter of a function of the file that gets it."""
+    if not isinstance(call, ast.Call):
+        return None
+    function = pmaps.definition(module, call.func)
+    if not isinstance(function, ast.FunctionDef) or not module.holds(function):
+        return None
+    callers = functions.callers(module, function)
+    if callers is None or len(callers) != 1:  # others pass other functions
+        return None
+    for parameter in scopes.parameters(function.args):
+        if functions.argument_of(module, call, function, parameter) is handle:
+            inner = module.scopes.of[function]
+            return module.reads(inner, parameter.arg)
+    return None
+
+
+def _parameters(module: Module, site: Site, function: Any, calls: Sequence[ast.Call]) -> list[str]:
+    """Return the names of what all calls give. Raises Left."""
+    names: list[str] = []
+    if function is not None:
+        names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
+        is_method = isinstance(module.parent(function), ast.ClassDef) and names[:1] == ["self"]
+        names = names[1:] if is_method and isinstance(site.fun, ast.Attribute) else names
+    given = {_given(call, names) for call in calls}
+    if len(given) != 1:
+        raise Left("its calls give different arguments", "Give the same arguments in each call.")
+    (parameters,) = given
+    return [*parameters]
+
+
+def _given(call: ast.Call, names: Sequence[str]) -> tuple[str, ...]:
+    if any(isinstance(argument, ast.Starred) for argument in call.args) or any(
+        word.arg is None for word in call.keywords
+    ):
+        raise Left("a call gives arguments by * or **", "Write the arguments out.")
+    words = [word.arg for word in call.keywords]
+    positional = len(call.args)
+    if words and ([*words] != [*names[positional : positional + len(words)]]):
+        raise Left("a call gives arguments by name", "Give them by position.")
+    first = [_name_of(names, position, argument) for position, argument in enumerate(call.args)]
+    return tuple([*first, *filter(None, words)])
+
+
+def _name_of(names: Sequence[str], position: int, argument: ast.expr) -> str:
+    return names[position] if position < len(names) else f"x{position}"
+
+
+def _literal(node: ast.expr | None, default: Any) -> Any:
+    if node is None:
+        return default
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return NotImplemented
+
+
+def _positions(node: ast.expr | None) -> tuple[int, ...]:
+    value = _literal(node, ())
+    if value is NotImplemented:
+        raise Left(
+            "static_broadcasted_argnums is computed", "Write its numbers, then migrate again."
+        )
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _axes(node: ast.expr | None, count: int) -> list[int | None]:
+    """Return in_axes for each argument. Raises Left."""
+    value = _literal(node, 0)
+    axes = [value] * count if value in (0, None) else list(value) if _is_flat(value) else None
+    if axes is None or len(axes) != count or any(axis not in (0, None) for axis in axes):
+        raise Left(
+            "in_axes maps another axis than 0, or parts of an argument",
+            "Write the specs of such arguments by hand.",
+        )
+    return axes
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, tuple | list)
+
+
+def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> tuple[int | None, bool]:
+    """Return how many results there are, and whether that is sure. Raises Left."""
+    counts: set[int | None] = set()
+    if function is not None and module.holds(function):
+        returned = functions.results_of(_undecorated(function)) or ()
+        counts |= {len(each.elts) if isinstance(each, ast.Tuple) else None for each in returned}
+        if len(counts) == 1 and (counts != {None} or all(map(_is_no_tuple, returned))):
+            return counts.pop(), True
+    unpacked = {_unpacked(module, call) for call in calls} - {0}
+    if len(unpacked) > 1:
+        raise Left("its calls unpack different numbers of results", "Unpack them alike.")
+    return (unpacked.pop() if unpacked else None), False
+
+
+def _undecorated(function: Any) -> Any:
+    if getattr(function, "decorator_list", ()):
+        function = ast.copy_location(
+            ast.FunctionDef(function.name, function.args, function.body, [], None), function
+        )
+    return function
+
+
+def _is_no_tuple(node: ast.expr) -> bool:
+    return isinstance(node, ast.Dict | ast.BinOp | ast.Compare | ast.Constant)
+
+
+def _unpacked(module: Module, call: ast.Call) -> int | None:
+    """Return into how many targets a call is unpacked; 0: its result is not kept."""
+    parent = module.parent(call)
+    if isinstance(parent, ast.Expr):
+        return 0
+    if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Tuple):
+        return len(parent.targets[0].elts)
+    return None

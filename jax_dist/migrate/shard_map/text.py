@@ -1,0 +1,214 @@
+"""The text of new calls: layout, names with their imports, the mesh of a function."""
+
+import ast
+import dataclasses
+import io
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from jax_dist.lint.model.findings import Edit, indentation_of
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.migrate.names import indentation
+
+Expression: TypeAlias = "str | Call"
+
+_WIDTHS = {2: 80, 4: 88}  # of a line, by the steps of indentation
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A call, or a tuple if it has no name, to be laid out."""
+
+    name: str
+    arguments: Sequence["Expression | tuple[str, Expression]"]
+
+    def flat(self) -> str:
+        """Return the call on one line."""
+        parts = [_flat(argument) for argument in self.arguments]
+        comma = "," if not self.name and len(parts) == 1 else ""
+        return f"{self.name}({', '.join(parts)}{comma})"
+
+    def lines(self, indent: str, used: int, hang: str, width: int) -> str:
+        """Return the call on as few lines as fit; `used` columns stand around its first line."""
+        flat = self.flat()
+        if "\n" not in flat and used + len(flat) <= width:
+            return flat
+        inner = indent + hang
+        text = f"{self.name}(\n"
+        for argument in self.arguments:
+            start, value = argument if isinstance(argument, tuple) else ("", argument)
+            start = f"{inner}{start}"
+            body = value
+            if isinstance(value, Call):
+                body = value.lines(inner, len(start) + 1, hang, width)
+            text += f"{start}{body},\n"
+        return f"{text}{indent})"
+
+
+def _flat(argument: Any) -> str:
+    start, value = argument if isinstance(argument, tuple) else ("", argument)
+    return start + (value.flat() if isinstance(value, Call) else value)
+
+
+class Writer:
+    """Collects the edits of one file, and the imports that they need."""
+
+    def __init__(self, module: Module):
+        self.module = module
+        self.edits: list[Edit] = []
+        self.imports: dict[str, None] = {}
+        self.below: dict[str, None] = {}  # definitions to be put below the imports
+        self._meshes: dict[tuple[ast.AST, str, str], tuple[str, list[ast.AST]]] = {}
+        # By function and mesh: the name of the sharding over its axis.
+        self._sharded: dict[tuple[ast.AST, str], str] = {}
+        self._bound_in: dict[ast.AST, set[str]] = {}
+        self.hang = "    "
+        self.unit = indentation_of(module.source.code.decode())
+        self._width = _WIDTHS.get(len(self.unit), 88)
+        self.bound = {name for scope in module.scopes.all for name in scope.bindings}
+
+    def replace(self, node: Any, text: str) -> None:
+        """Put text in the place of a node."""
+        self.edits.append(Edit(*self.module.span(node), text))
+
+    def insert(self, offset: int, text: str) -> None:
+        self.edits.append(Edit(offset, offset, text))
+
+    def render(self, call: Expression, replaced: Any) -> str:
+        """Return the text of a call that takes the place of a node."""
+        if isinstance(call, str):
+            return call
+        source, (start, end) = self.module.source, self.module.span(replaced)
+        after = len(source.line_text(end)) - (source.position(end).column - 1)
+        used = source.position(start).column - 1 + after
+        indent = indentation(source.line_text(start))
+        return call.lines(indent, used, self.hang, self._width)
+
+    def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
+        """Put a call around a part of a node, in the place of the whole; with more arguments."""
+        text = self.module.text(inner)
+        if "\n" in text:
+            before = f"{name}({first}, " if first else f"{name}("
+            self.around(node, inner, before, f", {last})" if last else ")")
+        else:
+            call = Call(name, [part for part in (first, text, last) if part])
+            self.replace(node, self.render(call, node))
+
+    def around(self, node: Any, inner: Any, before: str, behind: str) -> None:
+        """Put text around a part of a node, in which other edits may be made."""
+        (start, end), (low, high) = self.module.span(node), self.module.span(inner)
+        self.edits += [Edit(start, low, before), Edit(high, end, behind)]
+
+    # --- names
+
+    def name(self, dotted: str, at: ast.AST, short: str = "") -> str:
+        """Return how to write a dotted name of jax here, and note its import."""
+        text, imports = self.module.name_for(dotted, at)
+        if imports == () and text.count(".") == 0:
+            return text
+        package, _, last = dotted.rpartition(".")
+        wanted = short or last
+        if package == "jax.sharding" and wanted not in self.bound and dotted != _MESH:
+            alias = f" as {short}" if short else ""
+            self.imports[f"from {package} import {last}{alias}"] = None
+            return wanted
+        self.imports |= dict.fromkeys(imports)
+        return text
+
+    def spec(self, at: ast.AST, axis: str | None) -> str:
+        """Return `P()` or `P(axis)`."""
+        return f"{self.name('jax.sharding.PartitionSpec', at, 'P')}({axis or ''})"
+
+    def replicated(self, at: ast.AST, mesh: str) -> Call:
+        """Return `NamedSharding(mesh, P())`."""
+        return Call(self.name("jax.sharding.NamedSharding", at), [mesh, self.spec(at, None)])
+
+    def sharded(self, mesh: str, home: ast.AST) -> str:
+        """Return the name of `NamedSharding(mesh, P(axis))`, which is defined with the mesh."""
+        key = home, mesh
+        if key not in self._sharded:
+            self._sharded[key] = self.free_name("sharded", home)
+        return self._sharded[key]
+
+    def free_name(self, wanted: str, home: ast.AST | None = None) -> str:
+        """Return a name that the file does not bind, and bind it; or only `home`, a function."""
+        bound = self.bound
+        if isinstance(home, ast.FunctionDef | ast.AsyncFunctionDef):
+            bound = self._bound_in.setdefault(home, self._names_in(home))
+        name, number = wanted, 2
+        while name in bound:
+            name, number = f"{wanted}_{number}", number + 1
+        bound.add(name)
+        return name
+
+    def _names_in(self, home: ast.AST) -> set[str]:
+        """Return the names that a function and the module bind."""
+        names = {*self.module.scopes.module.bindings}
+        for scope in self.module.scopes.all:
+            if scope.node is home or any(a is home for a in self.module.ancestors(scope.node)):
+                names |= {*scope.bindings}
+        return names
+
+    # --- meshes
+
+    def mesh(self, at: ast.AST, axis: str, devices: str, home: ast.AST) -> str:
+        """Return the name of the mesh that the outermost function around a node has.
+
+        Args:
+          at: where it is used.
+          axis: the text of its axis's name.
+          devices: the text of its devices.
+          home: the function, or the module's tree, that holds it.
+        """
+        key = (home, axis, devices)
+        if key not in self._meshes:
+            short = axis.strip("\"'")
+            taken = any(mesh_home is home for mesh_home, _, _ in self._meshes)
+            wanted = f"{short}_mesh" if taken and short.isidentifier() else "mesh"
+            self._meshes[key] = self.free_name(wanted, home), []
+        self._meshes[key][1].append(at)
+        return self._meshes[key][0]
+
+    def define_meshes(self) -> None:
+        """Put each mesh above the first statement that needs it."""
+        for (home, axis, devices), (name, nodes) in self._meshes.items():
+            body = home.body  # type: ignore[attr-defined] # a function or a module
+            first = min(nodes, key=lambda node: self.module.statement(node).lineno)
+            around = [first, *self.module.ancestors(first)]
+            statement = next(node for node in body if any(node is each for each in around))
+            mesh = Call(self.name(_MESH, first), [devices, f"({axis},)"])
+            start = self.module.span(statement)[0]
+            decorators = getattr(statement, "decorator_list", ())
+            if decorators:
+                start = self.module.span(decorators[0])[0] - 1  # "@"
+            indent = indentation(self.module.source.line_text(start))
+            text = mesh.lines(indent, len(indent) + len(name) + 3, self.hang, self._width)
+            lines = f"{name} = {text}\n{indent}"
+            if (home, name) in self._sharded:
+                named = self.name("jax.sharding.NamedSharding", first)
+                spec = self.spec(first, axis)
+                lines += f"{self._sharded[home, name]} = {named}({name}, {spec})\n{indent}"
+            self.insert(start, lines)
+
+    # --- comments
+
+    def comments(self, node: Any, kept: Iterable[Any]) -> Iterator[str]:
+        """Yield the comments inside a node that stand in none of the parts which are kept."""
+        start, end = self.module.span(node)
+        code = self.module.source.code[start:end]
+        if b"#" not in code:
+            return
+        spans = [self.module.span(part) for part in kept if self.module.holds(part)]
+        text = "(" + code.decode() + ")"
+        rows = text.splitlines(keepends=True)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                row, column = token.start
+                before = "".join((*rows[: row - 1], rows[row - 1][:column]))
+                at = start - 1 + len(before.encode())
+                if not any(low <= at < high for low, high in spans):
+                    yield token.string
+
+
+_MESH = "jax.sharding.Mesh"

@@ -1,0 +1,499 @@
+"""Values of a file that go through mapped functions: where they are defined, and what reads them.
+
+A value is a set of definitions that share reads: of a variable of one function, of a field of one
+class, of parameters and results of functions whose callers are all in the file.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Hashable, Iterator
+from typing import Any, Literal, TypeAlias
+
+from jax_dist.lint.model import functions, pmaps, scopes, stacking
+from jax_dist.lint.model.pmaps import Site
+from jax_dist.lint.model.scopes import Binding
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.stacking import Kind
+
+DefinitionKind: TypeAlias = Literal[
+    "replicate",  # replicate(x): copies of one value
+    "rows",  # shard(x): a batch, split by the number of devices
+    "keys",  # split(key, n): one for each device
+    "result",  # of a mapped call
+    "nothing",  # None, or an empty list
+    "unknown",
+]
+UseKind: TypeAlias = Literal[
+    "argument",  # of a mapped call
+    "first",  # x[0], unreplicate(x)
+    "listed",  # put into a list that only get_metrics reads
+    "unknown",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Definition:
+    """One way in which a value comes about."""
+
+    kind: DefinitionKind
+    node: ast.AST  # the expression that makes it
+    of: ast.expr | None = None  # what is copied or split
+    call: ast.Call | None = None  # a mapped one
+    index: int | None = None  # of its results; None: all of them
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """One read of a value."""
+
+    kind: UseKind
+    node: ast.expr  # the read, or the expression that takes the first copy
+    of: ast.expr | None = None  # what the first copy is taken of
+    call: ast.Call | None = None  # a mapped one
+    position: int = 0
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Value:
+    """One value: its definitions and uses."""
+
+    name: str
+    definitions: list[Definition] = dataclasses.field(default_factory=list)
+    uses: list[Use] = dataclasses.field(default_factory=list)
+
+
+_KINDS: dict[Kind, DefinitionKind] = {
+    Kind.REPLICATED: "replicate",
+    Kind.SPLIT: "rows",
+    Kind.KEYS: "keys",
+}
+
+
+class Values:
+    """The values of one file.
+
+    Args:
+      module: the file.
+      calls: the calls of mapped functions, each with the place that maps.
+    """
+
+    def __init__(self, module: Module, calls: dict[ast.Call, Site]):
+        self._module, self._calls = module, calls
+        self._parents: dict[Hashable, Hashable] = {}
+        self._names: dict[Hashable, str] = {}
+        self._definitions: dict[Hashable, list[Definition]] = {}
+        self._uses: dict[Hashable, list[Use]] = {}
+        self._values: dict[Hashable, Value] = {}
+        self._seen: set[Hashable] = set()
+        waiting = [
+            expression
+            for call in calls
+            for expression in (*call.args, *(word.value for word in call.keywords))
+        ]
+        for expression in waiting:
+            for part in parts_of(module, expression):
+                for load in _loads(part):
+                    self._visit(load)
+        for call in calls:
+            for target, _ in self.targets(call):
+                self._visit(target)
+
+    def all(self) -> list[Value]:
+        """Return all values."""
+        return list(
+            {id(value): value for key in self._seen if (value := self._value(key))}.values()
+        )
+
+    def of(self, node: ast.expr) -> Value | None:
+        """Return the value that a name or `self.field` holds, or a field of it."""
+        base = node
+        while isinstance(base, ast.Attribute | ast.Subscript) and self._key(base) is None:
+            base = base.value
+        key = self._key(base)
+        return None if key is None or key not in self._seen else self._value(key)
+
+    def targets(self, call: ast.Call) -> Iterator[tuple[ast.expr, int | None]]:
+        """Yield the names and fields that get the results of a call, each with its index."""
+        parent = self._module.parent(call)
+        if not isinstance(parent, ast.Assign | ast.AnnAssign) or parent.value is not call:
+            return
+        for target in parent.targets if isinstance(parent, ast.Assign) else [parent.target]:
+            if isinstance(target, ast.Tuple | ast.List):
+                yield from ((element, index) for index, element in enumerate(target.elts))
+            else:
+                yield target, None
+
+    # --- keys of names and fields, joined where they hold one value
+
+    def _key(self, node: ast.expr) -> Hashable | None:
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                parent = self._module.parent(node)
+                is_plain = isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr)
+                return parent if is_plain else node  # as bindings have it
+            bindings = self._module.reaching(node)
+            return bindings[0].node if bindings else None
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = self._module.class_of(node)
+            if owner is not None and node.value.id == "self":
+                is_kept = (owner, node.attr) in self._module.once(_fields)
+                return ("field", owner, node.attr) if is_kept else None
+        return None
+
+    def _root(self, key: Hashable) -> Hashable:
+        while key in self._parents:
+            key = self._parents[key]
+        return key
+
+    def _join(self, one: Hashable, other: Hashable) -> None:
+        one, other = self._root(one), self._root(other)
+        if one != other:
+            self._parents[other] = one
+
+    def _value(self, key: Hashable) -> Value:
+        root = self._root(key)
+        if root not in self._values:
+            members = [each for each in self._seen if self._root(each) == root]
+            definitions = {d.node: d for each in members for d in self._definitions[each]}
+            uses = {id(use.node): use for each in members for use in self._uses[each]}
+            name = self._names[root]
+            self._values[root] = Value(name, [*definitions.values()], [*uses.values()])
+        return self._values[root]
+
+    # --- definitions and uses
+
+    def _visit(self, node: ast.expr) -> None:
+        """Note all definitions and uses of what a name or a field holds."""
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            bindings = self._module.reaching(node) or []
+            keys: list[Hashable] = [binding.node for binding in bindings]
+        else:
+            key = self._key(node)
+            keys = [] if key is None else [key]
+        for key in keys:
+            if key not in self._seen:
+                self._seen.add(key)
+                self._names[key] = scopes.last_name(node)
+                self._definitions[key], self._uses[key] = [], []
+                self._note(key, node)
+            self._join(keys[0], key)
+
+    def _note(self, key: Hashable, node: ast.expr) -> None:
+        if isinstance(key, tuple):
+            stores, loads = self._module.once(_fields)[key[1], key[2]]
+            for target, value, index in stores:
+                self._define(key, target, value, index)
+            for load in loads:
+                self._use(key, load)
+            return
+        scope = self._module.scope(key)  # type: ignore[arg-type] # a node
+        found = scope.lookup(getattr(node, "id", ""))
+        if found is None:
+            return
+        home, bindings = found
+        for binding in bindings:
+            is_deleted = isinstance(getattr(binding.node, "ctx", None), ast.Del)
+            if binding.node is key and not is_deleted:
+                self._define_binding(key, binding)
+        for load in self._module.reads(home, node.id):  # type: ignore[attr-defined] # a name
+            if any(each.node is key for each in self._module.reaching(load) or ()):
+                self._use(key, load)
+                self._visit(load)
+
+    def _define_binding(self, key: Hashable, binding: Binding) -> None:
+        node = binding.node
+        if binding.kind == "parameter":
+            self._define_parameter(key, node)
+        elif binding.kind == "assign" and binding.value is not None:
+            self._define(key, node, binding.value, None)
+        else:
+            target, value, index = _unpacked(self._module, node)
+            self._define(key, target, value, index)
+
+    def _define_parameter(self, key: Hashable, parameter: Any) -> None:
+        """Join a parameter with what all callers pass."""
+        function = self._module.parent(self._module.parent(parameter))
+        calls = None
+        if isinstance(function, ast.FunctionDef):
+            calls = functions.callers(self._module, function)
+        arguments = [
+            functions.argument_of(self._module, call, function, parameter)  # type: ignore[arg-type]
+            for call in calls or ()
+        ]
+        if not calls or any(argument is None for argument in arguments):
+            self._definitions[key].append(Definition("unknown", parameter))
+        for argument in filter(None, arguments):
+            self._define(key, argument, argument, None)
+
+    def _define(
+        self, key: Hashable, node: ast.AST, value: ast.expr | None, index: int | None
+    ) -> None:
+        """Note what an expression makes, or join its key with that of the name that it is."""
+        module, definitions = self._module, self._definitions[key]
+        if value is None:
+            definitions.append(Definition("unknown", node))
+        elif isinstance(value, ast.Call) and value in self._calls:
+            definitions.append(Definition("result", node, call=value, index=index))
+        elif isinstance(value, ast.Constant) and value.value is None:
+            definitions.append(Definition("nothing", value))
+        elif (
+            index is None
+            and self._key(value) is not None
+            and isinstance(value, ast.Name | ast.Attribute)
+        ):
+            self._visit(value)
+            self._join(key, self._key(value))
+        elif (stacked := stacking.stacking(module, value)) is not None:
+            kind = _KINDS.get(stacked.kind, "unknown")
+            kind = kind if index is None or kind == "replicate" else "unknown"
+            definitions.append(Definition(kind, value, stacked.of))
+        elif not self._define_by_function(key, value, index):
+            definitions.append(Definition("unknown", value))
+
+    def _define_by_function(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
+        """Join the result of a function of the file with what it returns, if that is seen."""
+        if not isinstance(value, ast.Call):
+            return False
+        function = pmaps.definition(self._module, value.func)
+        if not isinstance(function, ast.FunctionDef) or not self._module.holds(function):
+            return False
+        returned = functions.results_of(function)
+        if not returned or functions.callers(self._module, function) is None:
+            return False
+        parts = [each if index is None else functions.part_of(each, (index,)) for each in returned]
+        if any(part is None for part in parts):
+            return False
+        for part in parts:
+            self._define(key, part, part, None)  # type: ignore[arg-type] # not None
+        return True
+
+    def _use(self, key: Hashable, load: ast.expr) -> None:
+        """Note what reads a value: a mapped call, the first copy, another name, or unknown code."""
+        module, uses = self._module, self._uses[key]
+        whole = load
+        while True:
+            parent = module.parent(whole)
+            if isinstance(parent, ast.Subscript) and parent.value is whole:
+                if isinstance(parent.slice, ast.Constant) and parent.slice.value == 0:
+                    uses.append(Use("first", parent, of=whole))
+                    return
+                if not (
+                    isinstance(parent.slice, ast.Constant) and isinstance(parent.slice.value, str)
+                ):
+                    break
+            elif not (isinstance(parent, ast.Attribute) and parent.attr not in _NOT_FIELDS):
+                break
+            whole = parent
+        for use in self._of_parent(key, whole, load):
+            uses.append(use)
+
+    def _of_parent(self, key: Hashable, whole: ast.expr, load: ast.expr) -> Iterator[Use]:
+        module = self._module
+        parent = module.parent(whole)
+        if isinstance(parent, ast.keyword):
+            parent = module.parent(parent)
+        container = whole
+        while (around := _container_around(module, container)) is not None:
+            container = around
+        call = module.parent(container)
+        call = module.parent(call) if isinstance(call, ast.keyword) else call
+        if isinstance(call, ast.Call) and call in self._calls:
+            arguments = [*call.args, *(word.value for word in call.keywords)]
+            if container in arguments:
+                yield Use("argument", whole, call=call, position=arguments.index(container))
+                return
+        first = parent_of_parts(module, whole)
+        tree = takes_first(module, first) if isinstance(first, ast.Call) else None
+        if tree is not None and (whole is tree or tree in module.ancestors(whole)):
+            yield Use("first", first, of=tree)  # type: ignore[arg-type] # a call
+            return
+        if isinstance(parent, ast.keyword):
+            parent = module.parent(parent)
+        if isinstance(parent, ast.Call):
+            if _waits(module, parent):
+                return
+            if whole is load and self._is_listed(parent):
+                yield Use("listed", whole)
+                return
+            if whole is load and self._is_passed(key, parent, load):
+                return
+        if whole is load and isinstance(parent, ast.Assign) and parent.value is whole:
+            for target in parent.targets:  # another name for it
+                if isinstance(target, ast.Name | ast.Attribute) and self._key(target) is not None:
+                    self._visit(target)
+                    self._join(key, self._key(target))
+                    return
+        if whole is load and self._is_returned(key, whole):
+            return
+        yield Use("unknown", whole)
+
+    def _is_passed(self, key: Hashable, call: ast.Call, load: ast.expr) -> bool:
+        """Join with the parameter of a function of the file that gets the value."""
+        function = pmaps.definition(self._module, call.func)
+        if not isinstance(function, ast.FunctionDef) or not self._module.holds(function):
+            return False
+        if functions.callers(self._module, function) is None:
+            return False
+        for parameter in scopes.parameters(function.args):
+            if functions.argument_of(self._module, call, function, parameter) is load:
+                if parameter not in self._seen:
+                    self._seen.add(parameter)
+                    self._names[parameter] = parameter.arg
+                    self._definitions[parameter], self._uses[parameter] = [], []
+                    self._note(parameter, _load_of(parameter))
+                self._join(key, parameter)
+                return True
+        return False
+
+    def _is_returned(self, key: Hashable, load: ast.expr) -> bool:
+        """Join with the names that get the result of the function, if all its calls are seen."""
+        module = self._module
+        parent, index = module.parent(load), None
+        if isinstance(parent, ast.Tuple) and isinstance(module.parent(parent), ast.Return):
+            parent, index = module.parent(parent), parent.elts.index(load)
+        function = module.function(load)
+        if not isinstance(parent, ast.Return) or not isinstance(function, ast.FunctionDef):
+            return False
+        calls = functions.callers(module, function)
+        if not calls:
+            return False
+        for call in calls:
+            targets = [target for target, at in self.targets(call) if at == index]
+            keys = [self._key(target) for target in targets]
+            if not targets or None in keys:
+                return False
+            for target, other in zip(targets, keys, strict=True):
+                self._visit(target)
+                self._join(key, other)
+        return True
+
+    def _is_listed(self, call: ast.Call) -> bool:
+        """Return whether `xs.append(x)` is to a list that only `get_metrics` reads."""
+        match call.func:
+            case ast.Attribute(value=ast.Name() as listed, attr="append"):
+                return list_reads(self._module, listed) is not None
+        return False
+
+
+def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
+    """Return the calls of `get_metrics` of a list; None if something else reads it, too."""
+    found = module.scope(listed).lookup(listed.id)
+    reads: list[ast.Call] = []
+    for load in module.reads(found[0], listed.id) if found else ():
+        parent = module.parent(load)
+        if isinstance(parent, ast.Call) and parent.args == [load]:
+            if module.qualified_name(parent.func) == "flax.training.common_utils.get_metrics":
+                reads.append(parent)
+                continue
+            if module.builtin(parent.func) == "len":
+                continue
+        is_method = isinstance(parent, ast.Attribute) and parent.attr in ("append", "clear")
+        if not is_method and not isinstance(parent, ast.If | ast.UnaryOp):
+            return None
+    return reads or None
+
+
+def _waits(module: Module, call: ast.Call) -> bool:
+    """Return whether a call only waits for the value."""
+    is_waiting = module.qualified_name(call.func) == "jax.block_until_ready"
+    return is_waiting or [word.arg for word in call.keywords] == ["wait_for"]
+
+
+_NOT_FIELDS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at", "T"))
+
+
+def takes_first(module: Module, call: ast.expr) -> ast.expr | None:
+    """Return the tree of which a call takes the first copy, also by a function of the file."""
+    stacked = stacking.stacking(module, call)
+    if stacked is not None and stacked.kind is Kind.ONE:
+        return stacked.of
+    tree = stacking.first_of_leaves(module, call)
+    if tree is not None or not isinstance(call, ast.Call) or len(call.args) != 1:
+        return tree
+    function = pmaps.definition(module, call.func)
+    if not isinstance(function, scopes.Function) or not module.holds(function):
+        return None
+    returned = stacking.returned(function)
+    tree = None if returned is None else takes_first(module, returned)
+    parameters = scopes.parameters(function.args)
+    is_parameter = isinstance(tree, ast.Name) and [p.arg for p in parameters] == [tree.id]
+    return call.args[0] if is_parameter else None
+
+
+def parent_of_parts(module: Module, node: ast.expr) -> ast.AST:
+    """Return what holds an expression, or the tuple or dict that it is a part of."""
+    while (around := _container_around(module, node)) is not None:
+        node = around
+    return module.parent(node)
+
+
+def parts_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the parts of an argument that is a literal or a dict of values; else itself."""
+    match node:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            pass
+        case ast.Call(args=[], keywords=words) if words and _makes_dict(module, node):
+            parts = [word.value for word in words]
+        case _:
+            yield node
+            return
+    for part in parts:
+        yield from parts_of(module, part)
+
+
+def _makes_dict(module: Module, call: ast.Call) -> bool:
+    is_dict = module.builtin(call.func) == "dict"
+    return is_dict or (module.qualified_name(call.func) or "").startswith("flax.core.")
+
+
+def _container_around(module: Module, node: ast.expr) -> ast.expr | None:
+    """Return the literal or dict that holds an expression as one of its parts."""
+    parent = module.parent(node)
+    if isinstance(parent, ast.keyword):
+        parent = module.parent(parent)
+        return parent if isinstance(parent, ast.Call) and _makes_dict(module, parent) else None
+    is_store = isinstance(getattr(parent, "ctx", None), ast.Store)
+    return parent if isinstance(parent, ast.Tuple | ast.List | ast.Dict) and not is_store else None
+
+
+def _loads(expression: ast.expr) -> Iterator[ast.expr]:
+    """Yield the names and fields that an argument is, or is a field or an entry of."""
+    base = expression
+    while isinstance(base, ast.Attribute | ast.Subscript):
+        if isinstance(base, ast.Attribute):
+            yield base
+        base = base.value
+    if isinstance(base, ast.Name):
+        yield base
+
+
+def _load_of(parameter: ast.arg) -> ast.Name:
+    return ast.Name(parameter.arg, ast.Load())
+
+
+def _unpacked(module: Module, target: Any) -> tuple[ast.AST, ast.expr | None, int | None]:
+    """Return a target, the value that it gets a part of, and the index of that."""
+    parent = module.parent(target)
+    index = None
+    if isinstance(parent, ast.Tuple | ast.List):
+        index, parent = parent.elts.index(target), module.parent(parent)
+    if not isinstance(parent, ast.Assign):
+        return target, None, index
+    part = None if index is None else functions.part_of(parent.value, (index,))
+    return (target, parent.value, index) if part is None else (target, part, None)
+
+
+def _fields(module: Module) -> dict[tuple[ast.ClassDef, str], tuple[list[Any], list[Any]]]:
+    """Return the stores and loads of `self.field` that each class has."""
+    fields: dict[tuple[ast.ClassDef, str], tuple[list[Any], list[Any]]] = {}
+    for node in module.nodes(ast.Attribute):
+        owner = module.class_of(node)
+        is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+        if owner is None or not is_self:
+            continue
+        stores, loads = fields.setdefault((owner, node.attr), ([], []))
+        if isinstance(node.ctx, ast.Load):
+            loads.append(node)
+        elif isinstance(node.ctx, ast.Store):
+            stores.append(_unpacked(module, node))
+    return {key: each for key, each in fields.items() if each[0]}

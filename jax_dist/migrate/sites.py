@@ -1,0 +1,50 @@
+"""References to a function that maps like `jax.pmap`, whoever provides it.
+
+Each target takes what the others wrote: `jax_dist.pmap`, and `mapped` of a vendored module.
+"""
+
+from collections.abc import Iterator
+
+from jax_dist.lint.model import pmaps
+from jax_dist.lint.model.pmaps import Site
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.migrate.places import Target
+
+MODULE_NAMES = ("_mapped", "_mapped_devices", "_mapped_over_devices")  # of the vendored file
+PUTS = ("device_put_replicated", "device_put_sharded")
+
+
+def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
+    """Return the dotted names of `function` of jax that a file may use and `target` replaces.
+
+    Args:
+      module: the file.
+      function: "pmap", "device_put_replicated" or "device_put_sharded".
+      target: its own function is no source.
+    """
+    names = [f"jax.{function}"] if function != "pmap" else [*pmaps.PMAP]
+    if target != "jax_dist":
+        names.append(f"jax_dist.{function}")
+    if target != "vendored":
+        names += _vendored_names(module, "mapped" if function == "pmap" else function)
+    return tuple(dict.fromkeys(names))
+
+
+def find(module: Module, target: Target) -> list[Site]:
+    """Return every reference to a mapping function that `target` replaces, in order."""
+    return pmaps.sites(module, names_of(module, "pmap", target))
+
+
+def is_vendored(dotted: str) -> bool:
+    """Return whether a dotted name is of a vendored module."""
+    return dotted.rpartition(".")[0].rpartition(".")[2].lstrip(".") in MODULE_NAMES
+
+
+def _vendored_names(module: Module, function: str) -> Iterator[str]:
+    for _, _, binding in module.imports():
+        home, _, name = binding.target.rpartition(".")
+        if name == function and is_vendored(binding.target):
+            yield binding.target
+            yield module.absolute(binding.target)
+        elif binding.target.rpartition(".")[2] in MODULE_NAMES:
+            yield f"{module.absolute(binding.target)}.{function}"

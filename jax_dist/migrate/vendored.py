@@ -1,0 +1,115 @@
+"""The vendored module: its text, and where a file's copy of it lies.
+
+There is one copy at the top of a package, for all files that are imported as a part of it, and one
+beside the scripts of a folder.
+"""
+
+import ast
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from jax_dist.lint.model.project import Project
+from jax_dist.lint.model.semantic_model import KNOWN, Module
+from jax_dist.migrate.places import FileMigration
+from jax_dist.migrate.sites import MODULE_NAMES
+
+_MARK = "# Written by jax-dist migrate"
+
+
+def text() -> str:
+    """Return the module, which is always the same."""
+    return Path(__file__).with_name("_mapped.py").read_text(encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Home:
+    """Where the copy for one file lies, and how the file imports it."""
+
+    path: str  # absolute
+    module: str  # "_mapped", "pkg._mapped", ".._mapped"
+
+
+def home_of(module: Module, project: Project) -> Home:
+    """Return the home of a file's copy."""
+    path = os.path.abspath(module.source.path)
+    folder = os.path.dirname(path)
+    top = _package_by_files(folder)
+    if path.endswith(".ipynb"):
+        return _beside(folder)
+    if top and any(node.level for node in module.nodes(ast.ImportFrom)):
+        depth = os.path.relpath(folder, top)
+        dots = "." * (1 if depth == os.curdir else 2 + depth.count(os.sep))
+        name = _name_in(top)
+        return Home(os.path.join(top, f"{name}.py"), f"{dots}{name}")
+    package = _package_by_imports(module, folder)
+    if not package and top and not _is_script(module):
+        package = top
+    if not package:
+        return _beside(folder)
+    name = _name_in(package)
+    dotted = project.dotted_name(os.path.join(package, "__init__.py")) or os.path.basename(package)
+    return Home(os.path.join(package, f"{name}.py"), f"{dotted}.{name}")
+
+
+def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
+    """Yield the copies that files need and that do not exist."""
+    for path in dict.fromkeys(file.needs_module for file in files if file.changed):
+        if path and not os.path.exists(path):
+            shown = os.path.relpath(path)
+            yield FileMigration(shown, b"", text().encode(), is_new=True)
+
+
+def _package_by_files(folder: str) -> str:
+    """Return the outermost folder in a row that has `__init__.py`; "" if there is none."""
+    top = ""
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        top, folder = folder, os.path.dirname(folder)
+    return top
+
+
+def _package_by_imports(module: Module, folder: str) -> str:
+    """Return the folder around a file by whose name the file imports its project; or ""."""
+    roots = {
+        name.partition(".")[0]
+        for node in module.nodes(ast.Import, ast.ImportFrom)
+        for name in _modules_of(node)
+    } - KNOWN
+    while (parent := os.path.dirname(folder)) != folder:
+        if os.path.basename(folder) in roots:
+            return folder
+        folder = parent
+    return ""
+
+
+def _modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [] if node.level or node.module is None else [node.module]
+
+
+def _is_script(module: Module) -> bool:
+    return any(
+        isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        for node in module.tree.body
+    )
+
+
+def _beside(folder: str) -> Home:
+    name = _name_in(folder)
+    return Home(os.path.join(folder, f"{name}.py"), name)
+
+
+def _name_in(folder: str) -> str:
+    """Return the first name that nothing has there but a copy."""
+    for name in MODULE_NAMES:
+        path = os.path.join(folder, f"{name}.py")
+        if not os.path.exists(path) and not os.path.isdir(path.removesuffix(".py")):
+            return name
+        try:
+            if _MARK in Path(path).read_text(encoding="utf-8")[:200]:
+                return name
+        except (OSError, ValueError):
+            continue
+    return MODULE_NAMES[-1]

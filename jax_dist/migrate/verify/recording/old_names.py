@@ -1,0 +1,116 @@
+"""Names that newer versions of jax removed, put back where one other name takes their place."""
+
+import builtins
+import functools
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+_MISSING = object()
+
+
+def install(
+    at_import: Callable[[str, Callable[[ModuleType], None]], None],
+    names: Mapping[str, str],
+    mapped: str,
+) -> None:
+    """Put back each name when the module that had it is imported.
+
+    Args:
+      at_import: calls a function when a module has been executed.
+      names: by an old dotted name, the new one.
+      mapped: the path of the vendored module, which has `device_put_sharded` and its like.
+    """
+    by_module: dict[str, dict[str, str]] = {}
+    for old, new in names.items():
+        module, _, name = old.rpartition(".")
+        by_module.setdefault(module, {})[name] = new
+    for module, entries in by_module.items():
+        if module != "jax":
+            at_import(module, functools.partial(_put_back, entries=entries))
+
+    def of_jax(jax: ModuleType) -> None:
+        _put_back(jax, by_module.get("jax", {}))
+        for name in ("device_put_replicated", "device_put_sharded"):
+            if _get(jax, name) is _MISSING:
+                setattr(jax, name, functools.partial(_call_vendored, mapped, name))
+        for name, entries in by_module.items():
+            loaded = sys.modules.get(name)
+            if loaded is not None and loaded is not jax:  # while jax was imported
+                _put_back(loaded, entries)
+            elif loaded is None and not _exists(name):
+                sys.modules[name] = _Gone(name, entries)
+
+    at_import("jax", of_jax)
+
+
+class _Gone(ModuleType):
+    """A module that jax no longer has, with the names that others took over."""
+
+    def __init__(self, name: str, entries: Mapping[str, str]):
+        super().__init__(name)
+        self.__path__: list[str] = []
+        self._entries = entries
+
+    def __getattr__(self, name: str) -> Any:
+        new = self.__dict__.get("_entries", {}).get(name)
+        value = _MISSING if new is None else _resolve(new)
+        if value is _MISSING:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return value
+
+
+def _put_back(module: ModuleType, entries: Mapping[str, str]) -> None:
+    for name, new in entries.items():
+        if _get(module, name) is _MISSING:
+            value = _resolve(new)
+            if value is not _MISSING:
+                setattr(module, name, value)
+
+
+def _get(module: ModuleType, name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return getattr(module, name)
+        except Exception:  # noqa: BLE001 - deprecations of jax raise errors of several kinds
+            return _MISSING
+
+
+def _resolve(dotted: str) -> Any:
+    """Return what a dotted name means, or `_MISSING`."""
+    module, _, name = dotted.rpartition(".")
+    if not module:
+        return getattr(builtins, dotted, _MISSING)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        value = _resolve(module) if "." in module else _MISSING
+        return getattr(value, name, _MISSING)
+    except AttributeError:
+        try:
+            return importlib.import_module(dotted)
+        except ModuleNotFoundError:
+            return _MISSING
+
+
+def _exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ModuleNotFoundError, ValueError):
+        return False
+
+
+def _call_vendored(path: str, function: str, *args: Any, **kwargs: Any) -> Any:
+    name = "_jax_dist_vendored"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return getattr(sys.modules[name], function)(*args, **kwargs)

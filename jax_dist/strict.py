@@ -1,0 +1,342 @@
+"""Guards around a training loop: no hidden transfer, no hidden compilation, no lost donation.
+
+`strict` turns on `jax.transfer_guard`, listens to the compilation events of `jax.monitoring`, and
+makes JAX's warning about unusable donations an error. Nothing of JAX is replaced, so a call in the
+steady state costs what it costs without a guard.
+"""
+
+import contextlib
+import functools
+import inspect
+import itertools
+import re
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
+
+import jax
+import numpy as np
+
+from jax_dist._calls import Call, Facts, call_on_stack, leaves_by_path, user_line, variables_at
+from jax_dist.errors import DonationError, RecompileError, TransferError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Item = TypeVar("_Item")
+
+_SHOWN = 8  # arguments in one message; programs of one function that are remembered
+_LOWER_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_UNUSABLE = "Some donated buffers were not usable"
+_FILTER = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
+# As a list: filterwarnings() would forget which other warnings were shown, at each step.
+_filters: list[Any] = warnings.filters  # pyright: ignore[reportAssignmentType]
+
+
+@dataclass(eq=False)
+class _Block:
+    """What a guard or an allowance sets; None leaves it to the block around."""
+
+    transfers: bool | None = None
+    recompiles: bool | None = None
+
+
+class _Guards(threading.local):
+    """The blocks of one thread, outermost first; left in any order."""
+
+    def __init__(self) -> None:
+        self.blocks: list[_Block] = []
+        self.jax_setting = contextlib.ExitStack()
+        self.call: Call | None = None  # the last one that was lowered
+        self.is_reading = False
+
+    def setting(self, name: Literal["transfers", "recompiles"]) -> bool | None:
+        values = (getattr(block, name) for block in reversed(self.blocks))
+        return next((value for value in values if value is not None), None)
+
+    @contextlib.contextmanager
+    def entered(self, block: _Block) -> Iterator[None]:
+        self.blocks.append(block)
+        self.update()
+        try:
+            yield
+        finally:
+            self.blocks.remove(block)
+            self.update()
+
+    def update(self) -> None:
+        """Set JAX's transfer guard to what the innermost block says."""
+        self.jax_setting.close()
+        if (transfers := self.setting("transfers")) is not None:
+            level = "disallow" if transfers else "allow"
+            self.jax_setting.enter_context(jax.transfer_guard(level))
+
+
+_guards = _Guards()
+
+
+class strict(contextlib.ContextDecorator):  # in small letters, for it is used as a function
+    """Raise an error where a steady program would silently copy, compile or lose memory.
+
+    As a context manager it guards a block; as a decorator, each call of a function. Inside a block
+    the guard costs nothing in the steady state. Entering it costs about as much as a few small
+    calls, so put it around the loop if steps are short. Each thread has its own guard.
+
+    Args:
+      transfers: raise `TransferError` when an array moves between host and device, or between
+        devices, unless by `jax.device_put` and `jax.device_get`. This is JAX's transfer guard:
+        Python numbers count, and reads from the CPU backend, which copy nothing, do not.
+      recompiles: raise `RecompileError` before XLA compiles.
+      donation: raise `DonationError` when a program that is compiled cannot use the memory of a
+        donated argument. Around a jit or pmap object, as in `strict()(step)`, also check that the
+        donated arguments are gone after a call: "first" checks the first three calls and one in
+        1000, "always" all.
+      warmup: how many first steps may compile and transfer. A step is an item of `steps`, a call of
+        a decorated function, or one entering of the block. By default one, and none for a block
+        without `steps`: then the warm-up is whatever ran before it.
+
+    Raises:
+      ValueError: `donation` or `warmup` has an unknown value.
+
+    >>> import jax, jax.numpy as jnp
+    >>> step = jax.jit(lambda state, batch: state + batch.sum(), donate_argnums=0)
+    >>> batches = [jnp.ones(4), jnp.ones(4), jnp.ones(8)]
+    >>> state = jnp.zeros(2)
+    >>> with strict() as guard:
+    ...     for batch in guard.steps(batches):
+    ...         state = step(state, batch)
+    Traceback (most recent call last):
+    jax_dist.errors.RecompileError: '<lambda>' is compiled after the warm-up, at ...
+      batch: float32[4] -> float32[8]
+    Pad to a few fixed shapes, or convert to one type, or use jax_dist.allow_recompiles().
+    """
+
+    def __init__(
+        self,
+        *,
+        transfers: bool = True,
+        recompiles: bool = True,
+        donation: Literal["first", "always", False] = "first",
+        warmup: int | None = None,
+    ):
+        if donation not in ("first", "always", False):
+            raise ValueError(f'donation must be "first", "always" or False, not {donation!r}.')
+        if warmup is not None and (not isinstance(warmup, int) or warmup < 0):
+            raise ValueError(f"warmup must be a number of steps from 0 on, not {warmup!r}.")
+        self._options: Any = {"transfers": transfers or None, "recompiles": recompiles or None}
+        self._donation: Any = donation
+        self._warmup = warmup
+        self._count = itertools.count()
+        self._entered = threading.local()
+
+    def __enter__(self) -> "strict":
+        is_warm = next(self._count) < (self._warmup or 0)
+        block = _Block() if is_warm else _Block(**self._options)
+        context = _guards.entered(block)
+        context.__enter__()
+        self._entered.__dict__.setdefault("blocks", []).append((block, context))
+        if self._donation:
+            _filters.insert(0, _FILTER)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        _, context = self._entered.blocks.pop()
+        context.__exit__(None, None, None)
+        if self._donation and _FILTER in _filters:
+            _filters.remove(_FILTER)
+        if isinstance(error, RecompileError | TransferError | DonationError):
+            # JAX adds to each error that its own frames are hidden; here they would tell nothing.
+            notes = getattr(error, "__notes__", [])
+            notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
+        elif isinstance(error, jax.errors.JaxRuntimeError) and "Disallowed" in str(error):
+            if self._options["transfers"]:
+                raise _transfer_error(cast(Exception, error)) from error
+        elif self._donation and isinstance(error, UserWarning) and _UNUSABLE in str(error):
+            raise _unusable_error(error) from error
+
+    def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """Return an iterator over the items, each a step of the block around; first the warm-up.
+
+        Raises:
+          RuntimeError: there is no block around.
+        """
+        if not getattr(self._entered, "blocks", None):
+            raise RuntimeError("steps() needs the block of its guard: `with strict() as guard:`.")
+        return self._steps(iter(items), self._entered.blocks[-1][0])
+
+    def _steps(self, items: Iterator[_Item], block: _Block) -> Iterator[_Item]:
+        block.transfers, block.recompiles = self._options.values()  # also of a warm block
+        with _guards.entered(_Block(transfers=False, recompiles=False)):
+            yield from itertools.islice(items, 1 if self._warmup is None else self._warmup)
+        yield from items
+
+    def __call__(self, func: _Function) -> _Function:
+        """Return `func` with each call guarded as one step."""
+        is_generator = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
+        if is_generator or inspect.iscoroutinefunction(func):
+            raise TypeError(
+                f"strict cannot guard {func.__qualname__}: a generator or coroutine pauses, and "
+                "other code runs in its thread. Decorate the function of one step."
+            )
+        warmup = 1 if self._warmup is None else self._warmup
+        guard = strict(**self._options, donation=self._donation, warmup=warmup)
+        if self._donation and hasattr(func, "trace") and hasattr(func, "lower"):
+            func = _with_donation_check(func, every_call=self._donation == "always")
+        return super(strict, guard).__call__(func)
+
+
+@contextlib.contextmanager
+def allow_transfers() -> Iterator[None]:
+    """Let arrays move in this block, within `strict`.
+
+    >>> with strict(recompiles=False), allow_transfers():
+    ...     ones = jax.numpy.ones(3)
+    """
+    with _guards.entered(_Block(transfers=False)):
+        yield
+
+
+@contextlib.contextmanager
+def allow_recompiles() -> Iterator[None]:
+    """Let functions be compiled in this block, within `strict`; for an evaluation now and then.
+
+    >>> with strict(transfers=False), allow_recompiles():
+    ...     four = jax.jit(lambda x: 2 * x)(2)
+    """
+    with _guards.entered(_Block(recompiles=False)):
+        yield
+
+
+# By the source of the function: its last calls that were compiled.
+_programs: dict[str, deque[Call]] = {}
+
+
+def _on_event(event: str, value: float, **details: Any) -> None:
+    """Read the call that is being lowered or compiled; JAX reports both before they begin."""
+    if event not in (_LOWER_EVENT, _COMPILE_EVENT) or _guards.is_reading:
+        return
+    _guards.is_reading = True  # a __repr__ may compile something itself
+    try:
+        call = _guards.call = call_on_stack(str(details.get("fun_name", "a function")))
+    finally:
+        _guards.is_reading = False
+    if event == _COMPILE_EVENT:
+        if _guards.setting("recompiles"):
+            raise _recompile_error(call)
+        if call.source:
+            _programs.setdefault(call.source, deque(maxlen=_SHOWN)).append(call)
+
+
+jax.monitoring.register_scalar_listener(_on_event)
+
+
+def _recompile_error(call: Call) -> RecompileError:
+    lines, remedy = _changes(call)
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    text = "".join(f"\n  {line}" for line in lines[:_SHOWN] + more)
+    return RecompileError(
+        f"'{call.name}' is compiled after the warm-up, at {call.line}:{text}\n"
+        f"{remedy}, or use jax_dist.allow_recompiles()."
+    )
+
+
+def _changes(call: Call) -> tuple[list[str], str]:
+    """Return why this call needs another program than the ones before, and the remedy."""
+    calls = [before for before in _programs.get(call.source, ()) if before.fun() is call.fun()]
+    if calls:
+        now = call.arguments
+        alike = [before for before in calls if before.arguments.keys() == now.keys()]
+        changes = [_differences(now, before.arguments) for before in reversed(alike or calls)]
+        return min(changes, key=lambda change: len(change[0]))
+    if call.source in _programs:
+        text = f"a new function object is made at {call.source} each time"
+        if call.is_partial:
+            text = f"a new functools.partial of the function at {call.source} is made each time"
+        return [text], "Create it once before the loop"
+    now = [f"{path}: {facts.type}" for path, facts in call.arguments.items()]
+    return ["no earlier call is known; this one:", *now], "Call it once in the warm-up"
+
+
+def _differences(now: dict[str, Facts], before: dict[str, Facts]) -> tuple[list[str], str]:
+    """Return the arguments that differ, by the first of type, sharding and value that does."""
+    if now.keys() != before.keys():
+        new = [f"{path} is new" for path in now if path not in before]
+        gone = [f"{path} is gone" for path in before if path not in now]
+        return new + gone, "Pass the same structure in each call"
+    for fact, remedy in (
+        ("type", "Pad to a few fixed shapes, or convert to one type"),
+        ("sharding", "Place it with jax.device_put before each call, also the first state"),
+        ("value", "If it is static, call each value once in the warm-up"),
+    ):
+        pairs = [(path, getattr(before[path], fact), getattr(now[path], fact)) for path in now]
+        if lines := [f"{path}: {old} -> {new}" for path, old, new in pairs if old != new]:
+            return lines, remedy
+    text = "no argument differs: a setting of JAX does, or its caches were cleared"
+    return [text], "Set it once, before the first call"
+
+
+def _transfer_error(error: Exception) -> TransferError:
+    """Return the error in terms of the user's line, which the traceback of `error` leads to."""
+    direction = re.search(r"Disallowed (\w+)-to-(\w+) transfer", str(error))
+    source, target = direction.groups() if direction else ("host", "device")
+    aval = re.search(r"aval=ShapedArray\((\w+\[[^]]*\])", str(error))
+    line, code, variables = variables_at(error.__traceback__)
+    names = [
+        f"{path} {facts.type}"
+        for path, facts in variables.items()
+        if facts.is_host == (source == "host") and aval and facts.type.strip("~") == aval[1]
+    ]
+    moved = " or ".join(names[:_SHOWN]) or (aval[1] if aval else "an array")
+    remedy = "jax.device_get" if target == "host" else "jax.device_put"
+    return TransferError(
+        f"{moved} moves from {source} to {target}, at {line} in `{code}`. Use {remedy} where you "
+        "mean it, once if the value stays the same, or jax_dist.allow_transfers()."
+    )
+
+
+def _unusable_error(warning: BaseException) -> DonationError:
+    text, call = str(warning), _guards.call
+    if call is None or not text.startswith(f"{_UNUSABLE}: "):  # that of pmap names its arguments
+        return DonationError(text)
+    types = re.findall(r"\w+\[[\d,]*\]", text.partition("\n")[0])
+    names = [
+        f"{path} {facts.type}" for path, facts in call.arguments.items() if facts.type in types
+    ]
+    return DonationError(
+        f"'{call.name}' cannot use the memory of a donated argument, at {call.line}: no result is "
+        f"left that has the type of {' or '.join(names[:_SHOWN] or types)}. Do not donate it."
+    )
+
+
+def _with_donation_check(func: Any, *, every_call: bool) -> Any:
+    """Return a function that calls the jit object and checks that donated arguments are gone."""
+    count = itertools.count()
+
+    @functools.wraps(func)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        number = next(count)
+        if not every_call and number >= 3 and number % 1000:
+            return func(*args, **kwargs)
+        infos = jax.tree.leaves(func.trace(*args, **kwargs).args_info)
+        types = [_type(info) for info in infos if info.donated]
+        leaves = leaves_by_path(func, args, kwargs)
+        result = func(*args, **kwargs)
+        arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, jax.Array)}
+        kept = {path: array for path, array in arrays.items() if not array.is_deleted()}
+        is_from_host = any(isinstance(leaf, np.ndarray) for leaf in leaves.values())
+        if len(arrays) - len(kept) < len(types) and not is_from_host:
+            names = [path for path, array in kept.items() if _type(array) in types]
+            raise DonationError(
+                f"'{func.__name__}' did not take the memory of the donated "
+                f"{' or '.join(names[:_SHOWN])}, at {user_line()}. It does not use it, no result "
+                "has its type and sharding, or a NumPy array shares it."
+            )
+        return result
+
+    return checked
+
+
+def _type(array: Any) -> tuple[Any, Any]:
+    return array.shape, array.dtype

@@ -1,0 +1,21 @@
+# A name for pmap, and a partial with arguments.
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax_dist
+
+AXIS = "qmc"
+pmap = functools.partial(jax_dist.pmap, axis_name=AXIS)
+plain = jax_dist.pmap
+
+
+@functools.partial(pmap, donate_argnums=(0,))
+def step(params, x):
+    return params + jax.lax.pmean(x, AXIS)
+
+
+def result():
+    xs = jnp.arange(8.0)
+    return step(jnp.zeros(8), xs), pmap(lambda x: jax.lax.psum(x, AXIS))(xs), plain(jnp.sin)(xs)

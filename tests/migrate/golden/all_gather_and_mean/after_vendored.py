@@ -1,0 +1,14 @@
+# A gather whose mean is taken becomes a pmean, where plain JAX is the target.
+
+import jax
+import jax.numpy as jnp
+
+from _mapped import mapped
+
+
+def mean(x):
+    return jnp.mean(jax.lax.all_gather(x, "i"), axis=0)
+
+
+def result():
+    return mapped(mean, axis_name="i")(jnp.arange(16.0).reshape(8, 2))

@@ -1,0 +1,15 @@
+# Comments between the arguments stay.
+
+import jax
+import jax.numpy as jnp
+
+from _mapped import mapped
+
+
+def result():
+    step = mapped(  # over all devices
+        lambda x: jax.lax.psum(x, "i"),  # the sum
+        # as the model spells it
+        axis_name="i",
+    )
+    return step(jnp.arange(8.0))

@@ -1,0 +1,13 @@
+# Comments between the arguments stay.
+
+import jax
+import jax.numpy as jnp
+
+
+def result():
+    step = jax.pmap(  # over all devices
+        lambda x: jax.lax.psum(x, "i"),  # the sum
+        # as the model spells it
+        axis_name="i",
+    )
+    return step(jnp.arange(8.0))

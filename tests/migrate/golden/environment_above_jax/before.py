@@ -1,0 +1,20 @@
+"""Variables that JAX reads when it is imported are set above it."""
+
+import os
+
+os.environ["ABOVE_JAX"] = "1"
+
+import jax
+import jax.numpy as jnp
+
+double = jax.pmap(lambda x: x * 2)
+
+late = os.environ.pop("ABOVE_JAX")
+
+import functools
+
+triple = functools.partial(jax.pmap, axis_name="i")(lambda x: x * 3)
+
+
+def result():
+    return triple(double(jnp.ones(8))) + int(late)

@@ -1,0 +1,12 @@
+# from jax import pmap; the other imports stay.
+
+from jax import jit
+from jax import numpy as jnp
+
+from _mapped import mapped as pmap
+
+double = pmap(lambda x: x * 2)
+
+
+def result():
+    return jit(lambda x: x + 1)(double(jnp.arange(8.0)))

@@ -1,0 +1,10 @@
+# import jax as j, and from jax import pmap as p.
+
+import jax_dist
+from jax_dist import pmap as p
+import jax.numpy as np
+
+
+def result():
+    xs = np.arange(8.0)
+    return p(lambda x: x * 2)(xs), jax_dist.pmap(lambda x: x * 3)(xs)

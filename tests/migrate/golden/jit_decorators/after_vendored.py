@@ -1,0 +1,26 @@
+# @jit over @partial(pmap): the decorator goes with its line.
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from _mapped import mapped
+
+
+def result():
+    @partial(mapped, axis_name="i", donate_argnums=(0,))
+    def total(x):
+        return jax.lax.psum(x, "i")
+
+    @partial(jax.jit, inline=True)
+    @mapped
+    def doubled(x):
+        return x * 2
+
+    @jax.jit  # fast
+    @mapped
+    def tripled(x):
+        return x * 3
+
+    return [f(jnp.arange(8.0)) for f in (total, doubled, tripled)]

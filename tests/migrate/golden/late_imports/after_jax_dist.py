@@ -1,0 +1,13 @@
+# A docstring, a future import, and pmap only inside.
+
+"""Trains."""
+
+from __future__ import annotations
+
+
+def result():
+    import jax
+    import jax_dist
+    from jax import numpy as jnp
+
+    return jax_dist.pmap(lambda x: x * 2, axis_name="i")(jnp.arange(8.0))

@@ -1,0 +1,16 @@
+# A function of the module is mapped at each call of another: jax.pmap compiles it once.
+
+import jax
+import jax.numpy as jnp
+
+
+def step(x):
+    return x + jax.lax.psum(x, "i")
+
+
+def run(x):
+    return jax.pmap(step, axis_name="i")(x)
+
+
+def result():
+    return run(run(jnp.arange(8.0)))

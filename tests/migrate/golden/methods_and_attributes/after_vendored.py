@@ -1,0 +1,28 @@
+# A bound method that is mapped into an attribute, and called from other methods.
+
+import jax
+import jax.numpy as jnp
+
+from _mapped import mapped
+
+
+class Learner(object):
+
+  def __init__(self):
+    self._update = mapped(self._update_fn, axis_name='i', donate_argnums=(0,))
+    self._init = mapped(self.init)
+
+  def init(self, key):
+    return jax.random.normal(key, (2,))
+
+  def _update_fn(self, params, x):
+    return params + jax.lax.pmean(x, axis_name='i')
+
+  def run(self):
+    keys = jax.random.split(jax.random.PRNGKey(0), 8)
+    params = self._init(keys)
+    return self._update(params, jnp.ones((8, 2)))
+
+
+def result():
+  return Learner().run()

@@ -1,0 +1,15 @@
+# P, jnp and functools mean other things here.
+
+import functools as ft
+import jax
+import jax.numpy
+
+from _mapped import mapped
+
+P = 3.0
+jnp = None
+
+
+def result():
+    step = mapped(ft.partial(lambda x, y: x * y, y=P), axis_name="i")
+    return step(jax.numpy.arange(8.0))

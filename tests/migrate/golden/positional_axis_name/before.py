@@ -1,0 +1,11 @@
+# The axis name as the second argument; a mapped lambda that is used as a function.
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+cross_replica_mean = jax.pmap(lambda x: lax.pmean(x, 'x'), 'x')
+
+
+def result():
+    return cross_replica_mean(jnp.arange(16.0).reshape(8, 2))

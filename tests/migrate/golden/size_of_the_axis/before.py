@@ -1,0 +1,16 @@
+# psum(1) is the size of the axis.
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+AXIS = "devices"
+
+
+def normalized(x, axis_name=AXIS):
+    return lax.psum(x, axis_name) / lax.psum(1, axis_name)
+
+
+def result():
+    mean = jax.pmap(normalized, axis_name=AXIS)
+    return mean(jnp.arange(8.0))

@@ -1,0 +1,8 @@
+# axis_size takes the first devices.
+
+import jax
+import jax.numpy as jnp
+
+
+def result():
+    return jax.pmap(lambda x: jax.lax.psum(x, "i"), "i", axis_size=4)(jnp.arange(4.0))

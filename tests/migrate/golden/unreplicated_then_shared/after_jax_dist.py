@@ -1,0 +1,12 @@
+# What was taken off the devices goes back, as an argument that all share.
+
+import jax.numpy as jnp
+import jax_dist
+from flax import jax_utils
+
+
+def result():
+    state = jax_utils.replicate({"w": jnp.arange(3.0)})
+    state = jax_dist.pmap(lambda s, x: {"w": s["w"] + x}, axis_name="i")(state, jnp.ones((8, 3)))
+    params = jax_utils.unreplicate(state)
+    return jax_dist.pmap(lambda w, x: w["w"] * x, in_axes=(None, 0))(params, jnp.ones((8, 3)))

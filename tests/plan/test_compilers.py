@@ -1,0 +1,358 @@
+"""Programs as the compilers of TPUs and GPUs make them, without the hardware.
+
+    pip install 'jax[tpu]'                    # or jax[cuda12]
+    python -m pytest tests/plan -m tpu_compiler --optimised
+
+`-m gpu_compiler` does the same for H100s.
+"""
+
+import collections
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+
+import jax_dist
+from jax_dist._hlo import collectives_of
+from jax_dist.migrate._mapped import mapped
+from jax_dist.plan import plan
+
+_TPUS = [pytest.param(name, marks=pytest.mark.tpu_compiler) for name in ("v5e:2x2", "v5e:4x4")]
+_GPUS = [pytest.param(name, marks=pytest.mark.gpu_compiler) for name in ("h100:1x8", "h100:2x8")]
+_MACHINES = [*_TPUS, pytest.param("v5p:2x2x2", marks=pytest.mark.tpu_compiler), *_GPUS]
+
+
+def of(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+# The list: the program of jax_dist.pmap is that of jax.pmap, instruction for instruction.
+
+
+def mlp_loss(params, x):
+    hidden = jnp.tanh(x @ params["first"] + params["bias"])
+    return jnp.mean((hidden @ params["last"]) ** 2)
+
+
+def sgd(params, x):
+    loss, gradient = jax.value_and_grad(mlp_loss)(params, x)
+    gradient, loss = lax.pmean((gradient, loss), "i")
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), loss
+
+
+def conv_loss(kernel, x):
+    layout = ("NHWC", "HWIO", "NHWC")
+    out = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+    mean = lax.pmean(out.mean((0, 1, 2)), "i")  # batch norm over all devices
+    square = lax.pmean((out * out).mean((0, 1, 2)), "i")
+    return jnp.mean(jax.nn.relu((out - mean) * lax.rsqrt(square - mean * mean + 1e-5)) ** 2)
+
+
+def conv_step(kernel, x):
+    return kernel - 0.1 * lax.pmean(jax.grad(conv_loss)(kernel, x), "i")
+
+
+def noise(key, x):
+    own = jax.random.fold_in(key, lax.axis_index("i"))
+    return lax.pmean(x + jax.random.normal(own, x.shape), "i")
+
+
+def experts(x, w):
+    sent = lax.all_to_all(x, "i", 0, 0, tiled=True)
+    return lax.all_to_all(jax.nn.gelu(sent @ w), "i", 0, 0, tiled=True)
+
+
+def until_small(x):
+    return lax.while_loop(lambda x: lax.pmax(jnp.max(x), "i") > 1, lambda x: x * 0.5, x)
+
+
+def branches(x):
+    return lax.cond(lax.psum(jnp.sum(x), "i") > 0, jnp.sin, jnp.cos, x)
+
+
+def clipped(params, x):
+    gradient = lax.pmean(jax.grad(mlp_loss)(params, x), "i")
+    norm = jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in jax.tree.leaves(gradient)))
+    scale = jnp.minimum(1.0, 1.0 / norm)
+    return jax.tree.map(lambda p, g: p - scale * g, params, gradient)
+
+
+def accumulated(params, x):
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, jax.grad(mlp_loss)(params, part)), None
+
+    total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, params), x.reshape(4, -1, x.shape[-1]))
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, lax.pmean(total, "i"))
+
+
+def attention_loss(params, tokens):
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    x = half["words"][tokens[:, :-1]]
+    past = jnp.tril(jnp.ones((x.shape[1],) * 2, bool))
+
+    def block(x, own):
+        q, k, v = (x @ own[name] for name in ("q", "k", "v"))
+        scores = jnp.where(past, q @ k.transpose(0, 2, 1), -1e9).astype(jnp.float32)
+        return x + (jax.nn.softmax(scores).astype(x.dtype) @ v) @ own["out"], None
+
+    x, _ = lax.scan(jax.checkpoint(block), x, half["blocks"])
+    scores = (x @ half["words"].T).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:]).mean()
+
+
+OPTIMISER = optax.adamw(1e-3)
+
+
+def transformer(state, tokens):
+    params, optimiser = state
+    loss, gradient = jax.value_and_grad(attention_loss)(params, tokens)
+    gradient, loss = lax.pmean((gradient, loss), "i")
+    updates, optimiser = OPTIMISER.update(gradient, optimiser, params)
+    return (optax.apply_updates(params, updates), optimiser), loss
+
+
+_BLOCKS = {name: of(2, 256, 256) for name in ("q", "k", "v", "out")}
+_LAYERS = {"words": of(1024, 256), "blocks": _BLOCKS}
+_STATE = (_LAYERS, jax.eval_shape(OPTIMISER.init, _LAYERS))
+_X = of(128, 128)
+_MLP = {"first": of(128, 256), "bias": of(256), "last": of(256, 128)}
+_ROWS = of(32, 128)
+
+
+def programs(devices):
+    """Return 21 programs: the function of one device, its arguments, and options of pmap."""
+    ring = [(place, (place + 1) % devices) for place in range(devices)]
+    halves = [[*range(devices // 2)], [*range(devices // 2, devices)]]
+    return {
+        "psum": (lambda x: lax.psum(x, "i"), (_X,), {}),
+        "psum of bfloat16": (
+            lambda x: lax.psum(x @ x, "i"), (of(128, 128, dtype=jnp.bfloat16),), {}),
+        "psum in two groups": (lambda x: lax.psum(x, "i", axis_index_groups=halves), (_X,), {}),
+        "pmax": (lambda x: lax.pmax(x, "i"), (_X,), {}),
+        "psum_scatter": (
+            lambda x: lax.psum_scatter(x, "i", tiled=True), (of(16 * devices, 128),), {}),
+        "all_gather": (lambda x: jnp.sin(lax.all_gather(x, "i", tiled=True)), (_X,), {}),
+        "ppermute": (lambda x: lax.ppermute(x, "i", ring), (_X,), {}),
+        "all_to_all twice": (experts, (of(devices, 8, 128), _X), {}),
+        "axis_index": (lambda x: x * lax.axis_index("i"), (_X,), {}),
+        "pmean in a scan": (
+            lambda x: lax.scan(lambda c, _: (lax.pmean(c @ c, "i"), None), x, None, length=4)[0],
+            (_X,), {}),
+        "pmax in the condition of a while": (until_small, (_X,), {}),
+        "cond on a psum": (branches, (_X,), {}),
+        "random numbers of each device": (noise, (of(2, dtype=jnp.uint32), _X),
+                                          {"in_axes": (None, 0)}),
+        "axes 1 in and out": (
+            lambda x: x - lax.pmean(x, "i"), (_X,), {"in_axes": 1, "out_axes": 1}),
+        "a shared result": (lambda x: lax.pmean(x @ x, "i"), (_X,), {"out_axes": None}),
+        "SGD": (sgd, (_MLP, _ROWS), {}),
+        "SGD, donated": (sgd, (_MLP, _ROWS), {"donate_argnums": 0}),
+        "SGD with clipping": (clipped, (_MLP, _ROWS), {"donate_argnums": 0}),
+        "accumulated gradients": (accumulated, (_MLP, _ROWS), {"donate_argnums": 0}),
+        "convolution with batch norm": (
+            conv_step, (of(3, 3, 16, 16), of(2, 16, 16, 16)), {"donate_argnums": 0}),
+        "a transformer with adamw, donated": (
+            transformer, (_STATE, of(4, 129, dtype=jnp.int32)), {"donate_argnums": 0}),
+    }  # fmt: skip
+
+
+def mapped_types(program, devices):
+    """Return the arguments as pmap takes them."""
+    _, args, options = program
+    axes = options.get("in_axes", 0)
+    axes = axes if isinstance(axes, tuple) else (axes,) * len(args)
+    insert = lambda leaf, axis: of(*leaf.shape[:axis], devices, *leaf.shape[axis:],
+                                   dtype=leaf.dtype)  # fmt: skip
+    return tuple(
+        arg if axis is None else jax.tree.map(lambda leaf, axis=axis: insert(leaf, axis), arg)
+        for arg, axis in zip(args, axes, strict=True)
+    )
+
+
+def lower_both(program, machine):
+    """Return the programs by jax.pmap and by jax_dist.pmap, lowered."""
+    types = mapped_types(program, len(machine.devices))
+    options = {"axis_name": "i", "devices": machine.devices, **program[2]}
+    return [pmap(program[0], **options).lower(*types) for pmap in (jax.pmap, jax_dist.pmap)]
+
+
+def instructions(compiled):
+    """Of the optimised program: no names, no lines of the source."""
+    text = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
+    lines = [line.strip() for line in text.splitlines() if " = " in line]
+    return collections.Counter(re.sub(r"%[\w.\-]+", "%", line) for line in lines)
+
+
+def kinds(compiled):
+    """The collectives of a program."""
+    found = collections.Counter()
+    for each in collectives_of(compiled.as_text()):
+        found[each.kind] += each.count
+    return found
+
+
+@pytest.mark.parametrize("name", _MACHINES)
+def test_21_programs_are_those_of_jax_pmap(name):
+    machine = jax_dist.topology(name)
+    table = programs(len(machine.devices))
+    different = {}
+
+    for title, program in table.items():
+        theirs, ours = (each.compile() for each in lower_both(program, machine))
+        before, after = instructions(theirs), instructions(ours)
+        aliases = [each.memory_analysis().alias_size_in_bytes for each in (theirs, ours)]
+        assert before
+        if before != after or aliases[0] != aliases[1]:
+            different[title] = (before - after, after - before)
+
+    assert (len(table), different) == (21, {})
+
+
+@pytest.mark.parametrize("name", [_TPUS[0], _TPUS[1], _GPUS[0]])
+@pytest.mark.parametrize(
+    "reduce", [lambda x: x.mean(0), lambda x: (x**2).sum(0)], ids=["mean", "squares"]
+)
+def test_a_gather_that_is_only_reduced_is_gone(name, reduce):
+    program = (lambda x: reduce(lax.all_gather(x, "i")), (_X,), {})
+
+    theirs, ours = (each.compile() for each in lower_both(program, jax_dist.topology(name)))
+
+    assert (kinds(theirs), kinds(ours)) == ({"all-gather": 1}, {"all-reduce": 1})
+    before, after = (each.memory_analysis().peak_memory_in_bytes for each in (theirs, ours))
+    assert after < 0.7 * before
+
+
+def _large_step(w, x):
+    return w - jax.lax.pmean(jnp.sin(w) * x.sum(), "i")
+
+
+@pytest.mark.tpu_compiler
+def test_a_plan_says_which_strategy_fits_and_by_how_much():
+    """State and gradient of 8 GiB each: a copy of both does not fit in 15.75 GiB, a part does."""
+    types = (jax.ShapeDtypeStruct((4, 2**21, 1024), "f4"), jax.ShapeDtypeStruct((4, 8), "f4"))
+    mapped = jax.pmap(_large_step, "i", donate_argnums=0)
+
+    found = plan(mapped, *types, on="v5e:2x2", strategies=["jax.pmap", "fsdp"])
+
+    whole, parts = found.rows
+    assert (whole.fits, whole.program, whole.needed) == (False, None, 16 * 2**30)
+    assert whole.verdict == "does NOT fit, by 268.4 MB"
+    assert (parts.fits, parts.needed) == (True, parts.program.peak_bytes)
+    assert parts.program.argument_bytes == 2**31 + 512
+    assert parts.program.alias_bytes == 2**31
+    assert found.advice.startswith("It fits on v5e:2x2 with fsdp; ")
+
+
+@pytest.mark.parametrize("name", [_TPUS[1], _GPUS[1]])
+def test_a_plan_agrees_with_the_compiler(name):
+    machine = jax_dist.topology(name)
+    program = programs(len(machine.devices))["SGD, donated"]
+
+    rows = plan(jax.pmap(sgd, "i", donate_argnums=0), *mapped_types(program, 16), on=name).rows
+
+    memory = lower_both(program, machine)[0].compile().memory_analysis()
+    assert [row.strategy for row in rows] == ["jax.pmap", "replicated", "fsdp", "fsdp-regather"]
+    assert rows[0].program.argument_bytes == memory.argument_size_in_bytes
+    assert rows[0].program.temp_bytes == memory.temp_size_in_bytes
+    assert rows[0].needed == memory.peak_memory_in_bytes
+    assert all(row.fits and row.memory == machine.memory for row in rows)
+    assert {each.size for row in rows for each in row.program.collectives} == {16}
+
+
+# Every entry point, on several hosts.
+
+_TABLE = np.ones((128, 128), np.float32)
+
+
+def _of_table(x):
+    return jax.lax.pmean(x @ _TABLE, "i")
+
+
+def _step(w, x):
+    gradient = jax.grad(lambda w: jnp.mean((x @ _TABLE @ w) ** 2))(w)
+    return w - 0.1 * jax.lax.pmean(gradient, "i")
+
+
+_INPUT = jax.ShapeDtypeStruct((16, 128), jnp.float32)
+_WEIGHTS = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+_ENTRIES = {
+    "pmap": lambda on: jax_dist.pmap(_of_table, "i", devices=on.devices).lower(_INPUT),
+    "pmap, whole arrays": lambda on: jax_dist.pmap(
+        _of_table, "i", devices=on.devices, arrays="global"
+    ).lower(_INPUT),
+    "pmap in pmap": lambda on: jax_dist.pmap(
+        jax_dist.pmap(lambda x: jax.lax.psum(x, ("i", "j")), "j"), "i", devices=on.devices
+    ).lower(jax.ShapeDtypeStruct((8, 2, 128), jnp.float32)),
+    "a scan of pmap": lambda on: jax.jit(
+        lambda x: jax.lax.scan(
+            lambda x, _: (jax_dist.pmap(_of_table, "i", devices=on.devices)(x), None), x, length=3
+        )[0]
+    ).lower(_INPUT),
+    "the gradient of pmap": lambda on: jax.jit(
+        jax.grad(lambda x: (jax_dist.pmap(_of_table, "i", devices=on.devices)(x) ** 2).sum())
+    ).lower(_INPUT),
+    "filter_pmap": lambda on: jax_dist.filter_pmap(
+        _of_table, axis_name="i", devices=on.devices
+    ).lower(_INPUT),
+    "mapped": lambda on: mapped(_of_table, "i", devices=on.devices).lower(_INPUT),
+    "rewrite": lambda on: jax_dist.rewrite(
+        jax.jit(jax.pmap(_of_table, "i", devices=on.devices))
+    ).lower(_INPUT),
+    "rewrite of ours": lambda on: jax_dist.rewrite(
+        jax_dist.pmap(_of_table, "i", devices=on.devices)
+    ).lower(_INPUT),
+    "global view": lambda on: jax_dist.global_view(
+        _step, "i", mesh=Mesh(on.devices, ("i",)), shardings="fsdp"
+    ).lower(_WEIGHTS, jax.ShapeDtypeStruct((16, 4, 128), jnp.float32)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::jax_dist.errors.CapturedArrayWarning")
+@pytest.mark.parametrize("entry", _ENTRIES)
+@pytest.mark.parametrize("name", [_TPUS[1], _GPUS[1]])
+def test_programs_for_several_hosts_come_out_of_one_process(entry, name):
+    machine = jax_dist.topology(name)
+    assert (jax.process_count(), machine.hosts > 1) == (1, True)
+
+    compiled = _ENTRIES[entry](machine).compile()
+
+    sizes = {each.size for each in collectives_of(compiled.as_text())}
+    assert sizes == {16}
+
+
+@pytest.mark.parametrize("name", [_TPUS[1], _GPUS[1]])
+def test_a_call_there_is_one_clear_error(name):
+    machine = jax_dist.topology(name)
+
+    with pytest.raises(
+        NotImplementedError, match="cannot run on these devices, which only compile"
+    ):
+        jax_dist.pmap(_of_table, "i", devices=machine.devices)(np.ones((16, 128), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "hosts", "gib"),
+    [
+        ("v4:2x2x1", 4, 1, 30.75),
+        ("v5e-16", 16, 4, 15.75),
+        ("v6e:1x1", 1, 1, 31.25),
+        ("v5p:2x2x2", 8, 2, 95.74),
+        ("v7x:2x2x1", 8, 1, 94.75),
+    ],
+)
+@pytest.mark.tpu_compiler
+def test_the_memory_of_a_chip_is_what_its_compiler_allows(name, count, hosts, gib):
+    machine = jax_dist.topology(name)
+    too_large = jax.ShapeDtypeStruct((1, 2**16, 2**10, 2**10), jnp.float32)  # 256 GiB
+
+    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+        jax.pmap(jnp.cumsum, devices=machine.devices[:1]).lower(too_large).compile()
+
+    assert (len(machine.devices), machine.hosts) == (count, hosts)
+    assert re.search(r"exceeds available HBM \((\S+)G\)", str(raised.value))[1] == f"{gib:.2f}"
+    assert machine.memory == round(gib * 2**30)

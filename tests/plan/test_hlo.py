@@ -1,0 +1,386 @@
+"""What the compiled program moves, against numbers worked out by hand.
+
+The mesh is 4 by 2 and x is float32[8, 6], so a block of both axes is [2, 3]: 24 bytes.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _hlo
+from jax_dist._hlo import Collective
+
+pytestmark = pytest.mark.rewriting
+
+_X = np.arange(48.0, dtype=np.float32).reshape(8, 6)
+
+
+def _mesh(shape=(4, 2), names=("i", "j"), devices=None):
+    devices = np.array(devices or jax.devices()[: np.prod(shape)]).reshape(shape)
+    return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+_BLOCKS = P("i", "j")
+
+
+def _program(body, in_specs=_BLOCKS, out_specs=_BLOCKS, mesh=None):
+    mapped = jax.shard_map(
+        body, mesh=mesh or _mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+    return _hlo.ProgramCost.of(jax.jit(mapped).lower(_X))
+
+
+def _scan(body, length):
+    return lambda x: lax.scan(body, x, None, length=length)[0]
+
+
+def _nested(x, _):
+    inner = _scan(lambda x, _: (lax.psum(x, "j") * 0.5, None), 3)
+    return lax.psum(inner(x), "i") * 0.25, None
+
+
+def _while(step, condition=lambda x: x[0, 0] < 1e5):
+    return lambda x: lax.while_loop(condition, step, x)
+
+
+def _if_large(x):
+    return lax.cond(x[0, 0] > 3, lambda x: lax.psum(x, "i"), lambda x: x + 1, x)
+
+
+def _switch(x, index):
+    branches = [lambda x, n=n: lax.psum(x * n, "i") for n in (1.0, 2.0, 3.0)]
+    return lax.switch(index, branches, x) * 0.1, None
+
+
+UNKNOWN, BRANCH = "in a loop of unknown length", "in a branch"
+PROGRAMS = {  # the function of one device, its out_specs, and kind, axes, size, count, bytes, moved
+    "psum over i": (lambda x: lax.psum(x, "i"), "ij", [("all-reduce", "i", 4, 1, 24, 36.0)]),
+    "psum over both": (
+        lambda x: lax.psum(x, ("i", "j")), "ij", [("all-reduce", "ij", 8, 1, 24, 42.0)]),
+    "psum of two arrays at once": (  # 24 bytes and 4
+        lambda x: sum(lax.psum((x, x[0, 0] + 1), ("i", "j"))), "ij",
+        [("all-reduce", "ij", 8, 1, 28, 49.0)]),
+    "psum of int8": (
+        lambda x: lax.psum(x.astype(jnp.int8), "i"), "ij", [("all-reduce", "i", 4, 1, 6, 9.0)]),
+    "all_gather of booleans": (
+        lambda x: lax.all_gather(x > 3, "j").sum(0), "ij", [("all-gather", "j", 2, 1, 12, 6.0)]),
+    "all_gather over both, the minor one first": (
+        lambda x: lax.all_gather(x, ("j", "i")).sum(0), "ij",
+        [("all-gather", "ij", 8, 1, 192, 168.0)]),
+    "psum_scatter": (
+        lambda x: lax.psum_scatter(x, "j", scatter_dimension=1, tiled=True), "i",
+        [("reduce-scatter", "j", 2, 1, 24, 24.0)]),
+    "ppermute around a ring": (
+        lambda x: lax.ppermute(x, "i", [(0, 1), (1, 2), (2, 3), (3, 0)]), "ij",
+        [("collective-permute", "i", 4, 1, 24, 24.0)]),
+    "all_to_all": (
+        lambda x: lax.all_to_all(x, "j", 1, 0, tiled=True), "i",
+        [("all-to-all", "j", 2, 1, 48, 24.0)]),
+    "groups that are no axis": (
+        lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]), "ij",
+        [("all-reduce", "", 2, 1, 24, 24.0)]),
+    "scans multiply": (
+        _scan(_nested, 5), "ij",
+        [("all-reduce", "j", 2, 15, 24, 24.0), ("all-reduce", "i", 4, 5, 24, 36.0)]),
+    "a while of unknown length": (
+        _while(lambda x: lax.psum(x, "i") * 1.5 + 1, lambda x: lax.psum(x.sum(), ("i", "j")) < 1e5),
+        "ij",
+        [("all-reduce", "ij", 8, 1, 4, 7.0, UNKNOWN), ("all-reduce", "i", 4, 1, 24, 36.0, UNKNOWN)],
+    ),
+    "a scan in a while": (
+        _while(_scan(lambda x, _: (lax.psum(x, "j") + 1, None), 3)), "ij",
+        [("all-reduce", "j", 2, 3, 24, 24.0, UNKNOWN)]),
+    "a branch": (_if_large, "ij", [("all-reduce", "i", 4, 1, 24, 36.0, BRANCH)]),
+    "a branch in a while": (
+        _while(_if_large), "ij", [("all-reduce", "i", 4, 1, 24, 36.0, UNKNOWN)]),
+    "a switch in a scan": (
+        lambda x: lax.scan(_switch, x, jnp.arange(7) % 3)[0], "ij",
+        [("all-reduce", "i", 4, 21, 24, 36.0, BRANCH)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PROGRAMS)
+@pytest.mark.parametrize("order", [range(8), [3, 1, 2, 0, 7, 6, 4, 5]], ids=["", "reordered"])
+def test_the_collectives_of_a_program(case, order):
+    body, spec, rows = PROGRAMS[case]
+    mesh = _mesh(devices=[jax.devices()[place] for place in order])
+
+    program = _program(body, P(*spec), mesh=mesh)
+
+    expected = [Collective(kind, tuple(axes), *rest) for kind, axes, *rest in rows]
+    assert sorted(program.collectives, key=str) == sorted(expected, key=str)
+    assert program.moved_bytes == sum(each.count * each.moved_bytes for each in expected)
+
+
+def test_axes_of_three_in_mesh_order_and_of_some_devices():
+    mesh = _mesh((2, 2, 2), ("a", "b", "c"))
+
+    gathered = _program(lambda x: lax.psum(x, ("c", "a")), P(("a", "b")), P("b"), mesh)
+    turned = _program(lambda x: lax.ppermute(x, ("a", "c"), [(0, 3)]), P("b"), P("b"), mesh)
+    some = _mesh((4,), ("k",), devices=jax.devices()[4:])
+
+    assert [(each.axes, each.size) for each in gathered.collectives] == [(("a", "c"), 4)]
+    assert [(each.axes, each.size) for each in turned.collectives] == [(("a", "c"), 4)]
+    assert _program(lambda x: lax.psum(x, "k"), P("k"), P(), some).collectives == (
+        Collective("all-reduce", ("k",), 4, 1, 48, 72.0),
+    )
+    assert _program(lambda x: lax.psum(x, "j"), mesh=_mesh((8, 1))).moved_bytes == 0.0
+
+
+def test_what_the_compiler_puts_in_is_found_too():
+    x = jax.device_put(_X, NamedSharding(_mesh(), P("i")))
+
+    program = _hlo.ProgramCost.of(jax.jit(lambda x: x.sum()).lower(x))
+
+    assert program.collectives == (Collective("all-reduce", ("i",), 4, 1, 4, 6.0),)
+
+
+def test_axes_of_the_mesh_that_is_given():
+    lowered = jax.jit(jax.pmap(lambda x: lax.psum(x, "batch"), "batch")).lower(_X)
+
+    own = _hlo.ProgramCost.of(lowered)
+    given = _hlo.ProgramCost.of(lowered, mesh=_mesh())
+    other = _hlo.ProgramCost.of(lowered, mesh=_mesh((4,), ("k",)))
+
+    assert [each.axes for each in own.collectives] == [("batch",)]
+    assert [each.axes for each in given.collectives] == [("i", "j")]
+    assert [each.axes for each in other.collectives] == [()]
+
+
+def test_memory_and_sizes_of_one_device():
+    program = _program(lambda x: lax.all_gather(x, "i").sum(0))
+
+    assert program.argument_bytes == 24  # [2, 3]
+    assert program.output_bytes == 24
+    assert program.temp_bytes is not None
+    assert program.temp_bytes >= 96  # the gathered array
+
+
+def test_a_captured_array_is_in_both_programs():
+    weights = np.full((100, 50), 1.5, np.float32)
+    weights[3, 4] = 2.0  # or it would be one number, broadcast
+
+    captured = _hlo.ProgramCost.of(
+        jax.jit(lambda x: x @ weights).lower(np.ones((2, 100), np.float32))
+    )
+    passed = _hlo.ProgramCost.of(
+        jax.jit(lambda x, w: x @ w).lower(np.ones((2, 100), np.float32), weights)
+    )
+
+    assert captured.constants_bytes == 20_000
+    assert captured.stablehlo_bytes > 40_000  # two hexadecimal digits a byte
+    assert (passed.constants_bytes, passed.argument_bytes) == (0, 20_800)
+    assert passed.stablehlo_bytes < 2_000
+
+
+# What CPU never writes, as XLA writes it for other devices.
+_ASYNC = """\
+HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%scattering (p: f32[32]) -> f32[8] {
+  %p = f32[32]{0} parameter(0)
+  ROOT %rs = f32[8]{0} reduce-scatter(%p), channel_id=5, replica_groups=[2,4]<=[4,2]T(1,0), \
+use_global_device_ids=true, dimensions={0}, to_apply=%add
+}
+
+ENTRY %main (x: f32[4,2], y: bf16[3]) -> f32[8] {
+  %x = f32[4,2]{1,0:T(8,128)S(1)} parameter(0)
+  %y = bf16[3]{0} parameter(1)
+  %ar = (f32[4,2]{1,0}, bf16[3]{0}) all-reduce-start(%x, %y), channel_id=1, \
+replica_groups=[4,2]<=[8], to_apply=%add
+  %ar-done = (f32[4,2]{1,0}, bf16[3]{0}) all-reduce-done(%ar)
+  %ag = (f32[4,2]{1,0}, f32[32]{0:T(256)}) all-gather-start(%x), channel_id=2, \
+replica_groups=mesh['i'=4,'j'=2] {'i'}, dimensions={0}
+  %ag-done = f32[32]{0:T(256)} all-gather-done(%ag)
+  %ag2 = ((f32[4,2]{1,0}, bf16[3]{0}), (f32[8,2]{1,0}, /*index=1*/bf16[6]{0})) \
+all-gather-start(%x, %y), channel_id=3, replica_groups={{0,1},{2,3},{4,5},{6,7}}, dimensions={0}
+  %ag2-done = (f32[8,2]{1,0}, bf16[6]{0}) all-gather-done(%ag2)
+  %cp = (f32[4,2]{1,0}, f32[4,2]{1,0}, u32[], u32[]) collective-permute-start(%x), channel_id=4, \
+source_target_pairs={{0,6},{6,0}}
+  %cp-done = f32[4,2]{1,0} collective-permute-done(%cp)
+  %rs-start = ((f32[32]{0}), f32[8]{0}, s32[]) async-start(%ag-done), calls=%scattering, \
+metadata={op_name="jit(step)/calls=%scattering"}
+  %rs-update = ((f32[32]{0}), f32[8]{0}, s32[]) async-update(%rs-start), calls=%scattering
+  ROOT %rs-done = f32[8]{0} async-done(%rs-update), calls=%scattering
+}
+"""
+
+
+def test_collectives_in_two_halves_are_counted_once():
+    assert _hlo.collectives_of(_ASYNC, _mesh()) == (
+        Collective("all-reduce", ("j",), 2, 1, 38, 38.0),
+        Collective("all-gather", ("i",), 4, 1, 128, 96.0),
+        Collective("all-gather", ("j",), 2, 1, 76, 38.0),
+        Collective("collective-permute", ("i",), 4, 1, 32, 32.0),
+        Collective("reduce-scatter", ("i",), 4, 1, 32, 96.0),
+    )
+
+
+_KNOWN_LOOP = """\
+HloModule jit_step, num_partitions=8
+
+%step (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %cp = f32[8]{0} collective-permute(%p), channel_id=1, source_target_pairs={{0,2},{2,0}}
+}
+
+%again (p: f32[8]) -> pred[] {
+  %p = f32[8]{0} parameter(0)
+  %ag = f32[64]{0} all-gather(%p), channel_id=2, replica_groups={}, dimensions={0}, \
+metadata={op_name="f replica_groups=[4,2]<=[8]"}
+  ROOT %less = pred[] custom-call(%ag), custom_call_target="less"
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %while = f32[8]{0} while(%x), condition=%again, body=%step, \
+backend_config={"known_trip_count":{"n":"6"}}
+}
+"""
+
+
+# A gather that runs beside two fusions, as the compiler of TPUs writes it, and two others.
+_CHAIN = """\
+HloModule jit_step, num_partitions=16
+
+%one (p: bf16[8,16]) -> bf16[128,16] {
+  %p = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %all-gather.1 = bf16[128,16]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=4, \
+replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+}
+
+%two (p: bf16[8,16]) -> bf16[128,16] {
+  %p = bf16[8,16]{1,0} parameter(0)
+  ROOT %all-gather.2 = bf16[128,16]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=4, \
+replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, dimensions={0}, \
+frontend_attributes={chain_id="0"}
+}
+
+ENTRY %main (a: bf16[8,16]) -> bf16[128,16] {
+  %a = bf16[8,16]{1,0} parameter(0)
+  %fusion.1 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%one, \
+backend_config={"estimated_cycles":"700"}
+  %fusion.2 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%two, \
+backend_config={"estimated_cycles":"50"}
+  %again.3 = bf16[128,16]{1,0} all-gather(%a), channel_id=5, \
+replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, dimensions={0}
+  ROOT %again.4 = bf16[128,16]{1,0} all-gather(%a), channel_id=6, \
+replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, dimensions={0}
+}
+"""
+
+
+def test_a_collective_that_stands_in_several_fusions_is_counted_once():
+    (gather,) = _hlo.collectives_of(_CHAIN)
+
+    assert (gather.kind, gather.size, gather.count, gather.result_bytes) == (
+        "all-gather", 16, 3, 4096,
+    )  # fmt: skip
+
+
+def test_a_condition_is_asked_once_more_than_the_body_runs():
+    assert _hlo.collectives_of(_KNOWN_LOOP, _mesh()) == (
+        Collective("all-gather", ("i", "j"), 8, 7, 256, 224.0),
+        Collective("collective-permute", ("i",), 4, 6, 32, 32.0),
+    )
+
+
+def test_without_a_mesh_there_are_no_axes():
+    axes = [(each.axes, each.size) for each in _hlo.collectives_of(_ASYNC)]
+
+    assert axes == [((), 2), ((), 4), ((), 2), ((), 2), ((), 4)]
+
+
+def test_names_of_the_user_are_not_read_as_program():
+    text = _ASYNC.replace(
+        '"jit(step)/calls=%scattering"', '"} calls=%scattering, body=%scattering"'
+    )
+
+    assert _hlo.collectives_of(text, _mesh()) == _hlo.collectives_of(_ASYNC, _mesh())
+
+
+def test_a_text_that_is_no_program():
+    with pytest.raises(ValueError, match="^not the text of a compiled program: it has no"):
+        _hlo.collectives_of("module @jit_f {}")
+
+
+def test_groups_written_in_a_new_way():
+    text = _ASYNC.replace("replica_groups=[4,2]<=[8]", "replica_groups=every<2>")
+
+    with pytest.raises(ValueError, match="which devices a collective joins: replica_groups=every"):
+        _hlo.collectives_of(text)
+
+
+# The forms in which compiled programs name groups of devices.
+
+_WRITTEN = {
+    "replica_groups={{0,5},{2,3}}, use_global": ((0, 5), (2, 3)),
+    "source_target_pairs={{0,1},{1,2}}": ((0, 1), (1, 2)),
+    "source_target_pairs={}": (),
+    "replica_groups={}": ((0, 1, 2, 3, 4, 5),),
+    "channel_id=1": ((0, 1, 2, 3, 4, 5),),
+    "replica_groups=[2,3]<=[6]": ((0, 1, 2), (3, 4, 5)),
+    "replica_groups=[3,2]<=[2,3]T(1,0)": ((0, 3), (1, 4), (2, 5)),
+    "replica_groups=mesh['i'=3,'j'=2] {'i'}": ((0, 2, 4), (1, 3, 5)),
+    "replica_groups=mesh['i'=3,'j'=2] {'j','i'}": ((0, 2, 4, 1, 3, 5),),
+    "replica_groups=mesh['i'=3,'j'=2] {}": ((0,), (1,), (2,), (3,), (4,), (5,)),
+    "replica_groups=mesh[i=3,j=2] {j}": ((0, 1), (2, 3), (4, 5)),
+    "replica_groups=mesh['a b.c-d'=6] {'a b.c-d':(1)2}": ((0, 3), (1, 4), (2, 5)),
+    "replica_groups=mesh['i'=6] {'i':(2)3}": ((0, 1, 2), (3, 4, 5)),
+    "replica_groups=mesh['i'=8] {'i':(4)2,'i':(1)2}": ((0, 4, 1, 5), (2, 6, 3, 7)),
+    "replica_groups=mesh['i'=4,'j'=6] {'i':(2)2,'j':(1)3}": (
+        (0, 2, 4, 6, 8, 10),
+        (1, 3, 5, 7, 9, 11),
+        (12, 14, 16, 18, 20, 22),
+        (13, 15, 17, 19, 21, 23),
+    ),
+    "replica_groups=mesh['i'=4], device_ids=(3,1,2,0) {'i':(1)2}, x": ((3, 2), (1, 0)),
+    "replica_groups=mesh['i'=4], device_ids=([3,1,2,0]) {'i':(2)2}, x": ((3, 1), (2, 0)),
+    "replica_groups=mesh['a'=3,'b'=2], device_ids=([2,3]T(1,0)) {'a'}": ((0, 1, 2), (3, 4, 5)),
+    "replica_groups=mesh['a'=3,'b'=2], device_ids=([3,2]<=[2,3]T(1,0)) {'a'}": (
+        (0, 1, 2),
+        (3, 4, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("written", _WRITTEN)
+def test_groups_are_read(written):
+    assert _hlo.groups_of(written, 6) == _WRITTEN[written]
+
+
+_SIZES = {"i": 3, "j": 2, "k": 1}
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_permute", "axes"),
+    [
+        (((0, 2, 4), (1, 3, 5)), False, ("i",)),
+        (((3, 1, 5), (4, 2, 0)), False, ("i",)),
+        (((0, 1), (2, 3), (4, 5)), False, ("j",)),
+        (((0, 1, 2, 3, 4, 5),), False, ("i", "j")),
+        (((0,), (1,), (2,), (3,), (4,), (5,)), False, ("k",)),
+        (((0, 1, 2), (3, 4, 5)), False, ()),
+        (((0, 2, 4),), False, ()),  # and the others?
+        (((0, 1, 2, 3, 4, 5, 6, 7),), False, ()),  # of a larger mesh
+        (((0, 2), (2, 4), (4, 0)), True, ("i",)),
+        (((0, 1),), True, ("j",)),
+        (((0, 1), (0, 2)), True, ("i", "j")),
+        (((0, 3),), True, ("i", "j")),
+        ((), True, ()),
+        (((5, 6),), True, ()),  # of a larger mesh
+    ],
+)
+def test_axes_of_groups(groups, is_permute, axes):
+    assert _hlo.axes_of(groups, _SIZES, is_permute=is_permute) == axes

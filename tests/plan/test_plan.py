@@ -1,0 +1,406 @@
+"""`jax_dist.plan`: what each strategy takes, and the step that a program calls."""
+
+import functools
+import importlib
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_dist
+from jax_dist._hlo import Collective, ProgramCost
+from jax_dist.errors import ArgumentError
+from jax_dist.plan import MappedStep, Plan, PlanRow, find_step, plan
+from jax_dist.topology import Topology
+
+pytestmark = pytest.mark.rewriting
+
+module = importlib.import_module("jax_dist.plan")
+N = jax.local_device_count()
+PARAMS = {"w": np.ones((64, 128), np.float32), "v": np.ones((128, 8), np.float32)}
+BATCH = {"x": np.ones((4, 64), np.float32)}
+STATE_BYTES, BATCH_BYTES = 4 * (64 * 128 + 128 * 8), 4 * 4 * 64
+FOUR = ["jax.pmap", "replicated", "fsdp", "fsdp-regather"]
+LIMIT = 16_911_433_728
+
+
+def step(params, batch):
+    loss = lambda params: jnp.mean((jnp.tanh(batch["x"] @ params["w"]) @ params["v"]) ** 2)
+    value, gradient = jax.value_and_grad(loss)(params)
+    gradient = jax.lax.pmean(gradient, "i")
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), jax.lax.pmean(value, "i")
+
+
+def stacked(count, tree):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), tree)
+
+
+def planned(function=None, slices=2, **options):
+    function = function or jax.pmap(step, "i", donate_argnums=0)
+    options = {"on": jax.devices(), **options}
+    return plan(function, stacked(slices, PARAMS), stacked(slices, BATCH), **options)
+
+
+def machine(name, memory):
+    return Topology(name, tuple(jax.devices()), memory)
+
+
+# What each strategy takes.
+
+
+def test_each_strategy_is_compiled_and_measured():
+    result = planned()
+
+    rows = {row.strategy: row for row in result.rows}
+    whole, sharded = STATE_BYTES + BATCH_BYTES, STATE_BYTES // 8 + BATCH_BYTES
+    sizes = {strategy: row.program.argument_bytes for strategy, row in rows.items()}
+    assert sizes == dict(zip(FOUR, [whole, whole, sharded, sharded], strict=True))
+    assert {(row.machine, row.verdict) for row in result.rows} == {
+        ("8 cpu devices", "limit unknown")
+    }
+    assert rows["fsdp"].needed < rows["jax.pmap"].needed
+    assert [(c.kind, c.axes, c.size) for c in rows["jax.pmap"].program.collectives] == [
+        ("all-reduce", ("i",), 8)
+    ]
+
+
+def test_the_numbers_are_those_of_the_program_that_runs():
+    mapped = jax.pmap(step, "i", donate_argnums=0)
+    memory = mapped.lower(stacked(8, PARAMS), stacked(8, BATCH)).compile().memory_analysis()
+
+    (row,) = planned(strategies=["jax.pmap"]).rows
+
+    arguments, output, temp, alias = (
+        getattr(memory, f"{part}_size_in_bytes") for part in ("argument", "output", "temp", "alias")
+    )
+    program = row.program
+    assert (program.argument_bytes, program.temp_bytes) == (arguments, temp)
+    assert (program.alias_bytes, alias) == (STATE_BYTES, STATE_BYTES)
+    assert row.needed == arguments + output + temp - alias
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("slices", [1, 3, 64])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: jax.pmap(step, "i", donate_argnums=0),
+        lambda: jax_dist.pmap(step, "i", donate_argnums=0),
+        lambda: jax.jit(jax.pmap(step, "i", donate_argnums=0)),
+        lambda: jax.jit(jax_dist.pmap(step, "i", donate_argnums=0)),
+        lambda: lambda *args: jax.pmap(step, "i", donate_argnums=0)(*args),
+    ],
+    ids=["jax.pmap", "jax_dist.pmap", "jit of jax.pmap", "jit of jax_dist.pmap", "a caller"],
+)
+def test_any_mapped_function_is_planned_for_as_many_devices_as_there_are(make, slices):
+    results = [planned(make(), slices), planned()]
+
+    sizes = [
+        [(row.needed, row.program.argument_bytes, row.program.collectives) for row in result.rows]
+        for result in results
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_axes_static_arguments_and_keywords_stay_what_they_are():
+    def scaled(times, params, x, *, bias):
+        return params + times * jax.lax.psum(x.sum() + bias.sum(), "i")
+
+    mapped = jax.pmap(scaled, "i", in_axes=(None, None, 1), out_axes=None,
+                      static_broadcasted_argnums=0)  # fmt: skip
+    of = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    found = MappedStep.of(mapped, (3, of(32, 64), of(5, 2, 7)), {"bias": of(2, 9)})
+
+    assert [leaf.shape for leaf in found.slices] == [(32, 64), (5, 7), (9,)]
+    assert [leaf.shape for leaf in found.leaves(8)] == [(32, 64), (5, 8, 7), (8, 9)]
+    rows = plan(found, on=jax.devices()).rows
+    assert [row.problem for row in rows] == [""] * 4
+    assert rows[2].program.argument_bytes == 4 * (32 * 64 // 8 + 5 * 7 + 9)
+
+
+def test_a_step_without_a_state_has_no_sharded_strategy():
+    mapped = jax.pmap(lambda x: jax.lax.pmean(x.sum(), "i"), "i")
+
+    row, *others = plan(mapped, stacked(2, BATCH["x"]), on=jax.devices()).rows
+
+    assert row.program is not None
+    assert all("'<lambda>' carries no state" in other.problem for other in others)
+
+
+def test_the_state_can_be_named():
+    def two(first, second, x):
+        return first + jax.lax.psum(x.sum(), "i"), second, x
+
+    args = stacked(2, [np.ones((64, 64), np.float32)] * 2 + [np.ones(4, np.float32)])
+    options = {"on": jax.devices(), "strategies": ["fsdp"]}
+    both, one = (
+        plan(jax.pmap(two, "i"), *args, **options, state=state).rows[0].program.argument_bytes
+        for state in (None, 0)
+    )
+    assert both == 2 * 4 * 64 * 64 // 8 + 16  # both come back
+    assert one == 4 * 64 * 64 // 8 + 4 * 64 * 64 + 16
+
+
+def test_our_pmap_reduces_where_jax_gathers():
+    gathered = jax.pmap(lambda x: jax.lax.all_gather(x, "i").mean((0, 1)), "i")
+
+    rows = plan(
+        gathered, np.ones((2, 64, 64), np.float32), on=jax.devices(),
+        strategies=["jax.pmap", "jax_dist.pmap"],
+    ).rows  # fmt: skip
+
+    assert [c.kind for row in rows for c in row.program.collectives] == ["all-gather", "all-reduce"]
+
+
+def test_hsdp_shards_the_state_over_the_devices_of_a_host(monkeypatch):
+    monkeypatch.setattr(module, "_count_hosts", lambda devices: 2)
+
+    (row,) = planned(strategies=["hsdp"]).rows
+
+    assert row.program.argument_bytes == STATE_BYTES // 4 + BATCH_BYTES
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "line"),
+    [
+        ({"strategies": ["fsdp-regater"]}, ArgumentError, "Did you mean fsdp-regather?"),
+        ({"on": "v5:4x4"}, ValueError, "Did you mean v5e?"),
+        ({"on": [3]}, ArgumentError, "on=3 is not a machine"),
+        ({"on": []}, ArgumentError, "on=[] is not a machine"),
+        ({"function": lambda *args: args}, NotImplementedError, "'<lambda>' maps nothing"),
+        ({"function": step}, NotImplementedError, "'step' maps nothing"),
+    ],
+)
+def test_what_cannot_be_planned(options, kind, line):
+    with pytest.raises(kind, match=re.escape(line)):
+        planned(**options)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Ran out of memory: (20.45G) exceeds available HBM (15.75G).", (False, 21_958_020_301)),
+        ("INTERNAL: no such thing\nat line 3", (None, None)),
+    ],
+)
+def test_a_program_that_the_compiler_rejects_is_a_row(text, expected, monkeypatch):
+    def reject(self, compiler_options=None):
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", reject)
+
+    result = planned(strategies=["fsdp"], on=[machine("v5e:16x16", LIMIT)])
+
+    (row,) = result.rows
+    assert (row.fits, row.needed) == expected
+    if row.needed:
+        assert row.verdict == "does NOT fit, by 5.0 GB"
+        assert result.advice == (
+            "It does not fit on v5e:16x16: fsdp needs least, 22.0 GB of 16.9 GB."
+        )
+    else:
+        assert row.problem == "INTERNAL: no such thing"
+
+
+@pytest.mark.parametrize(
+    ("memory", "efforts"),
+    [(None, [9]), (10**9, [9]), (10**5, [9, None]), (10, [9, None])],
+    ids=["no limit", "much is free", "little is free", "it does not fit"],
+)
+def test_a_quick_plan_compiles_in_full_what_comes_near_the_limit(memory, efforts, monkeypatch):
+    levels = []
+    original = jax.stages.Lowered.compile
+
+    def compile_(self, compiler_options=None):
+        levels.append(compiler_options.get("optimization_level"))
+        return original(self, compiler_options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_)
+
+    result = planned(strategies=["jax.pmap"], quick=True, on=[machine("a thimble", memory)])
+
+    (row,) = result.rows
+    assert (levels, row.is_quick) == (efforts, efforts == [9])
+    assert ("about" in row.verdict) == (memory == 10**9)
+
+
+def test_the_table_and_the_data():
+    def row(machine, strategy, needed, memory=LIMIT, runs="always"):
+        reduced = Collective("all-reduce", ("i",), 16, 2, 64, 118e6, runs)
+        cost = ProgramCost((reduced,), argument_bytes=377_600_000)
+        return PlanRow(machine, strategy, memory, needed, cost, 41.7)
+
+    rows = (
+        row("v5e:2x4", "jax.pmap", 906_200_000),
+        row("v5e:2x4", "fsdp", 546_600_000, runs="in a loop of unknown length"),
+        PlanRow("tiny", "jax.pmap", 500_000_000, 906_000_000, seconds=3.0),
+        PlanRow("tiny", "replicated", problem="the step maps inside"),
+    )
+    machines = (machine("v5e:2x4", LIMIT), machine("tiny", 500_000_000))
+    result = Plan("step", machines, rows)
+
+    assert result.advice == (
+        "It fits on v5e:2x4 with jax.pmap, fsdp; fsdp needs least, 546.6 MB. It does not fit on "
+        "tiny: jax.pmap needs least, 906.0 MB of 500.0 MB."
+    )
+    lines = [" ".join(line.split()) for line in str(result).splitlines()]
+    assert max(map(len, str(result).splitlines())) <= 80
+    for line in (
+        "v5e:2x4: 8 devices on 1 host, 16.9 GB for programs on each",
+        "strategy on one device arguments peak sent compiled",
+        "jax.pmap fits, 16.0 GB free 377.6 MB 906.2 MB 236.0 MB 42 s",
+        "fsdp fits, 16.4 GB free 377.6 MB 546.6 MB >236.0 MB 42 s",
+        "jax.pmap does NOT fit, by 406.0 MB 906.0 MB",
+        "replicated the step maps inside",
+    ):
+        assert line in lines, str(result)
+    data = json.loads(json.dumps(result.to_dict()))
+    assert data["machines"][1] == {"name": "tiny", "devices": 8, "hosts": 1, "memory": 500_000_000}
+    assert [row["fits"] for row in data["rows"]] == [True, True, False, None]
+    assert data["rows"][0]["moved_bytes"] == 236e6
+
+
+def test_explain_has_the_plan_of_a_machine():
+    mapped = jax.pmap(lambda w, x: w - jax.lax.all_gather(x @ w, "i").mean(0), "i")
+    args = (np.ones((3, 64, 64), np.float32), np.ones((3, 64, 64), np.float32))
+
+    report = jax_dist.explain(mapped, *args, devices=jax.devices())
+
+    assert [row.strategy for row in report.plan.rows] == FOUR
+    assert [(c.kind, c.size) for c in report.before.collectives] == [("all-gather", 8)]
+    assert [(c.kind, c.size) for c in report.after.collectives] == [("all-reduce", 8)]
+    assert "fsdp-regather" in str(report)
+    assert jax_dist.explain(mapped, *args).plan is None
+
+
+# The step of a program.
+
+
+def rows_of(count):
+    return np.ones((N, count, 8), np.float32)
+
+
+def train_step(weights, batch):
+    gradient = jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(weights)
+    return weights - jax.lax.pmean(gradient, "i"), batch.sum()
+
+
+def init(key):
+    return jax.random.normal(key, (8,))
+
+
+def train(pmap, calls):
+    """Count devices, make a state and make it the same everywhere, before training."""
+    assert pmap(lambda x: jax.lax.psum(x, "i"), "i")(jnp.ones(N))[0] == N
+    weights = pmap(init)(jax.random.split(jax.random.key(0), N))
+    weights = pmap(lambda x: jax.lax.pmean(x, "i"), "i")(weights)
+    mapped = pmap(train_step, axis_name="i", donate_argnums=0)
+    while True:
+        weights, _ = mapped(weights, rows_of(3))
+        calls.append(weights)
+
+
+@pytest.mark.parametrize("package", [jax, jax_dist], ids=lambda package: package.__name__)
+def test_the_first_that_takes_its_result_and_a_batch_is_the_step_and_does_not_run(package):
+    calls, before = [], (jax.pmap, jax_dist.pmap)
+
+    found = find_step(lambda: train(package.pmap, calls))
+
+    assert (found.name, found.state(N), found.options.donated, calls) == (
+        "train_step", (0,), (0,), []
+    )  # fmt: skip
+    assert [leaf.shape for leaf in found.slices] == [(8,), (3, 8)]
+    assert find_step(lambda: train(package.pmap, []), "init").name == "init"
+    assert (jax.pmap, jax_dist.pmap) == before
+
+
+def advance(state):
+    return state + 1
+
+
+def run_a_state_only():
+    spread, again = jax.pmap(lambda x: x * 2), jax.pmap(advance)
+    state = spread(jnp.ones((N, 3)))
+    while True:
+        state = again(spread(state) if state.sum() < 0 else state)
+
+
+def run_two_of_one_name():
+    jax.pmap(lambda x: jax.lax.psum(x, "i"), "i")(jnp.ones(N))
+    jax.pmap(lambda weights, batch: weights - batch.sum())(jnp.ones((N, 8)), rows_of(2))
+
+
+def run_and_catch_everything():
+    try:
+        jax.pmap(train_step, "i")(jnp.ones((N, 8)), rows_of(2))
+    except BaseException:  # noqa: BLE001  # as some programs do
+        return
+
+
+class Trainer:
+    scale = 3.0
+
+    def make(self):
+        """Decorate while the program runs."""
+
+        class Own(Trainer):
+            @functools.partial(jax.pmap, axis_name="i", static_broadcasted_argnums=0)
+            def step(self, weights, batch):
+                return weights * self.scale - jax.lax.pmean(batch.sum(), "i")
+
+        return Own()
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "shapes"),
+    [
+        (run_a_state_only, "advance", [(3,)]),
+        (run_two_of_one_name, "<lambda>", [(8,), (2, 8)]),
+        (run_and_catch_everything, "train_step", [(8,), (2, 8)]),
+        (lambda: Trainer().make().step(jnp.ones((N, 2)), rows_of(1)), "step", [(2,), (1, 8)]),
+    ],
+    ids=["only a state", "functions of one name", "caught", "a method"],
+)
+def test_the_step_of_other_programs(run, name, shapes):
+    found = find_step(run)
+
+    assert (found.name, [leaf.shape for leaf in found.slices]) == (name, shapes)
+
+
+def leave():
+    jax.pmap(init)(jax.random.split(jax.random.key(0), N))
+    raise SystemExit(3)
+
+
+def run_under_jit():
+    mapped = jax.jit(jax.pmap(train_step, "i"))
+    assert mapped(jnp.ones((N, 8)), rows_of(2))[0].shape == (N, 8)
+
+
+def fail():
+    jax.pmap(lambda x: x + 1)(jnp.ones(N))
+    raise KeyError("rows")
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "lines"),
+    [
+        (leave, None, ["raised SystemExit(3), and did not call a training step", "called: init"]),
+        (fail, "train_step", ["raised KeyError('rows'), and did not call 'train_step'"]),
+        (
+            lambda: train(jax.pmap, []),
+            "train_stepp",
+            ["trains, and did not call", "called: <lambda>, init, <lambda>, train_step"],
+        ),
+        (run_under_jit, None, ["The program ended", "called: none"]),
+        (lambda: None, None, ["The program ended", "called: none"]),
+    ],
+)
+def test_a_program_without_such_a_step_says_what_it_called(run, name, lines):
+    with pytest.raises(NotImplementedError) as caught:
+        find_step(run, name)
+
+    assert [line for line in lines if line not in str(caught.value)] == []

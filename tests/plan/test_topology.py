@@ -1,0 +1,158 @@
+"""`jax_dist.topology`: names of machines, and errors for unknown ones."""
+
+import importlib.util
+import os
+import re
+import sys
+
+import jax
+import pytest
+
+import jax_dist
+from jax_dist.topology import GPUS, _load
+
+pytestmark = pytest.mark.rewriting
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What JAX is asked for, in place of an answer."""
+    from jax.experimental import topologies
+
+    requests = []
+
+    def get(**request):
+        requests.append(request)
+        return type("Found", (), {"devices": jax.devices()})
+
+    monkeypatch.setattr(topologies, "get_topology_desc", get)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    _load.cache_clear()
+    yield requests
+    _load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("v5e:4x4", {"topology_name": "v5e:4x4"}),
+        ("V5E-16", {"topology_name": "v5e:4x4"}),
+        ("v6e-1", {"topology_name": "v6e:1x1", "chips_per_host_bounds": (1, 1, 1)}),
+        ("v5p:2x2", {"topology_name": "v5p:2x2x1"}),
+        ("v4:2x2x4", {"topology_name": "v4:2x2x4", "chip_config_name": "megacore"}),
+        ("v7x:2x2x1", {"topology_name": "tpu7x:2x2x1"}),
+    ],
+)
+def test_a_slice_of_tpus_is_asked_for_in_the_words_of_its_compiler(name, expected, asked):
+    jax_dist.topology(name)
+
+    assert asked == [{"platform": "tpu", **expected}]
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "said"),
+    [
+        ("H100", "1x1x8", "h100:1x8"),
+        ("b200:2x8", "1x2x8", "b200:2x8"),
+        ("l4:4", "1x1x4", "l4:1x4"),
+    ],
+)
+def test_gpus_are_asked_for_by_hosts_and_devices(name, grid, said, asked):
+    found = jax_dist.topology(name)
+
+    (request,) = asked
+    assert (request["platform"], request["topology"], found.name) == ("cuda", grid, said)
+    assert f'device_description_str: "{said.partition(":")[0].upper()}' in request["target_config"]
+
+
+def test_the_same_name_gives_the_same_devices(asked):
+    assert jax_dist.topology("v5e:4x4") is jax_dist.topology("v5e-16")
+    assert len(asked) == 1
+
+
+def test_a_topology_has_devices_and_hosts(asked):
+    found = jax_dist.topology("v5e:2x4")
+
+    assert (found.hosts, len(found.devices)) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("v5:4x4", "Did you mean v5e?"),
+        ("h1000", "Did you mean h100?"),
+        ("abacus", "The chips are a100, b200, h100, h200, l4, v4, v5e, v5p, v6e, v7x"),
+        ("v5e", "such as v5e:2x2, v5e:4x4, v5e:16x16"),
+        ("v5e:32x32", "a slice of 256 chips at most"),
+        ("v5e:4x4x4", "'v5e:4x4x4' is not a machine of v5e"),
+        ("v5e:0x4", "'v5e:0x4' is not a machine of v5e"),
+        ("v5e-5", "'v5e-5' is not a machine of v5e"),
+        ("v5p-8", "such as v5p:2x2x1, v5p:2x2x4, v5p:4x4x4"),
+        ("h100:0x8", "Give h100:8, or h100:2x8 for two hosts of 8."),
+        ("h100:2x8x1", "'h100:2x8x1' is not a machine of h100"),
+    ],
+)
+def test_an_unknown_machine_is_an_error(name, line, asked):
+    with pytest.raises(ValueError, match=re.escape(line)):
+        jax_dist.topology(name)
+
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [("v5e:4x4", "libtpu", "tpu"), ("h100", "jax_cuda12_plugin or jax_cuda13_plugin", "cuda12")],
+)
+def test_a_compiler_that_is_not_installed_is_named_with_its_command(
+    name, module, package, monkeypatch
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    _load.cache_clear()
+
+    with pytest.raises(ImportError) as raised:
+        jax_dist.topology(name)
+
+    assert f"is not installed: there is no module {module}. Run: " in str(raised.value)
+    assert f"{sys.executable} -m pip install 'jax[{package}]==" in str(raised.value)
+
+
+def test_a_plugin_that_was_put_aside_is_told_from_one_that_is_missing(asked, monkeypatch):
+    from jax.experimental import topologies
+
+    def get(**request):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", get)
+
+    with pytest.raises(NotImplementedError, match="Start Python with JAX_PLATFORMS=cpu"):
+        jax_dist.topology("h100")
+
+
+def test_what_the_compiler_writes_as_it_starts_is_dropped_and_the_environment_stays(
+    asked, monkeypatch, capfd
+):
+    from jax.experimental import topologies
+
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "0")  # the user's
+    monkeypatch.delenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", raising=False)
+    seen = {}
+
+    def get(**request):
+        seen.update({name: os.environ.get(name) for name in (
+            "TPU_SKIP_MDS_QUERY", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK")})  # fmt: skip
+        os.write(2, b"WARNING: could not determine TPU accelerator type\n")
+        return type("Found", (), {"devices": jax.devices()})
+
+    monkeypatch.setattr(topologies, "get_topology_desc", get)
+
+    jax_dist.topology("v5e:2x2")
+    os.write(2, b"later\n")
+
+    assert capfd.readouterr().err == "later\n"
+    assert seen == {"TPU_SKIP_MDS_QUERY": "0", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    assert "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ
+
+
+def test_three_quarters_of_a_gpu_are_there_for_programs():
+    assert GPUS["h100"].memory == 63_707_234_304
+    assert "device_memory_size: 84942979072" in GPUS["h100"].target
