@@ -21,13 +21,10 @@ __all__ = (
     "DeviceCountError",
     "DisagreementError",
     "DonationError",
-    "GlobalViewError",
-    "GlobalViewWarning",
     "MappedAxisError",
     "MemoryGrowthError",
     "PlacementError",
     "RecompileError",
-    "RewriteError",
     "TransferError",
     "UnsupportedError",
 )
@@ -65,20 +62,8 @@ class CapturedArrayWarning(UserWarning):
     """A traced function captures arrays, which become part of its program (JXD401)."""
 
 
-class RewriteError(ValueError):
-    """An argument of `rewrite` or `explain` is not what it should be."""
-
-
 class CacheWarning(UserWarning):
     """The compilation cache cannot be used as asked; the program goes on without."""
-
-
-class GlobalViewError(ValueError):
-    """A step, or an argument of `global_view`, is not what its state in parts needs."""
-
-
-class GlobalViewWarning(UserWarning):
-    """A state of `global_view` does not lie as it was to."""
 
 
 class CompilationError(RuntimeError):

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import jax
 from jax.sharding import Mesh
 
-from jax_dist import _codes, _compat, errors
+from jax_dist import _codes, _compat
 from jax_dist._compat.private import Device
-from jax_dist._exceptions import text_of
 from jax_dist._hlo import ProgramCost
 from jax_dist._pmap import axes
 from jax_dist._rewrite.captures import Captures, find_captures
@@ -23,21 +22,21 @@ from jax_dist._rewrite.gathers import Gathers
 from jax_dist._rewrite.pipeline import PassFinding
 from jax_dist._rewrite.program import (
     Partitioning,
+    RewriteOptions,
     RewrittenProgram,
     Specs,
-    Wishes,
     set_mesh_explained,
 )
 from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
 from jax_dist._rewrite.variable_names import definition
-from jax_dist.errors import CapturedArrayWarning, RewriteError, UnsupportedError
+from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 if TYPE_CHECKING:
     from jax_dist.topology import Topology
 
 
 class Rewritten:
-    """A rewritten function: called like the one it was made from, which is its `__wrapped__`."""
+    """A rewritten function, called like the one that it was made from, its `__wrapped__`."""
 
     # The call stands in a slot, as that of `mapping.pmap.Mapped` does.
     __slots__: tuple[str, ...] = (
@@ -53,7 +52,7 @@ class Rewritten:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def __init__(self, fun: Callable[..., Any], wishes: Wishes):
+    def __init__(self, fun: Callable[..., Any], options: RewriteOptions):
         own = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
         self.__dict__.update({key: own[key] for key in own if not hasattr(Rewritten, key)})
         for name in ("__module__", "__doc__", "__annotations__"):
@@ -61,11 +60,11 @@ class Rewritten:
         self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
         self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
         self.__wrapped__: Callable[..., Any] = fun
-        self._program = RewrittenProgram(fun, axes.function_name(fun), wishes)
+        self._program = RewrittenProgram(fun, axes.function_name(fun), options)
         self._program.serve(self)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Methods can be rewritten, too."""
+        """Bind as a method."""
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
@@ -73,15 +72,15 @@ class Rewritten:
         return f"<jax_dist.rewrite of {self.__qualname__}{f' at {where}' if where else ''}>"
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """The program for these arguments."""
+        """Return the program for these arguments."""
         return self._program.lower(args, kwargs)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """The rewritten jaxpr for these arguments."""
+        """Return the rewritten jaxpr for these arguments."""
         return self._program.trace(args, kwargs)
 
     def report(self, /, *args: Any, **kwargs: Any) -> Report:
-        """What the rewriting does for these arguments; compiles, and runs nothing."""
+        """Report what the rewriting does for these arguments; compiles, and runs nothing."""
         return _report_of(self._program.again(), args, kwargs)
 
 
@@ -94,7 +93,7 @@ def rewrite(
     partitioning: Partitioning = "route",
     specs: Specs | None = None,
 ) -> Rewritten:
-    """The same function, without what makes its program wrong, slow or impossible to cache.
+    """Return `fun` with known problems in its traced program rewritten.
 
     Put it outermost, around your `jax.jit` if there is one; it compiles by itself, and keeps the
     options of that jit: donation, shardings, static arguments. The passes, in this order: arrays
@@ -103,9 +102,7 @@ def rewrite(
     are only reduced become reductions (JXD301). Code that cannot be shown to be sound is left
     unchanged; `explain` says which, and why.
 
-    It is traced once per signature, as under jit; after that, a call is one C++ dispatch. A donated
-    state that has no explicit placement is sharded before the first call as the program will
-    return it, so a training loop compiles once.
+    It is traced once per signature, as under jit; after that, a call is one C++ dispatch.
 
     Args:
       fun: a function, or a jit object. Its arguments are traced, but for the static ones of a jit.
@@ -124,9 +121,8 @@ def rewrite(
       takes arguments and says what was done, and `__wrapped__`, which is `fun`.
 
     Raises:
-      RewriteError: an argument has an unknown value. When called: `specs` does not fit.
-      ArgumentError: when called, there are captured arrays, and `captures` is "error".
-      UnsupportedError: this jax is older than 0.10.
+      ArgumentError: an argument has an unknown value. When called: `specs` does not fit, or there
+        are captured arrays, and `captures` is "error".
 
     >>> import jax, jax.numpy as jnp
     >>> mean = jax.pmap(lambda x: jnp.mean(jax.lax.all_gather(x, "i")), axis_name="i")
@@ -138,36 +134,30 @@ def rewrite(
 
     See jax-ml/jax#2926 on pmap in jit, and JEP 14273 on shard_map.
     """
-    wishes = Wishes(mesh, captures, gathers, partitioning, specs)
-    _check(fun, wishes)
-    if not _compat.CAN_REWRITE:
-        raise UnsupportedError(f"jax_dist.rewrite needs jax 0.10 or later, not {jax.__version__}")
-    return Rewritten(fun, wishes)
+    options = RewriteOptions(mesh, captures, gathers, partitioning, specs)
+    _check(fun, options)
+    return Rewritten(fun, options)
 
 
-def _check(fun: object, wishes: Wishes) -> None:
-    """Raises RewriteError for what is no wish."""
-    mesh, specs = wishes.mesh, wishes.specs
+def _check(fun: object, options: RewriteOptions) -> None:
+    """Raise ArgumentError for an option of an unknown value."""
+    mesh, specs = options.mesh, options.specs
     if not callable(fun):
-        raise _wrong("fun", fun, "it is called to be traced", "Give a function.")
+        raise ArgumentError(f"rewrite takes a function, not {fun!r}.")
     if mesh is not None and not isinstance(mesh, Mesh):
-        raise _wrong("mesh", mesh, "pmaps are moved onto its devices", "Give a jax.sharding.Mesh.")
-    for name, value, kind in (
-        ("captures", wishes.captures, Captures),
-        ("gathers", wishes.gathers, Gathers),
-        ("partitioning", wishes.partitioning, Partitioning),
+        raise ArgumentError(f"mesh= of rewrite is a jax.sharding.Mesh, not {mesh!r}.")
+    for name, kind in (
+        ("captures", Captures),
+        ("gathers", Gathers),
+        ("partitioning", Partitioning),
     ):
+        value = getattr(options, name)
         if value not in get_args(kind):
-            spelled = ", ".join(map(repr, get_args(kind)))
-            raise _wrong(name, value, "it is none of the choices", f"Choose one of {spelled}.")
+            choices = ", ".join(map(repr, get_args(kind)))
+            raise ArgumentError(f"{name}= of rewrite is one of {choices}, not {value!r}.")
     if specs is not None and not isinstance(specs, Mapping):
-        do = "Give {'name of the op': (in_specs, out_specs)}."
-        raise _wrong("specs", specs, "it says how to cut which operation", do)
-
-
-def _wrong(name: str, value: object, why: str, do: str) -> RewriteError:
-    what = f"rewrite got a wrong `{name}`"
-    return RewriteError(errors.message(what=what, which=[f"{name} is {value!r}"], why=why, do=do))
+        form = "{'name of the op': (in_specs, out_specs)}"
+        raise ArgumentError(f"specs= of rewrite is a dict {form}, not {specs!r}.")
 
 
 def explain(
@@ -181,7 +171,7 @@ def explain(
     devices: "Topology | str | Sequence[Device] | None" = None,
     **kwargs: Any,
 ) -> Report:
-    """Reports what `rewrite` would do with a function, what not, and why; runs nothing.
+    """Report what `rewrite` would do with a function, what not, and why; runs nothing.
 
     Args:
       fun: the function; see `rewrite`, also for the other keyword arguments.
@@ -203,7 +193,7 @@ def explain(
       the same key in the persistent cache in every process; and the plan, if there are `devices`.
 
     Raises:
-      RewriteError: see `rewrite`.
+      ArgumentError: see `rewrite`.
       UnsupportedError: there are `devices`, and `fun` maps nothing.
 
     >>> import jax, jax.numpy as jnp
@@ -229,7 +219,7 @@ def explain(
 def _report_of(
     rewriting: RewrittenProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Report:
-    """What a rewriting, which has traced nothing yet, does on these arguments."""
+    """Report what a rewriting, which has traced nothing yet, does on these arguments."""
     fun, name = rewriting.fun, rewriting.name
     with set_mesh_explained(name):
         traced = _compat.jit_like(fun).trace(*args, **kwargs)
@@ -240,7 +230,7 @@ def _report_of(
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
         # Some programs only compile when they are rewritten.
         what = "the program as it is does not compile: before, all is unknown"
-        reason = (text_of(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         failure = (PassFinding(_codes.JIT_OF_PMAP, "noted", what, reason, ""),)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it

@@ -10,7 +10,7 @@ Programs are jaxprs, in `passes.uniformity`, or the texts of jaxprs, in `codemod
 """
 
 import abc
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.primitives import Primitive
@@ -108,27 +108,6 @@ class Uniformity(abc.ABC):
             case "call":
                 return [ins for _ in inner]
         return [[NOWHERE] * len(self.opened(body).invars) for body in inner]
-
-    def agreed(self, eqns: Sequence[Any], facts: Facts, scope: Same) -> Iterator[Any]:
-        """The calls, loops and branches, at any depth, in which all devices go the same way.
-
-        `facts` are those of the body that the equations are of, and `scope` is around it.
-        """
-        for eqn in eqns:
-            kind = self.record(eqn).kind
-            if kind not in ("call", "loop", "branch"):
-                continue
-            ins = [self.same_of(atom, facts, scope) for atom in eqn.invars]
-            inner = [*zip(self.bodies(eqn), self.of_body_inputs(eqn, ins, scope), strict=True)]
-            decides = ins[:1] if kind == "branch" else []
-            if (cond := eqn.params.get("cond_jaxpr")) is not None:
-                decides = next(self.outputs(*each, scope) for each in inner if each[0] is cond)
-            if all(scope <= same for same in decides):
-                yield eqn
-            for body, own in inner:
-                yield from self.agreed(self.opened(body).eqns, self.facts(body, own, scope), scope)
-
-    # ---- equations
 
     def _results(self, eqn: Any, operands: list[Same], scope: Same) -> Sequence[Same]:
         record, count = self.record(eqn), len(eqn.outvars)

@@ -201,7 +201,8 @@ def _reduce(eqn: JaxprEqn, first: Deferred) -> Result:
     axes, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
     if first.dim not in axes:
         return Blockwise(first.dim - sum(axis < first.dim for axis in axes))
-    dtype = eqn.outvars[0].aval.dtype
+    aval: Any = eqn.outvars[0].aval
+    dtype = aval.dtype
     if name == "reduce_sum":
         _check_result(eqn)
         if _is_low_precision(dtype):
@@ -266,7 +267,8 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
 
 def _dot_over_devices(eqn: JaxprEqn, first: Deferred) -> Result:
     _check_result(eqn)
-    dtype = eqn.outvars[0].aval.dtype
+    aval: Any = eqn.outvars[0].aval
+    dtype = aval.dtype
     widens = _is_low_precision(dtype)
     if widens and isinstance(eqn.params["precision"], lax.DotAlgorithm | lax.DotAlgorithmPreset):
         raise NeedsWhole(f"dot_general in {dtype.name} by an algorithm of its own")

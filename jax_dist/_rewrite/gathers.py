@@ -213,7 +213,7 @@ class _Walk:
         opened = open_jaxpr(jaxpr)
         self._equations(opened, same, body, at, "")
         for atom in opened.outvars:
-            if (value := body.deferred_of(atom)) is not None:
+            if isinstance(atom, Var) and (value := body.deferred_of(atom)) is not None:
                 why = f"the gathered value leaves the {_plain_name(eqn)} whole"
                 self._keep(value, why, body.made_at[atom])
         return _with_equations(jaxpr, body.eqns, list(map(body.read, opened.outvars)))
@@ -433,7 +433,7 @@ class _Walk:
     def _refuse(self, eqn: JaxprEqn, body: _Body, why: str, where: str) -> None:
         """Keep the gathers behind all operands of an equation, which are whole from here on."""
         for atom in eqn.invars:
-            if (value := body.deferred_of(atom)) is not None:
+            if isinstance(atom, Var) and (value := body.deferred_of(atom)) is not None:
                 self._keep(value, why, where)
                 del body.deferred[atom]
 

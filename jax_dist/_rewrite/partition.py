@@ -16,12 +16,12 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _codes, _compat, errors
-from jax_dist._exceptions import text_of
+from jax_dist import _codes, _compat
 from jax_dist._rewrite import interpreter, propagation
 from jax_dist._rewrite.interpreter import Atom, EquationPlace, Path, Values, names_of
 from jax_dist._rewrite.pipeline import Outcome, PassFinding, PassPlan
 from jax_dist._rewrite.propagation import CallLayout, Unknown
+from jax_dist.errors import ArgumentError
 
 _Specs: TypeAlias = Mapping[str, tuple[Any, Any]]  # name of an op: (in_specs, out_specs)
 
@@ -34,7 +34,7 @@ class _RouteRefused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Route:
-    """What stands in the place of the call. `Layout` has one spec for each value, of full rank."""
+    """A shard_map in the place of the call; layouts have one spec for each value, of full rank."""
 
     op: str
     mesh: Mesh
@@ -46,7 +46,7 @@ class _Route:
     check_vma: bool  # as the shard_map around it; else False: the compiler tracks no such types
 
     def __call__(self, eqn: JaxprEqn, values: Values) -> Values:
-        """Takes and returns whole arrays, as the call does."""
+        """Run the op on whole arrays, as the call does."""
 
         def body(*blocks: jax.Array) -> Values:
             return jax.tree.leaves(self.lower(*self.in_tree.unflatten(blocks)))
@@ -77,7 +77,7 @@ class _Route:
         return f"shard_map, ({operands}) -> ({results})"
 
     def with_chosen(self, kind: str, number: int, spec: P) -> "_Route":
-        """The same, where one of the "operands" or "results" lies by `spec` in the program."""
+        """Return the route where one of the "operands" or "results" is sharded by `spec`."""
         specs = [*getattr(self.chosen, kind)]
         specs[number] = spec
         chosen = dataclasses.replace(self.chosen, **{kind: tuple(specs)})
@@ -104,7 +104,7 @@ def plan_partitioning(
     in_shardings: Sequence[NamedSharding | None],
     specs: _Specs | None = None,
 ) -> PassPlan:
-    """Routes each custom_partitioning equation of a program through `jax.shard_map`.
+    """Route each custom_partitioning equation of a program through `jax.shard_map`.
 
     Args:
       jaxpr: the program.
@@ -117,7 +117,7 @@ def plan_partitioning(
       The plan. It changes nothing where there is no such equation, or only one device.
 
     Raises:
-      RewriteError: `specs` does not fit the op, or the mesh, or names an op that is not there.
+      ArgumentError: `specs` does not fit the op, or the mesh, or names an op that is not there.
     """
     sites = list(interpreter.places(jaxpr, propagation.is_partitioned))
     if not sites:
@@ -163,13 +163,9 @@ def _check_names(specs: _Specs, sites: Sequence[EquationPlace]) -> None:
     known = list(dict.fromkeys(_name_of(site) for site in sites))
     unknown = [name for name in specs if name not in known]
     if unknown:
-        raise errors.RewriteError(
-            errors.message(
-                what="specs name operations that are not in the program",
-                which=[f"{name!r}" for name in unknown],
-                why=f"the custom_partitioning operations in it are {', '.join(map(repr, known))}",
-                do="Name one of these: the name is that of the function that was wrapped.",
-            )
+        raise ArgumentError(
+            f"specs= names {', '.join(map(repr, unknown))}, but the custom_partitioning operations "
+            f"of the program are {', '.join(map(repr, known))}: the names of the wrapped functions."
         )
 
 
@@ -180,7 +176,7 @@ def _layouts(
     in_shardings: Sequence[NamedSharding | None],
     specs: _Specs,
 ) -> Mapping[Path, CallLayout | Unknown]:
-    """No entry: the op is left, for JAX puts its body there."""
+    """Return how each op is sharded; no entry: it is left, for JAX puts its body there."""
     given: dict[Path, CallLayout | Unknown] = {}
     others: list[EquationPlace] = []
     for site in sites:
@@ -207,22 +203,18 @@ def _fitting(
     for atom, spec in zip(atoms, specs, strict=False):
         if len(spec) > atom.aval.ndim:
             problems.append(f"{spec} is longer than the shape {atom.aval.shape}")
-        strangers = [axis for axis in _axes_of(spec) if axis not in mesh.shape]
-        problems += [f"{spec}: the mesh {dict(mesh.shape)} has no axis {a!r}" for a in strangers]
+        unknown = [axis for axis in _axes_of(spec) if axis not in mesh.shape]
+        problems += [f"{spec}: the mesh {dict(mesh.shape)} has no axis {a!r}" for a in unknown]
     if problems:
-        raise errors.RewriteError(
-            errors.message(
-                what=f"specs for the custom_partitioning op {_name_of(site)!r} do not fit it",
-                which=problems,
-                why="its partition() is asked with one spec for each operand and each result",
-                do="Write specs={name: (in_specs, out_specs)}, without its static arguments.",
-            )
+        raise ArgumentError(
+            f"specs= of the custom_partitioning operation {_name_of(site)!r} do not fit it: "
+            f"{'; '.join(problems)}. Give (in_specs, out_specs), without its static arguments."
         )
     return tuple(_full(spec, atom.aval.ndim) for spec, atom in zip(specs, atoms, strict=True))
 
 
 def _joined(sites: Sequence[EquationPlace], found: Mapping[Path, _Route]) -> dict[Path, _Route]:
-    """The routes, without the detours that the compiler sees through in its own calls only.
+    """Return the routes without the detours that the compiler sees through in its own calls only.
 
     A constant is there in any form; and a result that only goes to other routes, as these want it,
     need not be cut in between as the program had it.
@@ -245,7 +237,7 @@ def _joined(sites: Sequence[EquationPlace], found: Mapping[Path, _Route]) -> dic
 def _readers(
     site: EquationPlace, var: Var, sites: Sequence[EquationPlace]
 ) -> list[tuple[Path, int]]:
-    """Sites beside this one, and which operand of theirs; none if anything else reads it too."""
+    """Return the sites that alone read a result, and which operand of theirs it is."""
     beside = {id(other.eqn): other.path for other in sites if other.path[:-1] == site.path[:-1]}
     reads = [
         (beside.get(id(eqn)), number)
@@ -270,7 +262,7 @@ def _finding(site: EquationPlace, outcome: Outcome, what: str, why: str) -> Pass
 
 
 def _route(site: EquationPlace, layout: CallLayout | Unknown, mesh: Mesh) -> _Route:
-    """Asks the op's `partition` how it is computed on blocks, where the call lies by `layout`.
+    """Ask the op's `partition` how it is computed on blocks, where the call lies by `layout`.
 
     Raises:
       _RouteRefused: the answer cannot be said as a shard_map.
@@ -313,12 +305,12 @@ def _route(site: EquationPlace, layout: CallLayout | Unknown, mesh: Mesh) -> _Ro
 
 
 def _name_of(site: EquationPlace) -> str:
-    """Of the function that the user decorated."""
+    """Return the name of the function that the user decorated."""
     return site.eqn.params["call"].jaxpr.debug_info.func_name
 
 
 def _free_axes(site: EquationPlace, mesh: Mesh) -> tuple[str, ...]:
-    """The axes that no shard_map around the call takes, of the mesh there."""
+    """Return the axes of the mesh that no shard_map around the call takes."""
     regions = _regions(site)
     taken = [axis for eqn in regions for axis in eqn.params["newly_manual_axes"]]
     names = regions[-1].params["mesh"].axis_names if regions else mesh.axis_names
@@ -330,7 +322,7 @@ def _axes_of(spec: P) -> tuple[str, ...]:
 
 
 def _full(spec: P, rank: int) -> P:
-    """The same spec in its one form: an entry a dimension, and no tuple of one.
+    """Return the spec in its one form: an entry a dimension, and no tuple of one.
 
     >>> _full(P(("i",)), 2) == P("i", None)
     True
@@ -341,14 +333,14 @@ def _full(spec: P, rank: int) -> P:
 
 
 def _regions(site: EquationPlace) -> list[JaxprEqn]:
-    """The shard_maps around the call."""
+    """Return the shard_maps around the call."""
     return [eqn for eqn in site.around if _compat.name_of(eqn) == "shard_map"]
 
 
 def _check_lowering(
     lower: Callable[..., Any], site: EquationPlace, taken: CallLayout, mesh: Mesh
 ) -> None:
-    """Traces it on blocks, as the compiler would before it believes what partition() returned."""
+    """Trace it on blocks, as the compiler would before it believes what partition() returned."""
     eqn = site.eqn
     blocks = _blocks(eqn.invars, taken.operands, mesh)
     wanted = _blocks(eqn.outvars, taken.results, mesh)
@@ -368,7 +360,7 @@ def _check_lowering(
 
 
 def _check_types(made: _Route, eqn: JaxprEqn) -> None:
-    """Traces the route inside of a shard_map that checks types, as the one around it does."""
+    """Trace the route inside of a shard_map that checks types, as the one around it does."""
 
     def types_only(*operands: jax.Array) -> None:
         made(eqn, list(operands))
@@ -380,12 +372,12 @@ def _check_types(made: _Route, eqn: JaxprEqn) -> None:
     try:
         jax.make_jaxpr(region)(*_shapes(eqn.invars, [P()] * len(eqn.invars), made.mesh))
     except ValueError as error:
-        first = text_of(error).partition("\n")[0].rstrip(":")
+        first = str(error).partition("\n")[0].rstrip(":")
         raise _RouteRefused(f"check_vma=True of the shard_map around it: {first}") from error
 
 
 def _shapes(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
-    """Whole arrays, and how they lie."""
+    """Return the types of whole arrays, with their shardings."""
     return [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=NamedSharding(mesh, spec))
         for aval, spec in zip(_avals(atoms), specs, strict=True)
@@ -393,7 +385,7 @@ def _shapes(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.S
 
 
 def _blocks(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
-    """What one device holds of them."""
+    """Return the types of what one device holds of them."""
     blocks = []
     for aval, spec in zip(_avals(atoms), specs, strict=True):
         sizes = zip(aval.shape, _cuts(spec, mesh), strict=True)
@@ -404,7 +396,7 @@ def _blocks(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.S
 def _specs(
     shardings: Sequence[Any], atoms: Sequence[Atom], mesh: Mesh, axes: Sequence[str]
 ) -> tuple[P, ...]:
-    """What partition() returned, as specs for shard_map."""
+    """Return what partition() returned, as specs for shard_map."""
     specs = []
     for sharding, aval in zip(shardings, _avals(atoms), strict=True):
         if not isinstance(sharding, NamedSharding) or sharding.mesh != mesh:
@@ -426,7 +418,7 @@ def _specs(
 
 
 def _cuts(spec: P, mesh: Mesh) -> Iterator[int]:
-    """Into how many blocks each dimension is cut."""
+    """Yield into how many blocks each dimension is split."""
     return (math.prod(mesh.shape[axis] for axis in names_of(entry)) for entry in spec)
 
 

@@ -10,13 +10,13 @@ import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import Mesh
 
-from jax_dist import _codes, _compat, errors
+from jax_dist import _codes, _compat
 from jax_dist._compat.private import Device
 from jax_dist._pmap import emission
 from jax_dist._pmap.body import Call, Options
 from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.pipeline import PassFinding, user_line
-from jax_dist.errors import RewriteError
+from jax_dist.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _in_our_words(
 
 
 def check_none_local(jaxpr: ClosedJaxpr) -> None:
-    """Raises RewriteError for a pmap over the devices of this process alone.
+    """Raise ArgumentError for a pmap over the devices of this process alone.
 
     It comes out of the cache of a jit inside, which was traced before.
     """
@@ -133,12 +133,9 @@ def check_none_local(jaxpr: ClosedJaxpr) -> None:
     for _, site in pmap_sites(jaxpr):
         here = jax.process_index()
         if site.of_jax and all(each.process_index == here for each in site.devices or ()):
-            raise RewriteError(
-                errors.message(
-                    what="a jax.pmap sees the devices of this process only",
-                    which=[f"the pmap over '{site.axis}', at {site.where or 'an unknown line'}"],
-                    why="a jax.jit inside was traced before, and remembers it so; its collectives "
-                    "would leave the other processes out",
-                    do="Call clear_cache() on that jit first, or use jax_dist.pmap in it.",
-                )
+            where = site.where or "an unknown line"
+            raise ArgumentError(
+                f"The jax.pmap over '{site.axis}' at {where} sees the devices of this process "
+                "only, for a jax.jit around it was traced before. Call clear_cache() on that jit "
+                "first, or use jax_dist.pmap in it."
             )

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -36,8 +35,8 @@ Specs: TypeAlias = Mapping[str, tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the user wants of a rewriting."""
+class RewriteOptions:
+    """Options of `rewrite`, checked."""
 
     mesh: Mesh | None
     captures: Captures
@@ -72,26 +71,26 @@ class RewrittenProgram:
     Attributes:
       fun: the user's function.
       name: of the program.
-      wishes: what the user wants of the rewriting.
+      options: of the rewriting.
       findings: of the last trace.
       found: the captured arrays, in the last trace.
       lifted: those that are arguments.
     """
 
-    def __init__(self, fun: Callable, name: str, wishes: Wishes):
+    def __init__(self, fun: Callable, name: str, options: RewriteOptions):
         self.fun: Callable[..., Any] = fun
         self.name: str = name
-        self.wishes: Wishes = wishes
+        self.options: RewriteOptions = options
         self.findings: tuple[PassFinding, ...] = ()
         self.found: tuple[Capture, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
-        self._options = _compat.JitOptions.of(fun)
+        self._jit_options = _compat.JitOptions.of(fun)
         self._mesh_seen: Mesh | None = None
         self._is_warned = False
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
-        self._memo = Memo(name, self._traced, self._options)
+        self._memo = Memo(name, self._traced, self._jit_options)
         self._programs = Programs(
-            name, self._options, trace=self._trace, miss=self._first_sight, without_jit=fun
+            name, self._jit_options, trace=self._trace, miss=self._first_sight, without_jit=fun
         )
 
     def serve(self, caller: Any) -> None:
@@ -100,7 +99,7 @@ class RewrittenProgram:
 
     def again(self) -> "RewrittenProgram":
         """The same, and nothing traced: what jit has in its cache tells no findings any more."""
-        return RewrittenProgram(self.fun, self.name, self.wishes)
+        return RewrittenProgram(self.fun, self.name, self.options)
 
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
         bound, found = self._prepared(args, kwargs)
@@ -127,11 +126,10 @@ class RewrittenProgram:
             return self._programs.stage(plain, traced.lifted, found, args, kwargs), None, False
         for mesh in self._meshes(self._find(traced, args, kwargs)):
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
-        args, kwargs = self._first_state_placed(traced, args, kwargs)
         try:
             return self._run(program, traced, args, kwargs)
         except ValueError as refusal:
-            mesh = self.wishes.mesh
+            mesh = self.options.mesh
             moved = None if mesh is None else remesh.put_on(mesh, args, kwargs)
             if moved is None:
                 raise
@@ -160,24 +158,6 @@ class RewrittenProgram:
             self._agree(found)
         return self._programs.run(bound, program, found, args, kwargs, self._mesh_seen)
 
-    def _first_state_placed(
-        self, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple, dict]:
-        """The arguments, with a first state where the next one will lie; see `first_places`."""
-        if jax.process_count() > 1:  # what one process holds is not the whole
-            return args, kwargs
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        hidden = len(traced.lifted.captures)
-        wanted = remesh.first_places(traced.lifted.jaxpr, self.wishes.mesh)
-        for number, target in wanted.items():
-            if number >= hidden:
-                place = traced.places[number - hidden]
-                leaf = leaves[place]
-                is_free = isinstance(leaf, jax.Array) and not leaf.committed
-                if is_free or isinstance(leaf, np.ndarray):  # nobody has said where it should lie
-                    leaves[place] = jax.device_put(leaf, target)
-        return jax.tree.unflatten(tree, leaves)
-
     def _prepared(
         self, args: tuple, kwargs: dict, traced: _TracedCall | None = None
     ) -> tuple[Bound, _KnownCall]:
@@ -197,15 +177,15 @@ class RewrittenProgram:
             for place in traced.places
         ]
         shardings = tuple(each if isinstance(each, NamedSharding) else None for each in lying)
-        found = self.wishes.mesh or mesh_of(traced.lifted.jaxpr, shardings)
+        found = self.options.mesh or mesh_of(traced.lifted.jaxpr, shardings)
         # Under grad and vmap arguments do not say how they lie; they did when called before.
         self._mesh_seen = found or self._mesh_seen
         return _KnownCall(traced, shardings, self._mesh_seen)
 
     def _meshes(self, found: _KnownCall) -> list[Mesh]:
         """Those that the program runs on."""
-        wished = [] if self.wishes.mesh is None else [self.wishes.mesh]
-        return [*wished, *meshes_of(found.traced.lifted.jaxpr, found.shardings)]
+        given = [] if self.options.mesh is None else [self.options.mesh]
+        return [*given, *meshes_of(found.traced.lifted.jaxpr, found.shardings)]
 
     # ---- what is traced
 
@@ -227,17 +207,19 @@ class RewrittenProgram:
             for place, value in zip(places, dynamic, strict=True):
                 filled[place] = value
             given, keywords = jax.tree.unflatten(tree, filled)
-            with pmaps_over_all_processes(self.wishes.mesh, findings):
+            with pmaps_over_all_processes(self.options.mesh, findings):
                 flat_output, out_tree = jax.tree.flatten(fun(*given, **keywords))
             out_trees.append(out_tree)
             return flat_output
 
         flat.__name__ = flat.__qualname__ = self.name
-        with tracing(self.wishes.captures), set_mesh_explained(self.name):
+        with tracing(self.options.captures), set_mesh_explained(self.name):
             jaxpr = jax.jit(flat).trace(*[leaves[place] for place in places]).jaxpr
         check_none_local(jaxpr)
-        lifted = lift(jaxpr, self.fun, self.name, self.wishes.captures)
-        routes = self.wishes.partitioning == "route" and interpreter.contains(jaxpr, is_partitioned)
+        lifted = lift(jaxpr, self.fun, self.name, self.options.captures)
+        routes = self.options.partitioning == "route" and interpreter.contains(
+            jaxpr, is_partitioned
+        )
         paths = jax.tree.leaves_with_path((args, kwargs))
         described = {f"argument {jax.tree_util.keystr(path)}": describe(x) for path, x in paths}
         return _TracedCall(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
@@ -259,20 +241,20 @@ class RewrittenProgram:
         return jax.tree.unflatten(traced.out_tree, results)
 
     def _passes(self, found: _KnownCall, lifted: int) -> list[Pass]:
-        wishes = self.wishes
+        options = self.options
         passes = []
         if jax.process_count() == 1:
-            plan = functools.partial(remesh.plan_remesh, mesh=wishes.mesh)
+            plan = functools.partial(remesh.plan_remesh, mesh=options.mesh)
             passes.append(Pass({"shard_map"}, plan))
-        if wishes.partitioning == "route":
+        if options.partitioning == "route":
             whole = None if found.mesh is None else NamedSharding(found.mesh, P())
             in_shardings = (*[whole] * lifted, *found.shardings)
             plan = functools.partial(
-                plan_partitioning, mesh=found.mesh, in_shardings=in_shardings, specs=wishes.specs
+                plan_partitioning, mesh=found.mesh, in_shardings=in_shardings, specs=options.specs
             )
             passes.append(Pass({"custom_partitioning"}, plan))
-        if wishes.gathers != "keep":
-            plan = functools.partial(plan_gathers, exact=wishes.gathers == "exact")
+        if options.gathers != "keep":
+            plan = functools.partial(plan_gathers, exact=options.gathers == "exact")
             passes.append(Pass(GATHERS, plan))
         return passes
 

@@ -7,14 +7,14 @@ devices; the arrays that go in and out lie on the caller's mesh, under the calle
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -204,57 +204,3 @@ def _spec_on(mesh: Mesh, leaf: jax.Array) -> P:
         is_one = len(names) == 1
         parts.append(_take_axis(free, names[0], sharding.mesh.shape[names[0]]) if is_one else None)
     return P(*parts)
-
-
-# --- where arguments belong that nobody has put anywhere: where the pmaps that read them want them
-#
-# A state that starts on one device comes back cut over all of them. To jit that is another
-# signature, so the same program is compiled twice. So what pmaps read is put in its place before
-# the program is called; jit alone cannot, for it learns of the pmaps inside only while it traces.
-
-
-def first_places(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> dict[int, NamedSharding]:
-    """By number, the inputs that pmaps read all in the same way, and how they want them to lie.
-
-    `mesh` is where pmaps are moved; None if they stay.
-    """
-    numbers = {var: number for number, var in enumerate(jaxpr.jaxpr.invars)}
-    found: dict[int, set[NamedSharding]] = {}
-    _collect(jaxpr.jaxpr, numbers, mesh, found)
-    return {number: next(iter(wanted)) for number, wanted in found.items() if len(wanted) == 1}
-
-
-def _collect(
-    jaxpr: Jaxpr,
-    numbers: Mapping[Var, int],
-    mesh: Mesh | None,
-    found: dict[int, set[NamedSharding]],
-) -> None:
-    for eqn in jaxpr.eqns:
-        read = {  # by place among its operands, the inputs of the program
-            place: numbers[atom]
-            for place, atom in enumerate(eqn.invars)
-            if isinstance(atom, Var) and atom in numbers
-        }
-        if not read:
-            continue
-        site = PmapSite.of(eqn)
-        if site is not None:
-            move = _move_or_stay(site, mesh)
-            for place, number in read.items():
-                if move is not None:
-                    spec = _named(move, eqn.params["in_specs"][place])
-                    found.setdefault(number, set()).add(NamedSharding(move.mesh, spec))
-        elif _compat.name_of(eqn) == "jit":
-            body = interpreter.open_jaxpr(eqn.params["jaxpr"])
-            inner = {body.invars[place]: number for place, number in read.items()}
-            _collect(body, inner, mesh, found)
-
-
-def _move_or_stay(site: PmapSite, mesh: Mesh | None) -> _Move | None:
-    """Where a pmap is in the rewritten program; None if it names no devices."""
-    try:
-        return _move(site, mesh)
-    except _RemeshRefused:
-        is_placed = isinstance(site.mesh, Mesh)
-        return _Move(site, site.mesh, site.axis, site.mesh) if is_placed else None

@@ -1,4 +1,4 @@
-"""What a rewriting did with a function, and what that changed: as data, as text, as a table.
+"""Report of a rewriting: what was done with a function, and what that changed.
 
 Whether a fresh process finds a program in the persistent cache is judged by the program itself. The
 key of the cache is a hash of the program's text, so whatever differs between two processes in that
@@ -7,21 +7,29 @@ operations or in names. Some does not: an order taken from a set, random names w
 """
 
 import dataclasses
+import html
+import io
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
+import rich.box
+import rich.console
+import rich.padding
+import rich.table
+import rich.text
 
 from jax_dist import _compat
 from jax_dist._hlo import Collective, ProgramCost, Runs
-from jax_dist._rewrite import rendering
 from jax_dist._rewrite.pipeline import Outcome, PassFinding
 from jax_dist._usage import counted, human_bytes
 
 if TYPE_CHECKING:
     from jax_dist.plan import Plan
+
+_WIDTH = 80
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class CacheVerdict:
 
     @classmethod
     def of(cls, lowered: jax.stages.Lowered, captured: Sequence[str] = ()) -> "CacheVerdict":
-        """Judges a lowered program.
+        """Judge a lowered program.
 
         Args:
           lowered: what `jax.jit(fun).lower(*args)` returns.
@@ -84,7 +92,7 @@ class CapturedArray:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Report(rendering.Printed):
+class Report:
     """What a rewriting did with a function. Printed, it fits a terminal of 80 columns."""
 
     name: str  # of the function
@@ -101,10 +109,9 @@ class Report(rendering.Printed):
         """What was done, and the bytes moved between devices before and after."""
         outcomes = [finding.outcome for finding in self.findings]
         actions = [array.action for array in self.captured]
-        done = [f"{outcomes.count(each)} {each}" for each in get_args(Outcome) if each in outcomes]
-        done += [
-            f"{counted(actions.count(each), 'array')} {each}" for each in dict.fromkeys(actions)
-        ]
+        done = [f"{outcomes.count(kind)} {kind}" for kind in get_args(Outcome) if kind in outcomes]
+        for action in dict.fromkeys(actions):
+            done.append(f"{counted(actions.count(action), 'array')} {action}")
         before, after = self.before.moved_bytes, self.after.moved_bytes
         change = f"{human_bytes(before)} -> {human_bytes(after)} moved per step"
         if round(before) == round(after):
@@ -113,117 +120,128 @@ class Report(rendering.Printed):
         return f"{', '.join(done) or 'nothing to rewrite'}; {change}"
 
     def to_dict(self) -> dict[str, object]:
-        """For machines: only dicts, lists, strings, numbers and None."""
+        """Return dicts, lists, strings, numbers and None only."""
         return {
             "name": self.name,
             "summary": self.summary,
-            "findings": rendering.plain(self.findings),
-            "captured": rendering.plain(self.captured),
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "captured": _plain([dataclasses.asdict(array) for array in self.captured]),
             "moved_bytes": {"before": self.before.moved_bytes, "after": self.after.moved_bytes},
-            "before": rendering.plain(self.before),
-            "after": rendering.plain(self.after),
-            "cache_before": rendering.plain(self.cache_before),
-            "cache_after": rendering.plain(self.cache_after),
+            "before": _plain(dataclasses.asdict(self.before)),
+            "after": _plain(dataclasses.asdict(self.after)),
+            "cache_before": _plain(dataclasses.asdict(self.cache_before)),
+            "cache_after": _plain(dataclasses.asdict(self.cache_after)),
             "plan": self.plan.to_dict() if self.plan else None,
         }
 
-    @property
-    def headline(self) -> str:
-        return f"{self.name}: {self.summary}"
+    def __repr__(self) -> str:  # at a prompt, the table
+        return str(self)
 
-    def sections(self) -> Iterator[rendering.Section]:
-        return _sections(self)
+    def __str__(self) -> str:
+        return as_text(*_sections(self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def __rich__(self) -> rich.console.Group:
+        return rich.console.Group(*_sections(self))
 
 
-def _sections(report: Report) -> Iterator[rendering.Section]:
-    """Where nothing was found, only what the user should still know."""
-    found = bool(report.findings or report.captured)
+def as_text(*renderables: Any, width: int = _WIDTH) -> str:
+    """Return what rich prints of tables and texts, without colours."""
+    console = rich.console.Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(*renderables, sep="\n", highlight=False)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")
+
+
+def _plain(value: Any) -> Any:
+    """Return lists in place of tuples, at any depth."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _sections(report: Report) -> Iterator[Any]:
+    """Yield what is printed: where nothing was found, only what the user should still know."""
+    yield rich.text.Text(f"{report.name}: {report.summary}")
+    has_findings = bool(report.findings or report.captured)
     for outcome in get_args(Outcome):
-        entries = tuple(
-            rendering.ReportEntry(
-                finding.code,
-                finding.what,
-                (
-                    *([f"because {finding.why}"] if finding.why else []),
-                    *([finding.where] if finding.where else []),
-                ),
-            )
-            for finding in report.findings
-            if finding.outcome == outcome
-        )
-        if entries:
-            yield rendering.Section(outcome.capitalize(), entries)
+        if findings := [finding for finding in report.findings if finding.outcome == outcome]:
+            yield _titled(outcome.capitalize(), _findings_table(findings))
     if report.captured:
-        yield rendering.Section("Captured arrays", (_captured_table(report.captured),))
+        yield _titled("Captured arrays", _captured_table(report.captured))
     if report.before.collectives or report.after.collectives:
-        yield rendering.Section("Collectives, per step on one device", _collectives(report))
-    if round(report.before.moved_bytes) != round(report.after.moved_bytes):
-        amounts = (("before", report.before.moved_bytes), ("after", report.after.moved_bytes))
-        bars = rendering.Bars(tuple((label, each, human_bytes(each)) for label, each in amounts))
-        yield rendering.Section("Moved, per step from one device", (bars,))
-    if found:
-        yield rendering.Section("Program, on one device", (_program_table(report),))
-    if found or not report.cache_after.stable:
-        yield rendering.Section("Key in the persistent cache", _cache(report))
+        yield _titled("Collectives, per step on one device", _collectives_table(report))
+        runs = {entry.runs for entry in (*report.before.collectives, *report.after.collectives)}
+        for kind, note in _NOTES.items():
+            if kind in runs:
+                yield rich.text.Text(f"  {_MARKS[kind]}  {note}")
+    if has_findings:
+        yield _titled("Program, on one device", _program_table(report))
+    if has_findings or not report.cache_after.stable:
+        yield _titled("Key in the persistent cache", _cache_table(report))
     if report.plan:
-        yield rendering.Section("Plan", (_PlanText(report.plan),))
+        yield rich.text.Text(f"\nWays to run it\n\n{report.plan.render(width=78)}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _PlanText:
-    plan: "Plan"
-
-    def lines(self) -> Iterator[str]:
-        return iter(self.plan.render(width=78).splitlines())
-
-
-def _captured_table(arrays: tuple[CapturedArray, ...]) -> rendering.Table:
-    notes = []
-    for array in arrays:
-        lines = (("captured at", array.captured_at), ("used at", array.used_at))
-        notes.append(", ".join(f"{what} {line}" for what, line in lines if line))
-    return rendering.Table(
-        header=("name", "type", "now", "bytes"),
-        rows=tuple(
-            (
-                array.name,
-                f"{array.dtype}[{','.join(map(str, array.shape))}]",
-                array.action,
-                human_bytes(array.bytes),
-            )
-            for array in arrays
-        ),
-        numbers=1,
-        notes=tuple(notes),
+def _titled(title: str, table: rich.table.Table) -> rich.console.Group:
+    return rich.console.Group(
+        rich.text.Text(f"\n{title}"), rich.padding.Padding(table, (0, 0, 0, 2))
     )
 
 
-def _collectives(report: Report) -> tuple[rendering.Part, ...]:
-    before, after = report.before, report.after
-    header = ("kind", "axes", "devices", "count", "result", "moved")
-    rows = tuple(map(_cells, after.collectives))
-    if before.collectives != after.collectives:
-        header = ("", *header)
-        rows = (
-            *(("before", *_cells(each)) for each in before.collectives),
-            *(("after", *row) for row in rows),
-        )
-    table = rendering.Table(header, rows, numbers=4)
-    seen = {each.runs for each in (*before.collectives, *after.collectives)}
-    notes = [
-        rendering.ReportEntry(_MARKS[runs], note) for runs, note in _NOTES.items() if runs in seen
-    ]
-    return (table, *notes)
+def _table(*columns: str, numbers: int = 0, header: bool = True) -> rich.table.Table:
+    """Return an empty table, whose last columns are numbers."""
+    table = rich.table.Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
+    for place, name in enumerate(columns):
+        is_number = place >= len(columns) - numbers
+        justify = "right" if is_number else "left"
+        table.add_column(name, justify=justify, no_wrap=is_number, overflow="fold")
+    return table
 
 
-def _cells(each: Collective) -> tuple[str, ...]:
+def _add(table: rich.table.Table, *cells: str) -> None:
+    """Add a row of texts, in which nothing is markup."""
+    table.add_row(*map(rich.text.Text, cells))
+
+
+def _findings_table(findings: Sequence[PassFinding]) -> rich.table.Table:
+    table = _table("code", "finding", header=False)
+    for finding in findings:
+        because = f"because {finding.why}" if finding.why else ""
+        _add(table, finding.code, "\n".join(filter(None, (finding.what, because, finding.where))))
+    return table
+
+
+def _captured_table(arrays: Sequence[CapturedArray]) -> rich.table.Table:
+    table = _table("name", "type", "captured", "used", "now", "bytes", numbers=1)
+    for array in arrays:
+        kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+        places = (array.captured_at, array.used_at)
+        _add(table, array.name, kind, *places, array.action, human_bytes(array.bytes))
+    return table
+
+
+def _collectives_table(report: Report) -> rich.table.Table:
+    before, after = report.before.collectives, report.after.collectives
+    table = _table("", "kind", "axes", "devices", "count", "result", "moved", numbers=4)
+    if before != after:
+        for entry in before:
+            _add(table, "before", *_cells(entry))
+    for entry in after:
+        _add(table, "after" if before != after else "", *_cells(entry))
+    return table
+
+
+def _cells(entry: Collective) -> tuple[str, ...]:
     return (
-        each.kind,
-        ", ".join(each.axes) or "none of the mesh",
-        str(each.size),
-        f"{each.count}{_MARKS[each.runs]}",
-        human_bytes(each.result_bytes),
-        human_bytes(each.count * each.moved_bytes),
+        entry.kind,
+        ", ".join(entry.axes) or "none of the mesh",
+        str(entry.size),
+        f"{entry.count}{_MARKS[entry.runs]}",
+        human_bytes(entry.result_bytes),
+        human_bytes(entry.count * entry.moved_bytes),
     )
 
 
@@ -234,39 +252,31 @@ _NOTES: dict[Runs, str] = {
 }
 
 
-def _program_table(report: Report) -> rendering.Table:
-    sizes = (
+def _program_table(report: Report) -> rich.table.Table:
+    table = _table("", "before", "after", numbers=2)
+    for what, field in (
         ("StableHLO text", "stablehlo_bytes"),
         ("constants in it", "constants_bytes"),
         ("arguments", "argument_bytes"),
         ("results", "output_bytes"),
         ("peak of temporary memory", "temp_bytes"),
-    )
-    return rendering.Table(
-        header=("", "before", "after"),
-        rows=tuple(
-            (what, *("unknown" if size is None else human_bytes(size) for size in known))
-            for what, field in sizes
-            for known in ((getattr(report.before, field), getattr(report.after, field)),)
-        ),
-        numbers=2,
-    )
+    ):
+        sizes = (getattr(report.before, field), getattr(report.after, field))
+        _add(table, what, *("unknown" if size is None else human_bytes(size) for size in sizes))
+    return table
 
 
-def _cache(report: Report) -> tuple[rendering.ReportEntry, ...]:
-    verdicts = (("before", report.cache_before), ("after", report.cache_after))
+def _cache_table(report: Report) -> rich.table.Table:
+    table = _table("", "", header=False)
+    verdicts = [("before", report.cache_before), ("after", report.cache_after)]
     if report.cache_before == report.cache_after:
-        verdicts = (("", report.cache_after),)
-    return rendering.aligned(
-        rendering.ReportEntry(
-            label,
-            "the same in every process, as far as the program shows"
-            if verdict.stable
-            else "another one in each process, or never written:",
-            verdict.causes,
-        )
-        for label, verdict in verdicts
-    )
+        verdicts = [("", report.cache_after)]
+    for label, verdict in verdicts:
+        text = "the same in every process, as far as the program shows"
+        if not verdict.stable:
+            text = "another one in each process, or never written:"
+        _add(table, label, "\n".join([text, *verdict.causes]))
+    return table
 
 
 _CALLBACK = re.compile(r"stablehlo\.custom_call @\w*python\w*callback\(")

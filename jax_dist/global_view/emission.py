@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -45,7 +45,6 @@ class _Shard:
 
 
 _Shards: TypeAlias = Mapping[Var, _Shard]
-_Sums: TypeAlias = Mapping[Var, Callable[[Any], Any]]  # of what a turn of a scan makes
 _Handlers: TypeAlias = dict[int, Handler]  # by the identity of the equation
 
 
@@ -167,23 +166,12 @@ class Emitter:
         parts, body = island.parts, _stretch(island.eqns, island.reads, island.makes)
         scattered = [eqn for eqn in body.eqns if not island.scatters.keys().isdisjoint(eqn.outvars)]
 
-        def total(var: Var, value: Any, first: int = 0) -> Any:
-            """What a psum makes of a value, or each turn of a scan of its own, from dimension 1."""
-            if (dim := island.scatters.get(var)) is None:
-                return self.axes.summed(value)
-            narrow = value.astype(island.narrow.get(var, value.dtype))
-            made = self.axes.summed(narrow, dim - first, P(*plan.cuts[var][first:]))
-            return made.astype(value.dtype)
-
-        sums = {
-            result: lambda value, var=var, eqns=eqns: total(var, self._made_of(value, eqns), 1)
-            for result, (var, eqns) in island.by_turns.items()
-        }
-        done = {var for var, _ in island.by_turns.values()}
+        def total(var: Var, value: Any) -> Any:
+            dim = island.scatters.get(var)
+            return self.axes.summed(value, dim, () if dim is None else plan.cuts[var])
 
         def summed(eqn: JaxprEqn, operands: Values) -> Values:
-            pairs = zip(eqn.outvars, operands, strict=True)
-            return [value if var in done else total(var, value) for var, value in pairs]
+            return [total(*pair) for pair in zip(eqn.outvars, operands, strict=True)]
 
         def on_device(*blocks: Any) -> Values:
             slices = [
@@ -191,10 +179,8 @@ class Emitter:
                 for var, block in zip(island.reads, blocks, strict=True)
             ]
             shards = {var: _Shard(dim, plan.cuts[var]) for var, dim in parts.items()}
-            handlers = self._gathering(body, shards, sums)
+            handlers = self._gathering(body, shards)
             handlers.update((id(eqn), summed) for eqn in scattered)
-            between = (eqn for _, eqns in island.by_turns.values() for eqn in eqns)
-            handlers.update((id(eqn), _as_it_is) for eqn in between)
             outs = self._run_inside(body, slices, handlers)
             return [
                 out if is_shared(var) else lax.expand_dims(out, [0])
@@ -228,13 +214,6 @@ class Emitter:
         at = {place: handlers[id(eqn)] for place, eqn in eqns if id(eqn) in handlers}
         return interpreter.run(jaxpr, values, at, anew=True)
 
-    def _made_of(self, value: Any, eqns: Sequence[JaxprEqn]) -> Any:
-        """What equations make of a value, each of what the one before makes."""
-        for eqn in eqns:
-            reads = [atom for atom in eqn.invars if isinstance(atom, Var)]
-            (value,) = self._run_inside(_stretch([eqn], reads, eqn.outvars), [value], {})
-        return value
-
     def _inside(self, eqn: JaxprEqn) -> Handler | None:
         if record_of(eqn).tied and not self.anew:
             return interpreter.replay
@@ -242,31 +221,29 @@ class Emitter:
 
     # ---- what islands gather
 
-    def _gathering(self, body: Jaxpr, parts: _Shards, sums: _Sums) -> _Handlers:
-        """For what reads parts, no result of the body, and for scans that sum in their turns."""
+    def _gathering(self, body: Jaxpr, parts: _Shards) -> _Handlers:
+        """Return handlers for what reads parts."""
         handlers: _Handlers = {}
         for eqn in body.eqns:
             read = {
                 n: parts[a] for n, a in enumerate(eqn.invars) if isinstance(a, Var) and a in parts
             }
-            if read or not sums.keys().isdisjoint(eqn.outvars):
-                handlers[id(eqn)] = functools.partial(self._run_gathering, read, sums)
+            if read:
+                handlers[id(eqn)] = functools.partial(self._run_gathering, read)
         return handlers
 
-    def _run_gathering(
-        self, read: Mapping[int, _Shard], sums: _Sums, eqn: JaxprEqn, values: Values
-    ) -> Values:
-        """An equation that reads parts at these places, or a scan with sums in its turns."""
+    def _run_gathering(self, read: Mapping[int, _Shard], eqn: JaxprEqn, values: Values) -> Values:
+        """Run an equation that reads parts at these places."""
         inside = _parts_inside(eqn, read)
         whole = self._with_whole(eqn, values, read, [n for n in read if n not in inside])
-        if not inside and sums.keys().isdisjoint(eqn.outvars):
+        if not inside:
             if self.anew_inside:
                 return rebind.bind_again(eqn, whole, self._inside)
             return interpreter.replay(eqn, whole)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
         parts = {body.invars[place]: part for place, part in inside.items()}
-        run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, parts, {}))
+        run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, parts))
         if _compat.name_of(eqn) != "scan":
             # Evaluated in its place, a checkpoint keeps what it is for: a computation of its own.
             is_checkpoint = record_of(eqn).call == "checkpoint"
@@ -276,8 +253,6 @@ class Emitter:
 
         def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
             outs = run([*whole[:first], *carry, *xs])
-            named = zip(eqn.outvars, outs, strict=True)
-            outs = [sums[var](out) if var in sums else out for var, out in named]
             return outs[:carried], outs[carried:]
 
         return loops.scanned(turn, eqn, whole[first : first + carried], whole[first + carried :])
@@ -327,11 +302,6 @@ class _Values:
         if var not in self.gathered:
             self.gathered[var] = self.emitter.whole(self.known[var])
         return self.gathered[var]
-
-
-def _as_it_is(eqn: JaxprEqn, values: Values) -> Values:
-    """Of an equation that is run elsewhere."""
-    return [value for value, atom in zip(values, eqn.invars, strict=True) if isinstance(atom, Var)]
 
 
 def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:

@@ -13,18 +13,15 @@ its update of shared parameters with it.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.bodies import carries
 from jax_dist._rewrite.interpreter import Atom, Values, names_of
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist.errors import UnsupportedError, refusal
 from jax_dist.global_view.uniformity import Cuts, SharedAxis, wanted_cuts, wanted_in_bodies
 
 
@@ -44,11 +41,7 @@ class Island:
     reads: tuple[Var, ...]
     makes: tuple[Var, ...]
     scatters: Mapping[Var, int]  # results of a psum that are wanted cut, along which dimension
-    # Of these, those of what a scan makes in its turns: by its result, with the equations between.
-    by_turns: Mapping[Var, tuple[Var, tuple[JaxprEqn, ...]]]
-    narrow: Mapping[Var, Any]  # of these, the type that the terms had before they were widened
     parts: Mapping[Var, int]  # shared ones of `reads` that lie cut, and can be taken so
-    agreed: tuple[JaxprEqn, ...]  # the loops and branches in it where all devices go the same way
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +83,11 @@ class BodyPlan:
 class Choices:
     """What may be done with a body."""
 
-    gradients: str  # "reduce", "scatter" or "narrow": what may become of a sum
+    gradients: str  # "reduce" or "scatter": what may become of a sum
     regathers: bool  # whether islands gather what is cut where they read it, each time
     tied: bool  # whether types name a mesh, so that some equations can only run inside
+    # Whether all is one island, as nothing is cut: then it is the program of pmap, to the bit.
+    in_one: bool = False
 
 
 def plan(
@@ -216,7 +211,8 @@ class _Planner:
     def _runs_inside(self, eqn: JaxprEqn) -> bool:
         """Whether an equation is one of each device's own."""
         return (
-            not all(map(self._is_shared, [*eqn.invars, *eqn.outvars]))
+            self.choices.in_one
+            or not all(map(self._is_shared, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self.axis.is_used_by(eqn)
             or (self.choices.tied and interpreter.holds(eqn, lambda each: record_of(each).tied))
@@ -224,7 +220,7 @@ class _Planner:
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
         """Whether it makes something shared, or something in parts; a condition is then shared."""
-        if record_of(eqn).kind not in ("loop", "branch"):
+        if self.choices.in_one or record_of(eqn).kind not in ("loop", "branch"):
             return False
         in_parts = any(self.cuts.get(var) is not None for var in eqn.outvars)
         if not in_parts and not self.axis.is_made_alike_by(eqn):
@@ -260,13 +256,10 @@ class _Planner:
         makes = tuple(var for var in own if var in elsewhere)
         if any(_compat.is_ref(var.aval) for var in (*reads, *makes)):
             line = interpreter.source_line(eqns[0]) or "an unknown line"
-            raise refusal(
-                UnsupportedError,
-                what="a reference (jax.new_ref) lives across a sum over devices",
-                which=[f"it is used by the equations from {line} on"],
-                why="what is before such a sum and what is after it run in two shard_maps, and a "
-                "reference cannot leave one",
-                do="Read the reference before the collective, and make a new one after it.",
+            raise NotImplementedError(
+                f"A reference (jax.new_ref) at {line} is used before and after a sum over devices, "
+                "which run in two shard_maps. Read it before the collective, and make a new one "
+                "after it."
             )
         scatters = self._scattered(eqns)
         # A sum that is scattered takes its operands whole.
@@ -275,13 +268,7 @@ class _Planner:
         regathered = [var for var in reads if self.choices.regathers and var not in whole]
         cut = {var: self._cut_along(var) for var in regathered}
         parts = {var: dim for var, dim in cut.items() if dim is not None}
-        agreed = tuple(self.axis.agreed(eqns, self.shared))
-        narrow = dict(_narrow(eqns, scatters)) if self.choices.gradients == "narrow" else {}
-        by_turns = {  # what is widened after its sum takes less memory until then
-            result: (total, between[:-1] if total in narrow else between)
-            for result, (total, between) in _summed_by_turns(eqns, makes, scatters)
-        }
-        island = Island(tuple(eqns), reads, makes, scatters, by_turns, narrow, parts, agreed)
+        island = Island(tuple(eqns), reads, makes, scatters, parts)
         return _Stage(outside, island)
 
     def _helping(self, reads: list[Var]) -> list[JaxprEqn]:
@@ -318,46 +305,6 @@ class _Planner:
             if own and own == sizes and aval.shape[dim] % math.prod(own) == 0:
                 return dim
         return None
-
-
-def _narrow(eqns: Sequence[JaxprEqn], sums: Iterable[Var]) -> Iterator[tuple[Var, Any]]:
-    """As `Island.narrow` has them: of sums of what a conversion has just widened."""
-    made = {var: eqn for eqn in eqns for var in eqn.outvars}
-    for var in sums:
-        term = made[var].invars[made[var].outvars.index(var)]
-        before = made.get(term) if isinstance(term, Var) else None
-        if before is not None and _compat.name_of(before) == "convert_element_type":
-            own: Any = before.invars[0].aval
-            wide = jnp.promote_types(own.dtype, before.params["new_dtype"])
-            if jnp.issubdtype(own.dtype, jnp.inexact) and wide == before.params["new_dtype"]:
-                yield var, own.dtype
-
-
-def _summed_by_turns(
-    eqns: Sequence[JaxprEqn], makes: Sequence[Var], scatters: Mapping[Var, int]
-) -> Iterator[tuple[Var, tuple[Var, tuple[JaxprEqn, ...]]]]:
-    """As `Island.by_turns` has them: of results of scans that only such a sum reads.
-
-    Each turn then sums its own, and a device never has the gradients of all layers.
-    """
-    readers: dict[Var, list[JaxprEqn]] = {}
-    for eqn in eqns:
-        for var in _operands(eqn):
-            readers.setdefault(var, []).append(eqn)
-    scans = [eqn for eqn in eqns if _compat.name_of(eqn) == "scan"]
-    for result in (var for eqn in scans for var in eqn.outvars[len(carries(eqn)) :]):
-        var, between = result, []
-        while var not in makes and len(reads := readers.get(var, ())) == 1:
-            (eqn,) = reads
-            if _compat.name_of(eqn) == "psum":
-                total = eqn.outvars[eqn.invars.index(var)]
-                if scatters.get(total):  # and not along the dimension of the turns
-                    yield result, (total, tuple(between))
-                break
-            if not record_of(eqn).elementwise or len(_operands(eqn)) > 1:
-                break
-            between.append(eqn)
-            (var,) = eqn.outvars
 
 
 def _operands(*eqns: JaxprEqn) -> list[Var]:

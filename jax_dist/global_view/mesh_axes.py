@@ -36,8 +36,6 @@ class MeshAxes:
     # XLA for CPU then aborts at a sum of bfloat16, unless it is one of float32.
     widens: bool = False
     is_tpu: bool = False
-    # The loops and branches in islands where all devices go the same way, by their identity.
-    agreed: frozenset[int] = frozenset()
 
     @property
     def part(self) -> Any:
@@ -114,7 +112,7 @@ class MeshAxes:
             return self._collective
         record = record_of(eqn)
         decides = record.kind == "branch" or _compat.name_of(eqn) == "while"
-        if self.free and (record.unsplit or (decides and id(eqn) not in self.agreed)):
+        if self.free and (record.unsplit or decides):
             return self._whole
         return None
 

@@ -21,7 +21,7 @@ from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.captures import Captures
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.programs import Lowered
-from jax_dist.errors import PlacementError, refusal
+from jax_dist.errors import ArgumentError
 from jax_dist.global_view import copies
 from jax_dist.global_view.body import Body
 from jax_dist.global_view.emission import Emitter
@@ -48,7 +48,7 @@ class Setting:
     donated: tuple[int, ...]
     given_mesh: Mesh | None
     shardings: Shardings
-    gradients: str  # "scatter", "narrow" or "reduce"
+    gradients: str  # "scatter" or "reduce"
     regathers: bool
     captures: Captures
 
@@ -147,9 +147,8 @@ class StepProgram:
         reorders = setting.gradients != "reduce"
         free = setting.further if reorders and setting.further & cut_over else frozenset()
         platform = setting.mesh.devices.flat[0].platform
-        agreed = frozenset(id(eqn) for island in self.plan.islands() for eqn in island.agreed)
         special = {"widens": bool(free) and platform == "cpu", "is_tpu": platform == "tpu"}
-        mesh_axes = dataclasses.replace(setting.axes, free=free, agreed=agreed, **special)
+        mesh_axes = dataclasses.replace(setting.axes, free=free, **special)
         # As a shard_map over these axes shows it.
         manual = dict.fromkeys(frozenset(mesh.axis_names) - free, AxisType.Manual)
         inside = mesh.update_axis_types(manual)
@@ -223,8 +222,6 @@ class StepProgram:
         captured, leaves = leaves[: self._hidden], leaves[self._hidden :]
         for place, (leaf, axis) in enumerate(zip(leaves, self.in_axes, strict=True)):
             own = self.leaves.get(place)
-            if own and own.is_away:
-                leaf = jax.device_put(leaf, NamedSharding(run.mesh, own.sharding.spec))
             first = leaf if axis is None else jnp.moveaxis(leaf, axis, 0)
             spec = P() if axis is None else P(run.axes.part)
             given.append(run.laid(first, own.sharding.spec if own else spec))
@@ -236,7 +233,7 @@ class StepProgram:
                 axis = None if own.shared else 0
             if axis is not None:
                 out = jnp.moveaxis(run.for_each_device(out) if is_shared else out, 0, axis)
-            results.append(jax.device_put(out, own.sharding) if own and own.is_away else out)
+            results.append(out)
         return results
 
 
@@ -246,20 +243,14 @@ class Ready:
 
     program: StepProgram
     lifted: tuple[int, ...]  # leaves of the state that vary, and come as if they were shared
-    merged: tuple[int, ...]  # those that are shared, and come as if they varied
 
     def given(self, call: Call) -> list[Any]:
         """The leaves where the program wants them."""
         placed, own = list(call.leaves), self.program.leaves
-        for place in (*self.lifted, *self.merged):
-            leaf, target = placed[place], own[place].sharding
-            if isinstance(leaf, Tracer):
+        for place in self.lifted:
+            if isinstance(placed[place], Tracer):
                 raise _kept_otherwise(own[place])
-            if place in self.lifted:
-                placed[place] = copies.for_each_device(leaf, target)
-            else:
-                slices = copies.put_slices(leaf, self.program.setting.by_device)
-                placed[place] = copies.one_of_equals(slices, target, own[place].path)
+            placed[place] = copies.for_each_device(placed[place], own[place].sharding)
         for place, target in enumerate(self.program.in_shardings):
             leaf = placed[place]
             if isinstance(leaf, Tracer):
@@ -267,47 +258,33 @@ class Ready:
             if not (target.is_fully_addressable or target.is_fully_replicated):
                 self._check_is_of_all(call, place)
             if not isinstance(leaf, jax.Array) or leaf.sharding == target or not leaf.committed:
-                if place in own and own[place].is_away:  # jit does not move it there
-                    placed[place] = copies.put_whole(leaf, target)
                 continue
             if place in own and not leaf.sharding.is_equivalent_to(target, leaf.ndim):
-                raise refusal(
-                    PlacementError,
-                    what="a leaf of the state does not lie as the global view keeps it",
-                    which=[f"{own[place].path} lies as {leaf.sharding}, and is kept as {target}"],
-                    why="to move it in each call would cost more than the step",
-                    do="Place the state once, by state = view.place(state).",
+                raise ArgumentError(
+                    f"{own[place].path} is sharded as {leaf.sharding}, and the global view keeps "
+                    f"it as {target}. Place the state once, by state = view.place(state)."
                 )
             placed[place] = placement.put_as_jit_would(leaf, target)
         return placed
 
     def _check_is_of_all(self, call: Call, place: int) -> None:
-        """Raises PlacementError for what is to be cut over processes, and is of this one alone."""
+        """Raise ArgumentError for what is to be cut over processes, and is of this one alone."""
         leaf = call.leaves[place]
-        if place in (*self.lifted, *self.merged) or (
-            isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-        ):
+        if place in self.lifted or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
             return
         kind = f"{type(leaf).__module__}.{type(leaf).__name__}"
         if isinstance(leaf, jax.Array):
             kind = "jax.Array on devices of this process"
-        raise refusal(
-            PlacementError,
-            what=f"an argument of a step of {jax.process_count()} processes is of this process "
-            "alone",
-            which=[f"{call.paths()[place]} of shape {tuple(jnp.shape(leaf))} is a {kind}"],
-            why="it is cut over devices of all processes, and each process has another part of it",
-            do="Place it first: view.place_batch(batch) takes the slices, or the rows, of each "
-            "process, and view.place(state) a state.",
+        raise ArgumentError(
+            f"{call.paths()[place]} of shape {tuple(jnp.shape(leaf))} is a {kind}, and is to be "
+            f"sharded over devices of all {jax.process_count()} processes. Place it first, by "
+            "view.place_batch(batch) or view.place(state)."
         )
 
 
-def _kept_otherwise(leaf: Leaf) -> PlacementError:
-    found = "is the same on all devices" if leaf.shared else f"begins to vary at {leaf.origin}"
-    return refusal(
-        PlacementError,
-        what="a leaf of the state is given in another form than it is kept, in a traced function",
-        which=[f"{leaf.path} {found}, and is kept as {leaf.whole.shape}"],
-        why="a loop wants it out as it came in, and does not show whether slices are equal",
-        do="Place the state before, by state = view.place(state, *other arguments).",
+def _kept_otherwise(leaf: Leaf) -> ArgumentError:
+    return ArgumentError(
+        f"{leaf.path} begins to vary at {leaf.origin}, so it is kept as {leaf.whole.shape}, and a "
+        "traced function got one value of it. Place the state before, by "
+        "state = view.place(state, *other arguments)."
     )

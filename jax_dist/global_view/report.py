@@ -1,17 +1,21 @@
-"""What was found of a step in the global view, as a table and as a picture."""
+"""Report of a step in the global view."""
 
 import dataclasses
 import math
 
 import jax
+import rich.table
+import rich.text
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _pictures
 from jax_dist._rewrite.interpreter import names_of
+from jax_dist._rewrite.report import as_text
 from jax_dist._usage import counted
 from jax_dist.global_view.uniformity import VaryingOrigin
 from jax_dist.uniformity import cut_along
+
+_WIDTH = 120
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,11 +39,6 @@ class Leaf:
         return jax.ShapeDtypeStruct(shape, self.type.dtype, sharding=self.sharding)
 
     @property
-    def is_away(self) -> bool:
-        """Whether it lies in another memory than that of the device, as in "pinned_host"."""
-        return self.sharding.memory_kind not in (None, "device")
-
-    @property
     def is_cut(self) -> bool:
         return bool(cut_along(self.sharding.spec))
 
@@ -51,8 +50,7 @@ class Leaf:
 
     @property
     def bytes_per_device(self) -> int:
-        """In the memory of the device."""
-        shape = (0,) if self.is_away else self.sharding.shard_shape(self.whole.shape)
+        shape = self.sharding.shard_shape(self.whole.shape)
         return math.prod(shape) * self.type.dtype.itemsize
 
     @property
@@ -81,49 +79,25 @@ class GlobalViewReport:
         """What one device holds of it under pmap: the whole of each leaf."""
         return sum(leaf.bytes_under_pmap for leaf in self.leaves)
 
-    def picture(self) -> str:
-        """What a device holds of the state under pmap and here, as the text of an SVG file."""
-        under_pmap, here = [0, 0, 0], [0, 0, 0]
-        for leaf in self.leaves:
-            kind = 2 if not leaf.shared else int(not leaf.is_cut)
-            under_pmap[kind] += leaf.bytes_under_pmap
-            here[kind] += leaf.bytes_per_device
-        before = ("to be sharded", "shared and whole", "different on each device")
-        after = ("sharded", "whole", "different on each device")
-        return _pictures.stacked_bars(
-            f"State of {self.function} on one of {self.devices} devices",
-            {
-                "pmap": dict(zip(before, under_pmap, strict=True)),
-                "global view": dict(zip(after, here, strict=True)),
-            },
-        )
-
     def __repr__(self) -> str:  # at a prompt, the table
         return str(self)
 
     def __str__(self) -> str:
-        rows = [("leaf", "one device sees", "found", "lies as", "bytes per device")]
+        table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in ("leaf", "one device sees", "kind", "sharding"):
+            table.add_column(name, overflow="fold")
+        table.add_column("bytes per device", justify="right")
         for leaf in self.leaves:
-            away = f" in {leaf.sharding.memory_kind}" if leaf.is_away else ""
-            rows.append(
-                (
-                    leaf.path,
-                    f"{leaf.type.dtype}{list(leaf.type.shape)}",
-                    "shared" if leaf.origin is None else f"varies from {leaf.origin}",
-                    str(leaf.sharding.spec).replace("PartitionSpec", "P") + away,
-                    f"{leaf.bytes_per_device:,}",
-                )
+            table.add_row(
+                rich.text.Text(leaf.path),
+                rich.text.Text(f"{leaf.type.dtype}{list(leaf.type.shape)}"),
+                "shared" if leaf.origin is None else f"varies from {leaf.origin}",
+                str(leaf.sharding.spec).replace("PartitionSpec", "P"),
+                f"{leaf.bytes_per_device:,}",
             )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
+        head = (
             f"{self.function} on {self.devices} devices: {counted(self.islands, 'shard_map')}, "
             f"{counted(self.scattered, 'sum')} scattered"
-        ]
-        for *texts, number in rows:
-            cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
-            lines.append("  ".join([*cells, number.rjust(widths[-1])]))
-        lines.append(
-            f"state: {self.bytes_per_device:,} bytes per device; under pmap "
-            f"{self.bytes_under_pmap:,}"
         )
-        return "\n".join(lines)
+        state = f"state: {self.bytes_per_device:,} bytes per device; under pmap "
+        return f"{head}\n{as_text(table, width=_WIDTH)}\n{state}{self.bytes_under_pmap:,}"

@@ -6,20 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jax_dist._pmap import axes, body, meshes
+from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.body import Call, type_of
 from jax_dist._rewrite.pipeline import warn_user
 from jax_dist._usage import human_bytes
-from jax_dist.errors import (
-    GlobalViewError,
-    GlobalViewWarning,
-    MappedAxisError,
-    PlacementError,
-    message,
-    refusal,
-)
+from jax_dist.errors import ArgumentError, MappedAxisError
 from jax_dist.global_view import state_placement, traced_steps
 from jax_dist.global_view.programs import Ready, Setting, StepProgram
 from jax_dist.global_view.report import Leaf
@@ -50,14 +42,13 @@ class Signatures:
         self.last = ready.program
         return ready
 
-    def learn(self, number: int, state: Any, *, stacked: Any = None) -> GivenState:
-        """A state argument, by what is known of an earlier one, and which leaves vary from now."""
+    def learn(self, number: int, state: Any, *, stacked: Any) -> GivenState:
+        """Take a state argument; of a stacked one, leaves of unequal keys vary from now on."""
         name, by_device = axes.argument_name(self._fun, number), self._setting.by_device
-        known = self.known.get(number)
-        given = GivenState.of(state, name, by_device, stacked=stacked, known=known)
-        own, found = given.own(), self._varying.setdefault((number, given.type), set())
-        if not own <= found:
-            found |= own
+        given = GivenState.of(state, name, by_device, stacked, self.known.get(number))
+        own, varying = given.own(), self._varying.setdefault((number, given.type), set())
+        if not own <= varying:
+            varying |= own
             self._ready.clear()
         return given
 
@@ -80,10 +71,8 @@ class Signatures:
             lines = ((given.paths[n], human_bytes(values[n].nbytes)) for n in sorted(apart - own))
             self._warn(
                 {path: f"{path}, {size}" for path, size in lines},
-                what="copies of leaves of the state differ, and each device has its own so far",
-                why="which of them is right cannot be told",
-                do="Give place the other arguments of a call, too: then it is known which leaves "
-                "the step lets vary. Others are refused, here or by the first call.",
+                "Copies of leaves of the state differ, and each device has its own so far: {}. "
+                "Give place the other arguments of a call: then it is known which vary.",
             )
         return jax.tree.unflatten(given.type.structure, values)
 
@@ -97,12 +86,9 @@ class Signatures:
     def program_for(self, what: str) -> StepProgram:
         """The last one, of which something is asked."""
         if self.last is None:
-            raise refusal(
-                GlobalViewError,
-                what=f"'{what}' of a global view is not known yet",
-                which=["it was neither called nor given a state with the other arguments"],
-                why="which leaves are shared is found in the traced step",
-                do="Call it first, or place(state, *the other arguments).",
+            raise ArgumentError(
+                f"'{what}' of a global view is not known yet. Call it first, or "
+                "place(state, *other arguments)."
             )
         return self.last
 
@@ -118,24 +104,32 @@ class Signatures:
             rank = len(kind.shape)
             if axis is not None and (not -rank <= axis < rank or kind.shape[axis] != size):
                 path = call.paths()[place]
-                raise refusal(
-                    MappedAxisError,
-                    what=f"'{self._setting.fun_name}' is mapped over {size} devices",
-                    which=[
-                        f"{path} has shape {tuple(kind.shape)}, which is to be {size} along "
-                        f"dimension {axis}"
-                    ],
-                    why="each device takes one slice",
-                    do="Give [N, b, ...] for N devices, as place_batch makes it of rows.",
+                raise MappedAxisError(
+                    f"'{self._setting.fun_name}' is mapped over {size} devices, but {path} has "
+                    f"shape {tuple(kind.shape)}, which is to be {size} along dimension {axis}. "
+                    "Give [N, b, ...] for N devices, as place_batch makes it of rows."
                 )
-        told = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
-        program = self._program(told, state)
-        leaves = program.leaves.items()
-        whole = {n for n, leaf in leaves if jnp.shape(call.leaves[n]) == leaf.type.shape}
-        lifted = tuple(n for n, leaf in leaves if n in whole and not leaf.shared)
-        merged = tuple(n for n, leaf in leaves if n not in whole and leaf.shared)
-        self._check_lifted([program.leaves[n] for n in lifted])
-        return Ready(program, lifted, merged)
+        program = self._program(
+            dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes)), state
+        )
+        lifted = []
+        for place, leaf in program.leaves.items():
+            shape = jnp.shape(call.leaves[place])
+            if shape == leaf.type.shape and not leaf.shared:
+                if shape[:1] == (size,) and not self.known[leaf.argument].is_said:
+                    raise ArgumentError(
+                        f"{leaf.path} of shape {shape} begins to vary at {leaf.origin}: it may "
+                        f"have one value for each of {size} devices, or one for all. Say which, by "
+                        "view.place(state, *other arguments, stacked=...)."
+                    )
+                lifted.append(place)
+            elif shape != leaf.type.shape and leaf.shared:
+                raise ArgumentError(
+                    f"{leaf.path} has shape {tuple(shape)}, and the step keeps one value of it, of "
+                    f"shape {leaf.type.shape}. Place a state of pmap once, by "
+                    "state = view.place(state, stacked=True)."
+                )
+        return Ready(program, tuple(lifted))
 
     def _program(self, call: Call, state: dict[int, jax.ShapeDtypeStruct]) -> StepProgram:
         places = {
@@ -159,41 +153,22 @@ class Signatures:
         apart = [leaf for leaf in program.leaves.values() if leaf.is_kept_from_cut]
         self._warn(
             {
-                leaf.path: f"{leaf.path}, {human_bytes(leaf.bytes_per_device)} per device: "
-                f"it begins to vary at {leaf.origin}"
+                leaf.path: f"{leaf.path}, {human_bytes(leaf.bytes_per_device)} per device, begins "
+                f"to vary at {leaf.origin}"
                 for leaf in apart
             },
-            what="leaves of the state are not cut, for each device has others",
-            why="only what is the same on all devices can be kept in parts",
-            do="Average them, or their gradients, over devices (jax.lax.pmean) before that line. "
-            "If they are to differ, let shardings= be a function that gives PartitionSpec() for "
-            "them.",
+            "Leaves of the state are not sharded, for each device has others: {}. Average them, or "
+            "their gradients, over devices (jax.lax.pmean) before that line; or let shardings= be "
+            "a function that gives PartitionSpec() for them.",
         )
         return program
 
-    def _check_lifted(self, leaves: Sequence[Leaf]) -> None:
-        """Raises PlacementError if leaves that vary may have come with a value for each device."""
-        unsure = {path for n in self._setting.state for path in self.known[n].unsure}
-        own = [leaf for leaf in leaves if leaf.path in unsure]
-        if own:
-            raise refusal(
-                PlacementError,
-                what="a leaf of the state may have one value for each device, or one for all",
-                which=[
-                    f"{leaf.path} has shape {leaf.type.shape}, and begins to vary at {leaf.origin}"
-                    for leaf in own
-                ],
-                why=f"there are {self._setting.size} devices, and each has its own value of it",
-                do="Say which, by place(state, *other arguments, stacked=...): a tree as the state "
-                "that is True where the first dimension counts devices; False if it never does.",
-            )
-
-    def _warn(self, lines: dict[str, str], *, what: str, why: str, do: str) -> None:
-        """Once for each path."""
+    def _warn(self, lines: dict[str, str], text: str) -> None:
+        """Warn once of each path."""
         new = [line for path, line in lines.items() if path not in self._warned]
         self._warned.update(lines)
         if new:
-            warn_user(message(what=what, which=new, why=why, do=do), GlobalViewWarning)
+            warn_user(text.format("; ".join(new)), UserWarning)
 
     def _types_of_state(self, call: Call, types: Sequence[Any]) -> dict[int, jax.ShapeDtypeStruct]:
         """The type of each leaf of the state on one device, `[*s]`, by its place."""
@@ -205,19 +180,10 @@ class Signatures:
             structure = jax.tree.structure(args[number])
             shapes = [types[place].shape for place in places]
             if known is None or not known.fits(structure, shapes, {self._setting.size}):
-                known = self.known[number] = self._type_of_state(number, args[number])
+                kinds = tuple(jax.ShapeDtypeStruct(types[n].shape, types[n].dtype) for n in places)
+                known = self.known[number] = StateType(structure, kinds)
             found.update(zip(places, known.leaves, strict=True))
         return found
-
-    def _type_of_state(self, number: int, given: Any) -> StateType:
-        """Of one of which nothing was known: not traced, it may have the device axis."""
-        leaves = jax.tree.leaves(given)
-        is_array = all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-        if is_array and not body.any_tracer(leaves):
-            return self.learn(number, given).type
-        types = [type_of(leaf) for leaf in leaves]
-        own = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in types)
-        return StateType(jax.tree.structure(given), own)
 
 
 def _key_of(kind: Any) -> tuple:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist._pmap.body import type_of
 from jax_dist._rewrite.interpreter import names_of
-from jax_dist.errors import GlobalViewError, PlacementError, refusal
+from jax_dist.errors import ArgumentError
 from jax_dist.global_view.copies import (
     all_equal,
     count,
@@ -28,7 +28,7 @@ from jax_dist.global_view.copies import (
     put_whole,
 )
 
-_Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P | NamedSharding]
+_Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
 Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule
 
 _SMALL = 1024  # elements; below, a leaf stays whole under "fsdp"
@@ -40,8 +40,8 @@ class StateType:
 
     structure: Any
     leaves: tuple[jax.ShapeDtypeStruct, ...]
-    # The paths of leaves whose first dimension may count devices, though it was taken not to.
-    unsure: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+    # Whether the user said which leaves are stacked over devices.
+    is_said: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def tree(self) -> Any:
@@ -97,14 +97,12 @@ class GivenState:
         state: Any,
         name: str,
         by_device: NamedSharding,
-        *,
-        stacked: Any = None,
-        known: StateType | None = None,
+        stacked: Any,
+        known: StateType | None,
     ) -> "GivenState":
-        """A state, with which leaves have a dimension for devices.
+        """Take a state; `stacked` says, for all or as a tree, which leaves are `[N, *s]`.
 
-        Said by the user, `stacked`, for all or as a tree; else as in one of an earlier call,
-        `known`, or as all leaves look.
+        If it is None, none is, but for those of a state that was placed before, `known`.
         """
         with_paths, structure = jax.tree.flatten_with_path(state)
         paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
@@ -112,65 +110,27 @@ class GivenState:
         leaves = tuple(leaf for _, leaf in with_paths)
         here = local_count(by_device)
         sizes = {count(by_device), here}
-        unsure: frozenset[str] = frozenset()
         shapes = [jnp.shape(leaf) for leaf in leaves]
+        own = [False] * len(leaves)
         if stacked is not None:
             own = jax.tree.leaves(jax.tree.broadcast(stacked, state))
         elif known is not None and known.fits(structure, shapes, sizes):
             own = [shape != kind.shape for shape, kind in zip(shapes, known.leaves, strict=True)]
-            unsure = known.unsure
-        else:
-            own = [_is_stacked(leaves, paths, sizes)] * len(leaves)
-            named = zip(paths, shapes, own, strict=True)
-            unsure = frozenset(
-                path for path, shape, is_own in named if not is_own and {*shape[:1]} & sizes
-            )
         types = []
         for path, leaf, is_own in zip(paths, leaves, own, strict=True):
             kind = type_of(leaf)
             shape = kind.shape
             if is_own:
                 if not shape or shape[0] not in sizes:
-                    raise refusal(
-                        PlacementError,
-                        what="the state is said to be stacked, and a leaf is not",
-                        which=[
-                            f"{path} has shape {tuple(shape)}, which does not begin with {here}"
-                        ],
-                        why=f"a stacked state has one slice for each of {here} devices",
-                        do="Give stacked=False, or stack this leaf, too.",
+                    raise ArgumentError(
+                        f"The state is given as stacked over {here} devices, but {path} has shape "
+                        f"{tuple(shape)}. Give stacked=False for it, or stack it, too."
                     )
                 shape = shape[1:]
             types.append(jax.ShapeDtypeStruct(shape, kind.dtype))
-        kinds = StateType(structure, tuple(types), unsure)
+        is_said = stacked is not None or (known is not None and known.is_said)
+        kinds = StateType(structure, tuple(types), is_said)
         return cls(kinds, leaves, paths, short, tuple(own), by_device)
-
-
-def _is_stacked(leaves: Sequence[Any], paths: Sequence[str], sizes: set[int]) -> bool:
-    """Whether all leaves have a dimension for devices, as pmap gives them."""
-    shapes = [jnp.shape(leaf) for leaf in leaves]
-    if not shapes or not all(shape and shape[0] in sizes for shape in shapes):
-        return False
-    if all(map(_lies_by_device, leaves)):
-        return True
-    size = min(sizes)
-    raise refusal(
-        PlacementError,
-        what="the state may be one for each device, or may not",
-        which=[f"all leaves have {size} as their first dimension, such as {paths[0]}: {shapes[0]}"],
-        why=f"there are {size} devices, and flax.jax_utils.replicate gives such arrays",
-        do="Say stacked=True, if the first dimension counts devices, or stacked=False.",
-    )
-
-
-def _lies_by_device(leaf: Any) -> bool:
-    """Whether each device has one slice of the first dimension."""
-    if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) != leaf.shape[0]:
-        return False
-    if leaf.shape[0] == 1:  # on one device, any array would
-        sharding = leaf.sharding
-        return isinstance(sharding, NamedSharding) and tuple(sharding.spec[:1]) not in ((), (None,))
-    return leaf.sharding.shard_shape(leaf.shape)[0] == 1
 
 
 def which_vary(
@@ -207,22 +167,16 @@ def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> A
         name = "batch" + jax.tree_util.keystr(path)
         shape = jnp.shape(leaf)
         if not shape:
-            raise refusal(
-                PlacementError,
-                what="a leaf of a batch has no rows",
-                which=[f"{name} has shape {shape}"],
-                why="place_batch cuts the first dimension over devices",
-                do="Pass what all devices share to the function itself, with in_axes None for it.",
+            raise ArgumentError(
+                f"place_batch splits the first dimension over devices, and {name} is a scalar. "
+                "Pass what all devices share to the function itself, with in_axes None for it."
             )
         is_cut_here = rows or (rows is None and shape[0] != here)
         fits = shape[0] % here == 0 if is_cut_here else shape[0] == here
         if not fits:
-            raise refusal(
-                PlacementError,
-                what="the rows of a batch do not fit the devices",
-                which=[f"{name} has {shape[0]} rows here, for {here} devices"],
-                why="each device takes as many",
-                do=f"Give a multiple of {here} rows, or drop the last ones.",
+            raise ArgumentError(
+                f"{name} has {shape[0]} rows, which {here} devices do not divide. Give a multiple "
+                f"of {here} rows, or drop the last ones."
             )
         if is_cut_here:
             whole = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
@@ -243,7 +197,7 @@ def layouts_of(
 ) -> list[NamedSharding]:
     """How each leaf is to lie if it is shared; its type has no dimension for devices.
 
-    Raises GlobalViewError where a rule gives a spec that does not fit.
+    Raises ArgumentError where a rule gives a spec that does not fit.
     """
     mesh, found = by_device.mesh, []
     for path, leaf in zip(paths, leaves, strict=True):
@@ -254,20 +208,11 @@ def layouts_of(
             given = _fully_sharded(leaf.shape, mesh.shape[name], name)
         else:
             given = P()
-        spec, kind = given, None
-        if isinstance(given, NamedSharding) and given.mesh.shape == mesh.shape:
-            spec, kind = given.spec, given.memory_kind
-        misfit = _misfit(leaf.shape, spec, mesh)
-        if misfit is not None:
-            raise refusal(
-                GlobalViewError,
-                what="shardings gives a layout that does not fit",
-                which=[f"{path} of shape {tuple(leaf.shape)}: {spec!r}"],
-                why=misfit,
-                do="Give a PartitionSpec over the axes of the mesh, whose sizes divide the "
-                "dimensions; or a NamedSharding of this mesh, with a memory kind.",
+        if (misfit := _misfit(leaf.shape, given, mesh)) is not None:
+            raise ArgumentError(
+                f"shardings gives {given!r} for {path} of shape {tuple(leaf.shape)}: {misfit}"
             )
-        found.append(NamedSharding(mesh, spec, memory_kind=kind))
+        found.append(NamedSharding(mesh, given))
     return found
 
 

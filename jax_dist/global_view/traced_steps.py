@@ -8,11 +8,10 @@ from jax.extend.core import Var
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist._exceptions import text_of
 from jax_dist._pmap import axes
 from jax_dist._pmap.body import Call
 from jax_dist._rewrite import interpreter, pipeline
-from jax_dist.errors import GlobalViewError, UnsupportedError, refusal
+from jax_dist.errors import ArgumentError
 from jax_dist.global_view import state_placement
 from jax_dist.global_view.body import Body
 from jax_dist.global_view.islands import BodyPlan, Choices, plan
@@ -33,18 +32,15 @@ def build(
     try:
         found = Body.of(setting.options, call)
     except ValueError as error:
-        said, *_ = text_of(error).split(" You probably")
+        said, *_ = str(error).split(" You probably")
         if not any(sign in said for sign in _CONSTRAINT_SIGNS):
             raise
         raise _bad_constraint(pipeline.line_of(error), said) from error
     if found.inner:
         regions = sorted(repr(axis.name) for axis in found.inner)
-        raise refusal(
-            UnsupportedError,
-            what=f"'{call.fun_name}' calls a mapped function inside",
-            which=[f"a pmap over {', '.join(regions)}"],
-            why="the global view cuts over one mapped axis",
-            do="Map once, over a mesh of all devices, or keep jax_dist.pmap for this function.",
+        raise NotImplementedError(
+            f"'{call.fun_name}' calls a mapped function inside, over {', '.join(regions)}. Map "
+            "once, over a mesh of all devices, or keep jax_dist.pmap for this function."
         )
     for eqn in interpreter.equations(found.jaxpr):
         if not names_of_constraint(eqn) <= setting.further:
@@ -56,14 +52,11 @@ def build(
 _CONSTRAINT_SIGNS = ("is not found in mesh", "can only refer to Auto axes of the mesh")
 
 
-def _bad_constraint(line: str, said: object) -> UnsupportedError:
-    return refusal(
-        UnsupportedError,
-        what="the mapped function cuts an array over the mapped axis, or one that the mesh lacks",
-        which=[f"with_sharding_constraint at {line or 'an unknown line'}: {said}"],
-        why="it is the program of one device, which has nothing to cut over the mapped axis",
-        do="Remove the constraint; say how the state lies by shardings=. Further axes of the mesh "
-        "may be named.",
+def _bad_constraint(line: str, constraint: object) -> NotImplementedError:
+    return NotImplementedError(
+        f"with_sharding_constraint at {line or 'an unknown line'} ({constraint}) shards over the "
+        "mapped axis, or over one that the mesh lacks. Remove it, and say by shardings= how the "
+        "state is sharded; other axes of the mesh may be named."
     )
 
 
@@ -74,7 +67,7 @@ class _TracedStep:
         self, setting: Setting, call: Call, state: StateLeaves, varying: Set[int], found: Body
     ):
         self._setting, self._call, self._state, self._body = setting, call, state, found
-        self._axis = SharedAxis(found.axis, setting.axes.sizes)
+        self._axis = SharedAxis(setting.name, setting.axes.sizes)
         self._paths = call.paths()
         self._captures = [capture.name for capture in found.lifted.captures]
         self._results = self._results_of_state()
@@ -99,7 +92,10 @@ class _TracedStep:
             if (sharding := getattr(atom.aval, "sharding", None)) is not None
             and not sharding.mesh.empty
         }
-        choices = Choices(setting.gradients, setting.regathers, bool(meshes))
+        in_one = not (
+            setting.further or any(leaf.is_cut for leaf in leaves.values() if leaf.shared)
+        )
+        choices = Choices(setting.gradients, setting.regathers, bool(meshes), in_one)
         planned = plan(self._axis, found.jaxpr, self._ins, wanted, choices)
         self._check_results(planned)
         in_axes, lie = [], []  # of each argument leaf
@@ -137,13 +133,10 @@ class _TracedStep:
                     break
             else:
                 name = axes.argument_name(call.fun, argument)
-                raise refusal(
-                    GlobalViewError,
-                    what=f"'{call.fun_name}' gives no new state",
-                    which=[f"no result has the structure, shapes and dtypes of argument '{name}'"],
-                    why="a state that is carried comes out as it goes in",
-                    do="Give the position of the carried argument by state=; None if there is "
-                    "none.",
+                raise ArgumentError(
+                    f"'{call.fun_name}' gives no new state: no result has the structure, shapes "
+                    f"and dtypes of argument '{name}'. Give the position of the carried argument "
+                    "by state=; None if there is none."
                 )
         return pairs
 
@@ -167,19 +160,15 @@ class _TracedStep:
                 through = tuple(each for each in self._paths_of(why) if each != path)
                 is_cut = cut_along(spec) & {*setting.mesh_axes}
                 if callable(setting.shardings) and is_cut:
-                    raise refusal(
-                        GlobalViewError,
-                        what="a leaf of the state cannot be cut, for each device has another one",
-                        which=[f"{path}, to be cut as {spec}: {_begins(why, through)}"],
-                        why="only what is the same on all devices can be kept in parts",
-                        do=f"Average it over devices (jax.lax.pmean) {_when(why)}, or let "
-                        "shardings give PartitionSpec() for it: it then stays as it was under "
-                        "pmap, one for each device.",
+                    raise ArgumentError(
+                        f"{path} cannot be sharded as {spec}, for each device has another one: "
+                        f"{_begins(why, through)}. Average it over devices (jax.lax.pmean) "
+                        f"{_when(why)}, or let shardings give PartitionSpec() for it."
                     )
             owner = cast(int, call.owners[place])
             further = spec if callable(setting.shardings) else ()
             own = spec if shared else P(setting.axes.part, *further)
-            lie = NamedSharding(setting.mesh, own, memory_kind=layout.memory_kind)
+            lie = NamedSharding(setting.mesh, own)
             leaves[place] = Leaf(owner, path, kind, shared, lie, spec, setting.size, why, through)
         if setting.shardings == "fsdp":
             self._check_something_cut(leaves)
@@ -205,13 +194,11 @@ class _TracedStep:
     def _check_something_cut(self, leaves: dict[int, Leaf]) -> None:
         wanted = [leaf for leaf in leaves.values() if cut_along(leaf.wanted)]
         if wanted and not any(leaf.shared for leaf in wanted):
-            raise refusal(
-                GlobalViewError,
-                what=f"no leaf of the state of '{self._call.fun_name}' can be cut",
-                which=[f"{leaf.path} begins to vary at {leaf.origin}" for leaf in wanted[:8]],
-                why="only what is the same on all devices can be kept in parts",
-                do="Average the gradients over devices (jax.lax.pmean) in the step, or use "
-                "shardings='replicated'.",
+            origins = "; ".join(f"{leaf.path} at {leaf.origin}" for leaf in wanted[:8])
+            raise ArgumentError(
+                f"No leaf of the state of '{self._call.fun_name}' can be sharded, for all begin to "
+                f"vary between devices: {origins}. Average the gradients over devices "
+                "(jax.lax.pmean) in the step, or use shardings='replicated'."
             )
 
     def _check_results(self, planned: BodyPlan) -> None:
@@ -225,14 +212,10 @@ class _TracedStep:
             why = VaryingOrigin.of(jaxpr, facts, result, Var(result.aval))
             tree = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
             named = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
-            raise refusal(
-                GlobalViewError,
-                what=f"a result of '{self._call.fun_name}' is said to be shared (out_axes=None), "
-                "and varies",
-                which=[f"the result{named[place]}: {_begins(why, self._paths_of(why))}"],
-                why="of values that differ, one cannot stand for all",
-                do=f"Average it over devices (jax.lax.pmean) {_when(why)}, or give out_axes=0 for "
-                "it.",
+            raise ArgumentError(
+                f"The result{named[place]} of '{self._call.fun_name}' has out_axes=None, but "
+                f"{_begins(why, self._paths_of(why))}. Average it over devices (jax.lax.pmean) "
+                f"{_when(why)}, or give out_axes=0 for it."
             )
 
 

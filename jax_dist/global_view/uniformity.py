@@ -70,11 +70,6 @@ class SharedAxis:
             for place in demoted:
                 ins[place] = False
 
-    def agreed(self, eqns: Sequence[JaxprEqn], shared: Mapping[Var, bool]) -> list[JaxprEqn]:
-        """The loops and branches, at any depth, in which all devices go the same way."""
-        facts = dict(zip(shared, self._same([*shared.values()]), strict=True))
-        return [*self._invariance.agreed(eqns, facts, self._scope)]
-
     def is_used_by(self, eqn: JaxprEqn) -> bool:
         """Whether an equation, or one in it, goes over the axis."""
         return interpreter.holds(eqn, self._is_named_by)

@@ -9,25 +9,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jax_dist._pmap import axes, body, meshes, placement
+from jax_dist._pmap import axes, body, meshes, options, placement
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.body import Call
 from jax_dist._rewrite.captures import Captures, Watch, is_lifted_outside
 from jax_dist._rewrite.variable_names import definition
-from jax_dist.errors import (
-    ArgumentTypeError,
-    DeviceCountError,
-    GlobalViewError,
-    PlacementError,
-    refusal,
-)
+from jax_dist.errors import ArgumentError, ArgumentTypeError, DeviceCountError
 from jax_dist.global_view import copies, state_placement
 from jax_dist.global_view.programs import Setting
 from jax_dist.global_view.report import GlobalViewReport
 from jax_dist.global_view.signatures import Signatures
-from jax_dist.global_view.state_placement import GivenState, Shardings
+from jax_dist.global_view.state_placement import Shardings
 
-Gradients: TypeAlias = Literal["scatter", "narrow", "reduce"]
+Gradients: TypeAlias = Literal["scatter", "reduce"]
 
 
 def global_view(
@@ -46,7 +40,7 @@ def global_view(
     regather: bool = False,
     captures: Captures = "lift",
 ) -> "GlobalView":
-    """Takes a step as it was given to pmap, and lets its state lie in parts.
+    """Run a step that was given to pmap on global arrays, with a sharded state.
 
     The function is not edited. What is the same on all devices runs on global arrays, what varies
     in `shard_map`; so shardings alone say where the state lies. Which leaves are the same is found
@@ -69,15 +63,13 @@ def global_view(
       shardings: "replicated"; "fsdp", which cuts the longest dimension that the devices divide, of
         leaves from 1024 elements on, over the last of `mesh_axes`, and copies over the others; or a
         function of the path of a leaf, as in "params/w", and its type, that gives a
-        `PartitionSpec`; or a `NamedSharding` of the mesh, whose memory kind the leaf is kept in
-        between two steps.
+        `PartitionSpec`.
       static_broadcasted_argnums: positions of arguments that are compile-time constants.
       donate_argnums: positions of arguments whose memory the results may take over; give the state.
       gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
         and sums over such parts, as in the norm of all gradients, be taken in another order.
-        "narrow" also takes scattered sums of what the step widened, as bfloat16 to float32, in the
-        type before, as plain jit does: half the bytes, and more rounding. "reduce" gathers, and
-        takes each sum in pmap's order: along further axes each device then computes the same.
+        "reduce" gathers, and takes each sum in pmap's order: along further axes each device then
+        computes the same.
       regather: whether what lies in parts is gathered each time that it is read, in the forward
         and again in the backward pass, and in each turn of a scan over layers; else once in a step.
         It takes less memory, and sends more.
@@ -90,10 +82,10 @@ def global_view(
     Raises:
       ArgumentTypeError: an argument is none of its choices.
       DeviceCountError: the mesh has no such axes.
-      UnsupportedError: when called, the step maps inside, or cuts over the mapped axis itself.
-      ArgumentError: when called, there are captured arrays, and `captures` is "error".
-      GlobalViewError: when called, a leaf that varies was to be cut; the message has its path, and
-        the line where it began to vary.
+      NotImplementedError: when called, the step maps inside, or shards over the mapped axis itself.
+      ArgumentError: when called, a leaf that varies was to be sharded; the message has its path,
+        and the line where it began to vary. Or there are captured arrays, and `captures` is
+        "error".
 
     >>> import jax, jax.numpy as jnp
     >>> def step(w, x):
@@ -106,7 +98,7 @@ def global_view(
     ((256, 8), (32, 8))
     """
     if not callable(fun):
-        raise TypeError(f"global_view needs a function, got {fun!r}.")
+        raise ArgumentTypeError(f"global_view takes a function, not {fun!r}.")
     _check_choice("gradients", gradients, get_args(Gradients))
     _check_choice("captures", captures, get_args(Captures))
     if not callable(shardings):
@@ -117,12 +109,10 @@ def global_view(
     own = (axis_name,) if mesh_axes is None else tuple(mesh_axes)
     there = own if mesh is None else mesh.axis_names
     if not own or len({*own}) < len(own) or not {*own} <= {*there} or (mesh is None and own[1:]):
-        raise refusal(
-            DeviceCountError,
-            what=f"the mesh has no axes {own!r}, each once",
-            which=["there is no mesh=" if mesh is None else f"mesh.axis_names is {tuple(there)}"],
-            why="the mapped axis of the function is laid over them",
-            do=f"Name one so, as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=.",
+        has = "there is no mesh=" if mesh is None else f"mesh.axis_names is {tuple(there)}"
+        raise DeviceCountError(
+            f"The mesh of a global view needs the axes {own!r}, each once, but {has}. Name one so, "
+            f"as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=."
         )
     setting = Setting(
         fun_name=axes.function_name(fun),
@@ -130,9 +120,9 @@ def global_view(
         mesh_axes=own,
         in_axes=in_axes,
         out_axes=out_axes,
-        state=axes.argument_numbers("state", () if state is None else state),
-        static=axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
-        donated=axes.argument_numbers("donate_argnums", donate_argnums),
+        state=options.argument_numbers("state", () if state is None else state),
+        static=options.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
+        donated=options.argument_numbers("donate_argnums", donate_argnums),
         given_mesh=mesh,
         shardings=shardings,
         gradients=gradients,
@@ -154,15 +144,15 @@ class GlobalView:
         """Runs the step.
 
         Args:
-          *args: the state as `place` or the last call gave it, and the others as pmap takes them. A
-            state as pmap has it, `[N, *s]`, is taken too; each such call compares its slices.
+          *args: the state as `place` or the last call gave it, or as it is on one device; and the
+            others as pmap takes them.
           **kwargs: mapped over their first dimension, as under pmap.
 
         Returns:
           The results of the step; the new state as it lies, others by out_axes.
 
         Raises:
-          PlacementError: the state lies elsewhere, or as pmap has it with slices that differ.
+          ArgumentError: the state is sharded otherwise, or is stacked over devices.
         """
         call = self._bound(args, kwargs)
         is_traced = body.any_tracer(call.leaves)
@@ -186,22 +176,23 @@ class GlobalView:
         """Puts a state on the devices as the step keeps it.
 
         Args:
-          state: arrays `[*s]`; or `[N, *s]`, as pmap has them, of which all slices must then be
-            equal to the bit, unless the leaf varies; one of whole numbers or keys does if they
-            differ. With several state arguments, a tuple of them. With several processes, each
-            gives the same, or its slices.
+          state: arrays `[*s]`, or, with `stacked`, `[N, *s]` as pmap has them. With several state
+            arguments, a tuple of them. With several processes, each gives the same, or its slices.
           *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
             else these are placed as if they were shared, and the first call makes one for each
             device of them.
           stacked: whether the state is `[N, *s]`: True, False, or a tree of them as the state, or
-            the start of one. By default that is found, where it can be.
+            the start of one; by default only what an earlier call keeps so. All slices must then be
+            equal to the bit, unless the leaf varies; one of whole numbers or keys does if they
+            differ.
           argument: the position of the one state argument that is given here, of several.
 
         Returns:
           The state, on the mesh, in memory of its own.
 
         Raises:
-          PlacementError: slices differ, or it cannot be told whether the state is stacked.
+          PlacementError: slices differ.
+          ArgumentError: the state is not stacked as it is said to be.
         """
         self._check_runs("place")
         numbers = self._setting.state if argument is None else (argument,)
@@ -236,10 +227,9 @@ class GlobalView:
           shared stays cut; of a leaf that varies, the one of the first device.
 
         Raises:
-          PlacementError: an array is no leaf of the state.
+          ArgumentError: an array is no leaf of the state.
         """
-        here = lambda leaf: jax.device_put(leaf, jax.memory.Space.Device)
-        own = lambda leaf: jnp.copy(here(leaf)[0])
+        own = lambda leaf: jnp.copy(leaf[0])
         return self._by_leaf(state, "first", shared=jnp.copy, varying=own)
 
     def stacked(self, state: Any) -> Any:
@@ -252,7 +242,7 @@ class GlobalView:
           Arrays `[N, *s]`, a whole copy on each device.
 
         Raises:
-          PlacementError: an array is no leaf of the state.
+          ArgumentError: an array is no leaf of the state.
         """
         repeated = lambda leaf: copies.for_each_device(leaf, self._setting.by_device)
         return self._by_leaf(state, "stacked", shared=repeated, varying=jnp.copy)
@@ -261,43 +251,19 @@ class GlobalView:
         """Treats each leaf of the state, or of a part of it, as what it is."""
         with_paths, structure = jax.tree.flatten_with_path(state)
         leaves = [leaf for _, leaf in with_paths]
-        if not self._signatures.known:  # nothing was placed, so that it is as the user made it
-            given = GivenState.of(state, "state", self._setting.by_device)
-            varies: list[bool | None] = [*given.stacked]
-        else:
-            known = tuple(self._signatures.known.values())
-            told = state_placement.which_vary(leaves, structure, known, self._setting.size)
-            varies = [
-                self._varies_where_it_lies(leaf) if own is None else own
-                for own, leaf in zip(told, leaves, strict=True)
-            ]
+        known = tuple(self._signatures.known.values())
+        varies = state_placement.which_vary(leaves, structure, known, self._setting.size)
         if None in varies:
             path, leaf = with_paths[varies.index(None)]
-            path = jax.tree_util.keystr(path) or "it"
-            raise refusal(
-                PlacementError,
-                what=f"'{method}' cannot tell what an array of the state is",
-                which=[f"{path} has shape {tuple(jnp.shape(leaf))}"],
-                why="no leaf of the state has that shape, or it may be one value, or one for each "
-                "device",
-                do=f"Give the whole state to {method}, as place or the last call gave it.",
+            raise ArgumentError(
+                f"'{method}' cannot tell what {jax.tree_util.keystr(path) or 'the array'} of shape "
+                f"{tuple(jnp.shape(leaf))} is: one value of the state, or one for each device. "
+                f"Give the whole state to {method}, as place or the last call gave it."
             )
         return jax.tree.unflatten(
             structure,
             [(varying if own else shared)(leaf) for own, leaf in zip(varies, leaves, strict=True)],
         )
-
-    def _varies_where_it_lies(self, leaf: Any) -> bool | None:
-        """Whether an array has one value for each device, by the leaves that are kept so."""
-        if self._signatures.last is None or not isinstance(leaf, jax.Array):
-            return None
-        found = {
-            not each.shared
-            for each in self._signatures.last.leaves.values()
-            if (each.whole.shape, each.whole.dtype) == (leaf.shape, leaf.dtype)
-            and leaf.sharding.is_equivalent_to(each.sharding, leaf.ndim)
-        }
-        return found.pop() if len(found) == 1 else None
 
     def place_batch(self, batch: Any, *, rows: bool | None = None) -> Any:
         """Cuts a batch over the devices.
@@ -311,7 +277,7 @@ class GlobalView:
           Global arrays `[N, b, ...]`.
 
         Raises:
-          PlacementError: an array has no rows, or the devices do not divide them.
+          ArgumentError: an array has no rows, or the devices do not divide them.
         """
         self._check_runs("place_batch")
         return state_placement.place_batch(batch, self._setting.by_device, rows=rows)
@@ -350,13 +316,11 @@ class GlobalView:
                 raise self._no_state_argument(number, len(args))
         return call
 
-    def _no_state_argument(self, number: int, count: int) -> GlobalViewError:
-        return refusal(
-            GlobalViewError,
-            what=f"'{self._setting.fun_name}' was called without its state",
-            which=[f"state={number}, and the call has {count} positional arguments"],
-            why="the state is the argument that is carried from call to call",
-            do="Give its position by state=, or state=None for a function that carries nothing.",
+    def _no_state_argument(self, number: int, count: int) -> ArgumentError:
+        return ArgumentError(
+            f"'{self._setting.fun_name}' was called with {count} positional arguments, and its "
+            f"state is at position {number}. Give the position by state=, or state=None for a "
+            "function that carries nothing."
         )
 
     def _check_runs(self, what: str) -> None:
@@ -372,10 +336,7 @@ class GlobalView:
 
 def _check_choice(argument: str, value: object, choices: Sequence[str], *more: str) -> None:
     if value not in choices:
-        raise refusal(
-            ArgumentTypeError,
-            what=f"'{argument}' of global_view is none of its choices",
-            which=[f"{argument}={value!r}"],
-            why="it decides where the state lies, and what is summed how",
-            do=f"Give {', '.join([*map(repr, choices), *more])}.",
+        choices = ", ".join([*map(repr, choices), *more])
+        raise ArgumentTypeError(
+            f"'{argument}' of global_view is {value!r}, and must be one of {choices}."
         )

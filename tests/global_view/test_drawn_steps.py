@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from against_pmap import compare, stacked
+from against_pmap import assert_same, compare, stacked
 from drawn_steps import ALIKE, batch_of, state_of, step_of
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+
+import jax_dist
 
 pytestmark = pytest.mark.rewriting
 
@@ -159,3 +161,17 @@ def test_some_leaves_of_drawn_steps_vary_and_some_do_not():
     free = [leaf.shared for leaf in leaves if leaf.path.endswith("['c']")]
 
     assert set(free) == {True, False}
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_replicated_state_has_all_bits_of_pmap_with_all_of_xlas_fusions(number):
+    """Nothing is sharded, so that the step is one shard_map: the program of pmap."""
+    step, state, batch = step_of(number, 8, jumps=True), state_of(number), batch_of(number, 8)
+    view = jax_dist.global_view(step, "i", captures="allow")
+    mapped = jax.pmap(step, "i")
+    held, wanted = view.place(state, batch, stacked=False), stacked(state)
+    for _ in range(3):
+        held, _ = view(held, batch)
+        wanted, _ = mapped(wanted, batch)
+    assert view.report().islands == 1
+    assert_same(held, wanted)

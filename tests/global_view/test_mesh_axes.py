@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
-from jax_dist.errors import DeviceCountError, GlobalViewError, UnsupportedError
+from jax_dist.errors import ArgumentError, DeviceCountError
 from jax_dist.global_view.mesh_axes import MeshAxes
 
 pytestmark = pytest.mark.rewriting
@@ -179,7 +179,7 @@ def test_the_mapped_axis_may_have_another_name_on_the_mesh():
 )
 def test_axes_that_are_not_there_are_refused(names, mesh):
     given = _mesh(replica=2, shard=4) if mesh else None
-    with pytest.raises(DeviceCountError, match="the mesh has no axes"):
+    with pytest.raises(DeviceCountError, match="needs the axes"):
         global_view(_step, "i", mesh=given, mesh_axes=names)
 
 
@@ -455,7 +455,7 @@ def test_a_constraint_over_the_mapped_axis_is_refused(name):
         return lax.with_sharding_constraint(w, jax.NamedSharding(other, P(name))), x
 
     view = global_view(step, "i", mesh=_mesh(i=4, model=2))
-    with pytest.raises(UnsupportedError, match=r"test_mesh_axes.py:\d+: NamedSharding"):
+    with pytest.raises(NotImplementedError, match=r"test_mesh_axes.py:\d+ \(NamedSharding"):
         view(view.place(X[0, 0], stacked=False), X[:4])
 
 
@@ -466,7 +466,7 @@ def test_a_constraint_that_is_only_a_spec_and_does_not_hold_is_refused(spec):
 
     mesh = _mesh(replica=2, shard=2, model=2)
     view = global_view(step, "i", mesh=mesh, mesh_axes=HSDP)
-    with pytest.raises(UnsupportedError, match=r"test_mesh_axes.py:\d+: (The spec|Res)"):
+    with pytest.raises(NotImplementedError, match=r"test_mesh_axes.py:\d+ \((The spec|Res)"):
         view(view.place(X[0, 0], stacked=False), X[:4])
 
 
@@ -485,5 +485,5 @@ def test_a_spec_alone_names_further_axes_where_the_mapped_axis_is_several():
 def test_a_leaf_that_varies_cannot_be_cut_over_the_mapped_axis():
     rule = lambda path, leaf: P(("shard",)) if path == "own" else P()
     mesh = _mesh(replica=2, shard=4)
-    with pytest.raises(GlobalViewError, match="each device has another one"):
+    with pytest.raises(ArgumentError, match="each device has another one"):
         global_view(_step, "i", mesh=mesh, mesh_axes=HSDP, shardings=rule)(_state(), X, Y)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from against_pmap import compare
 from jax import lax
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
@@ -191,50 +190,6 @@ def test_the_gradients_of_a_scan_over_layers_are_scattered_in_each_turn(regather
 
     scattered = re.findall(r'= f32\[([\d,]+)\]\S* reduce-scatter\(.*op_name="([^"]*)"', text)
     assert [(shape, "while" in place) for shape, place in scattered] == [("8,64", True)]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("loss", [_in_half_precision, _scan_in_half_precision])
-@pytest.mark.parametrize("sizes", [{"i": 8}, {"replica": 2, "i": 4}, {"i": 4, "model": 2}])
-def test_narrow_sums_are_of_what_the_step_widened(loss, sizes):
-    """Each term is exact in bfloat16, so a sum of N is within N roundings of 2**-8."""
-    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
-    over = tuple(name for name in sizes if name != "model")
-    rule = lambda *_: P(None, "model" if "model" in sizes else None, "i")
-    options = {"mesh": mesh, "mesh_axes": over, "shardings": rule}
-    rows = X[: mesh.size // sizes.get("model", 1)]
-    kinds = {}
-    for gradients in ("scatter", "narrow"):
-        view = global_view(_trained(loss), "i", gradients=gradients, **options)
-        text = view.lower(LAYERED, rows).as_text()
-        found = r"stablehlo\.reduce_scatter.*?-> tensor<[\dx]+x(\w+)>"
-        kinds[gradients] = {*re.findall(found, text, re.DOTALL)}
-    compare(_trained(loss), LAYERED, rows, times=1, bound=2**-5, gradients="narrow", **options)
-
-    # XLA for CPU has no sum of bfloat16 in an island that is manual over some axes only.
-    assert kinds == {"scatter": {"f32"}, "narrow": {"f32" if "model" in sizes else "bf16"}}
-
-
-def test_what_is_not_widened_is_not_narrowed():
-    """Whole numbers, what is rounded, and what is not converted."""
-
-    def step(w, x):
-        counts = jnp.round(x).astype(jnp.int32).astype(jnp.float32)
-        own = lax.psum([x, counts, x.astype(jnp.bfloat16)], "i")
-        return jax.tree.map(jnp.add, w, own)
-
-    w = [np.zeros((64, 64), np.float32)] * 3
-    x = np.linspace(-40, 40, 8 * 64 * 64, dtype=np.float32).reshape(8, 64, 64)
-    texts = [
-        global_view(step, "i", shardings="fsdp", gradients=each).lower(w, x).as_text()
-        for each in ("scatter", "narrow")
-    ]
-    kinds = [
-        re.findall(r"stablehlo\.reduce_scatter.*?-> tensor<[\dx]+x(\w+)>", text, re.DOTALL)
-        for text in texts
-    ]
-
-    assert kinds == [["f32", "f32", "bf16"]] * 2
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="XLA's schedule for CPU drops barriers")

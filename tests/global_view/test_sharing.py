@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
-from jax_dist.errors import GlobalViewError, GlobalViewWarning, PlacementError
+from jax_dist.errors import ArgumentError
 
 pytestmark = pytest.mark.rewriting
 
@@ -97,7 +97,7 @@ def test_a_step_that_one_device_may_skip_makes_its_state_vary():
         return jnp.where(jnp.isfinite(x).all(), new, w)  # decided alone
 
     view = global_view(step, "i", shardings="fsdp")
-    with pytest.raises(GlobalViewError, match=r"no leaf of the state of 'step' can be cut") as told:
+    with pytest.raises(ArgumentError, match=r"No leaf of the state of 'step' can") as told:
         view(_W, _X)
 
     assert _line(step, "decided alone") in str(told.value)
@@ -112,7 +112,7 @@ def test_a_leaf_that_varies_and_was_to_be_cut_is_named_once_with_bytes_and_line(
 
     state = {"w": _W, "last": _W, "mean": np.zeros(16, np.float32)}
     view = global_view(step, "i", shardings="fsdp")
-    with pytest.warns(GlobalViewWarning, match="not cut, for each device has others") as told:
+    with pytest.warns(UserWarning, match="not sharded, for each device has others") as told:
         placed = view.place(state, _X, stacked=False)
     view(view(placed, _X), _X[:, :2])  # once for both programs
 
@@ -129,7 +129,7 @@ def test_a_leaf_that_varies_and_is_to_be_cut_is_refused_with_path_and_line():
         _unsynchronised, "i", shardings=lambda path, leaf: P(*[None] * (leaf.ndim - 1), "i")
     )
 
-    with pytest.raises(GlobalViewError, match="each device has another one") as told:
+    with pytest.raises(ArgumentError, match="each device has another one") as told:
         view(state, _X)
 
     assert "state['mean']" in str(told.value)
@@ -140,7 +140,7 @@ def test_a_leaf_that_varies_and_is_to_be_cut_is_refused_with_path_and_line():
 def test_a_result_said_to_be_shared_that_varies_is_refused():
     view = global_view(_unsynchronised_with_loss, "i", out_axes=(0, None))
 
-    with pytest.raises(GlobalViewError, match=r"out_axes=None") as told:
+    with pytest.raises(ArgumentError, match=r"out_axes=None") as told:
         view(_W, _X)
 
     assert _line(_unsynchronised_with_loss, "own loss") in str(told.value)
@@ -158,7 +158,7 @@ def test_the_state_of_pmap_comes_in_if_its_copies_are_equal():
     reference = program(stacked(state), _X)
 
     view = global_view(_unsynchronised, "i", shardings="fsdp", gradients="reduce")
-    kept = view.place(reference, _X)  # its means differ, and it goes on from there
+    kept = view.place(reference, _X, stacked=True)  # its means differ, and it goes on from there
     seen = view.lower(kept, _X).compile(compiler_options=PLAIN)
     x = jax.device_put(_X, view._signatures.last.in_shardings[-1])
 
@@ -195,7 +195,6 @@ def test_a_state_is_read_as_pmap_has_it(shardings):
         assert_same(view.stacked(placed), kept)
         assert jax.tree.map(jnp.shape, view.stacked(placed)) == jax.tree.map(jnp.shape, kept)
         assert_same(view.first(placed), jax.tree.map(lambda leaf: leaf[0], kept))
-        assert_same(view.first(placed["mean"]), kept["mean"][0])
         first = view.first(placed)
         kept, placed = mapped(kept, _X), view(placed, _X)
         assert not any(leaf.is_deleted() for leaf in first.values())
@@ -205,9 +204,9 @@ def test_what_is_no_leaf_of_the_state_cannot_be_read():
     view = global_view(_unsynchronised, "i")
     placed = view.place({"w": _W, "mean": np.zeros(128, np.float32)})
 
-    with pytest.raises(PlacementError, match="'first' cannot tell what an array of the state is"):
+    with pytest.raises(ArgumentError, match=r"'first' cannot tell what the array of"):
         view.first(placed["w"][:3])
-    with pytest.raises(PlacementError, match=r"\['other'\] has shape \(5,\)"):
+    with pytest.raises(ArgumentError, match=r"\['other'\] of shape \(5,\)"):
         view.stacked({**placed, "other": jnp.ones(5)})
 
 
@@ -255,7 +254,7 @@ def test_what_nothing_is_known_of_is_named_with_its_line():
 
     view = global_view(step, "i", shardings=lambda path, leaf: P("i"))
 
-    with pytest.raises(GlobalViewError) as raised:
+    with pytest.raises(ArgumentError) as raised:
         view(_W, _X)
 
     message = str(raised.value)

@@ -34,7 +34,7 @@ def test_a_state_of_pmap_goes_through_eight_four_and_two_devices(tmp_path):
     )
     wanted = np.asarray(of_pmap["w"][0])
     view = _view(8)
-    held = view.place(of_pmap, view.place_batch(_X))
+    held = view.place(of_pmap, view.place_batch(_X), stacked=True)
 
     with ocp.StandardCheckpointer() as checkpointer:
         for devices in (8, 4, 2):

@@ -1,6 +1,6 @@
 """What is said wrongly to `rewrite` and `explain` is named, with its value and a remedy."""
 
-import textwrap
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,56 +9,44 @@ import pytest
 
 import jax_dist
 from jax_dist import explain, rewrite
-from jax_dist.errors import ArgumentError, RewriteError
+from jax_dist.errors import ArgumentError
 
 pytestmark = pytest.mark.rewriting
 
 
-def _message(**options) -> str:
-    with pytest.raises(RewriteError) as caught:
-        jax_dist.rewrite(options.pop("fun", lambda x: x), **options)
-    return str(caught.value)
-
-
-def test_a_choice_that_is_none():
-    assert _message(captures="lit") == textwrap.dedent("""\
-        rewrite got a wrong `captures`:
-          * captures is 'lit'
-        Because it is none of the choices.
-        Choose one of 'lift', 'warn', 'allow', 'error'.""")
-
-
 @pytest.mark.parametrize(
-    ("options", "named", "remedy"),
+    ("options", "message"),
     [
-        ({"fun": 3}, "fun is 3", "Give a function."),
-        ({"gathers": None}, "gathers is None", "Choose one of 'reduce', 'exact', 'keep'."),
-        ({"partitioning": "on"}, "partitioning is 'on'", "Choose one of 'route', 'keep'."),
-        ({"mesh": ("i",)}, "mesh is ('i',)", "Give a jax.sharding.Mesh."),
+        ({"fun": 3}, "rewrite takes a function, not 3"),
+        (
+            {"captures": "lit"},
+            "captures= of rewrite is one of 'lift', 'warn', 'allow', 'error', not",
+        ),
+        ({"gathers": None}, "gathers= of rewrite is one of 'reduce', 'exact', 'keep', not None"),
+        ({"partitioning": "on"}, "partitioning= of rewrite is one of 'route', 'keep', not 'on'"),
+        ({"mesh": ("i",)}, "mesh= of rewrite is a jax.sharding.Mesh, not ('i',)"),
         (
             {"specs": ["op"]},
-            "specs is ['op']",
-            "Give {'name of the op': (in_specs, out_specs)}.",
+            "specs= of rewrite is a dict {'name of the op': (in_specs, out_specs)}",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_each_argument(options, named, remedy):
-    lines = _message(**options).splitlines()
-
-    assert lines[1] == f"  * {named}"
-    assert lines[-1] == remedy
+def test_each_argument(options, message):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        rewrite(options.pop("fun", lambda x: x), **options)
 
 
 def test_explain_says_the_same():
-    with pytest.raises(RewriteError, match="gathers is 'no'"):
+    with pytest.raises(ArgumentError, match="not 'no'"):
         jax_dist.explain(lambda x: x, np.ones(3), gathers="no")
 
 
 def test_an_abstract_mesh_has_no_devices_to_move_to():
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",)).abstract_mesh
 
-    assert "mesh is AbstractMesh" in _message(mesh=mesh)
+    with pytest.raises(ArgumentError, match="not AbstractMesh"):
+        rewrite(lambda x: x, mesh=mesh)
 
 
 def test_the_text_of_a_rewritten_function_names_it():
