@@ -21,9 +21,19 @@ from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit, Help
 
 # One file each; only the file of the command that runs is loaded, so that `lint` starts at once.
-COMMANDS = ("lint", "rule", "migrate", "plan", "launch", "cache", "doctor")
+COMMANDS = (
+    "lint",
+    "rule",
+    "migrate",
+    "run",
+    "explain",
+    "plan",
+    "launch",
+    "cache",
+    "doctor",
+)
 # A command to run follows their `--`.
-_WITH_PROGRAM = (["cache", "verify"], ["launch"], ["migrate"], ["plan"])
+_WITH_PROGRAM = (["cache", "verify"], ["explain"], ["launch"], ["migrate"], ["plan"], ["run"])
 
 _EPILOG = """\
 exit codes: 0 success, 1 something was found, 2 the command was invalid

@@ -135,14 +135,17 @@ class _File:
         """Return the file with its mapped functions by jax.shard_map, and their places."""
         from jax_dist.migrate.shard_map.rewrite import rewrite  # only here: few runs need it
 
-        back = self._options.back.get(module.source.path, frozenset())
+        back = frozenset(self._options.back.get(module.source.path, frozenset()))
         if self._chosen is not None:
             lines = {
                 module.source.position(module.span(site.reference)[0]).line
                 for site in sites.find(module, self._options.to)
             }
             back |= lines - self._chosen
-        result = rewrite(module, self._options.to, back)
+        lower: frozenset[int] = frozenset()
+        if self._options.to == "jit":  # what differs then takes the form of shard_map
+            back, lower = back - self._options.back.get(module.source.path, back), back
+        result = rewrite(module, self._options.to, back, lower)
         if result.fix is None:
             return module, result.places
         try:

@@ -12,7 +12,7 @@ from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate import sites
 from jax_dist.migrate.places import Left, PlannedPlace, Target
-from jax_dist.migrate.shard_map import mappings
+from jax_dist.migrate.shard_map import global_steps, mappings
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.text import Call, Expression, Writer
@@ -46,13 +46,19 @@ class Rewritten:
     changed: frozenset[str]  # names of the values that have another form
 
 
-def rewrite(module: Module, target: Target, left_lines: Collection[int] = ()) -> Rewritten:
+def rewrite(
+    module: Module,
+    target: Target,
+    left_lines: Collection[int] = (),
+    shard_map_lines: Collection[int] = (),
+) -> Rewritten:
     """Return the places of a file, and the one fix that migrates those that can be.
 
     Args:
       module: the file.
       target: "shard_map" or "jit".
       left_lines: the lines of places that stay.
+      shard_map_lines: the lines of places that are not to become `jit` alone.
     """
     mapped: list[Mapped] = []
     places: list[PlannedPlace] = []
@@ -77,12 +83,14 @@ def rewrite(module: Module, target: Target, left_lines: Collection[int] = ()) ->
             site = mapped.pop(number).site
             left = PlannedPlace.left(module, site.reference, _codes.PMAP_CALL, _NOT_SEEN)
             places.append(left)
-    writing = _Rewriting(module, target, mapped, values, layouts)
+    writing = _Rewriting(module, mapped, values, layouts)
+    if target == "jit":
+        writing.find_global_steps(shard_map_lines)
     writing.run()
     writer = writing.writer
     for each in mapped:
-        kind = "jit" if target == "jit" else "shard_map"
-        place = module, each.site.reference, _codes.PMAP_CALL, None, "", kind
+        kind = "jit" if writing.is_global(each) else "shard_map"
+        place = module, each.site.reference, _codes.PMAP_CALL, None, writing.remark(each), kind
         places.append(PlannedPlace.done(*place, is_mapped=True))
     if not writer.edits:
         return Rewritten(places, None, "", frozenset())
@@ -159,12 +167,11 @@ class _Rewriting:
     def __init__(
         self,
         module: Module,
-        target: Target,
         mapped: Sequence[Mapped],
         values: Values,
         layouts: Layouts,
     ):
-        self._module, self._target = module, target
+        self._module = module
         self._mapped, self._values, self._layouts = mapped, values, layouts
         self.writer = Writer(module)
         self.changed: set[str] = set()
@@ -175,8 +182,42 @@ class _Rewriting:
         self._axes = [self._axis(each, default) for each in mapped]
         self._numbers = {call: n for n, each in enumerate(mapped) for call in each.calls}
         self._replaced: set[ast.AST] = set()
+        # By the number of a step over global arrays: its reductions, and their arguments.
+        self._reductions: dict[int, list[tuple[ast.Call, ast.expr]]] = {}
+        self._reasons: dict[int, str] = {}  # why others are none
+
+    def find_global_steps(self, shard_map_lines: Collection[int]) -> None:
+        """Find the mapped functions that become `jax.jit` over global arrays."""
+        for number, mapped in enumerate(self._mapped):
+            start = self._module.span(mapped.site.reference)[0]
+            try:
+                if self._module.source.position(start).line in shard_map_lines:
+                    raise Left("the step then computes something else")
+                keys = [name for name, is_key in self._slices(number, mapped).items() if is_key]
+                axis = self._axes[number]
+                self._reductions[number] = global_steps.reductions(
+                    self._module, mapped, number, self._layouts, axis, keys
+                )
+            except Left as left:
+                self._reasons[number] = left.reason
+
+    def is_global(self, mapped: Mapped) -> bool:
+        return self._mapped.index(mapped) in self._reductions
+
+    def remark(self, mapped: Mapped) -> str:
+        """Return why a mapped function does not become `jax.jit` alone."""
+        reason = self._reasons.get(self._mapped.index(mapped), "")
+        return f"not jit alone: {reason}" if reason else ""
 
     def run(self) -> None:
+        gone = {call: of for edits in self._reductions.values() for call, of in edits}
+        for call, of in gone.items():
+            statement: Any = self._module.parent(call)
+            is_own = isinstance(statement, ast.Assign) and len(statement.targets) == 1
+            if is_own and self._module.text(statement.targets[0]) == self._module.text(of):
+                self._remove(statement)
+            else:
+                self.writer.around(call, of, "", "")
         for number, mapped in enumerate(self._mapped):
             self._write_mapped(number, mapped)
             for call in mapped.calls:
@@ -278,9 +319,21 @@ class _Rewriting:
             return self._jitted_static(number, mapped, fun, at, options)
         if donated is not None:
             options.append(("donate_argnums=", self._module.text(donated)))
+        if number in self._reductions:
+            shardings = self._shardings(number, mapped, at)
+            return Call(self.writer.name("jax.jit", at), [fun, *shardings, *options])
         body = self._per_device(number, mapped, fun, at)
         shard_map = self._shard_map(number, mapped, body, at)
         return Call(self.writer.name("jax.jit", at), [shard_map, *options])
+
+    def _shardings(self, number: int, mapped: Mapped, at: Any) -> list[tuple[str, Expression]]:
+        """Return `in_shardings=..., out_shardings=...`."""
+        replicated = self.writer.replicated(at, self._mesh(at, number)).flat()
+        ins = [
+            replicated if self._is_whole(number, p) else self._sharded(at, number)
+            for p in range(len(mapped.axes))
+        ]
+        return [("in_shardings=", _one_or_tuple(ins)), ("out_shardings=", replicated)]
 
     def _shard_map(self, number: int, mapped: Mapped, body: str, at: Any) -> Call:
         ins, outs = self._specs(number, mapped, at)
@@ -410,13 +463,18 @@ class _Rewriting:
             options.append(("donate_argnums=", module.text(donated)))
         at = site.node
         partial = self.writer.name("functools.partial", at)
-        jit: Expression = self.writer.name("jax.jit", at)
+        if number in self._reductions:
+            shardings = self._shardings(number, mapped, at)
+            jit = Call(partial, [self.writer.name("jax.jit", at), *shardings, *options])
+            self.writer.replace(site.node, self.writer.render(jit, at))
+            return
+        outer: Expression = self.writer.name("jax.jit", at)
         if options:
-            jit = Call(partial, [jit, *options])
+            outer = Call(partial, [outer, *options])
         shard_map = self._shard_map(number, mapped, "", at)
         mapping = Call(partial, [shard_map.name, *shard_map.arguments])
         indent = self._indent(function)
-        text = f"{self.writer.render(jit, at)}\n{indent}@{self.writer.render(mapping, at)}"
+        text = f"{self.writer.render(outer, at)}\n{indent}@{self.writer.render(mapping, at)}"
         self.writer.replace(site.node, text)
         self._above_decorators(
             function, [*self.writer.comments(site.node, site.arguments.values())]
@@ -515,7 +573,14 @@ class _Rewriting:
             self._write_above(number, argument)
             return None
         place = self.writer.name(_PLACE_BATCH, argument)
-        return _Placed(argument, inner, f"{place}({self._sharded(argument, number)}, ", ")")
+        before = f"{place}({self._sharded(argument, number)}, {self._flattened(number, layout)}"
+        return _Placed(argument, inner, before, "))" if before.endswith("), ") else ")")
+
+    def _flattened(self, number: int, layout: Layout | None) -> str:
+        """Return what merges the slices of a batch into rows, for a step over global arrays."""
+        if number not in self._reductions or layout is not Layout.SLICES:
+            return ""
+        return "jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), "
 
     def _is_placed_at_definition(self, value: Value) -> bool:
         """Return whether a value is placed where it is defined, and not where it is used."""
@@ -523,6 +588,8 @@ class _Rewriting:
             return True
         if any(definition.kind == "result" for definition in value.definitions):
             return True
+        if any(self._numbers[use.call] in self._reductions for use in value.uses if use.call):
+            return False
         is_made = all(_is_expression(definition.node) for definition in value.definitions)
         return is_made and all(map(self._is_mapped_argument, value.uses))
 
@@ -554,7 +621,8 @@ class _Rewriting:
         place = self.writer.name(_PLACE_BATCH, name)
         sharded = self._sharded(name, number)
         text = self._module.text(name)
-        self._above(name, [f"{text} = {place}({sharded}, {text})"])
+        flat = self._flattened(number, Layout.SLICES)
+        self._above(name, [f"{text} = {place}({sharded}, {flat}{text}{')' * bool(flat)})"])
 
     def _write_copies(self, number: int, node: Any, stacked: Any) -> None:
         if node in self._replaced or stacked is None:

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.migrate.verify.runs import Call, Run
@@ -82,7 +82,13 @@ class Verification:
         return "\n".join(lines)
 
 
-def compare(command: Sequence[str], before: Run, after: Run, places: Sequence[Key]) -> Verification:
+def compare(
+    command: Sequence[str],
+    before: Run,
+    after: Run,
+    places: Sequence[Key],
+    rounded: Collection[Key] = (),
+) -> Verification:
     """Compare two runs.
 
     Args:
@@ -90,6 +96,7 @@ def compare(command: Sequence[str], before: Run, after: Run, places: Sequence[Ke
       before: the run of the old program.
       after: the run of the new one.
       places: where functions are mapped, by path and line of the old text.
+      rounded: those that may differ by rounding, as sums over a whole batch do.
 
     Returns:
       The verdicts: the first call that differs says where, and later ones follow from it.
@@ -107,7 +114,7 @@ def compare(command: Sequence[str], before: Run, after: Run, places: Sequence[Ke
             verdict = verdicts[key]
             verdict.name = verdict.name or call.name
             verdict.calls += 1
-            text = _difference(old, new)
+            text = _difference(old, new, number if rounded else None)
             if not text:
                 verdict.same += 1
                 verdict.raised += bool(old.raised)
@@ -115,7 +122,7 @@ def compare(command: Sequence[str], before: Run, after: Run, places: Sequence[Ke
                 verdict.difference = f"call {number + 1}, {text}"
         if len(news) > len(olds) and not any(v.difference for v in verdicts.values()):
             problems.append(f"{len(news) - len(olds)} more calls of mapped functions after")
-    if not any(verdict.difference for verdict in verdicts.values()):
+    if not rounded and not any(verdict.difference for verdict in verdicts.values()):
         problems += _output_difference(before.output, after.output)
     return Verification(command, list(verdicts.values()), problems, [before.seconds, after.seconds])
 
@@ -143,8 +150,11 @@ def _tail(run: Run) -> Iterator[str]:
     yield from (f"  {line}" for line in run.errors.strip().splitlines()[-_TAIL:])
 
 
-def _difference(old: Call | None, new: Call | None) -> str:
-    """Return how two calls differ; "" if they do not."""
+def _difference(old: Call | None, new: Call | None, rounded: int | None = None) -> str:
+    """Return how two calls differ; "" if they do not.
+
+    `rounded`: the number of the call, if they may differ by rounding, which grows with it.
+    """
     if old is None or new is None:
         return "it was not called after" if new is None else "it was not called before"
     if old.name != new.name and "partial" not in (old.name, new.name):
@@ -160,19 +170,20 @@ def _difference(old: Call | None, new: Call | None) -> str:
         sides.insert(0, ("argument", old.given, new.given))
     for side, olds, news in sides:
         for one, other in zip(olds, news, strict=True):
-            if text := _leaf_difference(one, other, is_result=side == "result"):
+            text = _leaf_difference(one, other)
+            if text == "values differ" and rounded is not None:
+                text = "" if _is_close(one, other, old, new, rounded) else text
+            if text:
                 return f"{side}{one['path']}: {text}{_amount(one, other, old, new)}"
     return ""
 
 
-def _leaf_difference(one: Mapping[str, Any], other: Mapping[str, Any], *, is_result: bool) -> str:
+def _leaf_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Return how two leaves differ; the device axis may have gone, as copies or as rows."""
     if "text" in one or "text" in other:
         return "" if one.get("text") == other.get("text") else "another value"
     if one["dtype"] != other["dtype"]:
         return f"{one['dtype']} before, {other['dtype']} after"
-    if is_result and one.get("weak") != other.get("weak"):
-        return "another weak type"
     if one["shape"] == other["shape"]:
         return "" if one["digest"] == other["digest"] else "values differ"
     if one["shape"][1:] == other["shape"]:  # copies
@@ -182,6 +193,24 @@ def _leaf_difference(one: Mapping[str, Any], other: Mapping[str, Any], *, is_res
     if other["shape"] == [math.prod(one["shape"][:2]), *one["shape"][2:]]:  # rows
         return "" if one["digest"] == other["digest"] else "values differ"
     return f"{one['shape']} before, {other['shape']} after"
+
+
+_ROUNDING = 1e-4  # of the largest element, in the first call
+_GROWTH = 1.3  # from call to call
+
+
+def _is_close(
+    one: Mapping[str, Any], other: Mapping[str, Any], old: Call, new: Call, number: int
+) -> bool:
+    """Return whether two arrays differ by no more than rounding may make of them by then."""
+    import numpy as np
+
+    x, y = old.values.get(one.get("key", "")), new.values.get(other.get("key", ""))
+    if x is None or y is None or x.dtype.kind != "f":
+        return False
+    x = x[0] if x.shape[1:] == y.shape else x.reshape(y.shape)
+    bound = min(_ROUNDING * _GROWTH**number, 0.1) * max(float(np.max(np.abs(x))), 1e-3)
+    return bool(np.all(np.abs(x.astype(float) - y.astype(float)) <= bound))
 
 
 def _amount(one: Mapping[str, Any], other: Mapping[str, Any], old: Call, new: Call) -> str:

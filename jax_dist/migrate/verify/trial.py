@@ -57,7 +57,13 @@ def verify(
         texts = {within[file.path]: file.after for file in files if file.changed}
         lines = {within[file.path]: written_lines(file) for file in files if file.changed}
         after = runs.recorded(command, root, texts, written=lines, title=title, **options)
-        return after, comparison.compare(command, before, after, places)
+        rounded = [
+            (within[file.path], place.line)
+            for file in files
+            for place in file.places
+            if place.form == "jit"
+        ]
+        return after, comparison.compare(command, before, after, places, rounded)
 
     _, verification = trial(files, "running the new program")
     if not verification.has_differences or again is None:

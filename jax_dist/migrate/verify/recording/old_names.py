@@ -53,7 +53,7 @@ class _Gone(ModuleType):
 
     def __init__(self, name: str, entries: Mapping[str, str]):
         super().__init__(name)
-        self.__path__: list[str] = []
+        self.__path__ = []
         self._entries = entries
 
     def __getattr__(self, name: str) -> Any:

@@ -1,0 +1,39 @@
+"""Runs a program and prints what jax_dist.explain says of its mapped functions.
+
+Each function is explained at its first call. The program is not edited.
+"""
+
+import argparse
+from typing import Any, TextIO
+
+from jax_dist.cli import terminal
+from jax_dist.cli.run import command_of
+
+_EPILOG = """\
+exit codes: those of the command; 2 if it cannot be started
+
+example:
+  jax-dist explain -- python train.py
+"""
+
+
+def add_parser(commands: Any) -> None:
+    terminal.add_command(
+        commands,
+        "explain",
+        _run,
+        __doc__,
+        _EPILOG,
+        help="explain the mapped functions of an unedited program",
+        usage="jax-dist explain -- COMMAND ...",
+    )
+
+
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
+    from jax_dist.migrate import programs  # only here: `--help` need not wait for it
+
+    code, reports = programs.explain(command_of(options, "explain"))
+    out.writelines(f"{report}\n" for report in reports)
+    if not reports:
+        print("jax-dist explain: no function was mapped by jax.pmap and called", file=err)
+    return code

@@ -1,0 +1,43 @@
+"""Unedited programs, run with other functions in the place of `jax.pmap`."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax_dist
+from jax_dist.migrate.verify import runs
+
+
+def run(command: Sequence[str]) -> int:
+    """Run a command with `jax_dist.pmap` for `jax.pmap`, in all Python processes it starts.
+
+    Names that newer jax removed, and that have a one-to-one replacement, are put back.
+
+    Returns:
+      Its exit code.
+    """
+    return _run(command, library=_library())
+
+
+def explain(command: Sequence[str]) -> tuple[int, list[str]]:
+    """Run a command, and return its exit code and `jax_dist.explain` of its mapped functions."""
+    with tempfile.TemporaryDirectory(prefix="jax-dist-") as folder:
+        path = Path(folder, "reports")
+        code = _run(command, library=_library(), explain=str(path))
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return code, text.split("\0")[:-1]
+
+
+def _library() -> str:
+    return str(Path(jax_dist.__file__).parents[1])
+
+
+def _run(command: Sequence[str], **more: Any) -> int:
+    with runs.injected(runs.settings(seed=False, **more)) as folder:
+        inherited = os.environ.get("PYTHONPATH")
+        path = os.pathsep.join([folder, *([inherited] if inherited else [])])
+        environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(command, env=environment, check=False).returncode

@@ -1,0 +1,98 @@
+"""Steps over global arrays: which mapped functions can be `jax.jit` with shardings alone.
+
+In such a step a `pmean` or `psum` over the mapped axis gives way to its argument, for that is
+computed from the whole batch. Whether the numbers stay is for a run to show.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax_dist.lint.model import functions, pmaps
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.migrate.places import Left
+from jax_dist.migrate.shard_map.layouts import Layout, Layouts
+from jax_dist.migrate.shard_map.mappings import Mapped
+
+_REDUCTIONS = ("jax.lax.pmean", "jax.lax.psum")
+_REASONS = {
+    "axis_index": "the step asks for its device, as for a key of its own",
+    "all_gather": "the step gathers from the other devices",
+    "ppermute": "the step sends to another device",
+    "pmax": "the step takes a maximum over the devices",
+    "pmin": "the step takes a minimum over the devices",
+}
+
+
+def reductions(
+    module: Module, mapped: Mapped, number: int, layouts: Layouts, axis: str, keys: Sequence[str]
+) -> list[tuple[ast.Call, ast.expr]]:
+    """Return the reductions of a step that go, each with its argument. Raises Left.
+
+    Args:
+      module: the file.
+      mapped: the mapped function.
+      number: of it.
+      layouts: of its arguments and results.
+      axis: the text of the mapped axis's name.
+      keys: the parameters that get a key for each device.
+    """
+    if keys:
+        raise Left("keys per device")
+    if any(layouts.results[number, i] is not Layout.WHOLE for i in range(mapped.results or 1)):
+        raise Left("a result differs from device to device")
+    step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
+    if mapped.static or not isinstance(step, ast.FunctionDef) or not module.holds(step):
+        raise Left("the function of the step is not in this file")
+    parts = [step, *_called_by(module, step)]
+    edits = [
+        edit for part in parts for node in ast.walk(part) for edit in _reduction(module, node, axis)
+    ]
+    inside = {id(node) for call, _ in edits for node in ast.walk(call)}
+    for part in parts:
+        for node in ast.walk(part):
+            is_axis = isinstance(node, ast.expr) and _text(module, node) == axis
+            if is_axis and id(node) not in inside and not _is_decorator(node, part):
+                raise Left("the step hands the name of its axis on, as to batch norm")
+    return edits
+
+
+def _called_by(module: Module, step: ast.FunctionDef) -> Iterator[ast.FunctionDef]:
+    """Yield the functions of the file that a step calls, that are called by no other code."""
+    seen: set[ast.AST] = {*ast.walk(step)}
+    waiting: list[ast.AST] = [step]
+    while waiting:
+        around = waiting.pop()
+        for node in ast.walk(around):
+            function = pmaps.definition(module, node.func) if isinstance(node, ast.Call) else None
+            is_seen = function in seen or not isinstance(function, ast.FunctionDef)
+            if not is_seen and module.holds(function):
+                assert isinstance(function, ast.FunctionDef)
+                seen.add(function)
+                waiting.append(function)
+                yield function
+
+
+def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call, ast.expr]]:
+    """Return a reduction over the axis with its argument. Raises Left for other collectives."""
+    if not isinstance(node, ast.Call):
+        return []
+    name = module.qualified_name(node.func) or ""
+    given = [*node.args, *(word.value for word in node.keywords)]
+    if not name.startswith("jax.lax.") or axis not in (_text(module, each) for each in given):
+        return []
+    last = name.rpartition(".")[2]
+    if name not in _REDUCTIONS or len(given) != 2:
+        raise Left(_REASONS.get(last, f"the step uses {last} over its axis"))
+    if isinstance(given[0], ast.Constant):
+        raise Left("the step counts its devices")
+    return [(node, given[0])]
+
+
+def _text(module: Module, node: Any) -> str:
+    is_name = isinstance(node, ast.Name | ast.Attribute | ast.Constant)
+    return module.text(node) if is_name and module.holds(node) else ""
+
+
+def _is_decorator(node: ast.AST, function: ast.FunctionDef) -> bool:
+    return any(node in set(ast.walk(decorator)) for decorator in function.decorator_list)

@@ -1,0 +1,39 @@
+# A class keeps the state in a field.
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+class Learner:
+    def __init__(self, size):
+        mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+        sharded = NamedSharding(mesh, P("i"))
+        self._update = jax.jit(
+            self._step,
+            in_shardings=(NamedSharding(mesh, P()), sharded),
+            out_shardings=NamedSharding(mesh, P()),
+        )
+        self._state = jax.device_put(
+            {"w": jnp.ones(size), "n": jnp.zeros(())},
+            NamedSharding(mesh, P()),
+        )
+
+    def _step(self, state, batch):
+        grads = jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(state["w"])
+        return {"w": state["w"] - 0.1 * grads, "n": state["n"] + 1}
+
+    def update(self, batch):
+        self._state = self._update(self._state, batch)
+
+    def params(self):
+        return jax.device_get(self._state["w"])
+
+
+def result():
+    learner = Learner(3)
+    for seed in range(3):
+        learner.update(np.random.default_rng(seed).normal(size=(8, 2, 3)).astype(np.float32))
+    return learner.params()
