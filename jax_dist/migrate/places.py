@@ -48,7 +48,6 @@ class FileMigration:
     problem: str = ""  # why the file was left whole
     needs_module: str = ""  # the absolute path of the vendored module that it imports
     is_new: bool = False  # it did not exist
-    review: tuple[int, ...] = ()  # lines of `after` that touch a changed value
 
     @property
     def changed(self) -> bool:

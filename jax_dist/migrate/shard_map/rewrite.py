@@ -291,7 +291,8 @@ class _Rewriting:
         if lines:
             start = self._module.span(self._module.statement(node))[0]
             indent = self._indent(node)
-            text = "\n".join(f"{indent}{line}" if line else "" for line in lines)
+            rows = [row for line in lines for row in line.split("\n")]
+            text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
             self.writer.insert(start, f"{text[len(indent) :]}\n{indent}")
 
     def _specs(self, number: int, mapped: Mapped, at: ast.AST) -> tuple[Expression, Expression]:
@@ -360,8 +361,8 @@ class _Rewriting:
         if body == fun:
             dynamic = self._dynamic(mapped)
             body = f"lambda {', '.join(dynamic)}: {_called(fun)}({', '.join(mapped.parameters)})"
-        call = self._shard_map(number, mapped, body, at).flat()
         unit = self.writer.unit
+        call = self.writer.laid_out(self._shard_map(number, mapped, body, at), unit)
         self._above(
             at,
             [

@@ -85,6 +85,10 @@ class Writer:
         indent = indentation(source.line_text(start))
         return call.lines(indent, used, self.hang, self._width)
 
+    def laid_out(self, call: Call, indent: str) -> str:
+        """Return the text of a call on lines of its own, as far in as `indent`."""
+        return call.lines(indent, 24 + len(indent), self.hang, self._width)
+
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
         """Put a call around a part of a node, in the place of the whole; with more arguments."""
         text = self.module.text(inner)

@@ -186,7 +186,11 @@ class Values:
             for load in loads:
                 self._use(key, load)
             return
-        scope = self._module.scope(key)  # type: ignore[arg-type] # a node
+        module = self._module
+        if isinstance(key, ast.arg):
+            scope = module.scopes.of[module.parent(module.parent(key))]
+        else:
+            scope = module.scope(key)  # type: ignore[arg-type] # a node
         found = scope.lookup(getattr(node, "id", ""))
         if found is None:
             return

@@ -26,6 +26,9 @@ class Learner:
         return {"w": state["w"] - 0.1 * grads, "n": state["n"] + 1}
 
     def update(self, batch):
+        batch = jax.make_array_from_process_local_data(sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch))
+        mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+        sharded = NamedSharding(mesh, P("i"))
         self._state = self._update(self._state, batch)
 
     def params(self):

@@ -18,7 +18,13 @@ def result():
         return step(state, batch, rate, power)
 
     def step_over_devices(state, batch, rate, power):
-        mapped = jax.shard_map(lambda state, batch, rate: step_on_device(state, batch, rate, power), mesh=mesh, in_specs=(P(), P("i"), P()), out_specs=P(), check_vma=False)
+        mapped = jax.shard_map(
+            lambda state, batch, rate: step_on_device(state, batch, rate, power),
+            mesh=mesh,
+            in_specs=(P(), P("i"), P()),
+            out_specs=P(),
+            check_vma=False,
+        )
         return mapped(state, batch, rate)
 
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
