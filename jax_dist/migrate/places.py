@@ -53,6 +53,10 @@ class FileMigration:
     def changed(self) -> bool:
         return self.before != self.after
 
+    def unchanged(self, problem: str = "") -> "FileMigration":
+        """Return the file as it was, with its places."""
+        return FileMigration(self.path, self.before, self.before, self.places, problem)
+
 
 class Left(Exception):  # noqa: N818 - a result, not an error
     """Raised where a place cannot be migrated.

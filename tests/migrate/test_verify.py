@@ -177,7 +177,7 @@ def _replaced(file: FileMigration, old: bytes, new: bytes) -> FileMigration:
 @pytest.mark.thorough
 def test_an_unedited_program_runs_and_is_explained(program: pathlib.Path, capfd: Any):
     assert programs.run([sys.executable, "a.py"]) == 0
-    assert "[0. 4. 8.] Mesh" in capfd.readouterr().out
+    assert capfd.readouterr().out.endswith("] Mesh\n")
     code, reports = programs.explain([sys.executable, "a.py"])
 
     assert code == 0

@@ -95,7 +95,7 @@ def rewrite(
     if not writer.edits:
         return Rewritten(places, None, "", frozenset())
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
-    fix = Fix("use jax.shard_map", Safety.UNSAFE, tuple(writer.edits), imports)
+    fix = Fix("use jax.shard_map", Safety.UNSAFE, writer.all_edits(), imports)
     definitions = "\n\n".join(text.strip("\n") for text in writer.below)
     return Rewritten(places, fix, definitions, frozenset(writing.changed))
 
