@@ -12,14 +12,12 @@ FEATURES, EMBEDDING = 12, 6
 BATCH_SIZE = 32
 
 
-mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
-sharded = NamedSharding(mesh, P("batch"))
 def init_params(key):
     image_key, text_key = jax.random.split(key)
-    return jax.make_array_from_process_local_data(sharded, {
+    return {
         "image": jax.random.normal(image_key, (FEATURES, EMBEDDING)),
         "text": jax.random.normal(text_key, (FEATURES, EMBEDDING)),
-    })
+    }
 
 
 def embed(weights, x):
@@ -37,6 +35,8 @@ def contrastive_loss(params, batch):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), place[:, None], 1))
 
 
+mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+sharded = NamedSharding(mesh, P("batch"))
 @jax.jit
 @functools.partial(
     jax.shard_map,

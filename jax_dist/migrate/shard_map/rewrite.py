@@ -116,7 +116,10 @@ def _is_worth_it(mapped: Mapped, number: int, layouts: Layouts, values: Values) 
         for position, argument in enumerate(mapped.arguments(call))
         if position not in mapped.static and mapped.axes[position] is not None
     ]
-    kinds = {d.kind for value in values_of_call if value for d in value.definitions}
+    definitions = [d for value in values_of_call if value for d in value.definitions]
+    if any(values.is_of_file(definition) for definition in definitions):
+        return False  # a state that functions of the file hand on
+    kinds = {definition.kind for definition in definitions}
     return kinds <= {"keys", "result"} or not kinds & {"replicate", "result"}
 
 
@@ -587,7 +590,7 @@ class _Rewriting:
         """Return whether a value is placed where it is defined, and not where it is used."""
         if self._layouts.of_value(value) is not Layout.SLICES:
             return True
-        if any(definition.kind == "result" for definition in value.definitions):
+        if _has_results(value):
             return True
         if any(self._numbers[use.call] in self._reductions for use in value.uses if use.call):
             return False
@@ -610,7 +613,7 @@ class _Rewriting:
 
     def _write_placed(self, number: int, node: Any, of: Any) -> None:
         """Write rows or slices of this process as part of a global array."""
-        if node in self._replaced:
+        if any(each in self._replaced for each in (*ast.walk(node), *self._module.ancestors(node))):
             return
         self._replaced.add(node)
         place = self.writer.name(_PLACE_BATCH, node)
@@ -681,7 +684,7 @@ class _Rewriting:
             layout is Layout.SLICES
             and self._is_placed_at_definition(value)
             and _is_expression(node)
-            and definition.kind not in ("result", "nothing")
+            and (definition.kind == "keys" or not _has_results(value))
         ):
             self._write_placed(number, node, node)
 
@@ -756,6 +759,10 @@ class _Rewriting:
             self.writer.replace(statement, "pass")
         else:
             self.writer.edits.append(self._module.line_edit(statement))
+
+
+def _has_results(value: Value) -> bool:
+    return any(definition.kind == "result" for definition in value.definitions)
 
 
 def _one_or_tuple(specs: Sequence[str]) -> Expression:
