@@ -151,7 +151,7 @@ class _File:
         try:
             source = module.source.edited(new_imports.placed(module, [result.fix]))
             if result.definitions:
-                source = new_imports.with_block(source, result.definitions, in_cell=True)
+                source = new_imports.with_block(source, result.definitions)
             return self._files.project.module(source), result.places
         except (ParseError, ValueError) as error:
             raise UnsafeTextError(

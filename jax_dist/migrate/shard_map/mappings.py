@@ -125,7 +125,9 @@ def _of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
         owner = module.class_of(target)
         if owner is None or not isinstance(target, ast.Attribute):
             continue
-        for read in functions.attribute_reads(module, target.attr):
+        for read in module.nodes(ast.Attribute):
+            if read.attr != target.attr or not isinstance(read.ctx, ast.Load):
+                continue
             base = module.value(read.value) if isinstance(read.value, ast.Name) else None
             if isinstance(base, ast.Call) and scopes.last_name(base.func) == owner.name:
                 yield read
