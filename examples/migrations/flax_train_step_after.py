@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import jax_utils
 from flax.training import common_utils, train_state
-
-from _mapped import mapped
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 BATCH_SIZE = 64
 CLASSES = 4
@@ -65,25 +64,46 @@ def batches(seed, steps):
 
 def train_and_evaluate(steps=40, learning_rate=0.02):
     state = create_train_state(jax.random.PRNGKey(0), learning_rate)
-    state = jax_utils.replicate(state)
-    p_train_step = mapped(
-        functools.partial(train_step, smoothing=0.1),
-        axis_name="batch",
+    mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+    sharded = NamedSharding(mesh, P("batch"))
+    state = jax.device_put(state, NamedSharding(mesh, P()))
+    p_train_step = jax.jit(
+        jax.shard_map(
+            functools.partial(train_step, smoothing=0.1),
+            mesh=mesh,
+            in_specs=(P(), P("batch")),
+            out_specs=P(),
+            check_vma=False,
+        ),
         donate_argnums=(0,),
     )
-    p_eval_step = mapped(eval_step, axis_name="batch")
+    p_eval_step = jax.jit(
+        jax.shard_map(
+            eval_step,
+            mesh=mesh,
+            in_specs=(P(), P("batch")),
+            out_specs=P(),
+            check_vma=False,
+        ),
+    )
 
     history = []
     for step, batch in enumerate(batches(seed=0, steps=steps)):
-        state, metrics = p_train_step(state, common_utils.shard(batch))
+        state, metrics = p_train_step(
+            state,
+            jax.make_array_from_process_local_data(sharded, batch),
+        )
         if step % 10 == 9:  # do not wait for the devices at each step
-            history.append(jax.device_get(jax_utils.unreplicate(metrics)))
+            history.append(jax.device_get(metrics))
 
     accuracy = []
     for batch in batches(seed=1, steps=4):
-        metrics = p_eval_step(state.params, common_utils.shard(batch))
-        accuracy.append(jax_utils.unreplicate(metrics)["accuracy"])
-    params = jax.device_get(jax_utils.unreplicate(state).params)
+        metrics = p_eval_step(
+            state.params,
+            jax.make_array_from_process_local_data(sharded, batch),
+        )
+        accuracy.append(metrics["accuracy"])
+    params = jax.device_get(state.params)
     return history, np.mean(accuracy), params
 
 

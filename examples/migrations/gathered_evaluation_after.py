@@ -5,8 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from _mapped import mapped
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 FEATURES, EMBEDDING = 12, 6
 BATCH_SIZE = 32
@@ -35,16 +35,34 @@ def contrastive_loss(params, batch):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), place[:, None], 1))
 
 
-@functools.partial(mapped, axis_name="batch", in_axes=(None, 0), out_axes=None)
+mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+sharded = NamedSharding(mesh, P("batch"))
+@jax.jit
+@functools.partial(
+    jax.shard_map,
+    mesh=mesh,
+    in_specs=(P(), P("batch")),
+    out_specs=P(),
+    check_vma=False,
+)
 def train_step(params, batch):
+    batch = jax.tree.map(lambda x: x[0], batch)  # of this device
     loss, grads = jax.value_and_grad(contrastive_loss)(params, batch)
     grads = jax.tree.map(lambda g: jnp.mean(jax.lax.all_gather(g, "batch"), axis=0), grads)
     params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
     return params, jnp.mean(jax.lax.all_gather(loss, axis_name="batch"))
 
 
-@functools.partial(mapped, axis_name="batch", in_axes=(None, 0))
+@jax.jit
+@functools.partial(
+    jax.shard_map,
+    mesh=mesh,
+    in_specs=(P(), P("batch")),
+    out_specs=P(),
+    check_vma=False,
+)
 def eval_step(params, batch):
+    batch = jax.tree.map(lambda x: x[0], batch)  # of this device
     image = embed(params["image"], batch["image"])
     text = embed(params["text"], batch["text"])
     all_text = jax.lax.all_gather(text, axis_name="batch", tiled=True)
@@ -80,15 +98,21 @@ def train_and_evaluate(steps=60):
     params = init_params(jax.random.PRNGKey(0))
     losses = []
     for _ in range(steps):
-        params, loss = train_step(params, make_batch(rng))
+        params, loss = train_step(
+            params,
+            jax.make_array_from_process_local_data(sharded, make_batch(rng)),
+        )
         losses.append(float(loss))
 
     hits, count, ranks = 0.0, 0.0, []
     for real in (BATCH_SIZE, BATCH_SIZE, 20):
-        metrics, rank = eval_step(params, make_batch(rng, real))
-        hits += metrics["recall_at_5"][0]
-        count += metrics["count"][0]
-        ranks.append(np.asarray(rank[0]).reshape(-1)[:real])
+        metrics, rank = eval_step(
+            params,
+            jax.make_array_from_process_local_data(sharded, make_batch(rng, real)),
+        )
+        hits += metrics["recall_at_5"]
+        count += metrics["count"]
+        ranks.append(np.asarray(rank).reshape(-1)[:real])
     return np.array(losses), float(hits / count), np.concatenate(ranks)
 
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-
-from _mapped import mapped as pmap
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 HMCState = namedtuple("HMCState", ["z", "step_size", "accept_prob", "rng_key"])
 
@@ -90,8 +90,26 @@ class MCMC:
             num_warmup=self.num_warmup,
             num_samples=self.num_samples,
         )
-        rng_keys = random.split(rng_key, self.num_chains)
-        states, last_state = pmap(partial_map_fn)(rng_keys, init_params)
+        mesh = jax.sharding.Mesh(jax.devices(), ("devices",))
+        sharded = NamedSharding(mesh, P("devices"))
+        rng_keys = jax.make_array_from_process_local_data(
+            sharded,
+            random.split(rng_key, self.num_chains),
+        )
+        def partial_map_fn_on_device(rng_key, init_params):
+            rng_key, init_params = jax.tree.map(lambda x: x[0], (rng_key, init_params))
+            return jax.tree.map(lambda x: x[None], partial_map_fn(rng_key, init_params))
+
+        init_params = jax.make_array_from_process_local_data(sharded, init_params)
+        states, last_state = jax.jit(
+            jax.shard_map(
+                partial_map_fn_on_device,
+                mesh=mesh,
+                in_specs=P("devices"),
+                out_specs=P("devices"),
+                check_vma=False,
+            ),
+        )(rng_keys, init_params)
         self._states = states
         return last_state
 

@@ -8,8 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from _mapped import mapped
+
+def stacked(tree):
+    """Return one copy of each array for each device of this process, stacked."""
+    n = jax.local_device_count()
+    return jax.tree.map(lambda x: jax.device_get(x)[None].repeat(n, 0), tree)
+
 
 TEXT = "she sells sea shells by the sea shore. " * 8
 LETTERS = sorted(set(TEXT))
@@ -55,8 +62,30 @@ class Updater:
         self._net_init = net_init
         self._loss_fn = loss_fn
         self._opt = optimizer
-        self.init = mapped(self._init, axis_name="i")
-        self.update = mapped(self._update, axis_name="i", donate_argnums=(0,))
+        mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+        self.init = jax.jit(
+            jax.shard_map(
+                self._init,
+                mesh=mesh,
+                in_specs=P(),
+                out_specs=P(),
+                check_vma=False,
+            ),
+        )
+        def _update_on_device(state, batch):
+            batch = jax.tree.map(lambda x: x[0], batch)
+            return self._update(state, batch)
+
+        self.update = jax.jit(
+            jax.shard_map(
+                _update_on_device,
+                mesh=mesh,
+                in_specs=(P(), P("i")),
+                out_specs=P(),
+                check_vma=False,
+            ),
+            donate_argnums=(0,),
+        )
 
     def _init(self, rng):
         out_rng, init_rng = jax.random.split(rng)
@@ -104,14 +133,19 @@ def train(steps=60):
 
     # The same key everywhere, so that all devices begin with the same parameters.
     rng = jax.random.PRNGKey(428)
-    rng = jnp.broadcast_to(rng, (jax.local_device_count(),) + rng.shape)
+    mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+    sharded = NamedSharding(mesh, P("i"))
+    rng = jax.device_put(rng, NamedSharding(mesh, P()))
     state = updater.init(rng)
     losses = []
     for _ in range(steps):
-        state, metrics = updater.update(state, next(dataset))
-        losses.append(float(metrics["loss"][0]))
-    params = jax.tree.map(lambda x: np.asarray(x[0]), state["params"])
-    return np.array(losses), int(state["step"][0]), params
+        state, metrics = updater.update(
+            state,
+            jax.make_array_from_process_local_data(sharded, next(dataset)),
+        )
+        losses.append(float(metrics["loss"]))
+    params = jax.tree.map(lambda x: np.asarray(x[0]), stacked(state["params"]))
+    return np.array(losses), int(state["step"]), params
 
 
 def main():

@@ -26,13 +26,11 @@ the targets:
   --to jit        jax.jit with shardings over global arrays, where a run shows that the
                   numbers stay the same; else as shard_map. It needs a command.
 
-With a command behind --, the old and the new program run in two copies of the tree on
-simulated devices, and every call of every mapped function is compared bit for bit.
-What the program writes outside of the tree stays written.
+With a command behind --, the old and the new program run in two copies of the tree, and
+every call of every mapped function is compared bit for bit.
 
 exit codes: 0 all is well, even if something would change,
-            1 --check found something, a file could not be read or written, or the
-              command showed a difference
+            1 --check found something, a file could not be read or written, or numbers differ
             2 a path, an option or a setting is invalid
 
 examples:
@@ -41,7 +39,6 @@ examples:
   jax-dist migrate --write src/train.py:12      one place only
   jax-dist migrate --to shard_map --report left.md .
   jax-dist migrate --to shard_map --write src -- python train.py --steps 3
-  jax-dist migrate - < a.py                     what an editor does
 """
 _DIFF = "Leave it out: a diff is printed unless --write or --check is there."
 _STDIN = "-"
@@ -89,10 +86,9 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise MisuseError for options that do not go together."""
-    is_stdin = _STDIN in options.paths
-    if is_stdin and len(options.paths) > 1:
+    if _STDIN in options.paths and len(options.paths) > 1:
         raise MisuseError("- reads the standard input, and goes with no other path")
-    if options.program and (is_stdin or options.check):
+    if options.program and (_STDIN in options.paths or options.check):
         raise MisuseError("a command needs files, and goes neither with - nor with --check")
     if options.program and shutil.which(options.program[0]) is None:
         raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
@@ -167,7 +163,6 @@ class _Migrate:
 
     def _verified(self, files: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return what is left of a migration after its runs, and their verdicts."""
-        from jax_dist.migrate.places import FileMigration
         from jax_dist.migrate.verify import trial
 
         options = self._options
@@ -186,11 +181,7 @@ class _Migrate:
             raise
         if not verification.written:
             self._complain("the program differs, so nothing is written")
-            files = [
-                FileMigration(file.path, file.before, file.before, file.places)
-                for file in files
-                if not file.is_new
-            ]
+            files = [file.unchanged() for file in files if not file.is_new]
         return list(files), verification
 
     def _migrated_again(self, places: Sequence[tuple[str, int]]) -> list[Any]:
@@ -228,8 +219,6 @@ class _Migrate:
 
         A vendored module is written first, for its files need it.
         """
-        from jax_dist.migrate.places import FileMigration
-
         lost: set[str] = set()
         now: list[Any] = []
         for file in sorted(files, key=lambda file: not file.is_new):
@@ -240,8 +229,7 @@ class _Migrate:
                 problem = problem if needs not in lost else f"{needs} could not be written"
             if problem and file.changed:
                 lost.add(os.path.abspath(file.path))
-                places = () if file.is_new else file.places
-                file = FileMigration(file.path, file.before, file.before, places, problem)
+                file = file.unchanged(problem)
             now.append(file)
         return sorted(now, key=lambda file: file.is_new)
 

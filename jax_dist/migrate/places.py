@@ -48,11 +48,14 @@ class FileMigration:
     problem: str = ""  # why the file was left whole
     needs_module: str = ""  # the absolute path of the vendored module that it imports
     is_new: bool = False  # it did not exist
-    review: tuple[int, ...] = ()  # lines of `after` that touch a changed value
 
     @property
     def changed(self) -> bool:
         return self.before != self.after
+
+    def unchanged(self, problem: str = "") -> "FileMigration":
+        """Return the file as it was, with its places."""
+        return FileMigration(self.path, self.before, self.before, self.places, problem)
 
 
 class Left(Exception):  # noqa: N818 - a result, not an error

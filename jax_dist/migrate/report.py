@@ -9,7 +9,6 @@ The JSON is one object:
   files: [{path, changed, problem}]; a problem is why the file was left whole, or ""
   places: [{path, line, cell, code, status, form, what, reason, by_hand}]; line is of the file
     before (in a notebook: of the cell, counted from 1)
-  review: [{path, line, text}] of the new files: they touch a changed value, and did not run
   verification: what the runs showed, or null
 """
 
@@ -65,14 +64,6 @@ class MigrationReport:
             groups.setdefault(place.reason, []).append(place)
         return sorted(groups.values(), key=lambda places: -len(places))
 
-    def review(self) -> list[tuple[str, int, str]]:
-        """Return `(path, line, text)` of the lines that touch a changed value and did not run."""
-        return [
-            (file.path, line, file.after.decode("utf-8", "replace").splitlines()[line - 1].strip())
-            for file in self.files
-            for line in file.review
-        ]
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report as the JSON has it."""
         return {
@@ -99,9 +90,6 @@ class MigrationReport:
                 for file in self.files
             ],
             "places": [dataclasses.asdict(place) for place in self.places],
-            "review": [
-                {"path": path, "line": line, "text": text} for path, line, text in self.review()
-            ],
             "verification": self.verification,
         }
 
@@ -113,7 +101,6 @@ def _as_json(report: MigrationReport) -> str:
 def _as_text(report: MigrationReport) -> str:
     """Return one line a place, as compilers write."""
     lines = [f"{place.where}: {_outcome(place)}" for place in report.places]
-    lines += [f"{path}:{line}: review: {text}" for path, line, text in report.review()]
     lines += [f"{file.path}: left whole: {file.problem}" for file in report.problems]
     if report.verification_text:
         lines.append(report.verification_text)
@@ -143,9 +130,6 @@ def _markdown_lines(report: MigrationReport) -> Iterator[str]:
         yield from (f"| {form} | {count} |" for form, count in report.by_form().items())
     if report.verification_text:
         yield f"\n## Verification\n\n```text\n{report.verification_text}\n```"
-    if report.review():
-        yield "\n## Review\n\nThese lines touch a changed value and did not run.\n"
-        yield from (f"* `{path}:{line}` `{text}`" for path, line, text in report.review())
     if report.left:
         yield "\n## Left"
         for places in report.by_reason():

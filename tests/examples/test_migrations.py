@@ -21,7 +21,6 @@ from jax_dist.migrate import migration
 from jax_dist.migrate.migration import MigrationOptions
 
 _FOLDER = pathlib.Path(__file__).parents[2] / "examples" / "migrations"
-_TO = "vendored"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +29,7 @@ class Program:
     mapped: int  # how many pmaps it has
     captured: str | None = None  # what `jax_dist.pmap` warns of, for the before has it so
     needs: str = "optax"
+    to: str = "shard_map"  # the target of its after
 
 
 _PROGRAMS = {
@@ -47,7 +47,9 @@ _PROGRAMS = {
         needs="jax",
     ),
     "rl_learner": Program(
-        lambda program: program.run_experiment(evaluations=1, updates=20), mapped=1
+        lambda program: program.run_experiment(evaluations=1, updates=20),
+        mapped=1,
+        to="vendored",  # its state holds environments of each device beside shared parameters
     ),
 }
 _each = pytest.mark.parametrize("name", sorted(_PROGRAMS))
@@ -97,7 +99,7 @@ def test_the_after_is_what_the_migration_makes_of_the_before(name: str):
     program, before = _PROGRAMS[name], text(f"{name}_before")
     after = text(f"{name}_after")
 
-    assert migrated(name, _TO) == after
+    assert migrated(name, program.to) == after
     assert before.count("pmap(") + before.count("jax.pmap,") == program.mapped
     assert "jax.pmap" not in after
     assert "jax_dist" not in after
@@ -129,5 +131,5 @@ def _warning_of(captured: str | None) -> contextlib.AbstractContextManager:
 
 
 if __name__ == "__main__":
-    for each in _PROGRAMS:
-        (_FOLDER / f"{each}_after.py").write_text(migrated(each, _TO))
+    for each, program in _PROGRAMS.items():
+        (_FOLDER / f"{each}_after.py").write_text(migrated(each, program.to))

@@ -105,8 +105,11 @@ def test_the_numbers_are_the_same(name: str):
             assert [leaf.value for leaf in result] == json.loads(literal[1]), to
         elif to in _NAMES_ONLY:
             assert result == expected, to
-        else:  # results that lost the axis lie on all devices
-            assert [leaf[:3] for leaf in result] == [leaf[:3] for leaf in expected], to
+        else:  # jit sums over the whole batch at once
+            assert [leaf[1:3] for leaf in result] == [leaf[1:3] for leaf in expected], to
+            bound = 1e-5 if to == "jit" else 0
+            for leaf, other in zip(result, expected, strict=True):
+                np.testing.assert_allclose(leaf.value, other.value, rtol=bound, atol=bound)
 
 
 def test_a_wrong_migration_would_be_seen():

@@ -48,7 +48,12 @@ def reductions(
     edits = [
         edit for part in parts for node in ast.walk(part) for edit in _reduction(module, node, axis)
     ]
-    inside = {id(node) for call, _ in edits for node in ast.walk(call)}
+    inside = {
+        id(given)
+        for call, of in edits
+        for given in (*call.args, *(word.value for word in call.keywords))
+        if given is not of
+    }
     for part in parts:
         for node in ast.walk(part):
             is_axis = isinstance(node, ast.expr) and _text(module, node) == axis

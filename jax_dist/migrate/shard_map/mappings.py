@@ -125,19 +125,12 @@ def _of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
         owner = module.class_of(target)
         if owner is None or not isinstance(target, ast.Attribute):
             continue
-        for read in module.once(_attribute_reads).get(target.attr, ()):
+        for read in module.nodes(ast.Attribute):
+            if read.attr != target.attr or not isinstance(read.ctx, ast.Load):
+                continue
             base = module.value(read.value) if isinstance(read.value, ast.Name) else None
             if isinstance(base, ast.Call) and scopes.last_name(base.func) == owner.name:
                 yield read
-
-
-def _attribute_reads(module: Module) -> dict[str, list[ast.Attribute]]:
-    """Return the reads of attributes in a file, by the name of the attribute."""
-    reads: dict[str, list[ast.Attribute]] = {}
-    for node in module.nodes(ast.Attribute):
-        if isinstance(node.ctx, ast.Load):
-            reads.setdefault(node.attr, []).append(node)
-    return reads
 
 
 def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence[ast.expr] | None:

@@ -95,7 +95,7 @@ def rewrite(
     if not writer.edits:
         return Rewritten(places, None, "", frozenset())
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
-    fix = Fix("use jax.shard_map", Safety.UNSAFE, tuple(writer.edits), imports)
+    fix = Fix("use jax.shard_map", Safety.UNSAFE, writer.all_edits(), imports)
     definitions = "\n\n".join(text.strip("\n") for text in writer.below)
     return Rewritten(places, fix, definitions, frozenset(writing.changed))
 
@@ -116,7 +116,10 @@ def _is_worth_it(mapped: Mapped, number: int, layouts: Layouts, values: Values) 
         for position, argument in enumerate(mapped.arguments(call))
         if position not in mapped.static and mapped.axes[position] is not None
     ]
-    kinds = {d.kind for value in values_of_call if value for d in value.definitions}
+    definitions = [d for value in values_of_call if value for d in value.definitions]
+    if any(values.is_of_file(definition) for definition in definitions):
+        return False  # a state that functions of the file hand on
+    kinds = {definition.kind for definition in definitions}
     return kinds <= {"keys", "result"} or not kinds & {"replicate", "result"}
 
 
@@ -291,7 +294,8 @@ class _Rewriting:
         if lines:
             start = self._module.span(self._module.statement(node))[0]
             indent = self._indent(node)
-            text = "\n".join(f"{indent}{line}" if line else "" for line in lines)
+            rows = [row for line in lines for row in line.split("\n")]
+            text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
             self.writer.insert(start, f"{text[len(indent) :]}\n{indent}")
 
     def _specs(self, number: int, mapped: Mapped, at: ast.AST) -> tuple[Expression, Expression]:
@@ -360,8 +364,8 @@ class _Rewriting:
         if body == fun:
             dynamic = self._dynamic(mapped)
             body = f"lambda {', '.join(dynamic)}: {_called(fun)}({', '.join(mapped.parameters)})"
-        call = self._shard_map(number, mapped, body, at).flat()
         unit = self.writer.unit
+        call = self.writer.laid_out(self._shard_map(number, mapped, body, at), unit)
         self._above(
             at,
             [
@@ -586,7 +590,7 @@ class _Rewriting:
         """Return whether a value is placed where it is defined, and not where it is used."""
         if self._layouts.of_value(value) is not Layout.SLICES:
             return True
-        if any(definition.kind == "result" for definition in value.definitions):
+        if _has_results(value):
             return True
         if any(self._numbers[use.call] in self._reductions for use in value.uses if use.call):
             return False
@@ -609,7 +613,7 @@ class _Rewriting:
 
     def _write_placed(self, number: int, node: Any, of: Any) -> None:
         """Write rows or slices of this process as part of a global array."""
-        if node in self._replaced:
+        if any(each in self._replaced for each in (*ast.walk(node), *self._module.ancestors(node))):
             return
         self._replaced.add(node)
         place = self.writer.name(_PLACE_BATCH, node)
@@ -680,7 +684,7 @@ class _Rewriting:
             layout is Layout.SLICES
             and self._is_placed_at_definition(value)
             and _is_expression(node)
-            and definition.kind not in ("result", "nothing")
+            and (definition.kind == "keys" or not _has_results(value))
         ):
             self._write_placed(number, node, node)
 
@@ -755,6 +759,10 @@ class _Rewriting:
             self.writer.replace(statement, "pass")
         else:
             self.writer.edits.append(self._module.line_edit(statement))
+
+
+def _has_results(value: Value) -> bool:
+    return any(definition.kind == "result" for definition in value.definitions)
 
 
 def _one_or_tuple(specs: Sequence[str]) -> Expression:

@@ -57,6 +57,7 @@ class Writer:
     def __init__(self, module: Module):
         self.module = module
         self.edits: list[Edit] = []
+        self._inserted: dict[int, list[str]] = {}
         self.imports: dict[str, None] = {}
         self.below: dict[str, None] = {}  # definitions to be put below the imports
         self._meshes: dict[tuple[ast.AST, str, str], tuple[str, list[ast.AST]]] = {}
@@ -72,8 +73,21 @@ class Writer:
         """Put text in the place of a node."""
         self.edits.append(Edit(*self.module.span(node), text))
 
-    def insert(self, offset: int, text: str) -> None:
-        self.edits.append(Edit(offset, offset, text))
+    def insert(self, offset: int, text: str, *, first: bool = False) -> None:
+        """Put text, such as whole lines, before what else is inserted there."""
+        texts = self._inserted.setdefault(offset, [])
+        texts.insert(0 if first else len(texts), text)
+
+    def all_edits(self) -> tuple[Edit, ...]:
+        """Return the edits, with one for all that is inserted at one place."""
+        edits = []
+        inserted = {offset: [*texts] for offset, texts in self._inserted.items()}
+        for edit in dict.fromkeys(self.edits):
+            if edit.start == edit.end:
+                inserted.setdefault(edit.start, []).append(edit.text)
+            else:
+                edits.append(edit)
+        return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in inserted.items()))
 
     def render(self, call: Expression, replaced: Any) -> str:
         """Return the text of a call that takes the place of a node."""
@@ -84,6 +98,10 @@ class Writer:
         used = source.position(start).column - 1 + after
         indent = indentation(source.line_text(start))
         return call.lines(indent, used, self.hang, self._width)
+
+    def laid_out(self, call: Call, indent: str) -> str:
+        """Return the text of a call on lines of its own, as far in as `indent`."""
+        return call.lines(indent, 24 + len(indent), self.hang, self._width)
 
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
         """Put a call around a part of a node, in the place of the whole; with more arguments."""
@@ -189,7 +207,7 @@ class Writer:
                 named = self.name("jax.sharding.NamedSharding", first)
                 spec = self.spec(first, axis)
                 lines += f"{self._sharded[home, name]} = {named}({name}, {spec})\n{indent}"
-            self.insert(start, lines)
+            self.insert(start, lines, first=True)
 
     # --- comments
 

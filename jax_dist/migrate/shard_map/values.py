@@ -112,6 +112,14 @@ class Values:
         key = self._key(base)
         return None if key is None or key not in self._seen else self._value(key)
 
+    def is_of_file(self, definition: Definition) -> bool:
+        """Return whether a function of the file makes a value in a way that is not followed."""
+        node = definition.node
+        if definition.kind != "unknown" or not isinstance(node, ast.Call):
+            return False
+        function = pmaps.definition(self._module, node.func)
+        return isinstance(function, ast.FunctionDef) and self._module.holds(function)
+
     def targets(self, call: ast.Call) -> Iterator[tuple[ast.expr, int | None]]:
         """Yield the names and fields that get the results of a call, each with its index."""
         parent = self._module.parent(call)
@@ -186,7 +194,11 @@ class Values:
             for load in loads:
                 self._use(key, load)
             return
-        scope = self._module.scope(key)  # type: ignore[arg-type] # a node
+        module = self._module
+        if isinstance(key, ast.arg):
+            scope = module.scopes.of[module.parent(module.parent(key))]
+        else:
+            scope = module.scope(key)  # type: ignore[arg-type] # a node
         found = scope.lookup(getattr(node, "id", ""))
         if found is None:
             return

@@ -157,8 +157,6 @@ def _difference(old: Call | None, new: Call | None, rounded: int | None = None) 
     """
     if old is None or new is None:
         return "it was not called after" if new is None else "it was not called before"
-    if old.name != new.name and "partial" not in (old.name, new.name):
-        return f"{old.name} before, {new.name} after"
     if old.raised.partition(":")[0] != new.raised.partition(":")[0]:
         return f"{old.raised or 'no error'} before, {new.raised or 'no error'} after"
     if old.raised:

@@ -3,9 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import jax_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
+
+def stacked(tree):
+    """Return one copy of each array for each device of this process, stacked."""
+    n = jax.local_device_count()
+    return jax.tree.map(lambda x: jax.device_get(x)[None].repeat(n, 0), tree)
 
 
 def step(state, batch):
@@ -22,26 +27,22 @@ def train_epoch(p_step, state, batches):
 
 
 def save(state):
-    state = jax.device_get(jax.tree.map(lambda x: x[0], state))
+    state = jax.device_get(state)
     return state["w"]
 
 
 def result():
-    def step_on_device(state, batch):
-        state = jax.tree.map(lambda x: x[0], state)
-        return jax.tree.map(lambda x: x[None], step(state, batch))
-
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
     p_step = jax.jit(
         jax.shard_map(
-            step_on_device,
+            step,
             mesh=mesh,
-            in_specs=P("i"),
-            out_specs=P("i"),
+            in_specs=(P(), P("i")),
+            out_specs=P(),
             check_vma=False,
         ),
     )
-    state = jax_utils.replicate({"w": jnp.ones(3)})
+    state = jax.device_put({"w": jnp.ones(3)}, NamedSharding(mesh, P()))
     batches = [np.random.default_rng(s).normal(size=(16, 3)).astype(np.float32) for s in range(3)]
     state = train_epoch(p_step, state, batches)
-    return save(state), np.shape(state["w"])
+    return save(state), np.shape(stacked(state["w"]))

@@ -23,6 +23,7 @@ def make_update_fn(rate):
 
 
 def result():
+    n = jax.local_device_count()
     update_fn_repl = make_update_fn(0.1)
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
     sharded = NamedSharding(mesh, P("batch"))
@@ -32,7 +33,7 @@ def result():
     )
     losses = []
     for seed in range(3):
-        batch = np.random.default_rng(seed).normal(size=(8, 2, 3)).astype(np.float32)
+        batch = np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32)
         batch = jax.make_array_from_process_local_data(sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch))
         params_repl, opt_state_repl, loss_repl = update_fn_repl(params_repl, opt_state_repl, batch)
         losses.append(float(loss_repl))

@@ -13,11 +13,11 @@ def make_update_fn(rate):
         grads = jax.lax.pmean(grads, axis_name="batch")
         return params - rate * grads, opt_state + 1, jax.lax.pmean(loss, axis_name="batch")
 
+    mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
     def update_fn_on_device(params, opt_state, batch):
         batch = jax.tree.map(lambda x: x[0], batch)
         return update_fn(params, opt_state, batch)
 
-    mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
     return jax.jit(
         jax.shard_map(
             update_fn_on_device,
@@ -31,6 +31,7 @@ def make_update_fn(rate):
 
 
 def result():
+    n = jax.local_device_count()
     update_fn_repl = make_update_fn(0.1)
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
     sharded = NamedSharding(mesh, P("batch"))
@@ -42,7 +43,7 @@ def result():
     for seed in range(3):
         batch = jax.make_array_from_process_local_data(
             sharded,
-            np.random.default_rng(seed).normal(size=(8, 2, 3)).astype(np.float32),
+            np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32),
         )
         params_repl, opt_state_repl, loss_repl = update_fn_repl(params_repl, opt_state_repl, batch)
         losses.append(float(loss_repl))

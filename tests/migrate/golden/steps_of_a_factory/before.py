@@ -16,11 +16,12 @@ def make_update_fn(rate):
 
 
 def result():
+    n = jax.local_device_count()
     update_fn_repl = make_update_fn(0.1)
     params_repl, opt_state_repl = jax_utils.replicate((jnp.ones(3), jnp.zeros((), jnp.int32)))
     losses = []
     for seed in range(3):
-        batch = np.random.default_rng(seed).normal(size=(8, 2, 3)).astype(np.float32)
+        batch = np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32)
         params_repl, opt_state_repl, loss_repl = update_fn_repl(params_repl, opt_state_repl, batch)
         losses.append(float(jax_utils.unreplicate(loss_repl)))
     return losses, np.asarray(jax_utils.unreplicate(params_repl))

@@ -26,6 +26,9 @@ class Learner:
         return {"w": state["w"] - 0.1 * grads, "n": state["n"] + 1}
 
     def update(self, batch):
+        mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+        sharded = NamedSharding(mesh, P("i"))
+        batch = jax.make_array_from_process_local_data(sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch))
         self._state = self._update(self._state, batch)
 
     def params(self):
@@ -33,7 +36,8 @@ class Learner:
 
 
 def result():
+    n = jax.local_device_count()
     learner = Learner(3)
     for seed in range(3):
-        learner.update(np.random.default_rng(seed).normal(size=(8, 2, 3)).astype(np.float32))
+        learner.update(np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32))
     return learner.params()

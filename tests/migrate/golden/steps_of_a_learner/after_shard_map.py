@@ -9,11 +9,11 @@ from jax.sharding import PartitionSpec as P
 
 class Learner:
     def __init__(self, size):
+        mesh = jax.sharding.Mesh(jax.devices(), ("i",))
         def _step_on_device(state, batch):
             batch = jax.tree.map(lambda x: x[0], batch)
             return self._step(state, batch)
 
-        mesh = jax.sharding.Mesh(jax.devices(), ("i",))
         self._update = jax.jit(
             jax.shard_map(
                 _step_on_device,
@@ -33,6 +33,9 @@ class Learner:
         return {"w": state["w"] - 0.1 * grads, "n": state["n"] + 1}
 
     def update(self, batch):
+        mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+        sharded = NamedSharding(mesh, P("i"))
+        batch = jax.make_array_from_process_local_data(sharded, batch)
         self._state = self._update(self._state, batch)
 
     def params(self):
@@ -40,7 +43,8 @@ class Learner:
 
 
 def result():
+    n = jax.local_device_count()
     learner = Learner(3)
     for seed in range(3):
-        learner.update(np.random.default_rng(seed).normal(size=(8, 2, 3)).astype(np.float32))
+        learner.update(np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32))
     return learner.params()

@@ -16,14 +16,14 @@ def step(params, batch, rng):
 
 def result():
     n = jax.local_device_count()
+    mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+    sharded = NamedSharding(mesh, P("i"))
     def step_on_device(params, batch, rng):
         rng = rng[0]
         batch = jax.tree.map(lambda x: x[0], batch)
         params, norm, rng = step(params, batch, rng)
         return params, norm, jax.tree.map(lambda x: x[None], rng)
 
-    mesh = jax.sharding.Mesh(jax.devices(), ("i",))
-    sharded = NamedSharding(mesh, P("i"))
     p_step = jax.jit(
         jax.shard_map(
             step_on_device,

@@ -1,0 +1,70 @@
+"""Where the vendored module lies, and which imports stay."""
+
+import pathlib
+
+import pytest
+
+from jax_dist.migrate import migration
+from jax_dist.migrate.migration import MigrationOptions
+
+_USE = "\nf = jax.pmap(abs)\n"
+_HOMES = {
+    "a script": ({"a.py": f"import jax\n{_USE}"}, "_mapped.py", "from _mapped import mapped"),
+    "relative imports": (
+        {"pkg/__init__.py": "", "pkg/sub/__init__.py": "", "pkg/b.py": "",
+         "pkg/sub/a.py": f"import jax\nfrom .. import b\n{_USE}b.x\n"},
+        "pkg/_mapped.py",
+        "from .._mapped import mapped",
+    ),
+    "its own package by name": (
+        {"pkg/__init__.py": "", "pkg/b.py": "", "pkg/a.py": f"import jax\nimport pkg.b\n{_USE}"},
+        "pkg/_mapped.py",
+        "from pkg._mapped import mapped",
+    ),
+    "a package without files that say so": (
+        {"pkg/b.py": "", "pkg/a.py": f"import jax\nfrom pkg import b\n{_USE}b.x\n"},
+        "pkg/_mapped.py",
+        "from pkg._mapped import mapped",
+    ),
+    "a script in a package": (
+        {"pkg/__init__.py": "", "pkg/a.py": f"import jax\n{_USE}if __name__ == 'a':\n    f\n"},
+        "pkg/_mapped.py",
+        "from _mapped import mapped",
+    ),
+    "a name that is taken": (
+        {"_mapped.py": "mine = 1\n", "a.py": f"import jax\n{_USE}"},
+        "_mapped_devices.py",
+        "from _mapped_devices import mapped",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _HOMES)
+def test_the_module_lies_where_the_file_finds_it(
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    texts, path, line = _HOMES[name]
+    monkeypatch.chdir(tmp_path)
+    for file, text in texts.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    files = migration.migrate(sorted(texts), MigrationOptions(to="vendored"))
+
+    assert [file.path for file in files if file.is_new] == [path]
+    assert any(line in file.after.decode() for file in files)
+
+
+def test_a_name_that_other_files_import_is_migrated_with_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "compat.py").write_text("from jax import pmap\n")
+    (tmp_path / "a.py").write_text("from compat import pmap\n\nf = pmap(abs)\n")
+
+    both = migration.migrate(["a.py", "compat.py"], MigrationOptions())
+    (alone,) = migration.migrate(["a.py"], MigrationOptions())
+
+    assert both[0].places[0].reason == "the definition of this alias is migrated"
+    assert [file.after.decode() for file in both if file.changed] == ["from jax_dist import pmap\n"]
+    assert alone.places[0].reason == "pmap is defined in a file that is not among the paths"
+    assert alone.places[0].by_hand.endswith("jax-dist migrate a.py compat.py")

@@ -1,0 +1,186 @@
+"""`--to shard_map` and `--to jit`: what is left, what is no plain jit, and two processes."""
+
+import pathlib
+import textwrap
+from typing import Any
+
+import pytest
+import test_golden as golden
+
+from jax_dist.testing import run_processes
+
+_HEAD = "import functools\nimport jax\nimport jax.numpy as jnp\nfrom flax import jax_utils\n\n"
+
+_LEFT = {
+    "arguments by **": (
+        "f = jax.pmap(abs, **options)\nf(x)\n",
+        "its arguments are given by **kwargs",
+    ),
+    "a backend": ("f = jax.pmap(abs, backend='cpu')\nf(x)\n", "backend has no counterpart"),
+    "calls elsewhere": ("f = jax.pmap(abs)\n", "its calls are not in this file"),
+    "another axis": (
+        "f = jax.pmap(abs, in_axes=1)\nf(x)\n",
+        "in_axes maps another axis than 0, or parts of an argument",
+    ),
+    "results on another axis": (
+        "f = jax.pmap(abs, out_axes=1)\nf(x)\n",
+        "out_axes places the mapped axis elsewhere",
+    ),
+    "handed on": (
+        "import other\nf = jax.pmap(abs)\nother.train(f)\n",
+        "the mapped function goes where its calls are not seen",
+    ),
+    "arguments by *": ("f = jax.pmap(abs)\nf(*xs)\n", "a call gives arguments by * or **"),
+    "arguments that differ": (
+        "f = jax.pmap(max)\nf(x)\nf(x, y)\n",
+        "its calls give different arguments",
+    ),
+    "a computed static position": (
+        "f = jax.pmap(max, static_broadcasted_argnums=n)\nf(x, 1)\n",
+        "static_broadcasted_argnums is computed",
+    ),
+    "before the processes are joined": (
+        "f = jax.pmap(abs)\nf(x)\n\n\ndef main():\n    jax.distributed.initialize()\n",
+        "it is mapped while the module is imported, before jax.distributed.initialize",
+    ),
+    "a state that is read elsewhere": (
+        "import other\nf = jax.pmap(max)\n\n\ndef main(x):\n    s = other.make()\n"
+        "    for _ in range(3):\n        s = f(s, x)\n    return s\n",
+        "its state keeps the device axis: it is read where that is not seen",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _LEFT)
+def test_a_place_is_left_with_the_reason(name: str):
+    text, reason = _LEFT[name]
+    result = golden.migrate(_HEAD + text, "shard_map")
+
+    assert not result.changed
+    assert [place.reason for place in result.places] == [reason]
+    assert all(place.by_hand for place in result.places)
+
+
+_STEP = """\
+def step(w, x{more}):
+    {body}
+
+
+def main(w, batches, key):
+    f = jax.pmap(step, axis_name="i")
+    w = jax_utils.replicate(w)
+    keys = jax.random.split(key, jax.local_device_count())
+    for batch in batches:
+        w = f(w, batch{keys})
+    return jax_utils.unreplicate(w)
+"""
+_TRAPS = {
+    "a key for each device": (
+        "return jax.lax.pmean(w + jax.random.normal(key), 'i')",
+        "keys per device",
+    ),
+    "its index": (
+        "return jax.lax.pmean(w + jax.lax.axis_index('i'), 'i')",
+        "the step asks for its device, as for a key of its own",
+    ),
+    "a gather": (
+        "return w + jax.lax.all_gather(x, 'i').mean()",
+        "the step gathers from the other devices",
+    ),
+    "a maximum": (
+        "return w + jax.lax.pmax(x, 'i').max()",
+        "the step takes a maximum over the devices",
+    ),
+    "a minimum": (
+        "return w + jax.lax.pmin(x, 'i').min()",
+        "the step takes a minimum over the devices",
+    ),
+    "a neighbour": (
+        "return w + jax.lax.ppermute(x, 'i', [(0, 1)]).sum()",
+        "the step sends to another device",
+    ),
+    "the number of devices": (
+        "return w + x.sum() / jax.lax.psum(1, 'i')",
+        "the step counts its devices",
+    ),
+    "batch norm": (
+        "return jax.lax.pmean(norm(x, axis_name='i'), 'i') + w",
+        "the step hands the name of its axis on, as to batch norm",
+    ),
+    "a scatter": (
+        "return w + jax.lax.psum_scatter(x, 'i')",
+        "the step uses psum_scatter over its axis",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _TRAPS)
+def test_a_step_that_needs_its_device_is_no_jit_alone(name: str):
+    body, reason = _TRAPS[name]
+    keys = (", key", ", keys") if "key" in body else ("", "")
+    text = _STEP.format(body=body, more=keys[0], keys=keys[1]).replace("'i'", '"i"')
+    result = golden.migrate(_HEAD + text, "jit")
+
+    assert [place.form for place in result.places] == ["shard_map"]
+    assert result.places[0].reason == f"not jit alone: {reason}"
+    assert "jax.shard_map(" in result.after.decode()
+
+
+def test_a_step_over_the_whole_batch_has_no_helper_and_no_collective():
+    text = _STEP.format(
+        body='return w - jax.lax.pmean(jax.grad(loss)(w, x), "i")', more="", keys=""
+    )
+    after = golden.migrate(_HEAD + text, "jit").after.decode()
+
+    assert "pmean" not in after
+    assert "shard_map" not in after
+    assert "jax_dist" not in after
+    assert "return w - jax.grad(loss)(w, x)\n" in after
+
+
+_TWO = ("steps_train_loop", "steps_of_a_factory", "steps_of_a_learner", "steps_handed_on")
+
+
+def run_both() -> dict[str, Any]:
+    """Run programs before and after, in this one of several processes."""
+    return {
+        name: [
+            [leaf.value for leaf in golden.run(golden.read(name, stem), f"{name}_{stem}")]
+            for stem in ("before", "after_shard_map")
+        ]
+        for name in _TWO
+    }
+
+
+@pytest.mark.thorough
+def test_the_same_text_runs_in_two_processes():
+    pytest.importorskip("flax")
+    outcomes = run_processes(run_both, cpu_devices=4, timeout=300)
+
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    for outcome in outcomes:
+        for name, (before, after) in outcome.value.items():
+            assert before == after, name
+
+
+def test_comments_of_the_old_call_stay():
+    text = textwrap.dedent(
+        """\
+        def main(w, x):
+            w = jax_utils.replicate(w)
+            f = jax.pmap(
+                step,
+                axis_name="i",
+                donate_argnums=(0,),  # not needed any more
+            )
+            return jax_utils.unreplicate(f(w, x))
+        """
+    )
+    after = golden.migrate(_HEAD + text, "shard_map").after.decode()
+
+    assert after.count("# not needed any more") == 1
+
+
+def test_every_program_has_both_targets():
+    for folder in pathlib.Path(golden.__file__).parent.glob("golden/steps_*"):
+        assert {path.stem for path in folder.glob("after_*.py")} >= {"after_shard_map", "after_jit"}

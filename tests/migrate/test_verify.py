@@ -1,0 +1,192 @@
+"""The two runs of a migration, and the verdicts on its places."""
+
+import dataclasses
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jax_dist.migrate import migration, programs
+from jax_dist.migrate.migration import MigrationOptions
+from jax_dist.migrate.places import FileMigration
+from jax_dist.migrate.verify import comparison, trial
+from jax_dist.migrate.verify.comparison import Verdict
+from jax_dist.migrate.verify.runs import Call, Run
+
+
+def _leaf(values: Any, path: str = "", **more: Any) -> tuple[dict[str, Any], Any]:
+    array = np.asarray(values, np.float32)
+    about = {"path": path, "dtype": "float32", "shape": list(array.shape), "key": "out0"}
+    about["digest"] = array.tobytes().hex()
+    about["rows"] = [row.tobytes().hex() for row in array] if array.ndim else []
+    return {**about, **more}, array
+
+
+def _run(*results: Any, raised: str = "", output: str = "", exit_code: int | None = 0) -> Run:
+    calls = []
+    for result in results:
+        about, array = _leaf(result)
+        returned = () if raised else (about,)
+        calls.append(Call("a.py", 3, "step", (), returned, raised, {"out0": array}))
+    return Run(exit_code, output, "Traceback: oh", 1.0, [calls])
+
+
+_SAME = [[1.0, 2.0], [1.0, 2.0]]
+_VERDICTS = {
+    "as they were": (_run(_SAME), _run(_SAME), "same in 1 of 1 calls"),
+    "copies that became one": (_run(_SAME), _run([1.0, 2.0]), "same in 1 of 1 calls"),
+    "rows that were merged": (
+        _run([[[1.0], [2.0]], [[3.0], [4.0]]]),
+        _run([[1.0], [2.0], [3.0], [4.0]]),
+        "same in 1 of 1 calls",
+    ),
+    "another factor": (
+        _run(_SAME, _SAME),
+        _run(_SAME, [[8.0, 16.0], [8.0, 16.0]]),
+        "different: call 2, result: values differ by up to 14, 8 times what it was",
+    ),
+    "another shape": (
+        _run(_SAME),
+        _run([1.0]),
+        "different: call 1, result: [2, 2] before, [1] after",
+    ),
+    "one call fewer": (
+        _run(_SAME, _SAME),
+        _run(_SAME),
+        "different: call 2, it was not called after",
+    ),
+    "an error in both": (
+        _run(_SAME, raised="ValueError: a"),
+        _run(_SAME, raised="ValueError: b"),
+        "raised in all of 1 calls, before and after",
+    ),
+    "an error after": (
+        _run(_SAME),
+        _run(_SAME, raised="ValueError: b"),
+        "different: call 1, no error before, ValueError: b after",
+    ),
+    "no call": (_run(), _run(), "never ran"),
+}
+
+
+@pytest.mark.parametrize("name", _VERDICTS)
+def test_a_place_gets_its_verdict(name: str):
+    before, after, text = _VERDICTS[name]
+    result = comparison.compare(["python", "a.py"], before, after, [("a.py", 3)])
+
+    assert [str(verdict) for verdict in result.verdicts] == [text]
+    assert result.has_differences == text.startswith("different")
+
+
+def test_sums_over_the_whole_batch_may_be_rounded_and_no_more():
+    before, rounded, wrong = _run([1.0, 2.0]), _run([1.00001, 2.0]), _run([1.1, 2.0])
+    place = ("a.py", 3)
+
+    assert not comparison.compare([], before, rounded, [place], [place]).has_differences
+    assert comparison.compare([], before, rounded, [place]).has_differences
+    assert comparison.compare([], before, wrong, [place], [place]).has_differences
+
+
+_OUTPUTS = {
+    "times and addresses": ("step 1 took 0.31 s\n<f at 0x7f>\n", "step 1 took 0.5 s\n<f at 0x8>\n"),
+    "dates": ("2026-01-01 10:11:12 loss 0.5\n", "2026-01-02 10:15:12 loss 0.5\n"),
+}
+
+
+@pytest.mark.parametrize("name", _OUTPUTS)
+def test_output_that_changes_from_run_to_run_is_no_difference(name: str):
+    old, new = _OUTPUTS[name]
+
+    assert not comparison.compare([], _run(output=old), _run(output=new), []).problems
+
+
+def test_output_that_differs_and_commands_that_fail_are_problems():
+    differs = comparison.compare([], _run(output="loss 0.5\n"), _run(output="loss 0.6\n"), [])
+    fails = comparison.compare([], _run(), _run(exit_code=1), [])
+    stopped = comparison.compare([], _run(), _run(exit_code=None), [])
+
+    assert differs.problems == ["the output differs in line 1: 'loss 0.5' / 'loss 0.6'"]
+    assert fails.problems == ["exit code 0 before, 1 after:", "  Traceback: oh"]
+    assert stopped.problems == ["the run after was stopped by --timeout, after 1 s"]
+    assert differs.has_differences
+
+
+_PROGRAM = """\
+import jax
+import jax.numpy as jnp
+from jax import tree_map
+from jax.experimental.maps import Mesh
+
+step = jax.pmap(lambda x, y: (jax.lax.psum(x, "i") * y), "i", in_axes=(0, None))
+unused = jax.pmap(lambda x: x)
+x = jax.device_put_replicated(jnp.arange(3.0), jax.local_devices())
+for _ in range(2):
+    x = tree_map(lambda x: x / 8, step(x, 2.0))
+print(x[0], Mesh.__name__)
+open("written", "w").close()
+"""
+
+
+@pytest.fixture
+def program(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A program for an old jax, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text(_PROGRAM)
+    return tmp_path
+
+
+@pytest.mark.thorough
+def test_a_program_that_jax_broke_is_compared_with_the_old_names_put_back(program: pathlib.Path):
+    files = migration.migrate(["a.py"], MigrationOptions(to="vendored"))
+    result, verification = trial.verify([sys.executable, "a.py"], files)
+
+    assert [str(verdict) for verdict in verification.verdicts] == [
+        "same in 2 of 2 calls",
+        "never ran",
+    ]
+    assert verification.written
+    assert result == files
+    assert sorted(path.name for path in program.iterdir()) == ["a.py"]
+
+
+@pytest.mark.thorough
+def test_a_wrong_migration_goes_back_or_is_not_written(program: pathlib.Path):
+    files = migration.migrate(["a.py"], MigrationOptions(to="vendored"))
+    wrong = [_replaced(file, b"* y", b"* y * 8") for file in files]
+
+    def again(places: Any) -> list[FileMigration]:
+        assert ("a.py", 6) in places
+        return files
+
+    _, verification = trial.verify([sys.executable, "a.py"], wrong, again)
+    verdict = verification.verdicts[0]
+
+    assert "8 times what it was" in str(verdict)
+    assert verdict.went_back
+    assert verification.written
+    _, verification = trial.verify([sys.executable, "a.py"], wrong)
+    assert not verification.written
+
+
+def _replaced(file: FileMigration, old: bytes, new: bytes) -> FileMigration:
+    return dataclasses.replace(file, after=file.after.replace(old, new))
+
+
+@pytest.mark.thorough
+def test_an_unedited_program_runs_and_is_explained(program: pathlib.Path, capfd: Any):
+    assert programs.run([sys.executable, "a.py"]) == 0
+    assert capfd.readouterr().out.endswith("] Mesh\n")
+    code, reports = programs.explain([sys.executable, "a.py"])
+
+    assert code == 0
+    assert [report.split()[0] for report in reports] == ["a.py:6"]
+
+
+def test_verdicts_are_told_for_machines():
+    verdict = Verdict("a.py", 3, "step", calls=2, same=2)
+    result = comparison.Verification(["python"], [verdict], [], [1.0, 2.0])
+
+    assert result.to_dict()["places"][0]["verdict"] == "same in 2 of 2 calls"
+    assert "1 of 1 places same in all calls of `python` (2 runs: 1 s, 2 s)" in str(result)
