@@ -18,7 +18,7 @@ import jax
 import jaxlib
 import numpy as np
 
-from jax_dist.errors import shown
+from jax_dist.errors import display_path
 
 _LIBRARIES = (
     *(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, jaxlib, np)),
@@ -72,7 +72,7 @@ def call_on_stack(name: str) -> Call:
         name = getattr(getattr(fun, "func", fun), "__name__", name)
         code, is_partial = _code(fun), isinstance(fun, functools.partial)
         kind = type(fun).__qualname__
-        source = f"{shown(code.co_filename)}:{code.co_firstlineno}" if code else kind
+        source = f"{display_path(code.co_filename)}:{code.co_firstlineno}" if code else kind
         return Call(name, user_line(), arguments, source, weakref.ref(fun), is_partial)
     except Exception:  # noqa: BLE001, objects of the user may raise anything where they are read
         return Call(name, user_line(), {})
@@ -133,7 +133,7 @@ def variables_at(trace: TracebackType | None) -> tuple[str, str, dict[str, Facts
         with contextlib.suppress(Exception):  # objects of the user may raise anything
             leaves = leaves_by_path(None, (), {word: known[word]})
             facts |= {path: _facts(leaf) for path, leaf in leaves.items()}
-    return f"{shown(step.filename)}:{line}", text, facts
+    return f"{display_path(step.filename)}:{line}", text, facts
 
 
 def _facts(leaf: Any) -> Facts:
@@ -165,4 +165,4 @@ def _user_frame() -> tuple[FrameType | None, list[FrameType]]:
 def user_line() -> str:
     """Return the line of the user's innermost frame, as "train.py:12"."""
     frame, _ = _user_frame()
-    return "?" if frame is None else f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return "?" if frame is None else f"{display_path(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,20 +1,14 @@
-"""The errors and warnings that this package raises, and the one form of their text.
+"""Errors and warnings of the package.
 
-A message says what is wrong, which values, why it cannot be, and what to do, in that order. Each
-class derives from the built-in one that JAX or Python raises for the same mistake. None has an
+Each class derives from the built-in one that JAX or Python raises for the same mistake. None has an
 `__init__` of its own: errors travel between processes, so they must unpickle.
 """
 
 import os
-import typing
-from collections.abc import Sequence
-
-_E = typing.TypeVar("_E", bound=Exception)
 
 __all__ = (
     "ArgumentError",
     "ArgumentTypeError",
-    "AxesError",
     "CacheWarning",
     "CapturedArrayWarning",
     "CompilationError",
@@ -23,19 +17,13 @@ __all__ = (
     "DonationError",
     "MappedAxisError",
     "MemoryGrowthError",
-    "PlacementError",
     "RecompileError",
     "TransferError",
-    "UnsupportedError",
 )
 
 
 class MappedAxisError(ValueError):
     """The arguments of a mapped function do not fit its mapped axis, or where it is called."""
-
-
-class AxesError(ValueError):
-    """`in_axes` or `out_axes` does not fit the values that it describes."""
 
 
 class ArgumentError(ValueError):
@@ -48,14 +36,6 @@ class ArgumentTypeError(TypeError):
 
 class DeviceCountError(ValueError):
     """The mapped axis does not fit the devices."""
-
-
-class UnsupportedError(NotImplementedError):
-    """What is asked has a meaning, but no way to compute it here."""
-
-
-class PlacementError(ValueError):
-    """An array cannot be placed as asked."""
 
 
 class CapturedArrayWarning(UserWarning):
@@ -90,18 +70,7 @@ class DisagreementError(RuntimeError):
     """The processes of a job do not do the same thing, or not with the same values."""
 
 
-def message(*, what: str, which: Sequence[str], why: str, do: str) -> str:
-    """What is wrong, which values, why it cannot be, what to do; all texts are made here."""
-    bullets = "\n".join(f"  * {line}" for line in which)
-    return f"{what}:\n{bullets}\nBecause {why}.\n{do}"
-
-
-def refusal(kind: type[_E], *, what: str, which: Sequence[str], why: str, do: str) -> _E:
-    """An error of this class with such a text, to be raised."""
-    return kind(message(what=what, which=which, why=why, do=do))
-
-
-def shown(path: str) -> str:
-    """A path as a user would type it: relative to where he is, if it lies below."""
+def display_path(path: str) -> str:
+    """Return a path relative to the current directory if it is below it."""
     here = os.path.relpath(path)
     return path if here.startswith(os.pardir) else here

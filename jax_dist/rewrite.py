@@ -194,7 +194,7 @@ def explain(
 
     Raises:
       ArgumentError: see `rewrite`.
-      UnsupportedError: there are `devices`, and `fun` maps nothing.
+      NotImplementedError: there are `devices`, and `fun` maps nothing.
 
     >>> import jax, jax.numpy as jnp
     >>> table = jnp.ones((100, 100))

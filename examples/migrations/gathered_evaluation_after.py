@@ -37,6 +37,8 @@ def contrastive_loss(params, batch):
 
 mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
 sharded = NamedSharding(mesh, P("batch"))
+
+
 @jax.jit
 @functools.partial(
     jax.shard_map,

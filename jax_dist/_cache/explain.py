@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax_dist import _codes
-from jax_dist.errors import shown as display_path
+from jax_dist.errors import display_path
 
 _TEXTS = {
     "settings": "The XLA flags, compiler options, devices or the cache directory differ; use the "

@@ -23,7 +23,6 @@ import jax
 
 from jax_dist._compat import private
 from jax_dist._compat.private import config_value
-from jax_dist.errors import UnsupportedError
 
 Answer: TypeAlias = tuple[Any, Any, bool]  # results, what C++ has to remember, whether it is stale
 _Miss: TypeAlias = Callable[..., Answer]
@@ -75,7 +74,7 @@ def _can_remember() -> bool:
     try:
         trial = _new_front("trial", _no_answer, _no_answer, (), ())
         return hasattr(jax.jit(_no_answer), "_cache_miss") and trial(1) == "asked"
-    except (UnsupportedError, TypeError):
+    except (NotImplementedError, TypeError):
         return False
 
 

@@ -12,8 +12,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jax_dist.errors import UnsupportedError, refusal
-
 if TYPE_CHECKING:  # jaxlib 0.10.2 and 0.12.0.1 ship no types, so that jax.Device is unknown
     from typing import Protocol
 
@@ -67,16 +65,13 @@ def part(module: str, name: str, *, use: str) -> Any:
     """The same, for what cannot be done without: `use`, as in "see the calls of jit objects".
 
     Raises:
-      UnsupportedError: this jax has none.
+      NotImplementedError: this jax has none.
     """
     found = find(module, name)
     if found is None:
-        raise refusal(
-            UnsupportedError,
-            what=f"jax_dist cannot {use} with jax {jax.__version__}",
-            which=[f"{module}.{name} is not there"],
-            why="JAX has no public way to it, and its private parts change",
-            do="Use a jax that jax_dist was tested with, or go without; see docs/errors.md.",
+        raise NotImplementedError(
+            f"jax_dist cannot {use} with jax {jax.__version__}, which has no {module}.{name}; use "
+            "a jax that jax_dist was tested with"
         )
     return found
 

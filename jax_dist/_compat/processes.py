@@ -59,7 +59,7 @@ def pmaps_taken_over(run: Callable[[TakenPmap, Sequence[Any]], Any]) -> Iterator
     one file that is the same in both.
 
     Raises:
-      UnsupportedError: this jax has other ones.
+      NotImplementedError: this jax has other ones.
     """
     for part in _PMAP_PARTS:
         use = "put jax.pmap right under a trace with several processes (jax_dist.pmap is)"

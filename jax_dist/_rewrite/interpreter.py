@@ -20,7 +20,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
 
 from jax_dist import _compat
-from jax_dist.errors import UnsupportedError, refusal, shown
+from jax_dist.errors import display_path
 
 # --- walks a jaxpr again, equation by equation, and lets a pass put something else in its place
 #
@@ -207,12 +207,9 @@ def replay_with(eqn: JaxprEqn, change: Callable[[Any], Any], values: Sequence[An
             return Jaxpr((), inputs, inner.outvars, inner.eqns, inner.effects, unnamed())
         if isinstance(body, core.ClosedJaxpr):
             return new
-        raise refusal(
-            UnsupportedError,
-            what=f"the body of {_compat.name_of(eqn)} cannot be traced again",
-            which=[f"{_compat.name_of(eqn)} at {source_line(eqn) or 'an unknown line'}"],
-            why="it would have constant arrays, and has no place for them",
-            do="Pass these arrays to it as arguments.",
+        raise NotImplementedError(
+            f"the body of {_compat.name_of(eqn)} ({source_line(eqn) or 'unknown line'}) captures arrays"
+            " and cannot be traced again; pass them to it as arguments"
         )
 
     changed_eqn = with_bodies(eqn, changed)
@@ -291,7 +288,7 @@ def context_here() -> Any:
 def source_line(eqn: JaxprEqn) -> str:
     """Where the user's code makes this equation: "train.py:12", or "" if that is unknown."""
     found = _SUMMARY.match(source_info_util.summarize(eqn.source_info))
-    return "" if found is None else f"{shown(found['file'])}:{found['line']}"
+    return "" if found is None else f"{display_path(found['file'])}:{found['line']}"
 
 
 _DEFINED = re.compile(r"(?P<name>\S+) at (?P<file>.+):(?P<line>\d+)")  # "body at spread.py:47"

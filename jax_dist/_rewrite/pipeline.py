@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.interpreter import OURS_AND_JAX, Values
-from jax_dist.errors import shown
+from jax_dist.errors import display_path
 
 # --- the line of the user, from wherever in a trace; and warnings that point at it
 
@@ -32,7 +32,7 @@ def warn_user(text: str, category: type[Warning]) -> None:
 def user_line() -> str:
     """Where the user's code is now: "train.py:12", or "" if there is none of it."""
     _, frame = _user_frame()
-    return "" if frame is None else f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return "" if frame is None else f"{display_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def place_of(error: BaseException, beside: tuple[str, ...] = ()) -> tuple[str, int] | None:
@@ -50,7 +50,7 @@ def place_of(error: BaseException, beside: tuple[str, ...] = ()) -> tuple[str, i
 def line_of(error: BaseException) -> str:
     """The same, as `user_line` gives it."""
     place = place_of(error)
-    return "" if place is None else f"{shown(place[0])}:{place[1]}"
+    return "" if place is None else f"{display_path(place[0])}:{place[1]}"
 
 
 def _user_frame() -> tuple[int, FrameType | None]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from jax_dist._rewrite.constants import Identity, array_identity
 from jax_dist._rewrite.interpreter import OURS_AND_JAX
-from jax_dist.errors import shown
+from jax_dist.errors import display_path
 
 Kind: TypeAlias = Literal["closure", "global", "default", "partial", "attribute", ""]
 
@@ -42,7 +42,7 @@ class ArraySource:
 def definition(fun: Any) -> str:
     """Return where a callable is defined: "train.py:10", of its first decorator; "" if unknown."""
     code = _code(fun)
-    return "" if code is None else f"{shown(code.co_filename)}:{code.co_firstlineno}"
+    return "" if code is None else f"{display_path(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _code(fun: Any) -> types.CodeType | None:

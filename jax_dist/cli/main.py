@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 import jax_dist
 from jax_dist._usage import MisuseError
@@ -58,8 +58,8 @@ def main(
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The streams as they are now, not at import; None where the shell has closed one.
-    out = out or sys.stdout or _open_null()
-    err = err or sys.stderr or _open_null()
+    out = out or cast("TextIO | None", sys.stdout) or _open_null()
+    err = err or cast("TextIO | None", sys.stderr) or _open_null()
     parser = make_parser(arguments)
     program: list[str] = []  # argparse has no notion of a second command line after `--`
     if "--" in arguments and any(arguments[: len(words)] == words for words in _WITH_PROGRAM):

@@ -20,7 +20,7 @@ from jax_dist import _compat
 from jax_dist._pmap.body import type_of
 from jax_dist._pmap.placement import copy_if_aliased, is_key, with_data
 from jax_dist._rewrite.interpreter import names_of
-from jax_dist.errors import PlacementError, refusal
+from jax_dist.errors import ArgumentError
 
 
 def count(by_device: NamedSharding) -> int:
@@ -75,15 +75,11 @@ def for_each_device(value: Any, by_device: NamedSharding) -> Any:
 
 
 def one_of_equals(stacked: jax.Array, sharding: NamedSharding, path: str) -> jax.Array:
-    """`[N, *s] -> [*s]`, where all slices are equal. Raises PlacementError where they are not."""
+    """`[N, *s] -> [*s]`, where all slices are equal. Raises ArgumentError where they are not."""
     if not all_equal(stacked):
-        raise refusal(
-            PlacementError,
-            what="a leaf of the state is to be shared, and its slices are not equal",
-            which=[f"{path}: other devices have other bits than the first"],
-            why="the step makes it the same on all devices, so that one slice stands for all",
-            do="Find out why the copies drifted apart; to go on from one of them, give "
-            "jax_dist.unreplicate(state).",
+        raise ArgumentError(
+            f"{path} is replicated by the step, but other devices have other bits than the first;"
+            " to continue with the first device's, pass jax_dist.unreplicate(state)"
         )
     return _compiled(_first, sharding)(stacked)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jax_dist._pmap import axes, body, meshes, options, placement
+from jax_dist._pmap import axes, body, meshes, placement
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.body import Call
 from jax_dist._rewrite.captures import Captures, Watch, is_lifted_outside
@@ -120,9 +120,9 @@ def global_view(
         mesh_axes=own,
         in_axes=in_axes,
         out_axes=out_axes,
-        state=options.argument_numbers("state", () if state is None else state),
-        static=options.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
-        donated=options.argument_numbers("donate_argnums", donate_argnums),
+        state=axes.argument_numbers("state", () if state is None else state),
+        static=axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
+        donated=axes.argument_numbers("donate_argnums", donate_argnums),
         given_mesh=mesh,
         shardings=shardings,
         gradients=gradients,
@@ -191,7 +191,7 @@ class GlobalView:
           The state, on the mesh, in memory of its own.
 
         Raises:
-          PlacementError: slices differ.
+          ArgumentError: slices differ.
           ArgumentError: the state is not stacked as it is said to be.
         """
         self._check_runs("place")

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
-from jax_dist.errors import ArgumentError, PlacementError
+from jax_dist.errors import ArgumentError
 from jax_dist.testing import run_processes
 
 pytestmark = pytest.mark.rewriting
@@ -48,7 +48,7 @@ def _train() -> list:
     drifted = own + (index if count > 1 else 1) * np.arange(local, dtype=np.float32)[:, None, None]
     try:
         view.place({"w": drifted, "mean": np.zeros((local, 64), np.float32)}, batch, stacked=True)
-    except PlacementError as error:
+    except ArgumentError as error:
         refused = "state['w']" in str(error)
     else:
         refused = False
