@@ -34,10 +34,9 @@ exit codes: 0 all is well, even if something would change,
             2 a path, an option or a setting is invalid
 
 examples:
-  jax-dist migrate src                          print the changes as a diff
+  jax-dist migrate src                          print a diff
   jax-dist migrate src | git apply              apply them, as --write does
   jax-dist migrate --write src/train.py:12      one place only
-  jax-dist migrate --to shard_map --report left.md .
   jax-dist migrate --to shard_map --write src -- python train.py --steps 3
 """
 _DIFF = "Leave it out: a diff is printed unless --write or --check is there."
@@ -62,11 +61,11 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="files, notebooks and folders; - reads stdin")
     targets = ("jax_dist", "vendored", "shard_map", "jit")
-    add("--to", choices=targets, default="jax_dist", help="the target (default: jax_dist)")
+    add("--to", choices=targets, default=targets[0], help="the target (default: jax_dist)")
     what = parser.add_mutually_exclusive_group()
     terminal.flag(what, "--write", help="write the changes; else print a diff")
     terminal.flag(what, "--check", help="only name the files that would change")
-    terminal.flag(parser, "--concise", help="print one line a place in the place of the diff")
+    terminal.flag(parser, "--concise", help="print one line a place, not a diff")
     add("--report", metavar="FILE", help="list every place: FILE.md, FILE.json, FILE.txt; - prints")
     add("--target-jax", metavar="VERSION", help="the oldest jax to run on")
     add("--exclude", action="append", default=[], metavar="PATTERN", help="skip paths that match")
@@ -132,14 +131,14 @@ class _Migrate:
             files, verified = self._verified(files)
         if self._options.write and self._options.paths != [_STDIN]:
             files = self._written(files)
-        result, text = (None, "") if verified is None else (verified.to_dict(), str(verified))
-        report = MigrationReport(self._options.to, files, result, text)
+        results = () if verified is None else (verified.to_dict(), str(verified))
+        report = MigrationReport(self._options.to, files, *results)
         self._show(report)
         self._save(report)
         self._summarize(report, looked_at)
         differs = verified is not None and verified.has_differences
-        would = self._options.check and bool(report.changed)
-        return Exit.FINDINGS if self._failed or differs or would else Exit.OK
+        differs = differs or (self._options.check and bool(report.changed))
+        return Exit.FINDINGS if self._failed or differs else Exit.OK
 
     def _migrated(self) -> tuple[list[Any], int]:
         """Return what each file becomes, and how many were looked at."""
@@ -242,8 +241,8 @@ class _Migrate:
         except OSError as error:
             return f"it cannot be written: {error.strerror or error}"
         done = sum(place.status == "done" for place in file.places)
-        verb = "wrote" if file.is_new else "migrated"
-        self._say(f"{verb} {_printable(file.path)}" + (f": {counted(done, 'place')}" * bool(done)))
+        text = f"{'wrote' if file.is_new else 'migrated'} {_printable(file.path)}"
+        self._say(text + (f": {counted(done, 'place')}" * bool(done)))
         return ""
 
     def _save(self, report: Any) -> None:
@@ -274,8 +273,7 @@ class _Migrate:
             self._say("--report FILE.md lists every place, and what to do by hand.")
         if report.changed and not (self._options.write or self._options.check):
             self._say("Apply it with --write, or pipe the diff into `git apply`.")
-        is_new_text = self._options.to in ("shard_map", "jit")
-        if is_new_text and report.changed and not self._options.program:
+        if self._options.to == "shard_map" and report.changed and not self._options.program:
             self._say("It is not verified: add a command that runs the program, as -- python a.py")
 
     def _say(self, text: str) -> None:
