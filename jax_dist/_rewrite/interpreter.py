@@ -208,8 +208,8 @@ def replay_with(eqn: JaxprEqn, change: Callable[[Any], Any], values: Sequence[An
         if isinstance(body, core.ClosedJaxpr):
             return new
         raise NotImplementedError(
-            f"the body of {_compat.name_of(eqn)} ({source_line(eqn) or 'unknown line'}) captures arrays"
-            " and cannot be traced again; pass them to it as arguments"
+            f"the body of {_compat.name_of(eqn)} ({source_line(eqn) or 'unknown line'}) captures"
+            " arrays and cannot be traced again; pass them to it as arguments"
         )
 
     changed_eqn = with_bodies(eqn, changed)

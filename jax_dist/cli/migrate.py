@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from jax_dist import _files
+from jax_dist._files import write_atomically
 from jax_dist._usage import MisuseError, counted
-from jax_dist.cli import outputs, terminal
+from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 
 _EPILOG = """\
@@ -41,7 +42,6 @@ examples:
 """
 _DIFF = "Leave it out: a diff is printed unless --write or --check is there."
 _STDIN = "-"
-_REPORT = "a report of jax-dist migrate"
 _PLACE = re.compile(r"(.+\.(?:py|ipynb)):(\d+)")
 
 
@@ -96,7 +96,8 @@ def _check(options: argparse.Namespace) -> None:
     if options.report not in (None, _STDIN):
         if os.path.splitext(options.report)[1].lower() not in (".md", ".json", ".txt"):
             raise MisuseError(f"--report {options.report}: the name must end with .md, .json, .txt")
-        outputs.check("--report", options.report, _REPORT)
+        if not os.path.isdir(os.path.dirname(options.report) or os.curdir):
+            raise MisuseError(f"--report {options.report}: its directory does not exist")
 
 
 class _Migrate:
@@ -253,7 +254,10 @@ class _Migrate:
             self._out.write(FORMATS[".md"](report))
         elif where is not None:
             suffix = os.path.splitext(where)[1].lower()
-            outputs.save("--report", where, FORMATS[suffix](report), _REPORT)
+            try:
+                write_atomically(where, FORMATS[suffix](report))
+            except OSError as error:
+                raise MisuseError(f"--report {where} cannot be written: {error.strerror}") from error
 
     def _summarize(self, report: Any, looked_at: int) -> None:
         for file in report.problems:
