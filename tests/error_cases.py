@@ -306,7 +306,8 @@ class _:
         return jax.pmap(lambda x: 2 * x)(np.zeros(16))
 
     def after():
-        assert jax_dist.pmap(lambda x: 2 * x, virtual=True)(np.zeros(16)).shape == (16,)
+        doubled = jax_dist.pmap(jax.vmap(lambda x: 2 * x))(np.zeros((8, 2)))
+        assert doubled.shape == (8, 2)
 
 
 @case("implies that array axis 0 is partitioned 8 times, but the dimension size is 4")

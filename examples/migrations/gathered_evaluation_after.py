@@ -37,8 +37,6 @@ def contrastive_loss(params, batch):
 
 mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
 sharded = NamedSharding(mesh, P("batch"))
-
-
 @jax.jit
 @functools.partial(
     jax.shard_map,

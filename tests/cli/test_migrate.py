@@ -277,7 +277,10 @@ _CASES_OF_MISUSE = {
     "no such command": ((".", "--", "nosuchprogram"), "nosuchprogram cannot be started: there is"),
     "jit without a command": (("--to", "jit", "."), "--to jit needs a command: jax-dist migrate"),
     "a report of another kind": (("--report", "out.html", "."), "--report out.html: the name must"),
-    "a report in no folder": (("--report", "no/out.md", "."), "--report no/out.md cannot be"),
+    "a report in no folder": (
+        ("--report", "no/out.md", "."),
+        "--report no/out.md: its directory does not exist",
+    ),
 }
 
 

@@ -142,7 +142,7 @@ def test_one_program_is_compiled_and_not_two(trained):
         "migrated": 1,
         "only_migrated": 1,
         "migrated_to_jax": 2,
-        "rewritten": 1,
+        "rewritten": 2,
     }
 
 

@@ -45,11 +45,6 @@ class Inside:
         eqn = self.eqn(name)
         return self.invariance.of_body_inputs(eqn, self.same(eqn), _BOTH)
 
-    def agreed(self):
-        """The names of the equations in which all devices go the same way."""
-        found = self.invariance.agreed(self.body.eqns, self.facts, _BOTH)
-        return [_compat.name_of(eqn) for eqn in found]
-
 
 def _while(until, turn, start):
     return lax.while_loop(lambda c: c[0] < until, lambda c: (c[0] + 1, turn(c[1])), (0, start))[1]
@@ -165,61 +160,6 @@ def test_the_inputs_of_a_while_loop_come_in_the_order_of_its_bodies():
 
     assert cond == [_BOTH, _BOTH, _ONLY_J]
     assert turn == [_ONLY_J, _BOTH, _ONLY_J]
-
-
-# ---- where all devices go the same way
-
-
-@pytest.mark.parametrize(
-    ("body", "names"),
-    [
-        (lambda x: _while(lax.psum(x, "i").sum(), lambda c: c + 1, x), ["while"]),
-        (lambda x: _while(x.sum(), lambda c: c + 1, x), []),
-        (lambda x: lax.cond(lax.psum(x, "i").sum() > 0, jnp.sin, jnp.cos, x), ["cond"]),
-        (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), []),
-        (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, lax.psum(x, "i")), []),
-        (lambda x: lax.scan(lambda c, row: (c + row, None), x[0], x)[0], ["scan"]),
-        (lambda x: jax.jit(lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x))(x), ["jit"]),
-        (
-            lambda x: jnp.sin(jax.jit(lambda x: lax.scan(lambda c, _: (c, c), x, length=2)[0])(x)),
-            ["jit", "scan"],
-        ),
-        (
-            lambda x: lax.cond(
-                x[0, 0] > 0,
-                lambda x: lax.scan(lambda c, row: (c + row, None), x[0], x)[0],
-                lambda x: _while(x[0, 0], lambda c: c + 1, x[0]),
-                x,
-            ),
-            ["scan"],
-        ),
-        (lambda x: lax.composite(jnp.sin, "a.b")(x), []),
-    ],
-    ids=[
-        *("while", "while of its own", "cond", "cond of its own", "cond of equals", "scan"),
-        *("in a jit", "two in a jit", "in branches", "no call"),
-    ],
-)
-def test_agreed(body, names):
-    inside = Inside(lambda x: jnp.concatenate([body(x).reshape(-1), jnp.sin(x).reshape(-1)]))
-    own = [name for name in inside.agreed() if name != "jit" or "jit" in names]
-
-    assert own == names
-
-
-def test_a_loop_after_other_equations_is_found():
-    inside = Inside(lambda x: lax.scan(lambda c, row: (c + row, None), x[0] * 2, jnp.cos(x))[0] + 1)
-
-    assert inside.agreed() == ["scan"]
-
-
-def test_whether_devices_agree_is_asked_along_every_axis():
-    """They differ along i only, and that is enough."""
-    inside = Inside(lambda x: lax.cond(lax.axis_index("i") > 0, jnp.sin, jnp.cos, x))
-    eqn = inside.eqn("cond")
-
-    assert inside.same(eqn)[0] == _ONLY_J
-    assert inside.agreed() == []
 
 
 # ---- names of axes

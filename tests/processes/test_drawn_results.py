@@ -64,4 +64,4 @@ def test_drawn_programs_in_two_processes_are_as_with_jax_pmap(first: int, last: 
         compare, first, last, processes=2, cpu_devices=2, timeout=60 + 3 * (last - first)
     )
 
-    assert [outcome.value or outcome.error for outcome in outcomes] == [[], []]
+    assert [(outcome.value, outcome.error) for outcome in outcomes] == [([], None)] * 2

@@ -152,7 +152,7 @@ def reports() -> dict[str, Any]:
 
 def test_what_an_inner_jit_remembers_is_an_error(values):
     for value in (value["reports"] for value in values):
-        assert "the pmap over 'i', at " in value["refused"]
+        assert "jax.pmap over 'i' at " in value["refused"]
         assert "test_rewrite_in_processes.py:" in value["refused"]
         assert "clear_cache()" in value["refused"]
         assert value["after clear_cache"] == [57.0] * 4
