@@ -30,6 +30,7 @@ _SHOWN = 8  # arguments in one message; programs of one function that are rememb
 _LOWER_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _UNUSABLE = "Some donated buffers were not usable"
+_SLICED = re.compile(r"\[\d+")
 _FILTER = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
 # As a list: filterwarnings() would forget which other warnings were shown, at each step.
 _filters: list[Any] = warnings.filters  # pyright: ignore[reportAssignmentType]
@@ -298,12 +299,14 @@ def _transfer_error(error: Exception) -> TransferError:
 
 def _unusable_error(warning: BaseException) -> DonationError:
     text, call = str(warning), _guards.call
-    if call is None or not text.startswith(f"{_UNUSABLE}: "):  # that of pmap names its arguments
+    if call is None or not text.startswith(f"{_UNUSABLE}: "):
         return DonationError(text)
     types = re.findall(r"\w+\[[\d,]*\]", text.partition("\n")[0])
-    names = [
-        f"{path} {facts.type}" for path, facts in call.arguments.items() if facts.type in types
-    ]
+    arguments = [(path, facts.type) for path, facts in call.arguments.items()]
+    names = [f"{path} {type_}" for path, type_ in arguments if type_ in types]
+    if not names:  # of a pmap, JAX names the type of one slice
+        slices = [(path, type_, _SLICED.sub("[1", type_)) for path, type_ in arguments]
+        names = [f"{path} {type_}" for path, type_, slice_ in slices if slice_ in types]
     return DonationError(
         f"'{call.name}' cannot use the memory of a donated argument, at {call.line}: no result is "
         f"left that has the type of {' or '.join(names[:_SHOWN] or types)}. Do not donate it."
