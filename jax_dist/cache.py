@@ -173,7 +173,10 @@ class _Watcher:
 
     def is_enabled(self) -> bool:
         # The user may have set another directory since.
-        return self.folder is not None and self.folder == jax.config.jax_compilation_cache_dir
+        return (
+            self.folder is not None
+            and self.folder == jax.config.values["jax_compilation_cache_dir"]
+        )
 
     def on_hit(self, name: str, seconds_saved: float) -> None:
         saved = max(seconds_saved, 0.0)  # JAX keeps whole seconds: a quick program seems to take 0

@@ -45,7 +45,7 @@ def initialize() -> None:
 
     def record(module: Any, devices: Any, options: Any, key: str) -> None:
         nonlocal directory
-        wanted = jax.config.jax_compilation_cache_dir
+        wanted = jax.config.values["jax_compilation_cache_dir"]
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

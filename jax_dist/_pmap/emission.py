@@ -122,7 +122,8 @@ class TracedBody:
             shape = list(jnp.shape(leaf))
             slices.append(type_of(leaf, shape if dim is None else shape[:dim] + shape[dim + 1 :]))
         run = lambda *slices: self.run(slices)
-        jaxpr = jax.make_jaxpr(run, axis_env=[tuple(axis)])(*slices)
+        environment: Any = [tuple(axis)]
+        jaxpr = jax.make_jaxpr(run, axis_env=environment)(*slices)
         consts = list(interpreter.constants(jaxpr))
         places = [place for place, value in enumerate(consts) if isinstance(value, Tracer)]
 
@@ -130,7 +131,7 @@ class TracedBody:
             for place, value in zip(places, values, strict=False):
                 consts[place] = value
             closed = ClosedJaxpr(interpreter.open_jaxpr(jaxpr), consts)
-            return rebind.evaluate(closed, values[len(places) :], axis_env=[tuple(axis)])
+            return rebind.evaluate(closed, values[len(places) :], axis_env=environment)
 
         leaves = [*[consts[place] for place in places], *self.call.leaves]
         return self.ungroup(self.on_devices(leaves, axis.name, run=evaluate))
@@ -242,7 +243,8 @@ def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[An
     idle = len(mesh.axis_names) > 1
     if meshes.is_explicit(user):
         specs = body.out_specs(meshes.all_axes(user))
-        return body.ungroup(jax.sharding.auto_axes(run, out_sharding=specs)(*leaves))
+        groups: Any = jax.sharding.auto_axes(run, out_sharding=specs)(*leaves)
+        return body.ungroup(groups)
     outs = body.ungroup(run(*leaves))
     # The user's mesh may have no axis that fits.
     return [lax.with_sharding_constraint(x, P()) for x in outs] if idle else outs

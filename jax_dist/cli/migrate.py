@@ -132,7 +132,7 @@ class _Migrate:
             files, verified = self._verified(files)
         if self._options.write and self._options.paths != [_STDIN]:
             files = self._written(files)
-        results = () if verified is None else (verified.to_dict(), str(verified))
+        results: Any = () if verified is None else (verified.to_dict(), str(verified))
         report = MigrationReport(self._options.to, files, *results)
         self._show(report)
         self._save(report)

@@ -86,6 +86,7 @@ class _Recorder:
     def call(self, recorded: "_Recorded", args: Any, kwargs: Any) -> Any:
         """Call a mapped function and write down what it takes and gives."""
         import jax
+        import jax.core
 
         leaves = jax.tree.leaves((args, kwargs))
         if self._is_inside or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
