@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ _TAG = "jax_dist.nnx_pmap"  # by which nnx tells calls within calls apart
 def nnx_pmap(
     f: Callable[..., Any] | None = None,
     *,
-    axis_name: Hashable | None = None,
+    axis_name: str | None = None,
     in_axes: Any = 0,
     out_axes: Any = 0,
     **options: Any,
