@@ -6,7 +6,7 @@ import inspect
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import jax
@@ -32,7 +32,7 @@ def filter_pmap(
     *,
     in_axes: Any = _first,
     out_axes: Any = _first,
-    axis_name: Hashable | None = None,
+    axis_name: str | None = None,
     axis_size: int | None = None,
     donate: Literal["all", "warn", "none"] = "none",
     **options: Any,

@@ -239,8 +239,8 @@ def reshard_to(mesh: Mesh, results: Any) -> Any:
         sharding: Any = array.sharding
         if not isinstance(sharding, NamedSharding):
             return array
-        mesh_devices: Any = mesh.devices
-        if [*sharding.mesh.devices.flat] != [*mesh_devices.flat]:
+        devices: Any = sharding.mesh.devices
+        if [*devices.flat] != [*mesh.devices.flat]:
             return array
         spec = [None if part is None else whole for part in sharding.spec]
         if spec.count(whole) > 1:  # of a pmap in a pmap

@@ -120,7 +120,7 @@ def make_parser(arguments: Sequence[str] = ()) -> "_Parser":
 class _Parser(argparse.ArgumentParser):
     """An argument parser that takes no abbreviated options and suggests the nearest name."""
 
-    def __init__(self, *args: Any, meant: object = None, **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "allow_abbrev": False})
 
     def parse_known_args(self, *args: Any, **options: Any) -> Any:

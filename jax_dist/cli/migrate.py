@@ -40,7 +40,6 @@ examples:
   jax-dist migrate --write src/train.py:12      one place only
   jax-dist migrate --to shard_map --write src -- python train.py --steps 3
 """
-_DIFF = "Leave it out: a diff is printed unless --write or --check is there."
 _STDIN = "-"
 _PLACE = re.compile(r"(.+\.(?:py|ipynb)):(\d+)")
 
@@ -54,9 +53,6 @@ def add_parser(commands: Any) -> None:
         _EPILOG,
         help="move files and notebooks from pmap to jit(shard_map)",
         usage="jax-dist migrate [options] PATH[:LINE] ... [-- COMMAND ...]",
-        meant=dict.fromkeys(("--diff", "--dry-run"), _DIFF)
-        | dict.fromkeys(("--fix", "--in-place", "--apply"), "Did you mean `--write`?")
-        | {"--verify": "Leave it out: what stands behind -- is run, and old and new compared."},
     )
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="files, notebooks and folders; - reads stdin")
@@ -257,8 +253,14 @@ class _Migrate:
             try:
                 write_atomically(where, FORMATS[suffix](report))
             except OSError as error:
+<<<<<<< HEAD
                 reason = error.strerror
                 raise MisuseError(f"--report {where} cannot be written: {reason}") from error
+=======
+                raise MisuseError(
+                    f"--report {where} cannot be written: {error.strerror}"
+                ) from error
+>>>>>>> guards
 
     def _summarize(self, report: Any, looked_at: int) -> None:
         for file in report.problems:

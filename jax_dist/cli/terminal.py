@@ -103,11 +103,6 @@ def seconds(text: str) -> float:
     return number
 
 
-def seconds_or_none(text: str) -> float:
-    """Read a time in seconds."""
-    return 0.0 if text == "0" else seconds(text)
-
-
 def wants_colour(when: str, stream: TextIO) -> bool:
     """Return whether to write colours, by `--color`, NO_COLOR, FORCE_COLOR and the stream."""
     if when != "auto":
