@@ -1,412 +1,219 @@
-"""Training steps under pmap, shard_map and the global view: numbers, memory, what is sent, time.
+"""A transformer's training step under pmap and by the global view: numbers, memory, sends, time.
 
-    python benchmarks/global_view.py                          # six workloads, some minutes
-    python benchmarks/global_view.py --all                    # and all below, with `jax[tpu]`
-    python benchmarks/global_view.py --only mlp,transformer
-    python benchmarks/global_view.py --processes 2 --only mlp,transformer
-    python benchmarks/global_view.py --only bodies,hsdp,model     # compiled only, seconds
-    python benchmarks/global_view.py --on v5e:4x4,v5e:16x16       # for TPUs, with `jax[tpu]`
+    python benchmarks/global_view.py               # on 8 simulated CPU devices, some minutes
+    python benchmarks/global_view.py --on v5e:4x4  # only compiled, for TPUs, with `jax[tpu]`
 
-All ways of a workload run in one process, on 8 simulated CPU devices, so that ratios mean something
-on a busy machine. Time is CPU time of the whole process, the least of some steps; memory is that of
-the compiled program's own analysis, and "held" what the live arrays of one device take. "by hand"
-is FSDP as one writes it: parameters gathered, gradients scattered, and an update on one eighth.
-With several processes, the figures are those of the first. The programs of `state_programs` are
-only compiled: optimizers in branches and loops, groups, and a further axis of the mesh. Those of
-`state_machines` are compiled for TPUs, each way for the state to lie beside GSPMD by hand.
+The function of one device is the same in each way, and so are all rows of the batch. "differs" is
+the largest difference of a parameter to pmap's after all steps, of the largest number of its leaf.
+Times are medians of ratios of CPU time: in each round all ways take a step, one after the other.
+Memory is that of one device, from the compiled program.
 """
 
 import argparse
-import dataclasses
-import gc
-import re
+import functools
+import math
+import os
+import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+os.environ.setdefault("NPROC", "16")  # XLA for CPU needs a thread for each device that waits
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from machine_programs import GIANT, LARGE
-from state_machines import HEAD as TPU_HEAD
-from state_machines import line, programs_of, ways_of
-from state_programs import PROGRAMS, Program
-from state_workloads import DEVICES, WORKLOADS, Tree, Workload
 
 import jax_dist
-from jax_dist import global_view
-from jax_dist.testing import run_processes, simulated_devices
+from jax_dist._hlo import ProgramCost
+from jax_dist.testing import simulated_devices
 
-TIMES = 6
-KINDS = {
-    "all-reduce": "AR",
-    "all-gather": "AG",
-    "reduce-scatter": "RS",
-    "all-to-all": "A2A",
-    "collective-permute": "CP",
-}
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "f64": 8}
-Programs = tuple[Callable[..., Any], Any, tuple[Tree, ...]]  # a jitted step, its state, its batch
+DEVICES = 8
+OPTIMIZER = optax.adamw(1e-3)
+Tree = Any
+Options = dict[str, Any] | None  # of global_view; None is pmap
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """What one way of a workload costs, on one device."""
+class Sizes(NamedTuple):
+    """Those of a transformer, with adamw in float32."""
 
-    way: str
-    first: float  # the largest difference to pmap after one step, of the size of the leaf
-    last: float  # and after TIMES
-    arguments: int  # bytes
-    temporaries: int  # bytes
-    held: int  # bytes of live arrays between two steps, the batch left out
-    sent: str
-    flops: float
-    seconds: float
-    compiles: int
-
-    def text(self, pmap: "Row", mapped: "Row") -> str:
-        """One line of the table; memory is divided by pmap's, time by that of shard_map."""
-        both = self.arguments + self.temporaries
-        return (
-            f"  {self.way:24} {self.first:7.0e} {self.last:7.0e} "
-            f"{self.arguments:>11,} {self.arguments / pmap.arguments:6.3f} "
-            f"{self.temporaries:>11,} {both / (pmap.arguments + pmap.temporaries):6.2f} "
-            f"{self.held:>11,} {self.flops / 1e9:7.3f} {self.seconds * 1e3:7.0f} "
-            f"{self.seconds / mapped.seconds:5.2f} {self.compiles:3}  {self.sent}"
-        )
+    layers: int
+    width: int
+    vocabulary: int
+    tokens: int
+    batch: int  # of one device
+    dtype: Any
 
 
-HEAD = (
-    f"  {'':24} {'first':>7} {'last':>7} {'args B':>11} {'/pmap':>6} {'temp B':>11} {'both':>6} "
-    f"{'held B':>11} {'GFLOP':>7} {'ms':>7} {'/smap':>5} {'jit':>3}  sent, bytes of the results"
-)
+HEADS = 8
+SMALL = Sizes(2, 256, 1024, 65, 2, jnp.float32)
+LARGE = Sizes(8, 512, 8192, 1025, 8, jnp.bfloat16)  # 29 million parameters
+
+
+def init_state(sizes: Sizes) -> Tree:
+    layers, width, vocabulary = sizes[:3]
+    shapes = {
+        "qkv": (layers, width, 3 * width),
+        "out": (layers, width, width),
+        "up": (layers, width, 4 * width),
+        "down": (layers, 4 * width, width),
+        "words": (vocabulary, width),
+        "places": (4096, width),
+    }
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    draw = lambda key, shape: jax.random.normal(key, shape) * shape[-2] ** -0.5
+    params = {name: draw(*each) for name, *each in zip(shapes, keys, shapes.values(), strict=True)}
+    params |= {"norm1": jnp.ones((layers, width)), "norm2": jnp.ones((layers, width))}
+    params["norm"] = jnp.ones(width)
+    return params, OPTIMIZER.init(params)
+
+
+def normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
+
+
+def loss_of(params: dict, tokens: jax.Array, sizes: Sizes) -> jax.Array:
+    params = jax.tree.map(lambda leaf: leaf.astype(sizes.dtype), params)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    length = inputs.shape[1]
+    past = jnp.tril(jnp.ones((length, length), bool))
+    split = lambda x: x.reshape(*x.shape[:2], HEADS, -1).transpose(0, 2, 1, 3)
+
+    def block(x: jax.Array, layer: dict) -> tuple[jax.Array, None]:
+        q, k, v = map(split, jnp.split(normalize(x, layer["norm1"]) @ layer["qkv"], 3, -1))
+        scores = (q @ k.transpose(0, 1, 3, 2)) * q.shape[-1] ** -0.5
+        weights = jax.nn.softmax(jnp.where(past, scores, -1e9).astype(jnp.float32))
+        attended = (weights.astype(x.dtype) @ v).transpose(0, 2, 1, 3).reshape(x.shape)
+        x = x + attended @ layer["out"]
+        return x + jax.nn.gelu(normalize(x, layer["norm2"]) @ layer["up"]) @ layer["down"], None
+
+    layers = {name: params[name] for name in ("norm1", "norm2", "qkv", "out", "up", "down")}
+    x = params["words"][inputs] + params["places"][:length]
+    x, _ = lax.scan(jax.checkpoint(block), x, layers)
+    scores = (normalize(x, params["norm"]) @ params["words"].T).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, targets).mean()
+
+
+def train_step(state: Tree, tokens: jax.Array, sizes: Sizes) -> tuple[Tree, jax.Array]:
+    params, optimizer = state
+    loss, gradient = jax.value_and_grad(loss_of)(params, tokens, sizes)
+    gradient, loss = lax.pmean((gradient, loss), "i")
+    updates, optimizer = OPTIMIZER.update(gradient, optimizer, params)
+    return (optax.apply_updates(params, updates), optimizer), loss
+
+
+def ways_of(devices: Sequence[Any]) -> dict[str, Options]:
+    """Return the options of `global_view` by name, None for pmap."""
+    part = 2 ** (len(devices).bit_length() // 2)  # devices of a group, or of a matrix
+    mesh = lambda names, *shape: Mesh(np.array(devices).reshape(shape), names)
+    line, groups = mesh(("i",), -1), mesh(("replica", "i"), -1, part)
+    return {
+        "pmap": None,
+        "replicated": {"mesh": line, "shardings": "replicated"},
+        "fsdp": {"mesh": line, "shardings": "fsdp"},
+        "fsdp, regather": {"mesh": line, "shardings": "fsdp", "regather": True},
+        "hsdp": {"mesh": groups, "mesh_axes": groups.axis_names, "shardings": "fsdp"},
+        "tensor": {"mesh": mesh(("i", "model"), -1, part), "shardings": spec_of_matrix},
+    }
+
+
+def spec_of_matrix(path: str, leaf: Any) -> P:
+    """Shard the first matrix of two by columns, the second by rows; and each also over "i"."""
+    name = path.rsplit("/", maxsplit=1)[-1]
+    if name not in ("qkv", "up", "out", "down", "words"):
+        return P()
+    last = ("i", "model") if name in ("qkv", "up") else ("model", "i")
+    return P(*[None] * (leaf.ndim - 2), *last)
+
+
+def make_program(options: Options, sizes: Sizes, devices: Sequence[Any]) -> Any:
+    step = functools.partial(train_step, sizes=sizes)
+    if options is None:
+        return jax.pmap(step, "i", devices=devices, donate_argnums=0)
+    return jax_dist.global_view(step, "i", out_axes=(None, None), donate_argnums=0, **options)
+
+
+def types_of(options: Options, sizes: Sizes, count: int) -> tuple[Tree, jax.ShapeDtypeStruct]:
+    """Return the types of the arguments; with a further axis, a slice has more rows."""
+    state = jax.eval_shape(functools.partial(init_state, sizes))
+    if options is None:
+        stack = lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype)
+        state, slices = jax.tree.map(stack, state), count
+    else:
+        shape = options["mesh"].shape
+        slices = math.prod(shape[name] for name in options.get("mesh_axes", ("i",)))
+    rows = sizes.batch * count // slices
+    return state, jax.ShapeDtypeStruct((slices, rows, sizes.tokens), np.int32)
+
+
+def describe(lowered: jax.stages.Lowered) -> str:
+    """Return the memory of one device, and the collectives."""
+    cost = ProgramCost.of(lowered)
+    kinds: dict[str, int] = {}
+    for each in cost.collectives:
+        kinds[each.kind] = kinds.get(each.kind, 0) + each.count
+    sizes = (cost.argument_bytes, cost.temp_bytes, cost.peak_bytes)
+    memory = " ".join(f"{(size or 0) / 1e9:8.4f}" for size in sizes)
+    return f"{memory}  {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
+
+
+def start(program: Any, options: Options, batch: jax.ShapeDtypeStruct) -> list[Any]:
+    """Return the arguments of the first step."""
+    tokens = np.random.default_rng(0).integers(0, SMALL.vocabulary, batch.shape, np.int32)
+    state = jax.device_get(init_state(SMALL))
+    if options is None:
+        return [jax.tree.map(lambda leaf: np.stack([leaf] * DEVICES), state), tokens]
+    rows = program.place_batch(tokens)
+    return [program.place(state, rows, stacked=False), rows]
+
+
+def largest_difference(leaf: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(leaf - expected).max() / np.abs(expected).max())
+
+
+def print_measured(ways: dict[str, Options], rounds: int) -> None:
+    """Print a line for each way, run on simulated devices."""
+    programs = {name: make_program(each, SMALL, jax.devices()) for name, each in ways.items()}
+    types = {name: types_of(each, SMALL, DEVICES) for name, each in ways.items()}
+    calls = {name: start(programs[name], ways[name], types[name][1]) for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            began = time.process_time()
+            call[0], _ = jax.block_until_ready(programs[name](*call))
+            times[name].append(time.process_time() - began)
+    params = {name: jax.device_get(call[0][0]) for name, call in calls.items()}
+    params["pmap"] = jax.tree.map(lambda leaf: leaf[0], params["pmap"])
+    for name in ways:
+        pairs = zip(times[name][1:], times["pmap"][1:], strict=True)  # the first round compiles
+        ratio = statistics.median(seconds / base for seconds, base in pairs)
+        apart = jax.tree.map(largest_difference, params[name], params["pmap"])
+        text = describe(programs[name].lower(*types[name]))
+        print(f"  {name:16} {max(jax.tree.leaves(apart)):8.0e} {ratio:6.2f} {text}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
-    parser.add_argument("--only", help="names, with commas between")
-    parser.add_argument("--all", action="store_true", help="everything, and for two sizes of v5e")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--on", help="TPUs to compile for, with commas between")
-    asked = parser.parse_args()
+    parser.add_argument("--on", help="a machine to compile for, such as v5e:4x4")
+    parser.add_argument("--rounds", type=int, default=6)
+    options = parser.parse_args()
     simulated_devices(DEVICES)
-    names = list(WORKLOADS) if asked.on is None else []
-    if asked.only or asked.all:
-        names = asked.only.split(",") if asked.only else [*WORKLOADS, *PROGRAMS]
-    for name in names:
-        if name in PROGRAMS:
-            print(f"{name}, jax {jax.__version__}, one of {DEVICES} devices\n{COMPILED_HEAD}")
-            for program in PROGRAMS[name]():
-                print(compared(program), flush=True)
-            continue
-        if asked.processes == 1:
-            rows = measured(name)
-        else:
-            outcomes = run_processes(
-                measured,
-                name,
-                processes=asked.processes,
-                cpu_devices=DEVICES // asked.processes,
-                timeout=900,
-            )
-            errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-            if errors:
-                raise ExceptionGroup(f"{name} with {asked.processes} processes", errors)
-            rows = outcomes[0].value
-        print(f"{name}, jax {jax.__version__}, processes: {asked.processes}\n{HEAD}")
-        print("\n".join(row.text(*rows[:2]) for row in rows), flush=True)
-    machines = asked.on or ("v5e:4x4,v5e:16x16" if asked.all else "")
-    for machine in filter(None, machines.split(",")):
-        print_on(machine)
-
-
-def print_on(name: str) -> None:
-    """Tables for TPUs: a transformer in each way, and one of 6.6 G parameters where it fits."""
-    devices = list(jax_dist.topology(name).devices)
-    for sizes in (LARGE, GIANT) if len(devices) >= 256 else (LARGE,):
-        print(
-            f"{sizes.layers} layers of {sizes.width} on {name}, jax {jax.__version__}\n{TPU_HEAD}"
-        )
-        for way in ways_of(devices, round(len(devices) ** 0.5)):
-            if sizes is LARGE or way.name in ("hsdp", "tensor"):
-                rows = 8 if sizes is GIANT and way.name == "tensor" else None
-                for program, lowered in programs_of(way, sizes, rows):
-                    print(line(way.name, program, lowered), flush=True)
-
-
-def measured(name: str) -> list[Row]:
-    """A row for each way; the first is pmap."""
-    workload = WORKLOADS[name]()
-    mesh = Mesh(np.array(jax.devices()), ("i",))
-    wanted: list[Reference] = []
-    return [_row(way, make, wanted) for way, make in ways(workload, mesh).items()]
-
-
-# ---- what is only compiled
-
-
-COMPILED_HEAD = (
-    f"  {'':36} {'args B':>11} {'temp B':>11} {'both':>6} {'FLOPs':>6}  sent, bytes of the results"
-)
-
-
-def compared(program: Program) -> str:
-    """One line of the table; both kinds of memory, and the FLOPs, are divided by pmap's."""
-    devices = jax.devices()[: program.count]
-    mapped = jax.pmap(program.step, "i", devices=devices, donate_argnums=0)
-    stack = lambda leaf: jax.ShapeDtypeStruct((program.count, *leaf.shape), leaf.dtype)
-    under_pmap = mapped.lower(jax.tree.map(stack, program.state), *program.batch).compile()
-    view = global_view(program.step, "i", donate_argnums=0, **program.options)
-    here = view.lower(program.state, *program.batch).compile()
-    (args, temps, flops), theirs = _analysed(here), _analysed(under_pmap)
-    both, share = (args + temps) / sum(theirs[:2]), flops / theirs[2]
-    text = f"  {program.name:36} {args:>11,} {temps:>11,} {both:6.2f} {share:6.2f}"
-    return f"{text}  {sent(here.as_text())}"
-
-
-def _analysed(compiled: Any) -> tuple[int, int, float]:
-    memory = compiled.memory_analysis()
-    flops = (compiled.cost_analysis() or {}).get("flops", 0.0)
-    return memory.argument_size_in_bytes, memory.temp_size_in_bytes, flops
-
-
-# ---- the ways
-
-
-def ways(workload: Workload, mesh: Mesh) -> dict[str, Callable[[], Programs]]:
-    cut, whole = NamedSharding(mesh, P("i")), NamedSharding(mesh, P())
-    here = [n for n, device in enumerate(jax.devices()) if device in jax.local_devices()]
-    local = lambda tree: jax.tree.map(lambda leaf: leaf[here[0] : here[-1] + 1], tree)
-    place = lambda leaf: jax.make_array_from_process_local_data(cut, leaf)
-
-    def batch() -> tuple[Tree, ...]:
-        return jax.tree.map(place, local(workload.batch))
-
-    def pmapped() -> Programs:
-        program = jax.pmap(workload.step, "i", donate_argnums=0)
-        stacked = jax.tree.map(lambda leaf: np.stack([leaf] * len(here)), workload.state)
-        own = local(workload.batch)
-        if jax.process_count() == 1:
-            stacked, own = jax.device_put((stacked, own), cut)
-        return program, stacked, own
-
-    def mapped() -> Programs:
-        # What varies, and what does not, in one form: one slice for each device.
-        def body(state: Tree, *own: Tree) -> Tree:
-            state, own = jax.tree.map(lambda leaf: leaf[0], (state, own))
-            return jax.tree.map(lambda leaf: leaf[None], workload.step(state, *own))
-
-        specs = {"in_specs": P("i"), "out_specs": P("i")}
-        program = jax.shard_map(body, mesh=mesh, check_vma=False, **specs)
-        stacked = jax.tree.map(lambda leaf: np.stack([leaf] * len(here)), workload.state)
-        return jax.jit(program, donate_argnums=0), jax.tree.map(place, stacked), batch()
-
-    def viewed(**options: Any) -> Callable[[], Programs]:
-        def make() -> Programs:
-            view = global_view(
-                workload.step,
-                "i",
-                mesh=mesh,
-                out_axes=workload.out_axes,
-                donate_argnums=0,
-                **options,
-            )
-            own = batch()
-            return view, view.place(workload.state, *own, stacked=False), own
-
-        return make
-
-    def by_hand() -> Programs:
-        spec_of = lambda leaf: _longest(np.shape(leaf))
-        of_params = jax.tree.map(spec_of, workload.state["params"])
-        spec = jax.tree.map(spec_of, workload.state)
-        shardings = jax.tree.map(lambda one: NamedSharding(mesh, one), spec)
-
-        def per_device(state: Tree, *own: Tree) -> tuple[Tree, Tree]:
-            assert workload.gradient is not None
-            own = jax.tree.map(lambda leaf: leaf[0], own)
-            gradients, rest = workload.gradient(state, *own)
-            mean = jax.tree.map(_scattered_mean, gradients, of_params)
-            return mean, lax.pmean(rest, "i")
-
-        def step(state: Tree, *batch: Tree) -> tuple[Tree, Tree]:
-            assert workload.update is not None
-            used = {name: part for name, part in state.items() if name not in _OF_OPTIMIZERS}
-            gradients, rest = jax.shard_map(
-                per_device,
-                mesh=mesh,
-                in_specs=(P(), *[P("i")] * len(batch)),
-                out_specs=(of_params, P()),
-                check_vma=False,
-            )(used, *batch)
-            return workload.update(state, gradients, rest)
-
-        jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, whole))
-        state = jax.tree.map(_placed, workload.state, shardings)
-        return jitted, state, batch()
-
-    found: dict[str, Callable[[], Programs]] = {
-        "pmap": pmapped,
-        "shard_map": mapped,
-        "global view": viewed(),
-        "global view, reduce": viewed(shardings="fsdp", gradients="reduce"),
-        "global view, fsdp": viewed(shardings="fsdp"),
-        "global view, regather": viewed(shardings="fsdp", regather=True),
-    }
-    return found | ({"fsdp by hand": by_hand} if workload.gradient is not None else {})
-
-
-_OF_OPTIMIZERS = ("moment", "mean", "square", "turn")
-
-
-def _longest(shape: tuple[int, ...]) -> P:
-    """As "fsdp" cuts."""
-    fitting = [dim for dim, length in enumerate(shape) if length % DEVICES == 0]
-    if not fitting or np.prod(shape) < 1024:
-        return P()
-    return P(*[None] * max(fitting, key=lambda dim: shape[dim]), "i")
-
-
-def _scattered_mean(gradient: jax.Array, spec: P) -> jax.Array:
-    if not len(spec):
-        return lax.pmean(gradient, "i")
-    return lax.psum_scatter(gradient, "i", scatter_dimension=len(spec) - 1, tiled=True) / DEVICES
-
-
-def _placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    host = np.asarray(leaf)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-
-# ---- what is measured
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """What pmap has on each device of this process, leaf by leaf, `[*s]`."""
-
-    leaves: tuple[dict[Any, np.ndarray], ...]
-
-
-def _row(way: str, make: Callable[[], Programs], wanted: list[Reference]) -> Row:
-    """`wanted` is what pmap has after one step, and after the last; its own row fills it."""
-    gc.collect()
-    before = _held()
-    program, state, batch = make()
-    compiled = _Compiles()
-    fastest = float("inf")
-    first = last = 0.0
-    for turn in range(TIMES):
-        with compiled:
-            start = time.process_time()
-            state, rest = jax.block_until_ready(program(state, *batch))
-            seconds = time.process_time() - start
-        fastest = min(fastest, seconds) if turn else fastest
-        if turn == 0:
-            first = _difference(way, state, wanted, 0)
-    last = _difference(way, state, wanted, 1)
-    del rest
-    gc.collect()
-    held = _held() - before - _bytes_of(batch)
-    analysed = program.lower(state, *batch).compile()
-    memory: Any = analysed.memory_analysis()
-    cost = analysed.cost_analysis() or {}
-    return Row(
-        way,
-        first,
-        last,
-        memory.argument_size_in_bytes,
-        memory.temp_size_in_bytes,
-        held,
-        sent(analysed.as_text()),
-        cost.get("flops", 0.0),
-        fastest,
-        compiled.count,
-    )
-
-
-def sent(text: str) -> str:
-    """How often each kind of collective stands in a program, and the bytes of its results."""
-    found = []
-    for kind, short in KINDS.items():
-        types = re.findall(rf"= (.*?) {kind}(?:-start)?\(", text)
-        shapes = [each for part in types for each in re.findall(r"(\w+)\[([\d,]*)\]", part)]
-        total = sum(
-            BYTES.get(dtype, 0) * int(np.prod([int(n) for n in dims.split(",") if n]))
-            for dtype, dims in shapes
-        )
-        if types:
-            found.append(f"{short} {len(types)}: {total:,}")
-    return ", ".join(found)
-
-
-class _Compiles:
-    """Counts what the backend compiles while it is entered."""
-
-    def __init__(self) -> None:
-        self.count, self._on = 0, False
-        jax.monitoring.register_event_duration_secs_listener(self._heard)
-
-    def _heard(self, event: str, seconds: float, **more: Any) -> None:
-        del seconds, more
-        self.count += self._on and event == "/jax/core/compile/backend_compile_duration"
-
-    def __enter__(self) -> "_Compiles":
-        self._on = True
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._on = False
-
-
-def _held() -> int:
-    """The bytes of all live arrays on the first device of this process."""
-    return _bytes_of(jax.live_arrays())
-
-
-def _bytes_of(tree: Tree) -> int:
-    first = jax.local_devices()[0]
-    # By their buffers: what was looked at shard by shard is listed twice.
-    buffers = {
-        shard.data.unsafe_buffer_pointer(): shard.data.nbytes
-        for leaf in jax.tree.leaves(tree)
-        if isinstance(leaf, jax.Array) and not leaf.is_deleted()
-        for shard in leaf.addressable_shards
-        if shard.device == first
-    }
-    return sum(buffers.values())
-
-
-def _difference(way: str, state: Tree, wanted: list[Reference], number: int) -> float:
-    """To what pmap had then; of pmap itself it is noted."""
-    if way == "pmap":
-        wanted.append(_own_slices(state))
-    return _apart(state, wanted[number])
-
-
-def _own_slices(stacked: Tree) -> Reference:
-    leaves = []
-    for leaf in jax.tree.leaves(stacked):
-        shards = leaf.addressable_shards
-        leaves.append({shard.device: np.array(shard.data[0]) for shard in shards})
-    return Reference(tuple(leaves))
-
-
-def _apart(state: Tree, wanted: Reference) -> float:
-    """The largest difference, of the largest number of its leaf on that device."""
-    largest = 0.0
-    for leaf, one in zip(jax.tree.leaves(state), wanted.leaves, strict=True):
-        for shard in leaf.addressable_shards:
-            other, data = one[shard.device], np.asarray(shard.data)
-            data = data[0] if leaf.ndim > other.ndim else data
-            part = other if leaf.ndim > other.ndim else other[shard.index]
-            if data.tobytes() == part.tobytes():
-                continue
-            size = max(float(np.abs(part).max(initial=0)), 1e-30)
-            largest = max(largest, float(np.abs(data - part).max(initial=0)) / size)
-    return largest
+    devices = list(jax_dist.topology(options.on).devices) if options.on else jax.devices()
+    ways = ways_of(devices)
+    print(f"{options.on or f'{DEVICES} simulated devices'}, jax {jax.__version__}")
+    memory = f"{'args GB':>8} {'temp GB':>8} {'peak GB':>8}  collectives"
+    if options.on is None:
+        print(f"  {'':16} {'differs':>8} {'time':>6} {memory}")
+        print_measured(ways, options.rounds)
+        return
+    print(f"  {'':16} {memory}")
+    for name, each in ways.items():
+        program, types = make_program(each, LARGE, devices), types_of(each, LARGE, len(devices))
+        print(f"  {name:16} {describe(program.lower(*types))}", flush=True)
 
 
 if __name__ == "__main__":
