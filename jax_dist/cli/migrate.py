@@ -253,14 +253,8 @@ class _Migrate:
             try:
                 write_atomically(where, FORMATS[suffix](report))
             except OSError as error:
-<<<<<<< HEAD
                 reason = error.strerror
                 raise MisuseError(f"--report {where} cannot be written: {reason}") from error
-=======
-                raise MisuseError(
-                    f"--report {where} cannot be written: {error.strerror}"
-                ) from error
->>>>>>> guards
 
     def _summarize(self, report: Any, looked_at: int) -> None:
         for file in report.problems:
