@@ -262,13 +262,22 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
         raise NeedsWhole("dot_general pairs a gathered dimension with one that is not")
     if pair in batch:
         return Blockwise(batch.index(pair))
-    return _dot_over_devices(eqn, first)
+    return _dot_over_devices(eqn, operands, first)
 
 
-def _dot_over_devices(eqn: JaxprEqn, first: Deferred) -> Result:
+def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferred) -> Result:
     _check_result(eqn)
     aval: Any = eqn.outvars[0].aval
     dtype = aval.dtype
+    # On a ring, an all-reduce sends twice the bytes of its result, an all_gather once. Evolution
+    # strategies gather scores, and multiply them with noise as long as the parameters.
+    gathered = sum(
+        _bytes(atom.aval)
+        for atom, operand in zip(eqn.invars, operands, strict=True)
+        if operand is not None
+    )
+    if 2 * _bytes(aval) > gathered:
+        raise NeedsWhole("a psum of the product would send more than the gather")
     widens = _is_low_precision(dtype)
     if widens and isinstance(eqn.params["precision"], lax.DotAlgorithm | lax.DotAlgorithmPreset):
         raise NeedsWhole(f"dot_general in {dtype.name} by an algorithm of its own")
@@ -296,6 +305,10 @@ def dimension_of(eqn: JaxprEqn, place: int, operands: Sequence[Operand], first: 
 def spell_axes(names: Sequence[Any]) -> str:
     """Return 'i' for one axis, ('i', 'j') for two."""
     return repr(names[0]) if len(names) == 1 else repr(tuple(names))
+
+
+def _bytes(aval: Any) -> int:
+    return aval.size * aval.dtype.itemsize
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

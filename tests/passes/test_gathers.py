@@ -20,6 +20,7 @@ from gather_checks import (
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+import jax_dist
 from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 
@@ -489,3 +490,15 @@ def test_a_sum_of_a_weak_type_is_kept():
     assert [finding.why for finding in plan.findings] == [
         "the result has a weak type, and a reduction over devices gives none"
     ]
+
+
+def test_a_product_larger_than_the_gather_keeps_it():
+    """Scores times noise as long as the parameters: the scores are the cheaper to send."""
+
+    def update(noise, scores):  # [8, 1000] replicated, [] of each device
+        return jax.lax.all_gather(scores, "i") @ noise
+
+    mapped = jax_dist.pmap(update, "i", in_axes=(None, 0), out_axes=None)
+    report = jax_dist.explain(mapped, jnp.ones((8, 1000)), jnp.arange(8.0))
+
+    assert [collective.kind for collective in report.after.collectives] == ["all-gather"]
