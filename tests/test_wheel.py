@@ -74,7 +74,7 @@ def test_its_metadata_is_complete(wheel):
     assert metadata["Summary"]
     assert metadata["Keywords"]
     assert "Typing :: Typed" in metadata.get_all("Classifier")
-    assert [each.split(">")[0] for each in needed] == ["jax", "jaxlib", "numpy"]
+    assert [each.split(">")[0] for each in needed] == ["jax", "jaxlib", "numpy", "psutil", "rich"]
     assert f"{info}/licenses/LICENSE" in archive.namelist()
     assert (
         "jax-dist = jax_dist.cli.main:run_as_program"
@@ -94,8 +94,6 @@ def test_the_checker_runs_where_nothing_else_is(empty_environment, tmp_path):
     assert (code, "train.py:3:8: JXD002 jax.pmap inside jax.jit" in out) == (1, True)
     code, out = _run(command, "migrate", "--quiet", "train.py", folder=folder)
     assert "+step = jax_dist.pmap(abs, axis_name='i')" in out
-    code, out = _run(command, "rule", "JXD002", folder=folder)
-    assert (code, out.startswith("JXD002 jit-of-pmap")) == (0, True)
 
 
 def test_the_doctor_says_that_jax_is_missing(empty_environment, tmp_path):
