@@ -2,14 +2,12 @@
 
 import gc
 import importlib.metadata
-import math
 import os
 import pathlib
 import pickle
 import signal
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,8 +47,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="let XLA optimise every program, as it does for users: half as slow again",
     )
-    parser.addoption("--one-of", type=int, default=1, metavar="N", help="run one file of N")
-    parser.addoption("--drawn-by", default="", metavar="TEXT", help="what chooses them")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,10 +89,8 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 2
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Those of guards come first, where each worker begins: they take programs for compiled, and
     # other tests clear the caches of JAX for the whole process.
     items.sort(key=lambda item: item.path.parent.name != "guards")
@@ -109,19 +103,6 @@ def pytest_collection_modifyitems(
             item.add_marker("quick")
         if place in _REAL:
             item.add_marker(pytest.mark.flaky(reruns=1))
-    yield  # to what asks for these marks
-    _draw(config, items)
-
-
-def _draw(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves one file of tests of so many: what those of a file share takes long to make."""
-    of, seed = config.getoption("--one-of"), config.getoption("--drawn-by")
-    chance = lambda path: zlib.crc32(f"{seed} {path.name}".encode())
-    files = sorted({item.path for item in items}, key=chance)
-    left_out = {*files[math.ceil(len(files) / of) :]}
-    if left_out:
-        config.hook.pytest_deselected(items=[item for item in items if item.path in left_out])
-        items[:] = [item for item in items if item.path not in left_out]
 
 
 def pytest_collection_finish() -> None:

@@ -1,20 +1,18 @@
 """Repeated runs of a program, to see which of its programs the cache finds again."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import re
 import secrets
-import signal
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from jax_dist._cache import record
 from jax_dist._cache.explain import Cause, explain, get_argument_types
+from jax_dist.launch import run_to_end
 
 HIT, UNWRITTEN = "stable, written, hit", "stable, never written"
 UNSTABLE, PARTIAL = "unstable", "not in every run"
@@ -32,7 +30,7 @@ _IDENTITIES: tuple[Callable[[Program], Hashable], ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the cache did for one program, or for several of one name that fared alike."""
+    """Verdict on one program, or on several of one name with the same one."""
 
     function: str  # such as "jit_step"
     verdict: str
@@ -83,7 +81,7 @@ def verify(command: Sequence[str], folder: pathlib.Path, *, timeout: float | Non
         records.mkdir()
         seed = secrets.randbelow(2**31) + 1  # 0 would turn the shuffling of sets off
         environment |= {"PYTHONHASHSEED": str(seed), record.FOLDER: str(records)}
-        code = _run(command, environment, output, timeout)
+        code = run_to_end(command, environment, output, timeout)
         programs.append([json.loads(path.read_bytes()) for path in sorted(records.glob("*.json"))])
         for program in programs[-1]:
             program["is_written"] = (cache / f"{program['key']}-cache").is_file()
@@ -91,29 +89,6 @@ def verify(command: Sequence[str], folder: pathlib.Path, *, timeout: float | Non
             break
     verdicts = judge(*programs) if len(programs) > 1 else ()
     return Report(len(programs), code, output.read_text(errors="replace"), verdicts)
-
-
-def _run(
-    command: Sequence[str], environment: dict[str, str], output: pathlib.Path, timeout: float | None
-) -> int | None:
-    """Return the exit code of a command, or None if it took too long."""
-    with open(output, "wb") as file:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that what it starts can be ended with it
-        )
-        try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def judge(ones: Sequence[Program], others: Sequence[Program]) -> tuple[Verdict, ...]:

@@ -72,6 +72,10 @@ def main(
         return Exit.USAGE
     try:
         os.getcwd()
+    except FileNotFoundError:
+        print("jax-dist: the current directory no longer exists", file=err)
+        return Exit.USAGE
+    try:
         code = int(options.run(options, out=out, err=err))
         out.flush()
     except KeyboardInterrupt:
@@ -83,11 +87,8 @@ def main(
         print(f"jax-dist {options.command}: {error}", file=err)
         return Exit.USAGE
     except Exception:  # noqa: BLE001 - Python would exit with 1, which means findings
-        if not _is_current_folder_gone():
-            traceback.print_exc(file=err)
-            print(f"jax-dist {options.command}: internal error; please report it", file=err)
-        else:
-            print("jax-dist: the current directory no longer exists", file=err)
+        traceback.print_exc(file=err)
+        print(f"jax-dist {options.command}: internal error; please report it", file=err)
         return Exit.USAGE
     return code
 
@@ -146,11 +147,3 @@ class _Parser(argparse.ArgumentParser):
         elif option:
             message += f". `{self.prog} --help` lists the options."
         super().error(message)
-
-
-def _is_current_folder_gone() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return True
-    return False

@@ -11,7 +11,6 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import Target
 
 MODULE_NAMES = ("_mapped", "_mapped_devices", "_mapped_over_devices")  # of the vendored file
-PUTS = ("device_put_replicated", "device_put_sharded")
 
 
 def names_of(module: Module, function: str, target: Target) -> tuple[str, ...]:
