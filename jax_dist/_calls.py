@@ -29,7 +29,7 @@ _LIBRARIES = (
 
 
 class Facts(NamedTuple):
-    """What the program of a call depends on, of one argument; text, so that it keeps nothing."""
+    """Properties of an argument that its program depends on, as text: no array is kept alive."""
 
     type: str  # "float32[8,4]", with "~" for a weak type; of a static argument its class
     sharding: str

@@ -17,7 +17,7 @@ _CPU = "JAX_PLATFORMS=cpu starts without accelerators."
 
 
 class Diagnosis(NamedTuple):
-    """What the process printed, and the problem with its remedy; None if there is none."""
+    """Output of the process, and the problem with its remedy; None if there is none."""
 
     output: str
     problem: str | None

@@ -41,7 +41,7 @@ def note(event: Literal["joined", "failed"], rank: int) -> None:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended."""
+    """End of a job."""
 
     reason: Reason
     codes: tuple[int, ...]  # exit code of each rank; negative: the signal that ended it

@@ -1,4 +1,4 @@
-"""What a training step takes on machines that are not attached, compiled with several strategies.
+"""Memory and collectives of a training step on unattached machines, by strategy.
 
 The function in a mapped step, with the arguments of one device, is mapped again over the devices of
 each machine, and compiled. Nothing runs, and all numbers are those of the compiler.

@@ -38,7 +38,7 @@ _filters: list[Any] = warnings.filters  # pyright: ignore[reportAssignmentType]
 
 @dataclass(eq=False)
 class _Block:
-    """What a guard or an allowance sets; None leaves it to the block around."""
+    """Settings of a guard or an allowance; None leaves one to the block around."""
 
     transfers: bool | None = None
     recompiles: bool | None = None

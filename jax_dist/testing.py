@@ -606,7 +606,7 @@ _run_rank(sys.argv[1])
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one process of `run_processes` ended."""
+    """End of one process of `run_processes`."""
 
     rank: int  # its jax.process_index()
     value: Any  # what the function returned; None if it did not return

@@ -106,7 +106,7 @@ class Layout:
 
     @functools.cached_property
     def process_mesh(self) -> Mesh | None:
-        """The same devices in the same order, with the mapped axis split by process.
+        """Return the same devices in the same order, with the mapped axis split by process.
 
         None if the devices of a process are not side by side.
         """

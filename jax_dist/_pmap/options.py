@@ -87,7 +87,7 @@ class Options:
         )
 
     def is_donated(self, owner: int | str) -> bool:
-        """Whether the argument at this position, or of this keyword, is donated."""
+        """Return whether the argument at this position, or of this keyword, is donated."""
         return owner in self.donated or owner in self.donated_names
 
     def with_name_of(self, fun: Callable) -> "Options":

@@ -49,7 +49,7 @@ class _Conversion(NamedTuple):
 
 
 class _HostTransfer(NamedTuple):
-    """How to place a process-local NumPy array as a shard of a global array."""
+    """Transfer of a process-local NumPy array that becomes a shard of a global array."""
 
     aval: Any  # of the global array
     sharding: NamedSharding  # the same object each time: jit finds its program faster

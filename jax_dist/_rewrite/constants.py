@@ -60,7 +60,7 @@ class BakedArray:
 
     @property
     def refused(self) -> str:
-        """Why no operand can take its place; "" if one can."""
+        """Return why no operand can take its place; "" if one can."""
         stuck = [primitive for primitive in self.within if primitive not in _WIDEN]
         return f"it is in the body of '{stuck[0]}', which takes no more operands" if stuck else ""
 

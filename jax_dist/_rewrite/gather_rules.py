@@ -52,7 +52,7 @@ class Deferred:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blockwise:
-    """The same equation, on blocks: the results are gathered along `dim`."""
+    """Result of a rule: the equation on blocks, whose results are gathered along `dim`."""
 
     dim: int
     params: dict[str, Any] = dataclasses.field(default_factory=dict)  # those that hold sizes

@@ -34,7 +34,7 @@ _WIDTH = 80
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheVerdict:
-    """Whether a fresh process would find this program in the persistent cache."""
+    """Verdict: would a fresh process find this program in the persistent cache?"""
 
     stable: bool  # as far as the program shows
     causes: tuple[str, ...] = ()  # why not, each with what to do
@@ -93,7 +93,7 @@ class CapturedArray:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """What a rewriting did with a function. Printed, it fits a terminal of 80 columns."""
+    """Report of the rewriting of a function. Printed, it fits a terminal of 80 columns."""
 
     name: str  # of the function
     before: ProgramCost
@@ -106,7 +106,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """What was done, and the bytes moved between devices before and after."""
+        """Return what was done, and the bytes moved between devices before and after."""
         outcomes = [finding.outcome for finding in self.findings]
         actions = [array.action for array in self.captured]
         done = [f"{outcomes.count(kind)} {kind}" for kind in get_args(Outcome) if kind in outcomes]

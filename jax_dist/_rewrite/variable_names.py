@@ -32,7 +32,7 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), np.generic, np.dtyp
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArraySource:
-    """Where an array comes from."""
+    """Origin of an array."""
 
     name: str  # as the user would type it: "params['w']"
     kind: Kind

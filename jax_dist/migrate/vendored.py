@@ -25,7 +25,7 @@ def text() -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Home:
-    """Where the copy for one file lies, and how the file imports it."""
+    """Path of the copy for one file, and its import."""
 
     path: str  # absolute
     module: str  # "_mapped", "pkg._mapped", ".._mapped"

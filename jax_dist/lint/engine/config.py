@@ -29,7 +29,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What a project has set."""
+    """Settings of a project."""
 
     folder: str  # from which patterns are seen
     file: str | None = None

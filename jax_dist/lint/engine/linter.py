@@ -37,7 +37,7 @@ RULES: dict[Code, Rule] = _rules_in_folder()
 
 @dataclasses.dataclass(frozen=True)
 class Examiner:
-    """What is looked for, and where."""
+    """Rules to look for, and the project to look in."""
 
     codes: frozenset[Code]
     project: Project = dataclasses.field(default_factory=Project)

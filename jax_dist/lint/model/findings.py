@@ -74,7 +74,7 @@ class Finding:
 
     @property
     def safety(self) -> Safety | None:
-        """How much its fix may be trusted; None where there is none."""
+        """Return the safety of its fix; None if there is no fix."""
         return self.fix.safety if self.fix else None
 
 

@@ -1,4 +1,4 @@
-"""Where a value comes from, as far as its file shows: mapped calls, copies, split batches.
+"""Origin of a value, as far as its file shows: mapped calls, copies, split batches.
 
 An expression is followed back through names, unpacked tuples, `self.` attributes and the functions
 of the file, until something is met that is known (`stacking`) or that is not followed. What is not
@@ -31,7 +31,7 @@ class Origin:
 
     @property
     def is_stacked(self) -> bool:
-        """Whether its arrays have a dimension over devices in front."""
+        """Return whether its arrays have a dimension over devices in front."""
         return self.kind in _STACKED
 
 

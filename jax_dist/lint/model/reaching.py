@@ -57,7 +57,7 @@ class Reaching:
 
 @dataclasses.dataclass(slots=True)
 class _Events:
-    """What one statement does with a name, without the statements in it."""
+    """Effects of one statement on a name, without the statements in it."""
 
     reads: list[ast.Name] = dataclasses.field(default_factory=list)
     bindings: list[Binding] = dataclasses.field(default_factory=list)

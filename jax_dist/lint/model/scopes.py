@@ -122,7 +122,7 @@ class Scopes:
 
     @functools.cached_property
     def fields(self) -> dict[ast.stmt, str]:
-        """By statement: the field of its parent whose list holds it."""
+        """Return, by statement, the field of its parent whose list holds it."""
         found: dict[ast.stmt, str] = {}
         for node in (self.module.node, *self.nodes):
             if isinstance(node, _WITH_BLOCKS):
@@ -132,7 +132,7 @@ class Scopes:
 
     @functools.cached_property
     def bound(self) -> dict[tuple[ast.AST, str], tuple[NameScope, Binding]]:
-        """By the value that is assigned, or the def, and the name: the binding, and its scope."""
+        """Return, by the assigned value or def and the name, the binding and its scope."""
         return {
             (binding.value or binding.node, name): (scope, binding)
             for scope in self.all
@@ -143,7 +143,7 @@ class Scopes:
 
     @functools.cached_property
     def loads(self) -> dict[tuple[NameScope, str], list[ast.Name]]:
-        """By the scope that binds a name, and the name: every load of it, in order of place."""
+        """Return, by the scope that binds a name and the name, every load of it in order."""
         found: dict[tuple[NameScope, str], list[ast.Name]] = {}
         for scope in self.all:
             for name, loads in scope.loads.items():

@@ -176,7 +176,7 @@ def parses(code: bytes) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundFiles:
-    """What a search for files gave, each part sorted."""
+    """Result of a search for files, each part sorted."""
 
     files: tuple[str, ...]  # named as the user named the folder they are in
     skipped: tuple[str, ...] = ()  # sentences: what was not looked at, and why

@@ -20,7 +20,7 @@ Version: TypeAlias = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """What a check yields: where, one sentence, and perhaps a fix."""
+    """Finding of a check: a place, one sentence, and perhaps a fix."""
 
     node: Any  # of the tree, with its place
     message: str

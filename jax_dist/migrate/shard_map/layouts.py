@@ -18,7 +18,7 @@ _MOST_UNKNOWN = 5  # reads that get a call each; with more, the axis stays
 
 
 class Layout(enum.Enum):
-    """How a value lies on the devices."""
+    """Layout of a value on the devices."""
 
     WHOLE = "whole"  # P(): each device has all of it
     ROWS = "rows"  # P(axis): rows of a batch, which the function takes as they are

@@ -38,7 +38,7 @@ def stacked(tree):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What a file becomes in one step."""
+    """Result of one step on a file."""
 
     places: list[PlannedPlace]
     fix: Fix | None

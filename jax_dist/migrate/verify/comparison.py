@@ -19,7 +19,7 @@ _RATIO = 1e-2  # factors nearer to 1 are rounding
 
 @dataclasses.dataclass(slots=True)
 class Verdict:
-    """What the runs showed of one place."""
+    """Verdict of the runs on one place."""
 
     path: str
     line: int

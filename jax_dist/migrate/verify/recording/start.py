@@ -1,4 +1,4 @@
-"""What happens to modules when the program imports them."""
+"""Hooks into the imports of the recorded program."""
 
 import importlib.abc
 import importlib.machinery
