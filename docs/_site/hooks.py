@@ -24,18 +24,19 @@ _WORKER = "https://unpkg.com/iframe-worker/shim"  # that the offline plugin woul
 _SEARCH_BOOST = {
     "architecture.md": 0.1,  # its list of files has every word; other pages explain it
     "index.md": 0.3,  # it has a word of each page
-    "migration-guide.md": 0.5,
-    "reference/index.md": 0.2,
+    "reference.md": 0.2,  # after the page that explains a name
+    "commands.md": 0.5,
     "examples.md": 0.5,
     "libraries.md": 3,
-    "sharded-parameters.md": 1.5,
+    "errors.md": 2,
+    "rewriting.md": 2,
+    "linting.md": 0.5,
+    "global-view.md": 1.5,
 }
-_SEARCH_BOOST_OF_FOLDERS = {"reference": 0.5}  # after the page that explains it
 
 
 def on_page_markdown(text: str, page: Page, **_: Any) -> str:
-    folder = page.file.src_uri.rpartition("/")[0]
-    if boost := _SEARCH_BOOST.get(page.file.src_uri, _SEARCH_BOOST_OF_FOLDERS.get(folder)):
+    if boost := _SEARCH_BOOST.get(page.file.src_uri):
         page.meta.setdefault("search", {"boost": boost})
     text = _FILE.sub(r'```\1 title="\2"', text)
     text = _HELP.sub(lambda match: _help(match[1].split()), text)
