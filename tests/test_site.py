@@ -246,7 +246,7 @@ def test_the_search_finds_the_page_first(tmp_path):
         "captured array": "rewriting.html#captured-arrays-jxd401",
         "recompile": "guards.html#what-makes-jax-recompile",
         "slurm": "processes.html#on-a-cluster",
-        "Found an unbound axis name: i": "errors.html#shard_map-by-hand-specs-replication-an-unbound-axis-name",
+        "Found an unbound axis name: i": "errors.html#shard_map-by-hand-and-unbound-axis-names",
         "JXD301": "rules.html#jxd301-all-gather-then-reduce",
         "simulated_devices": "testing.html#simulated-devices-simulated_devices",
     }
