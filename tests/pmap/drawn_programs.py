@@ -117,7 +117,9 @@ def _pallas(body: _Body) -> _Body:
 
 def _custom_vmap(body: _Body) -> _Body:
     call = jax.custom_batching.custom_vmap(body)
-    call.def_vmap(lambda size, cut, x: (jax.vmap(body)(x), True))
+    call.def_vmap(
+        lambda _, batched, x: (jax.vmap(body)(x), True) if batched[0] else (body(x), False)
+    )
     return call
 
 
