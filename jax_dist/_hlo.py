@@ -30,15 +30,6 @@ _SENT: dict[str, Callable[[float, int], float]] = {
 }
 
 
-def ring_bytes(kind: str, result_bytes: float, size: int) -> float:
-    """Return the bytes that each of `size` devices sends around a ring for one collective.
-
-    >>> ring_bytes("all-gather", 400, 4), ring_bytes("all-reduce", 100, 4)
-    (300.0, 150.0)
-    """
-    return float(_SENT[kind](result_bytes, size))
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Collective:
     """Equal collectives of a program: same kind, same devices, same size."""
@@ -148,7 +139,7 @@ def _collective(
     for mesh in meshes:
         if not axes and (axes := axes_of(groups, mesh, is_permute=is_permute)):
             size = math.prod(mesh[axis] for axis in axes)
-    moved = ring_bytes(kind, result_bytes, size)
+    moved = float(_SENT[kind](result_bytes, size))
     return Collective(kind, axes, size, 1, result_bytes, moved, runs)
 
 
@@ -281,20 +272,16 @@ def axes_of(groups: _Groups, sizes: _Sizes, *, is_permute: bool = False) -> tupl
     if max(itertools.chain(*groups), default=devices) >= devices:
         return ()
     numbers = np.arange(devices).reshape(tuple(sizes.values()))
+    sets = {frozenset(group) for group in groups}
     for count in range(1, len(sizes) + 1):
         for axes in itertools.combinations(sizes, count):
-            rows = _rows(_move_last(numbers, [list(sizes).index(axis) for axis in axes]))
-            along, sets = {frozenset(row) for row in rows}, {frozenset(group) for group in groups}
+            places = [list(sizes).index(axis) for axis in axes]
+            rows = np.moveaxis(numbers, places, range(-count, 0))
+            rows = rows.reshape(-1, math.prod(sizes[axis] for axis in axes))
+            along = set(map(frozenset, rows.tolist()))
             if sets == along or (is_permute and all(any(s <= a for a in along) for s in sets)):
                 return axes
     return ()
-
-
-def _move_last(numbers: np.ndarray, dimensions: Sequence[int]) -> np.ndarray:
-    """Return `[groups, devices of a group]`, along these dimensions in their order."""
-    others = [place for place in range(numbers.ndim) if place not in dimensions]
-    size = math.prod(numbers.shape[place] for place in dimensions)
-    return numbers.transpose([*others, *dimensions]).reshape(-1, size)
 
 
 def _rows(numbers: np.ndarray) -> _Groups:
@@ -315,26 +302,26 @@ def _iota(match: re.Match[str]) -> np.ndarray:
 
 
 def _mesh_groups(match: re.Match[str]) -> _Groups:
-    """Return the groups of "mesh['i'=4,'j'=2] {'j'}", or along a part of an axis, "{'i':(2)2}"."""
+    """Return the groups of "mesh['i'=4,'j'=2] {'j'}", or along a part of an axis, "{'i':(2)2}".
+
+    "(2)2" is the part of size 2 after one of size 2: of a place along an axis of 4, the last bit.
+    """
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(match["axes"])}
-    joined = [(name, int(b or 1), int(s or 0)) for name, b, s in _JOINED.findall(match["joined"])]
-    shape: list[int] = []
-    place: dict[tuple[str, int], int] = {}  # by axis and the product of the sizes before the part
-    for name, size in sizes.items():
-        parts = [(before, part) for axis, before, part in joined if axis == name and part]
-        edges = sorted({1, size, *(b for b, _ in parts), *(b * part for b, part in parts)})
-        for before, after in itertools.pairwise(edges):
-            place[name, before] = len(shape)
-            shape.append(after // before)
-        if size == 1:
-            place[name, 1] = len(shape)
-            shape.append(1)
     numbers, text = np.arange(math.prod(sizes.values())), match["devices"]
+    others = dict(zip(sizes, np.unravel_index(numbers, tuple(sizes.values())), strict=True))
+    along = []  # the place of each device in its group, by part
+    group_size = 1
+    for name, before, size in _JOINED.findall(match["joined"]):
+        size = int(size or sizes[name])
+        step = sizes[name] // (int(before or 1) * size)
+        along.append(others[name] // step % size)
+        others[name] = others[name] - along[-1] * step
+        group_size *= size
     if text:
         iota = re.fullmatch(_IOTA, text) or re.fullmatch(_TRANSPOSED, text)
-        numbers = _iota(iota) if iota else np.array(_numbers(re.sub(r"[\[\]]", "", text)))
-    dimensions = [place[name, before] for name, before, _ in joined]
-    return _rows(_move_last(numbers.reshape(shape), dimensions))
+        numbers = _iota(iota).ravel() if iota else np.array(_numbers(text.strip("[]")))
+    order = np.lexsort([*reversed(along), *reversed(others.values())])  # the last sorts first
+    return _rows(numbers[order].reshape(-1, group_size))
 
 
 _IOTA = r"\[(?P<shape>[\d,]+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"

@@ -19,12 +19,11 @@ from unittest import mock
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from jax_dist import _compat, _usage
 from jax_dist._hlo import ProgramCost
 from jax_dist._pmap import axes
-from jax_dist._pmap.body import Call, type_of
+from jax_dist._pmap.body import Call, Options, any_tracer, type_of
 from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view.view import global_view
@@ -239,6 +238,7 @@ def machines_of(on: Any) -> list[Topology]:
 def _compile(
     machine: Topology, strategy: str, lowered: jax.stages.Lowered, *, quick: bool
 ) -> PlanRow:
+    """Return the row of a program, compiled with less effort if that is enough to tell."""
     start = time.perf_counter()
     options: dict[str, Any] = {"optimization_level": _LEAST_EFFORT} if quick else {}
     row = PlanRow(machine.name, strategy, machine.memory, is_quick=quick)
@@ -281,13 +281,14 @@ def _first_line(error: Exception) -> str:
 class MappedStep:
     """A function of one device, and how it is mapped."""
 
-    options: Any  # of `jax_dist.pmap`
+    options: Options
     call: Call
     slices: tuple[jax.ShapeDtypeStruct, ...]  # what one device gives for each leaf of the arguments
     axes: tuple[int | None, ...]  # the mapped dimension of each leaf, from the left
 
     @property
     def name(self) -> str:
+        """Return the name of the function."""
         return self.call.fun_name
 
     @classmethod
@@ -325,7 +326,7 @@ class MappedStep:
             types.append(type_of(leaf, shape))
         return types
 
-    def mapped(self, pmap: Callable[..., Any], devices: Sequence[Any], **options: Any) -> Any:
+    def mapped(self, pmap: Callable[..., Any], devices: Sequence[Any]) -> Any:
         """Return the step mapped over devices, a function of leaves."""
 
         def of_leaves(*leaves: Any) -> Any:
@@ -333,15 +334,14 @@ class MappedStep:
 
         of_leaves.__name__ = of_leaves.__qualname__ = self.name
         of_leaves.__wrapped__ = self.call.fun  # pyright: ignore[reportFunctionMemberAccess]
-        owners = enumerate(self.call.owners)
+        options, owners = self.options, enumerate(self.call.owners)
         return pmap(
             of_leaves,
-            self.options.axis_name,
+            options.axis_name,
             in_axes=self.axes,
-            out_axes=self.options.out_axes,
-            donate_argnums=tuple(n for n, owner in owners if owner in self.options.donated),
+            out_axes=options.out_axes,
+            donate_argnums=tuple(n for n, owner in owners if owner in options.donated),
             devices=list(devices),
-            **options,
         )
 
     def state(self, devices: int) -> tuple[int, ...]:
@@ -373,34 +373,34 @@ class MappedStep:
         self, strategy: str, devices: Sequence[Any], state: Sequence[int] | None
     ) -> jax.stages.Lowered:
         """Return the program of the step with one of the `STRATEGIES`."""
+        count = len(devices)
         if strategy.endswith(".pmap"):
             function = jax.pmap if strategy == "jax.pmap" else pmap
-            return self.mapped(function, devices).lower(*self.leaves(len(devices)))
-        carried = self.state(len(devices)) if state is None else tuple(state)
+            return self.mapped(function, devices).lower(*self.leaves(count))
+        carried = self.state(count) if state is None else tuple(state)
         if not carried:
             raise ArgumentError(
                 f"'{self.name}' carries no state: no argument has the tree, shapes and types of a "
                 "result. Give its position by state=."
             )
-        args, kwargs = self.call.rebuild(self.leaves(len(devices), whole=carried))
+        args, kwargs = self.call.rebuild(self.leaves(count, whole=carried))
         dims, _ = self.call.rebuild(self.axes)
-        static = self.options.static
-        rows, names = np.array(devices), (self.options.choice.axis_name,)
+        options = self.options
+        rows, names = np.array(devices), (options.choice.axis_name,)
         if strategy == "hsdp":
             rows, names = rows.reshape(_count_hosts(devices), -1), ("hosts", "devices")
-        options: dict[str, Any] = {"regather": True} if strategy == "fsdp-regather" else {}
         view = global_view(
             self.call.fun,
-            self.options.choice.axis_name,
-            in_axes=tuple(None if n in static else dim for n, dim in enumerate(dims)),
-            out_axes=self.options.out_axes,
+            options.choice.axis_name,
+            in_axes=tuple(None if n in options.static else dim for n, dim in enumerate(dims)),
+            out_axes=options.out_axes,
             state=carried,
             mesh=_compat.auto_mesh(rows, names),
             mesh_axes=names,
-            static_broadcasted_argnums=static,
-            donate_argnums=self.options.donated,
+            static_broadcasted_argnums=options.static,
+            donate_argnums=options.donated,
             shardings="replicated" if strategy == "replicated" else "fsdp",
-            **options,
+            regather=strategy == "fsdp-regather",
         )
         return view.lower(*args, **kwargs)
 
@@ -418,45 +418,41 @@ class _Intercepted(Exception):  # noqa: N818  # it ends a trace, and is no error
     """The first pmap that a function calls."""
 
 
-def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Any, Call]:
+def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, Call]:
     """Return the options and the call of the first `jax.pmap` in a function."""
     leaves, tree = jax.tree.flatten((args, kwargs))
-    places = [n for n, leaf in enumerate(leaves) if hasattr(leaf, "shape")]  # others may be static
+    types = {n: type_of(leaf) for n, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
 
     def intercept(taken: Any, mapped: Sequence[Any]) -> Any:
         raise _Intercepted(taken, [type_of(jax.typeof(leaf)) for leaf in mapped])
 
-    def traced(arrays: Sequence[Any]) -> None:
-        filled = list(leaves)
-        for place, array in zip(places, arrays, strict=True):
-            filled[place] = array
-        positional, keywords = jax.tree.unflatten(tree, filled)
+    def traced(arrays: dict[int, Any]) -> None:
+        values = [arrays.get(n, leaf) for n, leaf in enumerate(leaves)]  # others may be static
+        positional, keywords = jax.tree.unflatten(tree, values)
         fun(*positional, **keywords)
 
     name = axes.function_name(fun)
     try:
         with _compat.pmaps_taken_over(intercept), contextlib.suppress(NameError):
-            jax.eval_shape(traced, [type_of(leaves[place]) for place in places])
+            jax.eval_shape(traced, types)
     except _Intercepted as intercepted:
-        taken, types_ = intercepted.args
+        taken, mapped_types = intercepted.args
     else:  # nothing was mapped, or a collective stands outside of any map
         raise NotImplementedError(
             f"'{name}' maps nothing. Give the mapped function, as in jax.pmap(step, axis_name='i')."
         )
-
-    def of_device(*args: Any, **kwargs: Any) -> Any:
-        return taken.fun(*args, **kwargs)
-
-    of_device.__name__ = of_device.__qualname__ = name
-    call = Call.of_taken(taken, types_, of_device, name)
-    pairs = list(zip(call.owners, taken.donated, strict=True))
-    donated = {owner for owner, _ in pairs if isinstance(owner, int)}
-    donated -= {owner for owner, is_donated in pairs if not is_donated}
-    options = {"out_axes": taken.out_axes, "donate_argnums": tuple(donated)}
-    return pmap(of_device, taken.axis_name, **options)._dispatcher.options, call
+    of_device = lambda *args, **kwargs: taken.fun(*args, **kwargs)
+    call = Call.of_taken(taken, mapped_types, of_device, name)
+    kept = {owner for owner, gone in zip(call.owners, taken.donated, strict=True) if not gone}
+    donated = tuple(n for n in {*call.owners} - kept if isinstance(n, int))
+    return Options(name, taken.axis_name, out_axes=taken.out_axes, donated=donated), call
 
 
 # The step that a program calls: the program runs up to it, and no further.
+
+
+class _Reached(BaseException):
+    """The end of the program: no `except Exception` of its own keeps it."""
 
 
 def find_step(program: Callable[[], object], name: str | None = None) -> MappedStep:
@@ -480,70 +476,64 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
     >>> find_step(train).slices
     (ShapeDtypeStruct(shape=(3,), dtype=float32), ShapeDtypeStruct(shape=(3,), dtype=float32))
     """
-    search, end, cause = _Search(name), "ended", None
+    steps: list[MappedStep] = []
+    results: dict[Callable, list[Any]] = {}  # the last ones of functions that take a state alone
+
+    def check(function: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """End the program at its step; else return whether the function takes a state alone."""
+        last = {id(leaf) for leaf in results.get(function, [])}
+        is_again = any(id(leaf) in last for leaf in jax.tree.leaves((args, kwargs)))
+        if function in results and not is_again:
+            return bool(last)
+        step = MappedStep.of(function, args, kwargs)
+        state = step.state(jax.local_device_count())
+        trains = is_again or bool(state and {*step.call.owners} - {*state})
+        results.setdefault(function, [])
+        if name == axes.function_name(function) or (name is None and trains):
+            steps.append(step)
+        if steps or trains:  # under another name, it would train to its end
+            raise _Reached
+        return bool(state)
+
+    end, cause = "ended", None
     with contextlib.ExitStack() as stack:
         for home in (jax, sys.modules["jax_dist"]):  # where programs find it
-            stack.enter_context(mock.patch.object(home, "pmap", search.watch(home.pmap)))
+            pmap = _watch(home.pmap, check, results)
+            stack.enter_context(mock.patch.object(home, "pmap", pmap))
         try:
             program()
-        except (Exception, SystemExit, _Reached) as error:  # noqa: BLE001  # told below
+        except (Exception, SystemExit, _Reached) as error:  # noqa: BLE001  # reported below
             cause = error
             end = "trains" if isinstance(error, _Reached) else f"raised {error!r}"
-    if search.step is not None:  # even if the program caught what was to end it
-        return search.step
+    if steps:  # even if the program caught what was to end it
+        return steps[0]
     what = f"'{name}'" if name else "a training step, which gets its result again"
-    called = ", ".join(axes.function_name(function) for function in search.last) or "none"
+    called = ", ".join(map(axes.function_name, results)) or "none"
     raise NotImplementedError(
         f"The program {end}, and did not call {what}. Mapped functions that it called: {called}."
     ) from cause
 
 
-class _Reached(BaseException):
-    """The end of the program: no `except Exception` of its own keeps it."""
+def _watch(
+    pmap: Callable, check: Callable[..., bool], results: dict[Callable, list[Any]]
+) -> Callable:
+    """Return a `pmap` whose functions are checked before each call, and their results kept."""
 
+    def watched_pmap(*args: Any, **kwargs: Any) -> Any:
+        if not args and "fun" not in kwargs:
+            return functools.partial(watched_pmap, **kwargs)
+        function = pmap(*args, **kwargs)
 
-class _Search:
-    """The mapped functions of a program, and its step."""
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if any_tracer(jax.tree.leaves((args, kwargs))):
+                return function(*args, **kwargs)  # a part of what is compiled
+            has_state_alone = check(function, args, kwargs)
+            result = function(*args, **kwargs)
+            results[function] = jax.tree.leaves(result) if has_state_alone else []
+            return result
 
-    def __init__(self, name: str | None):
-        self.step: MappedStep | None = None
-        self.last: dict[Callable, list[Any]] = {}  # the last results of functions of a state alone
-        self._name = name
+        watched.__name__ = watched.__qualname__ = axes.function_name(function)
+        watched.lower = function.lower  # pyright: ignore[reportFunctionMemberAccess]
+        return watched
 
-    def watch(self, pmap: Callable) -> Callable:
-        """Return a `pmap` whose functions are looked at before each call."""
-
-        def watched_pmap(*args: Any, **kwargs: Any) -> Any:
-            if not args and "fun" not in kwargs:
-                return functools.partial(watched_pmap, **kwargs)
-            function = pmap(*args, **kwargs)
-
-            def watched(*args: Any, **kwargs: Any) -> Any:
-                if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-                    return function(*args, **kwargs)  # a part of what is compiled
-                has_state = self._end_at_step(function, args, kwargs)
-                result = function(*args, **kwargs)
-                self.last[function] = jax.tree.leaves(result) if has_state else []
-                return result
-
-            watched.__name__ = watched.__qualname__ = axes.function_name(function)
-            watched.lower = function.lower  # pyright: ignore[reportFunctionMemberAccess]
-            return watched
-
-        return watched_pmap
-
-    def _end_at_step(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """End the program at its step; else return whether the function takes a state alone."""
-        last = {id(leaf) for leaf in self.last.get(function, [])}
-        is_again = any(id(leaf) in last for leaf in jax.tree.leaves((args, kwargs)))
-        if function in self.last and not is_again:
-            return bool(last)
-        step = MappedStep.of(function, args, kwargs)
-        state = step.state(jax.local_device_count())
-        trains = is_again or bool(state and {*step.call.owners} - {*state})
-        if self._name == axes.function_name(function) or (self._name is None and trains):
-            self.step = step
-        self.last.setdefault(function, [])
-        if self.step is not None or trains:  # under another name, it would train to its end
-            raise _Reached
-        return bool(state)
+    return watched_pmap
