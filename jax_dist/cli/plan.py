@@ -85,7 +85,8 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
     if "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not attached
     from jax_dist import testing  # not at the top: `--help` need not wait for jax
-    from jax_dist.plan import STRATEGIES, find_step, machines_of, plan
+    from jax_dist._steps import find_step
+    from jax_dist.plan import STRATEGIES, machines_of, plan
 
     command, run = " ".join(options.program), _program_of(options.program)
     strategies = options.strategies.split(",") if options.strategies else None

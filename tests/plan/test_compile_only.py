@@ -58,9 +58,6 @@ _LOWERED = {
         _averaged, axis_name="i", devices=jax.devices()
     ).lower(_TYPE),
     "rewrite": lambda: jax_dist.rewrite(jax.jit(jax.pmap(_averaged, "i"))).lower(_TYPE),
-    "rewrite on a mesh": lambda: jax_dist.rewrite(
-        jax.pmap(_averaged, "i", devices=jax.devices()), mesh=_mesh()
-    ).lower(_TYPE),
     "global view": lambda: _view().lower(
         jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((N, 4, 16), jnp.float32)
     ),
@@ -95,12 +92,9 @@ _RUNS = {
     )(_X),
     "rewrite": lambda: jax_dist.rewrite(jax.pmap(_averaged, "i", devices=jax.devices()))(_X),
     "global view": lambda: _view()(_TABLE, np.ones((N, 4, 16), np.float32)),
-    "place": lambda: _view().place(_TABLE),
     "place_batch": lambda: _view().place_batch(np.ones((N, 4, 16), np.float32)),
     "replicate": lambda: jax_dist.replicate(_X),
     "shard": lambda: jax_dist.shard(_X, _mesh(), P("i")),
-    "device_put_replicated": lambda: jax_dist.device_put_replicated(_X, jax.devices()),
-    "device_put_sharded": lambda: jax_dist.device_put_sharded(list(_X), jax.devices()),
 }  # fmt: skip
 
 

@@ -264,51 +264,37 @@ def test_a_plan_agrees_with_the_compiler(name):
     assert {each.size for row in rows for each in row.program.collectives} == {16}
 
 
-# Every entry point, on several hosts.
+# Several hosts, from one process.
 
 _TABLE = np.ones((128, 128), np.float32)
 
 
 def _of_table(x):
-    return jax.lax.pmean(x @ _TABLE, "i")
+    return lax.pmean(x @ _TABLE, "i")
 
 
-def _step(w, x):
-    gradient = jax.grad(lambda w: jnp.mean((x @ _TABLE @ w) ** 2))(w)
-    return w - 0.1 * jax.lax.pmean(gradient, "i")
+def _mapped(on):
+    return jax_dist.pmap(_of_table, "i", devices=on.devices)
 
 
-_INPUT = jax.ShapeDtypeStruct((16, 128), jnp.float32)
-_WEIGHTS = jax.ShapeDtypeStruct((128, 128), jnp.float32)
 _ENTRIES = {
-    "pmap": lambda on: jax_dist.pmap(_of_table, "i", devices=on.devices).lower(_INPUT),
-    "pmap, whole arrays": lambda on: jax_dist.pmap(
-        _of_table, "i", devices=on.devices, arrays="global"
-    ).lower(_INPUT),
+    "pmap": lambda on: _mapped(on).lower(of(16, 128)),
     "pmap in pmap": lambda on: jax_dist.pmap(
-        jax_dist.pmap(lambda x: jax.lax.psum(x, ("i", "j")), "j"), "i", devices=on.devices
-    ).lower(jax.ShapeDtypeStruct((8, 2, 128), jnp.float32)),
+        jax_dist.pmap(lambda x: lax.psum(x, ("i", "j")), "j"), "i", devices=on.devices
+    ).lower(of(8, 2, 128)),
     "a scan of pmap": lambda on: jax.jit(
-        lambda x: jax.lax.scan(
-            lambda x, _: (jax_dist.pmap(_of_table, "i", devices=on.devices)(x), None), x, length=3
-        )[0]
-    ).lower(_INPUT),
+        lambda x: lax.scan(lambda x, _: (_mapped(on)(x), None), x, None, length=3)[0]
+    ).lower(of(16, 128)),
     "the gradient of pmap": lambda on: jax.jit(
-        jax.grad(lambda x: (jax_dist.pmap(_of_table, "i", devices=on.devices)(x) ** 2).sum())
-    ).lower(_INPUT),
-    "filter_pmap": lambda on: jax_dist.filter_pmap(
-        _of_table, axis_name="i", devices=on.devices
-    ).lower(_INPUT),
-    "mapped": lambda on: mapped(_of_table, "i", devices=on.devices).lower(_INPUT),
+        jax.grad(lambda x: (_mapped(on)(x) ** 2).sum())
+    ).lower(of(16, 128)),
+    "mapped": lambda on: mapped(_of_table, "i", devices=on.devices).lower(of(16, 128)),
     "rewrite": lambda on: jax_dist.rewrite(
         jax.jit(jax.pmap(_of_table, "i", devices=on.devices))
-    ).lower(_INPUT),
-    "rewrite of ours": lambda on: jax_dist.rewrite(
-        jax_dist.pmap(_of_table, "i", devices=on.devices)
-    ).lower(_INPUT),
+    ).lower(of(16, 128)),
     "global view": lambda on: jax_dist.global_view(
-        _step, "i", mesh=Mesh(on.devices, ("i",)), shardings="fsdp"
-    ).lower(_WEIGHTS, jax.ShapeDtypeStruct((16, 4, 128), jnp.float32)),
+        conv_step, "i", mesh=Mesh(on.devices, ("i",)), shardings="fsdp"
+    ).lower(of(3, 3, 16, 16), of(16, 2, 16, 16, 16)),
 }  # fmt: skip
 
 
@@ -321,8 +307,7 @@ def test_programs_for_several_hosts_come_out_of_one_process(entry, name):
 
     compiled = _ENTRIES[entry](machine).compile()
 
-    sizes = {each.size for each in collectives_of(compiled.as_text())}
-    assert sizes == {16}
+    assert {each.size for each in collectives_of(compiled.as_text())} == {16}
 
 
 @pytest.mark.parametrize("name", [_TPUS[1], _GPUS[1]])
@@ -332,7 +317,7 @@ def test_a_call_there_is_one_clear_error(name):
     with pytest.raises(
         NotImplementedError, match="cannot run on these devices, which only compile"
     ):
-        jax_dist.pmap(_of_table, "i", devices=machine.devices)(np.ones((16, 128), np.float32))
+        _mapped(machine)(np.ones((16, 128), np.float32))
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,6 @@ PROGRAMS = {  # the function of one device, its out_specs, and kind, axes, size,
     "psum of two arrays at once": (  # 24 bytes and 4
         lambda x: sum(lax.psum((x, x[0, 0] + 1), ("i", "j"))), "ij",
         [("all-reduce", "ij", 8, 1, 28, 49.0)]),
-    "psum of int8": (
-        lambda x: lax.psum(x.astype(jnp.int8), "i"), "ij", [("all-reduce", "i", 4, 1, 6, 9.0)]),
     "all_gather of booleans": (
         lambda x: lax.all_gather(x > 3, "j").sum(0), "ij", [("all-gather", "j", 2, 1, 12, 6.0)]),
     "all_gather over both, the minor one first": (
@@ -91,9 +89,6 @@ PROGRAMS = {  # the function of one device, its out_specs, and kind, axes, size,
         "ij",
         [("all-reduce", "ij", 8, 1, 4, 7.0, UNKNOWN), ("all-reduce", "i", 4, 1, 24, 36.0, UNKNOWN)],
     ),
-    "a scan in a while": (
-        _while(_scan(lambda x, _: (lax.psum(x, "j") + 1, None), 3)), "ij",
-        [("all-reduce", "j", 2, 3, 24, 24.0, UNKNOWN)]),
     "a branch": (_if_large, "ij", [("all-reduce", "i", 4, 1, 24, 36.0, BRANCH)]),
     "a branch in a while": (
         _while(_if_large), "ij", [("all-reduce", "i", 4, 1, 24, 36.0, UNKNOWN)]),
@@ -139,24 +134,10 @@ def test_what_the_compiler_puts_in_is_found_too():
     assert program.collectives == (Collective("all-reduce", ("i",), 4, 1, 4, 6.0),)
 
 
-def test_axes_of_the_mesh_that_is_given():
-    lowered = jax.jit(jax.pmap(lambda x: lax.psum(x, "batch"), "batch")).lower(_X)
-
-    own = _hlo.ProgramCost.of(lowered)
-    given = _hlo.ProgramCost.of(lowered, mesh=_mesh())
-    other = _hlo.ProgramCost.of(lowered, mesh=_mesh((4,), ("k",)))
-
-    assert [each.axes for each in own.collectives] == [("batch",)]
-    assert [each.axes for each in given.collectives] == [("i", "j")]
-    assert [each.axes for each in other.collectives] == [()]
-
-
 def test_memory_and_sizes_of_one_device():
     program = _program(lambda x: lax.all_gather(x, "i").sum(0))
 
-    assert program.argument_bytes == 24  # [2, 3]
-    assert program.output_bytes == 24
-    assert program.temp_bytes is not None
+    assert (program.argument_bytes, program.output_bytes) == (24, 24)  # [2, 3]
     assert program.temp_bytes >= 96  # the gathered array
 
 
@@ -249,34 +230,21 @@ backend_config={"known_trip_count":{"n":"6"}}
 """
 
 
-# A gather that runs beside two fusions, as the compiler of TPUs writes it, and two others.
+# A gather that runs beside two fusions, as the compiler of TPUs writes it, and another.
 _CHAIN = """\
 HloModule jit_step, num_partitions=16
 
 %one (p: bf16[8,16]) -> bf16[128,16] {
   %p = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(0)
   ROOT %all-gather.1 = bf16[128,16]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=4, \
-replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, dimensions={0}, \
-frontend_attributes={chain_id="0"}
-}
-
-%two (p: bf16[8,16]) -> bf16[128,16] {
-  %p = bf16[8,16]{1,0} parameter(0)
-  ROOT %all-gather.2 = bf16[128,16]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=4, \
-replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, dimensions={0}, \
-frontend_attributes={chain_id="0"}
+replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, frontend_attributes={chain_id="0"}
 }
 
 ENTRY %main (a: bf16[8,16]) -> bf16[128,16] {
   %a = bf16[8,16]{1,0} parameter(0)
-  %fusion.1 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%one, \
-backend_config={"estimated_cycles":"700"}
-  %fusion.2 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%two, \
-backend_config={"estimated_cycles":"50"}
-  %again.3 = bf16[128,16]{1,0} all-gather(%a), channel_id=5, \
-replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, dimensions={0}
-  ROOT %again.4 = bf16[128,16]{1,0} all-gather(%a), channel_id=6, \
-replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, dimensions={0}
+  %fusion.1 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%one
+  %fusion.2 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%one
+  ROOT %again.3 = bf16[128,16]{1,0} all-gather(%a), channel_id=5, replica_groups=[1,16]<=[16]
 }
 """
 
@@ -285,7 +253,7 @@ def test_a_collective_that_stands_in_several_fusions_is_counted_once():
     (gather,) = _hlo.collectives_of(_CHAIN)
 
     assert (gather.kind, gather.size, gather.count, gather.result_bytes) == (
-        "all-gather", 16, 3, 4096,
+        "all-gather", 16, 2, 4096,
     )  # fmt: skip
 
 
@@ -296,29 +264,22 @@ def test_a_condition_is_asked_once_more_than_the_body_runs():
     )
 
 
-def test_without_a_mesh_there_are_no_axes():
-    axes = [(each.axes, each.size) for each in _hlo.collectives_of(_ASYNC)]
-
-    assert axes == [((), 2), ((), 4), ((), 2), ((), 2), ((), 4)]
-
-
 def test_names_of_the_user_are_not_read_as_program():
-    text = _ASYNC.replace(
-        '"jit(step)/calls=%scattering"', '"} calls=%scattering, body=%scattering"'
-    )
+    name = '"} calls=%scattering, body=%scattering"'
+    text = _ASYNC.replace('"jit(step)/calls=%scattering"', name)
 
     assert _hlo.collectives_of(text, _mesh()) == _hlo.collectives_of(_ASYNC, _mesh())
 
 
-def test_a_text_that_is_no_program():
-    with pytest.raises(ValueError, match="^not the text of a compiled program: it has no"):
-        _hlo.collectives_of("module @jit_f {}")
-
-
-def test_groups_written_in_a_new_way():
-    text = _ASYNC.replace("replica_groups=[4,2]<=[8]", "replica_groups=every<2>")
-
-    with pytest.raises(ValueError, match="which devices a collective joins: replica_groups=every"):
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("module @jit_f {}", "^not the text of a compiled program: it has no"),
+        (_ASYNC.replace("[4,2]<=[8]", "every<2>"), "collective joins: replica_groups=every"),
+    ],
+)
+def test_a_text_that_cannot_be_read(text, line):
+    with pytest.raises(ValueError, match=line):
         _hlo.collectives_of(text)
 
 
