@@ -129,8 +129,9 @@ class _Lint:
             findings = self._examiner.examine(self._name, self._stdin)
         else:
             files = self._find_files()
-            with terminal.ProgressLine(self._err, "files checked") as progress:
-                findings = self._examiner.examine_files(files, progress)
+            with terminal.progress(self._err, "checks files") as show:
+                count = lambda done, total: show(f"{done} of {total} files checked")
+                findings = self._examiner.examine_files(files, count)
         if self._options.fix or self._options.diff:
             return self._fix(findings)
         return self._report(findings, self._out)

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import enum
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 
@@ -17,21 +17,6 @@ class Exit(enum.IntEnum):
     INTERRUPTED = 130  # as shells have it
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Help as wide as the terminal, at most 100 columns; descriptions keep their line breaks."""
-
-    def __init__(self, prog: str) -> None:
-        # argparse would import shutil for the width, in every run.
-        try:
-            columns = int(os.environ["COLUMNS"])
-        except (KeyError, ValueError):
-            try:
-                columns = os.get_terminal_size().columns
-            except (OSError, ValueError):  # a pipe
-                columns = 80
-        super().__init__(prog, width=min(columns - 2, 100))
-
-
 def add_command(
     commands: Any, name: str, run: Callable[..., int], page: str | None, epilog: str, **options: Any
 ) -> argparse.ArgumentParser:
@@ -39,21 +24,12 @@ def add_command(
 
     `options` go to its parser, such as `help`; without that, `jax-dist --help` does not list it.
     """
-    options = {"formatter_class": Help, **options}
-    parser = commands.add_parser(name, description=page, epilog=epilog, **options)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(
+        name, description=page, epilog=epilog, formatter_class=form, **options
+    )
     parser.set_defaults(run=run)
     return parser
-
-
-def add_group(commands: Any, name: str, page: str | None, epilog: str, **options: Any) -> Any:
-    """Add a command that has subcommands only, and return what these are added to."""
-
-    def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-        parser.print_help(file=err)
-        return Exit.USAGE
-
-    parser = add_command(commands, name, run, page, epilog, **options)
-    return parser.add_subparsers(dest="subcommand", metavar="COMMAND")
 
 
 def flag(parser: Any, *names: str, help: str) -> None:
@@ -120,51 +96,16 @@ def silence(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-class ProgressLine:
-    """A line on a terminal that shows how far a run is and its time; else nothing.
+@contextlib.contextmanager
+def progress(stream: TextIO, text: str, *, is_quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Show a text on a terminal while the block runs; yield a function that replaces it."""
+    if is_quiet or not stream.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console  # only here: most runs have no terminal
 
-    Args:
-      stream: where it is written.
-      what: the unit or the task: "files checked".
-    """
-
-    def __init__(self, stream: TextIO, what: str = "") -> None:
-        self._progress: Any = None
-        if stream.isatty():
-            from rich import console, progress  # only here: most runs have no terminal
-
-            self._progress = progress.Progress(
-                progress.SpinnerColumn(),
-                progress.TextColumn("{task.description}"),
-                progress.MofNCompleteColumn(),
-                progress.TimeElapsedColumn(),
-                console=console.Console(file=stream),
-                transient=True,
-            )
-            self._task = self._progress.add_task(what, total=None)
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` units are done."""
-        if self._progress:
-            self._progress.update(self._task, completed=done, total=total)
-
-    def print(self, text: str) -> None:
-        """Print a line that stays, above the progress."""
-        if self._progress:
-            self._progress.console.print(text, markup=False, highlight=False)
-
-    def __enter__(self) -> "ProgressLine":
-        if self._progress:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the line."""
-        if self._progress:
-            self._progress.stop()
+    with Console(file=stream).status(text) as status:
+        yield status.update
 
 
 def write_bytes(out: TextIO, data: bytes) -> None:

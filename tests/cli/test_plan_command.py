@@ -127,7 +127,7 @@ HERE = ["--on", "here"]
         (["--", "python", "a_trainer.py"], "give a machine, as in: jax-dist plan --on v5e:4x4"),
         (
             [*HERE, "--state", "first", "--", "python", "a_trainer.py"],
-            "--state takes positions, as in 0,1",
+            "argument --state: invalid _positions value: 'first'",
         ),
         (["--on", "v5:4x4", "--", "python", "a_trainer.py"], "Did you mean v5e?"),
         (
