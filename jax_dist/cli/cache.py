@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist._usage import MisuseError
 from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 
@@ -57,13 +56,9 @@ def add_parser(commands: Any) -> None:
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist._cache import verify  # only here: `--help` need not wait for it
 
-    if not options.program:
-        raise MisuseError("verify needs a command: jax-dist cache verify -- python train.py")
-    try:
-        with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
-            report = verify.verify(options.program, Path(folder), timeout=options.timeout)
-    except OSError as error:
-        raise MisuseError(f"{options.program[0]} cannot be started: {error.strerror}") from error
+    command = terminal.command_of(options, "cache verify")
+    with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
+        report = verify.verify(command, Path(folder), timeout=options.timeout)
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=2), file=out)
     else:

@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -84,10 +83,8 @@ def _check(options: argparse.Namespace) -> None:
         raise MisuseError("- reads the standard input, and goes with no other path")
     if options.program and (_STDIN in options.paths or options.check):
         raise MisuseError("a command needs files, and goes neither with - nor with --check")
-    if options.program and shutil.which(options.program[0]) is None:
-        raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
-    if options.to == "jit" and not options.program:
-        raise MisuseError("--to jit needs a command: jax-dist migrate --to jit a.py -- python a.py")
+    if options.program or options.to == "jit":
+        terminal.command_of(options, "migrate --to jit PATH")
     if options.report not in (None, _STDIN):
         if os.path.splitext(options.report)[1].lower() not in (".md", ".json", ".txt"):
             raise MisuseError(f"--report {options.report}: the name must end with .md, .json, .txt")

@@ -4,8 +4,11 @@ import argparse
 import contextlib
 import enum
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
+
+from jax_dist._usage import MisuseError
 
 
 class Exit(enum.IntEnum):
@@ -30,6 +33,15 @@ def add_command(
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def command_of(options: argparse.Namespace, name: str) -> list[str]:
+    """Return the command behind --; raise MisuseError if there is none, or no such program."""
+    if not options.program:
+        raise MisuseError(f"{name} needs a command: jax-dist {name} -- python train.py")
+    if shutil.which(options.program[0]) is None:
+        raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
+    return list(options.program)
 
 
 def flag(parser: Any, *names: str, help: str) -> None:

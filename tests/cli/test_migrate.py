@@ -223,7 +223,10 @@ _CASES_OF_MISUSE = {
     "a command and stdin": (("-", "--", "true"), "a command needs files"),
     "a command and --check": (("--check", ".", "--", "true"), "a command needs files"),
     "no such command": ((".", "--", "nosuchprogram"), "nosuchprogram cannot be started: there is"),
-    "jit without a command": (("--to", "jit", "."), "--to jit needs a command: jax-dist migrate"),
+    "jit without a command": (
+        ("--to", "jit", "."),
+        "migrate --to jit PATH needs a command",
+    ),
     "a report of another kind": (("--report", "out.html", "."), "--report out.html: the name must"),
     "a report in no folder": (
         ("--report", "no/out.md", "."),
