@@ -10,11 +10,10 @@ noise again, because noise is a function of the generation's key and of the numb
 Shapes: `N` parameters, `P` mirrored pairs (the population is twice that), `D` devices.
 """
 
-import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import chex
 import es_common
@@ -23,33 +22,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import flags
-from es_common import centred_ranks, check_redrawable, keys_of
+from es_common import FLAGS, centred_ranks, check_redrawable, keys_of
 from jax import lax
 
 import jax_dist
 
-_PAIRS = flags.DEFINE_integer(
-    "pairs", 128, "Mirrored pairs; the population is twice that.", allow_override=True
-)
-_GYM = flags.DEFINE_bool(
-    "gym",
-    default=False,
-    help="Also play Gymnasium's own CartPole.",
-    allow_override=True,  # another program that is imported too may have it
-)
+# Another program that is imported too may have flags of these names.
+flags.DEFINE_integer("pairs", 128, "Half of the population.", allow_override=True)
+flags.DEFINE_bool("gym", default=False, help="Also play Gymnasium's.", allow_override=True)
 
 PARAMETERS = 114  # N
 SIGMA = 0.1  # how far the population spreads around theta, in every parameter
 ADAM = optax.adam(0.1)
 STEPS, EPISODES, SOLVED = 500, 100, 475.0  # as Gymnasium registers CartPole-v1
 
-
 Episode: TypeAlias = tuple[jax.Array, jax.Array]  # state, [4], and steps so far, []
 Generation: TypeAlias = tuple[optax.Params, optax.OptState, jax.Array]  # theta, Adam, [P, 2] scores
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A trained policy and its learning curve."""
 
     theta: np.ndarray  # [N]
@@ -58,11 +49,12 @@ class Result:
 
     @property
     def solved(self) -> bool:
+        """Return whether theta balances, in the last episodes and in fresh ones."""
         return bool(self.curve["policy"][-1] >= SOLVED) and self.fresh >= SOLVED
 
 
 def step(state: jax.Array, action: jax.Array) -> jax.Array:
-    """`[4], [] -> [4]`: 0.02 s of cart and pole, with Gymnasium's constants and Euler's method."""
+    """Return `[4], [] -> [4]`: 0.02 s, with Gymnasium's constants and Euler's method."""
     _, speed, angle, spin = state
     sin, cos = jnp.sin(angle), jnp.cos(angle)
     push = (jnp.where(action == 1, 10.0, -10.0) + 0.05 * spin**2 * sin) / 1.1
@@ -72,19 +64,19 @@ def step(state: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def fallen(state: jax.Array) -> jax.Array:
-    """`[4] -> []`: the cart left the track, or the pole leans more than 12 degrees."""
+    """Return whether the cart left the track, or the pole leans more than 12 degrees."""
     return (jnp.abs(state[0]) > 2.4) | (jnp.abs(state[2]) > np.deg2rad(12))
 
 
 def act(theta: jax.Array, state: jax.Array) -> jax.Array:
-    """`[N], [4] -> []`: 0 pushes left and 1 right, as an MLP of 4-16-2 prefers."""
+    """Return `[N], [4] -> []`: 0 pushes left and 1 right, as an MLP of 4-16-2 prefers."""
     weights, bias, out_weights, out_bias = jnp.split(theta, [64, 80, 112])
     hidden = jnp.tanh(state @ weights.reshape(4, 16) + bias)  # [16]
     return jnp.argmax(hidden @ out_weights.reshape(16, 2) + out_bias)
 
 
 def episode_return(theta: jax.Array, key: jax.Array) -> jax.Array:
-    """`[N] -> []`: the steps survived, the last one included. The key is consumed."""
+    """Return `[N] -> []`: the steps survived, the last one included. The key is consumed."""
 
     def goes_on(episode: Episode) -> jax.Array:
         state, steps = episode
@@ -101,19 +93,19 @@ def episode_return(theta: jax.Array, key: jax.Array) -> jax.Array:
 
 @jax.jit
 def mean_return(theta: jax.Array, key: jax.Array) -> jax.Array:
-    """`[N] -> []`, over 100 episodes. The key is consumed."""
+    """Return `[N] -> []`, over 100 episodes. The key is consumed."""
     keys = jax.random.split(key, EPISODES)
     return jax.vmap(episode_return, in_axes=(None, 0))(theta, keys).mean()
 
 
 def noise_of(key: jax.Array, pairs: jax.Array) -> jax.Array:
-    """`[], [p] -> [p, N]`: a pair has the same row in any batch. The key is not consumed."""
+    """Return `[p] -> [p, N]`: a pair has the same row in any batch. The key is not consumed."""
     check_redrawable(key)
     return jax.vmap(lambda row: jax.random.normal(row, (PARAMETERS,)))(keys_of(key, pairs))
 
 
 def play(theta: jax.Array, noise: jax.Array, key: jax.Array) -> jax.Array:
-    """`[N], [N] -> [2]`: both members of a pair, from the same start. The key is consumed."""
+    """Return `[N], [N] -> [2]`: both of a pair, from the same start. The key is consumed."""
     members = jnp.stack([theta + SIGMA * noise, theta - SIGMA * noise])  # [2, N]
     return jax.vmap(episode_return, in_axes=(0, None))(members, key)
 
@@ -121,7 +113,7 @@ def play(theta: jax.Array, noise: jax.Array, key: jax.Array) -> jax.Array:
 def generation(
     theta: jax.Array, adam: optax.OptState, key: jax.Array, pairs: jax.Array
 ) -> Generation:
-    """On one device: plays its own `pairs`, `[P / D]`, and updates theta. The key is consumed."""
+    """Play the `pairs` of one device, `[P / D]`, and update theta. The key is consumed."""
     noise_key, start_key = jax.random.split(key)
     own_noise = noise_of(noise_key, pairs)  # [P / D, N]
     own = jax.vmap(play, in_axes=(None, 0, 0))(theta, own_noise, keys_of(start_key, pairs))
@@ -135,7 +127,7 @@ def generation(
 
 
 def make_generation(devices: Sequence[jax.Device]) -> Callable[..., Generation]:
-    """`generation` on all devices; its `pairs` are then `[D, P / D]`."""
+    """Return `generation` on all devices; its `pairs` are then `[D, P / D]`."""
     return jax_dist.pmap(
         generation,
         axis_name="devices",
@@ -154,16 +146,7 @@ def train(
     out: pathlib.Path | None = None,
     save_every: int = 0,
 ) -> Result:
-    """Train until theta balances, and balances again in other episodes.
-
-    Args:
-      seed: of theta, of the noise and of all episodes.
-      devices: their number divides `pairs`.
-      generations: the most to run.
-      pairs: mirrored pairs in the population.
-      out: a folder for the curve and the checkpoints.
-      save_every: generations from one checkpoint to the next; 0: none.
-    """
+    """Train until theta balances, and balances again in other episodes."""
     chex.assert_is_divisible(pairs, len(devices))
     theta_key, key, policy_key, fresh_key = jax.random.split(jax.random.key(seed), 4)
     theta = 0.1 * jax.random.normal(theta_key, (PARAMETERS,))
@@ -172,15 +155,14 @@ def train(
     run_generation, fresh = make_generation(devices), 0.0
     with es_common.checkpoints(out, save_every) as saved:
         (theta, adam), done = saved.restore(state)
-        curve = es_common.Curve(out and out / "curve.csv", done)
-        for number in (progress := es_common.progress(done, generations)):
+        curve = es_common.Curve(out, generations, done)
+        for number in range(done, generations):
             generation_key = jax.random.fold_in(key, number)
             theta, adam, fitness = run_generation(theta, adam, generation_key, rows)
             on_host = np.asarray(theta)  # [N]; as it is, all devices would evaluate it
             policy = float(mean_return(on_host, jax.random.fold_in(policy_key, number)))
-            curve.add(best=fitness.max(), mean=fitness.mean(), policy=policy)
+            curve(number, best=fitness.max(), mean=fitness.mean(), policy=policy)
             saved.save(number + 1, (theta, adam))
-            progress.set_postfix(mean_return=f"{policy:.1f}", best=f"{float(fitness.max()):.0f}")
             if policy >= SOLVED or number + 1 == generations:
                 fresh = float(mean_return(on_host, jax.random.fold_in(fresh_key, number)))
                 if fresh >= SOLVED:
@@ -189,7 +171,7 @@ def train(
 
 
 def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
-    """`[N] -> []`: the mean over 100 episodes of the game we claim to have rebuilt."""
+    """Return `[N] -> []`: the mean over 100 episodes of the game that we rebuilt."""
     import gymnasium  # only here, so that the program runs without it
 
     games = gymnasium.make_vec("CartPole-v1", num_envs=EPISODES, vectorization_mode="sync")
@@ -204,41 +186,36 @@ def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
     return float(steps.mean())
 
 
-def main(session: es_common.Session) -> None:
-    start = time.perf_counter()
+def main() -> None:
+    start, out = time.perf_counter(), es_common.prepare()
+    seed, devices = FLAGS.seed, es_common.devices()
+    where = f"{len(devices)} x {devices[0].device_kind}"
     result = train(
-        session.seed,
-        session.devices,
-        session.generations,
-        pairs=_PAIRS.value,
-        out=session.out,
-        save_every=session.save_every,
+        seed,
+        devices,
+        FLAGS.generations,
+        pairs=FLAGS.pairs,
+        out=out,
+        save_every=FLAGS.save_every,
     )
     chex.assert_tree_all_finite(result.theta)
-    np.savez(session.out / "policy.npz", theta=result.theta)
-    picture = session.out / "learning_curve.png"
-    es_common.draw_curves(
-        picture,
-        {
-            "best of the population": result.curve["best"],
-            "mean of the population": result.curve["mean"],
-            f"theta, mean of {EPISODES} episodes": result.curve["policy"],
-        },
-        title=f"OpenAI ES on CartPole-v1, seed {session.seed}, {session.where}",
-        ylabel="return (steps survived)",
-        goal=SOLVED,
-        goal_label="solved: 475",
-    )
-
-    print(f"{'solved' if result.solved else 'not solved'} on {session.where}")
+    np.savez(out / "policy.npz", theta=result.theta)
+    lines = {
+        "best of the population": result.curve["best"],
+        "mean of the population": result.curve["mean"],
+        f"theta, mean of {EPISODES} episodes": result.curve["policy"],
+    }
+    title = f"OpenAI ES on CartPole-v1, seed {seed}, {where}"
+    picture = es_common.draw_curves(out, lines, title, goal=SOLVED)
+    print(f"{'solved' if result.solved else 'not solved'} on {where}")
     print(f"generations   {len(result.curve)}")
     print(f"mean return   {result.fresh:.1f} over {EPISODES} fresh episodes")
-    if _GYM.value:
-        in_gymnasium = return_in_gymnasium(result.theta, session.seed)
-        print(f"in Gymnasium  {in_gymnasium:.1f} over {EPISODES} episodes")
+    if FLAGS.gym:
+        score = return_in_gymnasium(result.theta, seed)
+        print(f"in Gymnasium  {score:.1f} over {EPISODES} episodes")
     print(f"picture       {picture}")
     print(f"seconds       {time.perf_counter() - start:.1f}")
 
 
 if __name__ == "__main__":
-    es_common.run(main, program="es_quickstart", generations=60)
+    es_common.run(main, "es_quickstart", generations=60)
