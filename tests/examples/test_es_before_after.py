@@ -200,5 +200,5 @@ import importlib, sys
 import es_common
 program = importlib.import_module(sys.argv.pop(1))
 program.TABLE_SIZE, program.PAIRS = 100_000, 2
-es_common.run(program.main, program="small", generations=3)
+es_common.run(program.main, "small", generations=3)
 """
