@@ -181,28 +181,27 @@ class Curve:
 
     def __call__(self, generation: int, **values: float) -> None:
         """Append a generation, numbered from 0, with the same names each time."""
-        if len(self) < generation and self._path:
+        if not self._rows:
             self._resume(generation)
         self._append({name: float(value) for name, value in values.items()})
         self._bar.update(generation + 1 - self._bar.n)
         self._bar.set_postfix({name: f"{value:.1f}" for name, value in values.items()})
 
     def _resume(self, done: int) -> None:
-        rows = []
-        if self._path and done:
-            with self._path.open(newline="") as file:
-                rows = list(itertools.islice(csv.DictReader(file), done))
-        if self._path:
-            self._path.unlink(missing_ok=True)
+        if not self._path or not done:
+            return
+        with self._path.open(newline="") as file:
+            rows = list(itertools.islice(csv.DictReader(file), done))
         for row in rows:
             self._append({name: float(value) for name, value in row.items()})
 
     def _append(self, row: dict[str, float]) -> None:
         self._rows.append(row)
         if self._path:
-            with self._path.open("a", newline="") as file:
+            is_first = len(self) == 1  # the file may be that of an earlier run
+            with self._path.open("w" if is_first else "a", newline="") as file:
                 writer = csv.DictWriter(file, list(row))
-                if len(self) == 1:
+                if is_first:
                     writer.writeheader()
                 writer.writerow(row)
 
