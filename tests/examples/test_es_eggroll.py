@@ -91,16 +91,6 @@ def test_the_update_is_that_of_the_sum_over_formed_members(program):
         np.testing.assert_allclose(matrix - before[name], change[name], atol=1e-5, err_msg=name)
 
 
-def test_the_sum_is_over_members():
-    left, right = (jax.random.normal(key_of(n), (6, size, 2)) for n, size in ((0, 3), (1, 4)))
-    weights = jnp.arange(6.0)
-
-    summed = es_eggroll.weighted_sum(weights, (left, right))
-
-    explicit = sum(weights[p] * left[p] @ right[p].T for p in range(6))
-    np.testing.assert_allclose(summed, explicit, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("devices", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_the_curve_is_the_same_on_any_number_of_devices(usual, devices):
     params, losses = trained(_PLAN, devices)
@@ -158,19 +148,3 @@ def test_only_the_losses_are_sent_and_no_member_is_formed(program):
     for m, n in _PLAN.shapes.values():
         members = re.findall(rf"\[(?:\d+,)+(?:{m},{n}|{n},{m})\]", text)
         assert members == []
-
-
-def test_factors_are_alike_in_any_batch():
-    def make(pair):
-        return es_eggroll.noise_of(_PLAN, key_of(3), pair)
-
-    together = jax.vmap(make)(jnp.arange(16))["hidden"][0]
-
-    np.testing.assert_array_equal(together[5], make(jnp.int32(5))["hidden"][0])
-    assert together.shape == (16, 12, 2)
-    assert not np.allclose(together[5], together[6])
-
-
-def test_keys_whose_noise_depends_on_the_batch_are_refused():
-    with pytest.raises(ValueError, match="noise cannot be drawn twice from a 'rbg' key"):
-        es_eggroll.noise_of(_PLAN, jax.random.key(0, impl="rbg"), jnp.int32(0))
