@@ -1,7 +1,6 @@
 """A character-level language model, trained without gradients, by perturbations of low rank.
 
     python examples/es_eggroll.py --devices 2
-    python examples/es_eggroll.py --devices 2 --first_order    # the same model, by gradients
 
 Sarkar et al., "Evolution Strategies at the Hyperscale" (EGGROLL, arXiv 2511.16652), perturb each
 matrix by a product of two thin ones. A layer applies that product without forming it:
@@ -43,7 +42,6 @@ import jax_dist
 
 flags.DEFINE_integer("pairs", 2048, "Mirrored pairs; a multiple of 8.", lower_bound=8)
 flags.DEFINE_integer("noise_rank", 1, "Of the perturbation of a matrix.", lower_bound=1)
-flags.DEFINE_bool("first_order", default=False, help="Train by gradients, on the same rows.")
 
 SIGMA = 0.02  # standard deviation of each number of a perturbation
 BLOCKS = 8  # a device plays whole blocks of pairs: their shape is the same on 1 to 8 devices
@@ -66,7 +64,6 @@ class Plan:
     letter: int = 8  # numbers for each letter
     width: int = 16
     generations: int = 8000
-    first_order: bool = False
 
     def __post_init__(self) -> None:
         chex.assert_is_divisible(self.pairs, BLOCKS)
@@ -81,8 +78,7 @@ class Plan:
 
     @property
     def adam(self) -> optax.GradientTransformation:
-        rate = 0.02 if self.first_order else 0.01
-        return optax.adam(optax.cosine_decay_schedule(rate, self.generations))
+        return optax.adam(optax.cosine_decay_schedule(0.01, self.generations))
 
 
 # ---- the text
@@ -221,20 +217,6 @@ def generation(
     return (optax.apply_updates(params, change), adam), losses
 
 
-def first_order_step(
-    plan: Plan, state: State, text: jax.Array, key: jax.Array, pairs: jax.Array
-) -> tuple[State, jax.Array]:
-    """Update by gradients, on the same rows; also return the mean loss."""
-    params, adam = state
-    _, row_key = jax.random.split(key)
-    rows = jax.vmap(functools.partial(rows_of, plan, text, row_key))(pairs)
-    rows = rows.reshape(-1, plan.length + 1)  # [P / D * b, T + 1]
-    loss, gradient = jax.value_and_grad(loss_of)(params, rows)
-    loss, gradient = lax.pmean((loss, gradient), "devices")
-    change, adam = plan.adam.update(gradient, adam)
-    return (optax.apply_updates(params, change), adam), loss
-
-
 # ---- training
 
 
@@ -255,7 +237,7 @@ def build(plan: Plan, devices: Sequence[jax.Device], key: jax.Array) -> Program:
     """Map the update and place the arguments. The key is consumed."""
     chex.assert_is_divisible(BLOCKS, len(devices))
     update = jax_dist.pmap(
-        functools.partial(first_order_step if plan.first_order else generation, plan),
+        functools.partial(generation, plan),
         axis_name="devices",
         in_axes=(None, None, None, 0),  # state, text and key are the same everywhere
         out_axes=None,
@@ -286,15 +268,14 @@ def train(
 
 def main() -> None:
     out = es_common.prepare()
-    options = {"generations": FLAGS.generations, "first_order": FLAGS.first_order}
-    plan = Plan(FLAGS.pairs, FLAGS.noise_rank, **options)
+    plan = Plan(FLAGS.pairs, FLAGS.noise_rank, generations=FLAGS.generations)
     curve, start = es_common.Curve(out, plan.generations), time.process_time()
     with es_common.checkpoints(out, FLAGS.save_every) as saved:
         devices = es_common.devices()
         program, (params, _) = train(plan, devices, FLAGS.seed, curve, saved)
     seconds, losses = time.process_time() - start, curve["loss"]
     count = sum(math.prod(shape) for shape in plan.shapes.values())
-    title = f"{count:,} parameters, " + ("Adam" if plan.first_order else f"rank {plan.rank}")
+    title = f"{count:,} parameters, rank {plan.rank}"
     picture = es_common.draw_curves(out, {"training": losses}, title, "loss per letter (nats)")
     test = float(jax.jit(loss_of)(jax.device_get(params), program.test))
     print(f"parameters   {count:,} on {len(devices)} x {devices[0].device_kind}")

@@ -46,6 +46,7 @@ class Result(NamedTuple):
     theta: np.ndarray  # [N]
     curve: es_common.Curve  # best and mean of the population, and the policy's own mean return
     fresh: float  # mean return of the last theta over other episodes
+    left: bool = False  # it was told to leave
 
     @property
     def solved(self) -> bool:
@@ -134,7 +135,17 @@ def make_generation(devices: Sequence[jax.Device]) -> Callable[..., Generation]:
         in_axes=(None, None, None, 0),  # theta, Adam's state and the key are the same everywhere
         out_axes=None,
         devices=devices,
+        arrays="global",  # the state stays where it is, also in several processes
     )
+
+
+def first_arguments(seed: int, pairs: int, devices: Sequence[jax.Device]) -> tuple:
+    """Return theta, Adam's state, and the pairs of the devices of this process."""
+    chex.assert_is_divisible(pairs, len(devices))
+    theta = 0.1 * jax.random.normal(jax.random.split(jax.random.key(seed), 4)[0], (PARAMETERS,))
+    state = jax.tree.map(np.asarray, (theta, ADAM.init(theta)))
+    here = [device.process_index == jax.process_index() for device in devices]
+    return *jax_dist.replicate(state, devices), np.arange(pairs).reshape(len(devices), -1)[here]
 
 
 def train(
@@ -145,29 +156,29 @@ def train(
     pairs: int = 128,
     out: pathlib.Path | None = None,
     save_every: int = 0,
+    keep: int = 2,
+    leave: Callable[[int], bool] = lambda done: False,
 ) -> Result:
-    """Train until theta balances, and balances again in other episodes."""
-    chex.assert_is_divisible(pairs, len(devices))
-    theta_key, key, policy_key, fresh_key = jax.random.split(jax.random.key(seed), 4)
-    theta = 0.1 * jax.random.normal(theta_key, (PARAMETERS,))
-    state = jax_dist.replicate((theta, ADAM.init(theta)), devices)
-    rows = np.arange(pairs).reshape(len(devices), -1)  # [D, P / D]
-    run_generation, fresh = make_generation(devices), 0.0
-    with es_common.checkpoints(out, save_every) as saved:
-        (theta, adam), done = saved.restore(state)
-        curve = es_common.Curve(out, generations, done)
+    """Train until theta balances, and balances again in other episodes, or until told to leave."""
+    _, key, policy_key, fresh_key = jax.random.split(jax.random.key(seed), 4)
+    theta, adam, rows = first_arguments(seed, pairs, devices)
+    run_generation, fresh, left = make_generation(devices), 0.0, False
+    with es_common.checkpoints(out, save_every, keep) as saved:
+        (theta, adam), done = saved.restore((theta, adam))
+        curve = es_common.Curve(None if jax.process_index() else out, generations, done)
         for number in range(done, generations):
             generation_key = jax.random.fold_in(key, number)
             theta, adam, fitness = run_generation(theta, adam, generation_key, rows)
             on_host = np.asarray(theta)  # [N]; as it is, all devices would evaluate it
             policy = float(mean_return(on_host, jax.random.fold_in(policy_key, number)))
             curve(number, best=fitness.max(), mean=fitness.mean(), policy=policy)
-            saved.save(number + 1, (theta, adam))
+            left = leave(number + 1)
+            saved.save(number + 1, (theta, adam), force=left)
             if policy >= SOLVED or number + 1 == generations:
                 fresh = float(mean_return(on_host, jax.random.fold_in(fresh_key, number)))
-                if fresh >= SOLVED:
-                    break
-    return Result(np.asarray(theta), curve, fresh)
+            if left or fresh >= SOLVED:
+                break
+    return Result(np.asarray(theta), curve, fresh, left)
 
 
 def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
@@ -188,33 +199,33 @@ def return_in_gymnasium(theta: np.ndarray, seed: int) -> float:
 
 def main() -> None:
     start, out = time.perf_counter(), es_common.prepare()
-    seed, devices = FLAGS.seed, es_common.devices()
-    where = f"{len(devices)} x {devices[0].device_kind}"
-    result = train(
-        seed,
-        devices,
-        FLAGS.generations,
-        pairs=FLAGS.pairs,
-        out=out,
-        save_every=FLAGS.save_every,
-    )
+    devices, options = es_common.devices(), {"pairs": FLAGS.pairs, "save_every": FLAGS.save_every}
+    result = train(FLAGS.seed, devices, FLAGS.generations, out=out, **options)
     chex.assert_tree_all_finite(result.theta)
     np.savez(out / "policy.npz", theta=result.theta)
+    report(result, out, f"{len(devices)} x {devices[0].device_kind}")
+    if FLAGS.gym:
+        score = return_in_gymnasium(result.theta, FLAGS.seed)
+        print(f"in Gymnasium  {score:.1f} over {EPISODES} episodes")
+    print(f"seconds       {time.perf_counter() - start:.1f}")
+
+
+def report(result: Result, out: pathlib.Path, where: str) -> None:
+    """Draw the curves and print how the training ended."""
     lines = {
         "best of the population": result.curve["best"],
         "mean of the population": result.curve["mean"],
         f"theta, mean of {EPISODES} episodes": result.curve["policy"],
     }
-    title = f"OpenAI ES on CartPole-v1, seed {seed}, {where}"
+    title = f"OpenAI ES on CartPole-v1, seed {FLAGS.seed}, {where}"
     picture = es_common.draw_curves(out, lines, title, goal=SOLVED)
-    print(f"{'solved' if result.solved else 'not solved'} on {where}")
+    if result.left:
+        print(f"told to leave after generation {len(result.curve)}; start it again to go on")
+    else:
+        print(f"{'solved' if result.solved else 'not solved'} on {where}")
     print(f"generations   {len(result.curve)}")
     print(f"mean return   {result.fresh:.1f} over {EPISODES} fresh episodes")
-    if FLAGS.gym:
-        score = return_in_gymnasium(result.theta, seed)
-        print(f"in Gymnasium  {score:.1f} over {EPISODES} episodes")
     print(f"picture       {picture}")
-    print(f"seconds       {time.perf_counter() - start:.1f}")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,8 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
             raise ValueError(f'donation must be "first", "always" or False, not {donation!r}.')
         if warmup is not None and (not isinstance(warmup, int) or warmup < 0):
             raise ValueError(f"warmup must be a number of steps from 0 on, not {warmup!r}.")
-        self._transfers, self._recompiles, self._donation = transfers, recompiles, donation
+        self._transfers, self._recompiles = transfers, recompiles
+        self._donation: Any = donation
         self._warmup = warmup
         self._count = itertools.count()
 

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 import jax_dist
 from jax_dist import _usage
@@ -56,7 +56,8 @@ def main(
       The exit code.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    out, err = out or sys.stdout, err or sys.stderr  # as they are now, not at import
+    out = cast(TextIO, out or sys.stdout)  # as it is now, not at import
+    err = cast(TextIO, err or sys.stderr)
     parser = make_parser(arguments)
     program: list[str] = []  # argparse has no notion of a second command line after `--`
     if "--" in arguments and arguments[0] in _WITH_PROGRAM:

@@ -10,6 +10,8 @@ import sys
 import time
 from types import ModuleType
 
+import es_quickstart
+import jax
 import matplotlib.image
 import numpy as np
 import pytest
@@ -25,11 +27,11 @@ def example() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(example, tmp_path_factory) -> np.ndarray:
+def undisturbed(tmp_path_factory) -> np.ndarray:
     """`[generations, 3]`, in this one process, on its 8 devices."""
     out = tmp_path_factory.mktemp("alone")
-    outcome = example.train(seed=0, generations=_GENERATIONS, out=out, save_every=5, keep=2)
-    assert (outcome.done, outcome.preempted) == (_GENERATIONS, False)
+    result = es_quickstart.train(0, jax.devices(), _GENERATIONS, out=out)
+    assert (len(result.curve), result.left) == (_GENERATIONS, False)
     return read_curve(out)
 
 

@@ -155,8 +155,8 @@ def test_the_script_leaves_a_picture_and_a_policy(tmp_path):
         not solved on 4 x cpu
         generations   1
         mean return   #.# over 100 fresh episodes
-        in Gymnasium  #.# over 100 episodes
         picture       {picture}
+        in Gymnasium  #.# over 100 episodes
         seconds       #.#
         """)
     assert picture.stat().st_size > 10_000

@@ -54,9 +54,6 @@ def _view():
 _LOWERED = {
     "pmap": lambda: _mapped().lower(_TYPE),
     "pmap, of arrays": lambda: _mapped().lower(_X),
-    "filter_pmap": lambda: jax_dist.filter_pmap(
-        _averaged, axis_name="i", devices=jax.devices()
-    ).lower(_TYPE),
     "rewrite": lambda: jax_dist.rewrite(jax.jit(jax.pmap(_averaged, "i"))).lower(_TYPE),
     "global view": lambda: _view().lower(
         jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((N, 4, 16), jnp.float32)
@@ -87,9 +84,6 @@ def test_what_is_captured_is_a_type_in_the_program(entry, monkeypatch):
 
 _RUNS = {
     "pmap": lambda: _mapped()(_X),
-    "filter_pmap": lambda: jax_dist.filter_pmap(
-        _averaged, axis_name="i", devices=jax.devices()
-    )(_X),
     "rewrite": lambda: jax_dist.rewrite(jax.pmap(_averaged, "i", devices=jax.devices()))(_X),
     "global view": lambda: _view()(_TABLE, np.ones((N, 4, 16), np.float32)),
     "place_batch": lambda: _view().place_batch(np.ones((N, 4, 16), np.float32)),

@@ -64,8 +64,6 @@ PROGRAMS = {  # the function of one device, its out_specs, and kind, axes, size,
     "psum of two arrays at once": (  # 24 bytes and 4
         lambda x: sum(lax.psum((x, x[0, 0] + 1), ("i", "j"))), "ij",
         [("all-reduce", "ij", 8, 1, 28, 49.0)]),
-    "all_gather of booleans": (
-        lambda x: lax.all_gather(x > 3, "j").sum(0), "ij", [("all-gather", "j", 2, 1, 12, 6.0)]),
     "all_gather over both, the minor one first": (
         lambda x: lax.all_gather(x, ("j", "i")).sum(0), "ij",
         [("all-gather", "ij", 8, 1, 192, 168.0)]),
@@ -99,10 +97,9 @@ PROGRAMS = {  # the function of one device, its out_specs, and kind, axes, size,
 
 
 @pytest.mark.parametrize("case", PROGRAMS)
-@pytest.mark.parametrize("order", [range(8), [3, 1, 2, 0, 7, 6, 4, 5]], ids=["", "reordered"])
-def test_the_collectives_of_a_program(case, order):
+def test_the_collectives_of_a_program(case):
     body, spec, rows = PROGRAMS[case]
-    mesh = _mesh(devices=[jax.devices()[place] for place in order])
+    mesh = _mesh(devices=[jax.devices()[place] for place in (3, 1, 2, 0, 7, 6, 4, 5)])
 
     program = _program(body, P(*spec), mesh=mesh)
 

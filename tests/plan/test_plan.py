@@ -115,31 +115,6 @@ def test_a_step_without_a_state_has_no_sharded_strategy():
     assert all("'<lambda>' carries no state" in other.problem for other in others)
 
 
-def test_the_state_can_be_named():
-    def two(first, second, x):
-        return first + jax.lax.psum(x.sum(), "i"), second, x
-
-    args = stacked(2, [np.ones((64, 64), np.float32)] * 2 + [np.ones(4, np.float32)])
-    options = {"on": jax.devices(), "strategies": ["fsdp"]}
-    both, one = (
-        plan(jax.pmap(two, "i"), *args, **options, state=state).rows[0].program.argument_bytes
-        for state in (None, 0)
-    )
-    assert both == 2 * 4 * 64 * 64 // 8 + 16  # both come back
-    assert one == 4 * 64 * 64 // 8 + 4 * 64 * 64 + 16
-
-
-def test_our_pmap_reduces_where_jax_gathers():
-    gathered = jax.pmap(lambda x: jax.lax.all_gather(x, "i").mean((0, 1)), "i")
-
-    rows = plan(
-        gathered, np.ones((2, 64, 64), np.float32), on=jax.devices(),
-        strategies=["jax.pmap", "jax_dist.pmap"],
-    ).rows  # fmt: skip
-
-    assert [c.kind for row in rows for c in row.program.collectives] == ["all-gather", "all-reduce"]
-
-
 def test_hsdp_shards_the_state_over_the_devices_of_a_host(monkeypatch):
     monkeypatch.setattr(module, "_count_hosts", lambda devices: 2)
 
