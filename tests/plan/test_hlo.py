@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _hlo
@@ -123,14 +123,6 @@ def test_axes_of_three_in_mesh_order_and_of_some_devices():
     assert _program(lambda x: lax.psum(x, "j"), mesh=_mesh((8, 1))).moved_bytes == 0.0
 
 
-def test_what_the_compiler_puts_in_is_found_too():
-    x = jax.device_put(_X, NamedSharding(_mesh(), P("i")))
-
-    program = _hlo.ProgramCost.of(jax.jit(lambda x: x.sum()).lower(x))
-
-    assert program.collectives == (Collective("all-reduce", ("i",), 4, 1, 4, 6.0),)
-
-
 def test_memory_and_sizes_of_one_device():
     program = _program(lambda x: lax.all_gather(x, "i").sum(0))
 
@@ -139,19 +131,14 @@ def test_memory_and_sizes_of_one_device():
 
 
 def test_a_captured_array_is_in_both_programs():
-    weights = np.full((100, 50), 1.5, np.float32)
-    weights[3, 4] = 2.0  # or it would be one number, broadcast
+    weights = np.arange(5000, dtype=np.float32).reshape(100, 50)  # or it would be one number
+    x = np.ones((2, 100), np.float32)
 
-    captured = _hlo.ProgramCost.of(
-        jax.jit(lambda x: x @ weights).lower(np.ones((2, 100), np.float32))
-    )
-    passed = _hlo.ProgramCost.of(
-        jax.jit(lambda x, w: x @ w).lower(np.ones((2, 100), np.float32), weights)
-    )
+    captured = _hlo.ProgramCost.of(jax.jit(lambda x: x @ weights).lower(x))
+    passed = _hlo.ProgramCost.of(jax.jit(lambda x, w: x @ w).lower(x, weights))
 
-    assert captured.constants_bytes == 20_000
+    assert (captured.constants_bytes, passed.constants_bytes) == (20_000, 0)
     assert captured.stablehlo_bytes > 40_000  # two hexadecimal digits a byte
-    assert (passed.constants_bytes, passed.argument_bytes) == (0, 20_800)
     assert passed.stablehlo_bytes < 2_000
 
 
@@ -204,29 +191,6 @@ def test_collectives_in_two_halves_are_counted_once():
     )
 
 
-_KNOWN_LOOP = """\
-HloModule jit_step, num_partitions=8
-
-%step (p: f32[8]) -> f32[8] {
-  %p = f32[8]{0} parameter(0)
-  ROOT %cp = f32[8]{0} collective-permute(%p), channel_id=1, source_target_pairs={{0,2},{2,0}}
-}
-
-%again (p: f32[8]) -> pred[] {
-  %p = f32[8]{0} parameter(0)
-  %ag = f32[64]{0} all-gather(%p), channel_id=2, replica_groups={}, dimensions={0}, \
-metadata={op_name="f replica_groups=[4,2]<=[8]"}
-  ROOT %less = pred[] custom-call(%ag), custom_call_target="less"
-}
-
-ENTRY %main (x: f32[8]) -> f32[8] {
-  %x = f32[8]{0} parameter(0)
-  ROOT %while = f32[8]{0} while(%x), condition=%again, body=%step, \
-backend_config={"known_trip_count":{"n":"6"}}
-}
-"""
-
-
 # A gather that runs beside two fusions, as the compiler of TPUs writes it, and another.
 _CHAIN = """\
 HloModule jit_step, num_partitions=16
@@ -252,13 +216,6 @@ def test_a_collective_that_stands_in_several_fusions_is_counted_once():
     assert (gather.kind, gather.size, gather.count, gather.result_bytes) == (
         "all-gather", 16, 2, 4096,
     )  # fmt: skip
-
-
-def test_a_condition_is_asked_once_more_than_the_body_runs():
-    assert _hlo.collectives_of(_KNOWN_LOOP, _mesh()) == (
-        Collective("all-gather", ("i", "j"), 8, 7, 256, 224.0),
-        Collective("collective-permute", ("i",), 4, 6, 32, 32.0),
-    )
 
 
 def test_names_of_the_user_are_not_read_as_program():

@@ -139,30 +139,20 @@ def test_what_cannot_be_planned(options, kind, line):
         planned(**options)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Ran out of memory: (20.45G) exceeds available HBM (15.75G).", (False, 21_958_020_301)),
-        ("INTERNAL: no such thing\nat line 3", (None, None)),
-    ],
-)
-def test_a_program_that_the_compiler_rejects_is_a_row(text, expected, monkeypatch):
+@pytest.mark.parametrize("line", ["(20.45G) exceeds available HBM (15.75G).", "INTERNAL: no"])
+def test_a_program_that_the_compiler_rejects_is_a_row(line, monkeypatch):
     def reject(self, compiler_options=None):
-        raise jax.errors.JaxRuntimeError(text)
+        raise jax.errors.JaxRuntimeError(f"{line}\nat line 3")
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", reject)
 
-    result = planned(strategies=["fsdp"], on=[machine("v5e:16x16", LIMIT)])
+    (row,) = planned(strategies=["fsdp"], on=[machine("v5e:16x16", LIMIT)]).rows
 
-    (row,) = result.rows
-    assert (row.fits, row.needed) == expected
-    if row.needed:
-        assert row.verdict == "does NOT fit, by 5.0 GB"
-        assert result.advice == (
-            "It does not fit on v5e:16x16: fsdp needs least, 22.0 GB of 16.9 GB."
-        )
+    if "HBM" in line:
+        verdict = "does NOT fit, by 5.0 GB"
+        assert (row.fits, row.needed, row.verdict) == (False, 21_958_020_301, verdict)
     else:
-        assert row.problem == "INTERNAL: no such thing"
+        assert (row.fits, row.needed, row.problem) == (None, None, line)
 
 
 @pytest.mark.parametrize(
@@ -277,11 +267,6 @@ def test_the_first_that_takes_its_result_and_a_batch_is_the_step(package):
     assert (jax.pmap, jax_dist.pmap) == before
 
 
-def run_two_of_one_name():
-    jax.pmap(lambda x: jax.lax.psum(x, "i"), "i")(jnp.ones(N))
-    jax.pmap(lambda weights, batch: weights - batch.sum())(jnp.ones((N, 8)), rows_of(2))
-
-
 def run_and_catch_everything():
     try:
         jax.pmap(train_step, "i")(jnp.ones((N, 8)), rows_of(2))
@@ -306,11 +291,10 @@ class Trainer:
 @pytest.mark.parametrize(
     ("run", "name", "shapes"),
     [
-        (run_two_of_one_name, "<lambda>", [(8,), (2, 8)]),
         (run_and_catch_everything, "train_step", [(8,), (2, 8)]),
         (lambda: Trainer().make().step(jnp.ones((N, 2)), rows_of(1)), "step", [(2,), (1, 8)]),
     ],
-    ids=["functions of one name", "caught", "a method"],
+    ids=["caught", "a method"],
 )
 def test_the_step_of_other_programs(run, name, shapes):
     found = find_step(run)
