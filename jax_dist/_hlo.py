@@ -9,11 +9,10 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
 
 _Groups: TypeAlias = tuple[tuple[int, ...], ...]
 _Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh, by name
@@ -59,21 +58,15 @@ class ProgramCost:
     @property
     def moved_bytes(self) -> float:
         """Return the bytes that each device sends in one call."""
-        return sum(each.count * each.moved_bytes for each in self.collectives)
+        return sum(one.count * one.moved_bytes for one in self.collectives)
 
     @classmethod
     def of(
-        cls,
-        lowered: jax.stages.Lowered,
-        compiled: jax.stages.Compiled | None = None,
-        mesh: Mesh | AbstractMesh | None = None,
+        cls, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled | None = None
     ) -> "ProgramCost":
-        """Return the cost of a lowered program, which is compiled if it is not yet.
-
-        `mesh` has the axes to name in the collectives; by default the program's own.
-        """
+        """Return the cost of a lowered program, which is compiled if it is not yet."""
         compiled, stablehlo = compiled or lowered.compile(), lowered.as_text()
-        module = _Module.parse(compiled.as_text() or "")
+        module = Module.parse(compiled.as_text() or "")
         meshes = [
             {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
             for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
@@ -83,7 +76,7 @@ class ProgramCost:
         sizes = {f"{p}_bytes": getattr(memory, f"{p}_size_in_bytes", None) for p in parts}
         instructions = itertools.chain(*module.computations.values())
         return cls(
-            collectives=_collectives(module, [mesh.shape] if mesh else meshes),
+            collectives=module.collectives(meshes),
             stablehlo_bytes=len(stablehlo.encode()),
             constants_bytes=sum(sum(i.sizes) for i in instructions if i.opcode == "constant"),
             peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
@@ -91,63 +84,11 @@ class ProgramCost:
         )
 
 
-def collectives_of(
-    compiled_text: str, mesh: Mesh | AbstractMesh | None = None
-) -> tuple[Collective, ...]:
-    """Return the collectives of `lowered.compile().as_text()`, equal ones merged, in order.
-
-    Without `mesh`, collectives have no axes.
-    """
-    return _collectives(_Module.parse(compiled_text), [mesh.shape] if mesh else [])
-
-
-def _collectives(module: "_Module", meshes: Sequence[Mapping[Any, int]]) -> tuple[Collective, ...]:
-    fitting = [
-        {str(name): size for name, size in sizes.items()}
-        for sizes in meshes
-        if math.prod(sizes.values()) == module.devices
-    ]
-    counts: dict[Collective, int] = {}
-    started: set[str] = set()
-    for instruction, times, runs in module.executed(module.entry):
-        # On TPUs, one that runs beside several fusions is in each of them, with the same number.
-        if part := _CHAIN_PART.search(instruction.attributes):
-            if part[1] in started:
-                continue
-            started.add(part[1])
-        if collective := _collective(instruction, module.devices, fitting, runs):
-            counts[collective] = counts.get(collective, 0) + times
-    return tuple(dataclasses.replace(each, count=count) for each, count in counts.items())
-
-
-def _collective(
-    instruction: "_Instruction", devices: int, meshes: Sequence[_Sizes], runs: Runs
-) -> Collective | None:
-    """Return the collective that an instruction starts; None if it starts none."""
-    kind = instruction.opcode.removesuffix("-start")
-    if kind not in _SENT:
-        return None
-    sizes = instruction.sizes
-    # The first half of a split one has its operands before its results, and perhaps two contexts.
-    if kind not in (instruction.opcode, "all-reduce") and instruction.shape.startswith("("):
-        sizes = _array_bytes(re.sub(r", [us]32\[\]", "", instruction.shape))
-        sizes = sizes[len(sizes) // 2 :]
-    result_bytes, is_permute = sum(sizes), kind == "collective-permute"
-    groups = groups_of(instruction.unquoted, devices)
-    size = len({*itertools.chain(*groups)}) if is_permute else max(map(len, groups))
-    axes: tuple[str, ...] = ()
-    for mesh in meshes:
-        if not axes and (axes := axes_of(groups, mesh, is_permute=is_permute)):
-            size = math.prod(mesh[axis] for axis in axes)
-    moved = float(_SENT[kind](result_bytes, size))
-    return Collective(kind, axes, size, 1, result_bytes, moved, runs)
-
-
 # The text of a compiled program: computations, instructions, and which calls which.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Instruction:
+class Instruction:
     """One line of a computation: `%name = shape opcode(operands), attributes`."""
 
     shape: str  # "f32[2,3]{1,0}", or of several results "(f32[2,3]{1,0}, f32[])"
@@ -174,25 +115,25 @@ class _Instruction:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Module:
+class Module:
     """A compiled program."""
 
     entry: str  # the computation where it starts
-    computations: dict[str, list[_Instruction]]
+    computations: dict[str, list[Instruction]]
     devices: int
 
     @classmethod
-    def parse(cls, text: str) -> "_Module":
+    def parse(cls, text: str) -> "Module":
         """Return a compiled program; raise ValueError if the text is not one."""
-        computations: dict[str, list[_Instruction]] = {}
+        computations: dict[str, list[Instruction]] = {}
         entry = ""
-        current: list[_Instruction] = []  # no instruction stands before the first computation
+        current: list[Instruction] = []  # no instruction stands before the first computation
         for line in text.splitlines():
             if header := _HEADER.match(line):
                 current = computations.setdefault(header["name"], [])
                 entry = header["name"] if header["entry"] else entry
             elif assigned := _ASSIGNED.match(line):
-                current.append(_Instruction(*assigned.groups()))
+                current.append(Instruction(*assigned.groups()))
         if not entry:
             raise ValueError("not the text of a compiled program: it has no ENTRY computation")
         sizes = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])
@@ -200,7 +141,7 @@ class _Module:
 
     def executed(
         self, name: str, times: int = 1, runs: Runs = "always"
-    ) -> Iterator[tuple[_Instruction, int, Runs]]:
+    ) -> Iterator[tuple[Instruction, int, Runs]]:
         """Yield the instructions of a computation and of what it calls, and how often each runs."""
         for instruction in self.computations.get(name, ()):
             yield instruction, times, runs
@@ -215,6 +156,43 @@ class _Module:
                 elif attribute in _BRANCHES:
                     inner = "in a branch" if runs == "always" else runs
                 yield from self.executed(callee, times * often, inner)
+
+    def collectives(self, meshes: Sequence[_Sizes] = ()) -> tuple[Collective, ...]:
+        """Return the collectives, equal ones merged, in order, with axes of one of the meshes."""
+        meshes = [sizes for sizes in meshes if math.prod(sizes.values()) == self.devices]
+        counts: dict[Collective, int] = {}
+        started: set[str] = set()
+        for instruction, times, runs in self.executed(self.entry):
+            # On TPUs, one that runs beside several fusions is in each, with the same number.
+            if part := _CHAIN_PART.search(instruction.attributes):
+                if part[1] in started:
+                    continue
+                started.add(part[1])
+            if collective := self._collective(instruction, meshes, runs):
+                counts[collective] = counts.get(collective, 0) + times
+        return tuple(dataclasses.replace(one, count=count) for one, count in counts.items())
+
+    def _collective(
+        self, instruction: Instruction, meshes: Sequence[_Sizes], runs: Runs
+    ) -> Collective | None:
+        """Return the collective that an instruction starts; None if it starts none."""
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in _SENT:
+            return None
+        sizes = instruction.sizes
+        # The first half of a split one has operands before results, and perhaps two contexts.
+        if kind not in (instruction.opcode, "all-reduce") and instruction.shape.startswith("("):
+            sizes = _array_bytes(re.sub(r", [us]32\[\]", "", instruction.shape))
+            sizes = sizes[len(sizes) // 2 :]
+        result_bytes, is_permute = sum(sizes), kind == "collective-permute"
+        groups = groups_of(instruction.unquoted, self.devices)
+        size = len({*itertools.chain(*groups)}) if is_permute else max(map(len, groups))
+        axes: tuple[str, ...] = ()
+        for mesh in meshes:
+            if not axes and (axes := axes_of(groups, mesh, is_permute=is_permute)):
+                size = math.prod(mesh[axis] for axis in axes)
+        moved = float(_SENT[kind](result_bytes, size))
+        return Collective(kind, axes, size, 1, result_bytes, moved, runs)
 
 
 def _array_bytes(shape: str) -> list[int]:

@@ -18,8 +18,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 import jax_dist
-from jax_dist._hlo import collectives_of
-from jax_dist.migrate._mapped import mapped
+from jax_dist._hlo import Module
 from jax_dist.plan import plan
 
 _TPUS = [pytest.param(name, marks=pytest.mark.tpu_compiler) for name in ("v5e:2x2", "v5e:4x4")]
@@ -164,7 +163,7 @@ def instructions(compiled):
 def kinds(compiled):
     """The collectives of a program."""
     found = collections.Counter()
-    for each in collectives_of(compiled.as_text()):
+    for each in Module.parse(compiled.as_text()).collectives():
         found[each.kind] += each.count
     return found
 
@@ -255,7 +254,6 @@ _ENTRIES = {
     "the gradient of pmap": lambda on: jax.jit(
         jax.grad(lambda x: (_mapped(on)(x) ** 2).sum())
     ).lower(of(16, 128)),
-    "mapped": lambda on: mapped(_of_table, "i", devices=on.devices).lower(of(16, 128)),
     "global view": lambda on: jax_dist.global_view(
         conv_step, "i", mesh=Mesh(on.devices, ("i",)), shardings="fsdp"
     ).lower(of(3, 3, 16, 16), of(16, 2, 16, 16, 16)),
@@ -271,7 +269,7 @@ def test_programs_for_several_hosts_come_out_of_one_process(entry, name):
 
     compiled = _ENTRIES[entry](machine).compile()
 
-    assert {each.size for each in collectives_of(compiled.as_text())} == {16}
+    assert {each.size for each in Module.parse(compiled.as_text()).collectives()} == {16}
 
 
 @pytest.mark.parametrize("name", [_TPUS[1], _GPUS[1]])
