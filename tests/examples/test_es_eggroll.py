@@ -47,23 +47,6 @@ def formed(noise, sign):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_member_is_the_model_with_the_sums_formed(sign):
-    params = es_eggroll.first_params(_PLAN, key_of())
-    noise = es_eggroll.noise_of(_PLAN, key_of(1), jnp.int32(5))
-    rows = es_eggroll.rows_of(_PLAN, jnp.arange(32), key_of(2), jnp.int32(5))
-    scale = sign * es_eggroll.SIGMA / math.sqrt(_PLAN.rank)
-
-    loss_of = jax.jit(es_eggroll.loss_of)
-
-    applied = jax.jit(es_eggroll.member_loss)(params, noise, scale, rows)
-    member = jax.tree.map(jnp.add, params, formed(noise, sign))
-
-    np.testing.assert_allclose(applied, loss_of(member, rows), rtol=1e-5)
-    assert abs(applied - loss_of(params, rows)) > 1e-3
-
-
-@pytest.mark.thorough
 def test_the_update_is_that_of_the_sum_over_formed_members(program):
     key = key_of(7)
     (params, _), losses = program.run(program.state, key)

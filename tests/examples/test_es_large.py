@@ -158,11 +158,6 @@ def test_noise_of_low_rank_has_that_rank():
     assert np.linalg.matrix_rank(matrix, tol=1e-3) == 3
 
 
-def test_low_rank_and_table_exclude_each_other():
-    with pytest.raises(ValueError, match="noise of low rank is drawn: take --noise scan"):
-        es_large.Plan(_SIZE, "table", rank=1)
-
-
 @pytest.mark.slow
 def test_the_script_prints_what_it_costs_and_goes_on_where_it_stopped(tmp_path):
     def run(folder: str, *options: str) -> tuple[str, str]:
