@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
@@ -91,10 +91,3 @@ def test_nothing_runs_there(entry):
 
     assert "a device of a topology: it only compiles" in str(raised.value)
     assert "Use .lower(...).compile()" in str(raised.value)
-
-
-def test_part_of_a_larger_program_it_is_lowered():
-    both = jax.jit(lambda x: _mapped()(x) + jax_dist.rewrite(_mapped())(x))
-    placed = jax.ShapeDtypeStruct(_X.shape, _X.dtype, sharding=NamedSharding(_mesh(), P("i")))
-
-    assert "all_reduce" in both.lower(placed).as_text()

@@ -61,9 +61,6 @@ PROGRAMS = {  # the function of one device, its out_specs, and kind, axes, size,
     "psum over i": (lambda x: lax.psum(x, "i"), "ij", [("all-reduce", "i", 4, 1, 24, 36.0)]),
     "psum over both": (
         lambda x: lax.psum(x, ("i", "j")), "ij", [("all-reduce", "ij", 8, 1, 24, 42.0)]),
-    "psum of two arrays at once": (  # 24 bytes and 4
-        lambda x: sum(lax.psum((x, x[0, 0] + 1), ("i", "j"))), "ij",
-        [("all-reduce", "ij", 8, 1, 28, 49.0)]),
     "all_gather over both, the minor one first": (
         lambda x: lax.all_gather(x, ("j", "i")).sum(0), "ij",
         [("all-gather", "ij", 8, 1, 192, 168.0)]),
@@ -253,7 +250,6 @@ _WRITTEN = {
     "replica_groups=[3,2]<=[2,3]T(1,0)": ((0, 3), (1, 4), (2, 5)),
     "replica_groups=mesh['i'=3,'j'=2] {'i'}": ((0, 2, 4), (1, 3, 5)),
     "replica_groups=mesh['i'=3,'j'=2] {'j','i'}": ((0, 2, 4, 1, 3, 5),),
-    "replica_groups=mesh['i'=3,'j'=2] {}": ((0,), (1,), (2,), (3,), (4,), (5,)),
     "replica_groups=mesh[i=3,j=2] {j}": ((0, 1), (2, 3), (4, 5)),
     "replica_groups=mesh['a b.c-d'=6] {'a b.c-d':(1)2}": ((0, 3), (1, 4), (2, 5)),
     "replica_groups=mesh['i'=6] {'i':(2)3}": ((0, 1, 2), (3, 4, 5)),
@@ -265,12 +261,7 @@ _WRITTEN = {
         (13, 15, 17, 19, 21, 23),
     ),
     "replica_groups=mesh['i'=4], device_ids=(3,1,2,0) {'i':(1)2}, x": ((3, 2), (1, 0)),
-    "replica_groups=mesh['i'=4], device_ids=([3,1,2,0]) {'i':(2)2}, x": ((3, 1), (2, 0)),
     "replica_groups=mesh['a'=3,'b'=2], device_ids=([2,3]T(1,0)) {'a'}": ((0, 1, 2), (3, 4, 5)),
-    "replica_groups=mesh['a'=3,'b'=2], device_ids=([3,2]<=[2,3]T(1,0)) {'a'}": (
-        (0, 1, 2),
-        (3, 4, 5),
-    ),
 }
 
 
@@ -286,10 +277,8 @@ _SIZES = {"i": 3, "j": 2, "k": 1}
     ("groups", "is_permute", "axes"),
     [
         (((0, 2, 4), (1, 3, 5)), False, ("i",)),
-        (((3, 1, 5), (4, 2, 0)), False, ("i",)),
         (((0, 1), (2, 3), (4, 5)), False, ("j",)),
         (((0, 1, 2, 3, 4, 5),), False, ("i", "j")),
-        (((0,), (1,), (2,), (3,), (4,), (5,)), False, ("k",)),
         (((0, 1, 2), (3, 4, 5)), False, ()),
         (((0, 2, 4),), False, ()),  # and the others?
         (((0, 1, 2, 3, 4, 5, 6, 7),), False, ()),  # of a larger mesh
@@ -297,7 +286,6 @@ _SIZES = {"i": 3, "j": 2, "k": 1}
         (((0, 1),), True, ("j",)),
         (((0, 1), (0, 2)), True, ("i", "j")),
         (((0, 3),), True, ("i", "j")),
-        ((), True, ()),
         (((5, 6),), True, ()),  # of a larger mesh
     ],
 )
