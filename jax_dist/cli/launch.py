@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-n",
         "--processes",
-        type=terminal.count(terminal.MOST_PROCESSES),
+        type=terminal.count,
         required=True,
         metavar="N",
         help="number of processes",
@@ -55,13 +55,13 @@ def add_parser(commands: Any) -> None:
     devices = parser.add_mutually_exclusive_group()
     devices.add_argument(
         "--cpu-devices",
-        type=terminal.count(terminal.MOST_DEVICES),
+        type=terminal.count,
         metavar="N",
         help="simulate N CPU devices in each process, and use no other devices",
     )
     devices.add_argument(
         "--gpus",
-        type=terminal.count(terminal.MOST_DEVICES),
+        type=terminal.count,
         metavar="N",
         help="GPUs for each process (1)",
     )

@@ -37,6 +37,9 @@ examples:
 """
 
 
+_MOST_DEVICES = 64  # to simulate here, each with its copy of the state
+
+
 def add_parser(commands: Any) -> None:
     text = "whether a step fits on a machine, and with which strategy"
     parser = terminal.add_command(commands, "plan", _run, __doc__, _EPILOG, help=text)
@@ -49,8 +52,7 @@ def add_parser(commands: Any) -> None:
     text = "of the arguments that are carried, with commas between"
     parser.add_argument("--state", type=_positions, metavar="POSITIONS", help=text)
     text = "that the program sees here; by default as many as the first machine has"
-    count = terminal.count(terminal.MOST_COPIES)
-    parser.add_argument("--devices", type=count, metavar="N", help=text)
+    parser.add_argument("--devices", type=terminal.count, metavar="N", help=text)
     text = "compile with the least effort, and in full only what comes near the limit"
     terminal.flag(parser, "--quick", help=text)
     terminal.flag(parser, "--json", help="print one JSON object")
@@ -96,7 +98,7 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
         try:
             machines = machines_of(options.on)
             count = options.devices or len(machines[0].devices)
-            if count > terminal.MOST_COPIES:
+            if count > _MOST_DEVICES:
                 raise MisuseError(
                     f"the program would run here on {count} simulated devices, each with its copy "
                     "of the state: give --devices 8, and a batch that leaves each device as much"

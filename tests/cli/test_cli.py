@@ -103,10 +103,10 @@ def test_no_option_may_be_abbreviated():
     ("kind", "good", "bad", "message"),
     [
         (
-            terminal.count(64),
+            terminal.count,
             ["1", "64"],
-            ["0", "65", "-5", "9" * 5000, "1.5", "x", "٣x"],
-            "must be a whole number from 1 to 64, not '",
+            ["0", "-5", "9" * 5000, "1.5", "x"],
+            "must be a whole number from 1 on, not '",
         ),
         (
             terminal.seconds,

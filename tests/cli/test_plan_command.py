@@ -132,7 +132,7 @@ HERE = ["--on", "here"]
         (["--on", "v5:4x4", "--", "python", "a_trainer.py"], "Did you mean v5e?"),
         (
             [*HERE, "--devices", "65", "--", "python", "a_trainer.py"],
-            "argument --devices: must be a whole number from 1 to 64",
+            "would run here on 65 simulated devices",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
