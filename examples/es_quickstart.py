@@ -224,7 +224,8 @@ def report(result: Result, out: pathlib.Path, where: str) -> None:
     else:
         print(f"{'solved' if result.solved else 'not solved'} on {where}")
     print(f"generations   {len(result.curve)}")
-    print(f"mean return   {result.fresh:.1f} over {EPISODES} fresh episodes")
+    if not result.left:
+        print(f"mean return   {result.fresh:.1f} over {EPISODES} fresh episodes")
     print(f"picture       {picture}")
 
 
