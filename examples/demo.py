@@ -21,7 +21,8 @@ from typing import Any
 
 import es_common
 import numpy as np
-from absl import app, flags
+from absl import flags
+from es_common import FLAGS
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -29,7 +30,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-_JSON = flags.DEFINE_bool("json", default=False, help="Print one JSON object, and nothing else.")
+flags.DEFINE_bool("json", default=False, help="Print one JSON object, and nothing else.")
 
 _BEFORE = pathlib.Path(__file__).with_name("es_before_pmap.py")
 _AFTER = pathlib.Path(__file__).with_name("es_after.py")
@@ -48,15 +49,13 @@ class Run:
     warm: dict[str, Any] = dataclasses.field(default_factory=dict)  # second start
 
 
-def main(argv: list[str]) -> None:
-    if argv[1:]:
-        raise app.UsageError(f"Too many arguments: {' '.join(argv[1:])}")
-    out = pathlib.Path(es_common.OUT.value)
+def main() -> None:
+    out = pathlib.Path(FLAGS.out)
     out.mkdir(parents=True, exist_ok=True)
-    console = Console(quiet=_JSON.value)
+    console = Console(quiet=FLAGS.json)
     with tempfile.TemporaryDirectory(prefix="jax_dist_demo_") as cache:
         results = show(console, cache, out)
-    if _JSON.value:
+    if FLAGS.json:
         print(json.dumps(results, indent=2))
 
 
@@ -114,7 +113,7 @@ def migrate(out: pathlib.Path) -> tuple[pathlib.Path, str]:
 
 def train(console: Console, cache: str, runs: list[Run]) -> None:
     """Train with one program after the other, so that none slows another."""
-    generations = es_common.GENERATIONS.value
+    generations = FLAGS.generations
     columns = (
         TextColumn("{task.description:<25}"),
         BarColumn(bar_width=None),
@@ -137,7 +136,7 @@ def train(console: Console, cache: str, runs: list[Run]) -> None:
 def run_worker(program: pathlib.Path, cache: str, *options: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a program in a new process, which ends with this iterator."""
     command = [sys.executable, str(_WORKER), str(program), f"--cache_folder={cache}"]
-    command += [f"--devices={es_common.DEVICES.value}", f"--seed={es_common.SEED.value}", *options]
+    command += [f"--devices={FLAGS.devices}", f"--seed={FLAGS.seed}", *options]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
@@ -218,5 +217,4 @@ def _bytes(size: float) -> str:
 
 
 if __name__ == "__main__":
-    es_common.declare("demo", generations=30)
-    app.run(main)
+    es_common.run(main, "demo", generations=30)

@@ -18,13 +18,14 @@ from typing import Any
 import es_common
 import jax
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
+from es_common import FLAGS
 
 import jax_dist
 
-_CACHE_FOLDER = flags.DEFINE_string("cache_folder", None, "The compilation cache.", required=True)
-_EXPLAIN = flags.DEFINE_bool("explain", default=False, help="Print explain's report only.")
-_FACTS = flags.DEFINE_bool("facts", default=True, help="Also measure the compiled program.")
+flags.DEFINE_string("cache_folder", None, "The compilation cache.", required=True)
+flags.DEFINE_bool("explain", default=False, help="Print explain's report only.")
+flags.DEFINE_bool("facts", default=True, help="Also measure the compiled program.")
 
 
 def load(path: pathlib.Path) -> ModuleType:
@@ -41,12 +42,7 @@ def emit(event: str, **values: Any) -> None:
 
 
 class CompileListener:
-    """Times of JAX's compilations from now on.
-
-    Attributes:
-      seconds: spent tracing, lowering and compiling, all functions together.
-      updates: number of programs compiled for a function named `update`.
-    """
+    """Seconds that JAX spends on compilations, and programs compiled for an `update`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -88,30 +84,30 @@ def measure_program(program: ModuleType, n_devices: int, seed: int) -> dict[str,
     update, args = program.example_update(seed, n_devices)
     lowered = update.lower(*args)
     exchanged = es_common.exchanged(lowered.compile().as_text())  # from the cache
+    # Around a ring, the shards of an all-reduce go twice: to be added up, and as sums.
+    rounds = exchanged.get("all-reduce", 0) + sum(exchanged.values())
     return {
         "program_size": len(lowered.as_text()),
         "exchanged": exchanged,
-        "sent": es_common.sent(exchanged, n_devices),
+        "sent": rounds * (n_devices - 1) / n_devices,
     }
 
 
-def main(argv: list[str]) -> None:
+def main(path: str) -> None:
     warnings.simplefilter("ignore")  # lint and explain report the captured table
-    jax.config.update("jax_num_cpu_devices", es_common.DEVICES.value)
+    jax.config.update("jax_num_cpu_devices", FLAGS.devices)
     logging.set_verbosity(logging.WARNING)
-    jax_dist.cache.enable(_CACHE_FOLDER.value)
-    program = load(pathlib.Path(argv[1]))
-    n_devices, seed = es_common.DEVICES.value, es_common.SEED.value
-    if _EXPLAIN.value:
-        update, args = program.example_update(seed, n_devices)
+    jax_dist.cache.enable(FLAGS.cache_folder)
+    program = load(pathlib.Path(path))
+    if FLAGS.explain:
+        update, args = program.example_update(FLAGS.seed, FLAGS.devices)
         report = jax_dist.explain(update, *args)
         emit("explained", text=str(report), report=report.to_dict())
         return
-    trained = train(program, es_common.GENERATIONS.value, n_devices, seed)
-    facts = measure_program(program, n_devices, seed) if _FACTS.value else {}
+    trained = train(program, FLAGS.generations, FLAGS.devices, FLAGS.seed)
+    facts = measure_program(program, FLAGS.devices, FLAGS.seed) if FLAGS.facts else {}
     emit("trained", **trained, **facts)
 
 
 if __name__ == "__main__":
-    es_common.declare("demo", generations=30)
-    app.run(main)
+    es_common.run(main, "demo", generations=30)

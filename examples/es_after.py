@@ -30,12 +30,8 @@ OPTIMIZER = optax.adam(0.1)
 State: TypeAlias = tuple[jax.Array, optax.OptState]  # theta, [N], and Adam's
 
 
-def make_table(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(TABLE_SIZE, np.float32)
-
-
 def play(theta: jax.Array, table: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One pair: its noise, `[N]`, and both returns, `[2]`. The key is consumed."""
+    """Return the noise of one pair, `[N]`, and both returns, `[2]`. The key is consumed."""
     offset_key, start_key = jax.random.split(key)
     offset = jax.random.randint(offset_key, (), 0, TABLE_SIZE - PARAMETERS)
     noise = lax.dynamic_slice(table, (offset,), (PARAMETERS,))
@@ -44,7 +40,7 @@ def play(theta: jax.Array, table: jax.Array, key: jax.Array) -> tuple[jax.Array,
 
 
 def update(state: State, table: jax.Array, keys: jax.Array) -> tuple[State, jax.Array]:
-    """On one device, with its own key, `[1, 2]`, which is consumed; also gives the mean return."""
+    """Update on one device, with its own key, `[1, 2]`; also return the mean return."""
     theta, opt_state = state
     pair_keys = jax.random.split(keys[0], PAIRS)
     noises, returns = jax.vmap(play, in_axes=(None, None, 0))(theta, table, pair_keys)
@@ -60,7 +56,7 @@ def update(state: State, table: jax.Array, keys: jax.Array) -> tuple[State, jax.
 
 
 def make_update(mesh: Mesh) -> Callable[..., tuple[State, jax.Array]]:
-    """`update` on all devices; its `keys` are then `[D, 2]`."""
+    """Return `update` on all devices; its `keys` are then `[D, 2]`."""
     sharded = jax.shard_map(
         update,
         mesh=mesh,
@@ -76,10 +72,11 @@ def make_mesh(n_devices: int) -> Mesh:
 
 
 def first_arguments(seed: int, mesh: Mesh) -> tuple[State, jax.Array]:
-    """The state and the table, whole on every device."""
+    """Return the state and the table, whole on every device."""
+    table = np.random.default_rng(seed).standard_normal(TABLE_SIZE, np.float32)
     theta = 0.1 * jax.random.normal(jax.random.PRNGKey(seed), (PARAMETERS,))
     state = theta, OPTIMIZER.init(theta)
-    return jax.device_put((state, make_table(seed)), NamedSharding(mesh, P()))
+    return jax.device_put((state, table), NamedSharding(mesh, P()))
 
 
 def train(
@@ -89,7 +86,7 @@ def train(
     follow: es_common.Follow,
     saved: es_common.Checkpoints,
 ) -> jax.Array:
-    """Gives theta, `[N]`."""
+    """Return theta, `[N]`."""
     mesh = make_mesh(n_devices)
     run_update = make_update(mesh)
     key = jax.random.PRNGKey(seed + 1)
@@ -104,26 +101,15 @@ def train(
 
 
 def example_update(seed: int, n_devices: int) -> tuple[Callable, tuple]:
-    """The function that does the work, with arguments: to look into it."""
+    """Return the function that does the work, with arguments: to look into it."""
     mesh = make_mesh(n_devices)
     keys = jax.random.split(jax.random.PRNGKey(0), n_devices)
     return make_update(mesh), (*first_arguments(seed, mesh), keys)
 
 
-def main(session: es_common.Session) -> None:
-    follow = es_common.Follower(session)
-    with es_common.checkpoints(session.out / "checkpoints", session.save_every) as saved:
-        theta = train(session.seed, len(session.devices), session.generations, follow, saved)
-    np.savez(session.out / "policy.npz", theta=theta)
-    es_common.draw_curves(
-        session.out / "learning_curve.png",
-        {"mean of the population": follow.curve["mean_return"]},
-        title=f"CartPole-v1 with a noise table, shard_map, seed {session.seed}, {session.where}",
-        ylabel="return (steps survived)",
-    )
-    print(f"mean return  {follow.curve['mean_return'][-1]:.1f}")
-    print(f"picture      {session.out / 'learning_curve.png'}")
+def main() -> None:
+    es_common.learn(train, "CartPole-v1 with a noise table, shard_map")
 
 
 if __name__ == "__main__":
-    es_common.run(main, program="es_after", generations=30)
+    es_common.run(main, "es_after", generations=30)

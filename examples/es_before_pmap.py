@@ -72,20 +72,9 @@ def example_update(seed, n_devices):
     return make_update(seed), (theta, opt_state, jax.random.split(jax.random.PRNGKey(0), n_devices))
 
 
-def main(session):
-    follow = es_common.Follower(session)
-    with es_common.checkpoints(session.out / "checkpoints", session.save_every) as saved:
-        theta = train(session.seed, len(session.devices), session.generations, follow, saved)
-    np.savez(session.out / "policy.npz", theta=theta)
-    es_common.draw_curves(
-        session.out / "learning_curve.png",
-        {"mean of the population": follow.curve["mean_return"]},
-        title=f"CartPole-v1 with a noise table, pmap, seed {session.seed}, {session.where}",
-        ylabel="return (steps survived)",
-    )
-    print(f"mean return  {follow.curve['mean_return'][-1]:.1f}")
-    print(f"picture      {session.out / 'learning_curve.png'}")
+def main():
+    es_common.learn(train, "CartPole-v1 with a noise table, pmap")
 
 
 if __name__ == "__main__":
-    es_common.run(main, program="es_before_pmap", generations=30)
+    es_common.run(main, "es_before_pmap", generations=30)

@@ -1,18 +1,18 @@
 """Shared parts of the ES programs: flags, ranks, noise, checkpoints, curve, picture.
 
-A program ends with `es_common.run(main, program="es_quickstart", generations=60)`, and its `main`
-takes a `Session`.
+A program ends with `es_common.run(main, "es_quickstart", generations=60)`; its `main` calls
+`prepare`, and reads the flags from `absl.flags.FLAGS`.
 """
 
 import contextlib
 import csv
-import dataclasses
+import itertools
 import math
 import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,76 +22,49 @@ from absl import app, flags, logging
 
 import jax_dist
 
-DEVICES = flags.DEFINE_integer(
-    "devices", 8, "Devices to use, at most; on a CPU, how many to simulate.", lower_bound=1
-)
-SEED = flags.DEFINE_integer("seed", 0, "Seed of everything random: the same seed, the same curve.")
-GENERATIONS = flags.DEFINE_integer("generations", 60, "Give up after so many.", lower_bound=1)
-OUT = flags.DEFINE_string("out", "out", "Folder for all that the program leaves behind.")
-SAVE_EVERY = flags.DEFINE_integer(
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("devices", 8, "Devices, at most; on a CPU, simulated ones.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Seed of everything random: the same seed, the same curve.")
+flags.DEFINE_integer("generations", 60, "Give up after so many.", lower_bound=1)
+flags.DEFINE_string("out", "out", "Folder for all that the program leaves behind.")
+flags.DEFINE_integer(
     "save_every",
     0,
-    "Save a checkpoint in --out after so many generations, and go on from the newest one that is"
-    " there; 0: neither.",
+    "Save a checkpoint in --out after so many generations, and go on from the newest one; 0: never",
     lower_bound=0,
 )
-CACHE = flags.DEFINE_bool(
-    "cache", default=True, help="Keep compiled programs on disk: the next start is faster."
-)
+flags.DEFINE_bool("cache", default=True, help="Keep compiled programs on disk, for the next start.")
+
+Follow: TypeAlias = Callable[..., None]  # called with a generation's number, and scores by name
 
 
-@dataclasses.dataclass(frozen=True)
-class Session:
-    """Values of the flags, ready to use."""
-
-    devices: Sequence[jax.Device]
-    seed: int
-    generations: int
-    out: pathlib.Path  # exists
-    save_every: int  # generations; 0: never
-
-    @property
-    def where(self) -> str:
-        """Return a text such as "8 x cpu"."""
-        return f"{len(self.devices)} x {self.devices[0].device_kind}"
+def run(main: Callable[..., None], program: str, **defaults: Any) -> None:
+    """Parse the flags, with these defaults, and run `main`, on what is left of the command line."""
+    for name, value in {"out": f"out/{program}", **defaults}.items():
+        FLAGS.set_default(name, value)
+    for flag in FLAGS.get_flags_for_module(__name__):  # shows it in --help
+        FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+    app.run(lambda argv: main(*argv[1:]))
 
 
-def run(main: Callable[[Session], None], *, program: str, generations: int) -> None:
-    """Parse the flags and run `main` with a `Session`.
-
-    Args:
-      main: the program.
-      program: its name, also of its folder in `out/`.
-      generations: the default of `--generations`.
-    """
-    declare(program, generations)
-
-    def main_of_argv(argv: list[str]) -> None:
-        if argv[1:]:
-            raise app.UsageError(f"Too many arguments: {' '.join(argv[1:])}")
-        main(session())
-
-    app.run(main_of_argv)
-
-
-def declare(program: str, generations: int) -> None:
-    """Set the defaults of a program, and show the flags in its `--help`."""
-    flags.set_default(OUT, f"out/{program}")
-    flags.set_default(GENERATIONS, generations)
-    for flag in flags.FLAGS.get_flags_for_module(__name__):
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-
-
-def session() -> Session:
-    """Return the session; on a CPU, simulate the devices, which must not be in use yet."""
+def prepare(*, simulate: bool = True) -> pathlib.Path:
+    """Set up JAX as the flags say, before it looks for devices; return the folder `--out`."""
     logging.set_verbosity(logging.WARNING)  # jax tells which backends it does not find
-    jax.config.update("jax_num_cpu_devices", DEVICES.value)  # for the CPU only
-    if CACHE.value:
+    if simulate:
+        jax.config.update("jax_num_cpu_devices", FLAGS.devices)  # for the CPU only
+    if FLAGS.cache:
         jax_dist.cache.enable()
-    out = pathlib.Path(OUT.value)
+    out = pathlib.Path(FLAGS.out)
     out.mkdir(parents=True, exist_ok=True)
-    devices = jax.devices()[: DEVICES.value]
-    return Session(devices, SEED.value, GENERATIONS.value, out, SAVE_EVERY.value)
+    return out
+
+
+def devices() -> Sequence[jax.Device]:
+    """Return the devices that the flags ask for."""
+    return jax.devices()[: FLAGS.devices]
+
+
+# ---- the method
 
 
 def centred_ranks(fitness: jax.Array) -> jax.Array:
@@ -104,11 +77,7 @@ def centred_ranks(fitness: jax.Array) -> jax.Array:
 
 
 def check_redrawable(key: jax.Array) -> None:
-    """Raise ValueError for a key whose noise cannot be drawn twice. The key is not consumed.
-
-    Raises:
-      ValueError: the key is of another implementation than threefry2x32.
-    """
+    """Raise ValueError for a key whose noise cannot be drawn twice. The key is not consumed."""
     implementation = jax.random.key_impl(key)
     if implementation != "threefry2x32":
         raise ValueError(
@@ -120,6 +89,9 @@ def check_redrawable(key: jax.Array) -> None:
 def keys_of(key: jax.Array, numbers: jax.Array) -> jax.Array:
     """Return keys `[p]` for numbers `[p]`, the same on every device. `key` is not consumed."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
+
+
+# ---- what is sent
 
 
 _COLLECTIVES = re.compile(
@@ -142,38 +114,11 @@ def exchanged(hlo: str) -> dict[str, int]:
     return sizes
 
 
-def sent(results: dict[str, int], n_devices: int) -> float:
-    """Return the bytes that a device sends for collectives with these results, on a ring."""
-    rounds = {"all-reduce": 2}  # shards go round twice: to be added up, and as sums
-    share = (n_devices - 1) / n_devices
-    return sum(rounds.get(kind, 1) * size * share for kind, size in results.items())
-
-
-def progress(first: int, generations: int) -> tqdm.tqdm:
-    """Return the numbers of the generations from `first` on, with a bar on the first process."""
-    return tqdm.trange(
-        first,
-        generations,
-        initial=first,
-        total=generations,
-        desc="generation",
-        disable=jax.process_index() != 0,
-    )
-
-
-class Follow(Protocol):
-    """A function called after each generation with its number and scores."""
-
-    def __call__(self, generation: int, **values: float) -> None: ...
+# ---- what is left behind
 
 
 class Checkpoints:
-    """Orbax checkpoints, by the number of generations that are done.
-
-    Args:
-      manager: of Orbax; without one, nothing is saved or restored.
-      every: generations from one checkpoint to the next.
-    """
+    """Orbax checkpoints, by the number of generations that are done; without a manager, none."""
 
     def __init__(self, manager: Any = None, every: int = 1) -> None:
         self._manager, self._every = manager, every
@@ -194,13 +139,14 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
-def checkpoints(folder: pathlib.Path, every: int, keep: int = 2) -> Iterator[Checkpoints]:
-    """Open the checkpoints in `folder`, of which the newest are kept; none if `every` is 0."""
-    if not every:
+def checkpoints(out: pathlib.Path | None, every: int, keep: int = 2) -> Iterator[Checkpoints]:
+    """Open the checkpoints in a folder, of which the newest are kept; none if `every` is 0."""
+    if not every or out is None:
         yield Checkpoints()
         return
     options = _orbax().CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
-    with _orbax().CheckpointManager(folder.absolute(), options=options) as manager:
+    folder = (out / "checkpoints").absolute()
+    with _orbax().CheckpointManager(folder, options=options) as manager:
         yield Checkpoints(manager, every)
 
 
@@ -211,22 +157,20 @@ def _orbax() -> Any:
 
 
 class Curve:
-    """Scores of each generation, appended to a CSV file, which outlives an interruption.
+    """Scores of each generation, as a progress bar and in `curve.csv`, which outlives a run.
 
     Args:
-      path: of the file; None writes nothing, as processes other than the first should.
+      out: the folder of the file; None writes nothing, as processes other than the first should.
+      generations: the length of the bar.
       done: generations of an earlier run to keep; later ones will be played again.
     """
 
-    def __init__(self, path: pathlib.Path | None, done: int = 0) -> None:
-        self._path = path
+    def __init__(self, out: pathlib.Path | None, generations: int, done: int = 0) -> None:
+        self._path = out and out / "curve.csv"
         self._rows: list[dict[str, float]] = []
-        if path is None:
-            return
-        earlier = _rows(path)[:done] if done else []
-        path.unlink(missing_ok=True)
-        for row in earlier:
-            self.add(**row)
+        is_quiet = jax.process_index() != 0
+        self._bar = tqdm.tqdm(total=generations, desc="generation", disable=is_quiet)
+        self._resume(done)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -235,63 +179,41 @@ class Curve:
         """Return one score, `[generations]`."""
         return np.array([row[name] for row in self._rows])
 
-    def add(self, **values: float) -> None:
-        """Append a generation, with the same names each time."""
-        row = {name: float(value) for name, value in values.items()}
-        self._rows.append(row)
-        if self._path is None:
-            return
-        with self._path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row))
-            if len(self) == 1:
-                writer.writeheader()
-            writer.writerow(row)
-
-
-def _rows(path: pathlib.Path) -> list[dict[str, float]]:
-    with path.open(newline="") as file:
-        return [
-            {name: float(value or "nan") for name, value in row.items()}  # the last may be torn
-            for row in csv.DictReader(file)
-        ]
-
-
-class Follower:
-    """A progress bar and a curve, to be called after each generation.
-
-    Attributes:
-      curve: empty until the first generation is done.
-    """
-
-    def __init__(self, session: Session):
-        self.curve = Curve(None)
-        self._path = session.out / "curve.csv"
-        self._bar = progress(0, session.generations)  # now: the first generation takes longest
-
     def __call__(self, generation: int, **values: float) -> None:
-        """Record a generation, numbered from 0, with the same names each time."""
-        if not self.curve:
-            self.curve = Curve(self._path, done=generation)
-        self.curve.add(**values)
+        """Append a generation, numbered from 0, with the same names each time."""
+        if not self._rows:
+            self._resume(generation)
+        self._append({name: float(value) for name, value in values.items()})
         self._bar.update(generation + 1 - self._bar.n)
         self._bar.set_postfix({name: f"{value:.1f}" for name, value in values.items()})
-        if generation + 1 == self._bar.total:
-            self._bar.close()
+
+    def _resume(self, done: int) -> None:
+        if not self._path or not done:
+            return
+        with self._path.open(newline="") as file:
+            rows = list(itertools.islice(csv.DictReader(file), done))
+        for row in rows:
+            self._append({name: float(value) for name, value in row.items()})
+
+    def _append(self, row: dict[str, float]) -> None:
+        self._rows.append(row)
+        if self._path:
+            is_first = len(self) == 1  # the file may be that of an earlier run
+            with self._path.open("w" if is_first else "a", newline="") as file:
+                writer = csv.DictWriter(file, list(row))
+                if is_first:
+                    writer.writeheader()
+                writer.writerow(row)
 
 
 def draw_curves(
-    path: pathlib.Path,
+    out: pathlib.Path,
     lines: Mapping[str, np.ndarray],
-    *,
     title: str,
-    ylabel: str,
+    ylabel: str = "return (steps survived)",
     goal: float | None = None,
-    goal_label: str = "solved",
-) -> None:
-    """Draw learning curves `{label: [generations]}` into a PNG, the first one in grey.
-
-    `goal` is the height of a dashed line.
-    """
+) -> pathlib.Path:
+    """Draw learning curves `{label: [generations]}`, the first in grey, and the goal, dashed."""
     from matplotlib.figure import Figure  # only here: of several processes, one draws
     from matplotlib.ticker import MaxNLocator
 
@@ -301,7 +223,23 @@ def draw_curves(
     for colour, (label, values) in zip(colours, lines.items(), strict=False):
         axes.plot(np.arange(1, len(values) + 1), values, ".-", color=colour, label=label)
     if goal is not None:
-        axes.axhline(goal, color="black", linestyle="--", linewidth=1, label=goal_label)
+        label = f"solved: {goal:g}"
+        axes.axhline(goal, color="black", linestyle="--", linewidth=1, label=label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(loc="outside lower center", ncols=2)
+    path = out / "learning_curve.png"
     figure.savefig(path, dpi=120)
+    return path
+
+
+def learn(train: Callable[..., jax.Array], title: str) -> None:
+    """Train a program of the migration pair; leave its policy, its curve and a picture."""
+    out = prepare()
+    curve = Curve(out, FLAGS.generations)
+    with checkpoints(out, FLAGS.save_every) as saved:
+        theta = train(FLAGS.seed, len(devices()), FLAGS.generations, curve, saved)
+    np.savez(out / "policy.npz", theta=theta)
+    returns = curve["mean_return"]
+    picture = draw_curves(out, {"mean of the population": returns}, f"{title}, seed {FLAGS.seed}")
+    print(f"mean return  {returns[-1]:.1f}")
+    print(f"picture      {picture}")

@@ -1,7 +1,6 @@
 """A character-level language model, trained without gradients, by perturbations of low rank.
 
     python examples/es_eggroll.py --devices 2
-    python examples/es_eggroll.py --devices 2 --first_order    # the same model, by gradients
 
 Sarkar et al., "Evolution Strategies at the Hyperscale" (EGGROLL, arXiv 2511.16652), perturb each
 matrix by a product of two thin ones. A layer applies that product without forming it:
@@ -13,7 +12,7 @@ The numbers are signs, +1 or -1. They have the mean and the variance of the norm
 paper, and one random word gives 32 of them, so drawing costs next to nothing.
 
 The text is that of the documentation, in 32 letters. Of ten pieces of it, eight are to learn from,
-the ninth is to choose the learning rate on, and the last is for the result.
+the ninth was to choose the learning rate on, and the last is for the result.
 
 Shapes: `P` mirrored pairs (the population is twice that), `D` devices, `b` rows of text for each
 pair, `T` letters that the model sees, `V` different letters, `[m, n]` a matrix, `r` the rank of its
@@ -27,7 +26,7 @@ import pathlib
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import chex
 import es_common
@@ -36,20 +35,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import flags
-from es_common import check_redrawable
+from es_common import FLAGS, check_redrawable
 from jax import lax
 
 import jax_dist
 
-_PAIRS = flags.DEFINE_integer("pairs", 2048, "Mirrored pairs; a multiple of 8.", lower_bound=8)
-_RANK = flags.DEFINE_integer("noise_rank", 1, "Of the perturbation of a matrix.", lower_bound=1)
-_RATE = flags.DEFINE_float("rate", None, "First learning rate of Adam; it falls to 0.")
-_FIRST_ORDER = flags.DEFINE_bool(
-    "first_order", default=False, help="Train the same model on the same rows, by gradients."
-)
+flags.DEFINE_integer("pairs", 2048, "Mirrored pairs; a multiple of 8.", lower_bound=8)
+flags.DEFINE_integer("noise_rank", 1, "Of the perturbation of a matrix.", lower_bound=1)
 
 SIGMA = 0.02  # standard deviation of each number of a perturbation
-RATES = {"perturbations": 0.01, "gradients": 0.02}  # chosen on the validation text
 BLOCKS = 8  # a device plays whole blocks of pairs: their shape is the same on 1 to 8 devices
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,_`\n"
 PIECE = 1000  # letters; neighbours of a page are in the same part of the text, or far apart
@@ -70,8 +64,6 @@ class Plan:
     letter: int = 8  # numbers for each letter
     width: int = 16
     generations: int = 8000
-    rate: float | None = None  # None: of RATES
-    first_order: bool = False
 
     def __post_init__(self) -> None:
         chex.assert_is_divisible(self.pairs, BLOCKS)
@@ -86,8 +78,7 @@ class Plan:
 
     @property
     def adam(self) -> optax.GradientTransformation:
-        rate = self.rate or RATES["gradients" if self.first_order else "perturbations"]
-        return optax.adam(optax.cosine_decay_schedule(rate, self.generations))
+        return optax.adam(optax.cosine_decay_schedule(0.01, self.generations))
 
 
 # ---- the text
@@ -95,7 +86,7 @@ class Plan:
 
 @functools.cache
 def documentation() -> np.ndarray:
-    """`[letters]`, as numbers: the pages, in small letters, all others as a space."""
+    """Return `[letters]`, as numbers: the pages in small letters, all others as a space."""
     folder = pathlib.Path(__file__).parents[1] / "docs"
     pages = (path.read_text(encoding="utf-8").lower() for path in sorted(folder.glob("*.md")))
     text = re.sub(f"[^{LETTERS}]", " ", "".join(pages))
@@ -104,24 +95,20 @@ def documentation() -> np.ndarray:
     return np.array([number[letter] for letter in text], np.int32)
 
 
-def parts(text: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """`[letters]` to learn from, and the pieces for validation and for the test."""
+def parts(plan: Plan, text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return `[letters]` to learn from, and every row of the pieces for the test, `[r, T + 1]`."""
     pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
     seen = [piece for number, piece in enumerate(pieces) if number % 10 < 8]
-    return np.concatenate(seen), pieces[8::10], pieces[9::10]
-
-
-def all_rows(plan: Plan, pieces: list[np.ndarray]) -> np.ndarray:
-    """`[rows, T + 1]`: every row of each piece."""
-    views = np.lib.stride_tricks.sliding_window_view
-    return np.concatenate([views(piece, plan.length + 1) for piece in pieces])
+    rows = np.lib.stride_tricks.sliding_window_view
+    test = [rows(piece, plan.length + 1) for piece in pieces[9::10]]
+    return np.concatenate(seen), np.concatenate(test)
 
 
 # ---- a perturbation, applied and never formed
 
 
 def signs_of(key: jax.Array, count: int) -> jax.Array:
-    """`[count]`, each +1 or -1: 32 from each random word. The key is not consumed."""
+    """Return `[count]`, each +1 or -1: 32 from a random word. The key is not consumed."""
     check_redrawable(key)
     words = jax.random.bits(key, (math.ceil(count / 32), 1), jnp.uint32)
     bits = (words >> jnp.arange(32, dtype=jnp.uint32)) & 1
@@ -130,7 +117,7 @@ def signs_of(key: jax.Array, count: int) -> jax.Array:
 
 
 def noise_of(plan: Plan, key: jax.Array, pair: jax.Array) -> dict[str, Thin]:
-    """The factors of one pair: a function of the key and the pair. The key is not consumed."""
+    """Return the factors of one pair, the same on every device. The key is not consumed."""
     count = sum(m + n for m, n in plan.shapes.values())
     signs = signs_of(jax.random.fold_in(key, pair), count * plan.rank)
     numbers = signs.reshape(count, plan.rank)
@@ -143,13 +130,13 @@ def noise_of(plan: Plan, key: jax.Array, pair: jax.Array) -> dict[str, Thin]:
 
 
 def dense(x: jax.Array, matrix: jax.Array, thin: Thin, scale: float | jax.Array) -> jax.Array:
-    """`[b, m], [m, n] -> [b, n]`: as `x @ (matrix + scale * left @ right.T)`."""
+    """Return `[b, m], [m, n] -> [b, n]`: as `x @ (matrix + scale * left @ right.T)`."""
     left, right = thin
     return x @ matrix + (scale * (x @ left)) @ right.T
 
 
 def lookup(letters: jax.Array, matrix: jax.Array, thin: Thin, scale: jax.Array) -> jax.Array:
-    """`[b, T], [V, e] -> [b, T, e]`: rows of a perturbed matrix."""
+    """Return `[b, T], [V, e] -> [b, T, e]`: rows of a perturbed matrix."""
     left, right = thin
     return matrix[letters] + (scale * left[letters]) @ right.T
 
@@ -157,7 +144,7 @@ def lookup(letters: jax.Array, matrix: jax.Array, thin: Thin, scale: jax.Array) 
 def member_loss(
     params: Params, noise: dict[str, Thin], scale: float | jax.Array, rows: jax.Array
 ) -> jax.Array:
-    """`[b, T + 1] -> []`: of the last letter of each row, for the model perturbed by `scale`."""
+    """Return `[b, T + 1] -> []`: of the last letter of each row, perturbed by `scale`."""
     x = lookup(rows[:, :-1], params["letters"], noise["letters"], scale)
     x = x.reshape(len(rows), -1)  # [b, T * e]
     x = jnp.tanh(dense(x, params["hidden"], noise["hidden"], scale))
@@ -165,7 +152,7 @@ def member_loss(
 
 
 def weighted_sum(weights: jax.Array, thin: Thin) -> jax.Array:
-    """`[P], ([P, m, r], [P, n, r]) -> [m, n]`: over pairs and ranks together, in one product."""
+    """Return `[P], ([P, m, r], [P, n, r]) -> [m, n]`: over pairs and ranks, in one product."""
     left, right = thin
     return jnp.einsum("pmr,pnr->mn", weights[:, None, None] * left, right)
 
@@ -174,7 +161,7 @@ def weighted_sum(weights: jax.Array, thin: Thin) -> jax.Array:
 
 
 def loss_of(params: Params, rows: jax.Array) -> jax.Array:
-    """`[b, T + 1] -> []`"""
+    """Return `[b, T + 1] -> []`, without a perturbation."""
     x = params["letters"][rows[:, :-1]].reshape(len(rows), -1)
     x = jnp.tanh(x @ params["hidden"])
     return cross_entropy(x @ params["out"], rows[:, -1])
@@ -185,7 +172,7 @@ def cross_entropy(logits: jax.Array, letters: jax.Array) -> jax.Array:
 
 
 def first_params(plan: Plan, key: jax.Array) -> Params:
-    """The key is consumed."""
+    """Return matrices by name. The key is consumed."""
     keys = jax.random.split(key, len(plan.shapes))
     params = {
         name: jax.random.normal(each, shape) / math.sqrt(shape[0])
@@ -196,7 +183,7 @@ def first_params(plan: Plan, key: jax.Array) -> Params:
 
 
 def rows_of(plan: Plan, text: jax.Array, key: jax.Array, pair: jax.Array) -> jax.Array:
-    """`[letters] -> [b, T + 1]`: at random places. The key is not consumed."""
+    """Return `[letters] -> [b, T + 1]`, at random places. The key is not consumed."""
     row_key = jax.random.fold_in(key, pair)
     starts = jax.random.randint(row_key, (plan.rows, 1), 0, len(text) - plan.length)
     return lax.optimization_barrier(text[starts + jnp.arange(plan.length + 1)])
@@ -208,16 +195,13 @@ def rows_of(plan: Plan, text: jax.Array, key: jax.Array, pair: jax.Array) -> jax
 def generation(
     plan: Plan, state: State, text: jax.Array, key: jax.Array, pairs: jax.Array
 ) -> tuple[State, jax.Array]:
-    """On one device, with its own `pairs`, `[P / D]`; also gives all losses, `[P, 2]`.
-
-    The key is consumed.
-    """
+    """Update on one device, with its `pairs`, `[P / D]`; also return all losses, `[P, 2]`."""
     params, adam = state
     noise_key, row_key = jax.random.split(key)
     scale = SIGMA / math.sqrt(plan.rank)
 
     def play(pair: jax.Array) -> jax.Array:
-        """`[] -> [2]`: both members of a pair, on the same rows."""
+        """Return `[2]`: both members of a pair, on the same rows."""
         noise, rows = noise_of(plan, noise_key, pair), rows_of(plan, text, row_key, pair)
         signs = jnp.array([scale, -scale])
         return jax.vmap(member_loss, in_axes=(None, None, 0, None))(params, noise, signs, rows)
@@ -233,31 +217,15 @@ def generation(
     return (optax.apply_updates(params, change), adam), losses
 
 
-def first_order_step(
-    plan: Plan, state: State, text: jax.Array, key: jax.Array, pairs: jax.Array
-) -> tuple[State, jax.Array]:
-    """The same with gradients, on the same rows; also gives the mean loss. The key is consumed."""
-    params, adam = state
-    _, row_key = jax.random.split(key)
-    rows = jax.vmap(functools.partial(rows_of, plan, text, row_key))(pairs)
-    rows = rows.reshape(-1, plan.length + 1)  # [P / D * b, T + 1]
-    loss, gradient = jax.value_and_grad(loss_of)(params, rows)
-    loss, gradient = lax.pmean((loss, gradient), "devices")
-    change, adam = plan.adam.update(gradient, adam)
-    return (optax.apply_updates(params, change), adam), loss
-
-
 # ---- training
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """A mapped update, and its first arguments."""
 
     update: Callable[..., tuple[State, jax.Array]]  # state, text, key, pairs
     state: State
     text: jax.Array  # [letters], what the model learns from
-    validation: np.ndarray  # [rows, T + 1], on which its learning rate was chosen
     test: np.ndarray  # [rows, T + 1], what it never sees
     pairs: np.ndarray  # [D, P / D]
 
@@ -266,21 +234,19 @@ class Program:
 
 
 def build(plan: Plan, devices: Sequence[jax.Device], key: jax.Array) -> Program:
-    """Maps the update and places the arguments. The key is consumed."""
+    """Map the update and place the arguments. The key is consumed."""
     chex.assert_is_divisible(BLOCKS, len(devices))
     update = jax_dist.pmap(
-        functools.partial(first_order_step if plan.first_order else generation, plan),
+        functools.partial(generation, plan),
         axis_name="devices",
         in_axes=(None, None, None, 0),  # state, text and key are the same everywhere
         out_axes=None,
         devices=devices,
     )
     params = first_params(plan, key)
-    text, *unseen = parts(documentation())
+    text, test = parts(plan, documentation())
     state, placed = jax_dist.replicate(((params, plan.adam.init(params)), text), devices)
-    pairs = np.arange(plan.pairs).reshape(len(devices), -1)
-    validation, test = (all_rows(plan, pieces) for pieces in unseen)
-    return Program(update, state, placed, validation, test, pairs)
+    return Program(update, state, placed, test, np.arange(plan.pairs).reshape(len(devices), -1))
 
 
 def train(
@@ -300,35 +266,24 @@ def train(
     return program, state
 
 
-def main(session: es_common.Session) -> None:
-    plan = Plan(
-        _PAIRS.value,
-        _RANK.value,
-        generations=session.generations,
-        rate=_RATE.value,
-        first_order=_FIRST_ORDER.value,
-    )
-    follow = es_common.Follower(session)
-    start = time.process_time()
-    with es_common.checkpoints(session.out / "checkpoints", session.save_every) as saved:
-        program, (params, _) = train(plan, session.devices, session.seed, follow, saved)
-    seconds = time.process_time() - start
+def main() -> None:
+    out = es_common.prepare()
+    plan = Plan(FLAGS.pairs, FLAGS.noise_rank, generations=FLAGS.generations)
+    curve, start = es_common.Curve(out, plan.generations), time.process_time()
+    with es_common.checkpoints(out, FLAGS.save_every) as saved:
+        devices = es_common.devices()
+        program, (params, _) = train(plan, devices, FLAGS.seed, curve, saved)
+    seconds, losses = time.process_time() - start, curve["loss"]
     count = sum(math.prod(shape) for shape in plan.shapes.values())
-    picture = session.out / "learning_curve.png"
-    es_common.draw_curves(
-        picture,
-        {"training": follow.curve["loss"]},
-        title=f"{count:,} parameters, " + ("Adam" if plan.first_order else f"rank {plan.rank}"),
-        ylabel="loss per letter (nats)",
-    )
-    params, loss = jax.device_get(params), jax.jit(loss_of)
-    print(f"parameters   {count:,} on {session.where}")
-    print(f"loss         {follow.curve['loss'][0]:.3f} -> {follow.curve['loss'][-1]:.3f}")
-    print(f"validation   {float(loss(params, program.validation)):.3f}")
-    print(f"test         {float(loss(params, program.test)):.3f} on text that it never saw")
+    title = f"{count:,} parameters, rank {plan.rank}"
+    picture = es_common.draw_curves(out, {"training": losses}, title, "loss per letter (nats)")
+    test = float(jax.jit(loss_of)(jax.device_get(params), program.test))
+    print(f"parameters   {count:,} on {len(devices)} x {devices[0].device_kind}")
+    print(f"loss         {losses[0]:.3f} -> {losses[-1]:.3f}")
+    print(f"test         {test:.3f} on text that it never saw")
     print(f"CPU time     {seconds:.1f} s, compilation included")
     print(f"picture      {picture}")
 
 
 if __name__ == "__main__":
-    es_common.run(main, program="es_eggroll", generations=Plan.generations)
+    es_common.run(main, "es_eggroll", generations=Plan.generations)

@@ -17,7 +17,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import chex
 import es_common
@@ -26,14 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import flags
+from es_common import FLAGS
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-_PARAMETERS = flags.DEFINE_integer(
-    "parameters", 100_000, "How many; a multiple of 8.", lower_bound=64
-)
-_NOISE = flags.DEFINE_enum(
+flags.DEFINE_integer("parameters", 100_000, "How many; a multiple of 8.", lower_bound=64)
+flags.DEFINE_enum(
     "noise",
     "scan",
     ["table", "scan", "materialise"],
@@ -41,7 +40,7 @@ _NOISE = flags.DEFINE_enum(
     " forgotten, and drawn again for the gradient. materialise: all rows of a device are there at"
     " once.",
 )
-_COMM = flags.DEFINE_enum(
+flags.DEFINE_enum(
     "comm",
     "gradient",
     ["scalar", "gradient", "slice"],
@@ -49,7 +48,7 @@ _COMM = flags.DEFINE_enum(
     " its share of the gradient, which is summed. slice: each updates a part of the parameters,"
     " with everyone's noise for that part, and sends the part.",
 )
-_RANK = flags.DEFINE_integer(
+flags.DEFINE_integer(
     "rank",
     0,
     "Parameters as a matrix, whose noise is a product of two thin ones of this rank (EGGROLL, arXiv"
@@ -61,8 +60,6 @@ PAIRS, SIGMA, BLOCKS = 128, 0.1, 8
 ADAM = optax.adam(0.02)
 SMALLEST_TABLE = 4_000_000  # 16 MB
 
-Noise: TypeAlias = Literal["table", "scan", "materialise"]
-Comm: TypeAlias = Literal["scalar", "gradient", "slice"]
 Row: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]  # pair, blocks [b] -> [b * N / BLOCKS]
 State: TypeAlias = tuple[jax.Array, optax.OptState]  # theta, [N], and Adam's
 
@@ -72,8 +69,8 @@ class Plan:
     """What the flags ask for."""
 
     parameters: int  # N
-    noise: Noise = "scan"
-    comm: Comm = "gradient"
+    noise: str = "scan"
+    comm: str = "gradient"
     rank: int = 0
 
     def __post_init__(self) -> None:
@@ -87,7 +84,7 @@ class Plan:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Rows in BLOCKS equal parts, and columns; as square as that can be."""
+        """Return rows in BLOCKS equal parts, and columns; as square as that can be."""
         best = max(
             n for n in range(1, math.isqrt(self.parameters) // BLOCKS + 1) if self.block % n == 0
         )
@@ -99,17 +96,17 @@ class Plan:
 
 
 def rastrigin(x: jax.Array) -> jax.Array:
-    """`[N] -> []`, for each parameter; 0 at 0, and full of other valleys."""
+    """Return `[N] -> []`, for each parameter; 0 at 0, and full of other valleys."""
     return jnp.mean(10 + x**2 - 10 * jnp.cos(2 * jnp.pi * x))
 
 
 def first_theta(plan: Plan, key: jax.Array) -> jax.Array:
-    """`[N]`. Not 0: there, both of a mirrored pair score the same, and nothing can be learned."""
+    """Return `[N]`, which is not 0: there, both of a mirrored pair score the same."""
     return 2.5 + 0.2 * jax.random.normal(key, (plan.parameters,))
 
 
 def row_maker(plan: Plan, key: jax.Array, table: jax.Array) -> Row:
-    """Where rows come from in one generation. The key is not consumed.
+    """Return the function that makes rows in one generation. The key is not consumed.
 
     A row is the same on every device, in any batch, and in parts.
     """
@@ -138,12 +135,12 @@ def row_maker(plan: Plan, key: jax.Array, table: jax.Array) -> Row:
 
 
 def play(theta: jax.Array, row: jax.Array) -> jax.Array:
-    """`[N], [N] -> [2]`: the losses of both members of a pair. Put your simulator here."""
+    """Return `[N], [N] -> [2]`: the losses of both of a pair. Put your simulator here."""
     return jnp.stack([rastrigin(theta + SIGMA * row), rastrigin(theta - SIGMA * row)])
 
 
 def weighted_sum(weights: jax.Array, row: Callable, pairs: jax.Array) -> jax.Array:
-    """`[p], [p] -> [b * N / BLOCKS]`: of rows that are there one after the other."""
+    """Return `[p], [p] -> [b * N / BLOCKS]`, of rows that are there one after the other."""
 
     def add(total: jax.Array, each: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         weight, pair = each
@@ -156,7 +153,7 @@ def weighted_sum(weights: jax.Array, row: Callable, pairs: jax.Array) -> jax.Arr
 def generation(
     plan: Plan, state: State, table: jax.Array, key: jax.Array, pairs: jax.Array
 ) -> tuple[State, jax.Array]:
-    """On one device, with its own `pairs`, `[P / D]`; also gives all losses, `[P, 2]`.
+    """Update on one device, with its `pairs`, `[P / D]`; also return all losses, `[P, 2]`.
 
     The key is consumed. With slices, Adam's state is that of this device's slice.
     """
@@ -169,9 +166,8 @@ def generation(
     def whole(pair: jax.Array) -> jax.Array:
         return make(pair, all_blocks)
 
-    at_once = plan.noise == "materialise"
-    rows = jax.vmap(whole)(pairs) if at_once else None  # [P / D, N]
-    if at_once:
+    if plan.noise == "materialise":
+        rows = jax.vmap(whole)(pairs)  # [P / D, N]
         own = jax.vmap(play, in_axes=(None, 0))(theta, rows)
     else:
         own = lax.map(lambda pair: play(theta, whole(pair)), pairs)
@@ -179,16 +175,14 @@ def generation(
     ranks = es_common.centred_ranks(losses.ravel()).reshape(PAIRS, 2)
     weights = (ranks[:, 0] - ranks[:, 1]) / (2 * PAIRS * SIGMA)  # [P]
 
+    add_up = weighted_sum
+    if plan.noise == "materialise":
+        add_up = lambda weights, row, pairs: weights @ jax.vmap(row)(pairs)
     if plan.comm == "gradient":
-        own_sum = weights[pairs] @ rows if at_once else weighted_sum(weights[pairs], whole, pairs)
-        gradient = lax.psum(own_sum, "devices")
+        gradient = lax.psum(add_up(weights[pairs], whole, pairs), "devices")
     else:
         blocks = own_blocks if plan.comm == "slice" else all_blocks
-        part = functools.partial(make, blocks=blocks)
-        if at_once:
-            gradient = weights @ jax.vmap(part)(all_pairs)
-        else:
-            gradient = weighted_sum(weights, part, all_pairs)
+        gradient = add_up(weights, functools.partial(make, blocks=blocks), all_pairs)
 
     change, adam = ADAM.update(gradient, adam)
     if plan.comm == "slice":
@@ -197,7 +191,7 @@ def generation(
 
 
 def specs_of(plan: Plan, adam: optax.OptState) -> Any:
-    """How Adam's state lies: cut like the parameters where each device updates a slice."""
+    """Return specs of Adam's state: sharded where each device updates a slice."""
     if plan.comm != "slice":
         return jax.tree.map(lambda _: P(), adam)
     return jax.tree.map(lambda leaf: P("devices") if leaf.ndim else P(), adam)
@@ -217,22 +211,22 @@ class Program:
 
     @property
     def exchanged(self) -> dict[str, int]:
-        """Bytes that the collectives give, on one device in one generation."""
+        """Return the bytes of the results of collectives, on one device in one generation."""
         return es_common.exchanged(self.compiled.as_text())
 
     @property
     def temporary(self) -> int:
-        """Bytes that one device needs besides arguments and results."""
+        """Return the bytes that one device needs besides arguments and results."""
         return self.compiled.memory_analysis().temp_size_in_bytes
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the noise table on one device."""
+        """Return the bytes of the noise table on one device."""
         return self.table.nbytes
 
 
 def build(plan: Plan, devices: Sequence[jax.Device], key: jax.Array) -> Program:
-    """Places the arguments, and compiles. The key is consumed."""
+    """Place the arguments, and compile. The key is consumed."""
     chex.assert_is_divisible(BLOCKS, len(devices))
     mesh = Mesh(np.array(devices), ("devices",))
     theta_key, table_key = jax.random.split(key)
@@ -279,21 +273,19 @@ def train(
     return program, state
 
 
-def main(session: es_common.Session) -> None:
-    plan = Plan(_PARAMETERS.value, _NOISE.value, _COMM.value, _RANK.value)
-    follow = es_common.Follower(session)
-    start = time.process_time()
-    with es_common.checkpoints(session.out / "checkpoints", session.save_every) as saved:
-        program, _ = train(plan, session.devices, session.seed, session.generations, follow, saved)
+def main() -> None:
+    out = es_common.prepare()
+    plan = Plan(FLAGS.parameters, FLAGS.noise, FLAGS.comm, FLAGS.rank)
+    curve, start = es_common.Curve(out, FLAGS.generations), time.process_time()
+    with es_common.checkpoints(out, FLAGS.save_every) as saved:
+        devices, seed = es_common.devices(), FLAGS.seed
+        program, _ = train(plan, devices, seed, FLAGS.generations, curve, saved)
     seconds = time.process_time() - start
-    picture = session.out / "learning_curve.png"
-    es_common.draw_curves(
-        picture,
-        {"mean of the population": follow.curve["loss"]},
-        title=f"Rastrigin, {plan.parameters:,} parameters, {plan.noise}, {plan.comm}",
-        ylabel="loss for each parameter",
-    )
-    print(f"loss         {follow.curve['loss'][0]:.3f} -> {follow.curve['loss'][-1]:.3f}")
+    losses = curve["loss"]
+    title = f"Rastrigin, {plan.parameters:,} parameters, {plan.noise}, {plan.comm}"
+    lines = {"mean of the population": losses}
+    picture = es_common.draw_curves(out, lines, title, "loss for each parameter")
+    print(f"loss         {losses[0]:.3f} -> {losses[-1]:.3f}")
     print(f"exchanged    {sum(program.exchanged.values()):,} bytes {program.exchanged}")
     print(f"temporary    {program.temporary:,} bytes on each device")
     print(f"noise table  {program.table_bytes:,} bytes on each device")
@@ -302,4 +294,4 @@ def main(session: es_common.Session) -> None:
 
 
 if __name__ == "__main__":
-    es_common.run(main, program="es_large", generations=20)
+    es_common.run(main, "es_large", generations=20)

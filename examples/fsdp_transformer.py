@@ -16,12 +16,11 @@ The text is that of the documentation. Shapes: `D` devices, `b` rows on each, `T
 """
 
 import argparse
-import dataclasses
 import math
 import pathlib
 import time
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +46,9 @@ LETTERS = sorted(set(TEXT))
 State: TypeAlias = dict[str, Any]  # "params" and "adam"
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
+    """A transformer's sizes."""
+
     layers: int
     width: int
     length: int  # T
@@ -65,7 +65,7 @@ SIZES = {
 
 
 def train_step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
-    """One update on one device, from its rows `[b, T + 1]`; returns the mean loss, `[]`."""
+    """Update on one device, from its rows `[b, T + 1]`; also return the mean loss, `[]`."""
     loss, gradient = jax.value_and_grad(loss_of)(state["params"], rows)
     gradient = lax.pmean(gradient, "batch")
     update, adam = ADAM.update(gradient, state["adam"], state["params"])
@@ -79,14 +79,14 @@ def loss_of(params: Any, rows: jax.Array) -> jax.Array:
 
 
 def forward(params: Any, rows: jax.Array) -> jax.Array:
-    """`[b, T] -> [b, T, V]`"""
+    """Return `[b, T] -> [b, T, V]`."""
     x = params["letters"][rows] + params["places"]
     x, _ = lax.scan(lambda x, layer: (_layer(layer, x), None), x, params["layers"])
     return _normed(x, params["scale"]) @ params["letters"].T
 
 
 def _layer(layer: Any, x: jax.Array) -> jax.Array:
-    """`[b, T, H] -> [b, T, H]`"""
+    """Return `[b, T, H] -> [b, T, H]`."""
     per_head = (*x.shape[:-1], HEADS, x.shape[-1] // HEADS)
     read = _normed(x, layer["scales"][0]) @ layer["read"]
     query, key, value = (part.reshape(per_head) for part in jnp.split(read, 3, axis=-1))
@@ -100,7 +100,7 @@ def _normed(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def first_state(size: Size, seed: int) -> State:
-    """Without a device axis. On the host, so that each way of training puts it where it wants."""
+    """Return the state without a device axis, on the host."""
     random, width, layers = np.random.default_rng(seed), size.width, size.layers
 
     def drawn(*shape: int) -> np.ndarray:
@@ -123,7 +123,7 @@ def first_state(size: Size, seed: int) -> State:
 
 
 def batches(size: Size, seed: int, steps: int) -> Iterator[np.ndarray]:
-    """The rows of this process, `[its devices, b, T + 1]`; those of all differ."""
+    """Yield the rows of this process, `[its devices, b, T + 1]`; those of all differ."""
     numbers = {letter: number for number, letter in enumerate(LETTERS)}
     text = np.array([numbers[letter] for letter in TEXT], np.int32)
     random = np.random.default_rng(seed)
@@ -136,8 +136,9 @@ def batches(size: Size, seed: int, steps: int) -> Iterator[np.ndarray]:
 # ---- training it, both ways
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
+    """Measurements of one way of training."""
+
     losses: list[float]
     kept: int  # bytes of the state on one device, between two steps: of the arrays that live
     peak: int  # bytes on one device while the step runs: arguments and temporary ones, by XLA
@@ -165,7 +166,7 @@ def sharded(size: Size, seed: int, steps: int, model_parallel: int = 1) -> Run:
 
 
 def over_both(path: str, leaf: jax.ShapeDtypeStruct) -> P:
-    """Of two matrices in a row, the first by columns over "model", the second by rows."""
+    """Shard over "model" the columns of the first of two matrices, and the rows of the second."""
     match path.rsplit("/", maxsplit=1)[-1]:
         case "read" | "up":
             return P(None, "batch", "model")
@@ -188,7 +189,7 @@ def _trained(step: Any, state: State, rows: Iterator[Any]) -> Run:
 
 
 def bytes_on_one_device(state: State) -> int:
-    """Of the arrays themselves, not by their shardings."""
+    """Return the bytes of the arrays themselves, not by their shardings."""
     first = jax.local_devices()[0]
     shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
     return sum(shard.data.nbytes for shard in shards if shard.device == first)
@@ -198,20 +199,18 @@ def bytes_on_one_device(state: State) -> int:
 
 
 def picture(runs: dict[str, Run], folder: pathlib.Path) -> pathlib.Path:
-    """The losses over each other, and bars for the memory."""
+    """Draw the losses over each other, and bars for the memory."""
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for style, (name, run) in zip(("-", "--"), runs.items(), strict=True):
-        left.plot(run.losses, style, label=name, linewidth=2)
     left.set(xlabel="step", ylabel="loss per character")
-    left.legend()
-    bars = {"state, kept": "kept", "peak in a step": "peak"}
-    for number, (name, run) in enumerate(runs.items()):
-        heights = [getattr(run, field) / 1e6 for field in bars.values()]
-        drawn = right.bar(np.arange(len(bars)) + 0.4 * number, heights, 0.38, label=name)
-        right.bar_label(drawn, fmt="%.1f")
-    right.set_xticks(np.arange(len(bars)) + 0.2, list(bars))
     right.set(ylabel="MB on one device")
+    for number, (name, run) in enumerate(runs.items()):
+        left.plot(run.losses, ("-", "--")[number], label=name, linewidth=2)
+        heights = np.array([run.kept, run.peak]) / 1e6
+        bars = right.bar(np.arange(2) + 0.4 * number, heights, 0.38, label=name)
+        right.bar_label(bars, fmt="%.1f")
+    right.set_xticks(np.arange(2) + 0.2, ["state, kept", "peak in a step"])
+    left.legend()
     right.legend()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "fsdp_transformer.png"
@@ -225,35 +224,32 @@ def main() -> None:
         description="Train a transformer under pmap, and with its state sharded.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--devices", type=int, default=0, help="simulated; 0: what is there")
-    parser.add_argument("--size", choices=SIZES, default="10m", help="parameters: 10m, or 60,000")
-    parser.add_argument("--steps", type=int, default=20, help="updates of the parameters")
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and drawn rows")
-    parser.add_argument(
-        "--model_parallel", type=int, default=1, help="devices that share a layer; divides them"
-    )
-    parser.add_argument("--out", type=pathlib.Path, default="runs/fsdp_transformer")
+    add = parser.add_argument
+    add("--devices", type=int, default=0, help="simulated; 0: what is there")
+    add("--size", choices=SIZES, default="10m", help="parameters: 10m, or 60,000")
+    add("--steps", type=int, default=20, help="updates of the parameters")
+    add("--seed", type=int, default=0, help="of parameters and drawn rows")
+    add("--model_parallel", type=int, default=1, help="devices that share a layer; divides them")
+    add("--out", type=pathlib.Path, default="runs/fsdp_transformer", help="of the picture")
     flags = parser.parse_args()
     if flags.devices:
         simulated_devices(flags.devices)
     multihost.initialize()
     size = SIZES[flags.size]
-    given = size, flags.seed, flags.steps
-    runs = {"pmap": under_pmap(*given), "global view": sharded(*given, flags.model_parallel)}
+    options = size, flags.seed, flags.steps
+    runs = {"pmap": under_pmap(*options), "global view": sharded(*options, flags.model_parallel)}
     if jax.process_index():
         return
-    one, other = runs.values()
     count = sum(leaf.size for leaf in jax.tree.leaves(first_state(size, 0)["params"]))
-    print(
-        f"{count:,} parameters on {jax.device_count()} devices of {jax.process_count()} processes"
-    )
+    where = f"{jax.device_count()} devices of {jax.process_count()} processes"
+    print(f"{count:,} parameters on {where}")
     for name, run in runs.items():
         print(
             f"{name:<12} loss {run.losses[0]:.4f} -> {run.losses[-1]:.4f}, "
             f"state {run.kept / 1e6:.2f} MB, peak {run.peak / 1e6:.2f} MB on one device, "
             f"{run.seconds:.2f} s a step"
         )
-    apart = np.abs(np.subtract(one.losses, other.losses)).max()
+    apart = np.abs(np.subtract(*(run.losses for run in runs.values()))).max()
     print(f"losses       at most {apart:.1e} apart")
     print(f"picture      {picture(runs, flags.out)}")
 

@@ -1,7 +1,6 @@
 """Description of a call that a guard has stopped, from the stack or from the user's source line."""
 
 import contextlib
-import functools
 import inspect
 import linecache
 import os
@@ -45,7 +44,6 @@ class Call(NamedTuple):
     arguments: dict[str, Facts]  # by path, as "batch['x']"
     source: str = ""  # of the function, as "train.py:12"; empty for an operation of JAX
     fun: Callable[[], Any] = lambda: None  # a weak reference
-    is_partial: bool = False
 
 
 def call_on_stack(name: str) -> Call:
@@ -70,10 +68,11 @@ def call_on_stack(name: str) -> Call:
         if fun is None:
             return Call(name, user_line(), arguments)
         name = getattr(getattr(fun, "func", fun), "__name__", name)
-        code, is_partial = _code(fun), isinstance(fun, functools.partial)
-        kind = type(fun).__qualname__
-        source = f"{display_path(code.co_filename)}:{code.co_firstlineno}" if code else kind
-        return Call(name, user_line(), arguments, source, weakref.ref(fun), is_partial)
+        code = _code(fun)
+        source = type(fun).__qualname__
+        if code is not None:
+            source = f"{display_path(code.co_filename)}:{code.co_firstlineno}"
+        return Call(name, user_line(), arguments, source, weakref.ref(fun))
     except Exception:  # noqa: BLE001, objects of the user may raise anything where they are read
         return Call(name, user_line(), {})
 

@@ -9,11 +9,10 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
 
 _Groups: TypeAlias = tuple[tuple[int, ...], ...]
 _Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh, by name
@@ -28,15 +27,6 @@ _SENT: dict[str, Callable[[float, int], float]] = {
     "collective-permute": lambda b, n: b if n > 1 else 0.0,
     "reduce-scatter": lambda b, n: b * (n - 1),  # of n blocks, each as large as the result
 }
-
-
-def ring_bytes(kind: str, result_bytes: float, size: int) -> float:
-    """Return the bytes that each of `size` devices sends around a ring for one collective.
-
-    >>> ring_bytes("all-gather", 400, 4), ring_bytes("all-reduce", 100, 4)
-    (300.0, 150.0)
-    """
-    return float(_SENT[kind](result_bytes, size))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,21 +58,15 @@ class ProgramCost:
     @property
     def moved_bytes(self) -> float:
         """Return the bytes that each device sends in one call."""
-        return sum(each.count * each.moved_bytes for each in self.collectives)
+        return sum(one.count * one.moved_bytes for one in self.collectives)
 
     @classmethod
     def of(
-        cls,
-        lowered: jax.stages.Lowered,
-        compiled: jax.stages.Compiled | None = None,
-        mesh: Mesh | AbstractMesh | None = None,
+        cls, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled | None = None
     ) -> "ProgramCost":
-        """Return the cost of a lowered program, which is compiled if it is not yet.
-
-        `mesh` has the axes to name in the collectives; by default the program's own.
-        """
+        """Return the cost of a lowered program, which is compiled if it is not yet."""
         compiled, stablehlo = compiled or lowered.compile(), lowered.as_text()
-        module = _Module.parse(compiled.as_text() or "")
+        module = Module.parse(compiled.as_text() or "")
         meshes = [
             {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
             for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
@@ -92,7 +76,7 @@ class ProgramCost:
         sizes = {f"{p}_bytes": getattr(memory, f"{p}_size_in_bytes", None) for p in parts}
         instructions = itertools.chain(*module.computations.values())
         return cls(
-            collectives=_collectives(module, [mesh.shape] if mesh else meshes),
+            collectives=module.collectives(meshes),
             stablehlo_bytes=len(stablehlo.encode()),
             constants_bytes=sum(sum(i.sizes) for i in instructions if i.opcode == "constant"),
             peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
@@ -100,63 +84,11 @@ class ProgramCost:
         )
 
 
-def collectives_of(
-    compiled_text: str, mesh: Mesh | AbstractMesh | None = None
-) -> tuple[Collective, ...]:
-    """Return the collectives of `lowered.compile().as_text()`, equal ones merged, in order.
-
-    Without `mesh`, collectives have no axes.
-    """
-    return _collectives(_Module.parse(compiled_text), [mesh.shape] if mesh else [])
-
-
-def _collectives(module: "_Module", meshes: Sequence[Mapping[Any, int]]) -> tuple[Collective, ...]:
-    fitting = [
-        {str(name): size for name, size in sizes.items()}
-        for sizes in meshes
-        if math.prod(sizes.values()) == module.devices
-    ]
-    counts: dict[Collective, int] = {}
-    started: set[str] = set()
-    for instruction, times, runs in module.executed(module.entry):
-        # On TPUs, one that runs beside several fusions is in each of them, with the same number.
-        if part := _CHAIN_PART.search(instruction.attributes):
-            if part[1] in started:
-                continue
-            started.add(part[1])
-        if collective := _collective(instruction, module.devices, fitting, runs):
-            counts[collective] = counts.get(collective, 0) + times
-    return tuple(dataclasses.replace(each, count=count) for each, count in counts.items())
-
-
-def _collective(
-    instruction: "_Instruction", devices: int, meshes: Sequence[_Sizes], runs: Runs
-) -> Collective | None:
-    """Return the collective that an instruction starts; None if it starts none."""
-    kind = instruction.opcode.removesuffix("-start")
-    if kind not in _SENT:
-        return None
-    sizes = instruction.sizes
-    # The first half of a split one has its operands before its results, and perhaps two contexts.
-    if kind not in (instruction.opcode, "all-reduce") and instruction.shape.startswith("("):
-        sizes = _array_bytes(re.sub(r", [us]32\[\]", "", instruction.shape))
-        sizes = sizes[len(sizes) // 2 :]
-    result_bytes, is_permute = sum(sizes), kind == "collective-permute"
-    groups = groups_of(instruction.unquoted, devices)
-    size = len({*itertools.chain(*groups)}) if is_permute else max(map(len, groups))
-    axes: tuple[str, ...] = ()
-    for mesh in meshes:
-        if not axes and (axes := axes_of(groups, mesh, is_permute=is_permute)):
-            size = math.prod(mesh[axis] for axis in axes)
-    moved = ring_bytes(kind, result_bytes, size)
-    return Collective(kind, axes, size, 1, result_bytes, moved, runs)
-
-
 # The text of a compiled program: computations, instructions, and which calls which.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Instruction:
+class Instruction:
     """One line of a computation: `%name = shape opcode(operands), attributes`."""
 
     shape: str  # "f32[2,3]{1,0}", or of several results "(f32[2,3]{1,0}, f32[])"
@@ -183,25 +115,25 @@ class _Instruction:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Module:
+class Module:
     """A compiled program."""
 
     entry: str  # the computation where it starts
-    computations: dict[str, list[_Instruction]]
+    computations: dict[str, list[Instruction]]
     devices: int
 
     @classmethod
-    def parse(cls, text: str) -> "_Module":
+    def parse(cls, text: str) -> "Module":
         """Return a compiled program; raise ValueError if the text is not one."""
-        computations: dict[str, list[_Instruction]] = {}
+        computations: dict[str, list[Instruction]] = {}
         entry = ""
-        current: list[_Instruction] = []  # no instruction stands before the first computation
+        current: list[Instruction] = []  # no instruction stands before the first computation
         for line in text.splitlines():
             if header := _HEADER.match(line):
                 current = computations.setdefault(header["name"], [])
                 entry = header["name"] if header["entry"] else entry
             elif assigned := _ASSIGNED.match(line):
-                current.append(_Instruction(*assigned.groups()))
+                current.append(Instruction(*assigned.groups()))
         if not entry:
             raise ValueError("not the text of a compiled program: it has no ENTRY computation")
         sizes = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])
@@ -209,7 +141,7 @@ class _Module:
 
     def executed(
         self, name: str, times: int = 1, runs: Runs = "always"
-    ) -> Iterator[tuple[_Instruction, int, Runs]]:
+    ) -> Iterator[tuple[Instruction, int, Runs]]:
         """Yield the instructions of a computation and of what it calls, and how often each runs."""
         for instruction in self.computations.get(name, ()):
             yield instruction, times, runs
@@ -224,6 +156,43 @@ class _Module:
                 elif attribute in _BRANCHES:
                     inner = "in a branch" if runs == "always" else runs
                 yield from self.executed(callee, times * often, inner)
+
+    def collectives(self, meshes: Sequence[_Sizes] = ()) -> tuple[Collective, ...]:
+        """Return the collectives, equal ones merged, in order, with axes of one of the meshes."""
+        meshes = [sizes for sizes in meshes if math.prod(sizes.values()) == self.devices]
+        counts: dict[Collective, int] = {}
+        started: set[str] = set()
+        for instruction, times, runs in self.executed(self.entry):
+            # On TPUs, one that runs beside several fusions is in each, with the same number.
+            if part := _CHAIN_PART.search(instruction.attributes):
+                if part[1] in started:
+                    continue
+                started.add(part[1])
+            if collective := self._collective(instruction, meshes, runs):
+                counts[collective] = counts.get(collective, 0) + times
+        return tuple(dataclasses.replace(one, count=count) for one, count in counts.items())
+
+    def _collective(
+        self, instruction: Instruction, meshes: Sequence[_Sizes], runs: Runs
+    ) -> Collective | None:
+        """Return the collective that an instruction starts; None if it starts none."""
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in _SENT:
+            return None
+        sizes = instruction.sizes
+        # The first half of a split one has operands before results, and perhaps two contexts.
+        if kind not in (instruction.opcode, "all-reduce") and instruction.shape.startswith("("):
+            sizes = _array_bytes(re.sub(r", [us]32\[\]", "", instruction.shape))
+            sizes = sizes[len(sizes) // 2 :]
+        result_bytes, is_permute = sum(sizes), kind == "collective-permute"
+        groups = groups_of(instruction.unquoted, self.devices)
+        size = len({*itertools.chain(*groups)}) if is_permute else max(map(len, groups))
+        axes: tuple[str, ...] = ()
+        for mesh in meshes:
+            if not axes and (axes := axes_of(groups, mesh, is_permute=is_permute)):
+                size = math.prod(mesh[axis] for axis in axes)
+        moved = float(_SENT[kind](result_bytes, size))
+        return Collective(kind, axes, size, 1, result_bytes, moved, runs)
 
 
 def _array_bytes(shape: str) -> list[int]:
@@ -281,20 +250,16 @@ def axes_of(groups: _Groups, sizes: _Sizes, *, is_permute: bool = False) -> tupl
     if max(itertools.chain(*groups), default=devices) >= devices:
         return ()
     numbers = np.arange(devices).reshape(tuple(sizes.values()))
+    sets = {frozenset(group) for group in groups}
     for count in range(1, len(sizes) + 1):
         for axes in itertools.combinations(sizes, count):
-            rows = _rows(_move_last(numbers, [list(sizes).index(axis) for axis in axes]))
-            along, sets = {frozenset(row) for row in rows}, {frozenset(group) for group in groups}
+            places = [list(sizes).index(axis) for axis in axes]
+            rows = np.moveaxis(numbers, places, range(-count, 0))
+            rows = rows.reshape(-1, math.prod(sizes[axis] for axis in axes))
+            along = set(map(frozenset, rows.tolist()))
             if sets == along or (is_permute and all(any(s <= a for a in along) for s in sets)):
                 return axes
     return ()
-
-
-def _move_last(numbers: np.ndarray, dimensions: Sequence[int]) -> np.ndarray:
-    """Return `[groups, devices of a group]`, along these dimensions in their order."""
-    others = [place for place in range(numbers.ndim) if place not in dimensions]
-    size = math.prod(numbers.shape[place] for place in dimensions)
-    return numbers.transpose([*others, *dimensions]).reshape(-1, size)
 
 
 def _rows(numbers: np.ndarray) -> _Groups:
@@ -315,26 +280,26 @@ def _iota(match: re.Match[str]) -> np.ndarray:
 
 
 def _mesh_groups(match: re.Match[str]) -> _Groups:
-    """Return the groups of "mesh['i'=4,'j'=2] {'j'}", or along a part of an axis, "{'i':(2)2}"."""
+    """Return the groups of "mesh['i'=4,'j'=2] {'j'}", or along a part of an axis, "{'i':(2)2}".
+
+    "(2)2" is the part of size 2 after one of size 2: of a place along an axis of 4, the last bit.
+    """
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(match["axes"])}
-    joined = [(name, int(b or 1), int(s or 0)) for name, b, s in _JOINED.findall(match["joined"])]
-    shape: list[int] = []
-    place: dict[tuple[str, int], int] = {}  # by axis and the product of the sizes before the part
-    for name, size in sizes.items():
-        parts = [(before, part) for axis, before, part in joined if axis == name and part]
-        edges = sorted({1, size, *(b for b, _ in parts), *(b * part for b, part in parts)})
-        for before, after in itertools.pairwise(edges):
-            place[name, before] = len(shape)
-            shape.append(after // before)
-        if size == 1:
-            place[name, 1] = len(shape)
-            shape.append(1)
     numbers, text = np.arange(math.prod(sizes.values())), match["devices"]
+    others = dict(zip(sizes, np.unravel_index(numbers, tuple(sizes.values())), strict=True))
+    along = []  # the place of each device in its group, by part
+    group_size = 1
+    for name, before, size in _JOINED.findall(match["joined"]):
+        size = int(size or sizes[name])
+        step = sizes[name] // (int(before or 1) * size)
+        along.append(others[name] // step % size)
+        others[name] = others[name] - along[-1] * step
+        group_size *= size
     if text:
         iota = re.fullmatch(_IOTA, text) or re.fullmatch(_TRANSPOSED, text)
-        numbers = _iota(iota) if iota else np.array(_numbers(re.sub(r"[\[\]]", "", text)))
-    dimensions = [place[name, before] for name, before, _ in joined]
-    return _rows(_move_last(numbers.reshape(shape), dimensions))
+        numbers = _iota(iota).ravel() if iota else np.array(_numbers(text.strip("[]")))
+    order = np.lexsort([*reversed(along), *reversed(others.values())])  # the last sorts first
+    return _rows(numbers[order].reshape(-1, group_size))
 
 
 _IOTA = r"\[(?P<shape>[\d,]+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"

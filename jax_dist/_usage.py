@@ -1,4 +1,4 @@
-"""Words for users, in both halves: a request that cannot be followed, hints, counted things."""
+"""Text for users: the error of a command line, suggestions, counts, sizes, tables."""
 
 import difflib
 import io
@@ -14,7 +14,7 @@ class MisuseError(ValueError):
 
 
 def hint(word: str, known: Iterable[str], otherwise: str) -> str:
-    """A sentence that names the nearest known word, or says `otherwise`.
+    """Return a sentence that names the nearest known word, or else `otherwise`.
 
     >>> hint("selct", ["select", "ignore"], "The settings are: ignore, select.")
     'Did you mean select?'
@@ -24,7 +24,7 @@ def hint(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that has most letters in common, of several the one that begins alike.
+    """Return the known word with most letters in common, of several one that begins alike.
 
     >>> nearest("JXD01", ["JXD101", "JXD901", "JXD001"])
     'JXD001'
@@ -32,15 +32,16 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     True
     """
     near = []
-    for each in known:
-        alike = difflib.SequenceMatcher(None, word, each, autojunk=False).ratio()
+    for name in known:
+        alike = difflib.SequenceMatcher(None, word, name, autojunk=False).ratio()
         if alike >= _ALIKE:
-            near.append((-alike, -len(os.path.commonprefix([word, each])), each))
+            near.append((-alike, -len(os.path.commonprefix([word, name])), name))
     return min(near)[-1] if near else None
 
 
 def counted(number: int, noun: str) -> str:
-    """
+    """Return a number with its noun.
+
     >>> counted(1, "array"), counted(2, "array")
     ('1 array', '2 arrays')
     """
@@ -48,7 +49,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def human_bytes(amount: float) -> str:
-    """In bytes, kB, MB: powers of 1000.
+    """Return an amount in bytes, kB, MB: powers of 1000.
 
     >>> [human_bytes(amount) for amount in (0, 36, 999.6, 12_345, 999_960, 64e6)]
     ['0 B', '36 B', '1.0 kB', '12.3 kB', '1.0 MB', '64.0 MB']

@@ -5,30 +5,22 @@ each machine, and compiled. Nothing runs, and all numbers are those of the compi
 """
 
 import concurrent.futures
-import contextlib
 import dataclasses
-import functools
 import itertools
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
-from jax_dist import _compat, _usage
+from jax_dist import _usage
 from jax_dist._hlo import ProgramCost
-from jax_dist._pmap import axes
-from jax_dist._pmap.body import Call, type_of
+from jax_dist._steps import MappedStep
 from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError
-from jax_dist.global_view.view import global_view
-from jax_dist.pmap import Mapped, pmap
 from jax_dist.topology import Topology, topology
 
 STRATEGIES = {
@@ -149,7 +141,7 @@ def _cells(row: PlanRow) -> list[str]:
 
 
 def plan(
-    fun: "Callable | MappedStep",
+    fun: Callable | MappedStep,
     *args: Any,
     on: Any,
     keywords: Mapping[str, Any] | None = None,
@@ -239,6 +231,7 @@ def machines_of(on: Any) -> list[Topology]:
 def _compile(
     machine: Topology, strategy: str, lowered: jax.stages.Lowered, *, quick: bool
 ) -> PlanRow:
+    """Return the row of a program, compiled with less effort if that is enough to tell."""
     start = time.perf_counter()
     options: dict[str, Any] = {"optimization_level": _LEAST_EFFORT} if quick else {}
     row = PlanRow(machine.name, strategy, machine.memory, is_quick=quick)
@@ -272,278 +265,3 @@ def _needed_bytes(text: str) -> int | None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":")
-
-
-# The function of one device in a mapped step, to be mapped over other devices.
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MappedStep:
-    """A function of one device, and how it is mapped."""
-
-    options: Any  # of `jax_dist.pmap`
-    call: Call
-    slices: tuple[jax.ShapeDtypeStruct, ...]  # what one device gives for each leaf of the arguments
-    axes: tuple[int | None, ...]  # the mapped dimension of each leaf, from the left
-
-    @property
-    def name(self) -> str:
-        return self.call.fun_name
-
-    @classmethod
-    def of(cls, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "MappedStep":
-        """Return the step in a mapped function, or the first that a larger function calls.
-
-        Raises:
-          NotImplementedError: it maps nothing.
-          MappedAxisError: the sizes of the mapped axis differ, or there is none.
-        """
-        inner = fun if isinstance(fun, Mapped) else getattr(fun, "__wrapped__", None)
-        if isinstance(inner, Mapped):
-            options = inner._dispatcher.options
-            call = Call.bind(options, inner.__wrapped__, args, kwargs)
-        else:
-            options, call = _intercept_pmap(fun, args, kwargs)
-        _ = call.size  # raises if the sizes differ
-        slices, dims = [], []
-        for leaf, axis in zip(map(type_of, call.leaves), call.axes, strict=True):
-            shape = list(leaf.shape)
-            if axis is not None:
-                axis %= len(shape)
-                del shape[axis]
-            slices.append(type_of(leaf, shape))
-            dims.append(axis)
-        return cls(options, call, tuple(slices), tuple(dims))
-
-    def leaves(self, devices: int, whole: Sequence[int] = ()) -> list[jax.ShapeDtypeStruct]:
-        """Return the types of the leaves, `[N, *s]`; of the arguments `whole`, `[*s]`."""
-        types = []
-        for leaf, axis, owner in zip(self.slices, self.axes, self.call.owners, strict=True):
-            shape = list(leaf.shape)
-            if axis is not None and owner not in whole:
-                shape.insert(axis, devices)
-            types.append(type_of(leaf, shape))
-        return types
-
-    def mapped(self, pmap: Callable[..., Any], devices: Sequence[Any], **options: Any) -> Any:
-        """Return the step mapped over devices, a function of leaves."""
-
-        def of_leaves(*leaves: Any) -> Any:
-            return self.call.run(leaves)
-
-        of_leaves.__name__ = of_leaves.__qualname__ = self.name
-        of_leaves.__wrapped__ = self.call.fun  # pyright: ignore[reportFunctionMemberAccess]
-        owners = enumerate(self.call.owners)
-        return pmap(
-            of_leaves,
-            self.options.axis_name,
-            in_axes=self.axes,
-            out_axes=self.options.out_axes,
-            donate_argnums=tuple(n for n, owner in owners if owner in self.options.donated),
-            devices=list(devices),
-            **options,
-        )
-
-    def state(self, devices: int) -> tuple[int, ...]:
-        """Return the positions of the first arguments whose tree, shapes and types come back.
-
-        What comes back after an argument that does not may be anything.
-        """
-        trace = jax.make_jaxpr(
-            lambda *leaves: self.call.run(leaves),
-            axis_env=[(self.options.choice.axis_name, devices)],
-            return_shape=True,
-        )
-        _, results = trace(*self.slices)
-        parts = [results, *results] if isinstance(results, tuple | list) else [results]
-        kinds = [_kind_of(part) for part in parts]
-        positions = []
-        for position, arg in enumerate(self.call.rebuild(self.slices)[0]):
-            if position in self.options.static:
-                continue
-            kind = _kind_of(arg)
-            if kind in kinds and jax.tree.leaves(arg):
-                kinds.remove(kind)
-                positions.append(position)
-            elif positions:
-                break
-        return tuple(positions)
-
-    def lower(
-        self, strategy: str, devices: Sequence[Any], state: Sequence[int] | None
-    ) -> jax.stages.Lowered:
-        """Return the program of the step with one of the `STRATEGIES`."""
-        if strategy.endswith(".pmap"):
-            function = jax.pmap if strategy == "jax.pmap" else pmap
-            return self.mapped(function, devices).lower(*self.leaves(len(devices)))
-        carried = self.state(len(devices)) if state is None else tuple(state)
-        if not carried:
-            raise ArgumentError(
-                f"'{self.name}' carries no state: no argument has the tree, shapes and types of a "
-                "result. Give its position by state=."
-            )
-        args, kwargs = self.call.rebuild(self.leaves(len(devices), whole=carried))
-        dims, _ = self.call.rebuild(self.axes)
-        static = self.options.static
-        rows, names = np.array(devices), (self.options.choice.axis_name,)
-        if strategy == "hsdp":
-            rows, names = rows.reshape(_count_hosts(devices), -1), ("hosts", "devices")
-        options: dict[str, Any] = {"regather": True} if strategy == "fsdp-regather" else {}
-        view = global_view(
-            self.call.fun,
-            self.options.choice.axis_name,
-            in_axes=tuple(None if n in static else dim for n, dim in enumerate(dims)),
-            out_axes=self.options.out_axes,
-            state=carried,
-            mesh=_compat.auto_mesh(rows, names),
-            mesh_axes=names,
-            static_broadcasted_argnums=static,
-            donate_argnums=self.options.donated,
-            shardings="replicated" if strategy == "replicated" else "fsdp",
-            **options,
-        )
-        return view.lower(*args, **kwargs)
-
-
-def _count_hosts(devices: Sequence[Any]) -> int:
-    return len({device.process_index for device in devices})
-
-
-def _kind_of(tree: Any) -> tuple:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-
-
-class _Intercepted(Exception):  # noqa: N818  # it ends a trace, and is no error
-    """The first pmap that a function calls."""
-
-
-def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Any, Call]:
-    """Return the options and the call of the first `jax.pmap` in a function."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    places = [n for n, leaf in enumerate(leaves) if hasattr(leaf, "shape")]  # others may be static
-
-    def intercept(taken: Any, mapped: Sequence[Any]) -> Any:
-        raise _Intercepted(taken, [type_of(jax.typeof(leaf)) for leaf in mapped])
-
-    def traced(arrays: Sequence[Any]) -> None:
-        filled = list(leaves)
-        for place, array in zip(places, arrays, strict=True):
-            filled[place] = array
-        positional, keywords = jax.tree.unflatten(tree, filled)
-        fun(*positional, **keywords)
-
-    name = axes.function_name(fun)
-    try:
-        with _compat.pmaps_taken_over(intercept), contextlib.suppress(NameError):
-            jax.eval_shape(traced, [type_of(leaves[place]) for place in places])
-    except _Intercepted as intercepted:
-        taken, types_ = intercepted.args
-    else:  # nothing was mapped, or a collective stands outside of any map
-        raise NotImplementedError(
-            f"'{name}' maps nothing. Give the mapped function, as in jax.pmap(step, axis_name='i')."
-        )
-
-    def of_device(*args: Any, **kwargs: Any) -> Any:
-        return taken.fun(*args, **kwargs)
-
-    of_device.__name__ = of_device.__qualname__ = name
-    call = Call.of_taken(taken, types_, of_device, name)
-    pairs = list(zip(call.owners, taken.donated, strict=True))
-    donated = {owner for owner, _ in pairs if isinstance(owner, int)}
-    donated -= {owner for owner, is_donated in pairs if not is_donated}
-    options = {"out_axes": taken.out_axes, "donate_argnums": tuple(donated)}
-    return pmap(of_device, taken.axis_name, **options)._dispatcher.options, call
-
-
-# The step that a program calls: the program runs up to it, and no further.
-
-
-def find_step(program: Callable[[], object], name: str | None = None) -> MappedStep:
-    """Run a program until it calls its training step, and return the step.
-
-    Without a name, it is the first mapped function that takes what one of its results is like, and
-    something else, as a batch; or, if it takes nothing else, the first that gets its own results.
-
-    Args:
-      program: runs it; what it maps with `jax.pmap` or `jax_dist.pmap` is looked at.
-      name: the name of the function that is mapped.
-
-    Raises:
-      NotImplementedError: the program ended, or raised, before it called such a function.
-
-    >>> def train():
-    ...     step = jax.pmap(lambda w, x: (w - x, (w * x).sum()))
-    ...     w = x = jax.numpy.ones((8, 3))
-    ...     while True:
-    ...         w, loss = step(w, x)
-    >>> find_step(train).slices
-    (ShapeDtypeStruct(shape=(3,), dtype=float32), ShapeDtypeStruct(shape=(3,), dtype=float32))
-    """
-    search, end, cause = _Search(name), "ended", None
-    with contextlib.ExitStack() as stack:
-        for home in (jax, sys.modules["jax_dist"]):  # where programs find it
-            stack.enter_context(mock.patch.object(home, "pmap", search.watch(home.pmap)))
-        try:
-            program()
-        except (Exception, SystemExit, _Reached) as error:  # noqa: BLE001  # told below
-            cause = error
-            end = "trains" if isinstance(error, _Reached) else f"raised {error!r}"
-    if search.step is not None:  # even if the program caught what was to end it
-        return search.step
-    what = f"'{name}'" if name else "a training step, which gets its result again"
-    called = ", ".join(axes.function_name(function) for function in search.last) or "none"
-    raise NotImplementedError(
-        f"The program {end}, and did not call {what}. Mapped functions that it called: {called}."
-    ) from cause
-
-
-class _Reached(BaseException):
-    """The end of the program: no `except Exception` of its own keeps it."""
-
-
-class _Search:
-    """The mapped functions of a program, and its step."""
-
-    def __init__(self, name: str | None):
-        self.step: MappedStep | None = None
-        self.last: dict[Callable, list[Any]] = {}  # the last results of functions of a state alone
-        self._name = name
-
-    def watch(self, pmap: Callable) -> Callable:
-        """Return a `pmap` whose functions are looked at before each call."""
-
-        def watched_pmap(*args: Any, **kwargs: Any) -> Any:
-            if not args and "fun" not in kwargs:
-                return functools.partial(watched_pmap, **kwargs)
-            function = pmap(*args, **kwargs)
-
-            def watched(*args: Any, **kwargs: Any) -> Any:
-                if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-                    return function(*args, **kwargs)  # a part of what is compiled
-                has_state = self._end_at_step(function, args, kwargs)
-                result = function(*args, **kwargs)
-                self.last[function] = jax.tree.leaves(result) if has_state else []
-                return result
-
-            watched.__name__ = watched.__qualname__ = axes.function_name(function)
-            watched.lower = function.lower  # pyright: ignore[reportFunctionMemberAccess]
-            return watched
-
-        return watched_pmap
-
-    def _end_at_step(self, function: Callable, args: tuple, kwargs: dict[str, Any]) -> bool:
-        """End the program at its step; else return whether the function takes a state alone."""
-        last = {id(leaf) for leaf in self.last.get(function, [])}
-        is_again = any(id(leaf) in last for leaf in jax.tree.leaves((args, kwargs)))
-        if function in self.last and not is_again:
-            return bool(last)
-        step = MappedStep.of(function, args, kwargs)
-        state = step.state(jax.local_device_count())
-        trains = is_again or bool(state and {*step.call.owners} - {*state})
-        if self._name == axes.function_name(function) or (self._name is None and trains):
-            self.step = step
-        self.last.setdefault(function, [])
-        if self.step is not None or trains:  # under another name, it would train to its end
-            raise _Reached
-        return bool(state)

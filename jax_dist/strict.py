@@ -14,7 +14,6 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 import jax
@@ -36,46 +35,17 @@ _FILTER = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
 _filters: list[Any] = warnings.filters  # pyright: ignore[reportAssignmentType]
 
 
-@dataclass(eq=False)
-class _Block:
-    """Settings of a guard or an allowance; None leaves one to the block around."""
-
-    transfers: bool | None = None
-    recompiles: bool | None = None
-
-
-class _Guards(threading.local):
-    """The blocks of one thread, outermost first; left in any order."""
+class _Thread(threading.local):
+    """Guards of one thread."""
 
     def __init__(self) -> None:
-        self.blocks: list[_Block] = []
-        self.jax_setting = contextlib.ExitStack()
+        self.blocks: list[tuple[strict, contextlib.ExitStack]] = []  # outermost first
+        self.stops_compilations = False
         self.call: Call | None = None  # the last one that was lowered
         self.is_reading = False
 
-    def setting(self, name: Literal["transfers", "recompiles"]) -> bool | None:
-        values = (getattr(block, name) for block in reversed(self.blocks))
-        return next((value for value in values if value is not None), None)
 
-    @contextlib.contextmanager
-    def entered(self, block: _Block) -> Iterator[None]:
-        self.blocks.append(block)
-        self.update()
-        try:
-            yield
-        finally:
-            self.blocks.remove(block)
-            self.update()
-
-    def update(self) -> None:
-        """Set JAX's transfer guard to what the innermost block says."""
-        self.jax_setting.close()
-        if (transfers := self.setting("transfers")) is not None:
-            level = "disallow" if transfers else "allow"
-            self.jax_setting.enter_context(jax.transfer_guard(level))
-
-
-_guards = _Guards()
+_thread = _Thread()
 
 
 class strict(contextlib.ContextDecorator):  # in small letters, for it is used as a function
@@ -126,25 +96,30 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
             raise ValueError(f'donation must be "first", "always" or False, not {donation!r}.')
         if warmup is not None and (not isinstance(warmup, int) or warmup < 0):
             raise ValueError(f"warmup must be a number of steps from 0 on, not {warmup!r}.")
-        self._options: Any = {"transfers": transfers or None, "recompiles": recompiles or None}
+        self._transfers, self._recompiles = transfers, recompiles
         self._donation: Any = donation
         self._warmup = warmup
         self._count = itertools.count()
-        self._entered = threading.local()
 
     def __enter__(self) -> "strict":
-        is_warm = next(self._count) < (self._warmup or 0)
-        block = _Block() if is_warm else _Block(**self._options)
-        context = _guards.entered(block)
-        context.__enter__()
-        self._entered.__dict__.setdefault("blocks", []).append((block, context))
+        settings = contextlib.ExitStack()
+        _thread.blocks.append((self, settings))
+        if next(self._count) >= (self._warmup or 0):
+            self._turn_on(settings)
         if self._donation:
             _filters.insert(0, _FILTER)
         return self
 
+    def _turn_on(self, settings: contextlib.ExitStack) -> None:
+        settings.close()
+        if self._transfers:
+            settings.enter_context(jax.transfer_guard("disallow"))
+        if self._recompiles:
+            settings.enter_context(_compilations(stop=True))
+
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        _, context = self._entered.blocks.pop()
-        context.__exit__(None, None, None)
+        _, settings = _thread.blocks.pop()
+        settings.close()
         if self._donation and _FILTER in _filters:
             _filters.remove(_FILTER)
         if isinstance(error, RecompileError | TransferError | DonationError):
@@ -152,7 +127,7 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
             notes = getattr(error, "__notes__", [])
             notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
         elif isinstance(error, jax.errors.JaxRuntimeError) and "Disallowed" in str(error):
-            if self._options["transfers"]:
+            if self._transfers:
                 raise _transfer_error(cast(Exception, error)) from error
         elif self._donation and isinstance(error, UserWarning) and _UNUSABLE in str(error):
             raise _unusable_error(error) from error
@@ -163,14 +138,20 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         Raises:
           RuntimeError: there is no block around.
         """
-        if not getattr(self._entered, "blocks", None):
+        blocks = [settings for guard, settings in _thread.blocks if guard is self]
+        if not blocks:
             raise RuntimeError("steps() needs the block of its guard: `with strict() as guard:`.")
-        return self._steps(iter(items), self._entered.blocks[-1][0])
+        return self._steps(iter(items), blocks[-1])
 
-    def _steps(self, items: Iterator[_Item], block: _Block) -> Iterator[_Item]:
-        block.transfers, block.recompiles = self._options.values()  # also of a warm block
-        with _guards.entered(_Block(transfers=False, recompiles=False)):
+    def _steps(self, items: Iterator[_Item], settings: contextlib.ExitStack) -> Iterator[_Item]:
+        settings.close()
+        settings.enter_context(allow_transfers())
+        settings.enter_context(allow_recompiles())
+        try:
             yield from itertools.islice(items, 1 if self._warmup is None else self._warmup)
+        finally:
+            if any(active is settings for _, active in _thread.blocks):  # it may have ended
+                self._turn_on(settings)
         yield from items
 
     def __call__(self, func: _Function) -> _Function:
@@ -182,32 +163,38 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
                 "other code runs in its thread. Decorate the function of one step."
             )
         warmup = 1 if self._warmup is None else self._warmup
-        guard = strict(**self._options, donation=self._donation, warmup=warmup)
+        options: Any = {"transfers": self._transfers, "recompiles": self._recompiles}
+        guard = strict(**options, donation=self._donation, warmup=warmup)
         if self._donation and hasattr(func, "trace") and hasattr(func, "lower"):
             func = _with_donation_check(func, every_call=self._donation == "always")
         return super(strict, guard).__call__(func)
 
 
-@contextlib.contextmanager
-def allow_transfers() -> Iterator[None]:
+def allow_transfers() -> contextlib.AbstractContextManager[None]:
     """Let arrays move in this block, within `strict`.
 
     >>> with strict(recompiles=False), allow_transfers():
     ...     ones = jax.numpy.ones(3)
     """
-    with _guards.entered(_Block(transfers=False)):
-        yield
+    return jax.transfer_guard("allow")
 
 
-@contextlib.contextmanager
-def allow_recompiles() -> Iterator[None]:
+def allow_recompiles() -> contextlib.AbstractContextManager[None]:
     """Let functions be compiled in this block, within `strict`; for an evaluation now and then.
 
     >>> with strict(transfers=False), allow_recompiles():
     ...     four = jax.jit(lambda x: 2 * x)(2)
     """
-    with _guards.entered(_Block(recompiles=False)):
+    return _compilations(stop=False)
+
+
+@contextlib.contextmanager
+def _compilations(*, stop: bool) -> Iterator[None]:
+    before, _thread.stops_compilations = _thread.stops_compilations, stop
+    try:
         yield
+    finally:
+        _thread.stops_compilations = before
 
 
 # By the source of the function: its last calls that were compiled.
@@ -216,15 +203,15 @@ _programs: dict[str, deque[Call]] = {}
 
 def _on_event(event: str, value: float, **details: Any) -> None:
     """Read the call that is being lowered or compiled; JAX reports both before they begin."""
-    if event not in (_LOWER_EVENT, _COMPILE_EVENT) or _guards.is_reading:
+    if event not in (_LOWER_EVENT, _COMPILE_EVENT) or _thread.is_reading:
         return
-    _guards.is_reading = True  # a __repr__ may compile something itself
+    _thread.is_reading = True  # a __repr__ may compile something itself
     try:
-        call = _guards.call = call_on_stack(str(details.get("fun_name", "a function")))
+        call = _thread.call = call_on_stack(str(details.get("fun_name", "a function")))
     finally:
-        _guards.is_reading = False
+        _thread.is_reading = False
     if event == _COMPILE_EVENT:
-        if _guards.setting("recompiles"):
+        if _thread.stops_compilations:
             raise _recompile_error(call)
         if call.source:
             _programs.setdefault(call.source, deque(maxlen=_SHOWN)).append(call)
@@ -235,8 +222,7 @@ jax.monitoring.register_scalar_listener(_on_event)
 
 def _recompile_error(call: Call) -> RecompileError:
     lines, remedy = _changes(call)
-    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    text = "".join(f"\n  {line}" for line in lines[:_SHOWN] + more)
+    text = "".join(f"\n  {line}" for line in lines[:_SHOWN])
     return RecompileError(
         f"'{call.name}' is compiled after the warm-up, at {call.line}:{text}\n"
         f"{remedy}, or use jax_dist.allow_recompiles()."
@@ -253,8 +239,6 @@ def _changes(call: Call) -> tuple[list[str], str]:
         return min(changes, key=lambda change: len(change[0]))
     if call.source in _programs:
         text = f"a new function object is made at {call.source} each time"
-        if call.is_partial:
-            text = f"a new functools.partial of the function at {call.source} is made each time"
         return [text], "Create it once before the loop"
     now = [f"{path}: {facts.type}" for path, facts in call.arguments.items()]
     return ["no earlier call is known; this one:", *now], "Call it once in the warm-up"
@@ -298,7 +282,7 @@ def _transfer_error(error: Exception) -> TransferError:
 
 
 def _unusable_error(warning: BaseException) -> DonationError:
-    text, call = str(warning), _guards.call
+    text, call = str(warning), _thread.call
     if call is None or not text.startswith(f"{_UNUSABLE}: "):
         return DonationError(text)
     types = re.findall(r"\w+\[[\d,]*\]", text.partition("\n")[0])

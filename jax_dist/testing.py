@@ -348,7 +348,7 @@ class _Program:
     def of(
         cls, fun: Callable, args: tuple, axis_name: Any, in_axes: Any, mesh: Mesh | None
     ) -> "_Program":
-        from jax_dist.plan import MappedStep  # noqa: PLC0415  # which few tests need
+        from jax_dist._steps import MappedStep  # noqa: PLC0415  # which few tests need
 
         of_leaves = lambda *leaves, **mesh: fun(*jax.tree.unflatten(tree, leaves), **mesh)
         leaves, tree = jax.tree.flatten(args)

@@ -15,76 +15,59 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 
 from jax_dist import _usage
 from jax_dist._compat.private import Device
 
-_GIB = 2**30
-_FRACTION = 0.75  # of the memory of a GPU
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TpuChip:
+class TpuChip(NamedTuple):
     """A TPU, whose slices are grids of chips."""
 
-    name: str  # as users write it
     dimensions: int  # of the grid
-    largest: int  # slice, in chips
-    memory: int  # bytes of one device that a program may use
-    external_name: str = ""  # libtpu's, where that is another one
-    config: str = ""  # that is not libtpu's default
+    largest: int  # slice, in chips; libtpu compiles for larger ones, too
+    memory: float  # GiB of one device that a program may use
+    options: dict[str, str] = {}  # of libtpu, that are not its defaults
 
-    def shape_of(self, text: str) -> tuple[int, ...] | None:
-        """The grid: "4x4", or for flat ones the number of its chips, "16"; None for anything else.
+    def parse(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the grid of a slice, flat ones also by their number of chips; None if none fits.
 
-        >>> TPUS["v5e"].shape_of("4x4"), TPUS["v5e"].shape_of("16"), TPUS["v5e"].shape_of("5")
+        >>> TPUS["v5e"].parse((4, 4)), TPUS["v5e"].parse((16,)), TPUS["v5e"].parse((5,))
         ((4, 4), (4, 4), None)
         """
-        parts = text.split("x")
-        if not all(part.isdecimal() and int(part) for part in parts):
-            return None
-        shape = tuple(map(int, parts))
-        if self.dimensions == 2 and len(shape) == 1:
-            return _GRIDS.get(shape[0])
-        if len(shape) == self.dimensions - 1 == 2:  # one layer
-            shape = (*shape, 1)
-        fits = len(shape) == self.dimensions and math.prod(shape) <= self.largest
-        return shape if fits else None
-
-    @property
-    def usual(self) -> str:
-        """Some slices, as examples."""
-        shapes = ("2x2", "4x4", "16x16") if self.dimensions == 2 else ("2x2x1", "2x2x4", "4x4x4")
-        return ", ".join(f"{self.name}:{shape}" for shape in shapes)
+        if self.dimensions == 2 and len(sizes) == 1:  # a square, or two beside each other
+            rows = 2 ** ((sizes[0].bit_length() - 1) // 2)
+            return self.parse((rows, sizes[0] // rows)) if sizes[0] % rows == 0 else None
+        if self.dimensions == 3 and len(sizes) == 2:  # one layer
+            sizes = (*sizes, 1)
+        fits = len(sizes) == self.dimensions and math.prod(sizes) <= self.largest
+        return sizes if fits else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuChip:
+class GpuChip(NamedTuple):
     """An NVIDIA GPU."""
 
-    name: str
     description: str
     capability: tuple[int, int]  # of CUDA
     cores: int  # streaming multiprocessors
     float_units: int  # for float32, of each
     threads: int  # at a time, on each
     shared_memory: int  # bytes, of each
-    l2: int  # bytes
-    bandwidth: int  # bytes per second
+    l2: int  # MiB
+    bandwidth: int  # GB per second
     clock: float  # GHz
     total_memory: int  # bytes
 
     @property
-    def memory(self) -> int:
-        """Bytes that a program may use."""
-        return int(_FRACTION * self.total_memory)
+    def memory(self) -> float:
+        """Return the GiB that a program may use."""
+        return 0.75 * self.total_memory / 2**30
 
     @property
     def target(self) -> str:
-        """The description that XLA compiles for, as the text of its proto."""
+        """Return the description that XLA compiles for, as the text of its proto."""
         major, minor = self.capability
         return f"""
 gpu_device_info {{
@@ -99,8 +82,8 @@ gpu_device_info {{
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  memory_bandwidth: {self.bandwidth}
-  l2_cache_size: {self.l2}
+  memory_bandwidth: {self.bandwidth * 10**9}
+  l2_cache_size: {self.l2 * 2**20}
   clock_rate_ghz: {self.clock}
   device_memory_size: {self.total_memory}
   cuda_compute_capability {{ major: {major} minor: {minor} }}
@@ -113,60 +96,21 @@ device_description_str: "{self.description}"
 """
 
 
-Chip: TypeAlias = TpuChip | GpuChip
-
-
-def _gib(number: float) -> int:
-    return round(number * _GIB)
-
-
-# By the number of chips, as in v5e-16.
-_GRIDS = {
-    1: (1, 1),
-    4: (2, 2),
-    8: (2, 4),
-    16: (4, 4),
-    32: (4, 8),
-    64: (8, 8),
-    128: (8, 16),
-    256: (16, 16),
-}
 TPUS = {
-    chip.name: chip
-    for chip in (
-        TpuChip("v4", 3, 4096, _gib(30.75), config="megacore"),
-        TpuChip("v5e", 2, 256, _gib(15.75)),
-        TpuChip("v5p", 3, 8960, _gib(95.74)),
-        TpuChip("v6e", 2, 256, _gib(31.25)),
-        TpuChip("v7x", 3, 9216, _gib(94.75), external_name="tpu7x"),  # two devices on each chip
-    )
+    "v4": TpuChip(3, 4096, 30.75, {"chip_config_name": "megacore"}),
+    "v5e": TpuChip(2, 256, 15.75),
+    "v5p": TpuChip(3, 8960, 95.74),
+    "v6e": TpuChip(2, 256, 31.25),
+    "v7x": TpuChip(3, 9216, 94.75),  # two devices on each chip
 }
+_OTHER_NAMES = {"v5litepod": "v5e", "tpu7x": "v7x"}  # of Google Cloud and of libtpu
 GPUS = {
-    chip.name: chip
-    for chip in (
-        GpuChip(
-            "a100", "A100 80GB", (8, 0), 108, 64, 2048, 167_936, 40 << 20, 2_039 * 10**9, 1.41,
-            85_899_345_920,
-        ),
-        GpuChip(
-            "b200", "B200", (10, 0), 148, 128, 2048, 233_472, 126 << 20, 8_000 * 10**9, 1.965,
-            192_265_846_784,
-        ),
-        GpuChip(
-            "h100", "H100 80GB", (9, 0), 132, 128, 2048, 233_472, 50 << 20, 3_352 * 10**9, 1.98,
-            84_942_979_072,
-        ),
-        GpuChip(
-            "h200", "H200", (9, 0), 132, 128, 2048, 233_472, 50 << 20, 4_800 * 10**9, 1.98,
-            150_754_820_096,
-        ),
-        GpuChip(
-            "l4", "L4", (8, 9), 58, 128, 1536, 102_400, 48 << 20, 300 * 10**9, 2.04,
-            24_152_899_584,
-        ),
-    )
-}  # fmt: skip
-CHIPS: dict[str, Chip] = {**TPUS, **GPUS}
+    "a100": GpuChip("A100 80GB", (8, 0), 108, 64, 2048, 167936, 40, 2039, 1.41, 85_899_345_920),
+    "b200": GpuChip("B200", (10, 0), 148, 128, 2048, 233472, 126, 8000, 1.965, 192_265_846_784),
+    "h100": GpuChip("H100 80GB", (9, 0), 132, 128, 2048, 233472, 50, 3352, 1.98, 84_942_979_072),
+    "h200": GpuChip("H200", (9, 0), 132, 128, 2048, 233472, 50, 4800, 1.98, 150_754_820_096),
+    "l4": GpuChip("L4", (8, 9), 58, 128, 1536, 102400, 48, 300, 2.04, 24_152_899_584),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,44 +146,47 @@ def topology(name: str) -> Topology:
     ...
     ValueError: 'v5:4x4' is not a known machine. Did you mean v5e?
     """
-    word, _, shape = name.lower().replace("-", ":").partition(":")
-    word = {"v5litepod": "v5e"}.get(word, word)  # as Google Cloud names it
-    chip = CHIPS.get(word)
-    if chip is None:
-        known = f"The chips are {', '.join(sorted(CHIPS))}."
-        raise ValueError(f"{name!r} is not a known machine. {_usage.hint(word, CHIPS, known)}")
-    if isinstance(chip, TpuChip):
-        sizes = chip.shape_of(shape) if shape else None
-        remedy = f"a slice of {chip.largest} chips at most, such as {chip.usual}"
+    chip, _, text = name.lower().replace("-", ":").partition(":")
+    chip = _OTHER_NAMES.get(chip, chip)
+    parts = text.split("x") if text else []
+    is_grid = all(part.isdecimal() and int(part) for part in parts)
+    sizes = tuple(map(int, parts)) if is_grid else ()
+    if chip in TPUS:
+        grid = TPUS[chip].parse(sizes)
+        usual = ("2x2", "4x4", "16x16") if TPUS[chip].dimensions == 2 else ("2x2x1", "4x4x4")
+        examples = ", ".join(f"{chip}:{shape}" for shape in usual)
+        remedy = f"a slice of {TPUS[chip].largest} chips at most, such as {examples}"
+    elif chip in GPUS:
+        hosts_and_gpus = (1, *(sizes if parts else (8,)))[-2:]
+        grid = hosts_and_gpus if is_grid and len(parts) <= 2 else None
+        remedy = f"{chip}:8, or {chip}:2x8 for two hosts of 8"
     else:
-        parts = shape.split("x") if shape else ["8"]
-        is_count = len(parts) <= 2 and all(part.isdecimal() and int(part) for part in parts)
-        sizes = tuple(map(int, ["1", *parts][-2:])) if is_count else None  # hosts, GPUs of each
-        remedy = f"{chip.name}:8, or {chip.name}:2x8 for two hosts of 8"
-    if sizes is None:
-        raise ValueError(f"{name!r} is not a machine of {chip.name}. Give {remedy}.")
-    return _load(f"{chip.name}:{'x'.join(map(str, sizes))}", chip, sizes)
+        known = sorted((*TPUS, *GPUS))
+        near = _usage.hint(chip, known, f"The chips are {', '.join(known)}.")
+        raise ValueError(f"{name!r} is not a known machine. {near}")
+    if grid is None:
+        raise ValueError(f"{name!r} is not a machine of {chip}. Give {remedy}.")
+    return _load(chip, grid)
 
 
 @functools.cache
-def _load(name: str, chip: Chip, sizes: tuple[int, ...]) -> Topology:
+def _load(chip: str, grid: tuple[int, ...]) -> Topology:
     """Return the topology, the same devices each time: they are in the keys of JAX's caches."""
     from jax.experimental import topologies  # noqa: PLC0415  # loads parts of JAX that few need
 
+    shape = "x".join(map(str, grid))
+    name = f"{chip}:{shape}"
     options: dict[str, Any]
-    if isinstance(chip, TpuChip):
+    if chip in TPUS:
         extra, modules = "tpu", ("libtpu",)
-        grid = "x".join(map(str, sizes))
-        options = {"platform": "tpu", "topology_name": f"{chip.external_name or chip.name}:{grid}"}
-        if chip.config:
-            options["chip_config_name"] = chip.config
-        if math.prod(sizes) == 1:  # a host of one chip, and not of four
+        options = {"platform": "tpu", "topology_name": name.replace("v7x", "tpu7x")}
+        options |= TPUS[chip].options
+        if math.prod(grid) == 1:  # a host of one chip, and not of four
             options["chips_per_host_bounds"] = (1, 1, 1)
     else:
         extra, modules = "cuda12", ("jax_cuda12_plugin", "jax_cuda13_plugin")
-        grid = "x".join(map(str, (1, *sizes)))  # of one slice
-        options = {"platform": "cuda", "topology_name": "", "topology": grid}
-        options["target_config"] = chip.target
+        options = {"platform": "cuda", "topology_name": "", "topology": f"1x{shape}"}  # one slice
+        options["target_config"] = GPUS[chip].target
     if not any(importlib.util.find_spec(module) for module in modules):
         package = f"jax[{extra}]=={jax.__version__}"
         raise ImportError(
@@ -258,7 +205,8 @@ def _load(name: str, chip: Chip, sizes: tuple[int, ...]) -> Topology:
     except jax.errors.JaxRuntimeError as error:
         line = str(error).splitlines()[0]
         raise ValueError(f"The compiler rejects the machine {name!r}: {line}") from error
-    return Topology(name, tuple(description.devices), chip.memory)
+    memory = (TPUS.get(chip) or GPUS[chip]).memory
+    return Topology(name, tuple(description.devices), round(memory * 2**30))
 
 
 @contextlib.contextmanager

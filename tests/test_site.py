@@ -1,6 +1,5 @@
 """The site: nothing is left out, nothing comes from elsewhere, and the tables tell the truth."""
 
-import argparse
 import importlib
 import importlib.util
 import json
@@ -15,7 +14,6 @@ import pytest
 
 import jax_dist
 from jax_dist import errors
-from jax_dist.cli import cache
 from jax_dist.cli.main import COMMANDS
 from jax_dist.lint.engine.linter import RULES
 
@@ -58,11 +56,6 @@ def test_every_command_is_in_the_reference():
     shown = set(re.findall(r"^<!-- help: (\w+) -->$", text, re.MULTILINE))
 
     assert set(COMMANDS) <= shown
-    cache.add_parser(commands := argparse.ArgumentParser().add_subparsers())
-    (subcommands,) = commands.choices["cache"]._subparsers._group_actions
-    assert subcommands.choices
-    for command in subcommands.choices:
-        assert f"<!-- help: cache {command} -->" in text
 
 
 def test_every_picture_has_its_script_and_its_page():

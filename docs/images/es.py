@@ -36,7 +36,7 @@ def run(program: str, out: pathlib.Path, *options: str) -> None:
 def curve_of(name: str, options: list[str], folder: pathlib.Path) -> tuple:
     out = folder / name.replace(" ", "_").replace(",", "")
     run("es_large.py", out, *_SIZE, *options)
-    return es_common.Curve(out / "curve.csv", done=60)["loss"]
+    return es_common.Curve(out, 60, done=60)["loss"]
 
 
 def main() -> None:
@@ -44,15 +44,12 @@ def main() -> None:
         folder = pathlib.Path(name)
         run("es_quickstart.py", folder / "quickstart")
         shutil.copy(folder / "quickstart" / "learning_curve.png", _HERE / "es_quickstart.png")
-        run("demo.py", folder / "demo", "--noexplain")
+        run("demo.py", folder / "demo")
         shutil.copy(folder / "demo" / "demo.png", _HERE / "es_demo.png")
         curves = {name: curve_of(name, options, folder) for name, options in _WAYS.items()}
-        es_common.draw_curves(
-            _HERE / "es_noise.png",
-            curves,
-            title="Rastrigin with 10,000 parameters, 128 mirrored pairs, seed 0",
-            ylabel="loss for each parameter",
-        )
+        title = "Rastrigin with 10,000 parameters, 128 mirrored pairs, seed 0"
+        picture = es_common.draw_curves(folder, curves, title, "loss for each parameter")
+        shutil.copy(picture, _HERE / "es_noise.png")
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ class Classifier(nn.Module):
 
 
 def create_train_state(rng, learning_rate):
-    model = Classifier()
+    model, tx = Classifier(), optax.adam(learning_rate)
     params = model.init(rng, jnp.ones((1, 2)))["params"]
-    tx = optax.adam(learning_rate)
     return train_state.TrainState.create(apply_fn=model.apply, params=params, tx=tx)
 
 
@@ -52,7 +51,6 @@ def eval_step(params, batch):
 
 
 def batches(seed, steps):
-    """Four clouds of points, one for each class."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         label = rng.integers(0, CLASSES, BATCH_SIZE)
@@ -107,12 +105,6 @@ def train_and_evaluate(steps=40, learning_rate=0.02):
     return history, np.mean(accuracy), params
 
 
-def main():
-    history, accuracy, _ = train_and_evaluate()
-    for number, metrics in enumerate(history, 1):
-        print(f"step {10 * number:3}  loss {metrics['loss']:.4f}")
-    print(f"accuracy on new data: {accuracy:.3f}")
-
-
 if __name__ == "__main__":
-    main()
+    history, accuracy, _ = train_and_evaluate()
+    print(f"loss {history[-1]['loss']:.4f}, accuracy on new data {accuracy:.3f}")

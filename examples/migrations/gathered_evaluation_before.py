@@ -10,14 +10,6 @@ FEATURES, EMBEDDING = 12, 6
 BATCH_SIZE = 32
 
 
-def init_params(key):
-    image_key, text_key = jax.random.split(key)
-    return {
-        "image": jax.random.normal(image_key, (FEATURES, EMBEDDING)),
-        "text": jax.random.normal(text_key, (FEATURES, EMBEDDING)),
-    }
-
-
 def embed(weights, x):
     y = x @ weights
     return y / jnp.linalg.norm(y, axis=-1, keepdims=True)
@@ -75,7 +67,8 @@ def make_batch(rng, real=BATCH_SIZE):
 
 def train_and_evaluate(steps=60):
     rng = np.random.default_rng(0)
-    params = init_params(jax.random.PRNGKey(0))
+    weights = jax.random.normal(jax.random.PRNGKey(0), (2, FEATURES, EMBEDDING))
+    params = {"image": weights[0], "text": weights[1]}
     losses = []
     for _ in range(steps):
         params, loss = train_step(params, make_batch(rng))
@@ -90,11 +83,6 @@ def train_and_evaluate(steps=60):
     return np.array(losses), float(hits / count), np.concatenate(ranks)
 
 
-def main():
-    losses, recall, ranks = train_and_evaluate()
-    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    print(f"recall at 5: {recall:.3f}, median rank {np.median(ranks):.0f} of {BATCH_SIZE}")
-
-
 if __name__ == "__main__":
-    main()
+    losses, recall, ranks = train_and_evaluate()
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, recall at 5: {recall:.3f}")

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax_dist
 import numpy as np
 import optax
-
-from _mapped import mapped
 
 SIZE = 5
 LEARNERS = 2  # on each device
@@ -54,12 +53,10 @@ def observe(state):
 
 
 def init_params(key):
-    keys = jax.random.split(key, 3)
-    return {
-        "hidden": jax.random.normal(keys[0], (SIZE * SIZE, 32)) / SIZE,
-        "policy": 0.1 * jax.random.normal(keys[1], (32, 3)),
-        "value": 0.1 * jax.random.normal(keys[2], (32,)),
-    }
+    keys, shapes = jax.random.split(key, 3), [(SIZE * SIZE, 32), (32, 3), (32,)]
+    names = ["hidden", "policy", "value"]
+    draw = lambda key, shape: 0.2 * jax.random.normal(key, shape)
+    return dict(zip(names, map(draw, keys, shapes), strict=True))
 
 
 def apply(params, observation):
@@ -78,11 +75,9 @@ def loss_fn(params, trajectory, last_value):
 
     _, targets = jax.lax.scan(backwards, last_value, (rewards, dones), reverse=True)
     advantages = jax.lax.stop_gradient(targets - values)
-    log_probs = jax.nn.log_softmax(logits)
-    chosen = jnp.take_along_axis(log_probs, actions[..., None], -1)[..., 0]
-    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, -1).mean()
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), actions[..., None], -1)[..., 0]
     critic = jnp.mean((jax.lax.stop_gradient(targets) - values) ** 2)
-    return -jnp.mean(chosen * advantages) + 0.5 * critic - 0.01 * entropy
+    return -jnp.mean(chosen * advantages) + 0.5 * critic
 
 
 def get_learner_fn():
@@ -120,7 +115,6 @@ def learner_setup(seed, updates):
     devices = jax.device_count()
     params_key, env_key, step_key = jax.random.split(jax.random.PRNGKey(seed), 3)
     params = init_params(params_key)
-    opt_state = OPTIMIZER.init(params)
 
     def copies(x):
         return jnp.broadcast_to(x, (devices, LEARNERS) + jnp.shape(x))
@@ -130,12 +124,10 @@ def learner_setup(seed, updates):
     env_states = jax.tree.map(lambda x: x.reshape((devices, LEARNERS, ENVS)), env_states)
     step_keys = jax.random.split(step_key, devices * LEARNERS)
     step_keys = step_keys.reshape((devices, LEARNERS, -1))
+    params, opt_state = jax.tree.map(copies, (params, OPTIMIZER.init(params)))
     learn_fn = get_learner_fn()
-    learn = mapped(lambda state: learn_fn(state, updates), axis_name="device")
-    state = LearnerState(
-        jax.tree.map(copies, params), jax.tree.map(copies, opt_state), step_keys, env_states
-    )
-    return learn, state
+    learn = jax_dist.pmap(lambda state: learn_fn(state, updates), axis_name="device")
+    return learn, LearnerState(params, opt_state, step_keys, env_states)
 
 
 def run_experiment(seed=0, evaluations=6, updates=50):
@@ -148,10 +140,5 @@ def run_experiment(seed=0, evaluations=6, updates=50):
     return np.array(scores), params
 
 
-def main():
-    scores, _ = run_experiment()
-    print("mean reward of a ball:", " ".join(f"{score:+.2f}" for score in scores))
-
-
 if __name__ == "__main__":
-    main()
+    print("mean reward of a ball:", np.round(run_experiment()[0], 2))

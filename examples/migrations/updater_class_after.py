@@ -1,7 +1,6 @@
 """A language model of letters, trained by a class that keeps the update and its state apart.
 
-The functions are pure, and the class keeps how to call them, as in haiku's examples. The network is
-written out, so that the program needs nothing but jax and optax.
+The functions are pure, and the class keeps how to call them, as in haiku's examples.
 """
 
 import jax
@@ -26,11 +25,10 @@ PER_DEVICE = 4
 
 def init_network(rng):
     keys = jax.random.split(rng, 3)
-    vocabulary = len(LETTERS)
     return {
-        "embed": 0.1 * jax.random.normal(keys[0], (vocabulary, 24)),
+        "embed": 0.1 * jax.random.normal(keys[0], (len(LETTERS), 24)),
         "cell": 0.2 * jax.random.normal(keys[1], (48, 24)),
-        "out": 0.2 * jax.random.normal(keys[2], (24, vocabulary)),
+        "out": 0.2 * jax.random.normal(keys[2], (24, len(LETTERS))),
     }
 
 
@@ -111,8 +109,7 @@ class Updater:
             "opt_state": opt_state,
             "params": params,
         }
-        metrics = {"step": state["step"], "loss": loss}
-        return new_state, metrics
+        return new_state, {"step": state["step"], "loss": loss}
 
 
 def load(seed):
@@ -148,10 +145,6 @@ def train(steps=60):
     return np.array(losses), int(state["step"]), params
 
 
-def main():
+if __name__ == "__main__":
     losses, steps, _ = train()
     print(f"{steps} steps, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-
-
-if __name__ == "__main__":
-    main()

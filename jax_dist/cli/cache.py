@@ -1,4 +1,9 @@
-"""Check that JAX's persistent compilation cache works for a program, or says why not."""
+"""Check that the persistent compilation cache works for a program, or say why not.
+
+Runs the program twice, in fresh interpreters with a private cache and different hash seeds. The
+first run fills the cache; the second should find everything that it compiles there. For each miss,
+it prints the cause, the place in the program, and what to do.
+"""
 
 import argparse
 import dataclasses
@@ -10,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jax_dist._usage import MisuseError
 from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 
@@ -18,19 +22,6 @@ if TYPE_CHECKING:
     from jax_dist._cache.verify import Report
 
 _EPILOG = """\
-exit codes: 0 all is well, 1 something was found, 2 the command was invalid
-
-example:
-  jax-dist cache verify -- python train.py      does it hit the cache, and if not, why?
-"""
-_VERIFY = """\
-Check that the persistent cache works for a program, or says why not.
-
-Runs the program twice, in fresh interpreters with a private cache and different hash seeds. The
-first run fills the cache; the second should find everything that it compiles there. For each miss,
-it prints the cause, the place in the program, and what to do.
-"""
-_AFTER = """\
 exit codes: 0 all programs were stable, written and found again,
             1 one was not, or the command failed,
             2 the command or an option is invalid
@@ -45,18 +36,16 @@ _CODE = re.compile(r"^JXD\d+")
 
 
 def add_parser(commands: Any) -> None:
-    subcommands = terminal.add_group(
-        commands, "cache", __doc__, _EPILOG, help="check that a program hits the compilation cache"
-    )
     parser = terminal.add_command(
-        subcommands,
-        "verify",
-        _verify,
-        _VERIFY,
-        _AFTER,
-        help="check that a program hits the cache, or say why not",
+        commands,
+        "cache",
+        _run,
+        __doc__,
+        _EPILOG,
+        help="check that a program hits the compilation cache, or say why not",
         usage="jax-dist cache verify [options] -- COMMAND ...",
     )
+    parser.add_argument("action", choices=["verify"], help="run the program twice")
     terminal.flag(parser, "--json", help="print JSON")
     parser.add_argument(
         "--timeout", type=terminal.seconds, metavar="SECONDS", help="time limit of each run"
@@ -64,16 +53,12 @@ def add_parser(commands: Any) -> None:
     terminal.add_color(parser)
 
 
-def _verify(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist._cache import verify  # only here: `--help` need not wait for it
 
-    if not options.program:
-        raise MisuseError("verify needs a command: jax-dist cache verify -- python train.py")
-    try:
-        with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
-            report = verify.verify(options.program, Path(folder), timeout=options.timeout)
-    except OSError as error:
-        raise MisuseError(f"{options.program[0]} cannot be started: {error.strerror}") from error
+    command = terminal.command_of(options, "cache verify")
+    with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
+        report = verify.verify(command, Path(folder), timeout=options.timeout)
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=2), file=out)
     else:

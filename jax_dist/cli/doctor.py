@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist.doctor import diagnose  # not at the top: `--help` need not wait
 
-    with terminal.ProgressLine(err, "waiting for the devices"):
+    with terminal.progress(err, "waiting for the devices"):
         diagnosis = diagnose(options.timeout)
     print(diagnosis.output, end="", file=out)
     print(f"problem: {diagnosis.problem}" if diagnosis.problem else "no problem found", file=out)

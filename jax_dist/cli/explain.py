@@ -7,7 +7,6 @@ import argparse
 from typing import Any, TextIO
 
 from jax_dist.cli import terminal
-from jax_dist.cli.run import command_of
 
 _EPILOG = """\
 exit codes: those of the command; 2 if it cannot be started
@@ -32,7 +31,7 @@ def add_parser(commands: Any) -> None:
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     from jax_dist.migrate import programs  # only here: `--help` need not wait for it
 
-    code, reports = programs.explain(command_of(options, "explain"))
+    code, reports = programs.explain(terminal.command_of(options, "explain"))
     out.writelines(f"{report}\n" for report in reports)
     if not reports:
         print("jax-dist explain: no function was mapped by jax.pmap and called", file=err)

@@ -10,13 +10,10 @@ themselves, then SIGTERM, then SIGKILL.
 
 import argparse
 import io
-import shutil
 import threading
 from typing import Any, TextIO
 
 from jax_dist.cli import terminal
-
-_USAGE = "jax-dist launch -n N [options] -- COMMAND ..."
 
 _EPILOG = """\
 exit codes: 0 all ranks ended with 0; else the code of the rank that failed first, or 128 plus the
@@ -45,12 +42,12 @@ def add_parser(commands: Any) -> None:
         __doc__,
         _EPILOG,
         help="run a program in several processes on this machine",
-        usage=_USAGE,
+        usage="jax-dist launch -n N [options] -- COMMAND ...",
     )
     parser.add_argument(
         "-n",
         "--processes",
-        type=terminal.count(terminal.MOST_PROCESSES),
+        type=terminal.count,
         required=True,
         metavar="N",
         help="number of processes",
@@ -58,13 +55,13 @@ def add_parser(commands: Any) -> None:
     devices = parser.add_mutually_exclusive_group()
     devices.add_argument(
         "--cpu-devices",
-        type=terminal.count(terminal.MOST_DEVICES),
+        type=terminal.count,
         metavar="N",
         help="simulate N CPU devices in each process, and use no other devices",
     )
     devices.add_argument(
         "--gpus",
-        type=terminal.count(terminal.MOST_DEVICES),
+        type=terminal.count,
         metavar="N",
         help="GPUs for each process (1)",
     )
@@ -79,7 +76,6 @@ def add_parser(commands: Any) -> None:
         help="time for the others to end after a failure (1)",
     )
     terminal.add_color(parser)
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
@@ -87,12 +83,7 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     from jax_dist import launch
     from jax_dist._usage import MisuseError
 
-    between = ["--"] if options.words and options.program else []  # a -- of the command itself
-    command = [*options.words, *between, *options.program]
-    if not command:
-        raise MisuseError(f"what should the processes run?\nusage: {_USAGE}")
-    if shutil.which(command[0]) is None:
-        raise MisuseError(f"{command[0]}: there is no such command\nusage: {_USAGE}")
+    command = terminal.command_of(options, f"launch -n {options.processes}")
     printer = _Printer(out, err, options.color)
     try:
         outcome = launch.run(

@@ -4,6 +4,7 @@ Every finding has a code; docs/rules.md says why it matters and what to write in
 """
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -125,26 +126,23 @@ class _Lint:
         self._has_skipped = False
 
     def run(self) -> Exit:
+        from jax_dist.lint.model import sources
+
         if self._stdin is not None:
             findings = self._examiner.examine(self._name, self._stdin)
         else:
-            files = self._find_files()
-            with terminal.ProgressLine(self._err, "files checked") as progress:
-                findings = self._examiner.examine_files(files, progress)
+            tree = sources.find_files(self._options.paths, self._config.excluded)
+            for reason in tree.skipped:
+                print(f"jax-dist lint: skipped: {reason}", file=self._err)
+            self._has_skipped = bool(tree.skipped)
+            if not tree.files:
+                self._say("There are no Python files or notebooks here.")
+            with terminal.progress(self._err, "checks files") as show:
+                count = lambda done, total: show(f"{done} of {total} files checked")
+                findings = self._examiner.examine_files(tree.files, count)
         if self._options.fix or self._options.diff:
             return self._fix(findings)
         return self._report(findings, self._out)
-
-    def _find_files(self) -> Sequence[str]:
-        from jax_dist.lint.model import sources
-
-        found = sources.find_files(self._options.paths, self._config.excluded)
-        for reason in found.skipped:
-            print(f"jax-dist lint: skipped: {reason}", file=self._err)
-        self._has_skipped = bool(found.skipped)
-        if not found.files:
-            self._say("There are no Python files or notebooks here.")
-        return found.files
 
     def _fix(self, findings: Sequence[Any]) -> Exit:
         """Make the fixes, or show them; report what is left."""
@@ -156,10 +154,8 @@ class _Lint:
         allowed = {Safety.SAFE, *([Safety.UNSAFE] if options.unsafe_fixes else [])}
         left: list[Any] = []
         made, changed, data = 0, 0, self._stdin or b""
-        groups: dict[str, list[Any]] = {}
-        for finding in findings:
-            groups.setdefault(finding.path, []).append(finding)
-        for path, group in groups.items():
+        for path, group_ in itertools.groupby(findings, key=lambda finding: finding.path):
+            group = list(group_)
             if not any(finding.safety in allowed for finding in group):
                 left += group
                 continue

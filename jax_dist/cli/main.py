@@ -5,9 +5,7 @@ loading another package.
 """
 
 import argparse
-import difflib
 import gc
-import os
 import re
 import sys
 import traceback
@@ -16,14 +14,15 @@ from importlib import import_module
 from typing import Any, NoReturn, TextIO, cast
 
 import jax_dist
+from jax_dist import _usage
 from jax_dist._usage import MisuseError
 from jax_dist.cli import terminal
-from jax_dist.cli.terminal import Exit, Help
+from jax_dist.cli.terminal import Exit
 
 # One file each; only the file of the command that runs is loaded, so that `lint` starts at once.
 COMMANDS = ("lint", "migrate", "run", "explain", "plan", "launch", "cache", "doctor")
 # A command to run follows their `--`.
-_WITH_PROGRAM = (["cache", "verify"], ["explain"], ["launch"], ["migrate"], ["plan"], ["run"])
+_WITH_PROGRAM = ("cache", "explain", "launch", "migrate", "plan", "run")
 
 _EPILOG = """\
 exit codes: 0 success, 1 something was found, 2 the command was invalid
@@ -57,23 +56,17 @@ def main(
       The exit code.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # The streams as they are now, not at import; None where the shell has closed one.
-    out = out or cast("TextIO | None", sys.stdout) or _open_null()
-    err = err or cast("TextIO | None", sys.stderr) or _open_null()
+    out = cast(TextIO, out or sys.stdout)  # as it is now, not at import
+    err = cast(TextIO, err or sys.stderr)
     parser = make_parser(arguments)
     program: list[str] = []  # argparse has no notion of a second command line after `--`
-    if "--" in arguments and any(arguments[: len(words)] == words for words in _WITH_PROGRAM):
+    if "--" in arguments and arguments[0] in _WITH_PROGRAM:
         end = arguments.index("--")
         arguments, program = arguments[:end], arguments[end + 1 :]
     options = parser.parse_args(arguments)
     options.program = program
     if options.command is None:
         parser.print_help(file=err)
-        return Exit.USAGE
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        print("jax-dist: the current directory no longer exists", file=err)
         return Exit.USAGE
     try:
         code = int(options.run(options, out=out, err=err))
@@ -93,23 +86,17 @@ def main(
     return code
 
 
-def _open_null() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")
-
-
 def run_as_program() -> int:
     """Run `main` in a process of its own: the script `jax-dist`, and `python -m jax_dist`."""
     gc.set_threshold(100_000, 20, 20)  # syntax trees are many objects, and few are garbage
-    code = main()
-    if "jax" not in sys.modules:  # JAX's backends must be taken down in order
-        gc.freeze()
-    return code
+    return main()
 
 
 def make_parser(arguments: Sequence[str] = ()) -> "_Parser":
     """Return the parser of the command that `arguments` name, or of all commands."""
+    form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
-        prog="jax-dist", description=jax_dist.__doc__, epilog=_EPILOG, formatter_class=Help
+        prog="jax-dist", description=jax_dist.__doc__, epilog=_EPILOG, formatter_class=form
     )
     parser.add_argument("--version", action="version", version=f"jax-dist {jax_dist.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -132,18 +119,14 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with the usage, the message and the nearest known word."""
-        known = list(self._option_string_actions)
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
         option = re.search(r"unrecognized arguments: (-[^ =]*)", message)
         if choice:
-            near = difflib.get_close_matches(choice[1], re.findall(r"[\w.-]+", choice[2]), n=1)
-        elif option:
-            near = difflib.get_close_matches(option[1], known, n=1)
-            near += [name for name in known if option[1].strip("-") in name.split("-")][:1]
+            near = _usage.nearest(choice[1], re.findall(r"[\w.-]+", choice[2]))
         else:
-            near = []
+            near = option and _usage.nearest(option[1], self._option_string_actions)
         if near:
-            message += f". Did you mean {near[0]}?"
+            message += f". Did you mean {near}?"
         elif option:
             message += f". `{self.prog} --help` lists the options."
         super().error(message)

@@ -4,20 +4,18 @@ Comments and formatting outside the changes stay as they are.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import re
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from jax_dist import _files
-from jax_dist._files import write_atomically
 from jax_dist._usage import MisuseError, counted
 from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
+from jax_dist.lint.model.sources import display
 
 _EPILOG = """\
 the targets:
@@ -65,8 +63,7 @@ def add_parser(commands: Any) -> None:
     add("--report", metavar="FILE", help="list every place: FILE.md, FILE.json, FILE.txt; - prints")
     add("--target-jax", metavar="VERSION", help="the oldest jax to run on")
     add("--exclude", action="append", default=[], metavar="PATTERN", help="skip paths that match")
-    devices = terminal.count(terminal.MOST_DEVICES)
-    add("--devices", type=devices, default=8, metavar="N", help="CPU devices to simulate (8)")
+    add("--devices", type=terminal.count, default=8, metavar="N", help="simulated CPU devices (8)")
     add("--timeout", type=terminal.seconds, metavar="SECONDS", help="for each run of the command")
     add("--config", metavar="FILE", help="settings file to use instead of the nearest one")
     add("--stdin-filename", metavar="FILE", help="name to use for standard input")
@@ -85,10 +82,8 @@ def _check(options: argparse.Namespace) -> None:
         raise MisuseError("- reads the standard input, and goes with no other path")
     if options.program and (_STDIN in options.paths or options.check):
         raise MisuseError("a command needs files, and goes neither with - nor with --check")
-    if options.program and shutil.which(options.program[0]) is None:
-        raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
-    if options.to == "jit" and not options.program:
-        raise MisuseError("--to jit needs a command: jax-dist migrate --to jit a.py -- python a.py")
+    if options.program or options.to == "jit":
+        terminal.command_of(options, "migrate --to jit PATH")
     if options.report not in (None, _STDIN):
         if os.path.splitext(options.report)[1].lower() not in (".md", ".json", ".txt"):
             raise MisuseError(f"--report {options.report}: the name must end with .md, .json, .txt")
@@ -106,17 +101,15 @@ class _Migrate:
         self._options, self._out, self._err = options, out, err
         self._failed = False
         jax = config.version(options.target_jax) if options.target_jax else None
-        matches = {path: _PLACE.fullmatch(path) for path in options.paths}
         lines: dict[str, frozenset[int]] = {}
-        for path, match in matches.items():
-            if match is not None and not os.path.exists(path):
-                lines[match[1]] = lines.get(match[1], frozenset()) | {int(match[2])}
-        self._paths = list(
-            dict.fromkeys(
-                match[1] if match is not None and match[1] in lines else path
-                for path, match in matches.items()
-            )
-        )
+        paths: dict[str, None] = {}  # without the lines, each once
+        for path in options.paths:
+            place = None if os.path.exists(path) else _PLACE.fullmatch(path)
+            if place is not None:
+                path, line = place.groups()
+                lines[path] = lines.get(path, frozenset()) | {int(line)}
+            paths[path] = None
+        self._paths = list(paths)
         self._target = MigrationOptions(options.to, jax, lines)
 
     def run(self) -> Exit:
@@ -154,8 +147,9 @@ class _Migrate:
         seen = sources.find_files(self._paths, patterns)
         for reason in seen.skipped:
             self._complain(f"skipped: {reason}")
-        with terminal.ProgressLine(self._err, "files migrated") as progress:
-            return migration.migrate(seen.files, self._target, progress=progress), len(seen.files)
+        with terminal.progress(self._err, "migrates files") as show:
+            count = lambda done, total: show(f"{done} of {total} files migrated")
+            return migration.migrate(seen.files, self._target, progress=count), len(seen.files)
 
     def _verified(self, files: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return what is left of a migration after its runs, and their verdicts."""
@@ -163,7 +157,9 @@ class _Migrate:
 
         options = self._options
         try:
-            with _status(self._err, is_quiet=options.quiet) as progress:
+            with terminal.progress(
+                self._err, "runs the program", is_quiet=options.quiet
+            ) as progress:
                 files, verification = trial.verify(
                     options.program,
                     files,
@@ -196,7 +192,7 @@ class _Migrate:
         if options.write and options.paths == [_STDIN]:
             terminal.write_bytes(self._out, report.files[0].after)
         elif options.check:
-            self._out.writelines(f"{_printable(file.path)}\n" for file in report.changed)
+            self._out.writelines(f"{display(file.path)}\n" for file in report.changed)
         elif options.concise:
             self._out.write(FORMATS[".txt"](report))
         elif not options.write and options.report != _STDIN:
@@ -218,14 +214,14 @@ class _Migrate:
         lost: set[str] = set()
         now: list[Any] = []
         for file in sorted(files, key=lambda file: not file.is_new):
-            problem = file.problem
             if file.changed:
-                needs = file.needs_module
-                problem = self._problem_of_writing(file) if needs not in lost else ""
-                problem = problem if needs not in lost else f"{needs} could not be written"
-            if problem and file.changed:
-                lost.add(os.path.abspath(file.path))
-                file = file.unchanged(problem)
+                if file.needs_module in lost:
+                    problem = f"{file.needs_module} could not be written"
+                else:
+                    problem = self._problem_of_writing(file)
+                if problem:
+                    lost.add(os.path.abspath(file.path))
+                    file = file.unchanged(problem)
             now.append(file)
         return sorted(now, key=lambda file: file.is_new)
 
@@ -238,7 +234,7 @@ class _Migrate:
         except OSError as error:
             return f"it cannot be written: {error.strerror or error}"
         done = sum(place.status == "done" for place in file.places)
-        text = f"{'wrote' if file.is_new else 'migrated'} {_printable(file.path)}"
+        text = f"{'wrote' if file.is_new else 'migrated'} {display(file.path)}"
         self._say(text + (f": {counted(done, 'place')}" * bool(done)))
         return ""
 
@@ -251,14 +247,14 @@ class _Migrate:
         elif where is not None:
             suffix = os.path.splitext(where)[1].lower()
             try:
-                write_atomically(where, FORMATS[suffix](report))
+                _files.write_atomically(where, FORMATS[suffix](report))
             except OSError as error:
                 reason = error.strerror
                 raise MisuseError(f"--report {where} cannot be written: {reason}") from error
 
     def _summarize(self, report: Any, looked_at: int) -> None:
         for file in report.problems:
-            self._complain(f"{_printable(file.path)} is left as it is: {file.problem}")
+            self._complain(f"{display(file.path)} is left as it is: {file.problem}")
         if not report.places and not report.problems:
             self._say(f"Nothing to migrate in {counted(looked_at, 'file')}.")
             return
@@ -269,7 +265,7 @@ class _Migrate:
         )
         for places in report.by_reason():
             others = f" and {counted(len(places) - 1, 'other place')}" if places[1:] else ""
-            self._say(f"  left: {_printable(places[0].where)}{others}: {places[0].reason}")
+            self._say(f"  left: {display(places[0].where)}{others}: {places[0].reason}")
         if report.left and self._options.report is None:
             self._say("--report FILE.md lists every place, and what to do by hand.")
         if report.changed and not (self._options.write or self._options.check):
@@ -284,20 +280,3 @@ class _Migrate:
     def _complain(self, text: str) -> None:
         self._failed = True
         print(f"jax-dist migrate: {text}", file=self._err)
-
-
-@contextlib.contextmanager
-def _status(stream: TextIO, *, is_quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows on a terminal what runs."""
-    if is_quiet or not stream.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console  # only here: most runs have no terminal
-
-    with Console(file=stream).status("running the program") as status:
-        yield status.update
-
-
-def _printable(text: str) -> str:
-    """Return a file's name without control characters, which a terminal would obey."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

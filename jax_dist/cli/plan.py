@@ -37,6 +37,9 @@ examples:
 """
 
 
+_MOST_DEVICES = 64  # to simulate here, each with its copy of the state
+
+
 def add_parser(commands: Any) -> None:
     text = "whether a step fits on a machine, and with which strategy"
     parser = terminal.add_command(commands, "plan", _run, __doc__, _EPILOG, help=text)
@@ -47,14 +50,17 @@ def add_parser(commands: Any) -> None:
     text = "with commas between"
     parser.add_argument("--strategies", metavar="NAMES", help=text)
     text = "of the arguments that are carried, with commas between"
-    parser.add_argument("--state", metavar="POSITIONS", help=text)
+    parser.add_argument("--state", type=_positions, metavar="POSITIONS", help=text)
     text = "that the program sees here; by default as many as the first machine has"
-    count = terminal.count(terminal.MOST_COPIES)
-    parser.add_argument("--devices", type=count, metavar="N", help=text)
+    parser.add_argument("--devices", type=terminal.count, metavar="N", help=text)
     text = "compile with the least effort, and in full only what comes near the limit"
     terminal.flag(parser, "--quick", help=text)
     terminal.flag(parser, "--json", help="print one JSON object")
     terminal.flag(parser, "--quiet", help="no progress on the standard error")
+
+
+def _positions(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
@@ -77,15 +83,11 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
         missing = "a program" if options.on else "a machine"
         example = "jax-dist plan --on v5e:4x4 -- python train.py"
         raise MisuseError(f"give {missing}, as in: {example}")
-    state = None
-    if options.state is not None:
-        if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", options.state):
-            raise MisuseError(f"--state takes positions, as in 0,1; not {options.state!r}")
-        state = tuple(map(int, options.state.split(",")))
     if "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not attached
     from jax_dist import testing  # not at the top: `--help` need not wait for jax
-    from jax_dist.plan import STRATEGIES, find_step, machines_of, plan
+    from jax_dist._steps import find_step
+    from jax_dist.plan import STRATEGIES, machines_of, plan
 
     command, run = " ".join(options.program), _program_of(options.program)
     strategies = options.strategies.split(",") if options.strategies else None
@@ -96,7 +98,7 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
         try:
             machines = machines_of(options.on)
             count = options.devices or len(machines[0].devices)
-            if count > terminal.MOST_COPIES:
+            if count > _MOST_DEVICES:
                 raise MisuseError(
                     f"the program would run here on {count} simulated devices, each with its copy "
                     "of the state: give --devices 8, and a batch that leaves each device as much"
@@ -104,7 +106,7 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
             testing.simulated_devices(count)
             progress(f"runs {command}, up to its step")
             step = find_step(run, options.step)
-            how = {"state": state, "strategies": strategies, "quick": options.quick}
+            how = {"state": options.state, "strategies": strategies, "quick": options.quick}
             return plan(step, on=machines, progress=progress, **how)
         except MisuseError:
             raise

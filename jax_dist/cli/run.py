@@ -5,10 +5,8 @@ Python processes that the command starts.
 """
 
 import argparse
-import shutil
 from typing import Any, TextIO
 
-from jax_dist._usage import MisuseError
 from jax_dist.cli import terminal
 
 _EPILOG = """\
@@ -32,16 +30,7 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def command_of(options: argparse.Namespace, name: str) -> list[str]:
-    """Return the command behind --. Raises MisuseError if it cannot be started."""
-    if not options.program:
-        raise MisuseError(f"{name} needs a command: jax-dist {name} -- python train.py")
-    if shutil.which(options.program[0]) is None:
-        raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
-    return list(options.program)
-
-
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
     from jax_dist.migrate import programs  # only here: `--help` need not wait for it
 
-    return programs.run(command_of(options, "run"))
+    return programs.run(terminal.command_of(options, "run"))

@@ -4,8 +4,11 @@ import argparse
 import contextlib
 import enum
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
+
+from jax_dist._usage import MisuseError
 
 
 class Exit(enum.IntEnum):
@@ -17,21 +20,6 @@ class Exit(enum.IntEnum):
     INTERRUPTED = 130  # as shells have it
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Help as wide as the terminal, at most 100 columns; descriptions keep their line breaks."""
-
-    def __init__(self, prog: str) -> None:
-        # argparse would import shutil for the width, in every run.
-        try:
-            columns = int(os.environ["COLUMNS"])
-        except (KeyError, ValueError):
-            try:
-                columns = os.get_terminal_size().columns
-            except (OSError, ValueError):  # a pipe
-                columns = 80
-        super().__init__(prog, width=min(columns - 2, 100))
-
-
 def add_command(
     commands: Any, name: str, run: Callable[..., int], page: str | None, epilog: str, **options: Any
 ) -> argparse.ArgumentParser:
@@ -39,21 +27,21 @@ def add_command(
 
     `options` go to its parser, such as `help`; without that, `jax-dist --help` does not list it.
     """
-    options = {"formatter_class": Help, **options}
-    parser = commands.add_parser(name, description=page, epilog=epilog, **options)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(
+        name, description=page, epilog=epilog, formatter_class=form, **options
+    )
     parser.set_defaults(run=run)
     return parser
 
 
-def add_group(commands: Any, name: str, page: str | None, epilog: str, **options: Any) -> Any:
-    """Add a command that has subcommands only, and return what these are added to."""
-
-    def run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-        parser.print_help(file=err)
-        return Exit.USAGE
-
-    parser = add_command(commands, name, run, page, epilog, **options)
-    return parser.add_subparsers(dest="subcommand", metavar="COMMAND")
+def command_of(options: argparse.Namespace, name: str) -> list[str]:
+    """Return the command behind --; raise MisuseError if there is none, or no such program."""
+    if not options.program:
+        raise MisuseError(f"{name} needs a command: jax-dist {name} -- python train.py")
+    if shutil.which(options.program[0]) is None:
+        raise MisuseError(f"{options.program[0]} cannot be started: there is no such program")
+    return list(options.program)
 
 
 def flag(parser: Any, *names: str, help: str) -> None:
@@ -72,22 +60,11 @@ def add_color(parser: Any) -> None:
     )
 
 
-MOST_DEVICES = 4096  # simulated in one process
-MOST_PROCESSES = 1024  # on one machine
-MOST_COPIES = 64
-
-
-def count(most: int, *, least: int = 1) -> Callable[[str], int]:
-    """Return an option type: a whole number between two limits."""
-
-    def read(text: str) -> int:
-        if text.isdecimal() and len(text) < 20 and least <= int(text) <= most:
-            return int(text)
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number from {least} to {most}, not {text[:30]!r}"
-        )
-
-    return read
+def count(text: str) -> int:
+    """Read a whole number, at least 1."""
+    if text.isdecimal() and len(text) < 10 and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text[:30]!r}")
 
 
 def seconds(text: str) -> float:
@@ -120,51 +97,16 @@ def silence(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-class ProgressLine:
-    """A line on a terminal that shows how far a run is and its time; else nothing.
+@contextlib.contextmanager
+def progress(stream: TextIO, text: str, *, is_quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Show a text on a terminal while the block runs; yield a function that replaces it."""
+    if is_quiet or not stream.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console  # only here: most runs have no terminal
 
-    Args:
-      stream: where it is written.
-      what: the unit or the task: "files checked".
-    """
-
-    def __init__(self, stream: TextIO, what: str = "") -> None:
-        self._progress: Any = None
-        if stream.isatty():
-            from rich import console, progress  # only here: most runs have no terminal
-
-            self._progress = progress.Progress(
-                progress.SpinnerColumn(),
-                progress.TextColumn("{task.description}"),
-                progress.MofNCompleteColumn(),
-                progress.TimeElapsedColumn(),
-                console=console.Console(file=stream),
-                transient=True,
-            )
-            self._task = self._progress.add_task(what, total=None)
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` units are done."""
-        if self._progress:
-            self._progress.update(self._task, completed=done, total=total)
-
-    def print(self, text: str) -> None:
-        """Print a line that stays, above the progress."""
-        if self._progress:
-            self._progress.console.print(text, markup=False, highlight=False)
-
-    def __enter__(self) -> "ProgressLine":
-        if self._progress:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the line."""
-        if self._progress:
-            self._progress.stop()
+    with Console(file=stream).status(text) as status:
+        yield status.update
 
 
 def write_bytes(out: TextIO, data: bytes) -> None:

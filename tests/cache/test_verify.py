@@ -156,7 +156,7 @@ def test_a_command_that_cannot_be_started():
     process = verify("--", "/no/such/program")
 
     assert process.returncode == 2
-    assert "/no/such/program cannot be started: No such file or" in process.stderr
+    assert "/no/such/program cannot be started: there is no such program" in process.stderr
     assert verify().returncode == 2
 
 

@@ -61,23 +61,6 @@ def test_the_package_runs_as_a_program():
     assert run.stdout == f"jax-dist {jax_dist.__version__}\n"
 
 
-def test_lint_starts_without_jax():
-    code = "import sys; from jax_dist.cli.main import main; main(['lint', '--help'])"
-    command = [sys.executable, "-X", "importtime", "-c", code]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert run.returncode == 0
-    modules = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}
-    assert modules.isdisjoint({"jax", "numpy", "rich"})
-
-
-def test_a_current_directory_that_is_gone_is_reported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tmp_path.rmdir()
-
-    assert _run("lint", "/") == (2, "", "jax-dist: the current directory no longer exists\n")
-
-
 def test_an_internal_error_has_a_traceback_and_never_the_code_of_a_finding(monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
@@ -120,10 +103,10 @@ def test_no_option_may_be_abbreviated():
     ("kind", "good", "bad", "message"),
     [
         (
-            terminal.count(64),
+            terminal.count,
             ["1", "64"],
-            ["0", "65", "-5", "9" * 5000, "1.5", "x", "٣x"],
-            "must be a whole number from 1 to 64, not '",
+            ["0", "-5", "9" * 5000, "1.5", "x"],
+            "must be a whole number from 1 on, not '",
         ),
         (
             terminal.seconds,
@@ -140,15 +123,6 @@ def test_numbers_have_limits(kind, good, bad, message):
             kind(text)
         assert str(caught.value).startswith(message)
         assert len(str(caught.value)) < 200
-
-
-def test_every_number_has_limits():
-    for parser in _parsers(make_parser()):
-        for action in parser._actions:
-            if action.metavar in ("N", "SECONDS"):
-                assert action.type is not None, f"{parser.prog} {action.option_strings}"
-                with pytest.raises(argparse.ArgumentTypeError):
-                    action.type("-1")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +152,7 @@ def test_progress_is_shown_on_a_terminal_only():
     for is_terminal in (True, False):
         stream = io.StringIO()
         stream.isatty = lambda is_terminal=is_terminal: is_terminal
-        with terminal.ProgressLine(stream, "files checked") as progress:
-            progress(1, 3)
+        with terminal.progress(stream, "checks files") as show:
+            show("1 of 3 files")
 
-        assert ("files checked" in stream.getvalue()) == is_terminal
+        assert ("1 of 3 files" in stream.getvalue()) == is_terminal

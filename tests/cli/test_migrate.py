@@ -49,7 +49,7 @@ _BROKEN = "import jax\nf = jax.pmap(\n"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -66,7 +66,7 @@ def _misuse(*arguments: str) -> str:
     return err
 
 
-def test_a_diff_is_shown_and_nothing_is_written(folder: pathlib.Path):
+def test_a_diff_is_shown_and_nothing_is_written(folder):
     (folder / "a.py").write_text(_BEFORE)
 
     code, out, err = _run("a.py")
@@ -81,7 +81,7 @@ def test_a_diff_is_shown_and_nothing_is_written(folder: pathlib.Path):
 
 
 @pytest.mark.parametrize("tool", ["git apply", "patch -p1 -s"])
-def test_the_diff_can_be_applied_as_a_patch(folder: pathlib.Path, tool: str):
+def test_the_diff_can_be_applied_as_a_patch(folder, tool: str):
     (folder / "a.py").write_text(_BEFORE)
     _, out, _ = _run("a.py")
 
@@ -90,15 +90,7 @@ def test_the_diff_can_be_applied_as_a_patch(folder: pathlib.Path, tool: str):
     assert (folder / "a.py").read_text() == _AFTER
 
 
-def test_colours_where_asked_for(folder: pathlib.Path):
-    (folder / "a.py").write_text(_BEFORE)
-
-    _, out, _ = _run("--color", "always", "a.py")
-
-    assert "\x1b[32m+import jax_dist\x1b[0m\n" in out
-
-
-def test_write_changes_the_files_and_says_which(folder: pathlib.Path):
+def test_write_changes_the_files_and_says_which(folder):
     (folder / "a.py").write_text(_BEFORE)
     (folder / "sub").mkdir()
     (folder / "sub" / "b.py").write_text(_BEFORE)
@@ -115,16 +107,10 @@ def test_write_changes_the_files_and_says_which(folder: pathlib.Path):
     )
     assert (folder / "a.py").read_text() == (folder / "sub" / "b.py").read_text() == _AFTER
     assert sorted(path.name for path in folder.iterdir()) == ["a.py", "other.py", "sub"]
+    assert _run("--write", ".") == (0, "", "Nothing to migrate in 3 files.\n")
 
 
-def test_a_second_run_has_nothing_to_do(folder: pathlib.Path):
-    (folder / "a.py").write_text(_BEFORE)
-    _run("--write", "a.py")
-
-    assert _run("--write", "a.py") == (0, "", "Nothing to migrate in 1 file.\n")
-
-
-def test_check_names_the_files_and_fails(folder: pathlib.Path):
+def test_check_names_the_files_and_fails(folder):
     (folder / "a.py").write_text(_BEFORE)
     (folder / "b.py").write_text(_AFTER)
 
@@ -134,14 +120,12 @@ def test_check_names_the_files_and_fails(folder: pathlib.Path):
     assert (folder / "a.py").read_text() == _BEFORE
 
 
-def test_a_file_that_cannot_be_written_does_not_stop_the_others(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_cannot_be_written_does_not_stop_the_others(folder, monkeypatch):
     (folder / "a.py").write_text(_BEFORE)
     (folder / "b.py").write_text(_BEFORE)
     write = _files.write_atomically
 
-    def refuse(path: str, data: bytes, **options) -> None:
+    def refuse(path, data, **options):
         if path == "a.py":
             raise PermissionError(13, "Permission denied")
         write(path, data, **options)
@@ -155,7 +139,7 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_others(
     assert (folder / "b.py").read_text() == _AFTER
 
 
-def test_a_file_that_cannot_be_parsed_does_not_stop_the_others(folder: pathlib.Path):
+def test_a_file_that_cannot_be_parsed_does_not_stop_the_others(folder):
     (folder / "a.py").write_text(_BROKEN)
     (folder / "b.py").write_text(_BEFORE)
 
@@ -171,16 +155,7 @@ def test_a_file_that_cannot_be_parsed_does_not_stop_the_others(folder: pathlib.P
     assert (folder / "a.py").read_text() == _BROKEN
 
 
-def test_a_file_that_cannot_be_parsed_is_not_one_without_places(folder: pathlib.Path):
-    (folder / "a.py").write_text(_BROKEN)
-
-    code, _, err = _run("a.py")
-
-    assert code == 1
-    assert "Nothing to migrate" not in err
-
-
-def test_excluded_folders_are_passed_over(folder: pathlib.Path):
+def test_excluded_folders_are_passed_over(folder):
     for name in ("src", "old"):
         (folder / name).mkdir()
         (folder / name / "a.py").write_text(_BEFORE)
@@ -190,32 +165,7 @@ def test_excluded_folders_are_passed_over(folder: pathlib.Path):
     assert out == "src/a.py\n"
 
 
-@pytest.mark.parametrize("flag", ["--write", "--check"])
-def test_read_only_files_stay_as_they_are(folder: pathlib.Path, flag: str):
-    (folder / "a.py").write_text(_BEFORE)
-    (folder / "a.py").chmod(0o444)
-
-    code, out, err = _run(flag, ".")
-
-    assert code == 1
-    assert (folder / "a.py").read_text() == _BEFORE
-    if flag == "--write":
-        assert "a.py is left as it is: it cannot be written: it is read-only" in err
-    else:
-        assert out == "a.py\n"
-
-
-def test_the_mode_of_a_file_is_kept(folder: pathlib.Path):
-    (folder / "a.py").write_text(_BEFORE)
-    (folder / "a.py").chmod(0o751)
-
-    _run("--write", "a.py")
-
-    assert (folder / "a.py").read_text() == _AFTER
-    assert (folder / "a.py").stat().st_mode & 0o777 == 0o751
-
-
-def test_what_needs_a_newer_jax_is_left(folder: pathlib.Path):
+def test_what_needs_a_newer_jax_is_left(folder):
     (folder / "a.py").write_text("import jax\nx = jax.lax.pvary(1, 'i')\n")
 
     assert _run("--check", "a.py")[0] == 1
@@ -226,9 +176,7 @@ def test_what_needs_a_newer_jax_is_left(folder: pathlib.Path):
     ("arguments", "output"),
     [((), _DIFF.replace("a.py", "stdin.py")), (("--write",), _AFTER), (("--check",), "stdin.py\n")],
 )
-def test_the_standard_input(
-    arguments: tuple[str, ...], output: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_standard_input(arguments, output, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(_BEFORE.encode())))
 
     _, out, _ = _run(*arguments, "-")
@@ -236,7 +184,7 @@ def test_the_standard_input(
     assert out == output
 
 
-def test_bytes_outside_the_change_stay(folder: pathlib.Path):
+def test_bytes_outside_the_change_stay(folder):
     before = "\ufeff# \xe9t\xe9\r\nimport jax\r\nf = jax.pmap(jax.jit(abs))  # \u2713".encode()
     (folder / "a.py").write_bytes(before)
 
@@ -247,7 +195,7 @@ def test_bytes_outside_the_change_stay(folder: pathlib.Path):
     assert (folder / "a.py").read_bytes() == after
 
 
-def test_a_notebook(folder: pathlib.Path):
+def test_a_notebook(folder):
     lines = ["%time\n", "import jax\n", "f = jax.pmap(jax.jit(abs))"]
     cell = {"cell_type": "code", "source": lines, "metadata": {}, "outputs": ["kept"]}
     book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
@@ -275,7 +223,10 @@ _CASES_OF_MISUSE = {
     "a command and stdin": (("-", "--", "true"), "a command needs files"),
     "a command and --check": (("--check", ".", "--", "true"), "a command needs files"),
     "no such command": ((".", "--", "nosuchprogram"), "nosuchprogram cannot be started: there is"),
-    "jit without a command": (("--to", "jit", "."), "--to jit needs a command: jax-dist migrate"),
+    "jit without a command": (
+        ("--to", "jit", "."),
+        "migrate --to jit PATH needs a command",
+    ),
     "a report of another kind": (("--report", "out.html", "."), "--report out.html: the name must"),
     "a report in no folder": (
         ("--report", "no/out.md", "."),
@@ -291,7 +242,7 @@ def test_misuse_is_explained(name: str):
     assert _misuse(*arguments).startswith(f"jax-dist migrate: {text}")
 
 
-def test_the_places_that_are_left_are_listed(folder: pathlib.Path):
+def test_the_places_that_are_left_are_listed(folder):
     (folder / "a.py").write_text(_LEFT)
 
     code, out, err = _run("a.py")
@@ -305,7 +256,7 @@ def test_the_places_that_are_left_are_listed(folder: pathlib.Path):
     assert _run("--quiet", "a.py") == (0, "", "")
 
 
-def test_one_place_of_a_file(folder: pathlib.Path):
+def test_one_place_of_a_file(folder):
     text = "import jax\n\nf = jax.pmap(abs)\ng = jax.pmap(len)\n"
     (folder / "a.py").write_text(text)
 
@@ -317,7 +268,7 @@ def test_one_place_of_a_file(folder: pathlib.Path):
     ).replace("import jax\n", "import jax\nimport jax_dist\n")
 
 
-def test_reports(folder: pathlib.Path):
+def test_reports(folder):
     (folder / "a.py").write_text(_LEFT + _BEFORE)
 
     for suffix in ("json", "md", "txt"):
@@ -344,13 +295,13 @@ def test_reports(folder: pathlib.Path):
     )
 
 
-def test_names_of_files_cannot_command_a_terminal(folder: pathlib.Path):
+def test_names_of_files_cannot_command_a_terminal(folder):
     (folder / "a\x1b[31m.py").write_text(_LEFT)
 
     assert "\x1b" not in _run(".")[2]
 
 
-def test_a_new_module_is_shown_and_written(folder: pathlib.Path):
+def test_a_new_module_is_shown_and_written(folder):
     (folder / "pkg").mkdir()
     (folder / "pkg" / "__init__.py").touch()
     (folder / "pkg" / "a.py").write_text("import jax\nfrom . import b\n\nf = jax.pmap(b.f)\n")
@@ -376,7 +327,7 @@ def test_a_new_module_is_shown_and_written(folder: pathlib.Path):
     assert written == {path.name: path.read_text() for path in (folder / "pkg").iterdir()}
 
 
-def test_no_jax_is_imported(folder: pathlib.Path):
+def test_no_jax_is_imported(folder):
     (folder / "a.py").write_text(_BEFORE)
     script = (
         "import sys\n"

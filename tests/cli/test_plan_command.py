@@ -127,12 +127,12 @@ HERE = ["--on", "here"]
         (["--", "python", "a_trainer.py"], "give a machine, as in: jax-dist plan --on v5e:4x4"),
         (
             [*HERE, "--state", "first", "--", "python", "a_trainer.py"],
-            "--state takes positions, as in 0,1",
+            "argument --state: invalid _positions value: 'first'",
         ),
         (["--on", "v5:4x4", "--", "python", "a_trainer.py"], "Did you mean v5e?"),
         (
             [*HERE, "--devices", "65", "--", "python", "a_trainer.py"],
-            "argument --devices: must be a whole number from 1 to 64",
+            "would run here on 65 simulated devices",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -24,7 +24,7 @@ from jax_dist.cli.main import main
 _ROOT = pathlib.Path(__file__).parents[2]
 _BEFORE = _ROOT / "examples" / "es_before_pmap.py"
 _AFTER = _ROOT / "examples" / "es_after.py"
-_NAMES = ["before", "by_hand", "migrated", "only_migrated", "migrated_to_jax", "rewritten"]
+_NAMES = ["before", "by_hand", "migrated", "migrated_to_jax", "rewritten"]
 _WARNS = "ignore::jax_dist.CapturedArrayWarning"
 
 _compiled: list[str] = []  # the functions, one for each compilation
@@ -68,19 +68,17 @@ def rewritten() -> ModuleType:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory) -> dict[str, ModuleType]:
     folder = tmp_path_factory.mktemp("migrated")
-    to_jax_dist, only, to_jax = (folder / f"{name}.py" for name in ("mended", "only", "to_jax"))
-    for path in (to_jax_dist, only, to_jax):
+    to_jax_dist, to_jax = (folder / f"{name}.py" for name in ("to_jax_dist", "to_jax"))
+    for path in (to_jax_dist, to_jax):
         path.write_text(_BEFORE.read_text())
     tool("lint", "--fix", "--unsafe-fixes", "--quiet", to_jax_dist)
     tool("migrate", "--write", "--quiet", to_jax_dist)
-    tool("migrate", "--write", "--quiet", only)
     tool("lint", "--fix", "--unsafe-fixes", "--select", "JXD301", "--quiet", to_jax)
     tool("migrate", "--to", "vendored", "--write", "--quiet", to_jax)
     return {
         "before": load(_BEFORE, "before"),
         "by_hand": load(_AFTER, "by_hand"),
         "migrated": load(to_jax_dist, "migrated"),
-        "only_migrated": load(only, "only_migrated"),
         "migrated_to_jax": load(to_jax, "migrated_to_jax"),
         "rewritten": rewritten(),
     }
@@ -140,14 +138,13 @@ def test_one_program_is_compiled_and_not_two(trained):
         "before": 2,
         "by_hand": 1,
         "migrated": 1,
-        "only_migrated": 1,
         "migrated_to_jax": 2,
         "rewritten": 2,
     }
 
 
 @pytest.mark.filterwarnings(_WARNS)
-@pytest.mark.parametrize("name", ["by_hand", "migrated", "only_migrated", "rewritten"])
+@pytest.mark.parametrize("name", ["by_hand", "migrated", "rewritten"])
 def test_the_program_holds_no_table(texts, name):
     assert len(texts["before"]) > 8_000_000  # 4 MB, two letters a byte
     assert len(texts[name]) < len(texts["before"]) / 40
@@ -200,5 +197,5 @@ import importlib, sys
 import es_common
 program = importlib.import_module(sys.argv.pop(1))
 program.TABLE_SIZE, program.PAIRS = 100_000, 2
-es_common.run(program.main, program="small", generations=3)
+es_common.run(program.main, "small", generations=3)
 """

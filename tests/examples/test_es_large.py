@@ -127,24 +127,6 @@ def test_memory_at_100_000_parameters():
     assert table.table_bytes == 16_000_000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "exchanged", "most"),
-    [
-        ({"noise": "scan", "comm": "scalar"}, {"all-gather": 1024}, 400_000_000),
-        ({"noise": "table", "comm": "slice"}, {"all-gather": 1024 + 40_000_000}, 240_000_000),
-    ],
-    ids=["scan", "table"],
-)
-def test_ten_million_parameters_need_some_copies_of_theta_not_one_for_each_pair(
-    options, exchanged, most
-):
-    program = built(parameters=10_000_000, **options)
-
-    assert program.exchanged == exchanged
-    assert 40_000_000 < program.temporary < most  # theta has 40 MB, and a device 16 pairs
-
-
 @pytest.mark.thorough
 def test_rows_are_alike_in_parts_and_in_any_batch():
     for plan in (
@@ -174,32 +156,6 @@ def test_noise_of_low_rank_has_that_rank():
 
     assert plan.matrix == (40, 40)
     assert np.linalg.matrix_rank(matrix, tol=1e-3) == 3
-
-
-def test_rastrigin():
-    assert float(es_large.rastrigin(jnp.zeros(4))) == 0.0
-    assert float(es_large.rastrigin(jnp.ones(4))) == pytest.approx(1.0, abs=1e-4)
-    assert float(es_large.rastrigin(jnp.full(4, 0.5))) == pytest.approx(20.25, abs=1e-4)
-
-
-def test_at_0_mirrored_pairs_tie_so_it_starts_elsewhere():
-    plan = es_large.Plan(_SIZE)
-    row = jax.random.normal(jax.random.key(0), (_SIZE,))
-
-    plus, minus = es_large.play(jnp.zeros(_SIZE), row)
-    assert float(plus) == float(minus)
-    plus, minus = es_large.play(es_large.first_theta(plan, jax.random.key(0)), row)
-    assert abs(float(plus - minus)) > 1e-3
-
-
-def test_keys_whose_noise_depends_on_the_batch_are_refused():
-    with pytest.raises(ValueError, match="noise cannot be drawn twice from a 'rbg' key"):
-        es_large.row_maker(es_large.Plan(_SIZE), jax.random.key(0, impl="rbg"), jnp.zeros(0))
-
-
-def test_low_rank_and_table_exclude_each_other():
-    with pytest.raises(ValueError, match="noise of low rank is drawn: take --noise scan"):
-        es_large.Plan(_SIZE, "table", rank=1)
 
 
 @pytest.mark.slow

@@ -5,12 +5,13 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from types import ModuleType
 
+import es_quickstart
+import jax
 import matplotlib.image
 import numpy as np
 import pytest
@@ -26,11 +27,11 @@ def example() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(example, tmp_path_factory) -> np.ndarray:
+def undisturbed(tmp_path_factory) -> np.ndarray:
     """`[generations, 3]`, in this one process, on its 8 devices."""
     out = tmp_path_factory.mktemp("alone")
-    outcome = example.train(seed=0, generations=_GENERATIONS, out=out, save_every=5, keep=2)
-    assert (outcome.done, outcome.preempted) == (_GENERATIONS, False)
+    result = es_quickstart.train(0, jax.devices(), _GENERATIONS, out=out)
+    assert (len(result.curve), result.left) == (_GENERATIONS, False)
     return read_curve(out)
 
 
@@ -38,52 +39,33 @@ def read_curve(out: pathlib.Path) -> np.ndarray:
     return np.loadtxt(out / "curve.csv", delimiter=",", skiprows=1)
 
 
-def start(out: pathlib.Path, *flags: str) -> list[subprocess.Popen]:
-    """Two processes of 4 devices each, as `jax-dist launch -n 2 --cpu-devices 4` starts them."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(_ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "4",
-        "JAX_DIST_CACHE_DIR": str(out.parent / "cache"),
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-        "JAX_NUM_PROCESSES": "2",
-    }
-    return [
-        subprocess.Popen(
-            [sys.executable, _EXAMPLE, f"--out={out}", f"--generations={_GENERATIONS}", *flags],
-            env={**environment, "JAX_PROCESS_ID": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+def start(out: pathlib.Path, *flags: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "jax_dist", "launch", "-n", "2", "--cpu-devices", "4", "--"]
+    command += [sys.executable, _EXAMPLE, f"--out={out}", f"--generations={_GENERATIONS}", *flags]
+    paths = {"PYTHONPATH": str(_ROOT), "JAX_DIST_CACHE_DIR": str(out.parent / "cache")}
+    return subprocess.Popen(
+        command, env=os.environ | paths, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
-def finish(ranks: list[subprocess.Popen]) -> list[str]:
-    """What each wrote; all ended well."""
-    try:
-        outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    return outputs
+def finish(job: subprocess.Popen) -> list[str]:
+    """Return what each rank wrote; both ended well."""
+    output, _ = job.communicate(timeout=240)
+    assert job.returncode == 0, output
+    lines = output.splitlines()
+    prefixes = ("[0] ", "[1] ")
+    return ["".join(f"{x[4:]}\n" for x in lines if x.startswith(start)) for start in prefixes]
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory) -> tuple[pathlib.Path, list[str], list[str]]:
-    """Where it ran, and what was written before and after a real SIGTERM of rank 1."""
+    """Where it ran, and what was written before and after a real SIGTERM."""
     out = tmp_path_factory.mktemp("several") / "out"
-    ranks = start(out)
-    while not (out / "checkpoints").exists() and all(rank.poll() is None for rank in ranks):
+    job = start(out)
+    while not (out / "checkpoints").exists() and job.poll() is None:
         time.sleep(0.05)
-    ranks[1].send_signal(signal.SIGTERM)  # it compiles now; it will hear of it later
-    first = finish(ranks)
+    job.send_signal(signal.SIGTERM)  # passed on; they compile now, and will hear of it later
+    first = finish(job)
     return out, first, finish(start(out, "--bytes"))
 
 
@@ -135,18 +117,3 @@ def test_the_resumed_curve_is_that_of_an_undisturbed_run_in_one_process(interrup
     assert "generations   12\n" in outputs[0]
     assert curve.shape == (_GENERATIONS, 3)
     np.testing.assert_allclose(curve[:, 1:], undisturbed[:, 1:], rtol=0.1)
-
-
-def test_help_shows_the_flags(tmp_path):
-    shown = subprocess.run(
-        [sys.executable, _EXAMPLE, "--help"],
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-    ).stdout
-
-    for flag in ("--generations", "--seed", "--out", "--save_every", "--keep", "--[no]bytes"):
-        assert f"\n  {flag}: " in shown
-    assert "jax-dist launch -n 2 --cpu-devices 4" in shown

@@ -1,17 +1,15 @@
 """The quickstart balances the pole, on any number of devices, and sends nothing but scores."""
 
-import dataclasses
-import importlib
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import textwrap
-from types import ModuleType
 
 import chex
 import es_common
+import es_quickstart as es
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -24,12 +22,7 @@ _EXAMPLE = _ROOT / "examples" / "es_quickstart.py"
 
 
 @pytest.fixture(scope="module")
-def es() -> ModuleType:
-    return importlib.import_module("es_quickstart")
-
-
-@pytest.fixture(scope="module")
-def trained(es):
+def trained():
     return es.train(seed=0, devices=jax.devices(), generations=60)
 
 
@@ -39,7 +32,7 @@ def random_states(count: int) -> np.ndarray:
     return np.random.default_rng(0).uniform(-limits, limits, (count, 4)).astype(np.float32)
 
 
-def test_each_step_is_gymnasiums(es):
+def test_each_step_is_gymnasiums():
     game = gymnasium.make("CartPole-v1").unwrapped
     states = random_states(500)
     actions = np.arange(500) % 2
@@ -57,23 +50,7 @@ def test_each_step_is_gymnasiums(es):
     assert 30 < ended.sum() < 60  # both happen
 
 
-@pytest.mark.parametrize(
-    ("place", "angle", "expected"),
-    [
-        (0.0, 0.0, False),
-        (2.39, 0.209, False),
-        (-2.39, -0.209, False),
-        (2.41, 0.0, True),
-        (-2.41, 0.0, True),
-        (0.0, 0.210, True),  # 12 degrees are 0.2094
-        (0.0, -0.210, True),
-    ],
-)
-def test_a_fall_is_a_place_off_the_track_or_a_lean(es, place, angle, expected):
-    assert es.fallen(jnp.array([place, 9.0, angle, -9.0])) == expected
-
-
-def test_who_only_pushes_left_falls_as_soon_as_in_gymnasium(es):
+def test_who_only_pushes_left_falls_as_soon_as_in_gymnasium():
     pushes_left = np.zeros(114, np.float32)
 
     returns = jax.vmap(es.episode_return, in_axes=(None, 0))(
@@ -95,23 +72,11 @@ def test_who_only_pushes_left_falls_as_soon_as_in_gymnasium(es):
     ],
     ids=["all unlike", "two equals", "two and three equals", "all equal"],
 )
-def test_equals_share_the_average_of_their_ranks(es, fitness, expected):
+def test_equals_share_the_average_of_their_ranks(fitness, expected):
     np.testing.assert_allclose(es.centred_ranks(jnp.array(fitness)), expected, atol=1e-7)
 
 
-def test_both_of_a_pair_start_alike_and_mirror_each_other(es, trained):
-    noise = es.noise_of(jax.random.key(6), jnp.arange(40))
-    keys = jax.random.split(jax.random.key(7), 40)
-    play = jax.jit(jax.vmap(es.play, in_axes=(None, 0, 0)))
-    weak = 0.05 * trained.theta  # falls sooner or later, as its start has it
-
-    one_policy = play(weak, jnp.zeros_like(noise), keys)
-    chex.assert_trees_all_equal(one_policy[:, 0], one_policy[:, 1])
-    assert np.unique(one_policy).size > 3
-    chex.assert_trees_all_equal(play(weak, noise, keys), play(weak, -noise, keys)[:, ::-1])
-
-
-def test_a_pair_has_the_same_noise_in_any_batch(es):
+def test_a_pair_has_the_same_noise_in_any_batch():
     key = jax.random.key(5)
 
     everyones = es.noise_of(key, jnp.arange(128))
@@ -122,7 +87,7 @@ def test_a_pair_has_the_same_noise_in_any_batch(es):
 
 
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
-def test_a_key_whose_noise_depends_on_the_batch_is_refused(es, implementation):
+def test_a_key_whose_noise_depends_on_the_batch_is_refused(implementation):
     with pytest.raises(ValueError, match=f"drawn twice from a '{implementation}' key"):
         es.noise_of(jax.random.key(0, impl=implementation), jnp.arange(128))
 
@@ -130,7 +95,7 @@ def test_a_key_whose_noise_depends_on_the_batch_is_refused(es, implementation):
 @pytest.mark.parametrize(
     "count", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 4))]
 )
-def test_the_curve_is_the_same_on_fewer_devices(es, trained, count):
+def test_the_curve_is_the_same_on_fewer_devices(trained, count):
     few = es.train(seed=0, devices=jax.devices()[:count], generations=6)
 
     assert len(few.curve) == 6
@@ -140,28 +105,16 @@ def test_the_curve_is_the_same_on_fewer_devices(es, trained, count):
         )
 
 
-def test_seed_0_is_solved_and_holds_in_gymnasium(es, trained):
+def test_seed_0_is_solved_and_holds_in_gymnasium(trained):
     chex.assert_shape(trained.theta, (114,))
     assert trained.solved
+    assert not trained._replace(fresh=474.9).solved
     assert len(trained.curve) <= 60
-    assert trained.curve["policy"][-1] >= 475
-    assert trained.fresh >= 475
+    assert min(trained.curve["policy"][-1], trained.fresh) >= 475
     assert es.return_in_gymnasium(trained.theta, seed=0) >= 475
 
 
-def test_no_episode_outlasts_500_steps(es, trained):
-    keys = jax.random.split(jax.random.key(1), 50)
-
-    returns = jax.vmap(es.episode_return, in_axes=(None, 0))(trained.theta, keys)
-
-    assert returns.max() == 500.0
-
-
-def test_solved_takes_both_evaluations(es, trained):
-    assert not dataclasses.replace(trained, fresh=474.9).solved
-
-
-def test_only_the_256_scores_are_sent(es):
+def test_only_the_256_scores_are_sent():
     theta = jnp.zeros(114)
     pairs = np.arange(128).reshape(8, 16)
     update = es.make_generation(jax.devices())
@@ -190,20 +143,11 @@ def test_the_script_leaves_a_picture_and_a_policy(tmp_path):
         not solved on 4 x cpu
         generations   1
         mean return   #.# over 100 fresh episodes
-        in Gymnasium  #.# over 100 episodes
         picture       {picture}
+        in Gymnasium  #.# over 100 episodes
         seconds       #.#
         """)
     assert picture.stat().st_size > 10_000
     assert matplotlib.image.imread(picture).shape == (540, 840, 4)
     assert np.load(tmp_path / "out" / "policy.npz")["theta"].shape == (114,)
-    assert "mean_return=" in ran.stderr  # the progress bar
-
-
-@pytest.mark.slow
-def test_20_of_20_seeds_are_solved_within_60_generations(es):
-    results = [es.train(seed, jax.devices(), 60) for seed in range(20)]
-
-    assert [seed for seed, result in enumerate(results) if not result.solved] == []
-    in_gymnasium = [es.return_in_gymnasium(result.theta, seed=0) for result in results]
-    assert min(in_gymnasium) >= 475
+    assert "policy=" in ran.stderr  # the progress bar

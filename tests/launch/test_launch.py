@@ -89,9 +89,9 @@ def test_how_a_job_ends(case):
 
 
 _MISUSES = {
-    "no command": (["-n", "2"], "what should the processes run?\nusage: jax-dist launch -n N"),
-    "an unknown command": (["-n", "2", "--", "no-such"], "no-such: there is no such command"),
-    "a file": (["-n", "2", "--", "/etc/passwd"], "/etc/passwd: there is no such command"),
+    "no command": (["-n", "2"], "needs a command: jax-dist launch -n 2 -- python train.py"),
+    "an unknown command": (["-n", "2", "--", "no-such"], "no-such cannot be started: there is no"),
+    "a file": (["-n", "2", "--", "/etc/passwd"], "/etc/passwd cannot be started: there is no"),
     "not a program": (
         ["-n", "1", "--", "{folder}/program"],
         "cannot be started: Exec format error",
@@ -114,7 +114,7 @@ def test_misuse_says_what_is_wrong(case, tmp_path):
     ("arguments", "text"),
     [
         ([], "the following arguments are required: -n/--processes"),
-        (["-n", "0", "true"], "argument -n/--processes: must be a whole number from 1 to"),
+        (["-n", "0", "true"], "argument -n/--processes: must be a whole number from 1 on"),
         (["-n", "1", "--timeout", "0", "true"], "argument --timeout: must be a number of"),
         (["-n", "1", "--gpus", "1", "--cpu-devices", "1"], "not allowed with argument --gpus"),
     ],
@@ -323,7 +323,7 @@ def test_the_environment_of_a_rank(case):
 def test_the_launcher_loads_no_jax():
     program = (
         "import sys; from jax_dist.cli.main import main; "
-        "code = main(['launch', '-n', '1', 'true']); "
+        "code = main(['launch', '-n', '1', '--', 'true']); "
         "sys.exit(code or 'jax' in sys.modules or 'numpy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], env=_environment(), check=True)

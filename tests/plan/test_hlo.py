@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _hlo
@@ -61,13 +61,6 @@ PROGRAMS = {  # the function of one device, its out_specs, and kind, axes, size,
     "psum over i": (lambda x: lax.psum(x, "i"), "ij", [("all-reduce", "i", 4, 1, 24, 36.0)]),
     "psum over both": (
         lambda x: lax.psum(x, ("i", "j")), "ij", [("all-reduce", "ij", 8, 1, 24, 42.0)]),
-    "psum of two arrays at once": (  # 24 bytes and 4
-        lambda x: sum(lax.psum((x, x[0, 0] + 1), ("i", "j"))), "ij",
-        [("all-reduce", "ij", 8, 1, 28, 49.0)]),
-    "psum of int8": (
-        lambda x: lax.psum(x.astype(jnp.int8), "i"), "ij", [("all-reduce", "i", 4, 1, 6, 9.0)]),
-    "all_gather of booleans": (
-        lambda x: lax.all_gather(x > 3, "j").sum(0), "ij", [("all-gather", "j", 2, 1, 12, 6.0)]),
     "all_gather over both, the minor one first": (
         lambda x: lax.all_gather(x, ("j", "i")).sum(0), "ij",
         [("all-gather", "ij", 8, 1, 192, 168.0)]),
@@ -91,9 +84,6 @@ PROGRAMS = {  # the function of one device, its out_specs, and kind, axes, size,
         "ij",
         [("all-reduce", "ij", 8, 1, 4, 7.0, UNKNOWN), ("all-reduce", "i", 4, 1, 24, 36.0, UNKNOWN)],
     ),
-    "a scan in a while": (
-        _while(_scan(lambda x, _: (lax.psum(x, "j") + 1, None), 3)), "ij",
-        [("all-reduce", "j", 2, 3, 24, 24.0, UNKNOWN)]),
     "a branch": (_if_large, "ij", [("all-reduce", "i", 4, 1, 24, 36.0, BRANCH)]),
     "a branch in a while": (
         _while(_if_large), "ij", [("all-reduce", "i", 4, 1, 24, 36.0, UNKNOWN)]),
@@ -104,10 +94,9 @@ PROGRAMS = {  # the function of one device, its out_specs, and kind, axes, size,
 
 
 @pytest.mark.parametrize("case", PROGRAMS)
-@pytest.mark.parametrize("order", [range(8), [3, 1, 2, 0, 7, 6, 4, 5]], ids=["", "reordered"])
-def test_the_collectives_of_a_program(case, order):
+def test_the_collectives_of_a_program(case):
     body, spec, rows = PROGRAMS[case]
-    mesh = _mesh(devices=[jax.devices()[place] for place in order])
+    mesh = _mesh(devices=[jax.devices()[place] for place in (3, 1, 2, 0, 7, 6, 4, 5)])
 
     program = _program(body, P(*spec), mesh=mesh)
 
@@ -131,49 +120,22 @@ def test_axes_of_three_in_mesh_order_and_of_some_devices():
     assert _program(lambda x: lax.psum(x, "j"), mesh=_mesh((8, 1))).moved_bytes == 0.0
 
 
-def test_what_the_compiler_puts_in_is_found_too():
-    x = jax.device_put(_X, NamedSharding(_mesh(), P("i")))
-
-    program = _hlo.ProgramCost.of(jax.jit(lambda x: x.sum()).lower(x))
-
-    assert program.collectives == (Collective("all-reduce", ("i",), 4, 1, 4, 6.0),)
-
-
-def test_axes_of_the_mesh_that_is_given():
-    lowered = jax.jit(jax.pmap(lambda x: lax.psum(x, "batch"), "batch")).lower(_X)
-
-    own = _hlo.ProgramCost.of(lowered)
-    given = _hlo.ProgramCost.of(lowered, mesh=_mesh())
-    other = _hlo.ProgramCost.of(lowered, mesh=_mesh((4,), ("k",)))
-
-    assert [each.axes for each in own.collectives] == [("batch",)]
-    assert [each.axes for each in given.collectives] == [("i", "j")]
-    assert [each.axes for each in other.collectives] == [()]
-
-
 def test_memory_and_sizes_of_one_device():
     program = _program(lambda x: lax.all_gather(x, "i").sum(0))
 
-    assert program.argument_bytes == 24  # [2, 3]
-    assert program.output_bytes == 24
-    assert program.temp_bytes is not None
+    assert (program.argument_bytes, program.output_bytes) == (24, 24)  # [2, 3]
     assert program.temp_bytes >= 96  # the gathered array
 
 
 def test_a_captured_array_is_in_both_programs():
-    weights = np.full((100, 50), 1.5, np.float32)
-    weights[3, 4] = 2.0  # or it would be one number, broadcast
+    weights = np.arange(5000, dtype=np.float32).reshape(100, 50)  # or it would be one number
+    x = np.ones((2, 100), np.float32)
 
-    captured = _hlo.ProgramCost.of(
-        jax.jit(lambda x: x @ weights).lower(np.ones((2, 100), np.float32))
-    )
-    passed = _hlo.ProgramCost.of(
-        jax.jit(lambda x, w: x @ w).lower(np.ones((2, 100), np.float32), weights)
-    )
+    captured = _hlo.ProgramCost.of(jax.jit(lambda x: x @ weights).lower(x))
+    passed = _hlo.ProgramCost.of(jax.jit(lambda x, w: x @ w).lower(x, weights))
 
-    assert captured.constants_bytes == 20_000
+    assert (captured.constants_bytes, passed.constants_bytes) == (20_000, 0)
     assert captured.stablehlo_bytes > 40_000  # two hexadecimal digits a byte
-    assert (passed.constants_bytes, passed.argument_bytes) == (0, 20_800)
     assert passed.stablehlo_bytes < 2_000
 
 
@@ -216,8 +178,12 @@ metadata={op_name="jit(step)/calls=%scattering"}
 """
 
 
+def _collectives_of(text, *meshes):
+    return _hlo.Module.parse(text).collectives(meshes)
+
+
 def test_collectives_in_two_halves_are_counted_once():
-    assert _hlo.collectives_of(_ASYNC, _mesh()) == (
+    assert _collectives_of(_ASYNC, _mesh().shape) == (
         Collective("all-reduce", ("j",), 2, 1, 38, 38.0),
         Collective("all-gather", ("i",), 4, 1, 128, 96.0),
         Collective("all-gather", ("j",), 2, 1, 76, 38.0),
@@ -226,100 +192,50 @@ def test_collectives_in_two_halves_are_counted_once():
     )
 
 
-_KNOWN_LOOP = """\
-HloModule jit_step, num_partitions=8
-
-%step (p: f32[8]) -> f32[8] {
-  %p = f32[8]{0} parameter(0)
-  ROOT %cp = f32[8]{0} collective-permute(%p), channel_id=1, source_target_pairs={{0,2},{2,0}}
-}
-
-%again (p: f32[8]) -> pred[] {
-  %p = f32[8]{0} parameter(0)
-  %ag = f32[64]{0} all-gather(%p), channel_id=2, replica_groups={}, dimensions={0}, \
-metadata={op_name="f replica_groups=[4,2]<=[8]"}
-  ROOT %less = pred[] custom-call(%ag), custom_call_target="less"
-}
-
-ENTRY %main (x: f32[8]) -> f32[8] {
-  %x = f32[8]{0} parameter(0)
-  ROOT %while = f32[8]{0} while(%x), condition=%again, body=%step, \
-backend_config={"known_trip_count":{"n":"6"}}
-}
-"""
-
-
-# A gather that runs beside two fusions, as the compiler of TPUs writes it, and two others.
+# A gather that runs beside two fusions, as the compiler of TPUs writes it, and another.
 _CHAIN = """\
 HloModule jit_step, num_partitions=16
 
 %one (p: bf16[8,16]) -> bf16[128,16] {
   %p = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(0)
   ROOT %all-gather.1 = bf16[128,16]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=4, \
-replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, dimensions={0}, \
-frontend_attributes={chain_id="0"}
-}
-
-%two (p: bf16[8,16]) -> bf16[128,16] {
-  %p = bf16[8,16]{1,0} parameter(0)
-  ROOT %all-gather.2 = bf16[128,16]{1,0:T(8,128)(2,1)S(1)} all-gather(%p), channel_id=4, \
-replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, dimensions={0}, \
-frontend_attributes={chain_id="0"}
+replica_groups=mesh['axis_0'=16,'axis_1'=1] {'axis_0'}, frontend_attributes={chain_id="0"}
 }
 
 ENTRY %main (a: bf16[8,16]) -> bf16[128,16] {
   %a = bf16[8,16]{1,0} parameter(0)
-  %fusion.1 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%one, \
-backend_config={"estimated_cycles":"700"}
-  %fusion.2 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%two, \
-backend_config={"estimated_cycles":"50"}
-  %again.3 = bf16[128,16]{1,0} all-gather(%a), channel_id=5, \
-replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, dimensions={0}
-  ROOT %again.4 = bf16[128,16]{1,0} all-gather(%a), channel_id=6, \
-replica_groups={{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}}, dimensions={0}
+  %fusion.1 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%one
+  %fusion.2 = bf16[128,16]{1,0} fusion(%a), kind=kOutput, calls=%one
+  ROOT %again.3 = bf16[128,16]{1,0} all-gather(%a), channel_id=5, replica_groups=[1,16]<=[16]
 }
 """
 
 
 def test_a_collective_that_stands_in_several_fusions_is_counted_once():
-    (gather,) = _hlo.collectives_of(_CHAIN)
+    (gather,) = _collectives_of(_CHAIN)
 
     assert (gather.kind, gather.size, gather.count, gather.result_bytes) == (
-        "all-gather", 16, 3, 4096,
+        "all-gather", 16, 2, 4096,
     )  # fmt: skip
 
 
-def test_a_condition_is_asked_once_more_than_the_body_runs():
-    assert _hlo.collectives_of(_KNOWN_LOOP, _mesh()) == (
-        Collective("all-gather", ("i", "j"), 8, 7, 256, 224.0),
-        Collective("collective-permute", ("i",), 4, 6, 32, 32.0),
-    )
-
-
-def test_without_a_mesh_there_are_no_axes():
-    axes = [(each.axes, each.size) for each in _hlo.collectives_of(_ASYNC)]
-
-    assert axes == [((), 2), ((), 4), ((), 2), ((), 2), ((), 4)]
-
-
 def test_names_of_the_user_are_not_read_as_program():
-    text = _ASYNC.replace(
-        '"jit(step)/calls=%scattering"', '"} calls=%scattering, body=%scattering"'
-    )
+    name = '"} calls=%scattering, body=%scattering"'
+    text = _ASYNC.replace('"jit(step)/calls=%scattering"', name)
 
-    assert _hlo.collectives_of(text, _mesh()) == _hlo.collectives_of(_ASYNC, _mesh())
-
-
-def test_a_text_that_is_no_program():
-    with pytest.raises(ValueError, match="^not the text of a compiled program: it has no"):
-        _hlo.collectives_of("module @jit_f {}")
+    assert _collectives_of(text, _mesh().shape) == _collectives_of(_ASYNC, _mesh().shape)
 
 
-def test_groups_written_in_a_new_way():
-    text = _ASYNC.replace("replica_groups=[4,2]<=[8]", "replica_groups=every<2>")
-
-    with pytest.raises(ValueError, match="which devices a collective joins: replica_groups=every"):
-        _hlo.collectives_of(text)
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("module @jit_f {}", "^not the text of a compiled program: it has no"),
+        (_ASYNC.replace("[4,2]<=[8]", "every<2>"), "collective joins: replica_groups=every"),
+    ],
+)
+def test_a_text_that_cannot_be_read(text, line):
+    with pytest.raises(ValueError, match=line):
+        _collectives_of(text)
 
 
 # The forms in which compiled programs name groups of devices.
@@ -334,7 +250,6 @@ _WRITTEN = {
     "replica_groups=[3,2]<=[2,3]T(1,0)": ((0, 3), (1, 4), (2, 5)),
     "replica_groups=mesh['i'=3,'j'=2] {'i'}": ((0, 2, 4), (1, 3, 5)),
     "replica_groups=mesh['i'=3,'j'=2] {'j','i'}": ((0, 2, 4, 1, 3, 5),),
-    "replica_groups=mesh['i'=3,'j'=2] {}": ((0,), (1,), (2,), (3,), (4,), (5,)),
     "replica_groups=mesh[i=3,j=2] {j}": ((0, 1), (2, 3), (4, 5)),
     "replica_groups=mesh['a b.c-d'=6] {'a b.c-d':(1)2}": ((0, 3), (1, 4), (2, 5)),
     "replica_groups=mesh['i'=6] {'i':(2)3}": ((0, 1, 2), (3, 4, 5)),
@@ -346,12 +261,7 @@ _WRITTEN = {
         (13, 15, 17, 19, 21, 23),
     ),
     "replica_groups=mesh['i'=4], device_ids=(3,1,2,0) {'i':(1)2}, x": ((3, 2), (1, 0)),
-    "replica_groups=mesh['i'=4], device_ids=([3,1,2,0]) {'i':(2)2}, x": ((3, 1), (2, 0)),
     "replica_groups=mesh['a'=3,'b'=2], device_ids=([2,3]T(1,0)) {'a'}": ((0, 1, 2), (3, 4, 5)),
-    "replica_groups=mesh['a'=3,'b'=2], device_ids=([3,2]<=[2,3]T(1,0)) {'a'}": (
-        (0, 1, 2),
-        (3, 4, 5),
-    ),
 }
 
 
@@ -367,10 +277,8 @@ _SIZES = {"i": 3, "j": 2, "k": 1}
     ("groups", "is_permute", "axes"),
     [
         (((0, 2, 4), (1, 3, 5)), False, ("i",)),
-        (((3, 1, 5), (4, 2, 0)), False, ("i",)),
         (((0, 1), (2, 3), (4, 5)), False, ("j",)),
         (((0, 1, 2, 3, 4, 5),), False, ("i", "j")),
-        (((0,), (1,), (2,), (3,), (4,), (5,)), False, ("k",)),
         (((0, 1, 2), (3, 4, 5)), False, ()),
         (((0, 2, 4),), False, ()),  # and the others?
         (((0, 1, 2, 3, 4, 5, 6, 7),), False, ()),  # of a larger mesh
@@ -378,7 +286,6 @@ _SIZES = {"i": 3, "j": 2, "k": 1}
         (((0, 1),), True, ("j",)),
         (((0, 1), (0, 2)), True, ("i", "j")),
         (((0, 3),), True, ("i", "j")),
-        ((), True, ()),
         (((5, 6),), True, ()),  # of a larger mesh
     ],
 )

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import jax_dist
-from jax_dist.topology import GPUS, _load
+from jax_dist.topology import _load
 
 pytestmark = pytest.mark.rewriting
 
@@ -65,31 +65,24 @@ def test_gpus_are_asked_for_by_hosts_and_devices(name, grid, said, asked):
     assert f'device_description_str: "{said.partition(":")[0].upper()}' in request["target_config"]
 
 
-def test_the_same_name_gives_the_same_devices(asked):
-    assert jax_dist.topology("v5e:4x4") is jax_dist.topology("v5e-16")
+def test_a_topology_has_hosts_and_the_same_devices_each_time(asked):
+    machine = jax_dist.topology("v5e:4x4")
+
+    assert (machine.hosts, len(machine.devices)) == (1, 8)
+    assert machine is jax_dist.topology("v5e-16")
     assert len(asked) == 1
-
-
-def test_a_topology_has_devices_and_hosts(asked):
-    found = jax_dist.topology("v5e:2x4")
-
-    assert (found.hosts, len(found.devices)) == (1, 8)
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
         ("v5:4x4", "Did you mean v5e?"),
-        ("h1000", "Did you mean h100?"),
         ("abacus", "The chips are a100, b200, h100, h200, l4, v4, v5e, v5p, v6e, v7x"),
         ("v5e", "such as v5e:2x2, v5e:4x4, v5e:16x16"),
         ("v5e:32x32", "a slice of 256 chips at most"),
         ("v5e:4x4x4", "'v5e:4x4x4' is not a machine of v5e"),
-        ("v5e:0x4", "'v5e:0x4' is not a machine of v5e"),
-        ("v5e-5", "'v5e-5' is not a machine of v5e"),
-        ("v5p-8", "such as v5p:2x2x1, v5p:2x2x4, v5p:4x4x4"),
+        ("v5p-8", "such as v5p:2x2x1, v5p:4x4x4"),
         ("h100:0x8", "Give h100:8, or h100:2x8 for two hosts of 8."),
-        ("h100:2x8x1", "'h100:2x8x1' is not a machine of h100"),
     ],
 )
 def test_an_unknown_machine_is_an_error(name, line, asked):
@@ -128,31 +121,28 @@ def test_a_plugin_that_was_put_aside_is_told_from_one_that_is_missing(asked, mon
         jax_dist.topology("h100")
 
 
-def test_what_the_compiler_writes_as_it_starts_is_dropped_and_the_environment_stays(
-    asked, monkeypatch, capfd
-):
+def test_what_the_compiler_writes_is_dropped_and_the_environment_stays(asked, monkeypatch, capfd):
     from jax.experimental import topologies
 
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "0")  # the user's
     monkeypatch.delenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", raising=False)
-    seen = {}
+    environment = {}
 
     def get(**request):
-        seen.update({name: os.environ.get(name) for name in (
-            "TPU_SKIP_MDS_QUERY", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK")})  # fmt: skip
+        environment.update(os.environ)
         os.write(2, b"WARNING: could not determine TPU accelerator type\n")
         return type("Found", (), {"devices": jax.devices()})
 
     monkeypatch.setattr(topologies, "get_topology_desc", get)
 
     jax_dist.topology("v5e:2x2")
-    os.write(2, b"later\n")
 
-    assert capfd.readouterr().err == "later\n"
-    assert seen == {"TPU_SKIP_MDS_QUERY": "0", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    assert capfd.readouterr().err == ""
+    assert environment["TPU_SKIP_MDS_QUERY"] == "0"
+    assert environment["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] == "1"
     assert "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ
 
 
-def test_three_quarters_of_a_gpu_are_there_for_programs():
-    assert GPUS["h100"].memory == 63_707_234_304
-    assert "device_memory_size: 84942979072" in GPUS["h100"].target
+def test_three_quarters_of_a_gpu_are_there_for_programs(asked):
+    assert jax_dist.topology("h100").memory == 63_707_234_304
+    assert "device_memory_size: 84942979072" in asked[0]["target_config"]
