@@ -27,7 +27,7 @@ def _lint(code: str, text: str):
         ("JXD103", "import jax\njax.sharding.XLACompatibleSharding\n", [SAFE]),
         ("JXD104", "import jax\njax.config.update('jax_eager_pmap', 1)\n", [SAFE]),
         ("JXD105", _SHARD_MAP + "shard_map(f, m, i, o)\n", [SAFE]),
-        ("JXD105", _SHARD_MAP + "shard_map(f, m, i, o, auto=a)\n", [DISPLAY]),
+        ("JXD105", _SHARD_MAP + "shard_map(f, m, i, o, auto=a)\n", [None]),
         ("JXD105", _SHARD_MAP + "shard_map(f, m, i, o)\nshard_map(f, **kwargs)\n", [None]),
         ("JXD106", _PJIT + "pjit(f)\n", [SAFE]),
         ("JXD106", _PJIT + "pjit(f, in_shardings=s)\n", [DISPLAY]),
@@ -78,12 +78,6 @@ def test_safety(code, text, safeties):
 @pytest.mark.parametrize(
     ("code", "text", "shown"),
     [
-        (
-            "JXD105",
-            _SHARD_MAP + "f = shard_map(g, mesh, i, o, False, auto=frozenset({'j'}))\n",
-            "from jax import shard_map\nf = shard_map(g, mesh=mesh, in_specs=i, out_specs=o, "
-            "check_vma=False, axis_names=set(mesh.axis_names) - frozenset({'j'}))\n",
-        ),
         (
             "JXD106",
             _PJIT + "f = pjit(g, in_shardings=specs)\n",

@@ -6,9 +6,7 @@ each `Rule` that it finds.
 """
 
 import dataclasses
-import re
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.lint.model.findings import Code, Finding, Fix
@@ -42,11 +40,10 @@ class Rule:
     instead: str  # what to write
     fix: Literal["safe", "unsafe", "none"]  # the least safe fix that it offers
     check: _Check
-    triggers: tuple[bytes, ...]  # phrases; a file that holds none of them cannot have a finding
+    may_match: Callable[[bytes], bool]  # False of a file that cannot have a finding, by its bytes
     default: bool  # False: only where asked for, because it can only say "may"
     since: Version  # silent in projects that must run on a jax older than this
     needs: Version  # its fix is not made in projects that must run on a jax older than this
-    narrow: Mapping[bytes, re.Pattern[bytes]]  # by trigger: what must match where it is
 
     def finding(
         self, source: Source, message: str, span: tuple[int, int], fix: Fix | None = None
@@ -64,13 +61,21 @@ def rule(
     what: str,
     why: str,
     instead: str,
-    triggers: tuple[bytes, ...],
+    triggers: tuple[bytes, ...] | Callable[[bytes], bool],
     fix: Literal["safe", "unsafe", "none"] = "none",
     default: bool = True,
     since: Version = (0,),
     needs: Version = (0,),
-    narrow: Mapping[bytes, re.Pattern[bytes]] = types.MappingProxyType({}),
 ) -> Callable[[_Check], Rule]:
-    """Make a `Rule` of a check, `check(module) -> Iterator[Found]`."""
+    """Make a `Rule` of a check, `check(module) -> Iterator[Found]`.
+
+    A file that holds none of the `triggers` cannot have a finding, and is not parsed.
+    """
     texts = (code, name, what, why, instead, fix)
-    return lambda check: Rule(*texts, check, triggers, default, since, needs, narrow)
+
+    def may_match(data: bytes) -> bool:
+        if callable(triggers):
+            return triggers(data)
+        return any(word in data for word in triggers)
+
+    return lambda check: Rule(*texts, check, may_match, default, since, needs)

@@ -1,8 +1,7 @@
-"""Finds the uses and imports of names that left jax, and puts the new names in their place."""
+"""Uses and imports of names that left jax, and the new names in their place."""
 
 import ast
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -17,52 +16,84 @@ class Rename:
 
     old: str  # "jax.tree_map"; of a module, all in it that has no entry of its own
     new: str  # "jax.tree.map"; "" where no one name takes its place
-    gone: str = (
-        ""  # "0.6.0" of jax, or "flax 0.6.0"; "" where that is not known, or it is only deprecated
-    )
+    gone: str = ""  # "0.6.0" of jax, or "flax 0.6.0"; "" where it is not known, or only deprecated
     hint: str = ""  # what to do where `new` is ""
     needs: Version = (0,)  # the first jax with the new name
     imported: str = ""  # what `from ... import` takes in its place, where that is not `new`
     safe: Literal["everywhere", "annotation", "with"] = "everywhere"  # elsewhere it is unsafe
     deprecated: str = ""  # "0.8.0", where it is not gone
-    is_module: bool = False  # the new name is that of a module
-
-    @property
-    def state(self) -> str:
-        """`"was removed in jax 0.6.0"`."""
-        if self.gone:
-            return f"was removed in {'' if ' ' in self.gone else 'jax '}{self.gone}"
-        return f"is deprecated since jax {self.deprecated}" if self.deprecated else "is gone"
 
     @property
     def message(self) -> str:
-        return f"{self.old} {self.state}: {self.hint or f'use {self.new}'}"
+        if self.gone:
+            state = f"was removed in {'' if ' ' in self.gone else 'jax '}{self.gone}"
+        else:
+            state = f"is deprecated since jax {self.deprecated}" if self.deprecated else "is gone"
+        return f"{self.old} {state}: {self.hint or f'use {self.new}'}"
 
 
 # How far the new name may be trusted in the places where the old one is read; None: not at all.
 _Judge: TypeAlias = Callable[[Module, Rename, Sequence[ast.expr]], Safety | None]
 
-_MOST_NAMES = 50  # of one import that is fixed; a fix moves all of them
-_NEAR = 50  # statements between two imports that are seen together
-_ORDER = (Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY)
 # `import jax` does not load these.
-_LOADED_APART = ("jax.extend", "jax.example_libraries", "jax.experimental")
+_LOADED_APART = (
+    "jax.extend.backend",
+    "jax.extend.core",
+    "jax.extend.linear_util",
+    "jax.example_libraries.optimizers",
+    "jax.example_libraries.stax",
+)
+
+
+def mentions(table: Sequence[Rename]) -> Callable[[bytes], bool]:
+    """Return a test of bytes: whether code may name or import a name of the table."""
+    words = []
+    for entry in table:
+        home, _, last = entry.old.rpartition(".")
+        short = home.rpartition(".")[2]
+        forms = (f"{short}.{last}", f"{home} import", f"{home} as ", f"import {short} as ")
+        words.append((last.encode(), tuple(form.encode() for form in forms)))
+    return lambda data: any(
+        last in data and any(form in data for form in forms) for last, forms in words
+    )
+
+
+def renamed(
+    module: Module, table: Sequence[Rename], judge: _Judge | None = None
+) -> Iterator[Found]:
+    """Yield a finding for each import of a name of the table, and each `a.b.name`.
+
+    A use of an imported name is not reported again. Nor is what is ready for the name to be
+    missing, nor a name that the file itself puts there: `jax.tree_map = jax.tree.map`.
+
+    Args:
+      module: the file.
+      table: the names.
+      judge: says how safe each fix is; by default the table.
+    """
+    assigned = module.once(_assigned)
+    entries = {entry.old: entry for entry in table if entry.old not in assigned}
+    renames = _Renames(module, entries, judge or _by_place)
+    yield from renames.in_imports()
+    yield from renames.in_attributes()
+
+
+def _assigned(module: Module) -> set[str]:
+    """Return the names of jax that the file itself sets or deletes."""
+    stores = (each for each in module.nodes(ast.Attribute) if not isinstance(each.ctx, ast.Load))
+    return {f"{module.qualified_name(each.value)}.{each.attr}" for each in stores}
 
 
 def _by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety:
     """Return what the table says of the places at which the nodes stand."""
-    match entry.safe:
-        case "everywhere":
-            safe = True
-        case "annotation":
-            safe = all(_in_annotation(module, node) for node in nodes)
-        case "with":
-            calls = (module.parent(node) for node in nodes)
-            safe = all(
-                isinstance(call, ast.Call) and isinstance(module.parent(call), ast.withitem)
-                for call in calls
-            )
-    return Safety.SAFE if safe else Safety.UNSAFE
+    if entry.safe == "annotation":
+        is_safe = all(_in_annotation(module, node) for node in nodes)
+    elif entry.safe == "with":
+        calls = (module.call_of(node) for node in nodes)
+        is_safe = all(call and isinstance(module.parent(call), ast.withitem) for call in calls)
+    else:
+        is_safe = True
+    return Safety.SAFE if is_safe else Safety.UNSAFE
 
 
 def _in_annotation(module: Module, node: ast.AST) -> bool:
@@ -72,55 +103,18 @@ def _in_annotation(module: Module, node: ast.AST) -> bool:
             return below is around.annotation
         if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
             return below is around.returns
-        if isinstance(around, ast.stmt):
-            return False
         below = around
     return False
-
-
-def renamed(module: Module, table: Sequence[Rename], judge: _Judge = _by_place) -> Iterator[Found]:
-    """Yield a finding for each import of a name of the table, and each `a.b.name`.
-
-    A use of an imported name is not reported again. Nor is what is ready for the name to be
-    missing, nor a name that the file itself puts there: `jax.tree_map = jax.tree.map`.
-
-    Args:
-      module: the file.
-      table: the names.
-      judge: says how safe each fix is.
-    """
-    renames = _Renames(module, table, judge)
-    yield from renames.in_imports()
-    yield from renames.in_attributes()
-
-
-def _assigned(module: Module) -> set[str]:
-    """Return the names of jax that the file itself sets or deletes."""
-    found: set[str] = set()
-    for node in module.scopes.nodes:
-        match node:
-            case ast.Attribute(value=owner, attr=name, ctx=ast.Store() | ast.Del()):
-                pass
-            case ast.Call(
-                func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str() as name), _]
-            ):
-                pass
-            case _:
-                continue
-        found.add(f"{module.qualified_name(owner)}.{name}")
-    return found
 
 
 class _Renames:
     """The names of a table in one file."""
 
-    def __init__(self, module: Module, table: Sequence[Rename], judge: _Judge):
+    def __init__(self, module: Module, entries: Mapping[str, Rename], judge: _Judge):
         self._module = module
+        self._entries = entries
         self._judge = judge
-        self._moves: dict[ast.ImportFrom, dict[ast.alias, tuple[str, Version, int]]] = {}
-        self._fixes: dict[tuple[ast.ImportFrom, int], tuple[Fix | None, Version]] = {}
-        assigned = module.once(_assigned)
-        self._entries = {entry.old: entry for entry in table if entry.old not in assigned}
+        self._fixes: dict[ast.ImportFrom, dict[ast.alias, tuple[Fix | None, Version]]] = {}
 
     def in_attributes(self) -> Iterator[Found]:
         module = self._module
@@ -137,20 +131,26 @@ class _Renames:
                     yield Found(node, entry.message, self._attribute_fix(node, entry), entry.needs)
 
     def in_imports(self) -> Iterator[Found]:
-        seen: set[int] = set()
-        for scope, name, binding in self._module.imports():
+        module = self._module
+        for scope, name, binding in module.imports():
             alias = binding.node
-            statement = self._module.parent(alias)
-            if not isinstance(alias, ast.alias) or id(alias) in seen:
+            statement = module.parent(alias)
+            if not isinstance(alias, ast.alias):
                 continue
-            seen.add(id(alias))
             target = alias.name if isinstance(statement, ast.Import) else binding.target
             entry = self._entry_for(target)
-            if entry is None or is_guarded(self._module, statement):
+            if entry is None or is_guarded(module, statement):
                 continue
-            fix, needs = self._import_fix(statement, alias)
+            fix, needs = None, entry.needs
             if not entry.new:
-                fix = self._without_import(alias, target, self._module.reads(scope, name))
+                fix = self._without_import(alias, target, module.reads(scope, name))
+            elif isinstance(statement, ast.ImportFrom) and not statement.level:
+                if statement not in self._fixes:
+                    self._fixes[statement] = self._fixes_of(statement)
+                fix, needs = self._fixes[statement].get(alias, (None, needs))
+            elif isinstance(statement, ast.Import) and alias.asname and entry.old == target:
+                edit = Edit(*module.span(alias), f"{entry.new} as {alias.asname}")
+                fix = Fix(f"import {entry.new}", Safety.SAFE, (edit,))
             yield Found(alias, entry.message, fix, needs)
 
     def _entry_for(self, name: str) -> Rename | None:
@@ -159,105 +159,59 @@ class _Renames:
             name = name.rpartition(".")[0]
         return self._entries.get(name)
 
-    def _moved(self, target: str) -> str:
-        """Return where what is imported from `target` is now; "" where that is not one name."""
-        entry = self._entry_for(target)
-        if entry is None or not entry.new:
-            return ""
-        if entry.old == target:
-            return entry.imported or entry.new
-        return entry.new + target[len(entry.old) :]
-
     def _attribute_fix(self, node: ast.expr, entry: Rename) -> Fix | None:
-        module, new = self._module, entry.new
+        new = entry.new
         if not new:
             return None
-        text, imports = module.name_for(new, node)
-        safety = self._judge(module, entry, [node])
+        text, imports = self._module.name_for(new, node)
+        safety = self._judge(self._module, entry, [node])
         if text.startswith("_") or safety is None:
             return None  # by the plain name the file means something else
-        if new.startswith(_LOADED_APART):  # an import besides that of its first part
-            home = new if entry.is_module else new.rpartition(".")[0]
-            if not any(
-                (isinstance(each, ast.Import) and any(alias.name == home for alias in each.names))
-                or (isinstance(each, ast.ImportFrom) and each.module == home)
-                for each in module.tree.body
-            ):
-                imports = (*imports, f"import {home}")
-        return Fix(f"use {new}", safety, (Edit(*module.span(node), text),), imports)
+        if text == new:
+            homes = (home for home in _LOADED_APART if f"{new}.".startswith(f"{home}."))
+            imports = (*imports, *(f"import {home}" for home in homes))
+        return Fix(f"use {new}", safety, (Edit(*self._module.span(node), text),), imports)
 
     def _without_import(self, alias: ast.alias, target: str, reads: list[ast.Name]) -> Fix | None:
-        """Rename all that is read of a module that is gone, and imports it no more."""
+        """Rename all that is read of a module that is gone, and import it no more."""
         fixes: list[Fix] = []
         for read in reads:
             use = self._module.parent(read)
-            fix = None
-            if isinstance(use, ast.Attribute) and f"{target}.{use.attr}" in self._entries:
-                fix = self._attribute_fix(use, self._entries[f"{target}.{use.attr}"])
+            entry = self._entries.get(f"{target}.{getattr(use, 'attr', '')}")
+            fix = self._attribute_fix(use, entry) if entry and isinstance(use, ast.expr) else None
             if fix is None or fix.safety is not Safety.SAFE:
                 return None
             fixes.append(fix)
         statement = self._module.parent(alias)
         if not fixes or not isinstance(statement, ast.Import | ast.ImportFrom):
             return None
-        if len(statement.names) == 1:
-            gone = [removal(self._module, statement)]
-        else:
-            number = statement.names.index(alias)
-            kept = [each for each in range(len(statement.names)) if each != number]
-            gone = _removals(self._module, statement, kept)
-        edits = (*gone, *(edit for fix in fixes for edit in fix.edits))
+        edits = (*_removals(self._module, statement, {alias}), *(fix.edits[0] for fix in fixes))
         imports = tuple(dict.fromkeys(line for fix in fixes for line in fix.imports))
         return Fix("use what took its place", Safety.SAFE, edits, imports)
 
-    def _import_fix(self, statement: ast.AST, alias: ast.alias) -> tuple[Fix | None, Version]:
-        """Return one fix for the names of a statement that move as surely as `alias`, or more so.
-
-        None for a name that stays where others move.
-        """
-        match statement:
-            case ast.ImportFrom(level=0):
-                return self._from_fix(statement, alias)
-            case ast.Import(names=[_]):
-                new = self._moved(alias.name)
-                if new and alias.asname and alias.name in self._entries:
-                    edit = Edit(*self._module.span(alias), f"{new} as {alias.asname}")
-                    needs = self._entries[alias.name].needs
-                    return Fix(f"import {new}", Safety.SAFE, (edit,)), needs
-        return None, (0,)
-
-    def _from_fix(self, statement: ast.ImportFrom, of: ast.alias) -> tuple[Fix | None, Version]:
-        if statement not in self._moves:
-            self._moves[statement] = self._moves_of(statement)
-        moves = self._moves[statement]
-        if of not in moves:
-            return None, (0,)
-        least = moves[of][2]
-        if (statement, least) not in self._fixes:
-            # What is less sure than `of` stays for now: it shall not keep the others from moving.
-            sure = {alias: move for alias, move in moves.items() if move[2] <= least}
-            new = {alias: name for alias, (name, _, _) in sure.items()}
-            edits = edits_of_from(self._module, statement, new)
-            title = f"import {', '.join(dict.fromkeys(new.values()))}"
-            fix = None if edits is None else Fix(title, _ORDER[least], edits)
-            needs = max(needs for _, needs, _ in sure.values())
-            self._fixes[statement, least] = (fix, needs) if fix else (None, (0,))
-        return self._fixes[statement, least]
-
-    def _moves_of(self, statement: ast.ImportFrom) -> dict[ast.alias, tuple[str, Version, int]]:
-        """Return the new name of each name that moves, what it needs, and how sure it is."""
-        found: dict[ast.alias, tuple[str, Version, int]] = {}
-        scope = self._module.scope(statement)
-        for alias in statement.names if len(statement.names) <= _MOST_NAMES else ():
+    def _fixes_of(self, statement: ast.ImportFrom) -> dict[ast.alias, tuple[Fix | None, Version]]:
+        """Return a fix for each name that moves; those that are equally safe move together."""
+        module = self._module
+        scope = module.scope(statement)
+        moves: dict[Safety, dict[ast.alias, str]] = {}
+        needs: dict[Safety, Version] = {}
+        for alias in statement.names:
             target = f"{statement.module}.{alias.name}"
-            new, entry = self._moved(target), self._entry_for(target)
-            if not new or entry is None:
+            entry = self._entry_for(target)
+            if entry is None or not entry.new:
                 continue
-            reads = self._module.reads(scope, alias.asname or alias.name)
-            judged = self._judge(self._module, entry, reads)
-            if judged is not None:
-                found[alias] = new, entry.needs, _ORDER.index(judged)
-        return found
+            safety = self._judge(module, entry, module.reads(scope, alias.asname or alias.name))
+            if safety is not None:
+                new = entry.imported or entry.new + target[len(entry.old) :]
+                moves.setdefault(safety, {})[alias] = new
+                needs[safety] = max(entry.needs, needs.get(safety, (0,)))
+        fixes: dict[ast.alias, tuple[Fix | None, Version]] = {}
+        for safety, moved in moves.items():
+            edits = edits_of_from(module, statement, moved)
+            title = f"import {', '.join(dict.fromkeys(moved.values()))}"
+            fix = Fix(title, safety, edits) if edits is not None else None
+            fixes |= dict.fromkeys(moved, (fix, needs[safety]))
+        return fixes
 
 
 def _spells(module: Module, node: ast.expr, old: str) -> bool:
@@ -298,63 +252,40 @@ def edits_of_from(
         home, _, last = name.rpartition(".")
         bound = alias.asname or alias.name
         by_home.setdefault(home, []).append(last if last == bound else f"{last} as {bound}")
-    made = (
+    new = [
         f"{f'from {home} ' if home else ''}import {', '.join(names)}"
         for home, names in by_home.items()
-    )
-    new = [each for each in made if not _is_imported_near(module, statement, each)]
-    kept = [number for number, alias in enumerate(statement.names) if alias not in moved]
-    if not kept:
-        if b"#" in code[start:end]:
-            return None  # a comment would be lost
-        if not new:
-            return (removal(module, statement),)
-        return (Edit(start, end, f"\n{indent}".join(new)),)
-    removed = _removals(module, statement, kept)
+    ]
+    if len(moved) == len(statement.names):
+        has_comment = b"#" in code[start:end]
+        return None if has_comment else (Edit(start, end, f"\n{indent}".join(new)),)
+    removed = _removals(module, statement, moved)
     if any(b"#" in code[edit.start : edit.end] for edit in removed):
         return None
-    return (Edit(start, start, "".join(f"{each}\n{indent}" for each in new)), *removed)
-
-
-def _is_imported_near(module: Module, statement: ast.stmt, line: str) -> bool:
-    """Return whether a block imports the same above a statement, or right below it."""
-    known = module.memo(_is_imported_near)
-    block = module.scopes.block_of(statement)
-    if id(block) not in known:
-        places = {each: number for number, each in enumerate(block)}
-        lines: dict[str, list[int]] = {}
-        for each, number in places.items():
-            if isinstance(each, ast.Import | ast.ImportFrom):
-                lines.setdefault(ast.unparse(each), []).append(number)
-        known[id(block)] = places, lines
-    places, lines = known[id(block)]
-    at = places.get(statement, 0)
-    below = itertools.takewhile(
-        lambda number: isinstance(block[number], ast.Import | ast.ImportFrom),
-        range(at + 1, min(at + _NEAR, len(block))),
-    )
-    end = max(below, default=at)
-    return any(number != at and number <= end for number in lines.get(line, ())[:_NEAR])
+    return (Edit(start, start, "".join(f"{line}\n{indent}" for line in new)), *removed)
 
 
 def removal(module: Module, statement: ast.stmt) -> Edit:
     """Take out a statement with its line; `pass` stands for it where its block would be empty."""
-    start, end = module.span(statement)
-    if len(module.scopes.block_of(statement)) == 1 or module.scopes.fields[statement] != "body":
-        return Edit(start, end, "pass")
-    before, behind = module.margins(statement)
-    if before.strip() or behind.strip():
-        return Edit(start, end, "pass")  # the line holds more
+    is_alone = len(module.scopes.block_of(statement)) == 1
+    shares_line = any(map(str.strip, module.margins(statement)))
+    if is_alone or shares_line or module.scopes.fields[statement] != "body":
+        return Edit(*module.span(statement), "pass")
     return module.line_edit(statement)
 
 
 def _removals(
-    module: Module, statement: ast.Import | ast.ImportFrom, kept: Sequence[int]
+    module: Module,
+    statement: ast.Import | ast.ImportFrom,
+    gone: Mapping[ast.alias, str] | set[ast.alias],
 ) -> list[Edit]:
-    """Take names out of the list, each with the comma that it no longer needs."""
+    """Take names out of an import, each with the comma that it no longer needs."""
     spans = [module.span(alias) for alias in statement.names]
-    gone = sorted(set(range(len(spans))) - set(kept))
-    edits = [Edit(spans[each][0], spans[each + 1][0], "") for each in gone if each < kept[-1]]
+    kept = [number for number, alias in enumerate(statement.names) if alias not in gone]
+    if not kept:
+        return [removal(module, statement)]
+    places = sorted(set(range(len(spans))) - set(kept))
+    edits = [Edit(spans[each][0], spans[each + 1][0], "") for each in places if each < kept[-1]]
     if kept[-1] < len(spans) - 1:
         edits.append(Edit(spans[kept[-1]][1], spans[-1][1], ""))
     return edits

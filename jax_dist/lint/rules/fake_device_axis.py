@@ -14,14 +14,12 @@ _WHAT = {
     Kind.REPLICATED: "one copy for each device is stacked",
 }
 
-
 _OF_FLAX = {
     stacking.PREFETCH[0]: "prefetch_to_device puts batches on devices that are cut for pmap",
     "flax.jax_utils.pad_shard_unpad": "pad_shard_unpad cuts its arguments for pmap",
     stacking.SHARD[0]: _WHAT[Kind.SPLIT],
     stacking.SHARD_KEY[0]: _WHAT[Kind.KEYS],
 }
-
 
 _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map", "tree_map")
 
@@ -37,8 +35,8 @@ _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map"
     "sharded. An array that is reshaped by hand has one dimension too many; if it "
     "disagrees with the spec, it is moved between devices at each call, or rejected.",
     instead="batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P('i')), batch)",
-    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"*pmap*")
-    + (b"common_utils.shard*", b"common_utils import", b"common_utils as"),
+    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"pmap")
+    + (b"common_utils.shard", b"common_utils import", b"common_utils as"),
     since=(0, 8, 0),
 )
 def fake_device_axis(module: Module) -> Iterator[Found]:

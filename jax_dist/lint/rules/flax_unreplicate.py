@@ -21,7 +21,7 @@ from jax_dist.lint.rules import Found, rule
     "unsafe: its result is on the first device only.",
     instead="saved = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), state)",
     fix="unsafe",
-    triggers=(b"jax_utils", b"*pmap*"),
+    triggers=(b"jax_utils", b"pmap"),
     since=(0, 8, 0),
 )
 def flax_unreplicate(module: Module) -> Iterator[Found]:
@@ -39,9 +39,7 @@ def flax_unreplicate(module: Module) -> Iterator[Found]:
 
 def _fix_of_flax(module: Module, function: ast.expr) -> Fix | None:
     call = module.call_of(function)
-    if call is None or len(call.args) != 1 or call.keywords:
-        return None
-    if not _is_sliced(module, call.args[0]):
+    if call is None or len(call.args) != 1 or call.keywords or not _is_sliced(module, call.args[0]):
         return None
     name, imports = module.name_for("jax.tree.map", call)
     start = module.span(call.args[0])[0]
@@ -63,18 +61,16 @@ def _fix_of_lambda(module: Module, function: ast.expr, tree: ast.expr) -> Fix | 
 def _is_sliced(module: Module, tree: ast.expr) -> bool:
     """Return whether every leaf is surely a jax.Array with one slice for each device."""
     for origin in flow.of(module).origins(tree):
-        if origin.on_host:
-            return False
-        if origin.kind is Kind.MAPPED and origin.site is not None:
-            if "out_axes" in origin.site.arguments or origin.site.unknown:
-                return False
-        elif origin.kind is not Kind.REPLICATED:
-            return False
+        site, call = origin.site, origin.node
+        if origin.kind is Kind.MAPPED and site is not None:
+            is_sliced = "out_axes" not in site.arguments and not site.unknown
         else:
-            match origin.node:
-                case ast.Call(func=function, args=[_], keywords=[]):
-                    if module.qualified_name(function) not in stacking.REPLICATE:
-                        return False
-                case _:
-                    return False
+            is_sliced = (
+                origin.kind is Kind.REPLICATED
+                and isinstance(call, ast.Call)
+                and module.qualified_name(call.func) in stacking.REPLICATE
+                and len(call.args) + len(call.keywords) == 1
+            )
+        if origin.on_host or not is_sliced:
+            return False
     return True

@@ -19,7 +19,7 @@ from jax_dist.lint.rules import Found, rule
     instead="step = jax_dist.pmap(train_step, axis_name='batch')  # may be traced\n"
     "# jax_dist.rewrite moves each pmap in a function onto one mesh over all processes.",
     fix="unsafe",
-    triggers=(b"*pmap*",),
+    triggers=(b"pmap",),
 )
 def jit_of_pmap(module: Module) -> Iterator[Found]:
     said = "jax.pmap inside {} reduces over the devices of one process only"

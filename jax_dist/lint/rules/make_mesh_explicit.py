@@ -7,8 +7,6 @@ from jax_dist.lint.model.findings import Edit, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.rules import Found, rule
 
-_FIRST = ("axis_shapes", "axis_sizes")
-
 
 @rule(
     "JXD302",
@@ -21,7 +19,7 @@ _FIRST = ("axis_shapes", "axis_sizes")
     "unsafe: newer code may mean Explicit.",
     instead="mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))",
     fix="unsafe",
-    triggers=(b"*make_mesh*",),
+    triggers=(b"make_mesh",),
     needs=(0, 5, 0),
 )
 def make_mesh_explicit(module: Module) -> Iterator[Found]:
@@ -29,50 +27,47 @@ def make_mesh_explicit(module: Module) -> Iterator[Found]:
         keywords = {keyword.arg: keyword for keyword in call.keywords}
         if None in keywords or any(isinstance(each, ast.Starred) for each in call.args):
             continue
-        first = next((keywords[name] for name in _FIRST if name in keywords), None)
-        typed = "axis_types" in keywords or len(call.args) > 2
-        if not typed:
+        first = keywords.get("axis_shapes") or keywords.get("axis_sizes")
+        if "axis_types" not in keywords and len(call.args) <= 2:
             fix = _types_fix(module, call, first)
             yield Found(call, "make_mesh without axis_types is Explicit since jax 0.9.0", fix)
         elif first is not None:
             message = f"make_mesh takes {first.arg} under another name on other versions of jax"
-            edit = _by_position(module, call, first)
-            fix = Fix("pass it by position", Safety.SAFE, (edit,)) if edit else None
+            edits = _by_position(module, call, first)
+            fix = Fix("pass it by position", Safety.SAFE, edits) if edits else None
             yield Found(first, message, fix)
 
 
-def _by_position(module: Module, call: ast.Call, first: ast.keyword) -> Edit | None:
+def _by_position(module: Module, call: ast.Call, first: ast.keyword | None) -> tuple[Edit, ...]:
     """Drop the keyword, where the argument comes first anyway."""
-    if call.args or call.keywords[0] is not first:
-        return None
-    return Edit(module.span(first)[0], module.span(first.value)[0], "")
+    if first is None or call.args or call.keywords[0] is not first:
+        return ()
+    return (Edit(module.span(first)[0], module.span(first.value)[0], ""),)
 
 
 def _types_fix(module: Module, call: ast.Call, first: ast.keyword | None) -> Fix | None:
-    names = call.args[1] if len(call.args) > 1 else None
-    shape = call.args[0] if call.args else first and first.value
-    for keyword in call.keywords:
-        if keyword.arg == "axis_names":
-            names = keyword.value
-    if names is None or shape is None:
+    by_name = [keyword.value for keyword in call.keywords if keyword.arg == "axis_names"]
+    names = [*call.args[1:2], *by_name]
+    shapes = [*call.args[:1], *([first.value] if first else [])]
+    outer = module.parent(call)
+    is_set = isinstance(outer, ast.Call) and module.qualified_name(outer.func) == "jax.set_mesh"
+    if not names or not shapes or is_set:  # code that sets the mesh may well mean Explicit
         return None
-    if module.qualified_name(getattr(module.parent(call), "func", call)) == "jax.set_mesh":
-        return None  # code that sets the mesh may well mean Explicit
-    count = _count(module, names, shape)
-    times = "" if count == "1" else f" * {count}"
-    auto, imports = module.name_for("jax.sharding.AxisType", call)
-    last = max((*call.args, *call.keywords), key=lambda node: module.span(node))
-    end = module.span(last)[1]
+    end = max(module.span(each)[1] for each in (*call.args, *call.keywords))
     if module.source.code[end : end + 1] == b")" and end + 1 != module.span(call)[1]:
         return None  # in parentheses of its own
-    edits = [Edit(end, end, f", axis_types=({auto}.Auto,){times}")]
-    dropped = _by_position(module, call, first) if first else None
-    if dropped:
-        edits.append(dropped)
-    return Fix("spell out Auto axes", Safety.UNSAFE, tuple(edits), imports)
+    count = _count(module, names[0], shapes[0])
+    times = "" if count == "1" else f" * {count}"
+    auto, imports = module.name_for("jax.sharding.AxisType", call)
+    edits = (
+        *_by_position(module, call, first),
+        Edit(end, end, f", axis_types=({auto}.Auto,){times}"),
+    )
+    return Fix("spell out Auto axes", Safety.UNSAFE, edits, imports)
 
 
 def _count(module: Module, names: ast.expr, shape: ast.expr) -> str:
+    """Return the code of the number of axes."""
     for literal in (names, shape):
         elements = literal.elts if isinstance(literal, ast.Tuple | ast.List) else None
         if elements is not None and not any(isinstance(each, ast.Starred) for each in elements):

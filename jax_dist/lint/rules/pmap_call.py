@@ -13,7 +13,6 @@ _MESSAGES = {
     "called decorator": "jax.pmap as a decorator with arguments fails: it wants the function first",
 }
 
-
 _OF_OTHERS = {
     "equinox.filter_pmap": "jax_dist.filter_pmap",
     "flax.nnx.pmap": "jax_dist.nnx_pmap",
@@ -33,7 +32,7 @@ _OF_OTHERS = {
     instead="`jax-dist migrate` rewrites pmap together with all that belongs to it, to "
     "`jax_dist.pmap` or to plain JAX.\n"
     "https://docs.jax.dev/en/latest/migrate_pmap.html",
-    triggers=(b"*pmap*",),
+    triggers=(b"pmap",),
 )
 def pmap_call(module: Module) -> Iterator[Found]:
     for site in pmaps.sites(module):

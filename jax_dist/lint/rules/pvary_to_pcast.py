@@ -15,7 +15,7 @@ from jax_dist.lint.rules import Found, _renames, rule
     why="It was removed in jax 0.10.0: an AttributeError.",
     instead="x = jax.lax.pcast(x, 'i', to='varying')",
     fix="safe",
-    triggers=(b"*pvary*",),
+    triggers=(b"pvary",),
     needs=(0, 8, 2),
 )
 def pvary_to_pcast(module: Module) -> Iterator[Found]:

@@ -25,7 +25,7 @@ CASES: tuple[Case, ...] = (
         (1,),
     ),
     Positive(
-        "auto is only sketched",
+        "auto has no fix",
         "from jax.experimental.shard_map import shard_map\n"
         "f = shard_map(g, mesh=m, in_specs=s, out_specs=s, auto=frozenset({'j'}))\n",
         (1,),

@@ -95,12 +95,6 @@ CASES: tuple[Case, ...] = (
         "import jax\nme = jax.process_index() == jax.process_count() - 1\n",
     ),
     Fixed(
-        "partial needs its own import",
-        "import jax\n\n@jax.partial(jax.jit, static_argnums=0)\ndef f(n): return n\n",
-        "import jax\nimport functools\n\n@functools.partial(jax.jit, static_argnums=0)\n"
-        "def f(n): return n\n",
-    ),
-    Fixed(
         "a type in an annotation",
         "import jax.numpy as jnp\ndef f(x: jnp.DeviceArray | None): ...\n",
         "import jax.numpy as jnp\nimport jax\ndef f(x: jax.Array | None): ...\n",
