@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -47,15 +48,18 @@ _LOADED_APART = (
 
 def mentions(table: Sequence[Rename]) -> Callable[[bytes], bool]:
     """Return a test of bytes: whether code may name or import a name of the table."""
-    words = []
+    forms: dict[bytes, list[bytes]] = {}  # by the last part of a name
     for entry in table:
         home, _, last = entry.old.rpartition(".")
         short = home.rpartition(".")[2]
-        forms = (f"{short}.{last}", f"{home} import", f"{home} as ", f"import {short} as ")
-        words.append((last.encode(), tuple(form.encode() for form in forms)))
-    return lambda data: any(
-        last in data and any(form in data for form in forms) for last, forms in words
-    )
+        texts = (f"{short}.{last}", f"{home} import", f"{home} as ", f"import {short} as ")
+        forms.setdefault(last.encode(), []).extend(text.encode() for text in texts)
+
+    def is_mentioned(data: bytes) -> bool:
+        words = forms.keys() & set(re.findall(rb"\w+", data))
+        return any(form in data for word in words for form in forms[word])
+
+    return is_mentioned
 
 
 def renamed(

@@ -18,7 +18,8 @@ from jax_dist.lint.rules import Found, rule
     "specs may be written in two ways, `P('i')` and `P('i', None)`.",
     instead="replicated = x.sharding.spec == jax.sharding.PartitionSpec()",
     fix="unsafe",
-    triggers=(b".spec", b"PartitionSpec", b"P("),
+    triggers=(b"spec ==", b"spec !=", b"spec in", b"spec not in", b"== spec", b"!= spec")
+    + (b") == P(", b") == PartitionSpec("),
 )
 def spec_tuple_compare(module: Module) -> Iterator[Found]:
     for node in module.nodes(ast.Compare):
