@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from jax_dist import _codes
@@ -68,26 +69,23 @@ def _nearest(paths: Sequence[str]) -> Config:
         path if os.path.isdir(path) else os.path.dirname(path)
         for path in map(os.path.abspath, paths)
     ]
-    try:
-        top = os.path.commonpath(folders) if folders else os.getcwd()
-    except ValueError:  # Windows: several drives
-        top = os.getcwd()
+    top = os.path.commonpath(folders) if folders else os.getcwd()
     above = list(sources.folders_above(top))
     for path in (os.path.join(folder, name) for folder in above for name in _FILES):
         if os.path.isfile(path):
             config = _read(path, required=False)
             if config.file is not None:
                 return config
-    has_mark = (
-        folder
-        for folder in above
-        if any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS)
-    )
-    return Config(next(has_mark, top))
+    for folder in above:
+        if any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS):
+            return Config(folder)
+    return Config(top)
 
 
 def _read(path: str, *, required: bool) -> Config:
     folder, name = os.path.split(os.path.abspath(path))
+    if _leads_out(path):
+        raise MisuseError(f"{path}: is a link that leads out of {folder}; name the file itself")
     try:
         table = tomllib.loads(sources.read_bytes(path).decode())
     except OSError as error:
@@ -114,6 +112,13 @@ def _read(path: str, *, required: bool) -> Config:
         except MisuseError as error:
             raise MisuseError(f"{path}: {key}: {error}") from error
     return Config(folder, path, **values)
+
+
+def _leads_out(path: str) -> bool:
+    """Return whether a link leads out of its folder and of the current one."""
+    file = Path(path)
+    tops = (file.absolute().parent.resolve(), Path.cwd())
+    return file.is_symlink() and not any(map(file.resolve().is_relative_to, tops))
 
 
 def _words(value: Any) -> tuple[str, ...]:
@@ -154,13 +159,13 @@ _BOUND = re.compile(r"(?:>=|==|~=|\^|>)\s*(\d+(?:\.\d+)*)")
 
 def _oldest_jax(folder: str) -> Version | None:
     """Return the oldest jax that the requirements of a project allow; None if they do not say."""
-    for name in _REQUIREMENTS:
+    for path in (os.path.join(folder, name) for name in _REQUIREMENTS):
         try:
-            text = sources.read_bytes(os.path.join(folder, name)).decode("utf-8", "replace")
+            text = "" if _leads_out(path) else sources.read_bytes(path).decode("utf-8", "replace")
         except OSError:
             continue
-        found = (_BOUND.findall(match["bounds"]) for match in _JAX.finditer(text))
-        bounds = [max(map(version, each)) for each in found if each]
+        required = (_BOUND.findall(match["bounds"]) for match in _JAX.finditer(text))
+        bounds = [max(map(version, each)) for each in required if each]
         if bounds:
             return min(bounds)
     return None
