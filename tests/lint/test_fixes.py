@@ -60,11 +60,6 @@ def _lint(code: str, text: str):
         ("JXD108", "import jax\njax.ops.index_add(x, 0, y=y)\n", [None]),
         ("JXD207", "import jax\nok = x.sharding.spec == ()\n", [UNSAFE]),
         ("JXD302", "import jax\njax.make_mesh((8,), ('i',))\n", [UNSAFE]),
-        (
-            "JXD302",
-            "import jax\njax.make_mesh(axis_shapes=s, axis_names=n, axis_types=t)\n",
-            [SAFE],
-        ),
         ("JXD305", "import jax\njax.shard_map(f, mesh=m)(x)\n", [UNSAFE]),
         ("JXD306", "import jax\njax.lax.psum(1, 'i')\n", [SAFE]),
     ],

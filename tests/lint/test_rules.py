@@ -159,10 +159,10 @@ def test_the_page_of_rules_is_that_of_the_code():
 
 
 _NEW_RULE = """
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Found, Rule
 
 
-@rule("JXD999", "no-tan", what="W.", why="W.", instead="x", triggers=(b"tan",))
+@Rule("JXD999", "no-tan", what="W.", why="W.", instead="x", triggers=(b"tan",))
 def no_tan(module):
     for call in module.calls("jax.numpy.tan"):
         yield Found(call, "tan is steep")

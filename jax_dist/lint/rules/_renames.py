@@ -6,9 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, Version
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,9 +60,7 @@ def mentions(table: Sequence[Rename]) -> Callable[[bytes], bool]:
     return is_mentioned
 
 
-def renamed(
-    module: Module, table: Sequence[Rename], judge: _Judge | None = None
-) -> Iterator[Found]:
+def renamed(module: Module, table: Sequence[Rename], judge: _Judge | None = None) -> Findings:
     """Yield a finding for each import of a name of the table, and each `a.b.name`.
 
     A use of an imported name is not reported again. Nor is what is ready for the name to be
@@ -120,7 +116,7 @@ class _Renames:
         self._judge = judge
         self._fixes: dict[ast.ImportFrom, dict[ast.alias, tuple[Fix | None, Version]]] = {}
 
-    def in_attributes(self) -> Iterator[Found]:
+    def in_attributes(self) -> Findings:
         module = self._module
         roots = sorted({old.partition(".")[0] for old in self._entries})
         for name in (each for root in roots for each in module.used_names(root)):
@@ -134,7 +130,7 @@ class _Renames:
                 if _spells(module, node, entry.old) and not is_guarded(module, node):
                     yield Found(node, entry.message, self._attribute_fix(node, entry), entry.needs)
 
-    def in_imports(self) -> Iterator[Found]:
+    def in_imports(self) -> Findings:
         module = self._module
         for scope, name, binding in module.imports():
             alias = binding.node

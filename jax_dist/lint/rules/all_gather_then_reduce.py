@@ -1,30 +1,26 @@
 """JXD301: an `all_gather` whose result is only reduced."""
 
 import ast
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
 _DEFAULTS = {"axis": "0", "tiled": "False", "axis_index_groups": "None"}
 
 
-@rule(
+@Rule(
     "JXD301",
     "all-gather-then-reduce",
     what="`jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
     "dimension or over all dimensions, by mean, sum, max or min.",
-    why="Every device receives and keeps the blocks of all others, only to add them up: 2 "
-    "MiB of temporary memory on each device where the reduction needs none "
-    "(f32[1,256,256] blocks, 8 simulated devices, jax 0.10.2). The fix is unsafe: the "
-    "order of summation may change the last digits.",
+    why="Every device receives and keeps the blocks of all others, only to add them up: 2 MiB "
+    "of temporary memory on each where the reduction needs none (f32[1,256,256] blocks, 8 "
+    "simulated devices, jax 0.10.2). The fix is unsafe: the last digits may change.",
     instead="mean = jax.lax.pmean(x, 'i')",
     fix="unsafe",
     triggers=(b"all_gather",),
 )
-def all_gather_then_reduce(module: Module) -> Iterator[Found]:
+def all_gather_then_reduce(module: Module) -> Findings:
     for gather in module.calls("jax.lax.all_gather"):
         if not _stacks_in_front(module, gather):
             continue

@@ -1,11 +1,8 @@
 """JXD406: a compilation cache that keeps little, or that anyone can write."""
 
 import ast
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 _DIR = "jax_compilation_cache_dir"
 _TIME = "jax_persistent_cache_min_compile_time_secs"
@@ -13,20 +10,20 @@ _SHARED = ("/tmp/", "/var/tmp/", "/dev/shm/")
 _MODULE = "jax.experimental.compilation_cache.compilation_cache"
 
 
-@rule(
+@Rule(
     "JXD406",
     "cache-config",
-    what="Code that sets the folder of the persistent compilation cache but leaves the "
-    "minimum compile time at its default, and folders that anyone can write to.",
-    why="By default only programs that took 1 second to compile are kept: 0 of 3 programs "
-    "of a small training step were (jax 0.10.2). And JAX runs whatever others write "
-    "into the folder. The fix is unsafe: more programs are kept, so the folder grows.",
+    what="Code that sets the folder of the persistent compilation cache but leaves the minimum "
+    "compile time at its default, and folders that anyone can write to.",
+    why="By default only programs that took 1 second to compile are kept: 0 of 3 programs of a "
+    "small training step were (jax 0.10.2). And JAX runs whatever others write into the folder. "
+    "The fix is unsafe: the folder grows.",
     instead="jax.config.update('jax_compilation_cache_dir', os.path.expanduser('~/.cache/jax'))\n"
     "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)",
     fix="unsafe",
     triggers=(_DIR.encode(), b"compilation_cache."),
 )
-def cache_config(module: Module) -> Iterator[Found]:
+def cache_config(module: Module) -> Findings:
     has_time = any(name.encode() in module.source.code for name in (_TIME, _TIME.upper()))
     calls = module.calls(f"{_MODULE}.set_cache_dir", f"{_MODULE}.initialize_cache")
     settings = [(call, call.args[0]) for call in calls if call.args]

@@ -3,16 +3,16 @@
 import ast
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from jax_dist.lint.model import scopes, traced
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 
 _SMALL = 1024  # numbers; 4 KiB of float32
 _RANDOM = ("jax.random", "numpy.random")
 _READERS = {"load", "loadtxt", "genfromtxt", "fromfile", "frombuffer"}
 # By name of a function that takes a shape: the position of the shape.
-_SHAPED = dict.fromkeys(("zeros", "ones", "full", "empty", "eye", "identity", "arange"), 0)
+_SHAPED = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "eye": 0, "identity": 0, "arange": 0}
 _SHAPED |= {"linspace": 2, "logspace": 2, "normal": 1, "uniform": 1, "randint": 1}
 _SHAPED |= {"bernoulli": 2, "truncated_normal": 3}
 # Functions of arrays, whose results are about as large as what they are given.
@@ -23,22 +23,20 @@ _METHODS = {"reshape", "astype", "transpose", "copy"}  # whose results are as la
 _LITERALS = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.List, ast.Tuple, ast.Load)
 
 
-@rule(
+@Rule(
     "JXD401",
     "captured-array",
-    what="Arrays that a function given to pmap, shard_map or jit, or a function of the file "
-    "that it calls, captures instead of taking them as arguments: names and `self.` "
-    "attributes that are assigned from calls of jax.numpy, NumPy, jax.random or "
-    "device_put. Arrays of fewer than 1024 numbers are ignored; jit is looked at only "
-    "in files that mention pmap or shard_map.",
-    why="The values become part of the program: it is as large as the array, compiles "
-    "slowly, and has another key in the persistent cache whenever a value differs (jax "
-    "0.10.2).",
+    what="Arrays that a function given to pmap, shard_map or jit captures instead of taking "
+    "them as arguments, itself or in functions of the file that it calls: names and `self.` "
+    "attributes with values of jax.numpy, NumPy, jax.random or device_put, of 1024 numbers or "
+    "more. jit counts only in files that mention pmap or shard_map.",
+    why="The values become part of the program: it is as large as the array, compiles slowly, "
+    "and has another key in the persistent cache whenever a value differs (jax 0.10.2).",
     instead="step = jax.pmap(lambda x, table: x @ table, in_axes=(0, None))\n"
     "# jax_dist.rewrite and jax_dist.pmap make it an argument by themselves",
     triggers=traced.TRIGGERS,
 )
-def captured_array(module: Module) -> Iterator[Found]:
+def captured_array(module: Module) -> Findings:
     looked_at: set[scopes.Function] = set()
     seen: set[ast.AST] = set()
     for each in traced.traced(module):
@@ -121,9 +119,9 @@ def _has_size(call: ast.Call, place: int, root: str) -> bool:
     sizes = [*by_name, *by_place]
     if not sizes:
         return False  # a single number
-    numbers = [each.value for each in ast.walk(sizes[0]) if isinstance(each, ast.Constant)]
-    is_written = all(isinstance(each, _LITERALS) for each in ast.walk(sizes[0]))
-    if not is_written or not all(isinstance(each, int | float) for each in numbers):
+    parts = sizes[0].elts if isinstance(sizes[0], ast.Tuple | ast.List) else [sizes[0]]
+    numbers: list[Any] = [getattr(each, "value", None) for each in parts]
+    if not all(isinstance(each, int | float) for each in numbers):
         return True
     is_square = isinstance(call.func, ast.Attribute) and call.func.attr in ("eye", "identity")
     return math.prod(numbers) ** (1 + is_square) >= _SMALL

@@ -1,26 +1,23 @@
 """JXD105: `shard_map` by its old name, or with its old arguments."""
 
 import ast
-from collections.abc import Iterator
 
 from jax_dist.lint.model import traced
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, _renames, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
 
 _OLD_SHARD_MAP = "jax.experimental.shard_map.shard_map"
 _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the function
 
 
-@rule(
+@Rule(
     "JXD105",
     "experimental-shard-map",
     what="`jax.experimental.shard_map.shard_map`, and `check_rep=` or `auto=` passed to "
     "`jax.shard_map`.",
-    why="The experimental function is deprecated since jax 0.8.0. `jax.shard_map` takes the"
-    " mesh and the specs by keyword only, and calls `check_rep` `check_vma`; "
-    "`axis_names=`, the other axes, takes the place of `auto=`. Code that ran before jax 0.6 with "
-    "`check_rep=True` has other gradients since: see JXD303.",
+    why="The experimental function is deprecated since jax 0.8.0. `jax.shard_map` takes the "
+    "mesh and the specs by keyword only; `check_rep` is `check_vma`, and `axis_names=`, the "
+    "other axes, takes the place of `auto=`. The gradients of code for jax before 0.6 have "
+    "changed: see JXD303.",
     instead="f = jax.shard_map(g, mesh=mesh, in_specs=in_specs, out_specs=out_specs, "
     "check_vma=False)",
     fix="safe",
@@ -28,7 +25,7 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     since=(0, 6, 1),
     needs=(0, 6, 1),
 )
-def experimental_shard_map(module: Module) -> Iterator[Found]:
+def experimental_shard_map(module: Module) -> Findings:
     moved = "jax.experimental.shard_map is deprecated since jax 0.8.0: use jax.shard_map"
     for alias, reads in _renames.imports_of(module, _OLD_SHARD_MAP):
         yield Found(alias, moved, _import_fix(module, alias, reads))

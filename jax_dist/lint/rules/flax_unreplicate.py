@@ -1,30 +1,26 @@
 """JXD202: Flax's `unreplicate`, or `x[0]` of each leaf."""
 
 import ast
-from collections.abc import Iterator
 
 from jax_dist.lint.model import flow, stacking
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 
-@rule(
+@Rule(
     "JXD202",
     "flax-unreplicate",
-    what="`flax.jax_utils.unreplicate`, and `tree_map(lambda x: x[0], y)` where the file "
-    "shows that `y` is stacked over devices.",
-    why="Indexing a sharded array is a computation over the whole mesh: 1.9 ms, against 26 "
-    "us to read the first shard (f32[8,256,256], jax 0.10.2, 8 simulated devices). The "
-    "result is on all devices, and with several processes it can fail. The fix is "
-    "unsafe: its result is on the first device only.",
+    what="`flax.jax_utils.unreplicate`, and `tree_map(lambda x: x[0], y)` where the file shows "
+    "that `y` is stacked over devices.",
+    why="Indexing a sharded array is a computation over the whole mesh: 1.9 ms, against 26 us "
+    "to read the first shard (f32[8,256,256], jax 0.10.2, 8 simulated devices); with several "
+    "processes it can fail. The fix is unsafe: its result is on the first device only.",
     instead="saved = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), state)",
     fix="unsafe",
     triggers=(b"jax_utils", b"pmap"),
     since=(0, 8, 0),
 )
-def flax_unreplicate(module: Module) -> Iterator[Found]:
+def flax_unreplicate(module: Module) -> Findings:
     for node in module.uses(*stacking.UNREPLICATE):
         message = "unreplicate takes `x[0]` of sharded arrays, which computes over the whole mesh"
         yield Found(node, message, _fix_of_flax(module, node))

@@ -1,17 +1,16 @@
 """JXD407: a function that is made and compiled anew in each iteration of a loop."""
 
 import ast
-from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
-from jax_dist.lint.model.semantic_model import PARTIAL, Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.model.semantic_model import PARTIAL
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While | ast.comprehension
 
 
-@rule(
+@Rule(
     "JXD407",
     "fresh-function-in-loop",
     what="`pmap`, `jit` or `shard_map` of a new lambda, partial or def in a loop, where the result "
@@ -24,7 +23,7 @@ _LOOPS = ast.For | ast.AsyncFor | ast.While | ast.comprehension
     "    x = step(x, scale)",
     triggers=(*traced.TRIGGERS, b"jit("),
 )
-def fresh_function_in_loop(module: Module) -> Iterator[Found]:
+def fresh_function_in_loop(module: Module) -> Findings:
     made: list[tuple[ast.expr, Any]] = [
         (site.node, site.fun) for site in pmaps.applications(module) if site.form == "call"
     ]
@@ -32,7 +31,7 @@ def fresh_function_in_loop(module: Module) -> Iterator[Found]:
         if each.by_position and isinstance(each.node, ast.Call):
             outer = module.call_of(each.node)  # `partial(jit, inline=True)(f)`
             is_partial = outer is not None and outer.args[:1] == [each.fun]
-            made.append((outer if is_partial else each.node, each.fun))
+            made.append((outer if outer is not None and is_partial else each.node, each.fun))
     for node, fun in sorted(made, key=lambda each: scopes.place(each[0])):
         loop = _loop_around(module, node)
         if loop is None or not _is_fresh(module, fun, loop):

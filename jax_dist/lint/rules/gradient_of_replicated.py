@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
-from jax_dist.lint.model.semantic_model import PARTIAL, Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.model.semantic_model import PARTIAL
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 from jax_dist.primitives import functions_of
 
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.jacobian")
@@ -16,7 +16,7 @@ _ARRAYS = (ast.Call, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.Dict
 _DEEPEST = 6  # calls between the body and the value that is differentiated
 
 
-@rule(
+@Rule(
     "JXD303",
     "gradient-of-replicated",
     what="In a `shard_map` with `check_vma=True` (the default): a gradient by a captured value, or "
@@ -30,7 +30,7 @@ _DEEPEST = 6  # calls between the body and the value that is differentiated
     triggers=(b"shard_map",),
     since=(0, 6, 1),
 )
-def gradient_of_replicated(module: Module) -> Iterator[Found]:
+def gradient_of_replicated(module: Module) -> Findings:
     gradients = module.uses(*_GRADIENTS)
     seen: set[ast.AST] = set()
     for site, function in traced.bodies(module, "shard_map") if gradients else ():

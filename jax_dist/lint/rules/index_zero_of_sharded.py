@@ -1,16 +1,13 @@
 """JXD203: `y[0]` of what a mapped function returned."""
 
 import ast
-from collections.abc import Iterator
 
 from jax_dist.lint.model import flow, stacking
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 
-@rule(
+@Rule(
     "JXD203",
     "index-zero-of-sharded",
     what="`y[0]` where the file shows that `y` is an array that a mapped function returned, "
@@ -21,7 +18,7 @@ from jax_dist.lint.rules import Found, rule
     triggers=(b"pmap",),
     since=(0, 8, 0),
 )
-def index_zero_of_sharded(module: Module) -> Iterator[Found]:
+def index_zero_of_sharded(module: Module) -> Findings:
     values = flow.of(module)
     for node in module.nodes(ast.Subscript) if values.mapped_calls else ():
         match node:

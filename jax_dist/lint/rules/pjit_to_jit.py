@@ -4,9 +4,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from jax_dist.lint.model import traced
-from jax_dist.lint.model.findings import Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, _renames, rule
+from jax_dist.lint.rules import Findings, Module, Rule, Safety, _renames
 from jax_dist.lint.rules._old_names import OF_PJIT
 from jax_dist.lint.rules._renames import Rename
 
@@ -15,19 +13,18 @@ _SAME |= {"keep_unused", "device", "backend", "compiler_options"}
 _SHARDINGS = {"in_shardings", "out_shardings"}
 
 
-@rule(
+@Rule(
     "JXD106",
     "pjit-to-jit",
     what="`pjit` and `with_sharding_constraint` from `jax.experimental.pjit`.",
-    why="`pjit` is deprecated since jax 0.8.0, and is `jax.jit` with one difference: it "
-    "reads a `PartitionSpec` in its shardings with the mesh of `with mesh:`. `jax.jit` "
-    "needs `with jax.set_mesh(mesh):` for that, and raises a RuntimeError otherwise "
-    "(jax 0.10.2): so there is no fix with specs.",
+    why="`pjit` is deprecated since jax 0.8.0. It reads a `PartitionSpec` in its shardings with "
+    "the mesh of `with mesh:`, where `jax.jit` needs `with jax.set_mesh(mesh):` and raises a "
+    "RuntimeError otherwise (jax 0.10.2): so there is no fix with specs.",
     instead="f = jax.jit(g, donate_argnums=0)",
     fix="safe",
     triggers=(b"experimental.pjit", b"experimental import"),
 )
-def pjit_to_jit(module: Module) -> Iterator[Found]:
+def pjit_to_jit(module: Module) -> Findings:
     yield from _renames.renamed(module, OF_PJIT, _judge)
 
 

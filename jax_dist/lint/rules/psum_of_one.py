@@ -1,14 +1,11 @@
 """JXD306: `psum(1, axis)` is `axis_size(axis)`."""
 
 import ast
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 
-@rule(
+@Rule(
     "JXD306",
     "psum-of-one",
     what="`jax.lax.psum(1, axis)`, under any alias.",
@@ -18,7 +15,7 @@ from jax_dist.lint.rules import Found, rule
     triggers=(b"psum",),
     since=(0, 6, 1),
 )
-def psum_of_one(module: Module) -> Iterator[Found]:
+def psum_of_one(module: Module) -> Findings:
     for call in module.calls("jax.lax.psum"):
         named = [word.value for word in call.keywords if word.arg == "axis_name"]
         match [*call.args, *named]:

@@ -1,14 +1,11 @@
 """JXD107: `lax.pvary` in place of `lax.pcast`."""
 
 import ast
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, _renames, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
 
 
-@rule(
+@Rule(
     "JXD107",
     "pvary-to-pcast",
     what="`jax.lax.pvary`, under any alias, and its imports.",
@@ -18,7 +15,7 @@ from jax_dist.lint.rules import Found, _renames, rule
     triggers=(b"pvary",),
     needs=(0, 8, 2),
 )
-def pvary_to_pcast(module: Module) -> Iterator[Found]:
+def pvary_to_pcast(module: Module) -> Findings:
     message = "jax.lax.pvary was removed in jax 0.10.0: use jax.lax.pcast(x, axis, to='varying')"
     for alias, reads in _renames.imports_of(module, "jax.lax.pvary"):
         yield Found(alias, message, _import_of_pcast(module, alias, reads))

@@ -2,11 +2,8 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, _renames, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
 from jax_dist.lint.rules._old_names import NAMES
 
 _may_name_one = _renames.mentions(NAMES)
@@ -30,21 +27,21 @@ def _may_match(data: bytes) -> bool:
     return any(word in data for word in words) or _may_name_one(data)
 
 
-@rule(
+@Rule(
     "JXD108",
     "removed-name",
     what="Names and modules that jax has removed or renamed: `jax.tree_map`, "
     "`jax.lib.xla_bridge`, `jax.experimental.host_callback`, `jax.core.Primitive`, "
-    "`jax.random.KeyArray`, `xla_pmap_p` and others; `a_min` and `a_max` of "
-    "`jax.numpy.clip`; `flax.optim`.",
-    why="An AttributeError or ImportError; the message names the version. The fix is unsafe"
-    " for array types outside annotations, since `isinstance(x, jax.Array)` is true of "
-    "more than before.",
+    "`jax.random.KeyArray`, `xla_pmap_p` and others; `a_min` and `a_max` of `jax.numpy.clip`; "
+    "`flax.optim`.",
+    why="An AttributeError or ImportError; the message names the version. The fix is unsafe for "
+    "array types outside annotations, since `isinstance(x, jax.Array)` is true of more than "
+    "before.",
     instead="y = jax.tree.map(lambda x: 2 * x, {'w': 1.0})",
     fix="safe",
     triggers=_may_match,
 )
-def removed_name(module: Module) -> Iterator[Found]:
+def removed_name(module: Module) -> Findings:
     for found in _renames.renamed(module, NAMES):
         yield _sketched(module, found)
     for node in module.nodes(ast.Attribute):

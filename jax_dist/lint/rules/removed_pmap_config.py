@@ -1,11 +1,8 @@
 """JXD104: options of pmap that left jax."""
 
 import ast
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, _renames, rule
+from jax_dist.lint.rules import Findings, Fix, Found, Module, Rule, Safety, _renames
 
 _GONE = {
     "jax_pmap_shmap_merge": "0.10.0",
@@ -19,19 +16,18 @@ _GONE = {
 }
 
 
-@rule(
+@Rule(
     "JXD104",
     "removed-pmap-config",
-    what="`jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed options for"
-    " pmap and sharding, also as environment variables.",
-    why="Setting or reading the option raises `AttributeError: Unrecognized config option` "
-    "(jax 0.10.2); the environment variable is silently ignored. pmap is "
-    "`jit(shard_map)`, whatever they say.",
+    what="`jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed options for "
+    "pmap and sharding, also as environment variables.",
+    why="The option raises `AttributeError: Unrecognized config option` (jax 0.10.2), and the "
+    "environment variable is silently ignored.",
     instead="Nothing: leave the statement out.",
     fix="safe",
     triggers=tuple(word.encode() for flag in _GONE for word in (flag, flag.upper())),
 )
-def removed_pmap_config(module: Module) -> Iterator[Found]:
+def removed_pmap_config(module: Module) -> Findings:
     # The whole tree: the names are rare, and stand in strings.
     for node in ast.walk(module.tree):
         flag = _flag(module, node)

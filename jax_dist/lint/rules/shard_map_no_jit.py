@@ -4,28 +4,25 @@ import ast
 from collections.abc import Iterator
 
 from jax_dist.lint.model import pmaps, traced
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.traced import Application
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 _DEEPEST = 3  # functions between the call and the level of the module
 
 
-@rule(
+@Rule(
     "JXD305",
     "shard-map-no-jit",
-    what="A `jax.shard_map` whose result is called outside any traced code: at module level,"
-    " in `main`, or in a function that is only called from there.",
-    why="Outside `jit`, each operation of the body is compiled and dispatched by itself. A "
-    "body with one psum took 132 ms for each call, and 0.36 ms with jit (jax 0.10.2, 8 "
-    "simulated devices). The fix is unsafe: with jit, prints and other effects in the "
-    "body run once.",
+    what="A `jax.shard_map` whose result is called outside any traced code: at module level, in "
+    "`main`, or in a function that is only called from there.",
+    why="Each operation of the body is compiled and dispatched by itself: a body with one psum "
+    "took 132 ms for each call, and 0.36 ms with jit (jax 0.10.2, 8 simulated devices). The fix "
+    "is unsafe: prints and other effects in the body then run once.",
     instead="f = jax.jit(jax.shard_map(g, mesh=mesh, in_specs=spec, out_specs=spec))",
     fix="unsafe",
     triggers=(b"shard_map",),
 )
-def shard_map_no_jit(module: Module) -> Iterator[Found]:
+def shard_map_no_jit(module: Module) -> Findings:
     for application in traced.applications(module, *traced.SHARD_MAP):
         is_def = isinstance(application.fun, ast.FunctionDef | ast.AsyncFunctionDef)
         outer = module.call_of(application.node)  # `partial(shard_map, mesh=m)(f)`

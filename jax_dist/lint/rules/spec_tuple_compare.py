@@ -1,27 +1,24 @@
 """JXD207: a PartitionSpec compared with a tuple."""
 
 import ast
-from collections.abc import Iterator
 
 from jax_dist.lint.model import traced
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 
-@rule(
+@Rule(
     "JXD207",
     "spec-tuple-compare",
     what="`==`, `!=` and `in` between a `PartitionSpec` and tuples.",
-    why="A PartitionSpec is not equal to a tuple since jax 0.10.0: `P('i') == ('i',)` is "
-    "silently False, and the program takes the other branch. The fix is unsafe: equal "
-    "specs may be written in two ways, `P('i')` and `P('i', None)`.",
+    why="Since jax 0.10.0 `P('i') == ('i',)` is silently False, and the program takes the other "
+    "branch. The fix is unsafe: equal specs may be written in two ways, `P('i')` and `P('i', "
+    "None)`.",
     instead="replicated = x.sharding.spec == jax.sharding.PartitionSpec()",
     fix="unsafe",
     triggers=(b"spec ==", b"spec !=", b"spec in", b"spec not in", b"== spec", b"!= spec")
     + (b") == P(", b") == PartitionSpec("),
 )
-def spec_tuple_compare(module: Module) -> Iterator[Found]:
+def spec_tuple_compare(module: Module) -> Findings:
     for node in module.nodes(ast.Compare):
         if len(node.ops) != 1:
             continue

@@ -1,11 +1,9 @@
 """JXD403: values that differ in each process, read while tracing."""
 
 import ast
-from collections.abc import Iterator
 
 from jax_dist.lint.model import traced
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 
 _UNSTABLE = (
     *(f"random.{name}" for name in ("random", "randint", "uniform", "gauss", "choice", "shuffle")),
@@ -17,19 +15,18 @@ _UNSTABLE = (
 )
 
 
-@rule(
+@Rule(
     "JXD403",
     "unstable-trace-value",
     what="Python's and NumPy's random numbers, times, `uuid`, `os.getpid`, `id` and `hash` in "
-    "functions passed to pmap, shard_map or jit. jit is looked at only in files that mention pmap "
-    "or shard_map.",
-    why="The value is computed once, while tracing, and becomes a constant: every call uses"
-    " the same number. Every process has a different program, so the persistent cache "
-    "misses in every run (jax 0.10.2).",
+    "functions passed to pmap, shard_map or jit. jit counts only in files that mention pmap or "
+    "shard_map.",
+    why="The value is computed once, while tracing: every call uses the same number. Every "
+    "process has a different program, so the persistent cache misses in every run (jax 0.10.2).",
     instead="step = jax.pmap(lambda x, key: x + jax.random.normal(key))",
     triggers=traced.TRIGGERS,
 )
-def unstable_trace_value(module: Module) -> Iterator[Found]:
+def unstable_trace_value(module: Module) -> Findings:
     traced_by: dict[ast.AST, str] = {
         each.function: each.by for each in reversed(traced.traced(module))
     }

@@ -13,11 +13,6 @@ CASES: tuple[Case, ...] = (
     Positive(
         "set as Explicit ones are", "import jax\njax.set_mesh(jax.make_mesh((8,), ('i',)))\n", (2,)
     ),
-    Positive(
-        "the keyword is not the first",
-        "import jax\nm = jax.make_mesh(axis_names=n, axis_shapes=s, axis_types=t)\n",
-        (2,),
-    ),
     Fixed(
         "one axis",
         "import jax\n\n\ndef result():\n    mesh = jax.make_mesh((8,), ('i',))  # all\n"
@@ -38,14 +33,9 @@ CASES: tuple[Case, ...] = (
         "m = make_mesh(shape, names, devices=d, axis_types=(AxisType.Auto,) * len(names))\n",
     ),
     Fixed(
-        "the first argument by keyword",
+        "all by keyword",
         "import jax\nm = jax.make_mesh(axis_shapes=(2, 4), axis_names=('i', 'j'))\n",
-        "import jax\nm = jax.make_mesh((2, 4), axis_names=('i', 'j'), "
+        "import jax\nm = jax.make_mesh(axis_shapes=(2, 4), axis_names=('i', 'j'), "
         "axis_types=(jax.sharding.AxisType.Auto,) * 2)\n",
-    ),
-    Fixed(
-        "only the keyword",
-        "import jax\nm = jax.make_mesh(axis_shapes=s, axis_names=n, axis_types=t)\n",
-        "import jax\nm = jax.make_mesh(s, axis_names=n, axis_types=t)\n",
     ),
 )
