@@ -14,11 +14,9 @@ CASES: tuple[Case, ...] = (
         "try:\n    from jax import shard_map\nexcept ImportError:\n"
         "    from jax.experimental.shard_map import shard_map\nf = shard_map(g, check_rep=False)\n",
     ),
-    Negative("another function's auto", "import jax\nf = jax.jit(g)(x, auto=1)\n"),
     Positive(
         "passed on", "from jax.experimental.shard_map import shard_map\ndo(shard_map)\n", (1,)
     ),
-    Positive("for others", "from jax.experimental.shard_map import shard_map\n", (1,)),
     Positive(
         "arguments that are not all seen",
         "from jax.experimental.shard_map import shard_map\nf = shard_map(g, **options)\n",

@@ -12,7 +12,6 @@ CASES: tuple[Case, ...] = (
         "kept for later",
         _TOP + "steps = {}\nfor n in names:\n    steps[n] = jax.jit(functools.partial(f, n))\n",
     ),
-    Negative("handed on", _TOP + "for n in names:\n    run(jax.jit(lambda x: x * n))\n"),
     Negative(
         "in a function of the loop, which may run once",
         _TOP + "for n in names:\n    def make(x):\n        return jax.jit(lambda y: y * n)(x)\n",
@@ -40,9 +39,6 @@ CASES: tuple[Case, ...] = (
         _TOP + "for d in sets:\n"
         "    y = jax.jit(jax.shard_map(lambda x: x * d, mesh=m, in_specs=s, out_specs=s))(x)\n",
         (4,),
-    ),
-    Positive(
-        "in a comprehension", _TOP + "ys = [jax.pmap(lambda x: x * d)(x) for d in sets]\n", (3,)
     ),
     Positive(
         "with options of its own",

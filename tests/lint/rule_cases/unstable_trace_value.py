@@ -12,10 +12,6 @@ CASES: tuple[Case, ...] = (
         "import jax\nf = jax.pmap(lambda k: jax.random.normal(k))\n",
     ),
     Negative(
-        "a method that is called hash",
-        "import jax\nf = jax.pmap(lambda x: x.hash(x))\n",
-    ),
-    Negative(
         "a parameter that is called id",
         "import jax\nf = jax.pmap(lambda id, x: id(x))\n",
     ),
