@@ -10,10 +10,11 @@ _MESSAGES = {
     "called decorator": "jax.pmap as a decorator with arguments fails: it wants the function first",
 }
 
-_OF_OTHERS = {
-    "equinox.filter_pmap": "jax_dist.filter_pmap",
-    "flax.nnx.pmap": "jax_dist.nnx_pmap",
-    "flax.experimental.nnx.pmap": "jax_dist.nnx_pmap",
+# The pmaps of other libraries: ours, and what is written by hand in plain JAX.
+OF_LIBRARIES = {
+    "equinox.filter_pmap": ("filter_pmap", "equinox.filter_shard_map"),
+    "flax.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
+    "flax.experimental.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
 }
 
 
@@ -34,6 +35,7 @@ def pmap_call(module: Module) -> Findings:
     for site in pmaps.sites(module):
         message = _MESSAGES.get(site.form, "jax.pmap is in maintenance mode")
         yield Found(site.reference, f"{message}; jax-dist migrate rewrites it")
-    for name, instead in _OF_OTHERS.items():
+    for name, (ours, _) in OF_LIBRARIES.items():
         for reference in module.uses(name):
-            yield Found(reference, f"{name} is jax.pmap underneath; {instead} takes its place")
+            message = f"{name} is jax.pmap underneath; jax_dist.{ours} takes its place"
+            yield Found(reference, message)
