@@ -27,13 +27,14 @@ def _lint(code: str, text: str):
         ("JXD106", _PJIT + "pjit(f)\npjit(f, s)\n", [None]),
         (
             "JXD106",  # one name moves, the other stays
-            "from jax.experimental.pjit import pjit, with_sharding_constraint\npjit(f, s)\n",
+            "from jax.experimental.pjit import pjit, with_sharding_constraint as c\n"
+            "pjit(f, s)\nc(x, s)\n",
             [None, SAFE],
         ),
         (
             "JXD106",  # one name moves for sure, the other is only sketched
-            "from jax.experimental.pjit import pjit, with_sharding_constraint\n"
-            "pjit(f, in_shardings=s)\n",
+            "from jax.experimental.pjit import pjit, with_sharding_constraint as c\n"
+            "pjit(f, in_shardings=s)\nc(x, s)\n",
             [DISPLAY, SAFE],
         ),
         ("JXD108", "import jax.numpy as jnp\ndef f(x) -> jnp.DeviceArray: ...\n", [SAFE]),

@@ -1,4 +1,4 @@
-"""The names that left jax or moved: a table for each of JXD101 to JXD103, JXD106 and JXD108.
+"""The names that left jax or moved: a table for each of JXD101 to JXD103 and JXD105 to JXD108.
 
 The versions are those of jax's change log; what is called gone was looked up on jax 0.10.2, and
 what is called new on jax 0.10.2 and 0.12.0.1.
@@ -132,6 +132,14 @@ _PLACE = "use jax.device_put with a NamedSharding, or jax-dist migrate"
 PLACEMENTS: tuple[Rename, ...] = (
     Rename("jax.device_put_replicated", "", "0.10.0", _PLACE),
     Rename("jax.device_put_sharded", "", "0.10.0", _PLACE),
+)
+
+OLD_SHARD_MAP: tuple[Rename, ...] = (
+    Rename("jax.experimental.shard_map.shard_map", "jax.shard_map", deprecated="0.8.0"),
+)
+_PCAST = "use jax.lax.pcast(x, axis, to='varying')"
+PVARY: tuple[Rename, ...] = (
+    Rename("jax.lax.pvary", "jax.lax.pcast", "0.10.0", _PCAST, needs=(0, 8, 2)),
 )
 
 _CONSTRAINT = "with_sharding_constraint"

@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version
@@ -16,7 +16,7 @@ class Rename:
     old: str  # "jax.tree_map"; of a module, all in it that has no entry of its own
     new: str  # "jax.tree.map"; "" where no one name takes its place
     gone: str = ""  # "0.6.0" of jax, or "flax 0.6.0"; "" where it is not known, or only deprecated
-    hint: str = ""  # what to do where `new` is ""
+    hint: str = ""  # what to do, where that is not to use `new`
     needs: Version = (0,)  # the first jax with the new name
     imported: str = ""  # what `from ... import` takes in its place, where that is not `new`
     safe: Literal["everywhere", "annotation", "with"] = "everywhere"  # elsewhere it is unsafe
@@ -31,9 +31,12 @@ class Rename:
         return f"{self.old} {state}: {self.hint or f'use {self.new}'}"
 
 
-# How far the new name may be trusted in the places where the old one is read; None: not at all.
-_Judge: TypeAlias = Callable[[Module, Rename, Sequence[ast.expr]], Safety | None]
+# Of one use of an old name: how far its fix may be trusted, and what else changes there, such as
+# the names of arguments. None: the new name cannot take its place.
+Adapted: TypeAlias = tuple[Safety, Sequence[Edit]] | None
+_Adapt: TypeAlias = Callable[[Module, Rename, ast.expr], Adapted]
 
+_ORDER = (Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY)
 # `import jax` does not load these.
 _LOADED_APART = (
     "jax.extend.backend",
@@ -60,7 +63,7 @@ def mentions(table: Sequence[Rename]) -> Callable[[bytes], bool]:
     return is_mentioned
 
 
-def renamed(module: Module, table: Sequence[Rename], judge: _Judge | None = None) -> Findings:
+def renamed(module: Module, table: Sequence[Rename], adapt: _Adapt | None = None) -> Findings:
     """Yield a finding for each import of a name of the table, and each `a.b.name`.
 
     A use of an imported name is not reported again. Nor is what is ready for the name to be
@@ -69,11 +72,11 @@ def renamed(module: Module, table: Sequence[Rename], judge: _Judge | None = None
     Args:
       module: the file.
       table: the names.
-      judge: says how safe each fix is; by default the table.
+      adapt: tells what a use needs where the new name is not used as the old one.
     """
     assigned = module.once(_assigned)
     entries = {entry.old: entry for entry in table if entry.old not in assigned}
-    renames = _Renames(module, entries, judge or _by_place)
+    renames = _Renames(module, entries, adapt)
     yield from renames.in_imports()
     yield from renames.in_attributes()
 
@@ -84,16 +87,16 @@ def _assigned(module: Module) -> set[str]:
     return {f"{module.qualified_name(each.value)}.{each.attr}" for each in stores}
 
 
-def _by_place(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety:
-    """Return what the table says of the places at which the nodes stand."""
+def _by_place(module: Module, entry: Rename, node: ast.expr) -> Adapted:
+    """Return what the table says of the place at which a node stands."""
     if entry.safe == "annotation":
-        is_safe = all(_in_annotation(module, node) for node in nodes)
+        is_safe = _in_annotation(module, node)
     elif entry.safe == "with":
-        calls = (module.call_of(node) for node in nodes)
-        is_safe = all(call and isinstance(module.parent(call), ast.withitem) for call in calls)
+        call = module.call_of(node)
+        is_safe = call is not None and isinstance(module.parent(call), ast.withitem)
     else:
         is_safe = True
-    return Safety.SAFE if is_safe else Safety.UNSAFE
+    return Safety.SAFE if is_safe else Safety.UNSAFE, ()
 
 
 def _in_annotation(module: Module, node: ast.AST) -> bool:
@@ -110,10 +113,13 @@ def _in_annotation(module: Module, node: ast.AST) -> bool:
 class _Renames:
     """The names of a table in one file."""
 
-    def __init__(self, module: Module, entries: Mapping[str, Rename], judge: _Judge):
+    def __init__(self, module: Module, entries: Mapping[str, Rename], adapt: _Adapt | None):
         self._module = module
         self._entries = entries
-        self._judge = judge
+        self._adapt = adapt or _by_place
+        # Other files may import a name from here, and use it as before.
+        self._needs_uses = adapt is not None
+        self._is_shared = adapt is not None and module.source.path.endswith("__init__.py")
         self._fixes: dict[ast.ImportFrom, dict[ast.alias, tuple[Fix | None, Version]]] = {}
 
     def in_attributes(self) -> Findings:
@@ -144,7 +150,7 @@ class _Renames:
             fix, needs = None, entry.needs
             if not entry.new:
                 fix = self._without_import(alias, target, module.reads(scope, name))
-            elif isinstance(statement, ast.ImportFrom) and not statement.level:
+            elif isinstance(statement, ast.ImportFrom):
                 if statement not in self._fixes:
                     self._fixes[statement] = self._fixes_of(statement)
                 fix, needs = self._fixes[statement].get(alias, (None, needs))
@@ -164,13 +170,15 @@ class _Renames:
         if not new:
             return None
         text, imports = self._module.name_for(new, node)
-        safety = self._judge(self._module, entry, [node])
-        if text.startswith("_") or safety is None:
+        adapted = self._adapt(self._module, entry, node)
+        if text.startswith("_") or adapted is None:
             return None  # by the plain name the file means something else
         if text == new:
             homes = (home for home in _LOADED_APART if f"{new}.".startswith(f"{home}."))
             imports = (*imports, *(f"import {home}" for home in homes))
-        return Fix(f"use {new}", safety, (Edit(*self._module.span(node), text),), imports)
+        safety, more = adapted
+        edits = (Edit(*self._module.span(node), text), *more)
+        return Fix(f"use {new}", safety, edits, imports)
 
     def _without_import(self, alias: ast.alias, target: str, reads: list[ast.Name]) -> Fix | None:
         """Rename all that is read of a module that is gone, and import it no more."""
@@ -185,31 +193,36 @@ class _Renames:
         statement = self._module.parent(alias)
         if not fixes or not isinstance(statement, ast.Import | ast.ImportFrom):
             return None
-        edits = (*_removals(self._module, statement, {alias}), *(fix.edits[0] for fix in fixes))
+        edits = [*_removals(self._module, statement, {alias}), *(fix.edits[0] for fix in fixes)]
         imports = tuple(dict.fromkeys(line for fix in fixes for line in fix.imports))
-        return Fix("use what took its place", Safety.SAFE, edits, imports)
+        return Fix("use what took its place", Safety.SAFE, tuple(edits), imports)
 
     def _fixes_of(self, statement: ast.ImportFrom) -> dict[ast.alias, tuple[Fix | None, Version]]:
         """Return a fix for each name that moves; those that are equally safe move together."""
         module = self._module
-        scope = module.scope(statement)
         moves: dict[Safety, dict[ast.alias, str]] = {}
         needs: dict[Safety, Version] = {}
+        more: dict[Safety, list[Edit]] = {}
         for alias in statement.names:
             target = f"{statement.module}.{alias.name}"
             entry = self._entry_for(target)
-            if entry is None or not entry.new:
+            if entry is None or not entry.new or self._is_shared:
                 continue
-            safety = self._judge(module, entry, module.reads(scope, alias.asname or alias.name))
-            if safety is not None:
-                new = entry.imported or entry.new + target[len(entry.old) :]
-                moves.setdefault(safety, {})[alias] = new
-                needs[safety] = max(entry.needs, needs.get(safety, (0,)))
+            reads = module.reads(module.scope(statement), alias.asname or alias.name)
+            uses = [self._adapt(module, entry, read) for read in reads]
+            seen = [use for use in uses if use is not None]
+            if len(seen) < len(uses) or (self._needs_uses and not uses):
+                continue
+            safety = max((use[0] for use in seen), key=_ORDER.index, default=Safety.SAFE)
+            new = entry.imported or entry.new + target[len(entry.old) :]
+            moves.setdefault(safety, {})[alias] = new
+            more.setdefault(safety, []).extend(edit for _, edits in seen for edit in edits)
+            needs[safety] = max(entry.needs, needs.get(safety, (0,)))
         fixes: dict[ast.alias, tuple[Fix | None, Version]] = {}
         for safety, moved in moves.items():
-            edits = edits_of_from(module, statement, moved)
+            edits = _edits_of_from(module, statement, moved)
             title = f"import {', '.join(dict.fromkeys(moved.values()))}"
-            fix = Fix(title, safety, edits) if edits is not None else None
+            fix = Fix(title, safety, (*edits, *more[safety])) if edits is not None else None
             fixes |= dict.fromkeys(moved, (fix, needs[safety]))
         return fixes
 
@@ -220,49 +233,40 @@ def _spells(module: Module, node: ast.expr, old: str) -> bool:
     return isinstance(node, ast.Attribute) and module.qualified_name(node.value) == home
 
 
-def imports_of(module: Module, name: str) -> Iterator[tuple[ast.AST, list[ast.Name]]]:
-    """Yield each import of a name that the file is not ready to miss, with what reads it."""
-    for scope, bound, binding in module.imports():
-        if binding.target == name and not is_guarded(module, binding.node):
-            yield binding.node, module.reads(scope, bound)
-
-
-def spelled(module: Module, name: str) -> Iterator[ast.expr]:
-    """Yield each `a.b.name`; a use of an imported name is part of the finding at its import."""
-    for use in module.uses(name):
-        if _spells(module, use, name) and not is_guarded(module, use):
-            yield use
-
-
-def edits_of_from(
+def _edits_of_from(
     module: Module, statement: ast.ImportFrom, moved: Mapping[ast.alias, str]
-) -> tuple[Edit, ...] | None:
+) -> list[Edit] | None:
     """Import names from elsewhere, under the names that the file knows them by.
 
     `moved` has the dotted names that take the places of some. None where a comment would be lost
     or the line holds more.
     """
-    start, end = module.span(statement)
-    code = module.source.code
     indent, _ = module.margins(statement)
     if indent.strip():
         return None  # after a semicolon or a colon
-    by_home: dict[str, list[str]] = {}
+    edits: list[Edit] = []
+    by_home: dict[str, dict[ast.alias, str]] = {}
     for alias, name in moved.items():
         home, _, last = name.rpartition(".")
         bound = alias.asname or alias.name
-        by_home.setdefault(home, []).append(last if last == bound else f"{last} as {bound}")
-    new = [
-        f"{f'from {home} ' if home else ''}import {', '.join(names)}"
+        text = last if last == bound else f"{last} as {bound}"
+        if home == statement.module:
+            edits.append(Edit(*module.span(alias), text))
+        else:
+            by_home.setdefault(home, {})[alias] = text
+    lines = [
+        f"{f'from {home} ' if home else ''}import {', '.join(names.values())}"
         for home, names in by_home.items()
     ]
-    if len(moved) == len(statement.names):
-        has_comment = b"#" in code[start:end]
-        return None if has_comment else (Edit(start, end, f"\n{indent}".join(new)),)
-    removed = _removals(module, statement, moved)
-    if any(b"#" in code[edit.start : edit.end] for edit in removed):
-        return None
-    return (Edit(start, start, "".join(f"{line}\n{indent}" for line in new)), *removed)
+    start, end = module.span(statement)
+    leaving = {alias for names in by_home.values() for alias in names}
+    if len(leaving) == len(statement.names):
+        edits.append(Edit(start, end, f"\n{indent}".join(lines)))
+    elif leaving:
+        edits.append(Edit(start, start, "".join(f"{line}\n{indent}" for line in lines)))
+        edits += _removals(module, statement, leaving)
+    has_comment = any(b"#" in module.source.code[edit.start : edit.end] for edit in edits)
+    return None if has_comment else edits
 
 
 def removal(module: Module, statement: ast.stmt) -> Edit:
@@ -275,9 +279,7 @@ def removal(module: Module, statement: ast.stmt) -> Edit:
 
 
 def _removals(
-    module: Module,
-    statement: ast.Import | ast.ImportFrom,
-    gone: Mapping[ast.alias, str] | set[ast.alias],
+    module: Module, statement: ast.Import | ast.ImportFrom, gone: set[ast.alias]
 ) -> list[Edit]:
     """Take names out of an import, each with the comma that it no longer needs."""
     spans = [module.span(alias) for alias in statement.names]
@@ -301,16 +303,13 @@ def is_guarded(module: Module, node: ast.AST) -> bool:
     It is in a `try` that catches the error, or in its handlers, or in a branch that asks for the
     name or for jax's version.
     """
-    below = node
     for around in module.ancestors(node):
         match around:
-            case ast.Try(handlers=handlers, finalbody=always):
-                if below not in always and any(map(_catches, handlers)):
-                    return True
+            case ast.Try(handlers=handlers) if any(map(_catches, handlers)):
+                return True
             case ast.If(test=test) | ast.IfExp(test=test):
                 if any(word in module.text(test) for word in _ASKED):
                     return True
-        below = around
     return False
 
 

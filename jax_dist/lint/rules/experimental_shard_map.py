@@ -4,8 +4,9 @@ import ast
 
 from jax_dist.lint.model import traced
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
+from jax_dist.lint.rules._old_names import OLD_SHARD_MAP
+from jax_dist.lint.rules._renames import Adapted, Rename
 
-_OLD_SHARD_MAP = "jax.experimental.shard_map.shard_map"
 _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the function
 
 
@@ -14,10 +15,10 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     "experimental-shard-map",
     what="`jax.experimental.shard_map.shard_map`, and `check_rep=` or `auto=` passed to "
     "`jax.shard_map`.",
-    why="The experimental function is deprecated since jax 0.8.0. `jax.shard_map` takes the "
-    "mesh and the specs by keyword only; `check_rep` is `check_vma`, and `axis_names=`, the "
-    "other axes, takes the place of `auto=`. The gradients of code for jax before 0.6 have "
-    "changed: see JXD303.",
+    why="The experimental function is deprecated since jax 0.8.0. `jax.shard_map` takes the mesh "
+    "and the specs by keyword only; `check_rep` is `check_vma`, and `axis_names=`, the other "
+    "axes, takes the place of `auto=`. The gradients of code for jax before 0.6 have changed: see "
+    "JXD303.",
     instead="f = jax.shard_map(g, mesh=mesh, in_specs=in_specs, out_specs=out_specs, "
     "check_vma=False)",
     fix="safe",
@@ -26,17 +27,7 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     needs=(0, 6, 1),
 )
 def experimental_shard_map(module: Module) -> Findings:
-    moved = "jax.experimental.shard_map is deprecated since jax 0.8.0: use jax.shard_map"
-    for alias, reads in _renames.imports_of(module, _OLD_SHARD_MAP):
-        yield Found(alias, moved, _import_fix(module, alias, reads))
-    for use in _renames.spelled(module, _OLD_SHARD_MAP):
-        text, imports = module.name_for("jax.shard_map", use)
-        arguments = _argument_edits(module, use)
-        fix = None
-        if arguments is not None and not text.startswith("_"):
-            edits = (Edit(*module.span(use), text), *arguments)
-            fix = Fix("use jax.shard_map", Safety.SAFE, edits, imports)
-        yield Found(use, moved, fix)
+    yield from _renames.renamed(module, OLD_SHARD_MAP, _with_new_arguments)
     for use in module.uses("jax.shard_map"):
         used = traced.application(module, use)
         for keyword in used.keywords if used else ():
@@ -54,24 +45,9 @@ def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
     return Edit(start, start + len("check_rep"), "check_vma")
 
 
-def _import_fix(module: Module, alias: ast.AST, reads: list[ast.Name]) -> Fix | None:
-    """Return the import and all its uses: half of it would not run."""
-    statement = module.parent(alias)
-    if not isinstance(alias, ast.alias) or not isinstance(statement, ast.ImportFrom) or not reads:
-        return None
-    if module.source.path.endswith("__init__.py"):
-        return None  # other files may import it from here
-    edits = _renames.edits_of_from(module, statement, {alias: "jax.shard_map"})
-    for read in reads:
-        arguments = _argument_edits(module, read)
-        if edits is None or arguments is None:
-            return None
-        edits = (*edits, *arguments)
-    return Fix("import jax.shard_map", Safety.SAFE, edits) if edits else None
-
-
-def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
+def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> Adapted:
     """Put names before arguments, and rename keywords; None where not all is seen."""
+    del entry
     used = traced.application(module, use)
     if used is None or not used.is_known or len(used.args) > len(_PARAMETERS):
         return None
@@ -86,4 +62,4 @@ def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
         name = "check_vma" if parameter == "check_rep" else parameter
         edits.append(Edit(start, start, f"{name}="))
     renamed = (keyword for keyword in used.keywords if keyword.arg == "check_rep")
-    return [*edits, *(_check_vma(module, keyword) for keyword in renamed)]
+    return Safety.SAFE, [*edits, *(_check_vma(module, keyword) for keyword in renamed)]

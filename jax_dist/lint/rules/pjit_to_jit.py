@@ -1,12 +1,12 @@
 """JXD106: `pjit` in place of `jax.jit`."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from jax_dist.lint.model import traced
 from jax_dist.lint.rules import Findings, Module, Rule, Safety, _renames
 from jax_dist.lint.rules._old_names import OF_PJIT
-from jax_dist.lint.rules._renames import Rename
+from jax_dist.lint.rules._renames import Adapted, Rename
 
 _SAME = {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "inline"}
 _SAME |= {"keep_unused", "device", "backend", "compiler_options"}
@@ -25,36 +25,28 @@ _SHARDINGS = {"in_shardings", "out_shardings"}
     triggers=(b"experimental.pjit", b"experimental import"),
 )
 def pjit_to_jit(module: Module) -> Findings:
-    yield from _renames.renamed(module, OF_PJIT, _judge)
+    yield from _renames.renamed(module, OF_PJIT, _with_same_arguments)
 
 
-def _judge(module: Module, entry: Rename, nodes: Sequence[ast.expr]) -> Safety | None:
-    """Return the least that holds of all uses."""
+def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> Adapted:
+    """Return how surely a use may have the new name: its arguments keep their names."""
     if entry.new != "jax.jit":
         # `with_sharding_constraint(x, axis_resources=s)`: the argument is called shardings now.
-        calls = filter(None, map(module.call_of, nodes))
-        has_old = any(each.arg != "shardings" for call in calls for each in call.keywords)
-        return None if has_old else Safety.SAFE
-    safeties = {_safety(module, node) for node in nodes}
-    if None in safeties:
-        return None
-    return Safety.DISPLAY if Safety.DISPLAY in safeties else Safety.SAFE
-
-
-def _safety(module: Module, node: ast.expr) -> Safety | None:
-    used = traced.application(module, node)
+        call = module.call_of(use)
+        has_old = call is not None and any(each.arg != "shardings" for each in call.keywords)
+        return None if has_old else (Safety.SAFE, ())
+    used = traced.application(module, use)
     if used is None or used.args or not (used.is_known and used.by_position):
         return None
     if not used.words.keys() <= _SAME | _SHARDINGS:
         return None
     leaves = [leaf for name in _SHARDINGS for leaf in _leaves(module, used.words.get(name))]
-    names = {module.qualified_name(leaf.func) for leaf in leaves if isinstance(leaf, ast.Call)}
+    calls = [leaf for leaf in leaves if isinstance(leaf, ast.Call)]
+    names = {module.qualified_name(call.func) for call in calls}
     if not names.isdisjoint(traced.SPECS):
         return None
-    is_seen = names <= {"jax.sharding.NamedSharding"} and all(
-        isinstance(leaf, ast.Call) for leaf in leaves
-    )
-    return Safety.SAFE if is_seen else Safety.DISPLAY
+    is_seen = names <= {"jax.sharding.NamedSharding"} and len(calls) == len(leaves)
+    return Safety.SAFE if is_seen else Safety.DISPLAY, ()
 
 
 def _leaves(module: Module, value: ast.expr | None) -> Iterator[ast.expr]:

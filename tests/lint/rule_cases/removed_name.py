@@ -54,7 +54,7 @@ CASES: tuple[Case, ...] = (
         "two of one statement, to two modules, in a function",
         "def f():\n    from jax import tree_map, host_id, jit\n",
         "def f():\n    from jax.tree_util import tree_map\n    from jax import process_index as "
-        "host_id\n    from jax import jit\n",
+        "host_id, jit\n",
     ),
     Fixed(
         "a type in an annotation",
