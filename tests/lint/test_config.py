@@ -31,7 +31,8 @@ def test_all_settings(project):
     read = config.load(["src"])
 
     assert read.file == str(project / "pyproject.toml")
-    assert read.choice == Choice(("JXD1",), ("pmap-call",), ("JXD104",))
+    assert (read.select, read.extend_select) == (("JXD1",), ("pmap-call",))
+    assert read.ignore == ("JXD104",)
     assert read.excluded.texts[-1] == "gen"
     assert ".git" in read.excluded.texts
     assert read.per_file_ignores == (("tests/*", ("JXD1",)),)

@@ -28,22 +28,15 @@ class Choice:
     ignore: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config(Choice):
     """Settings of a project."""
 
-    folder: str  # from which patterns are seen
+    folder: str = "."  # from which patterns are seen
     file: str | None = None
-    select: tuple[str, ...] | None = None
-    extend_select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
     target_jax: Version | None = None  # the oldest jax of the project; None: the newest
-
-    @property
-    def choice(self) -> Choice:
-        return Choice(self.select, self.extend_select, self.ignore)
 
     @property
     def excluded(self) -> Patterns:
@@ -78,8 +71,8 @@ def _nearest(paths: Sequence[str]) -> Config:
                 return config
     for folder in above:
         if any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS):
-            return Config(folder)
-    return Config(top)
+            return Config(folder=folder)
+    return Config(folder=top)
 
 
 def _read(path: str, *, required: bool) -> Config:
@@ -99,7 +92,7 @@ def _read(path: str, *, required: bool) -> Config:
     if settings is None:
         if required:
             raise MisuseError(f"{path}: has no [tool.jax-dist]")
-        return Config(folder)
+        return Config(folder=folder)
     if not isinstance(settings, dict):
         raise MisuseError(f"{path}: tool.jax-dist must be a table, not {settings!r}")
     values: dict[str, Any] = {}
@@ -111,7 +104,7 @@ def _read(path: str, *, required: bool) -> Config:
             values[key.replace("-", "_")] = _KEYS[key](value)
         except MisuseError as error:
             raise MisuseError(f"{path}: {key}: {error}") from error
-    return Config(folder, path, **values)
+    return Config(folder=folder, file=path, **values)
 
 
 def _leads_out(path: str) -> bool:
@@ -174,7 +167,7 @@ def _oldest_jax(folder: str) -> Version | None:
 def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Code]:
     """Return the codes that are on after all choices, of which a later one has the last word.
 
-    Within a choice the more precise selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.
+    Within a choice the selector of fewer rules wins: `--select JXD101 --ignore JXD1` keeps JXD101.
 
     Raises:
       MisuseError: a selector names no rule.
@@ -183,17 +176,12 @@ def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Co
     for choice in choices:
         if choice.select is not None:
             on = {_codes.SYNTAX_ERROR}  # what cannot be parsed was not checked, and must be said
-        asked = [(word, True) for word in (*(choice.select or ()), *choice.extend_select)]
-        asked += [(word, False) for word in choice.ignore]
-        for word, turns_on in sorted(asked, key=lambda each: (_precision(each[0]), not each[1])):
-            codes = resolve(word, rules)
+        words = (*(choice.select or ()), *choice.extend_select)
+        asked = [(resolve(word, rules), True) for word in words]
+        asked += [(resolve(word, rules), False) for word in choice.ignore]
+        for codes, turns_on in sorted(asked, key=lambda each: (-len(each[0]), not each[1])):
             on = on | codes if turns_on else on - codes
     return frozenset(on)
-
-
-def _precision(selector: str) -> int:
-    upper = selector.upper()
-    return 0 if upper == "ALL" else len(upper) if upper.startswith("JXD") else 6
 
 
 def resolve(selector: str, rules: Collection[Rule]) -> frozenset[Code]:
