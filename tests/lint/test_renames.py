@@ -45,13 +45,6 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
-def test_reaching_for_names():
-    assert _is_there("jax.tree.map")
-    assert _is_there("jax.extend.core.Primitive")
-    assert not _is_there("jax.tree.missing")
-    assert not _is_there("jax.missing.Primitive")
-
-
 @pytest.mark.parametrize("entry", _ENTRIES, ids=lambda entry: entry.old)
 def test_the_new_name_is_there_and_the_old_one_is_not(entry):
     if jax.__version_info__ >= entry.needs:

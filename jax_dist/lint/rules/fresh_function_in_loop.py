@@ -34,8 +34,8 @@ def fresh_function_in_loop(module: Module) -> Findings:
             made.append((outer if outer is not None and is_partial else each.node, each.fun))
     for node, fun in sorted(made, key=lambda each: scopes.place(each[0])):
         loop = _loop_around(module, node)
-        if loop is None or not _is_fresh(module, fun, loop):
-            continue
+        if loop is None or not _is_fresh(module, fun, loop) or traced.around(module, node):
+            continue  # the loops of traced code run once
         calls = filter(None, map(module.call_of, [node, *pmaps.reads_of(module, node)]))
         if any(_loop_around(module, call) is loop for call in calls):
             yield Found(node, "a new function in each iteration: it is compiled anew each time")

@@ -17,6 +17,11 @@ CASES: tuple[Case, ...] = (
         _TOP + "for n in names:\n    def make(x):\n        return jax.jit(lambda y: y * n)(x)\n",
     ),
     Negative("another function that the loop gives", _TOP + "for f in fs:\n    jax.jit(f)(x)\n"),
+    Negative(
+        "traced once",
+        _TOP + "@functools.partial(jax.jit, inline=True)\ndef f(x):\n    for n in range(3):\n"
+        "        x = jax.shard_map(lambda y: y * n, mesh=m)(x)\n    return x\n",
+    ),
     Positive(
         "a lambda",
         _TOP + "def per_set(sets, f):\n    for d in sets:\n"
