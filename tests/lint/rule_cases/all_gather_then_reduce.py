@@ -21,10 +21,6 @@ CASES: tuple[Case, ...] = (
         "import jax\ny = jax.lax.all_gather(x, 'i', tiled=True).mean(0)\n",
     ),
     Negative(
-        "blocks of a group of devices",
-        "import jax\ny = jax.lax.all_gather(x, 'i', axis_index_groups=[[0, 1], [2, 3]]).mean(0)\n",
-    ),
-    Negative(
         "what is gathered is used again",
         "import jax\ng = jax.lax.all_gather(x, 'i')\ny = g.mean(0) + g.max()\n",
     ),

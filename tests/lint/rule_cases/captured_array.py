@@ -44,14 +44,6 @@ CASES: tuple[Case, ...] = (
         "f = jax.pmap(lambda x: x @ make(4))\nshow()\n",
     ),
     Positive(
-        "another type of a parameter, through a helper",
-        "import jax\nimport jax.numpy as jnp\nimport numpy as np\n"
-        "def build(x):\n    w = jnp.asarray(x.astype(np.float32))\n"
-        "    def helper(y):\n        return y @ w\n    def step(y):\n"
-        "        return helper(y)\n    return jax.pmap(step)\n",
-        (7,),
-    ),
-    Positive(
         "through two helpers of the module, which call each other",
         "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\n"
         "def one(x): return other(x) @ w\ndef other(x): return one(x)\n"

@@ -32,14 +32,6 @@ CASES: tuple[Case, ...] = (
         "last = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), s)\n",
     ),
     Fixed(
-        "a metric that is unpacked by the caller of a function",
-        "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
-        "s, m = step(s, b)\nm = jax.tree_util.tree_map(lambda x: x[0], m)\n",
-        "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
-        "s, m = step(s, b)\n"
-        "m = jax.tree_util.tree_map(lambda x: x.addressable_shards[0].data.squeeze(0), m)\n",
-    ),
-    Fixed(
         "what flax replicated",
         "import jax\nimport jax.numpy as jnp\nfrom flax.jax_utils import replicate, unreplicate\n"
         "\ndef result():\n    y = replicate({'a': jnp.arange(3)})\n    return unreplicate(y)\n",

@@ -16,11 +16,6 @@ CASES: tuple[Case, ...] = (
         (1,),
     ),
     Positive(
-        "shardings made elsewhere, which may be specs",
-        "from jax.experimental.pjit import pjit\nf = pjit(g, in_shardings=shardings)\n",
-        (1,),
-    ),
-    Positive(
         "an old keyword of the constraint",
         "from jax.experimental import pjit\npjit.with_sharding_constraint(x, axis_resources=s)\n",
         (2,),
