@@ -134,9 +134,9 @@ def check_module(
         if target is not None and target < rule.since:
             continue
         for found in rule.check(module):
-            node, fix, needs = found.node, found.fix, max(rule.needs, found.needs)
-            if fix is not None and target is not None and target < needs:  # it would not run there
-                title = f"{fix.title} (needs jax {'.'.join(map(str, needs))})"
+            node, fix = found.node, found.fix
+            if fix is not None and target is not None and target < found.needs:
+                title = f"{fix.title} (needs jax {'.'.join(map(str, found.needs))})"
                 fix = dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
             string = _string_around(module, node)
             if string is not None:  # Python 3.11 does not know where in it

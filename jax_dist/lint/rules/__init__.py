@@ -25,7 +25,7 @@ class Found:
     node: Any  # of the tree, with its place
     message: str
     fix: Fix | None = None
-    needs: Version = (0,)  # like the rule's, of this fix alone
+    needs: Version = (0,)  # the fix is not made in projects that must run on an older jax
 
 
 Findings: TypeAlias = Iterator[Found]
@@ -50,7 +50,6 @@ class Rule:
     fix: Literal["safe", "unsafe", "none"] = "none"  # the least safe fix that it offers
     default: bool = True  # False: only where asked for, because it can only say "may"
     since: Version = (0,)  # silent in projects that must run on a jax older than this
-    needs: Version = (0,)  # its fix is not made in projects that must run on a jax older than this
     check: Callable[[Module], Findings] = _check_nothing
 
     def __call__(self, check: Callable[[Module], Findings]) -> "Rule":

@@ -24,7 +24,6 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     fix="safe",
     triggers=(b"shard_map", b"check_rep"),
     since=(0, 6, 1),
-    needs=(0, 6, 1),
 )
 def experimental_shard_map(module: Module) -> Findings:
     yield from _renames.renamed(module, OLD_SHARD_MAP, _with_new_arguments)

@@ -17,7 +17,6 @@ _PARAMETERS: tuple[str | None, ...] = ("axis_shapes", "axis_names", "axis_types"
     instead="mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))",
     fix="unsafe",
     triggers=(b"make_mesh",),
-    needs=(0, 5, 0),
 )
 def make_mesh_explicit(module: Module) -> Findings:
     for call in module.calls("jax.make_mesh"):
@@ -28,7 +27,8 @@ def make_mesh_explicit(module: Module) -> Findings:
         if "axis_types" not in arguments:
             names, shape = arguments.get("axis_names"), arguments.get("axis_shapes")
             fix = _fix(module, call, names, shape) if names and shape else None
-            yield Found(call, "make_mesh without axis_types is Explicit since jax 0.9.0", fix)
+            message = "make_mesh without axis_types is Explicit since jax 0.9.0"
+            yield Found(call, message, fix, needs=(0, 5, 0))
 
 
 def _fix(module: Module, call: ast.Call, names: ast.expr, shape: ast.expr) -> Fix | None:
