@@ -16,9 +16,6 @@ CASES: tuple[Case, ...] = (
     Negative("put there by the file", "import jax\njax.tree_map = f\njax.tree_map(g, x)\n"),
     Negative("NumPy's own", "import jax\nimport numpy as np\nnp.clip(x, a_min=0)\n"),
     Positive("a module of flax, without jax", "from flax import optim\noptim.Adam(1e-3)\n", (1,)),
-    Positive(
-        "a module without a successor", "from jax.experimental import host_callback as hcb\n", (1,)
-    ),
     Positive("indexed updates", "import jax\ny = jax.ops.index_update(x, i, 1)\n", (2,)),
     Positive(
         "the buffers of an array", "import jax\nb = x.device_buffer, x.device_buffers\n", (2, 2)
