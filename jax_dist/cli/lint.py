@@ -114,11 +114,11 @@ class _Lint:
                 )
                 for glob, codes in self._config.per_file_ignores
             )
-            config.selected([self._config.choice], rules)
+            config.selected([self._config], rules)
         except MisuseError as error:
             raise MisuseError(f"{self._config.file}: {error}") from error
         self._examiner = Examiner(
-            config.selected([self._config.choice, asked], rules),
+            config.selected([self._config, asked], rules),
             Project(places),
             config.version(target) if target else self._config.target_jax,
             ignores,

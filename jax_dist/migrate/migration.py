@@ -78,7 +78,7 @@ def migrate(
 
 
 def _has_old_name(data: bytes) -> bool:
-    return linter.wanted(data, renames.CODES)
+    return bool(linter.likely(data, renames.CODES))
 
 
 def migrate_text(

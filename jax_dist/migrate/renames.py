@@ -16,6 +16,7 @@ from jax_dist.lint.model.findings import Code, Edit, Fix, Safety
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.rules import Version
+from jax_dist.lint.rules.pmap_call import OF_LIBRARIES
 from jax_dist.migrate import imports, sites
 from jax_dist.migrate.names import LibraryNames, Namer, indentation
 from jax_dist.migrate.places import Left, Place, PlannedPlace, Target
@@ -266,16 +267,11 @@ def _of_put(module: Module, function: str, node: ast.expr, namer: Namer) -> Fix:
     return Fix(f"replace jax.{function}", Safety.UNSAFE, edits, new.imports)
 
 
-_OF_LIBRARIES = {  # jax_dist's own, and what is written by hand in plain JAX
-    "equinox.filter_pmap": ("filter_pmap", "equinox.filter_shard_map"),
-    "flax.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
-    "flax.experimental.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
-}
 _OF_NNX_ALONE = ("transform_metadata", "graph", "graph_updates")
 
 
 def _of_other_pmaps(module: Module, target: Target) -> Iterator[PlannedPlace]:
-    for name, (ours, by_hand) in _OF_LIBRARIES.items():
+    for name, (ours, by_hand) in OF_LIBRARIES.items():
         for node in module.uses(name):
             try:
                 if target != "jax_dist":

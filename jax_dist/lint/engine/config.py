@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from jax_dist import _codes
@@ -27,22 +28,15 @@ class Choice:
     ignore: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config(Choice):
     """Settings of a project."""
 
-    folder: str  # from which patterns are seen
+    folder: str = "."  # from which patterns are seen
     file: str | None = None
-    select: tuple[str, ...] | None = None
-    extend_select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
     target_jax: Version | None = None  # the oldest jax of the project; None: the newest
-
-    @property
-    def choice(self) -> Choice:
-        return Choice(self.select, self.extend_select, self.ignore)
 
     @property
     def excluded(self) -> Patterns:
@@ -68,26 +62,23 @@ def _nearest(paths: Sequence[str]) -> Config:
         path if os.path.isdir(path) else os.path.dirname(path)
         for path in map(os.path.abspath, paths)
     ]
-    try:
-        top = os.path.commonpath(folders) if folders else os.getcwd()
-    except ValueError:  # Windows: several drives
-        top = os.getcwd()
+    top = os.path.commonpath(folders) if folders else os.getcwd()
     above = list(sources.folders_above(top))
     for path in (os.path.join(folder, name) for folder in above for name in _FILES):
         if os.path.isfile(path):
             config = _read(path, required=False)
             if config.file is not None:
                 return config
-    has_mark = (
-        folder
-        for folder in above
-        if any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS)
-    )
-    return Config(next(has_mark, top))
+    for folder in above:
+        if any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS):
+            return Config(folder=folder)
+    return Config(folder=top)
 
 
 def _read(path: str, *, required: bool) -> Config:
     folder, name = os.path.split(os.path.abspath(path))
+    if _leads_out(path):
+        raise MisuseError(f"{path}: is a link that leads out of {folder}; name the file itself")
     try:
         table = tomllib.loads(sources.read_bytes(path).decode())
     except OSError as error:
@@ -101,7 +92,7 @@ def _read(path: str, *, required: bool) -> Config:
     if settings is None:
         if required:
             raise MisuseError(f"{path}: has no [tool.jax-dist]")
-        return Config(folder)
+        return Config(folder=folder)
     if not isinstance(settings, dict):
         raise MisuseError(f"{path}: tool.jax-dist must be a table, not {settings!r}")
     values: dict[str, Any] = {}
@@ -113,7 +104,14 @@ def _read(path: str, *, required: bool) -> Config:
             values[key.replace("-", "_")] = _KEYS[key](value)
         except MisuseError as error:
             raise MisuseError(f"{path}: {key}: {error}") from error
-    return Config(folder, path, **values)
+    return Config(folder=folder, file=path, **values)
+
+
+def _leads_out(path: str) -> bool:
+    """Return whether a link leads out of its folder and of the current one."""
+    file = Path(path)
+    tops = (file.absolute().parent.resolve(), Path.cwd())
+    return file.is_symlink() and not any(map(file.resolve().is_relative_to, tops))
 
 
 def _words(value: Any) -> tuple[str, ...]:
@@ -154,13 +152,13 @@ _BOUND = re.compile(r"(?:>=|==|~=|\^|>)\s*(\d+(?:\.\d+)*)")
 
 def _oldest_jax(folder: str) -> Version | None:
     """Return the oldest jax that the requirements of a project allow; None if they do not say."""
-    for name in _REQUIREMENTS:
+    for path in (os.path.join(folder, name) for name in _REQUIREMENTS):
         try:
-            text = sources.read_bytes(os.path.join(folder, name)).decode("utf-8", "replace")
+            text = "" if _leads_out(path) else sources.read_bytes(path).decode("utf-8", "replace")
         except OSError:
             continue
-        found = (_BOUND.findall(match["bounds"]) for match in _JAX.finditer(text))
-        bounds = [max(map(version, each)) for each in found if each]
+        required = (_BOUND.findall(match["bounds"]) for match in _JAX.finditer(text))
+        bounds = [max(map(version, each)) for each in required if each]
         if bounds:
             return min(bounds)
     return None
@@ -169,7 +167,7 @@ def _oldest_jax(folder: str) -> Version | None:
 def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Code]:
     """Return the codes that are on after all choices, of which a later one has the last word.
 
-    Within a choice the more precise selector wins: `--select JXD101 --ignore JXD1` keeps JXD101.
+    Within a choice the selector of fewer rules wins: `--select JXD101 --ignore JXD1` keeps JXD101.
 
     Raises:
       MisuseError: a selector names no rule.
@@ -178,17 +176,12 @@ def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Co
     for choice in choices:
         if choice.select is not None:
             on = {_codes.SYNTAX_ERROR}  # what cannot be parsed was not checked, and must be said
-        asked = [(word, True) for word in (*(choice.select or ()), *choice.extend_select)]
-        asked += [(word, False) for word in choice.ignore]
-        for word, turns_on in sorted(asked, key=lambda each: (_precision(each[0]), not each[1])):
-            codes = resolve(word, rules)
+        words = (*(choice.select or ()), *choice.extend_select)
+        asked = [(resolve(word, rules), True) for word in words]
+        asked += [(resolve(word, rules), False) for word in choice.ignore]
+        for codes, turns_on in sorted(asked, key=lambda each: (-len(each[0]), not each[1])):
             on = on | codes if turns_on else on - codes
     return frozenset(on)
-
-
-def _precision(selector: str) -> int:
-    upper = selector.upper()
-    return 0 if upper == "ALL" else len(upper) if upper.startswith("JXD") else 6
 
 
 def resolve(selector: str, rules: Collection[Rule]) -> frozenset[Code]:

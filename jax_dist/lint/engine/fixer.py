@@ -17,51 +17,11 @@ from jax_dist.lint.model.findings import Finding, Safety, choose_fixes
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, Source, UnreadableError
 
+_MOST_ROUNDS = 10
 _TEXT_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _NO_END = "\\ No newline at end of file\n"
 _COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m", "@": "\x1b[36m"}
 _PLAIN = "\x1b[0m"
-
-
-def diff(
-    path: str,
-    before: bytes,
-    after: bytes,
-    encoding: str = "utf-8",
-    *,
-    new: bool = False,
-    colour: bool = False,
-) -> str:
-    """Return the lines that change, with three around them; empty where nothing does.
-
-    Args:
-      path: the file, shown as seen from the current folder, where the patch is applied.
-      before: what it holds.
-      after: what it shall hold.
-      encoding: of both.
-      new: the file is not there yet.
-      colour: mark what goes and what comes for a terminal.
-    """
-    inside = os.path.relpath(path) if os.path.isabs(path) else path
-    shown = path if inside.startswith(os.pardir) else inside
-    shown = sources.display(shown.replace(os.sep, "/").lstrip("/"))
-    old, new_lines = (
-        _TEXT_LINE.findall(data.decode(encoding, "surrogateescape")) for data in (before, after)
-    )
-    name = "/dev/null" if new else f"a/{shown}"
-    lines = difflib.unified_diff(old, new_lines, name, f"b/{shown}", lineterm="\n")
-    whole = (line if line.endswith("\n") else f"{line}\n{_NO_END}" for line in lines)
-    if not colour:
-        return "".join(whole)
-    return "".join(
-        f"{_COLOURS[line[0]]}{line.removesuffix(chr(10))}{_PLAIN}\n"
-        if line[0] in _COLOURS
-        else line
-        for line in whole
-    )
-
-
-_MOST_ROUNDS = 10
 
 
 class _RejectedError(ValueError):
@@ -96,10 +56,7 @@ def _round(
     """Make all fixes together; if that breaks the file, those that do not by themselves."""
     source = load(path, before.data)
     rejected = ""
-    groups: dict[object, list[Finding]] = {}
-    for number, finding in enumerate(fixable):
-        groups.setdefault((finding.fix and finding.fix.group) or number, []).append(finding)
-    for together in (fixable, *groups.values()):
+    for together in (fixable, *([finding] for finding in fixable)):
         try:
             after = _fixed(source, before.findings, together, examiner)
         except _RejectedError as error:
@@ -132,3 +89,37 @@ def _fixed(
                 raise _RejectedError(f"Python could not parse the file any more: {where}")
             raise _RejectedError(f"there would be a new {finding.code} in {where}")
     return FixResult(data, tuple(after), len(chosen))
+
+
+def diff(
+    path: str,
+    before: bytes,
+    after: bytes,
+    encoding: str = "utf-8",
+    *,
+    new: bool = False,
+    colour: bool = False,
+) -> str:
+    """Return the lines that change, with three around them; empty where nothing does.
+
+    Args:
+      path: the file, shown as seen from the current folder, where the patch is applied.
+      before: what it holds.
+      after: what it shall hold.
+      encoding: of both.
+      new: the file is not there yet.
+      colour: mark what goes and what comes for a terminal.
+    """
+    inside = os.path.relpath(path)
+    shown = path if inside.startswith(os.pardir) else inside
+    shown = sources.display(shown.replace(os.sep, "/").lstrip("/"))
+    texts = (data.decode(encoding, "surrogateescape") for data in (before, after))
+    old_lines, new_lines = map(_TEXT_LINE.findall, texts)
+    name = "/dev/null" if new else f"a/{shown}"
+    pieces: list[str] = []
+    for line in difflib.unified_diff(old_lines, new_lines, name, f"b/{shown}"):
+        sign = _COLOURS.get(line[0]) if colour else None
+        text = line.removesuffix("\n")
+        pieces += (f"{sign}{text}{_PLAIN}\n" if sign else f"{text}\n",)
+        pieces += () if line.endswith("\n") else (_NO_END,)
+    return "".join(pieces)

@@ -1,17 +1,14 @@
 """Linting of one file or many: read, parsed, given to each rule, and filtered by `# noqa`.
 
-The rules are all that the files of their folder hold. Most files hold no word that a rule looks
-for, and are passed over by their bytes alone.
+The rules are all that the files of their folder hold. A file is parsed only where its bytes hold a
+word that a rule looks for.
 """
 
 import ast
 import dataclasses
-import functools
 import importlib
 import pkgutil
 import platform
-import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from jax_dist import _codes
@@ -28,11 +25,15 @@ from jax_dist.lint.rules import Rule, Version
 def _rules_in_folder() -> dict[Code, Rule]:
     names = [each.name for each in pkgutil.iter_modules(rules.__path__) if each.name[0] != "_"]
     modules = [importlib.import_module(f"{rules.__name__}.{name}") for name in names]
-    found = [each for module in modules for each in vars(module).values() if isinstance(each, Rule)]
+    listed = (each for module in modules for each in vars(module).values())
+    found = [each for each in listed if isinstance(each, Rule)]
     return {rule.code: rule for rule in sorted(found, key=lambda rule: rule.code)}
 
 
 RULES: dict[Code, Rule] = _rules_in_folder()
+
+# Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
+_LIBRARIES = (b"jax", b"pmap", b"flax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,7 @@ class Examiner:
             try:
                 data = sources.read_bytes(path)
             except OSError as error:
-                reason = f"the file cannot be read: {error.strerror}"
-                findings += self._on(path, [_unreadable(path, reason)])
+                findings += self._unreadable(path, f"the file cannot be read: {error.strerror}")
             else:
                 findings += self.examine(path, data)
             progress(done, len(paths))
@@ -64,38 +64,33 @@ class Examiner:
 
     def examine(self, path: str, data: bytes) -> list[Finding]:
         """Return the findings of one file that are not switched off, in order of place."""
-        if sources.looks_like_python(path, data):
-            codes = likely(data, self._codes_for(path))
-            if not codes:
-                return []
-        else:
-            codes = self._codes_for(path)  # what cannot be read holds no words, and is a finding
+        # What is no text holds no words, and is a finding.
+        if sources.looks_like_python(path, data) and not likely(data, self._codes_for(path)):
+            return []
         try:
-            source = load(path, data)
-            if path.endswith(".ipynb"):  # its code may hold words that its bytes spell otherwise
-                codes = likely(source.code, self._codes_for(path))
-            return self.examine_source(source, codes)
+            return self.examine_source(load(path, data))
         except UnreadableError as error:
-            return self._on(path, [_unreadable(path, str(error))])
+            return self._unreadable(path, str(error))
         except Exception as error:  # noqa: BLE001 - other files must not suffer
             reason = f"jax-dist failed ({type(error).__name__}: {error}); please report it"
-            return [_unreadable(path, reason)]
+            return [_without_place(path, reason)]
 
-    def examine_source(self, source: Source, codes: frozenset[Code] | None = None) -> list[Finding]:
-        """Return the same of a file that is read; `codes` are those that its words may have."""
-        codes = likely(source.code, self._codes_for(source.path)) if codes is None else codes
+    def examine_source(self, source: Source) -> list[Finding]:
+        """Return the same of a file that is read."""
+        codes = self._codes_for(source.path)
         module = self.project.held(source)
         is_ours = module is None
         try:
             module = module or self.project.module(source)
-            findings = _run(module, codes, self.target)
+            findings = check_module(module, codes, self.target)
         except ParseError as error:
-            findings = self._on(source.path, [_unparsed(source, error)])
+            findings = [_unparsed(source, error)]
         finally:
             if is_ours and module is not None:
                 module.drop()
         cells = getattr(source, "unparsed", ())  # of a notebook; the others were checked
-        findings += self._on(source.path, [_unparsed(source, cell) for cell in cells])
+        findings += [_unparsed(source, cell) for cell in cells]
+        findings = [finding for finding in findings if finding.code in codes]
         if findings and b"noqa" in source.code.lower():
             return suppressions.unsuppressed(source, findings)
         return findings
@@ -104,9 +99,9 @@ class Examiner:
         off = (codes for patterns, codes in self.ignores if patterns.match(path))
         return self.codes.difference(*off)
 
-    def _on(self, path: str, findings: list[Finding]) -> list[Finding]:
-        codes = self._codes_for(path)
-        return [finding for finding in findings if finding.code in codes]
+    def _unreadable(self, path: str, reason: str) -> list[Finding]:
+        is_on = _codes.SYNTAX_ERROR in self._codes_for(path)
+        return [_without_place(path, reason)] if is_on else []
 
 
 def load(path: str, data: bytes) -> Source:
@@ -122,30 +117,33 @@ def load(path: str, data: bytes) -> Source:
     return sources.read(path, data)
 
 
+def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
+    """Return those rules that may have findings in a file, by the words that it holds."""
+    if not any(word in data for word in _LIBRARIES):
+        return frozenset()
+    return frozenset(code for code in codes if code in RULES and RULES[code].may_match(data))
+
+
 def check_module(
     module: Module, codes: frozenset[Code], target: Version | None = None
 ) -> list[Finding]:
     """Return the findings of a parsed file, in order of place; nothing is suppressed here."""
-    return _run(module, likely(module.source.code, codes), target)
-
-
-def _run(module: Module, codes: frozenset[Code], target: Version | None) -> list[Finding]:
+    source = module.source
     findings: list[Finding] = []
-    may_have_strings = b"{" in module.source.code
-    for rule in (RULES[code] for code in sorted(codes)):
+    for rule in (RULES[code] for code in sorted(likely(source.code, codes))):
         if target is not None and target < rule.since:
             continue
         for found in rule.check(module):
-            node, fix, needs = found.node, found.fix, max(rule.needs, found.needs)
-            if fix is not None and target is not None and target < needs:  # it would not run there
-                title = f"{fix.title} (needs jax {'.'.join(map(str, needs))})"
+            node, fix = found.node, found.fix
+            if fix is not None and target is not None and target < found.needs:
+                title = f"{fix.title} (needs jax {'.'.join(map(str, found.needs))})"
                 fix = dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
-            string = _string_around(module, node) if may_have_strings else None
+            string = _string_around(module, node)
             if string is not None:  # Python 3.11 does not know where in it
                 node, fix = string, None
-            if fix is not None and _loses_comment(module.source, fix):
+            if fix is not None and _loses_comment(source, fix):
                 fix = None
-            findings.append(rule.finding(module.source, found.message, module.span(node), fix))
+            findings.append(rule.finding(source, found.message, module.span(node), fix))
     return sorted(findings, key=lambda finding: finding.sort_key)
 
 
@@ -172,97 +170,5 @@ def _unparsed(source: Source, error: ParseError) -> Finding:
     return dataclasses.replace(found, start=start, end=start)
 
 
-def _unreadable(path: str, reason: str) -> Finding:
+def _without_place(path: str, reason: str) -> Finding:
     return RULES[_codes.SYNTAX_ERROR].finding(Source(path, b"", b""), reason, (0, 0))
-
-
-# --- which rules may have findings, by the bytes of a file
-
-
-def wanted(data: bytes, codes: frozenset[Code]) -> bool:
-    """Return whether a file may have findings of these rules, by its bytes alone."""
-    return bool(likely(data, codes))
-
-
-# Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
-_LIBRARIES = (b"jax", b"pmap", b"flax")
-
-
-def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
-    """Return those rules that may have findings in a file, by the words that it holds."""
-    if not any(word in data for word in _LIBRARIES) or _is_internal(data):
-        return frozenset()
-    holds = holding(data)
-    return frozenset(
-        rule.code
-        for rule in (RULES[code] for code in codes if code in RULES)
-        if any(
-            holds(each) and (each not in rule.narrow or rule.narrow[each].search(data))
-            for each in rule.triggers
-        )
-    )
-
-
-def _is_internal(data: bytes) -> bool:
-    r"""Return whether a file sees JAX through its private modules only, as those of JAX itself do.
-
-    >>> _is_internal(b"import functools\nfrom jax._src import core\n")
-    True
-    >>> _is_internal(b"import jax\nfrom jax._src import core\n")
-    False
-    """
-    if b"jax._src" not in data:
-        return False
-    seen = False
-    for found in _IMPORT.finditer(data):
-        name = found[1] or found[2]
-        seen = seen or name.startswith(b"jax._src")
-        if not name.startswith((b"jax._src", b"jaxlib")) and name.split(b".")[0] not in _OTHERS:
-            return False
-        if found[3]:  # `import a, b`
-            return False
-    return seen  # the imports of a notebook stand in strings, and show nothing
-
-
-_IMPORT = re.compile(
-    rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import\b|import[ \t]+([.\w]+)[^\n,;]*([,;]?))",
-    re.MULTILINE,
-)
-_OTHERS = {b"numpy", b"ml_dtypes", b"opt_einsum", b"absl", b"scipy"}
-_OTHERS |= {name.encode() for name in sys.stdlib_module_names}
-
-
-def holding(data: bytes) -> Callable[[bytes], bool]:
-    """Return whether a file may hold a phrase such as `pmap`, `jax.jit`, `import jax as`.
-
-    Their words must stand as words of their own in the file, but for those with a star: there may
-    be more of the word around it, as in `*pmap*` and `common_utils.shard*`.
-
-    >>> holds = holding(b"f = jax.jit(g)  # not pmapped")
-    >>> [holds(phrase) for phrase in (b"jax.jit", b"jax.pmap", b"pmap", b"*pmap*")]
-    [True, False, False, True]
-    """
-    text = data
-    if data[:9].lstrip(_BEFORE_JSON).startswith(b"{"):  # a notebook, where lines end with "\\n"
-        text = data.replace(b"\\n", b" ")
-    words = frozenset(text.translate(_BLANKS).split())
-
-    @functools.cache  # several rules look for the same
-    def holds(phrase: bytes) -> bool:
-        whole, rest = _parts(phrase)
-        return whole <= words and rest in text
-
-    return holds
-
-
-@functools.cache
-def _parts(phrase: bytes) -> tuple[frozenset[bytes], bytes]:
-    """Return the words that are whole, and all of the phrase without its stars."""
-    words = phrase.translate(_BLANKS_AND_STARS).split()
-    return frozenset(each for each in words if b"*" not in each), phrase.replace(b"*", b"")
-
-
-_BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
-# All but letters, digits, underscores, and what is not ASCII.
-_BLANKS = re.sub(rb"[^\w\x80-\xff]", b" ", bytes(range(256)))
-_BLANKS_AND_STARS = re.sub(rb"[^\w*\x80-\xff]", b" ", bytes(range(256)))

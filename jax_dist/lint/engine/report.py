@@ -15,9 +15,10 @@ from jax_dist.lint.engine.linter import RULES
 from jax_dist.lint.model.findings import Finding, Position, Safety
 from jax_dist.lint.model.sources import display
 
-_WIDEST = 160  # columns of a source line; a longer one is cut around what is found
-_BEFORE = 40  # columns that are kept before it then
+_WIDEST = 160  # characters of a source line; a longer one is cut around what is found
+_BEFORE = 40  # characters that are kept before it then
 _BOLD, _RED, _CYAN, _BLUE, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[36m", "\x1b[1;34m", "\x1b[0m"
+_HOW = {Safety.SAFE: "", Safety.UNSAFE: " (--unsafe-fixes)", Safety.DISPLAY: " (by hand)"}
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -33,15 +34,15 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"Found {counted(len(findings), 'finding')} in {counted(files, 'file')}{end}"
 
 
-def _text(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - a table of functions
-    """For people: a block for each finding."""
-    return "\n".join(_block(finding, colour=colour) for finding in findings)
-
-
 def _place(finding: Finding) -> str:
     start = finding.start
     cell = f"cell {start.cell}:" if start.cell is not None else ""
     return f"{cell}{start.line}:{start.column}:"
+
+
+def _text(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - a table of functions
+    """Return a block for each finding, for people."""
+    return "\n".join(_block(finding, colour=colour) for finding in findings)
 
 
 def _block(finding: Finding, *, colour: bool) -> str:
@@ -54,99 +55,81 @@ def _block(finding: Finding, *, colour: bool) -> str:
     number = str(finding.start.line)
     blank = " " * len(number)
     if finding.line_text.strip():
-        shown, before, width = _cut(finding)
+        line, before, width = _marked_line(finding)
         bar = paint("|", _BLUE)
-        lines += [
-            f"{paint(number, _BLUE)} {bar} {shown}",
-            f"{blank} {bar} {' ' * before}{paint('^' * width, _RED)}",
-        ]
+        lines.append(f"{paint(number, _BLUE)} {bar} {line}")
+        lines.append(f"{blank} {bar} {' ' * before}{paint('^' * width, _RED)}")
     if finding.fix:
         title = display(finding.fix.title) + _HOW[finding.fix.safety]
         lines.append(f"{blank} {paint('help:', _CYAN)} {title}")
     return "\n".join(lines) + "\n"
 
 
-_HOW = {Safety.SAFE: "", Safety.UNSAFE: " (--unsafe-fixes)", Safety.DISPLAY: " (by hand)"}
-
-
-def _cut(finding: Finding) -> tuple[str, int, int]:
+def _marked_line(finding: Finding) -> tuple[str, int, int]:
     """Return the line as shown, the columns before what was found, and those that it takes."""
     text = finding.line_text.rstrip()
-    one_line = finding.end.line == finding.start.line and finding.end.cell == finding.start.cell
     first = finding.start.column - 1
-    last = finding.end.column - 1 if one_line else len(text)
+    is_one_line = (finding.end.cell, finding.end.line) == (finding.start.cell, finding.start.line)
+    last = finding.end.column - 1 if is_one_line else len(text)
     if text.startswith("…"):  # of a very long line, the part from what was found on
         first, last = 1, last - first + 1
-    first, last = min(first, len(text)), min(last, len(text))
-    cells = [_visible(character) for character in text]
-    columns = [_columns(cell) for cell in cells]
-    before, width = sum(columns[:first]), max(1, sum(columns[first:last]))
-    if sum(columns) <= _WIDEST:
-        return "".join(cells), before, width
-    start, before, taken = first, 0, 0
-    while start and before + columns[start - 1] <= _BEFORE:
-        start -= 1
-        before += columns[start]
-    end = start
-    while end < len(cells) and taken + columns[end] <= _WIDEST:
-        taken += columns[end]
-        end += 1
-    left, right = "…" if start else "", "…" if end < len(cells) else ""
-    shown = left + "".join(cells[start:end]) + right
-    return shown, before + len(left), min(width, _WIDEST - _BEFORE)
+    if len(text) > _WIDEST:
+        start = max(first - _BEFORE, 0)
+        left = "…" if start else ""
+        right = "…" if len(text) > start + _WIDEST else ""
+        text = f"{left}{text[start : start + _WIDEST]}{right}"
+        first, last = first - start + len(left), min(last - start, _WIDEST) + len(left)
+    before, marked, after = map(_visible, (text[:first], text[first:last], text[last:]))
+    return before + marked + after, _width(before), max(_width(marked), 1)
 
 
-def _visible(character: str) -> str:
+def _visible(text: str) -> str:
     """Return four blanks for a tab, and a sign for what would move the cursor."""
-    if character == "\t":
-        return "    "
-    return character if character.isprintable() or unicodedata.combining(character) else "�"
+    return "".join(
+        each if each.isprintable() or unicodedata.combining(each) else "�"
+        for each in text.replace("\t", "    ")
+    )
 
 
-def _columns(cell: str) -> int:
-    if len(cell) > 1:
-        return len(cell)
-    if unicodedata.combining(cell):
-        return 0
-    return 2 if unicodedata.east_asian_width(cell) in "WF" else 1
+def _width(text: str) -> int:
+    """Return the columns that a text takes on a terminal."""
+    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in text)
+    return len(text) + wide - sum(unicodedata.combining(each) > 0 for each in text)
 
 
-def _concise(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001
-    """For editors and `grep`: a line for each finding."""
-    del colour
+def _concise(findings: Sequence[Finding], colour: bool) -> str:  # noqa: ARG001, FBT001
+    """Return a line for each finding, for editors and `grep`."""
     return "".join(
         f"{display(finding.path)}:{_place(finding)} {finding.code} {display(finding.message)}\n"
         for finding in findings
     )
 
 
-def _json(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001
-    """For programs: one array; lines, columns and cells count from 1, bytes from 0."""
-    del colour
-    entries = [
-        {
-            "path": finding.path,
-            "code": finding.code,
-            "name": finding.name,
-            "message": finding.message,
-            "start": _position(finding.start),
-            "end": _position(finding.end),
-            "bytes": list(finding.span),
-            "line": finding.line_text,
-            "fix": finding.fix
-            and {
-                "title": finding.fix.title,
-                "safety": str(finding.fix.safety),
-                "edits": [
-                    {"bytes": [edit.start, edit.end], "text": edit.text}
-                    for edit in finding.fix.edits
-                ],
-                "imports": list(finding.fix.imports),
-            },
-        }
-        for finding in findings
-    ]
-    return json.dumps(entries, indent=2) + "\n"
+def _json(findings: Sequence[Finding], colour: bool) -> str:  # noqa: ARG001, FBT001
+    """Return one array, for programs; lines, columns and cells count from 1, bytes from 0."""
+    return json.dumps(list(map(_entry, findings)), indent=2) + "\n"
+
+
+def _entry(finding: Finding) -> dict[str, Any]:
+    fix = finding.fix and {
+        "title": finding.fix.title,
+        "safety": str(finding.fix.safety),
+        "edits": [
+            {"bytes": [edit.start, edit.end], "text": edit.text} for edit in finding.fix.edits
+        ],
+        "imports": list(finding.fix.imports),
+    }
+    return {
+        "path": finding.path,
+        "code": finding.code,
+        "name": finding.name,
+        "message": finding.message,
+        "start": _position(finding.start),
+        "end": _position(finding.end),
+        "bytes": list(finding.span),
+        "line": finding.line_text,
+        "fix": fix,
+    }
 
 
 def _position(position: Position) -> dict[str, Any]:
@@ -154,42 +137,37 @@ def _position(position: Position) -> dict[str, Any]:
     return entry if position.cell is None else {"cell": position.cell, **entry}
 
 
-def _github(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001
-    """For GitHub Actions: workflow commands, which become annotations of the changed lines."""
-    del colour
-    lines: list[str] = []
-    for finding in findings:
-        start, end = finding.start, finding.end
-        message = finding.message
-        if start.cell is not None:  # GitHub knows no cells: the first line of the file
-            message = f"cell {start.cell}, line {start.line}: {message}"
-            start = end = Position(1, 1)
-        properties = {
-            "title": f"jax-dist ({finding.code})",
-            "file": display(_as_seen_from_here(finding.path)),
-            "line": str(start.line),
-            "endLine": str(end.line),
-        }
-        if start.line == end.line:  # GitHub takes columns only within one line
-            properties |= {"col": str(start.column), "endColumn": str(end.column)}
-        quoted = (
-            f"{name}={_escape(value).replace(':', '%3A').replace(',', '%2C')}"
-            for name, value in properties.items()
-        )
-        rule = RULES[finding.code]
-        level = "warning" if rule.default else "notice"
-        level = "error" if finding.code == _codes.SYNTAX_ERROR else level
-        lines.append(f"::{level} {','.join(quoted)}::{_escape(f'{finding.code} {message}')}\n")
-    return "".join(lines)
+def _github(findings: Sequence[Finding], colour: bool) -> str:  # noqa: ARG001, FBT001
+    """Return workflow commands, which become annotations of the changed lines."""
+    return "".join(map(_command, findings))
+
+
+def _command(finding: Finding) -> str:
+    start, end, message = finding.start, finding.end, finding.message
+    if start.cell is not None:  # GitHub knows no cells: the first line of the file
+        message = f"cell {start.cell}, line {start.line}: {message}"
+        start = end = Position(1, 1)
+    path = os.path.relpath(finding.path)
+    path = os.path.abspath(path) if path.startswith("..") else path
+    properties = {
+        "title": f"jax-dist ({finding.code})",
+        "file": display(path.replace(os.sep, "/")),
+        "line": str(start.line),
+        "endLine": str(end.line),
+    }
+    if start.line == end.line:  # GitHub takes columns only within one line
+        properties |= {"col": str(start.column), "endColumn": str(end.column)}
+    quoted = ",".join(
+        f"{name}={_escape(value).replace(':', '%3A').replace(',', '%2C')}"
+        for name, value in properties.items()
+    )
+    level = "warning" if RULES[finding.code].default else "notice"
+    level = "error" if finding.code == _codes.SYNTAX_ERROR else level
+    return f"::{level} {quoted}::{_escape(f'{finding.code} {message}')}\n"
 
 
 def _escape(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _as_seen_from_here(path: str) -> str:
-    inside = os.path.relpath(path) if os.path.isabs(path) else os.path.normpath(path)
-    return (os.path.abspath(path) if inside.startswith("..") else inside).replace(os.sep, "/")
 
 
 FORMATS: dict[str, Callable[[Sequence[Finding], bool], str]] = {

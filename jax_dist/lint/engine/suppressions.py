@@ -22,7 +22,7 @@ _EVERY = "JXD"
 
 def unsuppressed(source: Source, findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings that no comment switches off."""
-    prefixes = _prefixes(source) if findings else {}
+    prefixes = _prefixes(source)
 
     def is_on(finding: Finding) -> bool:
         first, end = finding.span
@@ -69,15 +69,9 @@ def _codes_in(comment: str) -> frozenset[str]:
 
 def _tokens(source: Source) -> Iterator[tokenize.TokenInfo]:
     # Lines as `Source` counts them; tokenize by itself does not end one at a lone "\r".
-    code = source.python
-    starts = [*source.line_starts, len(code)]
-    texts = (
-        code[start:end].decode("utf-8", "replace") for start, end in itertools.pairwise(starts)
-    )
-    lines = (text.rstrip("\r\n") + "\n" if text.endswith(("\r", "\n")) else text for text in texts)
-    reader = io.StringIO("".join(lines), newline="\n").readline
+    text = re.sub(r"\r\n?", "\n", source.python.decode("utf-8", "replace"))
     try:
-        yield from tokenize.generate_tokens(reader)
+        yield from tokenize.generate_tokens(io.StringIO(text, newline="\n").readline)
     except (tokenize.TokenError, SyntaxError, SystemError):  # the last: a NUL, on Python 3.13
         return
 

@@ -6,14 +6,14 @@ each `Rule` that it finds.
 """
 
 import dataclasses
-import re
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.lint.model.findings import Code, Finding, Fix
+from jax_dist.lint.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import Source
+
+__all__ = ["Edit", "Findings", "Fix", "Found", "Module", "Rule", "Safety", "Version"]
 
 Version: TypeAlias = tuple[int, ...]
 
@@ -25,28 +25,41 @@ class Found:
     node: Any  # of the tree, with its place
     message: str
     fix: Fix | None = None
-    needs: Version = (0,)  # like the rule's, of this fix alone
+    needs: Version = (0,)  # the fix is not made in projects that must run on an older jax
 
 
-_Check: TypeAlias = Callable[[Module], Iterator[Found]]
+Findings: TypeAlias = Iterator[Found]
+
+
+def _check_nothing(module: Module) -> Findings:
+    del module
+    yield from ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A check, and the words that explain it in docs/rules.md."""
+    """A check, which it decorates, and the words that explain it in docs/rules.md."""
 
     code: Code
     name: str
+    _: dataclasses.KW_ONLY
     what: str  # what it finds
     why: str  # what that costs, with the versions that were measured
     instead: str  # what to write
-    fix: Literal["safe", "unsafe", "none"]  # the least safe fix that it offers
-    check: _Check
-    triggers: tuple[bytes, ...]  # phrases; a file that holds none of them cannot have a finding
-    default: bool  # False: only where asked for, because it can only say "may"
-    since: Version  # silent in projects that must run on a jax older than this
-    needs: Version  # its fix is not made in projects that must run on a jax older than this
-    narrow: Mapping[bytes, re.Pattern[bytes]]  # by trigger: what must match where it is
+    triggers: tuple[bytes, ...] | Callable[[bytes], bool]  # a file that holds none is not parsed
+    fix: Literal["safe", "unsafe", "none"] = "none"  # the least safe fix that it offers
+    default: bool = True  # False: only where asked for, because it can only say "may"
+    since: Version = (0,)  # silent in projects that must run on a jax older than this
+    check: Callable[[Module], Findings] = _check_nothing
+
+    def __call__(self, check: Callable[[Module], Findings]) -> "Rule":
+        return dataclasses.replace(self, check=check)
+
+    def may_match(self, data: bytes) -> bool:
+        """Return whether a file may have findings, by its bytes."""
+        if callable(self.triggers):
+            return self.triggers(data)
+        return any(word in data for word in self.triggers)
 
     def finding(
         self, source: Source, message: str, span: tuple[int, int], fix: Fix | None = None
@@ -55,22 +68,3 @@ class Rule:
         start, end = map(source.position, span)
         text = source.line_text(span[0])
         return Finding(source.path, self.code, self.name, message, start, end, span, text, fix)
-
-
-def rule(
-    code: Code,
-    name: str,
-    *,
-    what: str,
-    why: str,
-    instead: str,
-    triggers: tuple[bytes, ...],
-    fix: Literal["safe", "unsafe", "none"] = "none",
-    default: bool = True,
-    since: Version = (0,),
-    needs: Version = (0,),
-    narrow: Mapping[bytes, re.Pattern[bytes]] = types.MappingProxyType({}),
-) -> Callable[[_Check], Rule]:
-    """Make a `Rule` of a check, `check(module) -> Iterator[Found]`."""
-    texts = (code, name, what, why, instead, fix)
-    return lambda check: Rule(*texts, check, triggers, default, since, needs, narrow)

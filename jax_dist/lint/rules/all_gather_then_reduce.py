@@ -1,42 +1,39 @@
 """JXD301: an `all_gather` whose result is only reduced."""
 
 import ast
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
-_FIRST, _ALL = "the gathered dimension", "all dimensions"
 _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
+_DEFAULTS = {"axis": "0", "tiled": "False", "axis_index_groups": "None"}
 
 
-@rule(
+@Rule(
     "JXD301",
     "all-gather-then-reduce",
     what="`jax.lax.all_gather(x, axis)` whose result is only reduced, over its new leading "
     "dimension or over all dimensions, by mean, sum, max or min.",
-    why="Every device receives and keeps the blocks of all others, only to add them up: 2 "
-    "MiB of temporary memory on each device where the reduction needs none "
-    "(f32[1,256,256] blocks, 8 simulated devices, jax 0.10.2). The fix is unsafe: the "
-    "order of summation may change the last digits.",
+    why="Every device receives and keeps the blocks of all others, only to add them up: 2 MiB "
+    "of temporary memory on each where the reduction needs none (f32[1,256,256] blocks, 8 "
+    "simulated devices, jax 0.10.2). The fix is unsafe: the last digits may change.",
     instead="mean = jax.lax.pmean(x, 'i')",
     fix="unsafe",
-    triggers=(b"*all_gather*",),
+    triggers=(b"all_gather",),
 )
-def all_gather_then_reduce(module: Module) -> Iterator[Found]:
+def all_gather_then_reduce(module: Module) -> Findings:
     for gather in module.calls("jax.lax.all_gather"):
         if not _stacks_in_front(module, gather):
             continue
         value = _only_read(module, gather)
-        found = _reduction(module, value)
-        if found is None:
+        reduction = _reduction(module, value)
+        if reduction is None:
             continue
-        call, name, over = found
+        call, name, over_all = reduction
+        over = "all dimensions" if over_all else "the gathered dimension"
         message = f"all_gather, then {name} over {over}, is {_REDUCTIONS[name]}"
-        if over is _ALL:
+        if over_all:
             message += f" before {name}"
-        fix = _fix(module, gather, call, name, over) if value is gather else None
+        fix = _fix(module, gather, call, name, over_all=over_all) if value is gather else None
         yield Found(call, message, fix)
 
 
@@ -44,29 +41,22 @@ def _stacks_in_front(module: Module, gather: ast.Call) -> bool:
     """Return whether one block of each device stands along a new dimension 0."""
     if len(gather.args) > 2 or any(isinstance(each, ast.Starred) for each in gather.args):
         return False
-    plain = {"axis": "0", "tiled": "False", "axis_index_groups": "None"}
-    for keyword in gather.keywords:
-        if keyword.arg in ("x", "axis_name"):
-            continue
-        if keyword.arg is None or module.text(keyword.value) != plain.get(keyword.arg):
-            return False
-    return True
+    options = (each for each in gather.keywords if each.arg not in ("x", "axis_name"))
+    return all(module.text(each.value) == _DEFAULTS.get(each.arg or "") for each in options)
 
 
 def _only_read(module: Module, gather: ast.Call) -> ast.expr:
     """Return the gather itself, or the one read of the one name that it is given."""
-    around = module.parent(gather)
-    match around:
+    match around := module.parent(gather):
         case ast.Assign(targets=[ast.Name(id=name)]):
-            scope = module.scope(around)
-            reads = module.reads(scope, name)
+            reads = module.reads(module.scope(around), name)
             if len(reads) == 1 and module.values(reads[0]) == [gather]:
                 return reads[0]
     return gather
 
 
-def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | None:
-    """Return `(call, "mean", over what)` where a value is reduced and no more is asked."""
+def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, bool] | None:
+    """Return `(call, "mean", over all dimensions)` where a value is reduced and no more."""
     match module.parent(value):
         case ast.Attribute(attr=name) as around:
             call = module.call_of(around)
@@ -84,17 +74,19 @@ def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, str] | N
         return None
     if axes and ast.unparse(axes[0]) != "0":
         return None
-    return call, name, _FIRST if axes else _ALL
+    return call, name, not axes
 
 
-def _fix(module: Module, gather: ast.Call, call: ast.Call, name: str, over: str) -> Fix | None:
-    """Rename the gather, and takes away what stands around it; a reduction over all stays."""
+def _fix(
+    module: Module, gather: ast.Call, call: ast.Call, name: str, *, over_all: bool
+) -> Fix | None:
+    """Rename the gather, and take away what stands around it; a reduction over all stays."""
     if len(gather.args) + len(gather.keywords) != 2:
         return None
     reduction = f"jax.lax.{_REDUCTIONS[name]}"
     reduced, imports = module.name_for(reduction, call)
     edits = [Edit(*module.span(gather.func), reduced)]
-    if over is not _ALL:
+    if not over_all:
         (start, end), (inner_start, inner_end) = module.span(call), module.span(gather)
         is_method = isinstance(call.func, ast.Attribute) and call.func.value is gather
         if is_method and inner_start > start:

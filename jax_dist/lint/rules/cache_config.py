@@ -1,46 +1,37 @@
 """JXD406: a compilation cache that keeps little, or that anyone can write."""
 
 import ast
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 _DIR = "jax_compilation_cache_dir"
-
-
 _TIME = "jax_persistent_cache_min_compile_time_secs"
-
-
-_TIMES = (_TIME.encode(), b"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
-
-
 _SHARED = ("/tmp/", "/var/tmp/", "/dev/shm/")
+_MODULE = "jax.experimental.compilation_cache.compilation_cache"
 
 
-_SETTERS = (
-    "jax.experimental.compilation_cache.compilation_cache.set_cache_dir",
-    "jax.experimental.compilation_cache.compilation_cache.initialize_cache",
-)
-
-
-@rule(
+@Rule(
     "JXD406",
     "cache-config",
-    what="Code that sets the folder of the persistent compilation cache but leaves the "
-    "minimum compile time at its default, and folders that anyone can write to.",
-    why="By default only programs that took 1 second to compile are kept: 0 of 3 programs "
-    "of a small training step were (jax 0.10.2). And JAX runs whatever others write "
-    "into the folder. The fix is unsafe: more programs are kept, so the folder grows.",
+    what="Code that sets the folder of the persistent compilation cache but leaves the minimum "
+    "compile time at its default, and folders that anyone can write to.",
+    why="By default only programs that took 1 second to compile are kept: 0 of 3 programs of a "
+    "small training step were (jax 0.10.2). And JAX runs whatever others write into the folder. "
+    "The fix is unsafe: the folder grows.",
     instead="jax.config.update('jax_compilation_cache_dir', os.path.expanduser('~/.cache/jax'))\n"
     "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)",
     fix="unsafe",
-    triggers=(b"jax_compilation_cache_dir", b"compilation_cache."),
+    triggers=(_DIR.encode(), b"compilation_cache."),
 )
-def cache_config(module: Module) -> Iterator[Found]:
-    has_time = any(name in module.source.code for name in _TIMES)
-    for call, folder in _settings(module):
+def cache_config(module: Module) -> Findings:
+    has_time = any(name.encode() in module.source.code for name in (_TIME, _TIME.upper()))
+    calls = module.calls(f"{_MODULE}.set_cache_dir", f"{_MODULE}.initialize_cache")
+    settings = [(call, call.args[0]) for call in calls if call.args]
+    for call in module.calls("jax.config.update"):
+        match call.args:
+            case [ast.Constant(value=name), folder] if name == _DIR:
+                settings.append((call, folder))
+    for call, folder in settings:
         name = folder.value if isinstance(folder, ast.Constant) else ""
         if not has_time and name is not None:
             message = "programs that compile in less than 1 second are not kept"
@@ -49,28 +40,13 @@ def cache_config(module: Module) -> Iterator[Found]:
             yield Found(folder, "anyone who can write this folder can have their code run as yours")
 
 
-def _settings(module: Module) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Yield `(call, folder)` of each place that sets the folder."""
-    for call in module.calls("jax.config.update"):
-        match call.args:
-            case [ast.Constant(value=name), folder] if name == _DIR:
-                yield call, folder
-    for call in module.calls(*_SETTERS):
-        if call.args:
-            yield call, call.args[0]
-
-
 def _time_fix(module: Module, call: ast.Call) -> Fix | None:
-    """Another statement below; only where the call is a statement on its own line."""
-    statement = module.statement(call)
-    if not (isinstance(statement, ast.Expr) and statement.value is call):
-        return None
-    indent, after = module.margins(statement)
-    if indent.strip() or not (after.strip() == "" or after.lstrip().startswith("#")):
+    """Return another statement above, where the call is a statement that starts its line."""
+    indent, _ = module.margins(call)
+    if not isinstance(module.parent(call), ast.Expr) or indent.strip():
         return None
     name, imports = module.name_for("jax.config.update", call)
     quote = "'" if "'" in module.text(call) else '"'
-    text = f"{indent}{name}({quote}{_TIME}{quote}, 0)\n"
-    line = module.offset(statement.lineno, 0)
-    edit = Edit(line, line, text)
+    line = module.offset(call.lineno, 0)
+    edit = Edit(line, line, f"{indent}{name}({quote}{_TIME}{quote}, 0)\n")
     return Fix("keep programs however fast they compile", Safety.UNSAFE, (edit,), imports)

@@ -1,11 +1,9 @@
 """JXD402: a `custom_partitioning` operation outside `shard_map`."""
 
 import ast
-from collections.abc import Iterator
 
 from jax_dist.lint.model import pmaps, scopes, traced
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 
 _MAKERS = (
     "jax.experimental.custom_partitioning.custom_partitioning",
@@ -13,19 +11,19 @@ _MAKERS = (
 )
 
 
-@rule(
+@Rule(
     "JXD402",
     "custom-partitioning-outside-shard-map",
-    what="Calls of a function made by `custom_partitioning`, inside a function that the file"
-    " passes to jit and not to shard_map.",
+    what="Calls of a function made by `custom_partitioning`, inside a function that the file "
+    "passes to jit and not to shard_map.",
     why="The program contains the address of a Python object, so its key in the persistent "
     "cache differs in each process and nothing is reused (jax 0.10.2).",
     instead="step = jax.jit(jax.shard_map(lambda x: norm(x), mesh=mesh, in_specs=P('i'), "
     "out_specs=P('i')))\n"
     "# jax_dist.rewrite inserts such a shard_map",
-    triggers=(b"*custom_partitioning*",),
+    triggers=(b"custom_partitioning",),
 )
-def custom_partitioning_outside_shard_map(module: Module) -> Iterator[Found]:
+def custom_partitioning_outside_shard_map(module: Module) -> Findings:
     traced_by: dict[ast.AST, set[str]] = {}
     for each in traced.traced(module):
         traced_by.setdefault(each.function, set()).add(each.by)

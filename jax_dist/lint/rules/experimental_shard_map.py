@@ -1,52 +1,32 @@
 """JXD105: `shard_map` by its old name, or with its old arguments."""
 
 import ast
-from collections.abc import Iterator
 
 from jax_dist.lint.model import traced
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, _renames, rule
-
-_OLD_SHARD_MAP = "jax.experimental.shard_map.shard_map"
-
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
+from jax_dist.lint.rules._old_names import OLD_SHARD_MAP
+from jax_dist.lint.rules._renames import Adapted, Rename
 
 _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the function
 
 
-@rule(
+@Rule(
     "JXD105",
     "experimental-shard-map",
     what="`jax.experimental.shard_map.shard_map`, and `check_rep=` or `auto=` passed to "
     "`jax.shard_map`.",
-    why="The experimental function is deprecated since jax 0.8.0. `jax.shard_map` takes the"
-    " mesh and the specs by keyword only, and calls `check_rep` `check_vma`; "
-    "`axis_names=` takes the place of `auto=`. Code that ran before jax 0.6 with "
-    "`check_rep=True` has other gradients since: see JXD303.",
+    why="The experimental function is deprecated since jax 0.8.0. `jax.shard_map` takes the mesh "
+    "and the specs by keyword only; `check_rep` is `check_vma`, and `axis_names=`, the other "
+    "axes, takes the place of `auto=`. The gradients of code for jax before 0.6 have changed: see "
+    "JXD303.",
     instead="f = jax.shard_map(g, mesh=mesh, in_specs=in_specs, out_specs=out_specs, "
     "check_vma=False)",
     fix="safe",
-    triggers=(
-        b"experimental.shard_map",
-        b"experimental import shard_map",
-        b"check_rep",
-        b"auto=",
-    ),
+    triggers=(b"shard_map", b"check_rep"),
     since=(0, 6, 1),
-    needs=(0, 6, 1),
 )
-def experimental_shard_map(module: Module) -> Iterator[Found]:
-    moved = "jax.experimental.shard_map is deprecated since jax 0.8.0: use jax.shard_map"
-    for alias, reads in _renames.imports_of(module, _OLD_SHARD_MAP):
-        yield Found(alias, moved, _import_of_shard_map(module, alias, reads))
-    for use in _renames.spelled(module, _OLD_SHARD_MAP):
-        text, imports = module.name_for("jax.shard_map", use)
-        arguments = _argument_edits(module, use)
-        fix = None
-        if arguments is not None and not text.startswith("_"):
-            edits = (Edit(*module.span(use), text), *arguments)
-            fix = Fix("use jax.shard_map", _safety(module, [use]), edits, imports)
-        yield Found(use, moved, fix)
+def experimental_shard_map(module: Module) -> Findings:
+    yield from _renames.renamed(module, OLD_SHARD_MAP, _with_new_arguments)
     for use in module.uses("jax.shard_map"):
         used = traced.application(module, use)
         for keyword in used.keywords if used else ():
@@ -64,37 +44,14 @@ def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
     return Edit(start, start + len("check_rep"), "check_vma")
 
 
-def _import_of_shard_map(module: Module, alias: ast.AST, reads: list[ast.Name]) -> Fix | None:
-    """Return the import and all its uses: half of it would not run."""
-    statement = module.parent(alias)
-    arguments = [_argument_edits(module, read) for read in reads]
-    if not isinstance(alias, ast.alias) or not isinstance(statement, ast.ImportFrom):
-        return None
-    if not arguments or None in arguments:
-        return None
-    if module.source.path.endswith("__init__.py"):
-        return None  # other files may import it from here
-    edits = _renames.edits_of_from(module, statement, {alias: "jax.shard_map"})
-    if edits is None:
-        return None
-    inner = tuple(edit for each in arguments for edit in each or ())
-    return Fix("import jax.shard_map", _safety(module, reads), (*edits, *inner))
-
-
-def _safety(module: Module, uses: list[ast.Name] | list[ast.expr]) -> Safety:
-    for use in uses:
-        used = traced.application(module, use)
-        if used is not None and "auto" in used.words:
-            return Safety.DISPLAY
-    return Safety.SAFE
-
-
-def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
-    """Put names before arguments, and renames keywords; None where not all is seen."""
+def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> Adapted:
+    """Put names before arguments, and rename keywords; None where not all is seen."""
+    del entry
     used = traced.application(module, use)
     if used is None or not used.is_known or len(used.args) > len(_PARAMETERS):
         return None
-    if not used.by_position or any(isinstance(each, ast.Starred) for each in used.args):
+    has_starred = any(isinstance(each, ast.Starred) for each in used.args)
+    if not used.by_position or has_starred or "auto" in used.words:
         return None
     edits: list[Edit] = []
     for parameter, argument in zip(_PARAMETERS, used.args, strict=False):
@@ -103,12 +60,5 @@ def _argument_edits(module: Module, use: ast.expr) -> list[Edit] | None:
             return None  # in parentheses of its own
         name = "check_vma" if parameter == "check_rep" else parameter
         edits.append(Edit(start, start, f"{name}="))
-    for keyword in used.keywords:
-        if keyword.arg == "check_rep":
-            edits.append(_check_vma(module, keyword))
-        elif keyword.arg == "auto":  # a sketch: all axes of the mesh but these
-            meshes = [used.words["mesh"]] if "mesh" in used.words else used.args[:1]
-            mesh = module.text(meshes[0]) if meshes else "mesh"
-            text = f"axis_names=set({mesh}.axis_names) - {module.text(keyword.value)}"
-            edits.append(Edit(*module.span(keyword), text))
-    return edits
+    renamed = (keyword for keyword in used.keywords if keyword.arg == "check_rep")
+    return Safety.SAFE, [*edits, *(_check_vma(module, keyword) for keyword in renamed)]

@@ -1,19 +1,16 @@
 """JXD204: a device axis that is made by hand."""
 
 import ast
-from collections.abc import Iterator
 
 from jax_dist.lint.model import stacking
-from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 
 _WHAT = {
     Kind.SPLIT: "a batch is cut by the number of devices",
     Kind.KEYS: "one key for each device is made",
     Kind.REPLICATED: "one copy for each device is stacked",
 }
-
 
 _OF_FLAX = {
     stacking.PREFETCH[0]: "prefetch_to_device puts batches on devices that are cut for pmap",
@@ -22,26 +19,24 @@ _OF_FLAX = {
     stacking.SHARD_KEY[0]: _WHAT[Kind.KEYS],
 }
 
-
 _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map", "tree_map")
 
 
-@rule(
+@Rule(
     "JXD204",
     "fake-device-axis",
     what="Arrays that get a leading device dimension for pmap: `x.reshape((n, -1))` and "
-    "`jax.random.split(key, n)` with the number of devices as `n`, stacks of `n` "
-    "copies, and Flax's `shard`, `shard_prng_key`, `prefetch_to_device` and "
-    "`pad_shard_unpad`.",
+    "`jax.random.split(key, n)` with the number of devices as `n`, stacks of `n` copies, and "
+    "Flax's `shard`, `shard_prng_key`, `prefetch_to_device` and `pad_shard_unpad`.",
     why="Under `jit(shard_map)` a batch is one global array, and its spec says how it is "
-    "sharded. An array that is reshaped by hand has one dimension too many; if it "
-    "disagrees with the spec, it is moved between devices at each call, or rejected.",
+    "sharded. One reshaped by hand has a dimension too many, and is moved between devices at "
+    "each call, or rejected, if it disagrees with the spec.",
     instead="batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P('i')), batch)",
-    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"*pmap*")
-    + (b"common_utils.shard*", b"common_utils import", b"common_utils as"),
+    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"pmap")
+    + (b"common_utils.shard", b"common_utils import", b"common_utils as"),
     since=(0, 8, 0),
 )
-def fake_device_axis(module: Module) -> Iterator[Found]:
+def fake_device_axis(module: Module) -> Findings:
     for name, message in _OF_FLAX.items():
         for node in module.uses(name):
             yield Found(node, message)

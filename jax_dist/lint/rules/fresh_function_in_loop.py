@@ -1,21 +1,16 @@
 """JXD407: a function that is made and compiled anew in each iteration of a loop."""
 
 import ast
-import re
-from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
-from jax_dist.lint.model.semantic_model import PARTIAL, Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.model.semantic_model import PARTIAL
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While | ast.comprehension
-_NAMES = ("jax.jit", "jax_dist.pmap", *traced.SHARD_MAP)
-# Half of all files say jit: `jit(lambda`, `jit(partial(`, `jit(f)(x)`.
-_FRESH = re.compile(rb"\bjit\((?:lambda|(?:functools\.)?partial\(|[^()\n]*\)\()")
 
 
-@rule(
+@Rule(
     "JXD407",
     "fresh-function-in-loop",
     what="`pmap`, `jit` or `shard_map` of a new lambda, partial or def in a loop, where the result "
@@ -26,22 +21,21 @@ _FRESH = re.compile(rb"\bjit\((?:lambda|(?:functools\.)?partial\(|[^()\n]*\)\()"
     instead="step = jax.pmap(update, in_axes=(0, None))  # once, above the loop\n"
     "for scale in scales:\n"
     "    x = step(x, scale)",
-    triggers=(*traced.TRIGGERS, b"jit"),
-    narrow={b"jit": _FRESH},
+    triggers=(*traced.TRIGGERS, b"jit("),
 )
-def fresh_function_in_loop(module: Module) -> Iterator[Found]:
+def fresh_function_in_loop(module: Module) -> Findings:
     made: list[tuple[ast.expr, Any]] = [
         (site.node, site.fun) for site in pmaps.applications(module) if site.form == "call"
     ]
-    for each in traced.applications(module, *_NAMES):
+    for each in traced.applications(module, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP):
         if each.by_position and isinstance(each.node, ast.Call):
-            call = module.parent(each.node)
-            is_partial = isinstance(call, ast.Call) and call.args[:1] == [each.fun]
-            made.append((call if is_partial else each.node, each.fun))  # type: ignore[arg-type]
+            outer = module.call_of(each.node)  # `partial(jit, inline=True)(f)`
+            is_partial = outer is not None and outer.args[:1] == [each.fun]
+            made.append((outer if outer is not None and is_partial else each.node, each.fun))
     for node, fun in sorted(made, key=lambda each: scopes.place(each[0])):
         loop = _loop_around(module, node)
-        if loop is None or not _is_fresh(module, fun, loop):
-            continue
+        if loop is None or not _is_fresh(module, fun, loop) or traced.around(module, node):
+            continue  # the loops of traced code run once
         calls = filter(None, map(module.call_of, [node, *pmaps.reads_of(module, node)]))
         if any(_loop_around(module, call) is loop for call in calls):
             yield Found(node, "a new function in each iteration: it is compiled anew each time")
@@ -63,22 +57,13 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
 
 def _is_fresh(module: Module, fun: Any, loop: ast.AST) -> bool:
     """Return whether an expression is another function in each iteration."""
-    for _ in range(8):
-        if isinstance(fun, ast.Lambda):
+    fun = traced.followed(module, fun) or fun
+    while isinstance(fun, ast.Call) and fun.args:  # `shard_map(f)`, `vmap(f)`
+        name = module.qualified_name(fun.func) or ""
+        if name in PARTIAL:
             return _loop_around(module, fun) is loop
-        if isinstance(fun, ast.Call) and fun.args:
-            name = module.qualified_name(fun.func)
-            if name in PARTIAL:
-                return True
-            if name is None or not name.startswith("jax."):
-                return False
-            fun = fun.args[0]  # `shard_map(f)`, `vmap(f)`
-            continue
-        if isinstance(fun, ast.Name) and isinstance(value := module.value(fun), ast.Call):
-            if _loop_around(module, value) is not loop:
-                return False
-            fun = value
-            continue
-        break
+        if not name.startswith("jax."):
+            return False
+        fun = traced.followed(module, fun.args[0]) or fun.args[0]
     function = functions.innermost(module, fun)
     return function is not None and _loop_around(module, function) is loop

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
-from jax_dist.lint.model.semantic_model import PARTIAL, Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.model.semantic_model import PARTIAL
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 from jax_dist.primitives import functions_of
 
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.jacobian")
 _COLLECTIVES = (*functions_of("sum"), "jax.lax.all_gather", "jax.lax.pcast", "jax.lax.pvary")
+_ARRAYS = (ast.Call, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.Dict, ast.Tuple)
 _DEEPEST = 6  # calls between the body and the value that is differentiated
 
 
-@rule(
+@Rule(
     "JXD303",
     "gradient-of-replicated",
     what="In a `shard_map` with `check_vma=True` (the default): a gradient by a captured value, or "
@@ -26,24 +27,28 @@ _DEEPEST = 6  # calls between the body and the value that is differentiated
     instead="f = jax.shard_map(step, mesh=mesh, in_specs=(P(), P('i')), out_specs=P(), "
     "check_vma=False)\n"
     "# or jax.lax.pmean in the loss; or w = jax.lax.pcast(w, 'i', to='varying') before",
-    triggers=(b"*shard_map*",),
+    triggers=(b"shard_map",),
     since=(0, 6, 1),
 )
-def gradient_of_replicated(module: Module) -> Iterator[Found]:
+def gradient_of_replicated(module: Module) -> Findings:
     gradients = module.uses(*_GRADIENTS)
     seen: set[ast.AST] = set()
     for site, function in traced.bodies(module, "shard_map") if gradients else ():
-        words = site.words
-        checks = [words[name] for name in ("check_vma", "check_rep") if name in words]
-        if not site.is_known or any(module.text(value) != "True" for value in checks):
+        checks = [site.words.get(name) for name in ("check_vma", "check_rep")]
+        if not site.is_known or any(check and module.text(check) != "True" for check in checks):
             continue
-        body = _Body(module, function, _replicated_parameters(module, site, function))
+        parameters = _replicated_parameters(module, site, function)
+        if all(parameters.values()):
+            continue  # nothing is sharded, or not all is known
+        body = _Body(module, function, parameters, traced.reached(module, function))
         for gradient in gradients:
             name = body.summed(gradient) if gradient not in seen else None
             if name is not None:
                 seen.add(gradient)
-                message = f"the gradient by {name}, which is replicated, is summed over the devices"
-                yield Found(gradient, f"{message}: use check_vma=False, or pmean in the loss")
+                message = f"the gradient by '{name}', which is replicated, is summed over the "
+                yield Found(
+                    gradient, f"{message}devices: use check_vma=False, or pmean in the loss"
+                )
 
 
 def _replicated_parameters(
@@ -56,18 +61,14 @@ def _replicated_parameters(
             bound += len(fun.args) - 1
         fun = fun.args[0]
     parameters = [*function.args.posonlyargs, *function.args.args]
-    captured: dict[ast.AST, bool] = dict.fromkeys(parameters[:bound], True)
     specs = traced.followed(module, site.words.get("in_specs"))
     free = parameters[bound:]
     parts = specs.elts if isinstance(specs, ast.Tuple) else [specs] * len(free)
-    if len(parts) != len(free):
+    known = [traced.is_empty_spec(module, spec) for spec in parts]
+    if len(parts) != len(free) or None in known:
         return {}
-    known = {
-        each: traced.is_empty_spec(module, spec) for each, spec in zip(free, parts, strict=True)
-    }
-    if None in known.values():
-        return {}
-    return captured | {each: bool(is_empty) for each, is_empty in known.items()}
+    captured: dict[ast.AST, bool] = dict.fromkeys(parameters[:bound], True)
+    return captured | dict(zip(free, map(bool, known), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,50 +78,46 @@ class _Body:
     module: Module
     function: scopes.Function
     parameters: dict[ast.AST, bool]  # whether each is replicated
+    reached: list[scopes.Function]
 
     def summed(self, gradient: ast.expr) -> str | None:
         """Return what the gradient is by, where it is summed over the devices."""
-        if all(self.parameters.values()) or not self._runs(gradient):
-            return None  # nothing is sharded, or not all is known
-        for call, loss, position in self._taken(gradient):
-            by = call.args[position] if position < len(call.args) else None
-            if by is None or self._is_replicated(by) is not True:
-                continue
-            others = [each for each in call.args if each is not by]
-            if self._communicates(loss) or self._is_divided(call):
-                continue
-            if any(self._is_replicated(each) is False for each in (*others, *self._captures(loss))):
-                return f"'{self.module.text(by)}'"
+        if not any(around in self.reached for around in self.module.ancestors(gradient)):
+            return None
+        for call, loss, by in self._taken(gradient):
+            others = [*(each for each in call.args if each is not by), *self._captures(loss)]
+            is_summed = (
+                self._is_replicated(by)
+                and any(self._is_replicated(each) is False for each in others)
+                and not self._communicates(loss)
+                and not self._is_divided(call)
+            )
+            if is_summed:
+                return self.module.text(by)
         return None
 
-    def _runs(self, node: ast.AST) -> bool:
-        within = traced.reached(self.module, self.function)
-        return any(around in within for around in self.module.ancestors(node))
-
-    def _taken(self, gradient: ast.expr) -> Iterator[tuple[ast.Call, ast.expr, int]]:
-        """Yield where the gradient is computed: the call, the loss, and which argument it is by."""
-        module = self.module
-        made: Any = module.call_of(gradient)
+    def _taken(self, gradient: ast.expr) -> Iterator[tuple[ast.Call, ast.expr, ast.expr]]:
+        """Yield where the gradient is computed: the call, the loss, and the argument it is by."""
+        made = self.module.call_of(gradient)
         if made is None or not made.args:
             return
-        position: Any = 0
-        for keyword in made.keywords:
-            if keyword.arg == "argnums":
-                position = getattr(keyword.value, "value", None)
-        if not isinstance(position, int) or position < 0:
+        argnums = [word.value for word in made.keywords if word.arg == "argnums"]
+        position: Any = getattr(argnums[0], "value", None) if argnums else 0
+        if not isinstance(position, int):
             return
-        around: Any = module.parent(made)
-        if isinstance(around, ast.Call) and around.args[:1] == [made]:
-            if module.qualified_name(around.func) in ("jax.vmap", "jax.jit", "jax.checkpoint"):
-                made_by = around
-            else:
+        outer = self.module.parent(made)
+        function: ast.expr = made
+        if isinstance(outer, ast.Call) and outer.args[:1] == [made]:
+            transforms = ("jax.vmap", "jax.jit", "jax.checkpoint")
+            if self.module.qualified_name(outer.func) not in transforms:
                 return
-        else:
-            made_by = made
-        for read in (made_by, *pmaps.reads_of(module, made_by)):
-            call = module.call_of(read)
-            if call is not None and not any(isinstance(each, ast.Starred) for each in call.args):
-                yield call, made.args[0], position
+            function = outer
+        for read in (function, *pmaps.reads_of(self.module, function)):
+            call = self.module.call_of(read)
+            if call is None or any(isinstance(each, ast.Starred) for each in call.args):
+                continue
+            if position < len(call.args):
+                yield call, made.args[0], call.args[position]
 
     def _is_replicated(self, node: ast.expr, depth: int = 0) -> bool | None:
         """Return whether a value is the same on all devices; None if that is not known."""
@@ -135,17 +132,17 @@ class _Body:
         (binding,) = bindings
         if binding.node in self.parameters:
             return self.parameters[binding.node]
-        home = module.scopes.scope(node).lookup(node.id)
-        owner = None if home is None else home[0].node
-        inner = owner is self.function or module.is_inside(owner, self.function)
         if binding.kind == "parameter":
             return self._of_argument(binding.node, depth)
-        if binding.kind == "assign" and not inner:
-            is_local = owner is not module.tree and owner in traced.reached(module, self.function)
+        home = module.scopes.scope(node).lookup(node.id)
+        owner = None if home is None else home[0].node
+        is_inner = owner is self.function or module.is_inside(owner, self.function)
+        if binding.kind == "assign" and not is_inner:
+            is_local = owner is not module.tree and owner in self.reached
             return None if is_local or not isinstance(binding.value, _ARRAYS) else True
         if binding.kind == "assign" and isinstance(binding.value, ast.Name | ast.Attribute):
             return self._is_replicated(binding.value, depth + 1)
-        return False if inner else None
+        return False if is_inner else None
 
     def _of_argument(self, parameter: Any, depth: int) -> bool | None:
         """Return the same of a parameter of a helper, by the calls in the file."""
@@ -153,7 +150,7 @@ class _Body:
         function: Any = module.parent(module.parent(parameter))
         calls = functions.callers(module, function) or []
         given = [functions.argument_of(module, call, function, parameter) for call in calls]
-        known = {self._is_replicated(each, depth + 1) for each in given if each is not None}
+        known = {None if each is None else self._is_replicated(each, depth + 1) for each in given}
         if len(known) == 1 and None not in given:
             return known.pop()
         # `scan(f, init, xs)`, `vmap(f)`: what is not captured is taken to differ.
@@ -170,6 +167,7 @@ class _Body:
         return any(around in within for use in uses for around in self.module.ancestors(use))
 
     def _captures(self, loss: ast.expr) -> Iterator[ast.expr]:
+        """Yield the values of the body that a loss captures."""
         function = functions.innermost(self.module, loss)
         for scope in traced.scopes_in(self.module, function) if function is not None else ():
             for loads in scope.loads.values():
@@ -180,21 +178,9 @@ class _Body:
     def _is_divided(self, call: ast.Call) -> bool:
         """Return whether the gradient is divided, as one does who knows that it is a sum."""
         module = self.module
-        reads: list[ast.AST] = [call]
-        around: Any = module.parent(call)
-        if isinstance(around, ast.Assign):
-            names = [each for each in ast.walk(around.targets[0]) if isinstance(each, ast.Name)]
-            for name in names:
-                reads += module.reads(module.scope(name), name.id)
-        for read in reads:
-            statement = module.statement(read)
-            divides = (
-                isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
-                for node in ast.walk(statement)
-            )
-            if not isinstance(statement, scopes.Function) and any(divides):
-                return True
-        return False
-
-
-_ARRAYS = (ast.Call, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.Dict, ast.Tuple)
+        assign = module.parent(call)
+        targets = assign.targets if isinstance(assign, ast.Assign) else []
+        names = [node for each in targets for node in ast.walk(each) if isinstance(node, ast.Name)]
+        reads = (read for name in names for read in module.reads(module.scope(name), name.id))
+        nodes = (node for read in (call, *reads) for node in ast.walk(module.statement(read)))
+        return any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) for node in nodes)

@@ -1,27 +1,23 @@
 """JXD002: a pmap inside `jit`, `scan`, `cond` or `grad`."""
 
-from collections.abc import Iterator
-
 from jax_dist.lint.model import pmaps, traced
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 
-@rule(
+@Rule(
     "JXD002",
     "jit-of-pmap",
     what="`jax.jit`, `lax.scan`, `lax.while_loop`, `lax.cond` or `jax.grad` around a "
     "`jax.pmap`: directly, as decorators, or around a function that calls it.",
-    why="With several processes, a traced `jax.pmap` sees only the devices of its own "
-    "process: its collectives reduce over these, without an error. 2 processes of 4 "
-    "devices that hold 0 to 7 get the sums 6 and 22 instead of 28 (jax 0.10.2).",
+    why="With several processes, a traced `jax.pmap` sees only the devices of its own process: "
+    "its collectives reduce over these, without an error. 2 processes of 4 devices that hold 0 "
+    "to 7 get the sums 6 and 22 instead of 28 (jax 0.10.2).",
     instead="step = jax_dist.pmap(train_step, axis_name='batch')  # may be traced\n"
     "# jax_dist.rewrite moves each pmap in a function onto one mesh over all processes.",
     fix="unsafe",
-    triggers=(b"*pmap*",),
+    triggers=(b"pmap",),
 )
-def jit_of_pmap(module: Module) -> Iterator[Found]:
+def jit_of_pmap(module: Module) -> Findings:
     said = "jax.pmap inside {} reduces over the devices of one process only"
     for site in pmaps.applications(module):
         for name, decorator in traced.decorators(module, site.fun):

@@ -1,10 +1,7 @@
 """JXD001: `jax.pmap` is used."""
 
-from collections.abc import Iterator
-
 from jax_dist.lint.model import pmaps
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Findings, Found, Module, Rule
 
 _MESSAGES = {
     "alias": "jax.pmap gets another name here",
@@ -13,32 +10,32 @@ _MESSAGES = {
     "called decorator": "jax.pmap as a decorator with arguments fails: it wants the function first",
 }
 
-
-_OF_OTHERS = {
-    "equinox.filter_pmap": "jax_dist.filter_pmap",
-    "flax.nnx.pmap": "jax_dist.nnx_pmap",
-    "flax.experimental.nnx.pmap": "jax_dist.nnx_pmap",
+# The pmaps of other libraries: ours, and what is written by hand in plain JAX.
+OF_LIBRARIES = {
+    "equinox.filter_pmap": ("filter_pmap", "equinox.filter_shard_map"),
+    "flax.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
+    "flax.experimental.nnx.pmap": ("nnx_pmap", "flax.nnx.shard_map"),
 }
 
 
-@rule(
+@Rule(
     "JXD001",
     "pmap-call",
-    what="`jax.pmap`, under any name, also passed on as a value; and `equinox.filter_pmap` "
-    "and `flax.nnx.pmap`, which call it.",
-    why="pmap is in maintenance mode since jax 0.8; underneath it is `jit(shard_map)`. With"
-    " several processes, `jit`, `scan` and `grad` around it reduce over local devices "
-    "only, without an error: 6 and 22 where the sum is 28 (2 processes of 4 devices, "
-    "jax 0.10.2).",
+    what="`jax.pmap`, under any name, also passed on as a value; and `equinox.filter_pmap` and "
+    "`flax.nnx.pmap`, which call it.",
+    why="pmap is in maintenance mode since jax 0.8; underneath it is `jit(shard_map)`. With "
+    "several processes, `jit`, `scan` and `grad` around it reduce over local devices only, "
+    "without an error: see JXD002.",
     instead="`jax-dist migrate` rewrites pmap together with all that belongs to it, to "
     "`jax_dist.pmap` or to plain JAX.\n"
     "https://docs.jax.dev/en/latest/migrate_pmap.html",
-    triggers=(b"*pmap*",),
+    triggers=(b"pmap",),
 )
-def pmap_call(module: Module) -> Iterator[Found]:
+def pmap_call(module: Module) -> Findings:
     for site in pmaps.sites(module):
         message = _MESSAGES.get(site.form, "jax.pmap is in maintenance mode")
         yield Found(site.reference, f"{message}; jax-dist migrate rewrites it")
-    for name, instead in _OF_OTHERS.items():
+    for name, (ours, _) in OF_LIBRARIES.items():
         for reference in module.uses(name):
-            yield Found(reference, f"{name} is jax.pmap underneath; {instead} takes its place")
+            message = f"{name} is jax.pmap underneath; jax_dist.{ours} takes its place"
+            yield Found(reference, message)

@@ -1,32 +1,21 @@
 """JXD306: `psum(1, axis)` is `axis_size(axis)`."""
 
 import ast
-import re
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Edit, Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
-
-# Not `psum(x, ...)`, nor "psum of" in prose: most files that say psum hold nothing else.
-_OPERATORS = rb"as|if|else|for|and|or|in|is|not"
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 
-_OF_ONE = re.compile(rb"psum(?!\w| +(?!(?:" + _OPERATORS + rb")\b)[a-zA-Z]|\s*\(\s*[^\s1(#\\])")
-
-
-@rule(
+@Rule(
     "JXD306",
     "psum-of-one",
     what="`jax.lax.psum(1, axis)`, under any alias.",
     why="It reads as communication, but JAX folds it to a constant while tracing.",
     instead="n = jax.lax.axis_size('i')",
     fix="safe",
-    triggers=(b"*psum*",),
+    triggers=(b"psum",),
     since=(0, 6, 1),
-    narrow={b"*psum*": _OF_ONE},
 )
-def psum_of_one(module: Module) -> Iterator[Found]:
+def psum_of_one(module: Module) -> Findings:
     for call in module.calls("jax.lax.psum"):
         named = [word.value for word in call.keywords if word.arg == "axis_name"]
         match [*call.args, *named]:

@@ -1,13 +1,10 @@
 """JXD102: `jax.device_put_sharded`, which jax 0.10 removed."""
 
-from collections.abc import Iterator
-
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, _renames, rule
+from jax_dist.lint.rules import Findings, Module, Rule, _renames
 from jax_dist.lint.rules._old_names import PLACEMENTS
 
 
-@rule(
+@Rule(
     "JXD102",
     "removed-device-put-sharded",
     what="`jax.device_put_sharded`, under any alias.",
@@ -18,5 +15,5 @@ from jax_dist.lint.rules._old_names import PLACEMENTS
     "https://docs.jax.dev/en/latest/migrate_pmap.html#drop-in-replacements",
     triggers=(b"device_put_sharded",),
 )
-def removed_device_put_sharded(module: Module) -> Iterator[Found]:
+def removed_device_put_sharded(module: Module) -> Findings:
     yield from _renames.renamed(module, PLACEMENTS[1:])

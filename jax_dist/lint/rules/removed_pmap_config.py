@@ -1,11 +1,8 @@
 """JXD104: options of pmap that left jax."""
 
 import ast
-from collections.abc import Iterator
 
-from jax_dist.lint.model.findings import Fix, Safety
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, _renames, rule
+from jax_dist.lint.rules import Findings, Fix, Found, Module, Rule, Safety, _renames
 
 _GONE = {
     "jax_pmap_shmap_merge": "0.10.0",
@@ -19,64 +16,50 @@ _GONE = {
 }
 
 
-_TRIGGERS = tuple(word.encode() for flag in _GONE for word in (flag, flag.upper()))
-
-
-@rule(
+@Rule(
     "JXD104",
     "removed-pmap-config",
-    what="`jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed options for"
-    " pmap and sharding, also as environment variables.",
-    why="Setting or reading the option raises `AttributeError: Unrecognized config option` "
-    "(jax 0.10.2); the environment variable is silently ignored. pmap is "
-    "`jit(shard_map)`, whatever they say.",
+    what="`jax_pmap_shmap_merge`, `jax_pmap_no_rank_reduction` and other removed options for "
+    "pmap and sharding, also as environment variables.",
+    why="The option raises `AttributeError: Unrecognized config option` (jax 0.10.2), and the "
+    "environment variable is silently ignored.",
     instead="Nothing: leave the statement out.",
     fix="safe",
-    triggers=_TRIGGERS,
+    triggers=tuple(word.encode() for flag in _GONE for word in (flag, flag.upper())),
 )
-def removed_pmap_config(module: Module) -> Iterator[Found]:
+def removed_pmap_config(module: Module) -> Findings:
     # The whole tree: the names are rare, and stand in strings.
     for node in ast.walk(module.tree):
         flag = _flag(module, node)
-        if flag is None or _renames.is_guarded(module, node):
-            continue
-        yield Found(node, f"{flag} was removed in jax {_GONE[flag]}", _fix(module, node))
+        if flag is not None and not _renames.is_guarded(module, node):
+            yield Found(node, f"{flag} was removed in jax {_GONE[flag]}", _fix(module, node))
 
 
 def _flag(module: Module, node: ast.AST) -> str | None:
     """Return the flag that an option's name, a variable's name or an attribute of the config is."""
-    if isinstance(node, ast.Attribute):
-        about = node.attr in _GONE and module.qualified_name(node.value) == "jax.config"
-        return node.attr if about else None
-    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-        return None
-    around = module.parent(node)
-    if node.value in _GONE and isinstance(around, ast.Call):
-        name = module.qualified_name(around.func) or ""
-        return node.value if name.startswith("jax.config.") else None
-    if node.value.isupper() and node.value.lower() in _GONE:
-        return node.value.lower() if isinstance(around, ast.Call | ast.Subscript) else None
+    match node:
+        case ast.Attribute(value=owner, attr=flag) if flag in _GONE:
+            return flag if module.qualified_name(owner) == "jax.config" else None
+        case ast.Constant(value=str() as flag) if flag in _GONE:
+            call = module.parent(node)
+            name = module.qualified_name(call.func) if isinstance(call, ast.Call) else None
+            return flag if name is not None and name.startswith("jax.config.") else None
+        case ast.Constant(value=str() as variable) if variable.isupper():
+            is_used = isinstance(module.parent(node), ast.Call | ast.Subscript)
+            return variable.lower() if variable.lower() in _GONE and is_used else None
     return None
 
 
 def _fix(module: Module, node: ast.AST) -> Fix | None:
     """Take out the statement that sets the flag, if it does no more."""
-    match module.parent(node):
-        case ast.Call(func=function, args=[ast.Constant(), value], keywords=[]) as call:
-            name = module.qualified_name(function)
-            sets = name in ("jax.config.update", "os.environ.setdefault", "os.putenv")
-            statement = module.parent(call)
-            if not (sets and isinstance(statement, ast.Expr)):
-                return None
-        case ast.Subscript(value=mapping, ctx=ast.Store()) as target:
-            statement = module.parent(target)
-            if module.qualified_name(mapping) != "os.environ":
-                return None
-            if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
-                return None
-            value = statement.value
+    around = module.parent(node)
+    match around, module.parent(around):
+        case ast.Call(func=owner, args=[_, ast.Constant()], keywords=[]), ast.Expr() as statement:
+            pass
+        case ast.Subscript(value=owner), ast.Assign(targets=[_], value=ast.Constant()) as statement:
+            pass
         case _:
             return None
-    if not isinstance(value, ast.Constant):
-        return None  # computing it may do something
+    if module.qualified_name(owner) not in ("jax.config.update", "os.environ"):
+        return None
     return Fix("leave it out", Safety.SAFE, (_renames.removal(module, statement),))

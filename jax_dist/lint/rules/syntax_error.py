@@ -1,12 +1,9 @@
 """JXD901: a file that Python cannot parse; the linter itself finds it."""
 
-from collections.abc import Iterator
-
-from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.rules import Found, rule
+from jax_dist.lint.rules import Findings, Module, Rule
 
 
-@rule(
+@Rule(
     "JXD901",
     "syntax-error",
     what="A file that the running Python cannot parse, or whose bytes are not text.",
@@ -14,6 +11,6 @@ from jax_dist.lint.rules import Found, rule
     instead="Correct the file, or run the linter with the Python that the file is written for.",
     triggers=(),
 )
-def syntax_error(module: Module) -> Iterator[Found]:
+def syntax_error(module: Module) -> Findings:
     del module
     yield from ()

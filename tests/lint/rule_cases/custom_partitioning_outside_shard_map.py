@@ -10,7 +10,6 @@ _TOP = (
 )
 
 CASES: tuple[Case, ...] = (
-    Negative("only defined", _TOP),
     Negative("called outside of what the file traces", _TOP + "def f(x):\n    return norm(x, 2)\n"),
     Negative(
         "in a shard_map under jit",

@@ -9,9 +9,6 @@ CASES: tuple[Case, ...] = (
         "grid = np.asarray(jax.devices()).reshape(n, 1)\n",
     ),
     Negative(
-        "keys for something else", "import jax\nf = jax.pmap(g)\nks = jax.random.split(key, 4)\n"
-    ),
-    Negative(
         "a batch cut by something else",
         "import jax\nf = jax.pmap(g)\ny = x.reshape((num_envs, -1))\n",
     ),
@@ -30,11 +27,6 @@ CASES: tuple[Case, ...] = (
         "import jax\nn = len(jax.local_devices())\nf = jax.pmap(g)\n"
         "b = jax.tree.map(lambda x: x.reshape(n, -1, *x.shape[1:]), b)\n",
         (4,),
-    ),
-    Positive(
-        "keys",
-        "import jax\nf = jax.pmap(g)\nks = jax.random.split(key, num=jax.device_count())\n",
-        (3,),
     ),
     Positive(
         "copies",

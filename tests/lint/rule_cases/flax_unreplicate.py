@@ -9,10 +9,6 @@ CASES: tuple[Case, ...] = (
         "def start(traj):\n    return jax.tree.map(lambda x: x[0], traj.hidden)\n",
     ),
     Negative(
-        "a batch that has only lost its first example",
-        "import jax\nf = jax.pmap(g)\nb = load()\none = jax.tree.map(lambda x: x[0], b)\n",
-    ),
-    Negative(
         "already on the host",
         "import jax\nf = jax.pmap(g)\n"
         "m = jax.device_get(f(x))\nm = jax.tree.map(lambda x: x[0], m)\n",
@@ -34,25 +30,6 @@ CASES: tuple[Case, ...] = (
         "import jax\nfrom flax import jax_utils\nf = jax.pmap(g)\ns = jax_utils.replicate(s)\n"
         "for b in data:\n    s, m = f(s, b)\n"
         "last = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), s)\n",
-    ),
-    Fixed(
-        "a metric that is unpacked by the caller of a function",
-        "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
-        "s, m = step(s, b)\nm = jax.tree_util.tree_map(lambda x: x[0], m)\n",
-        "import jax\nf = jax.pmap(g)\ndef step(s, b):\n    s, m = f(s, b)\n    return s, m\n"
-        "s, m = step(s, b)\n"
-        "m = jax.tree_util.tree_map(lambda x: x.addressable_shards[0].data.squeeze(0), m)\n",
-    ),
-    Fixed(
-        "the result of a mapped call",
-        "import jax\nimport jax.numpy as jnp\nfrom flax import jax_utils\n"
-        "f = jax.pmap(lambda x: {'a': x * 2})\n\ndef result():\n"
-        "    y = f(jnp.arange(16.0).reshape(8, 2))\n    return jax_utils.unreplicate(y)\n",
-        "import jax\nimport jax.numpy as jnp\nfrom flax import jax_utils\n"
-        "f = jax.pmap(lambda x: {'a': x * 2})\n\ndef result():\n"
-        "    y = f(jnp.arange(16.0).reshape(8, 2))\n"
-        "    return jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), y)\n",
-        runs=True,
     ),
     Fixed(
         "what flax replicated",

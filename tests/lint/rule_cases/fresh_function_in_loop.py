@@ -12,12 +12,16 @@ CASES: tuple[Case, ...] = (
         "kept for later",
         _TOP + "steps = {}\nfor n in names:\n    steps[n] = jax.jit(functools.partial(f, n))\n",
     ),
-    Negative("handed on", _TOP + "for n in names:\n    run(jax.jit(lambda x: x * n))\n"),
     Negative(
         "in a function of the loop, which may run once",
         _TOP + "for n in names:\n    def make(x):\n        return jax.jit(lambda y: y * n)(x)\n",
     ),
     Negative("another function that the loop gives", _TOP + "for f in fs:\n    jax.jit(f)(x)\n"),
+    Negative(
+        "traced once",
+        _TOP + "@functools.partial(jax.jit, inline=True)\ndef f(x):\n    for n in range(3):\n"
+        "        x = jax.shard_map(lambda y: y * n, mesh=m)(x)\n    return x\n",
+    ),
     Positive(
         "a lambda",
         _TOP + "def per_set(sets, f):\n    for d in sets:\n"
@@ -40,9 +44,6 @@ CASES: tuple[Case, ...] = (
         _TOP + "for d in sets:\n"
         "    y = jax.jit(jax.shard_map(lambda x: x * d, mesh=m, in_specs=s, out_specs=s))(x)\n",
         (4,),
-    ),
-    Positive(
-        "in a comprehension", _TOP + "ys = [jax.pmap(lambda x: x * d)(x) for d in sets]\n", (3,)
     ),
     Positive(
         "with options of its own",

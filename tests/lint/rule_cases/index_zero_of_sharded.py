@@ -19,11 +19,6 @@ CASES: tuple[Case, ...] = (
         "import jax\nimport numpy as np\nimport jax.numpy as jnp\n"
         "y = np.asarray(jax.pmap(lambda x: jnp.sum(x))(x))[0]\n",
     ),
-    Negative(
-        "a name that holds something else by then",
-        "import jax\nimport jax.numpy as jnp\ny = jax.pmap(lambda x: jnp.sum(x))(x)\n"
-        "y = shapes()\nn = y[0]\n",
-    ),
     Negative("the second slice may be wanted for itself", _STEP + "y = f(x)['loss'][1]\n"),
     Negative(
         "a tuple, put together by adding",
@@ -39,14 +34,6 @@ CASES: tuple[Case, ...] = (
         _STEP + "\ndef result():\n    m = f(jnp.ones((8, 3)))\n    return m['loss'][0]\n",
         _STEP + "\ndef result():\n    m = f(jnp.ones((8, 3)))\n"
         "    return m['loss'].addressable_shards[0].data.squeeze(0)\n",
-        runs=True,
-    ),
-    Fixed(
-        "called at once",
-        "import jax\nimport jax.numpy as jnp\n\ndef result():\n"
-        "    return jax.pmap(lambda x: jnp.sin(x), 'i')(jnp.arange(8.0))[0]\n",
-        "import jax\nimport jax.numpy as jnp\n\ndef result():\n    return jax.pmap("
-        "lambda x: jnp.sin(x), 'i')(jnp.arange(8.0)).addressable_shards[0].data.squeeze(0)\n",
         runs=True,
     ),
 )

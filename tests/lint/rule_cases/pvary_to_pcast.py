@@ -8,7 +8,6 @@ CASES: tuple[Case, ...] = (
         "ready for it to be missing",
         "import jax\ntry:\n    cast = jax.lax.pvary\nexcept AttributeError:\n    cast = None\n",
     ),
-    Positive("passed on", "import jax\ny = jax.tree.map(jax.lax.pvary, x, axes)\n", (2,)),
     Positive("imported and passed on", "from jax.lax import pvary\nmap(pvary, x)\n", (1,)),
     Fixed(
         "a call, its alias and comment",

@@ -10,16 +10,8 @@ _MESH = (
 CASES: tuple[Case, ...] = (
     Negative("jit around it", "import jax\nf = jax.jit(jax.shard_map(g, mesh=m))\ny = f(x)\n"),
     Negative(
-        "jit around its name",
-        "import jax\nf = jax.shard_map(g, mesh=m)\nh = jax.jit(f)\ny = h(x)\n",
-    ),
-    Negative(
         "in a function that others may jit",
         "import jax\ndef loss(x):\n    return jax.shard_map(g, mesh=m)(x)\n",
-    ),
-    Negative(
-        "in a jitted function",
-        "import jax\n@jax.jit\ndef step(x):\n    return jax.shard_map(g, mesh=m)(x)\ny = step(x)\n",
     ),
     Negative(
         "decorated twice",
