@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -30,7 +30,7 @@ from jax_dist._rewrite.bodies import fixed_in, operands_of_bodies
 from jax_dist._rewrite.interpreter import Atom, Handler, Values
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.global_view import loops
-from jax_dist.global_view.islands import BodyPlan, Island, Step
+from jax_dist.global_view.islands import BodyPlan, Island, Step, TurnSum
 from jax_dist.global_view.mesh_axes import MeshAxes, without_constraint
 from jax_dist.global_view.uniformity import Cuts
 
@@ -45,6 +45,7 @@ class _Shard:
 
 
 _Shards: TypeAlias = Mapping[Var, _Shard]
+_Sums: TypeAlias = Mapping[Var, Callable[[Any], Any]]  # of what each turn of a scan makes
 _Handlers: TypeAlias = dict[int, Handler]  # by the identity of the equation
 
 
@@ -166,12 +167,27 @@ class Emitter:
         parts, body = island.parts, _stretch(island.eqns, island.reads, island.makes)
         scattered = [eqn for eqn in body.eqns if not island.scatters.keys().isdisjoint(eqn.outvars)]
 
-        def total(var: Var, value: Any) -> Any:
-            dim = island.scatters.get(var)
-            return self.axes.summed(value, dim, () if dim is None else plan.cuts[var])
+        def total(var: Var, value: Any, first: int = 0) -> Any:
+            """Sum over the devices; of a turn of a scan, which has the dimensions from `first`."""
+            if (dim := island.scatters.get(var)) is None:
+                return self.axes.summed(value)
+            return self.axes.summed(value, dim - first, P(*plan.cuts[var][first:]))
+
+        def turn_total(turn_sum: TurnSum, value: Any) -> Any:
+            for eqn in turn_sum.between:
+                stretch = _stretch([eqn], _variables(eqn), eqn.outvars)
+                (value,) = self._run_inside(stretch, [value], {})
+            return total(turn_sum.total, value, 1)
+
+        sums = {
+            result: functools.partial(turn_total, turn_sum)
+            for result, turn_sum in island.turn_sums.items()
+        }
+        in_turns = {turn_sum.total for turn_sum in island.turn_sums.values()}
 
         def summed(eqn: JaxprEqn, operands: Values) -> Values:
-            return [total(*pair) for pair in zip(eqn.outvars, operands, strict=True)]
+            pairs = zip(eqn.outvars, operands, strict=True)
+            return [value if var in in_turns else total(var, value) for var, value in pairs]
 
         def on_device(*blocks: Any) -> Values:
             slices = [
@@ -179,8 +195,10 @@ class Emitter:
                 for var, block in zip(island.reads, blocks, strict=True)
             ]
             shards = {var: _Shard(dim, plan.cuts[var]) for var, dim in parts.items()}
-            handlers = self._gathering(body, shards)
+            handlers = self._gathering(body, shards, sums)
             handlers.update((id(eqn), summed) for eqn in scattered)
+            between = (eqn for each in island.turn_sums.values() for eqn in each.between)
+            handlers.update((id(eqn), _keep) for eqn in between)
             outs = self._run_inside(body, slices, handlers)
             return [
                 out if is_shared(var) else lax.expand_dims(out, [0])
@@ -221,29 +239,31 @@ class Emitter:
 
     # ---- what islands gather
 
-    def _gathering(self, body: Jaxpr, parts: _Shards) -> _Handlers:
-        """Return handlers for what reads parts."""
+    def _gathering(self, body: Jaxpr, parts: _Shards, sums: _Sums) -> _Handlers:
+        """Return handlers for what reads parts, and for scans that sum in their turns."""
         handlers: _Handlers = {}
         for eqn in body.eqns:
             read = {
                 n: parts[a] for n, a in enumerate(eqn.invars) if isinstance(a, Var) and a in parts
             }
-            if read:
-                handlers[id(eqn)] = functools.partial(self._run_gathering, read)
+            if read or not sums.keys().isdisjoint(eqn.outvars):
+                handlers[id(eqn)] = functools.partial(self._run_gathering, read, sums)
         return handlers
 
-    def _run_gathering(self, read: Mapping[int, _Shard], eqn: JaxprEqn, values: Values) -> Values:
-        """Run an equation that reads parts at these places."""
+    def _run_gathering(
+        self, read: Mapping[int, _Shard], sums: _Sums, eqn: JaxprEqn, values: Values
+    ) -> Values:
+        """Run an equation that reads parts at these places, or a scan that sums in its turns."""
         inside = _parts_inside(eqn, read)
         whole = self._with_whole(eqn, values, read, [n for n in read if n not in inside])
-        if not inside:
+        if not inside and sums.keys().isdisjoint(eqn.outvars):
             if self.anew_inside:
                 return rebind.bind_again(eqn, whole, self._inside)
             return interpreter.replay(eqn, whole)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
         parts = {body.invars[place]: part for place, part in inside.items()}
-        run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, parts))
+        run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, parts, {}))
         if _compat.name_of(eqn) != "scan":
             # Evaluated in its place, a checkpoint keeps what it is for: a computation of its own.
             is_checkpoint = record_of(eqn).call == "checkpoint"
@@ -253,6 +273,8 @@ class Emitter:
 
         def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
             outs = run([*whole[:first], *carry, *xs])
+            named = zip(eqn.outvars, outs, strict=True)
+            outs = [sums[var](out) if var in sums else out for var, out in named]
             return outs[:carried], outs[carried:]
 
         return loops.scanned(turn, eqn, whole[first : first + carried], whole[first + carried :])
@@ -302,6 +324,15 @@ class _Values:
         if var not in self.gathered:
             self.gathered[var] = self.emitter.whole(self.known[var])
         return self.gathered[var]
+
+
+def _keep(eqn: JaxprEqn, values: Values) -> Values:
+    """Return the operand of an equation that is evaluated elsewhere."""
+    return [value for value, atom in zip(values, eqn.invars, strict=True) if isinstance(atom, Var)]
+
+
+def _variables(eqn: JaxprEqn) -> list[Var]:
+    return [atom for atom in eqn.invars if isinstance(atom, Var)]
 
 
 def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:

@@ -20,6 +20,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
+from jax_dist._rewrite.bodies import carries
 from jax_dist._rewrite.interpreter import Atom, Values, names_of
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.global_view.uniformity import Cuts, SharedAxis, wanted_cuts, wanted_in_bodies
@@ -34,6 +35,17 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TurnSum:
+    """A scattered psum of what a scan stacks, such as the gradients of its layers.
+
+    Each turn of the scan sums its own part, so that no device has the gradients of all layers.
+    """
+
+    total: Var  # the result of the psum
+    between: tuple[JaxprEqn, ...]  # elementwise, from the scan to the psum
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Island:
     """Equations that run on each device, and what goes in and out."""
 
@@ -41,6 +53,7 @@ class Island:
     reads: tuple[Var, ...]
     makes: tuple[Var, ...]
     scatters: Mapping[Var, int]  # results of a psum that are wanted cut, along which dimension
+    turn_sums: Mapping[Var, "TurnSum"]  # of these, the ones taken in a scan, by its result
     parts: Mapping[Var, int]  # shared ones of `reads` that lie cut, and can be taken so
 
 
@@ -268,7 +281,8 @@ class _Planner:
         regathered = [var for var in reads if self.choices.regathers and var not in whole]
         cut = {var: self._cut_along(var) for var in regathered}
         parts = {var: dim for var, dim in cut.items() if dim is not None}
-        island = Island(tuple(eqns), reads, makes, scatters, parts)
+        turn_sums = dict(_turn_sums(eqns, makes, scatters))
+        island = Island(tuple(eqns), reads, makes, scatters, turn_sums, parts)
         return _Stage(outside, island)
 
     def _helping(self, reads: list[Var]) -> list[JaxprEqn]:
@@ -305,6 +319,30 @@ class _Planner:
             if own and own == sizes and aval.shape[dim] % math.prod(own) == 0:
                 return dim
         return None
+
+
+def _turn_sums(
+    eqns: Sequence[JaxprEqn], makes: Sequence[Var], scatters: Mapping[Var, int]
+) -> Iterator[tuple[Var, TurnSum]]:
+    """Find the results of scans that only a scattered psum reads."""
+    readers: dict[Var, list[JaxprEqn]] = {}
+    for eqn in eqns:
+        for var in _operands(eqn):
+            readers.setdefault(var, []).append(eqn)
+    scans = [eqn for eqn in eqns if _compat.name_of(eqn) == "scan"]
+    for result in (var for eqn in scans for var in eqn.outvars[len(carries(eqn)) :]):
+        var, between = result, []
+        while var not in makes and len(reads := readers.get(var, ())) == 1:
+            (eqn,) = reads
+            if _compat.name_of(eqn) == "psum":
+                total = eqn.outvars[eqn.invars.index(var)]
+                if scatters.get(total):  # not along dimension 0, that of the turns
+                    yield result, TurnSum(total, tuple(between))
+                break
+            if not record_of(eqn).elementwise or len(_operands(eqn)) > 1:
+                break
+            between.append(eqn)
+            (var,) = eqn.outvars
 
 
 def _operands(*eqns: JaxprEqn) -> list[Var]:
