@@ -98,12 +98,12 @@ def test_a_slice_of_the_whole_sum_is_the_piece_that_is_scattered(dim, part):
     mesh, spec = _mesh(replica=2, shard=4), P(*[None] * dim, part)
     rows = np.arange(8 * 64 * 64, dtype=np.int32).reshape(8, 64, 64) % 1009
 
-    def piece(x: jax.Array, *, is_tpu: bool) -> jax.Array:
-        return MeshAxes("i", dict(mesh.shape), is_tpu=is_tpu).summed(x[0], dim, spec)
+    def piece(x: jax.Array, *, platform: str) -> jax.Array:
+        return MeshAxes("i", dict(mesh.shape), platform=platform).sum(x[0], dim, spec)
 
     texts = []
-    for is_tpu in (False, True):
-        own = functools.partial(piece, is_tpu=is_tpu)
+    for platform in ("cpu", "tpu"):
+        own = functools.partial(piece, platform=platform)
         made = jax.jit(
             jax.shard_map(own, mesh=mesh, in_specs=P(HSDP), out_specs=spec, check_vma=False)
         )

@@ -84,7 +84,7 @@ def test_a_flax_trainer_has_the_numbers_of_pmap(gradients):
         gradients=gradients,
     )
 
-    varying = [leaf.path for leaf in view.report().leaves if not leaf.shared]
+    varying = [leaf.path for leaf in view.report().leaves if not leaf.uniform]
     assert varying == [f"state.batch_stats['BatchNorm_0']['{name}']" for name in ("mean", "var")]
     assert state.batch_stats["BatchNorm_0"]["mean"].shape == (8, 8)
     assert state.params["Dense_0"]["kernel"].sharding.spec == P("batch")

@@ -60,7 +60,7 @@ def test_a_state_in_parts_has_the_numbers_of_pmap(gradients):
     assert state["params"]["w1"].sharding.spec == P(None, "i")
     assert state["params"]["w2"].sharding.spec == P("i")
     assert state["params"]["b"].sharding.spec == P()  # too small to be cut
-    assert all(leaf.shared for leaf in view.report().leaves)
+    assert all(leaf.uniform for leaf in view.report().leaves)
 
 
 @pytest.mark.slow
