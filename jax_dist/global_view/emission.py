@@ -18,8 +18,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import eval_jaxpr
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -61,16 +60,16 @@ class Emitter:
 
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
         """Return the results of a body: uniform `[*s]`, others `[N, *s]`, as `plan.outs` says."""
-        values = _Values(self, plan)
-        values.known.update(zip(plan.body.invars, [*plan.consts, *args], strict=True))
+        known = dict(zip(plan.body.invars, [*plan.consts, *args], strict=True))
         for stage in plan.stages:
             for step in stage.outside:
+                operands = _read(step.eqn.invars, known)
                 run = self._run_entered if step.inner else self._run_global
-                values.known.update(zip(step.eqn.outvars, run(plan, step, values), strict=True))
+                known.update(zip(step.eqn.outvars, run(plan, step, operands), strict=True))
             if stage.region is not None:
-                outs = self._run_region(plan, stage.region, values)
-                values.known.update(zip(stage.region.makes, outs, strict=True))
-        return [values.read(atom) for atom in plan.body.outvars]
+                outs = self._run_region(plan, stage.region, known)
+                known.update(zip(stage.region.makes, outs, strict=True))
+        return _read(plan.body.outvars, known)
 
     # ---- shardings of values
 
@@ -96,9 +95,8 @@ class Emitter:
 
     # ---- on global arrays
 
-    def _run_entered(self, plan: BodyPlan, step: GlobalEquation, values: "_Values") -> Values:
+    def _run_entered(self, plan: BodyPlan, step: GlobalEquation, operands: Values) -> Values:
         eqn = step.eqn
-        operands = [values.read(atom) for atom in eqn.invars]
         # What no turn of a loop wants sharded is gathered once, before it.
         fixed = {*fixed_in(eqn)} if record_of(eqn).kind == "loop" else set()
         for inner, places in zip(step.inner, operands_of_bodies(eqn), strict=True):
@@ -107,21 +105,20 @@ class Emitter:
         for place in fixed:
             atom = eqn.invars[place]
             if isinstance(atom, Var) and plan.is_uniform(atom):
-                operands[place] = values.gather(atom)
+                operands[place] = self.gather(operands[place], plan.specs.get(atom))
         with interpreter.located(eqn, anew=True):
             return loops.run(self, plan, step, operands)
 
-    def _run_global(self, plan: BodyPlan, step: GlobalEquation, values: "_Values") -> Values:
+    def _run_global(self, plan: BodyPlan, step: GlobalEquation, operands: Values) -> Values:
         del plan
-        eqn = step.eqn
-        is_whole = self.shards_state and self._needs_whole(eqn)
-        operands = list(dict.fromkeys(variables(eqn.invars)))
-        args = [(values.replicate if is_whole else values.read)(var) for var in operands]
-        single = _jaxpr_of([eqn], operands, eqn.outvars)
+        is_whole = self.shards_state and self._needs_whole(step.eqn)
+        if is_whole:
+            operands = [self.replicate(value) for value in operands]
         if self.rebinds:
-            outs = rebind.evaluate(single, args, without_constraint)
+            with interpreter.located(step.eqn, anew=True):
+                outs = rebind.bind_again(step.eqn, operands, without_constraint)
         else:
-            outs = eval_jaxpr(single, (), *args)
+            outs = interpreter.replay(step.eqn, operands)
         # Or a body in it would be sharded, as its reader wants the result.
         return [self.replicate(out) for out in outs] if is_whole else outs
 
@@ -144,7 +141,7 @@ class Emitter:
 
     # ---- in regions
 
-    def _run_region(self, plan: BodyPlan, region: Region, values: "_Values") -> Values:
+    def _run_region(self, plan: BodyPlan, region: Region, known: Mapping[Var, Any]) -> Values:
         is_uniform, specs = plan.is_uniform, plan.specs
         body = _jaxpr_of(region.eqns, region.reads, region.makes)
 
@@ -177,7 +174,10 @@ class Emitter:
         )
         is_gathered = lambda var: is_uniform(var) and var not in region.shards
         return mapped(
-            *[values.gather(v) if is_gathered(v) else values.read(v) for v in region.reads]
+            *[
+                self.gather(known[var], specs.get(var)) if is_gathered(var) else known[var]
+                for var in region.reads
+            ]
         )
 
     def _sums(self, plan: BodyPlan, region: Region) -> tuple[_Sums, _Handlers]:
@@ -298,32 +298,8 @@ class Emitter:
         return values
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Values:
-    """The values of variables while a body runs; what is gathered is gathered once."""
-
-    emitter: Emitter
-    plan: BodyPlan
-    known: dict[Var, Any] = dataclasses.field(default_factory=dict)
-    gathered: dict[Var, Any] = dataclasses.field(default_factory=dict)
-    replicated: dict[Var, Any] = dataclasses.field(default_factory=dict)
-
-    def read(self, atom: Atom) -> Any:
-        if isinstance(atom, Literal):
-            (value,) = rebind.untied_literals([atom], [atom.val])
-            return value
-        return self.known[atom]
-
-    def gather(self, var: Var) -> Any:
-        if var not in self.gathered:
-            value = self.emitter.gather(self.known[var], self.plan.specs.get(var))
-            self.gathered[var] = value
-        return self.gathered[var]
-
-    def replicate(self, var: Var) -> Any:
-        if var not in self.replicated:
-            self.replicated[var] = self.emitter.replicate(self.known[var])
-        return self.replicated[var]
+def _read(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
+    return rebind.untied_literals(atoms, interpreter.read_all(atoms, known))
 
 
 def _forward(eqn: JaxprEqn, values: Values) -> Values:
