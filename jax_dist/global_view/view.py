@@ -42,41 +42,37 @@ def global_view(
     regather: bool = False,
     captures: Captures = "lift",
 ) -> "GlobalView":
-    """Run a step that was given to pmap on global arrays, with a sharded state.
+    """Run a step that was written for pmap on global arrays, with a sharded state.
 
-    The function is not edited. What is the same on all devices runs on global arrays, what varies
-    in `shard_map`; so shardings alone say where the state lies. Which leaves are the same is found
-    in the traced step: one that varies, such as unsynchronised statistics, keeps one value for each
+    The function is not edited. Values that are the same on all devices are computed on global
+    arrays, what varies in `shard_map`; so shardings alone say where the state is. Which leaves vary
+    is found in the traced step: such a leaf, as unsynchronized statistics, keeps one value for each
     device, as under pmap.
 
     Args:
       fun: the step of one device, with its collectives.
       axis_name: the mapped axis.
-      in_axes: as for pmap. Of the state it says nothing: a leaf of it is `[*s]`, or `[N, *s]` where
-        it varies.
-      out_axes: as for pmap; 0 gives `[N, *s]`, None the one value that all devices have. Of the
-        state it says nothing.
+      in_axes: as for pmap; ignored for the state, of which a leaf is `[*s]`, or `[N, *s]` if it
+        varies.
+      out_axes: as for pmap; 0 gives `[N, *s]`, None the one value that all devices have. Ignored
+        for the state.
       state: the position of the argument that is carried from call to call, or several; the
         results of the same structure are its new value. None, if nothing is carried.
-      mesh: by default all devices in a row. Leaves of the state may be cut over its further axes,
-        and what is computed with them is then cut, too (tensor parallelism).
+      mesh: by default all devices in a row. What is computed with leaves that are sharded over
+        other axes than the mapped one, the model axes, is sharded over them, too.
       mesh_axes: the axes of the mesh that the mapped axis is, outermost first; by default the one
-        of its name. Batches are cut over all of them.
-      shardings: "replicated"; "fsdp", which cuts the longest dimension that the devices divide, of
-        leaves from 1024 elements on, over the last of `mesh_axes`, and copies over the others; or a
-        function of the path of a leaf, as in "params/w", and its type, that gives a
-        `PartitionSpec`.
+        of its name. Batches are sharded over all of them.
+      shardings: "replicated"; "fsdp", which shards the longest dimension that the devices divide,
+        of leaves from 1024 elements on, over the last of `mesh_axes`; or a function of the path of
+        a leaf, as in "params/w", and its type, that gives a `PartitionSpec`.
       static_broadcasted_argnums: positions of arguments that are compile-time constants.
-      donate_argnums: positions of arguments whose memory the results may take over; give the state.
-      gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
-        and sums over such parts, as in the norm of all gradients, be taken in another order.
-        "reduce" gathers, and takes each sum in pmap's order: along further axes each device then
-        computes the same.
-      regather: whether what lies in parts is gathered each time that it is read, in the forward
-        and again in the backward pass, and in each turn of a scan over layers; else once in a step.
-        It takes less memory, and sends more.
-      captures: what becomes of arrays that `fun` captures, as for pmap: "lift", "warn", "error" or
-        "allow".
+      donate_argnums: positions of arguments whose memory the results may use; give the state.
+      gradients: "scatter" lets a sum over devices be scattered where its result is sharded, and
+        sums over shards, as in the norm of all gradients, be taken in another order. "reduce" takes
+        each sum in pmap's order; devices along model axes then compute the same.
+      regather: gather shards each time that they are read: in the forward and again in the backward
+        pass, and in each turn of a scan over layers. It takes less memory, and sends more.
+      captures: as for pmap, for arrays that `fun` captures: "lift", "warn", "error" or "allow".
 
     Returns:
       An object that is called like the step.
@@ -139,7 +135,7 @@ class GlobalView:
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step.
+        """Run the step.
 
         Args:
           *args: the state as `place` or the last call gave it, or as it is on one device; and the
@@ -147,7 +143,7 @@ class GlobalView:
           **kwargs: mapped over their first dimension, as under pmap.
 
         Returns:
-          The results of the step; the new state as it lies, others by out_axes.
+          The results of the step; the new state as it is kept, others by out_axes.
 
         Raises:
           ArgumentError: the state is sharded otherwise, or is stacked over devices.
@@ -168,25 +164,23 @@ class GlobalView:
         return f"<jax_dist.global_view of {name}>"
 
     def place(self, state: Any, *rest: Any, stacked: Any = None) -> Any:
-        """Puts a state on the devices as the step keeps it.
+        """Place a state on the devices as the step keeps it.
 
         Args:
           state: arrays `[*s]`, or, with `stacked`, `[N, *s]` as pmap has them. With several state
             arguments, a tuple of them. With several processes, each gives the same, or its slices.
           *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
-            else these are placed as if they were shared, and the first call makes one for each
-            device of them.
+            else the first call makes one for each device of these.
           stacked: whether the state is `[N, *s]`: True, False, or a tree of them as the state, or
-            the start of one; by default only what an earlier call keeps so. All slices must then be
-            equal to the bit, unless the leaf varies; one of whole numbers or keys does if they
-            differ.
+            the start of one; by default only what an earlier call keeps so. With `rest`, all slices
+            must be equal to the bit, unless the leaf varies; one of whole numbers or keys does if
+            they differ. Without, each leaf does whose slices differ.
 
         Returns:
           The state, on the mesh, in memory of its own.
 
         Raises:
-          ArgumentError: slices differ.
-          ArgumentError: the state is not stacked as it is said to be.
+          ArgumentError: slices differ, or the state is not stacked as it is said to be.
         """
         self._check_runs("place")
         numbers = self._setting.state
@@ -210,31 +204,31 @@ class GlobalView:
         return tuple(placed) if len(placed) > 1 else placed[0]
 
     def first(self, state: Any) -> Any:
-        """The state of one device: what `flax.jax_utils.unreplicate` gives under pmap.
+        """Return the state of one device, as `flax.jax_utils.unreplicate` does under pmap.
 
         Args:
-          state: the state as `place` or a call gave it, or a part of it.
+          state: the state as `place` or a call gave it, or one of several state arguments.
 
         Returns:
           Arrays `[*s]`, copied, so that a later call may take the memory of the state. What is
-          shared stays cut; of a leaf that varies, the one of the first device.
+          uniform stays sharded; of a leaf that varies, the one of the first device.
 
         Raises:
-          ArgumentError: an array is no leaf of the state.
+          ArgumentError: the tree is not the state.
         """
         return self._by_leaf(state, "first", jnp.copy, lambda leaf: jnp.copy(leaf[0]))
 
     def stacked(self, state: Any) -> Any:
-        """The state as pmap has it, for a function that is still mapped by it.
+        """Return the state as pmap has it, for a function that is still mapped by it.
 
         Args:
-          state: the state as `place` or a call gave it, or a part of it.
+          state: the state as `place` or a call gave it, or one of several state arguments.
 
         Returns:
           Arrays `[N, *s]`, a whole copy on each device.
 
         Raises:
-          ArgumentError: an array is no leaf of the state.
+          ArgumentError: the tree is not the state.
         """
         repeat = lambda leaf: placement.for_each_device(leaf, self._setting.by_device)
         return self._by_leaf(state, "stacked", repeat, jnp.copy)
@@ -256,7 +250,7 @@ class GlobalView:
         )
 
     def place_batch(self, batch: Any, *, rows: bool | None = None) -> Any:
-        """Cuts a batch over the devices.
+        """Shard a batch over the devices.
 
         Args:
           batch: arrays `[L, b, ...]` for the L devices of this process, as pmap takes them, or the
@@ -274,23 +268,23 @@ class GlobalView:
 
     @property
     def shardings(self) -> Any:
-        """How the state lies: a tree of `NamedSharding` for the state, or a tuple of trees."""
+        """The shardings of the state: a tree of `NamedSharding`, or a tuple of trees."""
         return self._signatures.map_state(lambda leaf: leaf.sharding, "shardings")
 
     @property
     def types(self) -> Any:
-        """The types of the state as it is kept, with shardings: what a checkpoint is read into."""
+        """The types of the state with shardings, as a checkpoint is read into."""
         return self._signatures.map_state(lambda leaf: leaf.whole, "types")
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """The program for arguments, or their types, as `jax.jit(...).lower` gives it."""
+        """Lower the step for arguments, or their types, as `jax.jit(...).lower` does."""
         call = self._bind(args, kwargs)
         program = self._signatures.program_for(call)
         with self._context(traced=any_tracer(call.leaves)):
             return program.lower(call.leaves)
 
     def report(self) -> GlobalViewReport:
-        """What was found of each leaf of the state, and how the step runs."""
+        """Return the facts about each leaf of the state, and how the step runs."""
         return self._signatures.known_program("report").report
 
     # ---- behind the scenes
@@ -318,7 +312,7 @@ class GlobalView:
         check_runs(self._setting.mesh.devices.flat[:1], name)
 
     def _context(self, *, traced: bool) -> Any:
-        """Steps out of a mesh that the user has set."""
+        """Leave a mesh that the user has set."""
         if jax.sharding.get_abstract_mesh().empty:
             return contextlib.nullcontext()
         return meshes.context_of(self._setting.mesh) if traced else meshes.no_mesh()
