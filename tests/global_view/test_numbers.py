@@ -63,10 +63,9 @@ QUICK = {
     ("adam", "model"),
     ("rows", "renamed"),
 }
-# A leaf that varies cannot be sharded by a rule over the axis along which it varies; and three
-# steps of adam divide by the roots of gradients near zero.
 # XLA for CPU in jax 0.12 rounds quotients by roots otherwise in shards of some shapes.
 ROOTS = {"adam", "MultiSteps", "clip", "apply_if_finite"}
+# A leaf that varies cannot be sharded by a rule over the axis along which it varies.
 UNSUITED = {("flax", "model"), ("flax", "model, whole")}
 
 
