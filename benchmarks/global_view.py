@@ -111,14 +111,13 @@ def ways_of(devices: Sequence[Any]) -> dict[str, Options]:
     part = 2 ** (len(devices).bit_length() // 2)  # devices of a group, or of a matrix
     mesh = lambda names, *shape: Mesh(np.array(devices).reshape(shape), names)
     line, groups = mesh(("i",), -1), mesh(("replica", "i"), -1, part)
-    return {
-        "pmap": None,
-        "replicated": {"mesh": line, "shardings": "replicated"},
+    sharded = {
         "fsdp": {"mesh": line, "shardings": "fsdp"},
-        "fsdp, regather": {"mesh": line, "shardings": "fsdp", "regather": True},
         "hsdp": {"mesh": groups, "mesh_axes": groups.axis_names, "shardings": "fsdp"},
         "tensor": {"mesh": mesh(("i", "model"), -1, part), "shardings": spec_of_matrix},
     }
+    regathered = {f"{name}, regather": {**ways, "regather": True} for name, ways in sharded.items()}
+    return {"pmap": None, "replicated": {"mesh": line}, **sharded, **regathered}
 
 
 def spec_of_matrix(path: str, leaf: Any) -> P:

@@ -41,7 +41,6 @@ class Options:
     arrays: Arrays = "local"
     captures: Captures = "lift"
     gathers: Gathers = "reduce"
-    other_axes: tuple[tuple[Any, int], ...] = ()  # mesh axes that a body may name, with sizes
 
     def __post_init__(self) -> None:
         for name in ("in_axes", "out_axes"):

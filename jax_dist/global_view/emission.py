@@ -1,26 +1,24 @@
-"""Runs a plan: shared equations on global arrays, the others in `shard_map`.
+"""Evaluation of a plan: equations on global arrays, and regions in `shard_map`.
 
-Shapes: a shared value is `[*s]`, however it lies; one that varies is `[N, *s]`, cut over the mapped
-axis, so that each device has its own `[1, *s]`. The body sees `[*s]` of both.
+Shapes: a uniform value is `[*s]`, however it is sharded; a varying one is `[N, *s]`, sharded over
+the mapped axis, so that each device has its own `[1, *s]`. The body sees `[*s]` of both.
 
-A part of the state may also be gathered where it is read, and again where it is read again. A
-device then does not keep all whole arrays from the forward to the backward pass; more is sent for
-it. With FSDP this is called to reshard after the forward pass. A scan over stacked layers gathers
-one layer in each turn.
+A shard of the state may also be gathered where it is read, and again where it is read again
+(`regather`). A device then does not keep all whole arrays from the forward to the backward pass;
+more is sent for it. A scan over stacked layers gathers one layer in each turn.
 """
 
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import eval_jaxpr
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -30,122 +28,104 @@ from jax_dist._rewrite.bodies import fixed_in, operands_of_bodies
 from jax_dist._rewrite.interpreter import Atom, Handler, Values
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.global_view import loops
-from jax_dist.global_view.islands import BodyPlan, Island, Step
+from jax_dist.global_view.analysis import variables
 from jax_dist.global_view.mesh_axes import MeshAxes, without_constraint
-from jax_dist.global_view.uniformity import Cuts
+from jax_dist.global_view.regions import BodyPlan, GlobalEquation, Region, TurnSum
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Shard:
-    """One of the parts that a value is given in."""
+    """A value of which each device has a shard."""
 
-    dim: int  # along which they are cut
-    spec: P  # how they lie
-    uses: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # numbers of gathers
+    dim: int  # that is sharded over the mapped axis
+    spec: P
+    gathers: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # their numbers
 
 
 _Shards: TypeAlias = Mapping[Var, _Shard]
+_Sums: TypeAlias = Mapping[Var, Callable[[Any], Any]]  # of what each turn of a scan makes
 _Handlers: TypeAlias = dict[int, Handler]  # by the identity of the equation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Emitter:
-    """How plans are run: on which mesh, and how exactly."""
+    """The mesh that plans run on, and how exactly they run."""
 
     mesh: Mesh
     axes: MeshAxes
-    cuts_state: bool  # whether any shared value may be cut
-    reorders: bool  # whether sums may be taken over cut values, in another order
-    anew: bool  # whether the equations name a mesh in their types, so that they are bound again
-    anew_inside: bool  # whether that is another one than islands have
-    ties: bool  # whether gathers are told to wait for the other operands of what reads them
+    shards_state: bool  # whether any uniform value may be sharded
+    reorders: bool  # whether sums may be taken over sharded values, in another order
+    rebinds: bool  # whether the equations name a mesh in their types, so that they are bound again
+    rebinds_inside: bool  # whether that is another one than regions have
 
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
-        """The results of a body: shared `[*s]`, others `[N, *s]`, as `plan.outs` says."""
-        known: dict[Var, Any] = dict(zip(plan.body.invars, [*plan.consts, *args], strict=True))
-        values = _Values(self, plan.cuts, known)
+        """Return the results of a body: uniform `[*s]`, others `[N, *s]`, as `plan.outs` says."""
+        known = dict(zip(plan.body.invars, [*plan.consts, *args], strict=True))
         for stage in plan.stages:
             for step in stage.outside:
-                if step.inner:
-                    outs = self._run_entered(plan, step, values)
-                else:
-                    outs = self._run_outside(step.eqn, values)
-                known.update(zip(step.eqn.outvars, outs, strict=True))
-            if stage.island is not None:
-                made = self._run_island(plan, stage.island, values)
-                known.update(zip(stage.island.makes, made, strict=True))
-        return [values.plain(atom) for atom in plan.body.outvars]
+                operands = _read(step.eqn.invars, known)
+                run = self._run_entered if step.inner else self._run_global
+                known.update(zip(step.eqn.outvars, run(plan, step, operands), strict=True))
+            if stage.region is not None:
+                outs = self._run_region(plan, stage.region, known)
+                known.update(zip(stage.region.makes, outs, strict=True))
+        return _read(plan.body.outvars, known)
 
-    # ---- how values lie
+    # ---- shardings of values
 
-    def laid(self, value: Any, spec: P) -> Any:
+    def constrain(self, value: Any, spec: P) -> Any:
         return lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
 
-    def whole(self, value: Any) -> Any:
-        """A shared value as every device needs it: gathered, if it is cut."""
-        return self.laid(value, P()) if self.cuts_state and jnp.ndim(value) else value
+    def replicate(self, value: Any) -> Any:
+        """Return a uniform value as every device needs it: gathered, if it is sharded."""
+        is_whole = not self.shards_state or not jnp.ndim(value)
+        return value if is_whole else self.constrain(value, P())
 
-    def for_each_device(self, value: Any) -> Any:
-        """`[*s] -> [N, *s]`: each device its own copy."""
-        value = self.for_islands(value)
+    def gather(self, value: Any, spec: P | None = None) -> Any:
+        """Return a uniform value for a region, gathered along the mapped axis."""
+        if not self.axes.model:
+            return self.replicate(value)
+        return value if spec is None else self.constrain(value, self.axes.gathered(spec))
+
+    def stack(self, value: Any) -> Any:
+        """`[*s] -> [N, *s]`: give each device its own copy."""
+        value = self.gather(value)
         stacked = jnp.broadcast_to(value, (math.prod(self.axes.sizes.values()), *jnp.shape(value)))
-        return self.laid(stacked, self.axes.varying(stacked.ndim))
+        return self.constrain(stacked, self.axes.varying(stacked.ndim))
 
-    def for_islands(self, value: Any, spec: P | None = None) -> Any:
-        """A shared value, gathered along the mapped axis; `spec` says how it lies."""
-        if not self.axes.free:
-            return self.whole(value)
-        return value if spec is None else self.laid(value, self.axes.gathered(spec))
+    # ---- on global arrays
 
-    # ---- outside
-
-    def _run_entered(self, plan: BodyPlan, step: Step, values: "_Values") -> Values:
-        eqn, whole = step.eqn, self._read_whole(step)
-        operands = [
-            (values.for_islands if place in whole and isinstance(atom, Var) else values.plain)(atom)
-            for place, atom in enumerate(eqn.invars)
-        ]
+    def _run_entered(self, plan: BodyPlan, step: GlobalEquation, operands: Values) -> Values:
+        eqn = step.eqn
+        # What no turn of a loop wants sharded is gathered once, before it.
+        fixed = {*fixed_in(eqn)} if record_of(eqn).kind == "loop" else set()
+        for inner, places in zip(step.inner, operands_of_bodies(eqn), strict=True):
+            pairs = zip(inner.inputs, places, strict=True)
+            fixed -= {place for var, place in pairs if inner.specs.get(var) is not None}
+        for place in fixed:
+            atom = eqn.invars[place]
+            if isinstance(atom, Var) and plan.is_uniform(atom):
+                operands[place] = self.gather(operands[place], plan.specs.get(atom))
         with interpreter.located(eqn, anew=True):
             return loops.run(self, plan, step, operands)
 
-    def _read_whole(self, step: Step) -> set[int]:
-        """The operands that the bodies of a loop read whole, and that do not change in its turns.
-
-        They are gathered before the loop, if they are cut, and not in each turn.
-        """
-        if record_of(step.eqn).kind != "loop":
-            return set()
-        found, fixed = set(), fixed_in(step.eqn)
-        for inner, places in zip(step.inner, operands_of_bodies(step.eqn), strict=True):
-            read: set[Atom] = set()
-            for stage in inner.stages:
-                read.update(stage.island.reads if stage.island is not None else ())
-                for each in stage.outside:
-                    needed = self._read_whole(each) if each.inner else ()
-                    if not each.inner and self.cuts_state and self._needs_whole(each.eqn):
-                        needed = range(len(each.eqn.invars))
-                    operands = (each.eqn.invars[n] for n in needed)
-                    read.update(atom for atom in operands if isinstance(atom, Var))
-            inputs = zip(inner.body.invars[len(inner.consts) :], places, strict=True)
-            found |= {place for var, place in inputs if place in fixed and var in read}
-        return found
-
-    def _run_outside(self, eqn: JaxprEqn, values: "_Values") -> Values:
-        is_whole = self.cuts_state and self._needs_whole(eqn)
-        operands = list(dict.fromkeys(a for a in eqn.invars if isinstance(a, Var)))
-        given = [(values.whole if is_whole else values.plain)(var) for var in operands]
-        stretch = _stretch([eqn], operands, eqn.outvars)
-        if self.anew:
-            outs = rebind.evaluate(stretch, given, without_constraint)
+    def _run_global(self, plan: BodyPlan, step: GlobalEquation, operands: Values) -> Values:
+        del plan
+        is_whole = self.shards_state and self._needs_whole(step.eqn)
+        if is_whole:
+            operands = [self.replicate(value) for value in operands]
+        if self.rebinds:
+            with interpreter.located(step.eqn, anew=True):
+                outs = rebind.bind_again(step.eqn, operands, without_constraint)
         else:
-            outs = eval_jaxpr(stretch, (), *given)
-        # Or a body in it would be cut, as its reader wants the result.
-        return [self.whole(out) for out in outs] if is_whole else outs
+            outs = interpreter.replay(step.eqn, operands)
+        # Or a body in it would be sharded, as its reader wants the result.
+        return [self.replicate(out) for out in outs] if is_whole else outs
 
     def _needs_whole(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation would give other bits on cut operands."""
+        """Return whether an equation would give other bits on sharded operands."""
         record = record_of(eqn)
-        # A maximum of cut values loses a NaN in one of the parts, in XLA on CPU.
+        # A maximum of shards loses a NaN in one of them, in XLA on CPU.
         if record.elementwise or record.moves:
             return False
         if self.reorders and record.sums and not record.ordered:
@@ -159,91 +139,124 @@ class Emitter:
             return any(map(self._needs_whole, inside))
         return True
 
-    # ---- islands
+    # ---- in regions
 
-    def _run_island(self, plan: BodyPlan, island: Island, values: "_Values") -> Values:
-        is_shared = plan.is_shared
-        parts, body = island.parts, _stretch(island.eqns, island.reads, island.makes)
-        scattered = [eqn for eqn in body.eqns if not island.scatters.keys().isdisjoint(eqn.outvars)]
-
-        def total(var: Var, value: Any) -> Any:
-            dim = island.scatters.get(var)
-            return self.axes.summed(value, dim, () if dim is None else plan.cuts[var])
-
-        def summed(eqn: JaxprEqn, operands: Values) -> Values:
-            return [total(*pair) for pair in zip(eqn.outvars, operands, strict=True)]
+    def _run_region(self, plan: BodyPlan, region: Region, known: Mapping[Var, Any]) -> Values:
+        is_uniform, specs = plan.is_uniform, plan.specs
+        body = _jaxpr_of(region.eqns, region.reads, region.makes)
 
         def on_device(*blocks: Any) -> Values:
-            slices = [
-                block if is_shared(var) else lax.squeeze(block, [0])
-                for var, block in zip(island.reads, blocks, strict=True)
+            args = [
+                block if is_uniform(var) else lax.squeeze(block, [0])
+                for var, block in zip(region.reads, blocks, strict=True)
             ]
-            shards = {var: _Shard(dim, plan.cuts[var]) for var, dim in parts.items()}
-            handlers = self._gathering(body, shards)
-            handlers.update((id(eqn), summed) for eqn in scattered)
-            outs = self._run_inside(body, slices, handlers)
+            shards = {var: _Shard(dim, specs[var]) for var, dim in region.shards.items()}
+            sums, handlers = self._sums(plan, region)
+            outs = self._run_inside(body, args, {**self._gathering(body, shards, sums), **handlers})
             return [
-                out if is_shared(var) else lax.expand_dims(out, [0])
-                for var, out in zip(island.makes, outs, strict=True)
+                out if is_uniform(var) else lax.expand_dims(out, [0])
+                for var, out in zip(region.makes, outs, strict=True)
             ]
 
-        def spec(var: Var, dim: int | None) -> P:
-            if not is_shared(var):
+        def spec_of(var: Var, dim: int | None) -> P:
+            if not is_uniform(var):
                 return P(self.axes.part)
-            return P() if dim is None else P(*[None] * dim, plan.cuts[var][dim])
+            return P() if dim is None else P(*[None] * dim, specs[var][dim])
 
         mapped = jax.shard_map(
             on_device,
             mesh=self.mesh,
-            in_specs=tuple(spec(var, parts.get(var)) for var in island.reads),
-            out_specs=[spec(var, island.scatters.get(var)) for var in island.makes],
-            # As in pmap: with types, a gradient by what is shared would be summed twice.
+            in_specs=tuple(spec_of(var, region.shards.get(var)) for var in region.reads),
+            out_specs=[spec_of(var, region.scatters.get(var)) for var in region.makes],
+            # As in pmap: with types, a gradient by a uniform value would be summed twice.
             check_vma=False,
-            axis_names=set(self.axes.sizes) if self.axes.free else set(self.mesh.axis_names),
+            axis_names=set(self.axes.sizes) if self.axes.model else set(self.mesh.axis_names),
         )
-        is_whole = lambda var: is_shared(var) and var not in parts
-        given = [(values.for_islands if is_whole(v) else values.plain)(v) for v in island.reads]
-        return mapped(*given)
+        is_gathered = lambda var: is_uniform(var) and var not in region.shards
+        return mapped(
+            *[
+                self.gather(known[var], specs.get(var)) if is_gathered(var) else known[var]
+                for var in region.reads
+            ]
+        )
+
+    def _sums(self, plan: BodyPlan, region: Region) -> tuple[_Sums, _Handlers]:
+        """Return the sums in turns of scans, and handlers for the others that are scattered."""
+        in_turns = {turn_sum.total for turn_sum in region.turn_sums.values()}
+
+        def total(var: Var, value: Any, first: int = 0) -> Any:
+            """Sum over devices; a turn of a scan has the dimensions from `first` on."""
+            if (dim := region.scatters.get(var)) is None:
+                return self.axes.sum(value)
+            return self.axes.sum(value, dim - first, P(*plan.specs[var][first:]))
+
+        def turn_total(turn_sum: TurnSum, value: Any) -> Any:
+            for eqn in turn_sum.between:
+                single = _jaxpr_of([eqn], variables(eqn.invars), eqn.outvars)
+                (value,) = self._run_inside(single, [value], {})
+            return total(turn_sum.total, value, 1)
+
+        def run_psum(eqn: JaxprEqn, operands: Values) -> Values:
+            pairs = zip(eqn.outvars, operands, strict=True)
+            return [value if var in in_turns else total(var, value) for var, value in pairs]
+
+        handlers: _Handlers = {
+            id(eqn): run_psum
+            for eqn in region.eqns
+            if not region.scatters.keys().isdisjoint(eqn.outvars)
+        }
+        for turn_sum in region.turn_sums.values():
+            handlers.update((id(eqn), _forward) for eqn in turn_sum.between)
+        sums = {
+            result: functools.partial(turn_total, turn_sum)
+            for result, turn_sum in region.turn_sums.items()
+        }
+        return sums, handlers
 
     def _run_inside(self, jaxpr: Any, values: Sequence[Any], handlers: _Handlers) -> Values:
-        """A body, with some equations handled otherwise."""
-        if self.anew_inside:
-            of_eqn = lambda eqn: handlers.get(id(eqn)) or self._inside(eqn)
-            return rebind.evaluate(jaxpr, values, of_eqn)
+        """Run a body with some equations handled otherwise."""
+        if self.rebinds_inside:
+            handler_of = lambda eqn: handlers.get(id(eqn)) or self._handler_of(eqn)
+            return rebind.evaluate(jaxpr, values, handler_of)
         eqns = enumerate(interpreter.open_jaxpr(jaxpr).eqns)
         at = {place: handlers[id(eqn)] for place, eqn in eqns if id(eqn) in handlers}
         return interpreter.run(jaxpr, values, at, anew=True)
 
-    def _inside(self, eqn: JaxprEqn) -> Handler | None:
-        if record_of(eqn).tied and not self.anew:
+    def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
+        if record_of(eqn).tied and not self.rebinds:
             return interpreter.replay
         return self.axes.handler_of(eqn)
 
-    # ---- what islands gather
+    # ---- gathers in regions
 
-    def _gathering(self, body: Jaxpr, parts: _Shards) -> _Handlers:
-        """Return handlers for what reads parts."""
+    def _gathering(self, body: Jaxpr, shards: _Shards, sums: _Sums) -> _Handlers:
+        """Return handlers for what reads shards, and for scans that sum in their turns."""
         handlers: _Handlers = {}
         for eqn in body.eqns:
             read = {
-                n: parts[a] for n, a in enumerate(eqn.invars) if isinstance(a, Var) and a in parts
+                n: shards[atom]
+                for n, atom in enumerate(eqn.invars)
+                if isinstance(atom, Var) and atom in shards
             }
-            if read:
-                handlers[id(eqn)] = functools.partial(self._run_gathering, read)
+            if read or not sums.keys().isdisjoint(eqn.outvars):
+                handlers[id(eqn)] = functools.partial(self._run_gathering, read, sums)
         return handlers
 
-    def _run_gathering(self, read: Mapping[int, _Shard], eqn: JaxprEqn, values: Values) -> Values:
-        """Run an equation that reads parts at these places."""
-        inside = _parts_inside(eqn, read)
-        whole = self._with_whole(eqn, values, read, [n for n in read if n not in inside])
-        if not inside:
-            if self.anew_inside:
-                return rebind.bind_again(eqn, whole, self._inside)
+    def _run_gathering(
+        self, read: Mapping[int, _Shard], sums: _Sums, eqn: JaxprEqn, values: Values
+    ) -> Values:
+        """Run an equation that reads shards in these places, or a scan that sums in its turns."""
+        inside = _shards_inside(eqn, read)
+        gathered = {n: shard for n, shard in read.items() if n not in inside}
+        whole = self._gather_operands(eqn, values, gathered, read) if gathered else values
+        if not inside and sums.keys().isdisjoint(eqn.outvars):
+            if self.rebinds_inside:
+                return rebind.bind_again(eqn, whole, self._handler_of)
             return interpreter.replay(eqn, whole)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
-        parts = {body.invars[place]: part for place, part in inside.items()}
-        run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, parts))
+        shards = {body.invars[place]: shard for place, shard in inside.items()}
+        run = lambda args: self._run_inside(jaxpr, args, self._gathering(body, shards, {}))
         if _compat.name_of(eqn) != "scan":
             # Evaluated in its place, a checkpoint keeps what it is for: a computation of its own.
             is_checkpoint = record_of(eqn).call == "checkpoint"
@@ -253,80 +266,70 @@ class Emitter:
 
         def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
             outs = run([*whole[:first], *carry, *xs])
+            named = zip(eqn.outvars, outs, strict=True)
+            outs = [sums[var](out) if var in sums else out for var, out in named]
             return outs[:carried], outs[carried:]
 
-        return loops.scanned(turn, eqn, whole[first : first + carried], whole[first + carried :])
+        return loops.scan_as(turn, eqn, whole[first : first + carried], whole[first + carried :])
 
-    def _with_whole(
-        self, eqn: JaxprEqn, values: Values, read: Mapping[int, _Shard], places: Sequence[int]
+    def _gather_operands(
+        self,
+        eqn: JaxprEqn,
+        values: Values,
+        gathered: Mapping[int, _Shard],
+        read: Mapping[int, _Shard],
     ) -> Values:
-        """The operands, those in these places gathered, if need be not before others are there."""
+        """Gather operands not before the others of the equation are there."""
         values = list(values)
-        is_other = lambda n: self.ties and isinstance(eqn.invars[n], Var) and n not in read
-        tied = [*places, *filter(is_other, range(len(values)))] if places else []
+        # XLA for TPU gathers late by itself, and does not fuse what is tied by a barrier.
+        ties = self.axes.platform != "tpu"
+        others = [n for n, a in enumerate(eqn.invars) if isinstance(a, Var) and n not in read]
+        tied = [*gathered, *(others if ties else ())]
         barred = lax.optimization_barrier(tuple(values[n] for n in tied))
         for n, value in zip(tied, barred, strict=True):
-            if n in read:
+            if (shard := gathered.get(n)) is not None:
                 # XLA on CPU drops barriers before it looks for equal instructions for the last
                 # time, so two gathers of one value differ: each has one more dimension of length 1.
-                more = tuple(range(next(read[n].uses)))
-                spec, dim = P(*[None for _ in more], *read[n].spec), read[n].dim + len(more)
+                more = tuple(range(next(shard.gathers)))
+                spec, dim = P(*[None for _ in more], *shard.spec), shard.dim + len(more)
                 value = self.axes.gather(jnp.expand_dims(value, more), dim, spec)
                 value = jnp.squeeze(value, more)
             values[n] = value
         return values
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Values:
-    """What is known while a body runs; what is gathered once is kept."""
-
-    emitter: Emitter
-    cuts: Cuts
-    known: dict[Var, Any]
-    gathered: dict[Var, Any] = dataclasses.field(default_factory=dict)
-    for_all: dict[Var, Any] = dataclasses.field(default_factory=dict)
-
-    def plain(self, atom: Atom) -> Any:
-        if isinstance(atom, Literal):
-            (value,) = rebind.untied_literals([atom], [atom.val])
-            return value
-        return self.known[atom]
-
-    def for_islands(self, var: Atom) -> Any:
-        if var not in self.for_all:
-            self.for_all[var] = self.emitter.for_islands(self.known[var], self.cuts.get(var))
-        return self.for_all[var]
-
-    def whole(self, var: Atom) -> Any:
-        if var not in self.gathered:
-            self.gathered[var] = self.emitter.whole(self.known[var])
-        return self.gathered[var]
+def _read(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
+    return rebind.untied_literals(atoms, interpreter.read_all(atoms, known))
 
 
-def _stretch(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:
+def _forward(eqn: JaxprEqn, values: Values) -> Values:
+    """Return the operand of an equation that is evaluated in a scan."""
+    return [value for value, atom in zip(values, eqn.invars, strict=True) if isinstance(atom, Var)]
+
+
+def _jaxpr_of(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Var]) -> Jaxpr:
     effects = frozenset().union(*[eqn.effects for eqn in eqns])
     return Jaxpr((), list(reads), list(makes), eqns, effects, interpreter.unnamed())
 
 
-def _parts_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard]:
-    """The operands that the body of an equation takes in parts.
+def _shards_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard]:
+    """Return the operands that the body of an equation takes as shards.
 
-    Those of a call; and of a scan what it walks over, unless along the dimension that is cut. What
-    all its turns read is gathered once, before it.
+    Those of a call; and of a scan what it goes over, unless along the dimension that is sharded.
+    What all its turns read is gathered once, before it.
     """
     if record_of(eqn).call in ("inline", "checkpoint"):
-        found = dict(read)
+        shards = dict(read)
     elif _compat.name_of(eqn) == "scan":
         layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
         first = len(layout.constants) + len(layout.carries_in)
-        found = {
-            n: _Shard(part.dim - 1, P(*part.spec[1:]))
-            for n, part in read.items()
-            if n >= first and part.dim
+        shards = {
+            n: _Shard(shard.dim - 1, P(*shard.spec[1:]))
+            for n, shard in read.items()
+            if n >= first and shard.dim
         }
     else:
         return {}
     body = interpreter.open_jaxpr(interpreter.bodies(eqn)[0])
     results = {atom for atom in body.outvars if isinstance(atom, Var)}
-    return {place: part for place, part in found.items() if body.invars[place] not in results}
+    return {place: shard for place, shard in shards.items() if body.invars[place] not in results}

@@ -1,10 +1,11 @@
-"""The mapped axis on a mesh: which of its axes it is, and what XLA may cut over the others.
+"""The mapped axis on a mesh: which mesh axes it is, and what XLA may shard over the model axes.
 
 In the step the mapped axis has one name. On the mesh it may be several axes, and a collective of
-the step goes over all of them. Where the islands are manual over these axes only, XLA cuts what is
-computed in them over the further ones, as the state lies. What it cannot cut runs in a `shard_map`
-of its own, whole on each device along the further axes. So does a loop or a branch in which devices
-may go other ways: what XLA sends in its body waits for all devices, also for those that left it.
+the step goes over all of them. Where regions are manual over these axes only, XLA shards what is
+computed in them over the others, the model axes, as the state is. What it cannot shard runs in a
+`shard_map` of its own, whole on each device along the model axes. So does a loop or a branch in
+which devices may take different paths: what XLA sends in its body waits for all devices, also for
+those that left it.
 """
 
 import dataclasses
@@ -28,95 +29,97 @@ from jax_dist.uniformity import cut_along
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeshAxes:
-    """Where the mapped axis lies."""
+    """The mapped axis and the model axes of a mesh."""
 
-    name: Any  # in the step
+    name: Any  # of the mapped axis in the step
     sizes: Mapping[Any, int]  # of the mesh axes that it is, outermost first
-    free: frozenset[Any] = frozenset()  # the further axes, if XLA may cut over them in islands
-    # XLA for CPU then aborts at a sum of bfloat16, unless it is one of float32.
-    widens: bool = False
-    is_tpu: bool = False
+    model: frozenset[Any] = frozenset()  # the model axes, if XLA may shard over them in regions
+    platform: str = ""
 
     @property
     def part(self) -> Any:
-        """Of a spec: what cuts a dimension over all devices of the mapped axis."""
+        """The part of a spec that shards a dimension over all devices of the mapped axis."""
         return tuple(self.sizes) if len(self.sizes) > 1 else next(iter(self.sizes))
 
     def varying(self, rank: int) -> P:
-        """How a value of each device lies, `[N, *s]`."""
-        return P(self.part, *[P.UNCONSTRAINED if self.free else None] * (rank - 1))
+        """Return the spec of a varying value, `[N, *s]`."""
+        return P(self.part, *[P.UNCONSTRAINED if self.model else None] * (rank - 1))
 
     def gathered(self, spec: Any) -> P:
-        """As a spec, but whole along the mapped axis."""
-        own = [tuple(n for n in names_of(part) if n not in self.sizes) for part in spec]
-        return P(*[part or None for part in own])
+        """Return a spec without the mapped axis."""
+        parts = [tuple(n for n in names_of(part) if n not in self.sizes) for part in spec]
+        return P(*[part or None for part in parts])
 
-    def summed(self, value: Any, dim: int | None = None, spec: Any = ()) -> Any:
-        """The sum over all devices; of a dimension, each keeps the piece that the spec says."""
-        wide, over = self._widened(value), tuple(self.sizes)
+    def sum(self, value: Any, dim: int | None = None, spec: Any = ()) -> Any:
+        """Sum over all devices; of dimension `dim`, each keeps the shard that the spec says."""
+        wide, over = self._widen(value), tuple(self.sizes)
         if dim is not None:
             names = names_of(spec[dim])
-            wide = self._in_place(functools.partial(self._scattered, names, dim), wide, spec)
+            wide = self._send(functools.partial(self._scatter, names, dim), wide, spec)
             over = tuple(name for name in over if name not in names)
         out = (lax.psum(wide, over) if over else wide).astype(value.dtype)
-        if not self.is_tpu or jnp.ndim(out) < 2:
+        if self.platform != "tpu" or jnp.ndim(out) < 2:
             return out
-        # By rows, as the state lies. XLA for TPU would rather copy all of the state, and early.
+        # By rows, as the state is. XLA for TPU would rather copy all of the state, and early.
         return _compat.laid_by_rows(out)
 
-    def _scattered(self, names: Any, dim: int, value: Any) -> Any:
-        """Done as XLA for TPU does it, whose own constants for it take more memory."""
-        if not self.is_tpu:
+    def _scatter(self, names: Any, dim: int, value: Any) -> Any:
+        """Scatter as XLA for TPU does it, whose own constants for it take more memory."""
+        if self.platform != "tpu":
             return lax.psum_scatter(value, names, scatter_dimension=dim, tiled=True)
         size = value.shape[dim] // lax.axis_size(names)
         start = lax.axis_index(names).astype(jnp.uint32) * size  # never compared with zero
         return lax.dynamic_slice_in_dim(lax.psum(value, names), start, size, dim)
 
     def gather(self, value: Any, dim: int, spec: P) -> Any:
-        """The whole along a dimension, of which each device has its own piece."""
-        gather = lambda own: lax.all_gather(own, names_of(spec[dim]), axis=dim, tiled=True)
-        return self._in_place(gather, value, spec)
+        """Return the whole of a dimension, of which each device has a shard."""
+        gather = lambda shard: lax.all_gather(shard, names_of(spec[dim]), axis=dim, tiled=True)
+        return self._send(gather, value, spec)
 
-    def _in_place(self, send: Callable[[Any], Any], value: Any, spec: Any) -> Any:
-        """What is sent along the mapped axis, by each device of what it has along further ones.
+    def _send(self, send: Callable[[Any], Any], value: Any, spec: Any) -> Any:
+        """Send along the mapped axis what each device has along the model axes.
 
-        XLA would take it whole along these.
+        XLA would gather it along these.
         """
-        if self.free:
-            at, free = self.gathered(spec), set(self.free)
-            send = jax.shard_map(send, in_specs=at, out_specs=at, axis_names=free, check_vma=False)
+        if self.model:
+            at, axes = self.gathered(spec), set(self.model)
+            send = jax.shard_map(send, in_specs=at, out_specs=at, axis_names=axes, check_vma=False)
         return send(value)
 
-    def _widened(self, value: Any) -> Any:
-        return value.astype(jnp.float32) if self.widens and value.dtype == jnp.bfloat16 else value
+    def _widen(self, value: Any) -> Any:
+        # XLA for CPU aborts at a sum of bfloat16 where model axes are not manual.
+        widens = self.model and self.platform == "cpu" and value.dtype == jnp.bfloat16
+        return value.astype(jnp.float32) if widens else value
 
-    # ---- equations in islands
+    # ---- equations in regions
 
     def changes(self, eqn: JaxprEqn) -> bool:
-        """Whether an equation is another one in islands on this mesh."""
+        """Return whether an equation is another one in regions on this mesh."""
         # The mesh that it was traced with stands in its context.
-        is_index = bool(self.free) and _compat.name_of(eqn) == "axis_index"
+        is_index = bool(self.model) and _compat.name_of(eqn) == "axis_index"
         return is_index or self._handler_of(eqn) is not None
 
     def handler_of(self, eqn: JaxprEqn) -> Handler | None:
-        """What to do with an equation instead of binding it as it is."""
+        """Return what to do with an equation instead of binding it as it is."""
         return self._handler_of(eqn) or without_constraint(eqn)
 
     def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
-        # One that names no axis says that a value is whole along the further ones.
-        is_constraint = _compat.name_of(eqn) == "sharding_constraint"
-        if self.free and is_constraint and hasattr(eqn.params["sharding"], "spec"):
-            return self._constrained
-        is_own = self.name in interpreter.named_axes(eqn)
-        if is_own and (tuple(self.sizes) != (self.name,) or self.widens):
+        record, name = record_of(eqn), _compat.name_of(eqn)
+        is_renamed = tuple(self.sizes) != (self.name,)
+        if self.name in interpreter.named_axes(eqn) and (is_renamed or self.model):
             return self._collective
-        record = record_of(eqn)
-        decides = record.kind == "branch" or _compat.name_of(eqn) == "while"
-        if self.free and (record.unsplit or decides):
-            return self._whole
-        return None
+        if not self.model:
+            return None
+        if name == "sharding_constraint" and hasattr(eqn.params["sharding"], "spec"):
+            return self._constraint
+        return (
+            self._replicate
+            if record.unsplit or record.kind == "branch" or name == "while"
+            else None
+        )
 
-    def _constrained(self, eqn: JaxprEqn, values: Values) -> Values:
+    def _constraint(self, eqn: JaxprEqn, values: Values) -> Values:
+        # One that names no axis says that a value is whole along the model axes.
         spec, free = eqn.params["sharding"].spec, eqn.params["unconstrained_dims"]
         named = [*spec, *[None] * (jnp.ndim(values[0]) - len(spec))]
         parts = [P.UNCONSTRAINED if dim in free else part for dim, part in enumerate(named)]
@@ -128,32 +131,33 @@ class MeshAxes:
             return [lax.axis_index(tuple(self.sizes))]
         record = record_of(eqn)
         named = names_of(eqn.params[record.axes])
-        own = [each for name in named for each in (self.sizes if name == self.name else (name,))]
-        eqn = eqn.replace(params={**eqn.params, record.axes: tuple(own)})
+        names = [each for name in named for each in (self.sizes if name == self.name else (name,))]
+        eqn = interpreter.with_params(eqn, {record.axes: tuple(names)})
         if record.over not in ("sum", "max", "min", "scatter"):
             return rebind.bind_again(eqn, values)
-        outs = rebind.bind_again(eqn, [self._widened(value) for value in values])
+        outs = rebind.bind_again(eqn, [self._widen(value) for value in values])
         return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]
 
-    def _whole(self, eqn: JaxprEqn, values: Values) -> Values:
-        inside = dataclasses.replace(self, free=frozenset())
+    def _replicate(self, eqn: JaxprEqn, values: Values) -> Values:
+        """Run an equation whole on each device along the model axes."""
+        inside = dataclasses.replace(self, model=frozenset())
 
         def bind(*whole: Any) -> Values:
             if record_of(eqn).tied:
                 return interpreter.replay(eqn, whole)
             return rebind.bind_again(eqn, list(whole), inside.handler_of)
 
-        specs, free = {"in_specs": P(), "out_specs": [P() for _ in eqn.outvars]}, set(self.free)
-        return jax.shard_map(bind, **specs, axis_names=free, check_vma=False)(*values)
+        specs, axes = {"in_specs": P(), "out_specs": [P() for _ in eqn.outvars]}, set(self.model)
+        return jax.shard_map(bind, **specs, axis_names=axes, check_vma=False)(*values)
 
 
 def without_constraint(eqn: JaxprEqn) -> Handler | None:
-    """Leaves out a constraint, which holds for the mesh that it was traced with."""
+    """Leave out a constraint, which holds for the mesh that it was traced with."""
     return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
 
 
-def names_of_constraint(eqn: JaxprEqn) -> frozenset[Any]:
-    """The mesh axes that a constraint of the user cuts over; none of another equation."""
-    is_one = _compat.name_of(eqn) == "sharding_constraint"
-    spec = getattr(eqn.params["sharding"], "spec", P()) if is_one else P()
+def axes_of_constraint(eqn: JaxprEqn) -> frozenset[Any]:
+    """Return the mesh axes that a constraint of the user shards over; none of another equation."""
+    is_constraint = _compat.name_of(eqn) == "sharding_constraint"
+    spec = getattr(eqn.params["sharding"], "spec", P()) if is_constraint else P()
     return cut_along(spec) - {P.UNCONSTRAINED}

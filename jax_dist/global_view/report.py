@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist._rewrite.interpreter import names_of
 from jax_dist._rewrite.report import as_text
 from jax_dist._usage import counted
-from jax_dist.global_view.uniformity import VaryingOrigin
+from jax_dist.global_view.analysis import VaryingOrigin
 from jax_dist.uniformity import cut_along
 
 _WIDTH = 120
@@ -20,33 +20,36 @@ _WIDTH = 120
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
-    """What was found of one leaf of the state."""
+    """Facts about one leaf of the state."""
 
     argument: int  # its position
     path: str  # "state.params['w']"
-    type: jax.ShapeDtypeStruct  # of one device, `[*s]`
-    shared: bool
+    type: jax.ShapeDtypeStruct  # on one device, `[*s]`
     sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
-    wanted: P  # how it is to lie if it is shared
+    wanted: P  # how it is sharded if all devices have the same one
     size: int  # N
     origin: VaryingOrigin | None  # where it began to vary
-    inputs: tuple[str, ...]  # the paths of the arguments that vary and reach it
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all devices have the same one."""
+        return self.origin is None
 
     @property
     def whole(self) -> jax.ShapeDtypeStruct:
-        """Its type as it is kept."""
-        shape = self.type.shape if self.shared else (self.size, *self.type.shape)
+        """The type of the global array."""
+        shape = self.type.shape if self.uniform else (self.size, *self.type.shape)
         return jax.ShapeDtypeStruct(shape, self.type.dtype, sharding=self.sharding)
 
     @property
-    def is_cut(self) -> bool:
+    def is_sharded(self) -> bool:
         return bool(cut_along(self.sharding.spec))
 
     @property
-    def is_kept_from_cut(self) -> bool:
-        """Whether it was to be cut over the mapped axis, along which each device has its own."""
-        own = names_of(self.sharding.spec[0]) if not self.shared else ()
-        return not cut_along(self.wanted).isdisjoint(own)
+    def is_kept_from_sharding(self) -> bool:
+        """Whether it was to be sharded over the mapped axis, along which it varies."""
+        mapped = names_of(self.sharding.spec[0]) if not self.uniform else ()
+        return not cut_along(self.wanted).isdisjoint(mapped)
 
     @property
     def bytes_per_device(self) -> int:
@@ -55,28 +58,28 @@ class Leaf:
 
     @property
     def bytes_under_pmap(self) -> int:
-        """The whole of it."""
+        """The bytes of the whole leaf."""
         return self.type.size * self.type.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GlobalViewReport:
-    """What was found of each leaf of the state, and how the step runs."""
+    """Facts about the leaves of the state, and how the step runs."""
 
     function: str
     devices: int
     leaves: tuple[Leaf, ...]
-    islands: int  # shard_maps in the program
-    scattered: int  # sums over devices of which each device gets the part that it keeps
+    shard_maps: int  # in the program
+    scattered: int  # sums over devices of which each device gets the shard that it keeps
 
     @property
     def bytes_per_device(self) -> int:
-        """What one device holds of the state between two calls."""
+        """The bytes of the state that one device holds between two calls."""
         return sum(leaf.bytes_per_device for leaf in self.leaves)
 
     @property
     def bytes_under_pmap(self) -> int:
-        """What one device holds of it under pmap: the whole of each leaf."""
+        """The bytes that it holds under pmap: the whole of each leaf."""
         return sum(leaf.bytes_under_pmap for leaf in self.leaves)
 
     def __repr__(self) -> str:  # at a prompt, the table
@@ -91,12 +94,12 @@ class GlobalViewReport:
             table.add_row(
                 rich.text.Text(leaf.path),
                 rich.text.Text(f"{leaf.type.dtype}{list(leaf.type.shape)}"),
-                "shared" if leaf.origin is None else f"varies from {leaf.origin}",
+                "uniform" if leaf.uniform else f"varies from {leaf.origin}",
                 str(leaf.sharding.spec).replace("PartitionSpec", "P"),
                 f"{leaf.bytes_per_device:,}",
             )
         head = (
-            f"{self.function} on {self.devices} devices: {counted(self.islands, 'shard_map')}, "
+            f"{self.function} on {self.devices} devices: {counted(self.shard_maps, 'shard_map')}, "
             f"{counted(self.scattered, 'sum')} scattered"
         )
         state = f"state: {self.bytes_per_device:,} bytes per device; under pmap "

@@ -1,58 +1,58 @@
-"""Traces a step, finds which leaves of its state are shared, and plans it."""
+"""Trace of a step, the leaves of its state that vary, and its program."""
 
-from collections.abc import Sequence, Set
-from typing import Any, cast
+from collections.abc import Iterable, Set
+from typing import TypeAlias, cast
 
 import jax
-from jax.extend.core import Var
-from jax.sharding import NamedSharding
+from jax.extend.core import JaxprEqn
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist._pmap import axes
 from jax_dist._pmap.body import Call
 from jax_dist._rewrite import interpreter, pipeline
 from jax_dist.errors import ArgumentError
-from jax_dist.global_view import state_placement
-from jax_dist.global_view.body import Body
-from jax_dist.global_view.islands import BodyPlan, Choices, plan
-from jax_dist.global_view.mesh_axes import names_of_constraint
-from jax_dist.global_view.programs import Setting, StateLeaves, StepProgram
+from jax_dist.global_view.analysis import AxisAnalysis, VaryingOrigin
+from jax_dist.global_view.mesh_axes import axes_of_constraint
+from jax_dist.global_view.placement import shardings_of
+from jax_dist.global_view.programs import Setting, StepProgram
+from jax_dist.global_view.regions import BodyPlan, PlanOptions, plan
 from jax_dist.global_view.report import Leaf
-from jax_dist.global_view.uniformity import SharedAxis, VaryingOrigin
+from jax_dist.global_view.trace import TracedFunction
 from jax_dist.uniformity import cut_along
 
+StateTypes: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, on one device
 
-def build(
-    setting: Setting, call: Call, state: StateLeaves, varying: Set[int] = frozenset()
-) -> StepProgram:
-    """Traces and settles a step, for a call of types, its state `[N, *s]` as under pmap.
 
-    `state`: by place, the types of its leaves on one device; those of `varying` come in varying.
+def build(setting: Setting, call: Call, state: StateTypes, varying: Set[int]) -> StepProgram:
+    """Trace and plan a step, for a call of types, its state `[N, *s]` as under pmap.
+
+    `state` has the types of its leaves on one device by place; those of `varying` come in varying.
     """
     try:
-        found = Body.of(setting.options, call)
+        traced = TracedFunction.of(setting.options, call, tuple(setting.model_axes.items()))
     except ValueError as error:
-        said, *_ = str(error).split(" You probably")
-        if not any(sign in said for sign in _CONSTRAINT_SIGNS):
+        text, *_ = str(error).split(" You probably")
+        if not any(sign in text for sign in _CONSTRAINT_SIGNS):
             raise
-        raise _bad_constraint(pipeline.line_of(error), said) from error
-    if found.inner:
-        regions = sorted(repr(axis.name) for axis in found.inner)
+        raise _constraint_error(pipeline.line_of(error), text) from error
+    if traced.inner:
+        inner = sorted(repr(axis.name) for axis in traced.inner)
         raise NotImplementedError(
-            f"'{call.fun_name}' calls a mapped function inside, over {', '.join(regions)}. Map "
-            "once, over a mesh of all devices, or keep jax_dist.pmap for this function."
+            f"'{call.fun_name}' calls a mapped function inside, over {', '.join(inner)}. Map once, "
+            "over a mesh of all devices, or keep jax_dist.pmap for this function."
         )
-    for eqn in interpreter.equations(found.jaxpr):
-        if not names_of_constraint(eqn) <= setting.further:
-            raise _bad_constraint(interpreter.source_line(eqn), eqn.params["sharding"])
-    return _TracedStep(setting, call, state, varying, found).program()
+    for eqn in interpreter.equations(traced.jaxpr):
+        if not axes_of_constraint(eqn) <= setting.model_axes.keys():
+            raise _constraint_error(interpreter.source_line(eqn), eqn.params["sharding"])
+    return _StepBuilder(setting, call, state, varying, traced).program()
 
 
 # Of JAX, where a constraint is only a spec, which holds for the mesh that is traced on.
 _CONSTRAINT_SIGNS = ("is not found in mesh", "can only refer to Auto axes of the mesh")
 
 
-def _bad_constraint(line: str, constraint: object) -> NotImplementedError:
+def _constraint_error(line: str, constraint: object) -> NotImplementedError:
     return NotImplementedError(
         f"with_sharding_constraint at {line or 'an unknown line'} ({constraint}) shards over the "
         "mapped axis, or over one that the mesh lacks. Remove it, and say by shardings= how the "
@@ -60,67 +60,74 @@ def _bad_constraint(line: str, constraint: object) -> NotImplementedError:
     )
 
 
-class _TracedStep:
-    """Finds which leaves of the state of a traced step are shared, and plans the step."""
+class _StepBuilder:
+    """A traced step, of which the leaves of the state that vary are known."""
 
     def __init__(
-        self, setting: Setting, call: Call, state: StateLeaves, varying: Set[int], found: Body
+        self,
+        setting: Setting,
+        call: Call,
+        state: StateTypes,
+        varying: Set[int],
+        traced: TracedFunction,
     ):
-        self._setting, self._call, self._state, self._body = setting, call, state, found
-        self._axis = SharedAxis(setting.name, setting.axes.sizes)
-        self._paths = call.paths()
-        self._captures = [capture.name for capture in found.lifted.captures]
-        self._results = self._results_of_state()
+        self._setting, self._call, self._state, self._traced = setting, call, state, traced
+        self._jaxpr = interpreter.open_jaxpr(traced.jaxpr)
+        self._axis = AxisAnalysis(setting.options.axis_name, setting.axes.sizes)
+        self._results = self._pair_state()
         # What is captured is one object for all devices.
-        hidden = [True] * len(self._captures)
-        shared = state.keys() - varying
-        ins = [place in shared or of_leaf is None for place, of_leaf in enumerate(call.axes)]
-        pairs = [(len(hidden) + place, result) for result, place in self._results.items()]
-        self._ins = self._axis.settled(found.jaxpr, [*hidden, *ins], pairs)
+        self._captured = [True for _ in traced.lifted.captures]
+        uniform = state.keys() - varying
+        ins = [place in uniform or axis is None for place, axis in enumerate(call.axes)]
+        first = len(self._captured)
+        pairs = [(first + place, result) for result, place in self._results.items()]
+        self._ins = self._axis.settle_state(traced.jaxpr, [*self._captured, *ins], pairs)
+        self._uniform = self._axis.uniform_values(self._jaxpr, self._ins)
 
     def program(self) -> StepProgram:
-        setting, call, found = self._setting, self._call, self._body
+        setting, call, traced, results = self._setting, self._call, self._traced, self._results
         leaves = self._leaves()
-        wanted: list[P | None] = [None] * len(found.out_axes)
-        for result, place in self._results.items():
-            if leaves[place].shared and leaves[place].is_cut:
+        wanted: list[P | None] = [None] * len(traced.out_axes)
+        for result, place in results.items():
+            if leaves[place].uniform and leaves[place].is_sharded:
                 wanted[result] = leaves[place].sharding.spec
-        meshes = {  # types that name one hold for it alone
-            sharding.mesh
-            for eqn in interpreter.equations(found.jaxpr)
-            for atom in (*eqn.invars, *eqn.outvars)
-            if (sharding := getattr(atom.aval, "sharding", None)) is not None
-            and not sharding.mesh.empty
-        }
-        in_one = not (
-            setting.further or any(leaf.is_cut for leaf in leaves.values() if leaf.shared)
+        meshes = _meshes_named(interpreter.equations(traced.jaxpr))
+        options = PlanOptions(
+            scatters=setting.gradients != "reduce",
+            regathers=setting.regathers,
+            tied=bool(meshes),
+            in_one=not setting.model_axes and not any(wanted),
         )
-        choices = Choices(setting.gradients, setting.regathers, bool(meshes), in_one)
-        planned = plan(self._axis, found.jaxpr, self._ins, wanted, choices)
-        self._check_results(planned)
-        in_axes, lie = [], []  # of each argument leaf
-        for place, (leaf, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
-            if place in leaves:
-                in_axes.append(None if leaves[place].shared else 0)
-                lie.append(leaves[place].sharding)
-            else:
-                in_axes.append(axis)
-                spec = axes.spec_of_axis(axis, len(leaf.shape), setting.axes.part)
-                lie.append(NamedSharding(setting.mesh, spec))
+        body_plan = plan(self._axis, traced.jaxpr, self._ins, wanted, options)
+        self._check_results(body_plan)
+        in_axes, in_shardings = [], []
+        for place, (kind, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
+            leaf = leaves.get(place)
+            spec = axes.spec_of_axis(axis, len(kind.shape), setting.axes.part)
+            in_axes.append(None if leaf and leaf.uniform else axis)
+            in_shardings.append(leaf.sharding if leaf else NamedSharding(setting.mesh, spec))
         return StepProgram(
-            setting, found, planned, leaves, self._results, in_axes, lie, call.structure, meshes
+            setting,
+            traced,
+            body_plan,
+            leaves,
+            results,
+            in_axes,
+            in_shardings,
+            call.structure,
+            meshes,
         )
 
-    def _results_of_state(self) -> dict[int, int]:
-        """Which result leaf is the new value of which argument leaf."""
-        call, avals = self._call, self._body.jaxpr.out_avals
-        numbers = jax.tree.unflatten(self._body.out_tree, range(len(avals)))
+    def _pair_state(self) -> dict[int, int]:
+        """Return which result leaf is the new value of which argument leaf."""
+        call, avals = self._call, self._traced.jaxpr.out_avals
+        numbers = jax.tree.unflatten(self._traced.out_tree, range(len(avals)))
         parts = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
         args, _ = call.rebuild(list(range(len(call.leaves))))
         pairs: dict[int, int] = {}
         for argument in self._setting.state:
-            own = [place for place in self._state if call.owners[place] == argument]
-            kinds = [(self._state[place].shape, self._state[place].dtype) for place in own]
+            places = [place for place in self._state if call.owners[place] == argument]
+            kinds = [(self._state[place].shape, self._state[place].dtype) for place in places]
             structure = jax.tree.structure(args[argument])
             for part in parts:
                 outs = jax.tree.leaves(part)
@@ -129,7 +136,7 @@ class _TracedStep:
                     and jax.tree.structure(part) == structure
                     and [(avals[n].shape, avals[n].dtype) for n in outs] == kinds
                 ):
-                    pairs.update(zip(outs, own, strict=True))
+                    pairs.update(zip(outs, places, strict=True))
                     break
             else:
                 name = axes.argument_name(call.fun, argument)
@@ -141,88 +148,66 @@ class _TracedStep:
         return pairs
 
     def _leaves(self) -> dict[int, Leaf]:
-        setting, call, hidden = self._setting, self._call, len(self._captures)
+        setting, call = self._setting, self._call
         args, kwargs = jax.tree.unflatten(call.structure, call.leaves)
-        short = [  # as in "params/dense/kernel", from the argument on
+        short_paths = [  # as in "params/dense/kernel", from the argument on
             jax.tree_util.keystr(path, simple=True, separator="/")
             for tree in (*args, *(kwargs[name] for name in sorted(kwargs)))
             for path, _ in jax.tree.leaves_with_path(tree)
         ]
-        paths, kinds = [short[place] for place in self._state], list(self._state.values())
-        layouts = state_placement.layouts_of(setting.shardings, setting.by_device, paths, kinds)
-        result_of = {place: result for result, place in self._results.items()}
+        kinds, paths = list(self._state.values()), call.paths()
+        short = [short_paths[place] for place in self._state]
+        shardings = shardings_of(setting.shardings, setting.by_device, short, kinds)
         leaves: dict[int, Leaf] = {}
-        for (place, kind), layout in zip(self._state.items(), layouts, strict=True):
-            path, shared, why, through = self._paths[place], self._ins[hidden + place], None, ()
-            spec = layout.spec
-            if not shared:
-                why = self._origin(hidden + place, result_of[place])
-                through = tuple(each for each in self._paths_of(why) if each != path)
-                is_cut = cut_along(spec) & {*setting.mesh_axes}
-                if callable(setting.shardings) and is_cut:
+        for (place, kind), sharding in zip(self._state.items(), shardings, strict=True):
+            origin, wanted = self._origin(place), sharding.spec
+            is_ruled = callable(setting.shardings)
+            if origin is not None:
+                if is_ruled and not cut_along(wanted).isdisjoint(setting.mesh_axes):
                     raise ArgumentError(
-                        f"{path} cannot be sharded as {spec}, for each device has another one: "
-                        f"{_begins(why, through)}. Average it over devices (jax.lax.pmean) "
-                        f"{_when(why)}, or let shardings give PartitionSpec() for it."
+                        f"{paths[place]} cannot be sharded as {wanted}, for each device has "
+                        f"another one: it begins to vary at {origin}. Average it over devices "
+                        "(jax.lax.pmean), or let shardings give PartitionSpec() for it."
                     )
+                spec = P(setting.axes.part, *(wanted if is_ruled else ()))
+                sharding = NamedSharding(setting.mesh, spec)
             owner = cast(int, call.owners[place])
-            further = spec if callable(setting.shardings) else ()
-            own = spec if shared else P(setting.axes.part, *further)
-            lie = NamedSharding(setting.mesh, own)
-            leaves[place] = Leaf(owner, path, kind, shared, lie, spec, setting.size, why, through)
-        if setting.shardings == "fsdp":
-            self._check_something_cut(leaves)
+            leaves[place] = Leaf(owner, paths[place], kind, sharding, wanted, setting.size, origin)
+        to_shard = [leaf for leaf in leaves.values() if cut_along(leaf.wanted)]
+        if setting.shardings == "fsdp" and to_shard and not any(leaf.uniform for leaf in to_shard):
+            origins = "; ".join(f"{leaf.path} at {leaf.origin}" for leaf in to_shard[:8])
+            raise ArgumentError(
+                f"No leaf of the state of '{call.fun_name}' can be sharded, for all begin to vary "
+                f"between devices: {origins}. Average the gradients over devices (jax.lax.pmean) "
+                "in the step, or use shardings='replicated'."
+            )
         return leaves
 
-    def _origin(self, place: int, result: int) -> VaryingOrigin:
-        """Where one leaf began to vary, if it came in shared, and all others as they have settled.
+    def _origin(self, place: int) -> VaryingOrigin | None:
+        """Return where a leaf of the state began to vary, if it does."""
+        if self._ins[len(self._captured) + place]:
+            return None
+        (result,) = [out for out, into in self._results.items() if into == place]
+        return VaryingOrigin.find(self._jaxpr, self._uniform, self._jaxpr.outvars[result])
 
-        It is at this place among the inputs of the body, and at that among the results.
-        """
-        supposed = [n == place or shared for n, shared in enumerate(self._ins)]
-        if self._axis.shared_out(self._body.jaxpr, supposed)[result]:
-            supposed = self._ins  # it varies by way of the others
-        jaxpr = interpreter.open_jaxpr(self._body.jaxpr)
-        shared = self._axis.shared_in(jaxpr, supposed)
-        return VaryingOrigin.of(jaxpr, shared, jaxpr.outvars[result], jaxpr.invars[place])
-
-    def _paths_of(self, why: VaryingOrigin) -> list[str]:
-        """The names of the inputs that vary and reach a value."""
-        paths = [*self._captures, *self._paths]
-        return [paths[n] for n in why.inputs]
-
-    def _check_something_cut(self, leaves: dict[int, Leaf]) -> None:
-        wanted = [leaf for leaf in leaves.values() if cut_along(leaf.wanted)]
-        if wanted and not any(leaf.shared for leaf in wanted):
-            origins = "; ".join(f"{leaf.path} at {leaf.origin}" for leaf in wanted[:8])
-            raise ArgumentError(
-                f"No leaf of the state of '{self._call.fun_name}' can be sharded, for all begin to "
-                f"vary between devices: {origins}. Average the gradients over devices "
-                "(jax.lax.pmean) in the step, or use shardings='replicated'."
-            )
-
-    def _check_results(self, planned: BodyPlan) -> None:
-        found = self._body
-        for place, (axis, shared) in enumerate(zip(found.out_axes, planned.outs, strict=True)):
-            if axis is not None or shared or place in self._results:
+    def _check_results(self, body_plan: BodyPlan) -> None:
+        """Raise ArgumentError for a result that varies and has out_axes=None."""
+        traced = self._traced
+        for place, (axis, uniform) in enumerate(zip(traced.out_axes, body_plan.outs, strict=True)):
+            if axis is not None or uniform or place in self._results:
                 continue
-            jaxpr = interpreter.open_jaxpr(found.jaxpr)
-            result: Any = jaxpr.outvars[place]
-            facts = self._axis.shared_in(jaxpr, planned.ins)
-            why = VaryingOrigin.of(jaxpr, facts, result, Var(result.aval))
-            tree = jax.tree.unflatten(found.out_tree, range(len(found.out_axes)))
-            named = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
+            origin = VaryingOrigin.find(self._jaxpr, self._uniform, self._jaxpr.outvars[place])
+            tree = jax.tree.unflatten(traced.out_tree, range(len(traced.out_axes)))
+            paths = {n: jax.tree_util.keystr(path) for path, n in jax.tree.leaves_with_path(tree)}
             raise ArgumentError(
-                f"The result{named[place]} of '{self._call.fun_name}' has out_axes=None, but "
-                f"{_begins(why, self._paths_of(why))}. Average it over devices (jax.lax.pmean) "
-                f"{_when(why)}, or give out_axes=0 for it."
+                f"The result{paths[place]} of '{self._call.fun_name}' has out_axes=None, but it "
+                f"begins to vary at {origin}. Average it over devices (jax.lax.pmean), or give "
+                "out_axes=0 for it."
             )
 
 
-def _when(why: VaryingOrigin) -> str:
-    return "after that line" if why.is_unknown else "before that line"
-
-
-def _begins(why: VaryingOrigin, inputs: Sequence[str]) -> str:
-    through = f", through {', '.join(inputs)}" if inputs else ""
-    return f"it begins to vary at {why}{through}"
+def _meshes_named(eqns: Iterable[JaxprEqn]) -> set[AbstractMesh]:
+    """Return the meshes that types name: these hold for one mesh alone."""
+    atoms = [atom for eqn in eqns for atom in (*eqn.invars, *eqn.outvars)]
+    shardings = [getattr(atom.aval, "sharding", None) for atom in atoms]
+    return {each.mesh for each in shardings if each is not None and not each.mesh.empty}

@@ -9,17 +9,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jax_dist._pmap import axes, body, meshes, placement
+from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import AxisPrefix
-from jax_dist._pmap.body import Call
+from jax_dist._pmap.body import Call, any_tracer
+from jax_dist._pmap.options import Options
+from jax_dist._pmap.placement import check_runs
 from jax_dist._rewrite.captures import Captures, Watch, is_lifted_outside
 from jax_dist._rewrite.variable_names import definition
 from jax_dist.errors import ArgumentError, ArgumentTypeError, DeviceCountError
-from jax_dist.global_view import copies, state_placement
+from jax_dist.global_view import placement
+from jax_dist.global_view.placement import Shardings
 from jax_dist.global_view.programs import Setting
 from jax_dist.global_view.report import GlobalViewReport
 from jax_dist.global_view.signatures import Signatures
-from jax_dist.global_view.state_placement import Shardings
 
 Gradients: TypeAlias = Literal["scatter", "reduce"]
 
@@ -40,41 +42,37 @@ def global_view(
     regather: bool = False,
     captures: Captures = "lift",
 ) -> "GlobalView":
-    """Run a step that was given to pmap on global arrays, with a sharded state.
+    """Run a step that was written for pmap on global arrays, with a sharded state.
 
-    The function is not edited. What is the same on all devices runs on global arrays, what varies
-    in `shard_map`; so shardings alone say where the state lies. Which leaves are the same is found
-    in the traced step: one that varies, such as unsynchronised statistics, keeps one value for each
+    The function is not edited. Values that are the same on all devices are computed on global
+    arrays, what varies in `shard_map`; so shardings alone say where the state is. Which leaves vary
+    is found in the traced step: such a leaf, as unsynchronized statistics, keeps one value for each
     device, as under pmap.
 
     Args:
       fun: the step of one device, with its collectives.
       axis_name: the mapped axis.
-      in_axes: as for pmap. Of the state it says nothing: a leaf of it is `[*s]`, or `[N, *s]` where
-        it varies.
-      out_axes: as for pmap; 0 gives `[N, *s]`, None the one value that all devices have. Of the
-        state it says nothing.
+      in_axes: as for pmap; ignored for the state, of which a leaf is `[*s]`, or `[N, *s]` if it
+        varies.
+      out_axes: as for pmap; 0 gives `[N, *s]`, None the one value that all devices have. Ignored
+        for the state.
       state: the position of the argument that is carried from call to call, or several; the
         results of the same structure are its new value. None, if nothing is carried.
-      mesh: by default all devices in a row. Leaves of the state may be cut over its further axes,
-        and what is computed with them is then cut, too (tensor parallelism).
+      mesh: by default all devices in a row. What is computed with leaves that are sharded over
+        other axes than the mapped one, the model axes, is sharded over them, too.
       mesh_axes: the axes of the mesh that the mapped axis is, outermost first; by default the one
-        of its name. Batches are cut over all of them.
-      shardings: "replicated"; "fsdp", which cuts the longest dimension that the devices divide, of
-        leaves from 1024 elements on, over the last of `mesh_axes`, and copies over the others; or a
-        function of the path of a leaf, as in "params/w", and its type, that gives a
-        `PartitionSpec`.
+        of its name. Batches are sharded over all of them.
+      shardings: "replicated"; "fsdp", which shards the longest dimension that the devices divide,
+        of leaves from 1024 elements on, over the last of `mesh_axes`; or a function of the path of
+        a leaf, as in "params/w", and its type, that gives a `PartitionSpec`.
       static_broadcasted_argnums: positions of arguments that are compile-time constants.
-      donate_argnums: positions of arguments whose memory the results may take over; give the state.
-      gradients: "scatter" lets a sum over devices be scattered where its result is kept in parts,
-        and sums over such parts, as in the norm of all gradients, be taken in another order.
-        "reduce" gathers, and takes each sum in pmap's order: along further axes each device then
-        computes the same.
-      regather: whether what lies in parts is gathered each time that it is read, in the forward
-        and again in the backward pass, and in each turn of a scan over layers; else once in a step.
-        It takes less memory, and sends more.
-      captures: what becomes of arrays that `fun` captures, as for pmap: "lift", "warn", "error" or
-        "allow".
+      donate_argnums: positions of arguments whose memory the results may use; give the state.
+      gradients: "scatter" lets a sum over devices be scattered where its result is sharded, and
+        sums over shards, as in the norm of all gradients, be taken in another order. "reduce" takes
+        each sum in pmap's order; devices along model axes then compute the same.
+      regather: gather shards each time that they are read: in the forward and again in the backward
+        pass, and in each turn of a scan over layers. It takes less memory, and sends more.
+      captures: as for pmap, for arrays that `fun` captures: "lift", "warn", "error" or "allow".
 
     Returns:
       An object that is called like the step.
@@ -104,31 +102,27 @@ def global_view(
     if not callable(shardings):
         more = "or a function of a path and a shape that gives a spec"
         _check_choice("shardings", shardings, ("replicated", "fsdp"), more)
-    axes.check_axes("in_axes", in_axes)
-    axes.check_axes("out_axes", out_axes)
-    own = (axis_name,) if mesh_axes is None else tuple(mesh_axes)
-    there = own if mesh is None else mesh.axis_names
-    if not own or len({*own}) < len(own) or not {*own} <= {*there} or (mesh is None and own[1:]):
-        has = "there is no mesh=" if mesh is None else f"mesh.axis_names is {tuple(there)}"
+    mapped = (axis_name,) if mesh_axes is None else tuple(mesh_axes)
+    names = mapped[:1] if mesh is None else mesh.axis_names
+    if not mapped or len({*mapped}) < len(mapped) or not {*mapped} <= {*names}:
+        has = "there is no mesh=" if mesh is None else f"mesh.axis_names is {tuple(names)}"
         raise DeviceCountError(
-            f"The mesh of a global view needs the axes {own!r}, each once, but {has}. Name one so, "
-            f"as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=."
+            f"The mesh of a global view needs the axes {mapped!r}, each once, but {has}. Name one "
+            f"so, as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=."
         )
-    setting = Setting(
+    static = axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums)
+    donated = axes.argument_numbers("donate_argnums", donate_argnums)
+    options = Options(
         fun_name=axes.function_name(fun),
-        name=axis_name,
-        mesh_axes=own,
+        axis_name=axis_name,
         in_axes=in_axes,
         out_axes=out_axes,
-        state=axes.argument_numbers("state", () if state is None else state),
-        static=axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
-        donated=axes.argument_numbers("donate_argnums", donate_argnums),
-        given_mesh=mesh,
-        shardings=shardings,
-        gradients=gradients,
-        regathers=bool(regather),
+        static=static,
+        donated=tuple(number for number in donated if number not in static),
         captures=captures,
     )
+    numbers = axes.argument_numbers("state", () if state is None else state)
+    setting = Setting(options, mapped, numbers, mesh, shardings, gradients, bool(regather))
     return GlobalView(fun, setting)
 
 
@@ -141,7 +135,7 @@ class GlobalView:
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Runs the step.
+        """Run the step.
 
         Args:
           *args: the state as `place` or the last call gave it, or as it is on one device; and the
@@ -149,124 +143,114 @@ class GlobalView:
           **kwargs: mapped over their first dimension, as under pmap.
 
         Returns:
-          The results of the step; the new state as it lies, others by out_axes.
+          The results of the step; the new state as it is kept, others by out_axes.
 
         Raises:
           ArgumentError: the state is sharded otherwise, or is stacked over devices.
         """
-        call = self._bound(args, kwargs)
-        is_traced = body.any_tracer(call.leaves)
+        call = self._bind(args, kwargs)
+        is_traced = any_tracer(call.leaves)
         if not is_traced:
             self._check_runs("a call")
-        ready = self._signatures.ready_for(call)
-        leaves = ready.given(call)
+        program = self._signatures.program_for(call)
         if not (is_traced and is_lifted_outside()):
-            self._watch.warn_of(ready.program.body.lifted.captures, lifted=not is_traced)
+            self._watch.warn_of(program.traced.lifted.captures, lifted=not is_traced)
         with self._context(traced=is_traced):
-            return ready.program.call(leaves)
+            return program.call(program.place(call))
 
     def __repr__(self) -> str:
         where = definition(self._fun)
-        name = f"{self._setting.fun_name}{f' at {where}' if where else ''}"
+        name = f"{self._setting.options.fun_name}{f' at {where}' if where else ''}"
         return f"<jax_dist.global_view of {name}>"
 
-    def place(
-        self, state: Any, *rest: Any, stacked: Any = None, argument: int | None = None
-    ) -> Any:
-        """Puts a state on the devices as the step keeps it.
+    def place(self, state: Any, *rest: Any, stacked: Any = None) -> Any:
+        """Place a state on the devices as the step keeps it.
 
         Args:
           state: arrays `[*s]`, or, with `stacked`, `[N, *s]` as pmap has them. With several state
             arguments, a tuple of them. With several processes, each gives the same, or its slices.
           *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
-            else these are placed as if they were shared, and the first call makes one for each
-            device of them.
+            else the first call makes one for each device of these.
           stacked: whether the state is `[N, *s]`: True, False, or a tree of them as the state, or
-            the start of one; by default only what an earlier call keeps so. All slices must then be
-            equal to the bit, unless the leaf varies; one of whole numbers or keys does if they
-            differ.
-          argument: the position of the one state argument that is given here, of several.
+            the start of one; by default only what an earlier call keeps so. With `rest`, all slices
+            must be equal to the bit, unless the leaf varies; one of whole numbers or keys does if
+            they differ. Without, each leaf does whose slices differ.
 
         Returns:
           The state, on the mesh, in memory of its own.
 
         Raises:
-          ArgumentError: slices differ.
-          ArgumentError: the state is not stacked as it is said to be.
+          ArgumentError: slices differ, or the state is not stacked as it is said to be.
         """
         self._check_runs("place")
-        numbers = self._setting.state if argument is None else (argument,)
-        several = len(numbers) > 1
-        parts = tuple(state) if several else (state,)
-        of_each = several and isinstance(stacked, tuple)
-        said = stacked if of_each else (stacked,) * len(parts)
-        if len(parts) != len(numbers) or not {*numbers} <= {*self._setting.state}:
-            raise self._no_state_argument(len(self._setting.state), len(parts))
-        own = {
-            number: self._signatures.learn(number, part, stacked=said)
-            for number, part, said in zip(numbers, parts, said, strict=True)
-        }
-        self._signatures.known.update({number: given.type for number, given in own.items()})
+        numbers = self._setting.state
+        parts = tuple(state) if len(numbers) > 1 else (state,)
+        if len(parts) != len(numbers):
+            raise self._no_state_argument(len(numbers), len(parts))
+        flags = stacked if len(parts) > 1 and isinstance(stacked, tuple) else [stacked] * len(parts)
+        with self._context(traced=False):
+            states = {
+                number: self._signatures.take_state(number, part, stacked=flag, alone=not rest)
+                for number, part, flag in zip(numbers, parts, flags, strict=True)
+            }
         program = None
         if rest:
             others = iter(rest)
             places = range(len(parts) + len(rest))
-            args = [own[n].type.tree if n in own else next(others) for n in places]
-            program = self._signatures.ready_for(self._bound(tuple(args), {})).program
-        placed = [self._signatures.placed(n, given, program) for n, given in own.items()]
-        return tuple(placed) if several else placed[0]
+            args = [states[n].type.tree if n in states else next(others) for n in places]
+            program = self._signatures.program_for(self._bind(tuple(args), {}))
+        with self._context(traced=False):
+            placed = [self._signatures.place_state(n, each, program) for n, each in states.items()]
+        return tuple(placed) if len(placed) > 1 else placed[0]
 
     def first(self, state: Any) -> Any:
-        """The state of one device: what `flax.jax_utils.unreplicate` gives under pmap.
+        """Return the state of one device, as `flax.jax_utils.unreplicate` does under pmap.
 
         Args:
-          state: the state as `place` or a call gave it, or a part of it.
+          state: the state as `place` or a call gave it, or one of several state arguments.
 
         Returns:
           Arrays `[*s]`, copied, so that a later call may take the memory of the state. What is
-          shared stays cut; of a leaf that varies, the one of the first device.
+          uniform stays sharded; of a leaf that varies, the one of the first device.
 
         Raises:
-          ArgumentError: an array is no leaf of the state.
+          ArgumentError: the tree is not the state.
         """
-        own = lambda leaf: jnp.copy(leaf[0])
-        return self._by_leaf(state, "first", shared=jnp.copy, varying=own)
+        return self._by_leaf(state, "first", jnp.copy, lambda leaf: jnp.copy(leaf[0]))
 
     def stacked(self, state: Any) -> Any:
-        """The state as pmap has it, for a function that is still mapped by it.
+        """Return the state as pmap has it, for a function that is still mapped by it.
 
         Args:
-          state: the state as `place` or a call gave it, or a part of it.
+          state: the state as `place` or a call gave it, or one of several state arguments.
 
         Returns:
           Arrays `[N, *s]`, a whole copy on each device.
 
         Raises:
-          ArgumentError: an array is no leaf of the state.
+          ArgumentError: the tree is not the state.
         """
-        repeated = lambda leaf: copies.for_each_device(leaf, self._setting.by_device)
-        return self._by_leaf(state, "stacked", shared=repeated, varying=jnp.copy)
+        repeat = lambda leaf: placement.for_each_device(leaf, self._setting.by_device)
+        return self._by_leaf(state, "stacked", repeat, jnp.copy)
 
-    def _by_leaf(self, state: Any, method: str, *, shared: Callable, varying: Callable) -> Any:
-        """Treats each leaf of the state, or of a part of it, as what it is."""
-        with_paths, structure = jax.tree.flatten_with_path(state)
-        leaves = [leaf for _, leaf in with_paths]
-        known = tuple(self._signatures.known.values())
-        varies = state_placement.which_vary(leaves, structure, known, self._setting.size)
-        if None in varies:
-            path, leaf = with_paths[varies.index(None)]
-            raise ArgumentError(
-                f"'{method}' cannot tell what {jax.tree_util.keystr(path) or 'the array'} of shape "
-                f"{tuple(jnp.shape(leaf))} is: one value of the state, or one for each device. "
-                f"Give the whole state to {method}, as place or the last call gave it."
-            )
-        return jax.tree.unflatten(
-            structure,
-            [(varying if own else shared)(leaf) for own, leaf in zip(varies, leaves, strict=True)],
+    def _by_leaf(self, state: Any, method: str, uniform: Callable, varying: Callable) -> Any:
+        """Change each leaf of the state, or of one of its arguments, as what it is."""
+        leaves, structure = jax.tree.flatten(state)
+        shapes = [jnp.shape(leaf) for leaf in leaves]
+        for known in self._signatures.known.values():
+            flags = known.stacked_leaves(structure, shapes, self._setting.size)
+            if flags is not None:
+                changes = [varying if is_stacked else uniform for is_stacked in flags]
+                with self._context(traced=any_tracer(leaves)):
+                    values = [change(x) for change, x in zip(changes, leaves, strict=True)]
+                return jax.tree.unflatten(structure, values)
+        raise ArgumentError(
+            f"'{method}' takes the state, or one of its arguments, as place or the last call gave "
+            "it; this is another tree, or has other shapes."
         )
 
     def place_batch(self, batch: Any, *, rows: bool | None = None) -> Any:
-        """Cuts a batch over the devices.
+        """Shard a batch over the devices.
 
         Args:
           batch: arrays `[L, b, ...]` for the L devices of this process, as pmap takes them, or the
@@ -280,37 +264,37 @@ class GlobalView:
           ArgumentError: an array has no rows, or the devices do not divide them.
         """
         self._check_runs("place_batch")
-        return state_placement.place_batch(batch, self._setting.by_device, rows=rows)
+        return placement.place_batch(batch, self._setting.by_device, rows=rows)
 
     @property
     def shardings(self) -> Any:
-        """How the state lies: a tree of `NamedSharding` for the state, or a tuple of trees."""
-        return self._signatures.tree_of_state(lambda leaf: leaf.sharding, "shardings")
+        """The shardings of the state: a tree of `NamedSharding`, or a tuple of trees."""
+        return self._signatures.map_state(lambda leaf: leaf.sharding, "shardings")
 
     @property
     def types(self) -> Any:
-        """The types of the state as it is kept, with shardings: what a checkpoint is read into."""
-        return self._signatures.tree_of_state(lambda leaf: leaf.whole, "types")
+        """The types of the state with shardings, as a checkpoint is read into."""
+        return self._signatures.map_state(lambda leaf: leaf.whole, "types")
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """The program for arguments, or their types, as `jax.jit(...).lower` gives it."""
-        call = self._bound(args, kwargs)
-        ready = self._signatures.ready_for(call)
-        with self._context(traced=body.any_tracer(call.leaves)):
-            return ready.program.lower(call.leaves)
+        """Lower the step for arguments, or their types, as `jax.jit(...).lower` does."""
+        call = self._bind(args, kwargs)
+        program = self._signatures.program_for(call)
+        with self._context(traced=any_tracer(call.leaves)):
+            return program.lower(call.leaves)
 
     def report(self) -> GlobalViewReport:
-        """What was found of each leaf of the state, and how the step runs."""
-        return self._signatures.program_for("report").report
+        """Return the facts about each leaf of the state, and how the step runs."""
+        return self._signatures.known_program("report").report
 
     # ---- behind the scenes
 
     @functools.cached_property
     def _watch(self) -> Watch:
-        return Watch(self._setting.fun_name)
+        return Watch(self._setting.options.fun_name)
 
-    def _bound(self, args: tuple, kwargs: dict) -> Call:
-        call = body.Call.bind(self._setting.options, self._fun, args, kwargs)
+    def _bind(self, args: tuple, kwargs: dict) -> Call:
+        call = Call.bind(self._setting.options, self._fun, args, kwargs)
         for number in self._setting.state:
             if number >= len(args):
                 raise self._no_state_argument(number, len(args))
@@ -318,17 +302,17 @@ class GlobalView:
 
     def _no_state_argument(self, number: int, count: int) -> ArgumentError:
         return ArgumentError(
-            f"'{self._setting.fun_name}' was called with {count} positional arguments, and its "
-            f"state is at position {number}. Give the position by state=, or state=None for a "
+            f"'{self._setting.options.fun_name}' was called with {count} positional arguments, and "
+            f"its state is at position {number}. Give the position by state=, or state=None for a "
             "function that carries nothing."
         )
 
     def _check_runs(self, what: str) -> None:
-        name = f"{what} of the global view of '{self._setting.fun_name}'"
-        placement.check_runs(self._setting.mesh.devices.flat[:1], name)
+        name = f"{what} of the global view of '{self._setting.options.fun_name}'"
+        check_runs(self._setting.mesh.devices.flat[:1], name)
 
     def _context(self, *, traced: bool) -> Any:
-        """Steps out of a mesh that the user has set."""
+        """Leave a mesh that the user has set."""
         if jax.sharding.get_abstract_mesh().empty:
             return contextlib.nullcontext()
         return meshes.context_of(self._setting.mesh) if traced else meshes.no_mesh()

@@ -120,7 +120,7 @@ def _found_shared(first: int) -> None:
 
     alike = [leaf for leaf in leaves if leaf.path.rsplit("'")[-2] in ALIKE]
     assert len(alike) == BATCH * len(ALIKE)
-    assert all(leaf.shared for leaf in alike)
+    assert all(leaf.uniform for leaf in alike)
     assert all(leaf.bytes_per_device * 2 <= leaf.bytes_under_pmap for leaf in alike)
 
 
@@ -158,7 +158,7 @@ def test_thousands_of_drawn_steps_have_the_numbers_of_pmap(first):
 @pytest.mark.thorough
 def test_some_leaves_of_drawn_steps_vary_and_some_do_not():
     leaves = drawn(range(9), WAYS[0])
-    free = [leaf.shared for leaf in leaves if leaf.path.endswith("['c']")]
+    free = [leaf.uniform for leaf in leaves if leaf.path.endswith("['c']")]
 
     assert set(free) == {True, False}
 
@@ -173,5 +173,5 @@ def test_a_replicated_state_has_all_bits_of_pmap_with_all_of_xlas_fusions(number
     for _ in range(3):
         held, _ = view(held, batch)
         wanted, _ = mapped(wanted, batch)
-    assert view.report().islands == 1
+    assert view.report().shard_maps == 1
     assert_same(held, wanted)

@@ -1,8 +1,8 @@
-"""The function of one slice as a jaxpr, which `global_view` evaluates without a map."""
+"""Trace of the function of one slice, without a map."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,14 +18,13 @@ from jax_dist._rewrite import captures
 from jax_dist._rewrite.captures import Lifted
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Body:
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TracedFunction:
     """The jaxpr of the function of one slice.
 
     Its inputs are the captured arrays that are lifted, then a slice `[*s]` of each argument leaf.
     """
 
-    axis: Any  # the name of the mapped axis in it
     lifted: Lifted
     out_tree: Any
     out_axes: tuple[Axis, ...]
@@ -36,7 +35,9 @@ class Body:
         return self.lifted.jaxpr
 
     @classmethod
-    def of(cls, options: Options, call: Call) -> "Body":
+    def of(
+        cls, options: Options, call: Call, model_axes: Sequence[tuple[Any, int]]
+    ) -> "TracedFunction":
         """Trace the function on slices of global arguments that have types."""
         frame = meshes.Frame((options.axis_name,))
         outputs: list[tuple[Any, tuple[Axis, ...]]] = []
@@ -51,36 +52,31 @@ class Body:
 
         body.__name__ = body.__qualname__ = options.fun_name
         body.__wrapped__ = call.fun  # pyright: ignore[reportFunctionMemberAccess]  # JAX names its line
-        environment = [(options.axis_name, call.size)]
         types = []
         for leaf, axis in zip(call.leaves, call.axes, strict=True):
             shape = list(type_of(leaf).shape)
             if axis is not None:
                 del shape[axis]
             types.append(type_of(leaf, shape))
-        trace = functools.partial(jax.make_jaxpr(body, axis_env=environment), *types)
+        mapped = (options.axis_name, call.size)
+        trace = functools.partial(jax.make_jaxpr(body, axis_env=[mapped]), *types)
         with captures.tracing(options.captures):
-            jaxpr = _trace_on_mesh_if_needed(trace, options, call)
-        structure, out_axes = outputs[-1]
+            jaxpr = _trace_on_mesh_if_needed(trace, mapped, model_axes)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
-        return cls(options.axis_name, lifted, structure, out_axes, tuple(frame.wanted))
+        return cls(lifted, *outputs[-1], tuple(frame.wanted))
 
 
 def _trace_on_mesh_if_needed(
-    trace: Callable[[], ClosedJaxpr], options: Options, call: Call
+    trace: Callable[[], ClosedJaxpr], mapped: tuple[Any, int], model_axes: Sequence[tuple[Any, int]]
 ) -> ClosedJaxpr:
-    """Trace a body without a mesh; or on one, if it says something of its mesh, as `pcast` does."""
+    """Trace without a mesh; or on one, if the body names axes of its mesh, as `pcast` does."""
     try:
         return trace()
     except (AssertionError, RuntimeError) as error:
         signs = ("ManualAxisType", "requires a non-empty mesh in context")
         if not any(sign in str(error) for sign in signs):
             raise
-    mesh = options.choice.lay_out(call.size, whole=True).mesh.abstract_mesh
-    mesh = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
-    if options.other_axes:
-        axis_types = (*mesh.axis_types, *(AxisType.Auto for _ in options.other_axes))
-        names, sizes = zip(*mesh.shape_tuple, *options.other_axes, strict=True)
-        mesh = AbstractMesh(sizes, names, axis_types=axis_types)
-    with meshes.context_of(mesh):
+    names, sizes = zip(mapped, *model_axes, strict=True)
+    kinds = (AxisType.Manual, *[AxisType.Auto for _ in model_axes])
+    with meshes.context_of(AbstractMesh(sizes, names, axis_types=kinds)):
         return trace()

@@ -1,0 +1,262 @@
+"""Analysis of a step: which values are uniform, and how these are wanted sharded.
+
+A value is uniform if all devices along the mapped axis have the same one, and else varies. The
+facts are those of `_rewrite.uniformity`. A leaf of the state is taken to be uniform until the step
+makes it vary.
+
+How a value is wanted sharded follows from the shardings of the state. A new parameter is the old
+one less a part of the gradient, element by element; if it is sharded, so may all be that it is made
+of. So the sum of a gradient over devices can be scattered. From the results, this goes backwards
+through equations that work element by element or only move dimensions, and through the bodies of
+loops and branches. What is made of such shards in the same way is sharded as they are.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _compat
+from jax_dist._rewrite import interpreter
+from jax_dist._rewrite.bodies import bodies_of_while, carries, fixed_in, operands_of_bodies
+from jax_dist._rewrite.interpreter import Atom
+from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
+
+
+class AxisAnalysis:
+    """Facts about values along the mapped axis."""
+
+    def __init__(self, name: Any, sizes: Mapping[Any, int]):
+        self.name = name
+        self.sizes = sizes  # of the mesh axes that the mapped axis is
+        self._scope: Same = frozenset({name})
+        self._invariance = Invariance()
+
+    def uniform_values(self, body: Any, ins: Sequence[bool]) -> dict[Var, bool]:
+        """Return for every variable of a body whether it is uniform."""
+        facts = self._invariance.facts(body, self._same(ins), self._scope)
+        return {var: self.name in same for var, same in facts.items()}
+
+    def uniform_results(self, body: Any, ins: Sequence[bool]) -> list[bool]:
+        """Return for every result of a body whether it is uniform."""
+        results = self._invariance.outputs(body, self._same(ins), self._scope)
+        return [self.name in same for same in results]
+
+    def uniform_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
+        """Return the same for the inputs of each body of an equation, its loops at a fixpoint."""
+        inputs = self._invariance.of_body_inputs(eqn, self._same(ins), self._scope)
+        return [[self.name in same for same in body] for body in inputs]
+
+    def settle_state(
+        self, body: Any, ins: Sequence[bool], pairs: Sequence[tuple[int, int]]
+    ) -> list[bool]:
+        """Return for every input whether it stays uniform when the step runs in a loop.
+
+        `pairs` are the places of inputs and results that are one leaf of the state.
+        """
+        ins = list(ins)
+        while True:
+            outs = self.uniform_results(body, ins)
+            varying = [place for place, result in pairs if ins[place] and not outs[result]]
+            if not varying:
+                return ins
+            for place in varying:
+                ins[place] = False
+
+    def is_used_by(self, eqn: JaxprEqn) -> bool:
+        """Return whether an equation, or one in it, goes over the axis."""
+        return interpreter.holds(eqn, self._names_axis)
+
+    def is_unified_by(self, eqn: JaxprEqn) -> bool:
+        """Return whether an equation, or one in it, makes uniform values of varying ones."""
+        return interpreter.holds(
+            eqn,
+            lambda inner: (
+                record_of(inner).makes_alike
+                and self._names_axis(inner)
+                and inner.params.get("axis_index_groups") is None
+            ),
+        )
+
+    def _names_axis(self, eqn: JaxprEqn) -> bool:
+        return self.name in interpreter.named_axes(eqn)
+
+    def _same(self, uniform: Sequence[bool]) -> list[Same]:
+        return [self._scope if each else NOWHERE for each in uniform]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VaryingOrigin:
+    """The equation where a value began to vary."""
+
+    line: str  # "train.py:12", or ""
+    primitive: str
+
+    def __str__(self) -> str:
+        return f"{self.line or 'an unknown line'} ({self.primitive})"
+
+    @classmethod
+    def find(cls, body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> "VaryingOrigin":
+        """Return the equation that makes a result, or the one of which nothing is known."""
+        made_by = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+        origin = None
+        queue = [result]
+        for atom in queue:  # which grows
+            is_varying = isinstance(atom, Var) and not uniform[atom]
+            if not is_varying or (eqn := made_by.pop(atom, None)) is None:
+                continue
+            if (unknown := _unknown_in(eqn, uniform)) is not None:
+                line = interpreter.source_line(unknown) or interpreter.source_line(eqn)
+                return cls(line, f"{_compat.name_of(unknown)}, of which nothing is known")
+            origin = origin or eqn
+            queue += variables(eqn.invars)
+        if origin is None:
+            return cls("", "it comes in so")
+        return cls(interpreter.source_line(origin), _compat.name_of(origin))
+
+
+def _unknown_in(eqn: JaxprEqn, uniform: Mapping[Var, bool]) -> JaxprEqn | None:
+    """Return the equation, here or in a body, that may make varying values of uniform ones."""
+    if not all(uniform[var] for var in variables(eqn.invars)):
+        return None
+    inner = (each for body in interpreter.bodies(eqn) for each in interpreter.equations(body))
+    kinds = ("opaque", "callback")
+    return next((each for each in (eqn, *inner) if record_of(each).kind in kinds), None)
+
+
+def variables(atoms: Sequence[Atom]) -> list[Var]:
+    """Return the atoms that are no literals."""
+    return [atom for atom in atoms if isinstance(atom, Var)]
+
+
+# ---- how uniform values are wanted sharded
+
+
+Specs: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wanted sharded
+
+
+def wanted_specs(body: Jaxpr, results: Sequence[Any], uniform: Mapping[Var, bool]) -> Specs:
+    """Return how the values of a body are wanted sharded, if its results are wanted so.
+
+    A varying value is sharded over the mapped axis already.
+    """
+    specs: Specs = {}
+
+    def want(atoms: Sequence[Any], wanted: Sequence[Any]) -> None:
+        for atom, spec in zip(atoms, wanted, strict=True):
+            if spec is not None and isinstance(atom, Var) and uniform.get(atom, True):
+                specs.setdefault(atom, spec)
+
+    want(body.outvars, results)
+    for eqn in reversed(body.eqns):
+        wanted = [specs.get(var) for var in eqn.outvars]
+        if any(spec is not None for spec in wanted):
+            wanted = _settle_carries(eqn, wanted)
+            want(eqn.outvars, wanted)
+            want(eqn.invars, _operand_specs(eqn, wanted))
+    for eqn in body.eqns:
+        if len(eqn.outvars) == 1:
+            want(eqn.outvars, [_result_spec(eqn, specs)])
+    return specs
+
+
+def wanted_in_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[list[Any]]:
+    """Return for each body of a call, a loop or a branch how its results are wanted."""
+    if _compat.name_of(eqn) == "while":
+        of_body = {"cond_jaxpr": [None], "body_jaxpr": list(wanted)}
+        return [of_body[name] for name in bodies_of_while(eqn)]
+    results = list(wanted)
+    if _compat.name_of(eqn) == "scan":
+        for n in range(len(carries(eqn)), len(results)):  # without the dimension of the turns
+            spec = results[n]
+            results[n] = P(*spec[1:]) if spec is not None and tuple(spec[:1]) == (None,) else None
+    return [list(results) for _ in interpreter.bodies(eqn)]
+
+
+def _operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
+    """Return how the operands of an equation are wanted, if its results are wanted so."""
+    unknown, record = [None] * len(eqn.invars), record_of(eqn)
+    if record.elementwise:
+        shape = _shape(eqn.outvars[0])
+        return [wanted[0] if _shape(atom) == shape else None for atom in eqn.invars]
+    if _compat.name_of(eqn) in ("squeeze", "transpose", "broadcast_in_dim"):
+        return [_spec_before_move(eqn, wanted[0]), *unknown[1:]]
+    if record.kind in ("call", "branch", "loop"):
+        return _through_bodies(eqn, wanted)
+    return unknown
+
+
+def _settle_carries(eqn: JaxprEqn, wanted: list[Any]) -> list[Any]:
+    """Return how the results of a loop are wanted: a carry, too, as earlier turns want it."""
+    while record_of(eqn).kind == "loop":
+        more, operands = list(wanted), _through_bodies(eqn, wanted)
+        for into, out in carries(eqn):
+            more[out] = operands[into] if more[out] is None else more[out]
+        if more == wanted:
+            break
+        wanted = more
+    return wanted
+
+
+def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
+    """Return how bodies want operands: sharded, where one of several bodies wants it."""
+    specs: list[Any] = [None] * len(eqn.invars)
+    is_scan = _compat.name_of(eqn) == "scan"
+    scanned = len(fixed_in(eqn)) + len(carries(eqn)) if is_scan else len(eqn.invars)
+    results, places = wanted_in_bodies(eqn, wanted), operands_of_bodies(eqn)
+    for jaxpr, of_body, operands in zip(interpreter.bodies(eqn), results, places, strict=True):
+        body = interpreter.open_jaxpr(jaxpr)
+        inside = wanted_specs(body, of_body, {})
+        for var, place in zip(body.invars, operands, strict=True):
+            spec = inside.get(var)
+            if specs[place] is None and spec is not None:
+                specs[place] = spec if place < scanned else P(None, *spec)
+    return specs
+
+
+def _spec_before_move(eqn: JaxprEqn, spec: P) -> P | None:
+    """Return the spec of the operand of an equation that gives dimensions other places.
+
+    No element changes its shard. None where a broadcast makes a dimension that is sharded.
+    """
+    params, shape, new = eqn.params, _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    parts = dict(enumerate(spec))
+    match _compat.name_of(eqn):
+        case "squeeze":
+            kept = iter(spec)
+            dropped = params["dimensions"]
+            return P(*[None if dim in dropped else next(kept, None) for dim in range(len(shape))])
+        case "transpose":
+            order = params["permutation"]
+            return P(*[parts.get(order.index(dim)) for dim in range(len(order))])
+    places = params["broadcast_dimensions"]
+    sharded = {dim for dim, part in parts.items() if part is not None}
+    kept = {place for size, place in zip(shape, places, strict=True) if new[place] == size}
+    return P(*[parts.get(place) for place in places]) if sharded <= kept else None
+
+
+def _result_spec(eqn: JaxprEqn, specs: Specs) -> P | None:
+    """Return how a result of shards is sharded: a parameter in half precision, or transposed."""
+    name, shape = _compat.name_of(eqn), _shape(eqn.outvars[0])
+    operands = [var for var in variables(eqn.invars) if var in specs]
+    if record_of(eqn).elementwise:
+        return next((specs[var] for var in operands if _shape(var) == shape), None)
+    if len(operands) != 1 or len(eqn.invars) != 1:
+        return None
+    spec, before = specs[operands[0]], _shape(operands[0])
+    parts = [*spec, *[None] * (len(before) - len(spec))]
+    if name == "transpose":
+        return P(*[parts[dim] for dim in eqn.params["permutation"]])
+    if name == "squeeze":
+        return P(*[part for dim, part in enumerate(parts) if dim not in eqn.params["dimensions"]])
+    if name != "slice":
+        return None
+    sharded = [dim for dim, part in enumerate(parts) if part is not None]
+    return spec if all(before[dim] == shape[dim] for dim in sharded) else None
+
+
+def _shape(atom: Atom) -> tuple[int, ...]:
+    return atom.aval.shape

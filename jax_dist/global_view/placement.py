@@ -1,0 +1,280 @@
+"""Shardings of a state, and placement of states and batches on the mesh.
+
+Shapes: `N` devices along the mapped axis, `L` of them of this process; `*s` is what one device
+sees; `B` are the rows of this process. `by_device` is the sharding of `[N, *s]`.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_dist import _compat
+from jax_dist._pmap.body import type_of
+from jax_dist._pmap.placement import copy_if_aliased, is_key, with_data
+from jax_dist._rewrite.interpreter import names_of
+from jax_dist.errors import ArgumentError
+
+_Rule: TypeAlias = Callable[[str, jax.ShapeDtypeStruct], P]
+Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule
+
+_SMALL = 1024  # elements; a smaller leaf is replicated under "fsdp"
+
+
+# ---- states
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StateType:
+    """The structure of a state, and the types of its leaves on one device, `[*s]`."""
+
+    structure: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    # Whether the user said which leaves are stacked over devices.
+    is_said: bool = dataclasses.field(default=False, compare=False)
+
+    @property
+    def tree(self) -> Any:
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+    def stacked_leaves(
+        self, structure: Any, shapes: Sequence[tuple[int, ...]], size: int
+    ) -> list[bool] | None:
+        """Return for each leaf of a state whether it is `[N, *s]`; None if it is another state."""
+        if structure != self.structure:
+            return None
+        pairs = [(shape, kind.shape) for shape, kind in zip(shapes, self.leaves, strict=True)]
+        fits = all(shape in (kind, (size, *kind)) for shape, kind in pairs)
+        return [shape != kind for shape, kind in pairs] if fits else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GivenState:
+    """A state as the user has it; each leaf is `[*s]`, or `[N, *s]` where it is stacked."""
+
+    type: StateType
+    leaves: tuple[Any, ...]
+    paths: tuple[str, ...]  # "state['w']"
+    short_paths: tuple[str, ...]  # "w"
+    stacked: tuple[bool, ...]
+    by_device: NamedSharding
+
+    @classmethod
+    def of(
+        cls, state: Any, name: str, by_device: NamedSharding, stacked: Any, known: StateType | None
+    ) -> "GivenState":
+        """Take a state; `stacked` says, for all or as a tree, which leaves are `[N, *s]`.
+
+        If it is None, none is, but for those of a state that was placed before, `known`.
+        """
+        with_paths, structure = jax.tree.flatten_with_path(state)
+        paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
+        short = tuple(jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in with_paths)
+        leaves = tuple(leaf for _, leaf in with_paths)
+        is_said, sizes = stacked is not None, {count(by_device), local_count(by_device)}
+        if is_said:
+            flags = jax.tree.leaves(jax.tree.broadcast(stacked, state))
+        else:
+            shapes = [jnp.shape(leaf) for leaf in leaves]
+            flags = known and known.stacked_leaves(structure, shapes, count(by_device))
+            is_said = known is not None and known.is_said
+        flags = tuple(flags or [False] * len(leaves))
+        types = []
+        for path, leaf, is_stacked in zip(paths, leaves, flags, strict=True):
+            kind = type_of(leaf)
+            if is_stacked and not {*kind.shape[:1]} & sizes:
+                raise ArgumentError(
+                    f"The state is given as stacked over {local_count(by_device)} devices, but "
+                    f"{path} has shape {tuple(kind.shape)}. Give stacked=False for it, or stack it."
+                )
+            types.append(jax.ShapeDtypeStruct(kind.shape[int(is_stacked) :], kind.dtype))
+        kinds = StateType(structure, tuple(types), is_said)
+        return cls(kinds, leaves, paths, short, flags, by_device)
+
+    def unequal_leaves(self, *, only_exact: bool) -> set[int]:
+        """Return the stacked leaves of which devices have different ones, as keys for dropout.
+
+        Whole numbers and keys do not drift apart as copies do that are to be equal.
+        """
+        kinds = self.type.leaves
+        return {
+            n
+            for n, is_stacked in enumerate(self.stacked)
+            if is_stacked
+            and not (only_exact and jnp.issubdtype(kinds[n].dtype, jnp.inexact))
+            and not _are_equal(put_slices(self.leaves[n], self.by_device))
+        }
+
+    def put(self, place: int, sharding: NamedSharding, *, varies: bool) -> Any:
+        """Place a leaf where it is kept."""
+        leaf = self.leaves[place]
+        if not self.stacked[place]:
+            if varies:
+                whole = put(leaf, NamedSharding(sharding.mesh, P()))
+                return for_each_device(whole, sharding)
+            return put(leaf, sharding)
+        if varies:
+            return put_slices(leaf, sharding)
+        stacked = put_slices(leaf, self.by_device)
+        if not _are_equal(stacked):
+            raise ArgumentError(
+                f"{self.paths[place]} is replicated by the step, but other devices have other bits "
+                "than the first. To continue with those of the first, pass "
+                "jax_dist.unreplicate(state)."
+            )
+        return _first(stacked, sharding)
+
+
+def count(by_device: NamedSharding) -> int:
+    """Return N."""
+    return math.prod(by_device.mesh.shape[name] for name in names_of(by_device.spec[0]))
+
+
+def local_count(by_device: NamedSharding) -> int:
+    """Return L."""
+    mesh: Any = by_device.mesh
+    if _compat.is_compile_only(mesh.devices.flat[0]):  # of as many processes as it may be
+        return count(by_device)
+    return math.prod(mesh.local_mesh.shape[name] for name in names_of(by_device.spec[0]))
+
+
+def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """Place an array of which each process has the whole, in memory of its own."""
+    if is_key(leaf):
+        return with_data(leaf, lambda data: put(data, sharding))
+    leaf = copy_if_aliased(leaf, sharding)
+    if not isinstance(leaf, jax.Array):
+        leaf = np.asarray(leaf, dtype=type_of(leaf).dtype)
+    is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    if is_global or sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def put_slices(leaf: Any, by_device: NamedSharding) -> jax.Array:
+    """Place `[N, *s]`, or the `[L, *s]` of this process, with a slice on each device."""
+    if is_key(leaf):
+        return with_data(leaf, lambda data: put_slices(data, by_device))
+    is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    if is_global or by_device.is_fully_addressable:
+        return put(leaf, by_device)
+    host = np.asarray(leaf)
+    return jax.make_array_from_process_local_data(
+        by_device, host, (count(by_device), *host.shape[1:])
+    )
+
+
+def for_each_device(value: Any, by_device: NamedSharding) -> Any:
+    """`[*s] -> [N, *s]`: give each device its own copy."""
+    is_placed = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+    if is_placed and value.sharding.device_set != by_device.device_set:
+        value = put(value, NamedSharding(by_device.mesh, P()))
+    return _stack(value, by_device)
+
+
+def _are_equal(stacked: jax.Array) -> bool:
+    """Return whether all slices have the same bits; compared on the devices."""
+    return bool(_is_one(jax.random.key_data(stacked) if is_key(stacked) else stacked))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _stack(value: jax.Array, by_device: NamedSharding) -> jax.Array:
+    stacked = jnp.broadcast_to(value, (count(by_device), *value.shape))
+    return jax.lax.with_sharding_constraint(stacked, by_device)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _first(stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(stacked[0], sharding)
+
+
+@jax.jit
+def _is_one(stacked: jax.Array) -> jax.Array:
+    # As bytes, so that NaN equals NaN, and -0 is not 0.
+    rows = stacked.reshape(stacked.shape[0], -1).view(jnp.uint8)
+    return jnp.all(rows == rows[:1])
+
+
+# ---- batches
+
+
+def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> Any:
+    """Place `[L, b, ...]`, or `[B, ...]`, of each process as `[N, b, ...]` of all."""
+    here = local_count(by_device)
+
+    def place(path: Any, leaf: Any) -> Any:
+        name = "batch" + jax.tree_util.keystr(path)
+        shape = jnp.shape(leaf)
+        if not shape:
+            raise ArgumentError(
+                f"place_batch splits the first dimension over devices, and {name} is a scalar. "
+                "Pass what all devices share to the function itself, with in_axes None for it."
+            )
+        is_rows = rows or (rows is None and shape[0] != here)
+        if shape[0] % here or not (is_rows or shape[0] == here):
+            raise ArgumentError(
+                f"{name} has {shape[0]} rows, which {here} devices do not divide. Give a multiple "
+                f"of {here} rows, or drop the last ones."
+            )
+        if is_rows:
+            whole = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+            leaf = whole.reshape((here, shape[0] // here, *shape[1:]))
+        return put_slices(leaf, by_device)
+
+    return jax.tree.map_with_path(place, batch)
+
+
+# ---- shardings
+
+
+def shardings_of(
+    shardings: Shardings,
+    by_device: NamedSharding,
+    paths: Sequence[str],
+    leaves: Sequence[jax.ShapeDtypeStruct],
+) -> list[NamedSharding]:
+    """Return how each leaf of a state, of type `[*s]`, is sharded if it is uniform.
+
+    Raises:
+      ArgumentError: a rule gives a spec that does not fit.
+    """
+    mesh, results = by_device.mesh, []
+    for path, leaf in zip(paths, leaves, strict=True):
+        if callable(shardings):
+            spec: Any = shardings(path, leaf)
+        elif shardings == "fsdp":
+            name = names_of(by_device.spec[0])[-1]  # replicated over the others
+            spec = _fully_sharded(leaf.shape, mesh.shape[name], name)
+        else:
+            spec = P()
+        try:
+            sharding = NamedSharding(mesh, spec)
+            sharding.shard_shape(leaf.shape)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"shardings gives {spec!r} for {path} of shape {tuple(leaf.shape)}: {error}"
+            ) from error
+        results.append(sharding)
+    return results
+
+
+def _fully_sharded(shape: Sequence[int], size: int, name: Any) -> P:
+    """Shard the longest dimension that the devices divide; replicate small arrays.
+
+    >>> _fully_sharded((3, 256, 1024), 8, "i") == P(None, None, "i")
+    True
+    """
+    fitting = [dim for dim, length in enumerate(shape) if length and length % size == 0]
+    if not fitting or math.prod(shape) < _SMALL:
+        return P()
+    longest = max(fitting, key=lambda dim: shape[dim])
+    return P(*[None] * longest, name)

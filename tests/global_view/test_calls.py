@@ -1,0 +1,142 @@
+"""Calls of a view: results, several states, and transforms around it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import steps
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from steps import X, Y
+
+from jax_dist import global_view
+
+pytestmark = pytest.mark.rewriting
+
+_W = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
+_X = np.random.default_rng(1).normal(size=(8, 4, 16)).astype(np.float32)
+
+
+def test_results_are_as_pmap_gives_them():
+    view = global_view(steps.adam, "i", out_axes=(0, {"loss": None, "own": 0}))
+
+    _, metrics = view(steps.adam_state(), X, Y)
+
+    assert metrics["loss"].shape == ()
+    assert len(set(metrics["own"].tolist())) == 8
+    np.testing.assert_allclose(metrics["own"].mean(), metrics["loss"], rtol=1e-6)
+
+
+def test_two_carried_arguments_and_a_static_one():
+    def step(params, moment, x, rate):
+        gradient = lax.pmean(jax.grad(lambda p: jnp.mean((x @ p) ** 2))(params), "i")
+        moment = moment / 2 + gradient
+        return params - rate * moment, moment
+
+    view = global_view(
+        step,
+        "i",
+        state=(0, 1),
+        in_axes=(None, None, 0, None),
+        static_broadcasted_argnums=3,
+        shardings="fsdp",
+        donate_argnums=(0, 1),
+    )
+    held = view.place((_W, np.zeros_like(_W)))
+    for rate in (0.5, 0.25):
+        held = view(*held, _X, rate)
+
+    # Powers of two: one rounding or two is the same.
+    pmapped = jax.pmap(step, "i", in_axes=(None, None, 0), static_broadcasted_argnums=3)
+    wanted = (_W, np.zeros_like(_W))
+    for rate in (0.5, 0.25):
+        wanted = jax.tree.map(lambda leaf: np.asarray(leaf[0]), pmapped(*wanted, _X, rate))
+    for mine, other in zip(held, wanted, strict=True):
+        assert np.array_equal(mine, other)
+        assert mine.sharding.spec == P(None, "i")
+
+
+# ---- transforms
+
+
+def _loss(w, x):
+    step = lambda w, x: lax.pmean(jnp.mean(jnp.tanh(x @ w) ** 2), "i")
+    return global_view(step, "i", state=None, in_axes=(None, 0), out_axes=None)(w, x)
+
+
+def _loss_by_hand(w, x):
+    return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+
+def _descend(w, x):
+    return w - 0.5 * lax.pmean(jax.grad(_loss_by_hand)(w, x), "i")
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda loss: jax.grad(loss)(_W, _X),
+        lambda loss: jax.jit(jax.grad(loss))(_W, _X),
+        lambda loss: jax.grad(loss, 1)(_W, _X),
+        lambda loss: jax.jvp(lambda w: loss(w, _X), (_W,), (_W,)),
+        lambda loss: jax.vmap(loss, in_axes=(0, None))(np.stack([_W, 2 * _W, -_W]), _X),
+    ],
+    ids=["grad", "jit of grad", "grad of the batch", "jvp", "vmap"],
+)
+def test_it_is_transformed_from_outside(transform):
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7)
+    jax.tree.map(close, transform(_loss), transform(_loss_by_hand))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("loss", [steps.one_by_one, steps.in_a_scan, steps.in_checkpoints])
+def test_derivatives_from_outside_are_the_same_with_regather(loss):
+    def of_state(*, regather: bool) -> np.ndarray:
+        view = global_view(steps.with_loss(loss), "i", shardings="fsdp", regather=regather)
+        return np.asarray(jax.grad(lambda w: jnp.sum(view(w, steps.ROWS)[1]))(steps.LAYERED))
+
+    once, again = of_state(regather=False), of_state(regather=True)
+    assert (once == again).all()
+    assert np.any(once)
+
+
+def test_it_stands_in_a_jitted_loop():
+    view = global_view(_descend, "i", shardings="fsdp")
+    wanted = view.place(_W)
+    for _ in range(3):
+        wanted = view(wanted, _X)
+
+    ours = jax.jit(lambda w: lax.fori_loop(0, 3, lambda _, w: view(w, _X), w))(_W)
+    np.testing.assert_allclose(ours, wanted, rtol=1e-5)
+
+
+def test_one_view_takes_values_of_two_traces():
+    factor = [1.0]
+    view = global_view(lambda w, x: w * factor[0] + lax.pmean(x.sum(), "i"), "i")
+
+    def outer(scale, w):
+        factor[0] = scale
+        return view(w, _X)
+
+    first, second = jax.jit(outer)(1.0, _W), jax.jit(outer)(3.0, _W)
+    np.testing.assert_allclose(second - first, 2 * _W, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_under_a_mesh_that_is_set(kind, named):
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(kind,))
+    step, state = steps.unsynchronized, steps.unsynchronized_state()
+    wanted = global_view(step, "i", shardings="fsdp")(state, steps.ROWS)
+
+    with jax.set_mesh(mesh):
+        view = global_view(step, "i", shardings="fsdp", mesh=mesh if named else None)
+        held = view.place(state)
+        ours = view(held, view.place_batch(steps.ROWS.reshape(32, 64)))
+        again = view.place(view.stacked(held), stacked=True)
+        assert view.first(ours)["mean"].shape == (64,)
+
+    jax.tree.map(np.testing.assert_array_equal, ours, wanted)
+    np.testing.assert_array_equal(again["w"], state["w"])

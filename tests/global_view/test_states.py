@@ -1,0 +1,395 @@
+"""Which leaves of a state vary, what place takes, and what is said of what it cannot take."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import steps
+from against_pmap import PLAIN, assert_same, compare, stacked
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from steps import unsynchronized
+
+from jax_dist import global_view
+from jax_dist.errors import ArgumentError
+
+pytestmark = pytest.mark.rewriting
+
+_X = np.random.default_rng(0).normal(size=(8, 4, 64)).astype(np.float32)
+_W = np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32)
+_KEY = jax.random.key(1)
+
+
+def _line(function, text: str) -> str:
+    """Where a line with this text stands in a function: "12 (", as messages have it."""
+    lines, first = inspect.getsourcelines(function)
+    (place,) = [number for number, line in enumerate(lines) if text in line]
+    return f"{first + place} ("
+
+
+def _step(state, x):
+    grads = lax.pmean(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(state["w"]), "i")
+    return {"w": state["w"] - 0.125 * grads, "own": state["own"] + x.mean()}, jnp.sum(x)
+
+
+def _state():
+    return {"w": np.ones((64, 32), np.float32), "own": np.float32(0)}
+
+
+def _mixed():
+    return {"w": np.ones((64, 32), np.float32), "own": np.arange(8, dtype=np.float32)}
+
+
+def _view(**options):
+    return global_view(_step, "i", shardings="fsdp", **options)
+
+
+def _same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+# ---- which leaves vary
+
+
+def test_a_state_placed_alone_is_completed_by_the_first_call():
+    view = global_view(unsynchronized, "i", shardings="fsdp", donate_argnums=0)
+
+    state = view.place(steps.unsynchronized_state())
+    assert state["mean"].shape == (64,)
+    for _ in range(3):
+        state = view(state, _X)
+
+    mean, w = view.report().leaves
+    assert (mean.path, mean.uniform, state["mean"].shape) == ("state['mean']", False, (8, 64))
+    assert (w.path, w.uniform, state["w"].shape) == ("state['w']", True, (64, 64))
+    assert _line(unsynchronized, "return") not in str(mean.origin)
+    assert _line(unsynchronized, "never averaged") in str(mean.origin)
+    assert view._signatures.last.jitted._cache_size() == 1
+    assert view.shardings["w"].spec == P("i")
+    assert view.types["mean"].shape == (8, 64)
+
+
+def test_what_varies_makes_others_vary_in_the_next_round():
+    """`a` varies by the batch, `b` by `a`, `c` by `b`; `d` is averaged, and stays."""
+
+    def step(state, x):
+        a, b, c, d = (state[name] for name in "abcd")
+        return {"a": a + jnp.mean(x), "b": b + a, "c": c + b, "d": d + lax.pmean(c, "i")}
+
+    view, _ = compare(step, dict.fromkeys("abcd", np.float32(0)), _X, times=4)
+    assert [leaf.uniform for leaf in view.report().leaves] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("turns", [[True, False, True], [False, True, False]])
+def test_a_leaf_that_varies_in_one_branch_of_a_static_argument_does_in_all(turns):
+    sometimes = lambda state, x, training: _step(state, x)[0] if training else state
+    view = global_view(sometimes, "i", shardings="fsdp", static_broadcasted_argnums=2)
+    other = _view()
+    state = view.place(_state(), _X, turns[0], stacked=False)
+    expected = other.place(_state(), _X, stacked=False)
+    x = _X * np.arange(8, dtype=np.float32).reshape(8, 1, 1)
+
+    for training in turns:
+        state = view(state, x, training)
+        expected = other(expected, x)[0] if training else expected
+        _same(view.first(state), other.first(expected))
+    assert state["own"].shape == (8,)
+    assert np.unique(state["own"]).size == 8
+    assert view(state, x, turns[1])["own"].shape == (8,)
+
+
+_FUNCTIONS = {
+    "tanh": jnp.tanh,
+    "gelu": jax.nn.gelu,
+    "softplus": jax.nn.softplus,
+    "log2": lambda w: jnp.log2(1 + w * w),
+    "randint": lambda w: w + jax.random.randint(_KEY, w.shape, 0, 9),
+    "categorical": lambda w: w + jax.random.categorical(_KEY, w)[:, None],
+    "poisson": lambda w: w + jax.random.poisson(_KEY, 3.0, w.shape),
+    "pooling": lambda w: lax.reduce_window(w, -jnp.inf, lax.max, (1, 2), (1, 1), "SAME"),
+    "scatter-sub": lambda w: w.at[0].subtract(1.0),
+    "solve": lambda w: jnp.linalg.solve(jnp.eye(64) * 4 + w @ w.T, w),
+    "expm": lambda w: jax.scipy.linalg.expm(0.001 * w @ w.T) @ w,
+    "unstack": lambda w: jnp.stack(jnp.unstack(w)),
+    "interp": lambda w: jnp.interp(w, jnp.linspace(-2, 2, 5), jnp.arange(5.0)),
+    "composite": lambda w: lax.composite(jnp.sin, "a.b")(w),
+    "custom_root": lambda w: lax.custom_root(
+        lambda y: y**3 - w, jnp.ones_like(w), lambda f, y: y - f(y) / 9, lambda g, y: y / 3
+    ),
+}
+
+
+@pytest.mark.thorough
+def test_states_behind_functions_are_uniform():
+    def step(state, x):
+        loss = lambda w: jnp.tanh(jax.nn.gelu(x @ w)).sum()
+        new = lambda w, f: 0.9 * w + 0.01 * f(w) - 0.01 * lax.pmean(jax.grad(loss)(w), "i")
+        return {name: new(w, _FUNCTIONS[name]) for name, w in state.items()}
+
+    state = dict.fromkeys(_FUNCTIONS, _W)
+    view, _ = compare(step, state, _X, times=2, shardings="fsdp", gradients="reduce")
+    assert [leaf.path for leaf in view.report().leaves if not leaf.uniform] == []
+
+
+# ---- what is said of leaves that vary
+
+
+def _skipping(w, x):
+    gradient = lax.pmean(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), "i")
+    return jnp.where(jnp.isfinite(x).all(), w - 0.5 * gradient, w)  # decided alone
+
+
+def _unknown(w, x):
+    return w - lax.pmean(x.mean(), "i") + lax.rng_uniform(0.0, 1.0, w.shape)
+
+
+def _with_loss(w, x):
+    loss = jnp.mean((x @ w) ** 2)  # own loss
+    return w - lax.pmean(jnp.mean(x), "i"), loss * 1
+
+
+@pytest.mark.parametrize(
+    ("step", "state", "options", "texts"),
+    [
+        (
+            _skipping,
+            _W,
+            {"shardings": "fsdp"},
+            ["No leaf of the state of '_skipping' can", "decided alone", "pmean"],
+        ),
+        (
+            unsynchronized,
+            steps.unsynchronized_state(),
+            {"shardings": lambda path, leaf: P(*[None] * (leaf.ndim - 1), "i")},
+            ["state['mean']", "each device has another one", "never averaged"],
+        ),
+        (
+            _unknown,
+            _W,
+            {"shardings": lambda path, leaf: P("i")},
+            ["rng_uniform, of which nothing is known)"],
+        ),
+        (_with_loss, _W, {"out_axes": (0, None)}, ["out_axes=None", "test_states.py:"]),
+    ],
+    ids=["skipping", "ruled", "unknown", "out_axes"],
+)
+def test_what_varies_and_should_not_is_an_error_with_its_line(step, state, options, texts):
+    with pytest.raises(ArgumentError) as raised:
+        global_view(step, "i", **options)(state, _X)
+
+    for text in texts:
+        is_comment = text in ("decided alone", "never averaged")
+        assert (_line(step, text) if is_comment else text) in str(raised.value)
+
+
+def test_a_leaf_that_varies_and_was_to_be_sharded_is_named_once_with_bytes_and_line():
+    def step(state, x):
+        new = state["w"] - lax.pmean(jnp.mean(x), "i")
+        last = jnp.where(x[0, 0] > 0, new, state["last"])  # of one device
+        return {"w": new, "last": last, "mean": state["mean"] + x.mean(0)}
+
+    state = {"w": _W, "last": _W, "mean": np.zeros(64, np.float32)}
+    view = global_view(step, "i", shardings="fsdp")
+    with pytest.warns(UserWarning, match="not sharded, for each device has others") as warned:
+        placed = view.place(state, _X, stacked=False)
+    view(view(placed, _X), _X[:, :2])  # once for both programs
+
+    (text,) = [str(each.message) for each in warned]
+    assert "state['last'], 16.4 kB per device" in text
+    assert _line(step, "of one device") in text
+    assert "state['mean']" not in text  # too small to be sharded
+    global_view(step, "i")(state, _X)  # nothing was to be sharded
+
+
+# ---- states of pmap
+
+
+def test_a_stacked_state_gives_what_a_placed_one_gives():
+    view, other = _view(), _view()
+    expected, _ = other(other.place(_state()), _X)
+    given = jax.tree.map(jnp.asarray, stacked(_state()))
+    placed = view.place(given, stacked=True)
+    _same(view.first(placed), _state())
+    state, _ = view(placed, _X)
+
+    assert state["w"].sharding.spec == P("i")
+    assert given["w"].shape == (8, 64, 32)  # the caller's is as it was
+    _same(state, expected)
+    again = view.place(view.stacked(state), stacked=True)
+    _same(view(again, _X)[0], view(state, _X)[0])
+    for placed_before in (state, jax.tree.map(np.asarray, state)):
+        _same(view.place(placed_before, _X), state)
+
+
+def test_the_state_of_pmap_goes_on_from_there():
+    reference = stacked(steps.unsynchronized_state())
+    pmapped = jax.jit(jax.pmap(unsynchronized, axis_name="i")).lower(reference, _X)
+    program = pmapped.compile(compiler_options=PLAIN)
+    reference = program(reference, _X)
+
+    view = global_view(unsynchronized, "i", shardings="fsdp", gradients="reduce")
+    state = view.place(reference, _X, stacked=True)  # its means differ
+    compiled = view.lower(state, _X).compile(compiler_options=PLAIN)
+    x = jax.device_put(_X, view._signatures.last.in_shardings[-1])
+    assert_same(compiled(state, x), program(reference, _X))
+
+
+@pytest.mark.parametrize("shardings", ["fsdp", "replicated"])
+def test_a_state_is_read_as_pmap_has_it(shardings):
+    options = {"axis_name": "i", "donate_argnums": 0}
+    mapped = jax.pmap(unsynchronized, **options)
+    view = global_view(unsynchronized, shardings=shardings, gradients="reduce", **options)
+    held = mapped(stacked(steps.unsynchronized_state()), _X)
+    state = view(view.place(steps.unsynchronized_state()), _X)
+
+    # The numbers themselves are compared in test_numbers, without fusions.
+    assert jax.tree.map(jnp.shape, view.stacked(state)) == jax.tree.map(jnp.shape, held)
+    first, copies = view.first(state), view.stacked(state)
+    assert_same(first, jax.tree.map(lambda leaf: leaf[0], copies))
+    view(state, _X)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((first, copies)))
+
+
+@pytest.mark.parametrize("method", ["first", "stacked"])
+def test_another_tree_cannot_be_read(method):
+    view = global_view(unsynchronized, "i")
+    state = view.place(steps.unsynchronized_state())
+    for tree in (state["w"][:3], {**state, "other": jnp.ones(5)}):
+        with pytest.raises(ArgumentError, match=f"'{method}' takes the state"):
+            getattr(view, method)(tree)
+
+
+def _drifted():
+    state = stacked(_state())
+    return {**state, "w": state["w"].at[5, 3, 3].add(2**-20)}
+
+
+def _place_first(jit):
+    view = _view()
+    view.place(_state(), _X)
+    return jit(view)(stacked(_state()), _X)
+
+
+_MISPLACED = {
+    "drifted": (lambda: _view().place(_drifted(), _X, stacked=True), "'w'] is replicated by the"),
+    "not stacked": (lambda: _view().place(_state(), stacked=True), "stacked over 8 devices, but"),
+    "called stacked": (lambda: _place_first(lambda view: view), "view.place(state, stacked=True)"),
+    "jitted stacked": (lambda: _place_first(jax.jit), "view.place(state, stacked=True)"),
+    # It would become one of `[8, 8]`, each device with all values of all devices.
+    "either": (lambda: _view().place(_mixed(), _X), "stacked=...)"),
+    "either, alone": (lambda: _view()(_view().place(_mixed()), _X), "stacked=...)"),
+    "either, called": (lambda: _view()(_mixed(), _X), "stacked=...)"),
+    "either, traced": (lambda: jax.jit(_view())(_mixed(), _X), "test_states.py"),
+    "elsewhere": (
+        lambda: _view()(jax.device_put(_state(), jax.devices()[5]), _X),
+        "the global view keeps it as",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _MISPLACED)
+def test_a_state_in_another_form_is_an_error_with_its_remedy(name):
+    run, text = _MISPLACED[name]
+    with pytest.raises(ArgumentError) as raised:
+        run()
+    assert text in str(raised.value)
+
+
+def test_a_tree_says_which_leaves_have_a_value_for_each_device():
+    view, other = _view(), _view()
+    expected = other.place(_state(), _X, stacked=False)
+    expected["own"] = expected["own"] + np.arange(8, dtype=np.float32)
+
+    flags = {"w": False, "own": True}
+    state = view.place(_mixed(), _X, stacked=flags)
+    assert {name: leaf.shape for name, leaf in state.items()} == {"w": (64, 32), "own": (8,)}
+    _same(view(state, _X)[0], other(expected, _X)[0])
+    assert view.place(_mixed(), _X, stacked=False)["own"].shape == (8, 8)
+
+    def pair(w, own, x):
+        new, metric = _step({"w": w, "own": own}, x)
+        return new["w"], new["own"], metric
+
+    view = global_view(pair, "i", state=(0, 1))
+    w, own = view.place((_mixed()["w"], _mixed()["own"]), _X, stacked=(False, True))
+    assert (w.shape, own.shape) == ((64, 32), (8,))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("batch", [(), (np.ones((8, 4, 2, 32), np.float32),)])
+@pytest.mark.parametrize("typed", [False, True])
+def test_each_device_may_be_given_a_key_of_its_own(batch, *, typed: bool):
+    """As `state.replicate()` does it in the examples of Transformers, for dropout."""
+
+    def step(state, x):
+        key, new = jax.random.split(state["key"])
+        kept = x * jax.random.bernoulli(key, 0.5, x.shape)
+        w = state["w"] - 0.25 * lax.pmean(jnp.mean(kept, (0, 1)), "i")
+        return {"w": w, "key": new}, lax.pmean(kept.sum(), "i")
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    wanted = {"w": jnp.zeros((8, 32)), "key": keys if typed else jax.random.key_data(keys)}
+    wanted = jax.device_put(wanted, jax.NamedSharding(jax.make_mesh((8,), ("i",)), P("i")))
+    view = global_view(step, "i", shardings=lambda path, leaf: P("i") if path == "w" else P())
+    x = np.ones((8, 4, 2, 32), np.float32)
+    state = view.place(wanted, *batch, stacked=True)
+    pmapped = jax.pmap(step, "i")
+    for _ in range(2):
+        wanted, sum_there = pmapped(wanted, x)
+        state, sum_here = view(state, x)
+
+    assert state["w"].sharding.spec == P("i")
+    np.testing.assert_array_equal(state["w"], wanted["w"][0])
+    data = [jax.random.key_data(each["key"]) if typed else each["key"] for each in (state, wanted)]
+    np.testing.assert_array_equal(*data)
+    np.testing.assert_array_equal(sum_here, sum_there)
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("shardings", ["replicated", "fsdp"])
+@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_placed_state_shares_no_memory_with_what_was_given(
+    shardings, is_stacked, on_device, shared_ones
+):
+    lead = (8,) if is_stacked else ()
+    view = global_view(_step, "i", shardings=shardings)
+    given = {"w": shared_ones((*lead, 64, 32)), "own": shared_ones((*lead, 1))}
+    if on_device:
+        given = jax.tree.map(jnp.asarray, given)
+
+    state = view.place(given, _X, stacked=is_stacked)
+    if not on_device:
+        given["w"][:], given["own"][:] = 7, 7
+        assert max(np.asarray(leaf).max() for leaf in jax.tree.leaves(state)) == 1
+    jax.tree.map(lambda leaf: leaf.delete(), state)
+
+    smallest = np.asarray(given["w"]).min(), np.asarray(given["own"]).min()
+    assert smallest == ((1, 1) if on_device else (7, 7))
+
+
+@pytest.mark.parametrize("device", [0, 5])
+def test_what_varies_is_moved_from_another_device(device):
+    view, other = _view(), _view()
+    state = _state()
+    expected = other(other.place(_state(), stacked=False), _X)
+    state["own"] = jax.device_put(state["own"], jax.devices()[device])
+    _same(view(state, _X), expected)
+
+    elsewhere = jax.device_put(_state(), jax.devices()[device])
+    _same(_view().place(elsewhere, _X), other.place(_state(), _X, stacked=False))
+
+
+def test_a_scan_over_a_view():
+    view = _view()
+    state = view.place(_state(), _X, stacked=False)
+    last, sums = jax.jit(lambda state, xs: lax.scan(view, state, xs))(state, np.stack([_X, -_X]))
+
+    first, one = view(state, _X)
+    expected, two = view(first, -_X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), last, expected)
+    np.testing.assert_array_equal(sums, np.stack([one, two]))
