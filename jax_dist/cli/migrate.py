@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from jax_dist import _files
@@ -180,11 +180,11 @@ class _Migrate:
             files = [file.unchanged() for file in files if not file.is_new]
         return list(files), verification
 
-    def _migrated_again(self, places: Sequence[tuple[str, int]]) -> list[Any]:
-        """Return the files without the forms that differ, at places by path and line."""
-        back: dict[str, frozenset[int]] = {}
-        for path, line in places:
-            back[path] = back.get(path, frozenset()) | {line}
+    def _migrated_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
+        """Return the files with other forms of places, by path and line."""
+        back: dict[str, dict[int, Any]] = {}
+        for (path, line), form in places.items():
+            back.setdefault(path, {})[line] = form
         self._target = dataclasses.replace(self._target, back=back)
         return self._migrated()[0]
 

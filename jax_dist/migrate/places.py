@@ -12,6 +12,8 @@ from jax_dist.lint.model.sources import Source
 
 Target: TypeAlias = Literal["jax_dist", "vendored", "shard_map", "jit"]
 TARGETS: tuple[Target, ...] = ("jax_dist", "vendored", "shard_map", "jit")
+# The form that a place takes instead (None: it stays) after a run, and why.
+Back: TypeAlias = tuple[Target | None, str]
 Status: TypeAlias = Literal["done", "left"]
 
 

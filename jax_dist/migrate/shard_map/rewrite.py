@@ -2,7 +2,8 @@
 
 import ast
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jax_dist import _codes
@@ -50,7 +51,7 @@ def rewrite(
     module: Module,
     target: Target,
     left_lines: Collection[int] = (),
-    shard_map_lines: Collection[int] = (),
+    shard_map_lines: Mapping[int, str] = MappingProxyType({}),
 ) -> Rewritten:
     """Return the places of a file, and the one fix that migrates those that can be.
 
@@ -58,7 +59,8 @@ def rewrite(
       module: the file.
       target: "shard_map" or "jit".
       left_lines: the lines of places that stay.
-      shard_map_lines: the lines of places that are not to become `jit` alone.
+      shard_map_lines: by the lines of places that are not to become `jit` alone, why not; "": the
+        text of the step says it.
     """
     mapped: list[Mapped] = []
     places: list[PlannedPlace] = []
@@ -68,7 +70,7 @@ def rewrite(
             continue
         try:
             if module.source.position(module.span(site.reference)[0]).line in left_lines:
-                raise Left("it computes something else in this form", "Use --to vendored for it.")
+                continue
             mapped.append(_checked(module, site))
         except Left as left:
             places.append(PlannedPlace.left(*place, left))
@@ -189,13 +191,15 @@ class _Rewriting:
         self._reductions: dict[int, list[tuple[ast.Call, ast.expr]]] = {}
         self._reasons: dict[int, str] = {}  # why others are none
 
-    def find_global_steps(self, shard_map_lines: Collection[int]) -> None:
+    def find_global_steps(self, shard_map_lines: Mapping[int, str]) -> None:
         """Find the mapped functions that become `jax.jit` over global arrays."""
         for number, mapped in enumerate(self._mapped):
             start = self._module.span(mapped.site.reference)[0]
             try:
-                if self._module.source.position(start).line in shard_map_lines:
-                    raise Left("the step then computes something else")
+                line = self._module.source.position(start).line
+                if line in shard_map_lines:
+                    reason = shard_map_lines[line]
+                    raise Left(reason or global_steps.why_it_differs(self._module, mapped))
                 keys = [name for name, is_key in self._slices(number, mapped).items() if is_key]
                 axis = self._axes[number]
                 self._reductions[number] = global_steps.reductions(

@@ -28,6 +28,8 @@ class Verdict:
     same: int = 0
     raised: int = 0  # calls that raised the same error in both
     difference: str = ""  # the first
+    replays: int = 0  # calls of pmap that were replayed by the new step
+    reason: str = ""  # of the difference, if its numbers say it
     went_back: bool = False
 
     def __str__(self) -> str:
@@ -39,6 +41,7 @@ class Verdict:
             text = f"raised in all of {self.calls} calls, before and after"
         else:
             text = f"same in {self.same} of {self.calls} calls"
+            text += f", {self.replays} of them on 1, 2 and all devices" if self.replays else ""
         return text + (" (it went back)" if self.went_back else "")
 
 
@@ -115,6 +118,12 @@ def compare(
             verdict.name = verdict.name or call.name
             verdict.calls += 1
             text = _difference(old, new, number if rounded else None)
+            if new is not None and new.replay is not None:
+                verdict.replays += not new.replay["text"]
+                if new.replay["text"] and not verdict.difference:  # it follows from no other
+                    verdict.difference = f"call {number + 1}, {new.replay['text']}"
+                    verdict.reason = new.replay["reason"]
+                    continue
             if not text:
                 verdict.same += 1
                 verdict.raised += bool(old.raised)

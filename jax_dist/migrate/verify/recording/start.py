@@ -19,6 +19,7 @@ def start(
     records: str = "",
     tree: str = "",
     written: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    replayed: str = "",
     explain: str = "",
     seed: bool = True,
 ) -> None:
@@ -31,6 +32,7 @@ def start(
       records: the folder for the records of mapped calls; "": none are kept.
       tree: the program's folder; calls are named by the files in it.
       written: by path in the tree, the lines of calls of jax.jit that a migration wrote.
+      replayed: the records of the old program, for replays of written steps; "": there are none.
       explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
       seed: whether `random` and `numpy.random` begin with a seed.
     """
@@ -45,7 +47,7 @@ def start(
     if records:
         from . import calls
 
-        calls.install(at_import, records, tree, written or {})
+        calls.install(at_import, records, tree, written or {}, replayed)
     if explain:
         from . import explaining
 
