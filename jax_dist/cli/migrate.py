@@ -190,7 +190,7 @@ class _Migrate:
 
     def _show(self, report: Any) -> None:
         from jax_dist.lint.engine import fixer, linter
-        from jax_dist.migrate.report import FORMATS
+        from jax_dist.migrate.report import FORMATS, review_text
 
         options = self._options
         if options.write and options.paths == [_STDIN]:
@@ -209,6 +209,8 @@ class _Migrate:
                 self._out.write(fixer.diff(*texts, new=file.is_new, colour=colour))
         if report.verification_text and not options.concise:
             print(report.verification_text, file=self._out if options.write else self._err)
+            if report.review:
+                print(review_text(report), file=self._out if options.write else self._err)
 
     def _written(self, files: Sequence[Any]) -> list[Any]:
         """Return the files as they are now; one that cannot be written stays as it was.

@@ -7,7 +7,7 @@ before that is bound.
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jax_dist.lint.engine import linter
 from jax_dist.lint.model import new_imports, sources
@@ -15,13 +15,14 @@ from jax_dist.lint.model.findings import choose_fixes
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, Source, UnreadableError
 from jax_dist.lint.rules import Version
-from jax_dist.migrate import imports, renames, sites, vendored
+from jax_dist.migrate import imports, renames, review, sites, vendored
 from jax_dist.migrate.names import LibraryNames, VendoredNames
 from jax_dist.migrate.places import (
     Back,
     FileMigration,
     Place,
     PlannedPlace,
+    Span,
     Target,
     UnsafeTextError,
     unparsed_cells,
@@ -122,11 +123,12 @@ class _File:
     def migrated(self) -> FileMigration:
         """Return the file with its places."""
         source = self._first.source
+        touched: Mapping[int, Sequence[Span]] = {}
         before = source.written(source.code)
         module, planned = self._first, []
         try:
             if self._to in ("shard_map", "jit"):
-                module, planned = self._mapped_again(module)
+                module, planned, touched = self._mapped_again(module)
             others = self._places(module)
             places = (*(p.place for p in (*planned, *others)), *unparsed_cells(source))
             after = self._rewritten(module, others)
@@ -134,10 +136,13 @@ class _File:
             return FileMigration(source.path, before, before, problem=str(error))
         is_vendored = isinstance(self._namer, VendoredNames) and self._namer.is_used
         needs = self._home.path if is_vendored and after != before else ""
-        return FileMigration(source.path, before, after, _in_order(places), needs_module=needs)
+        more: dict[str, Any] = {"needs_module": needs, "touched": touched}
+        return FileMigration(source.path, before, after, _in_order(places), **more)
 
-    def _mapped_again(self, module: Module) -> tuple[Module, list[PlannedPlace]]:
-        """Return the file with its mapped functions by jax.shard_map, and their places."""
+    def _mapped_again(
+        self, module: Module
+    ) -> tuple[Module, list[PlannedPlace], Mapping[int, Sequence[Span]]]:
+        """Return the file with its mapped functions by jax.shard_map, their places and reads."""
         from jax_dist.migrate.shard_map.rewrite import rewrite  # only here: few runs need it
 
         left: set[int] = set()
@@ -150,12 +155,13 @@ class _File:
         lower = {line: reason for line, (_, reason) in self._back.items()}
         result = rewrite(module, self._to, left, lower)
         if result.fix is None:
-            return module, result.places
+            return module, result.places, {}
         try:
             source = module.source.edited(new_imports.placed(module, [result.fix]))
             if result.definitions:
                 source = new_imports.with_block(source, result.definitions)
-            return self._files.project.module(source), result.places
+            touched = review.touched_lines(module, result.touched)
+            return self._files.project.module(source), result.places, touched
         except (ParseError, ValueError) as error:
             raise UnsafeTextError(
                 f"the new text would not parse ({error}); please report it"

@@ -44,7 +44,7 @@ class Rewritten:
     places: list[PlannedPlace]
     fix: Fix | None
     definitions: str  # to be put below the imports
-    changed: frozenset[str]  # names of the values that have another form
+    touched: frozenset[ast.AST]  # what defines and reads values that have another form
 
 
 def rewrite(
@@ -99,7 +99,7 @@ def rewrite(
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
     fix = Fix("use jax.shard_map", Safety.UNSAFE, writer.all_edits(), imports)
     definitions = "\n\n".join(text.strip("\n") for text in writer.below)
-    return Rewritten(places, fix, definitions, frozenset(writing.changed))
+    return Rewritten(places, fix, definitions, frozenset(writing.touched))
 
 
 _NOT_SEEN = Left(
@@ -179,7 +179,7 @@ class _Rewriting:
         self._module = module
         self._mapped, self._values, self._layouts = mapped, values, layouts
         self.writer = Writer(module)
-        self.changed: set[str] = set()
+        self.touched: set[ast.AST] = set()
         at_top = (each for each in mapped if isinstance(_home(module, each.site.node), ast.Module))
         self._shared_home = module.tree if any(True for _ in at_top) else None
         named = [each.axis_name for each in mapped if each.axis_name is not None]
@@ -666,7 +666,8 @@ class _Rewriting:
         if number is None:
             return
         if layout is not Layout.SLICES:
-            self.changed.add(value.name)
+            self.touched |= {use.node for use in value.uses}
+            self.touched |= {definition.node for definition in value.definitions}
         for definition in value.definitions:
             self._write_definition(value, layout, number, definition)
         if layout is Layout.WHOLE:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify.runs import Call, Run
 
 Key: TypeAlias = tuple[str, int]  # path and line of a place, before
@@ -54,6 +55,7 @@ class Verification:
     problems: Sequence[str]  # of the runs as a whole
     seconds: Sequence[float]  # of each run
     written: bool = True  # whether the result may be written
+    review: Sequence[Unreached] = ()  # lines that touch a changed value and did not run
 
     @property
     def has_differences(self) -> bool:
@@ -65,6 +67,7 @@ class Verification:
             "command": list(self.command),
             "seconds": [round(seconds, 1) for seconds in self.seconds],
             "problems": list(self.problems),
+            "review": [dataclasses.asdict(line) for line in self.review],
             "places": [
                 {**dataclasses.asdict(verdict), "verdict": str(verdict)}
                 for verdict in self.verdicts

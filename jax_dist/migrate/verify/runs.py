@@ -50,6 +50,7 @@ class Run:
     errors: str
     seconds: float
     calls: Sequence[Sequence[Call]]  # of each process
+    ran: frozenset[tuple[str, int]] = frozenset()  # the lines of markers, by path within the tree
 
 
 def root_of(paths: Sequence[str]) -> str:
@@ -119,7 +120,11 @@ def recorded(
         records.mkdir(exist_ok=True)
         temporary.mkdir()
         wanted = settings(
-            records=str(records), tree=str(tree), written=dict(written or {}), replayed=replayed
+            records=str(records),
+            ran=str(Path(work, "ran")),
+            tree=str(tree),
+            written=dict(written or {}),
+            replayed=replayed,
         )
         with injected(wanted) as folder:
             environment = _environment(folder, tree, temporary, devices)
@@ -131,7 +136,13 @@ def recorded(
             for name in ("stdout", "stderr")
         )
         processes = [_read(process) for process in sorted(records.iterdir())]
-        return Run(ended[0], output, errors, ended[1], processes)
+        return Run(ended[0], output, errors, ended[1], processes, _lines(Path(work, "ran")))
+
+
+def _lines(ran: Path) -> frozenset[tuple[str, int]]:
+    text = ran.read_text(encoding="utf-8") if ran.exists() else ""
+    parts = (line.partition(" ") for line in text.splitlines())
+    return frozenset((path, int(line)) for line, _, path in parts)
 
 
 def _environment(folder: str, tree: Path, temporary: Path, devices: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from jax_dist._usage import MisuseError
+from jax_dist.migrate import review
 from jax_dist.migrate.places import Back, FileMigration, Target
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verdict, Verification
@@ -56,7 +57,12 @@ def verify(
         run = functools.partial(
             runs.recorded, command, root, devices=devices, timeout=timeout, progress=progress
         )
-        before = run({}, title="running the old program", kept=kept)
+        texts = {
+            within(file.path): review.marked(file, within(file.path))
+            for file in files
+            if file.touched
+        }
+        before = run(texts, title="running the old program", kept=kept)
 
         def trial(files: Sequence[FileMigration], title: str) -> Verification:
             changed = {within(file.path): file for file in files if file.changed}
@@ -69,7 +75,13 @@ def verify(
                 if place.form == "jit"
             ]
             after = run(texts, written=lines, title=title, replayed=kept if jits else "")
-            return comparison.compare(command, before, after, [*forms], jits)
+            result = comparison.compare(command, before, after, [*forms], jits)
+            lines_left = [
+                line
+                for path, file in changed.items()
+                for line in review.unreached(file, path, before.ran)
+            ]
+            return dataclasses.replace(result, review=lines_left)
 
         first = trial(files, "running the new program")
         back = {} if again is None else _going_back(first, forms)
