@@ -7,7 +7,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from jax_dist._usage import MisuseError
 from jax_dist.migrate import review
@@ -165,11 +165,23 @@ def written_lines(file: FileMigration) -> list[tuple[int, int]]:
         tree = ast.parse(file.after)
     except (SyntaxError, ValueError):
         return []
+    decorators = {
+        decorator
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for decorator in node.decorator_list
+    }
     return [
         (node.lineno, node.end_lineno or node.lineno)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func).rpartition(".")[2] in ("jit", "partial")
-        and "jit" in ast.unparse(node)
+        if _makes_jit(node, is_decorator=node in decorators)
         and added & {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     ]
+
+
+def _makes_jit(node: ast.AST, *, is_decorator: bool) -> TypeGuard[ast.expr]:
+    """Return whether an expression is `jit(...)`, `partial(jax.jit, ...)`, or `@jax.jit`."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        return name in ("jit", "partial") and "jit" in ast.unparse(node)
+    return is_decorator and isinstance(node, ast.Name | ast.Attribute) and "jit" in ast.dump(node)
