@@ -604,7 +604,8 @@ class _Rewriting:
     def _is_mapped_argument(self, use: Use) -> bool:
         if use.kind != "argument" or use.call is None:
             return False
-        return self._mapped[self._numbers[use.call]].axes[use.position] is not None
+        mapped = self._mapped[self._numbers[use.call]]
+        return use.position not in mapped.static and mapped.axes[use.position] is not None
 
     def _write_direct_read(self, mapped: Mapped, call: ast.Call) -> None:
         """Write `unreplicate(f(x))` as `f(x)`."""
