@@ -71,7 +71,9 @@ def _run(folder: pathlib.Path, texts: list[str], **options: Any) -> list[runs.Ru
 
 
 def _is_close(old: Any, new: Any, bound: float) -> bool:
-    if isinstance(old, list) and isinstance(new, list):
+    if isinstance(old, list) or isinstance(new, list):
+        if not (isinstance(old, list) and isinstance(new, list)):
+            return False
         return len(old) == len(new) and all(map(_is_close, old, new, [bound] * len(old)))
     return old == new or (old != old and new != new) or abs(old - new) <= bound * max(1, abs(old))
 

@@ -168,10 +168,11 @@ def test_the_same_text_runs_in_two_processes():
 def test_a_file_goes_back_to_the_vendored_module_as_a_whole():
     text = _STEP.format(body='return w - jax.lax.pmean(x.mean(0), "i")', more="", keys="")
     text = (_HEAD + text).encode()
-    back = {"a.py": {12: ("vendored", "it computes something else")}}
+    back: Any = {"a.py": {12: ("vendored", "it computes something else")}}
     result = migration.migrate_text("a.py", text, MigrationOptions("shard_map", back=back))
     vendored = migration.migrate_text("a.py", text, MigrationOptions("vendored"))
 
+    assert result is not None
     assert result == vendored
     assert result.needs_module
 
