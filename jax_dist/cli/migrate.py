@@ -8,7 +8,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from jax_dist import _files
@@ -176,17 +176,17 @@ class _Migrate:
             files = [file.unchanged() for file in files if not file.is_new]
         return list(files), verification
 
-    def _migrated_again(self, places: Sequence[tuple[str, int]]) -> list[Any]:
-        """Return the files without the forms that differ, at places by path and line."""
-        back: dict[str, frozenset[int]] = {}
-        for path, line in places:
-            back[path] = back.get(path, frozenset()) | {line}
+    def _migrated_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
+        """Return the files with other forms of places, by path and line."""
+        back: dict[str, dict[int, Any]] = {}
+        for (path, line), form in places.items():
+            back.setdefault(path, {})[line] = form
         self._target = dataclasses.replace(self._target, back=back)
         return self._migrated()[0]
 
     def _show(self, report: Any) -> None:
         from jax_dist.lint.engine import fixer, linter
-        from jax_dist.migrate.report import FORMATS
+        from jax_dist.migrate.report import FORMATS, review_text
 
         options = self._options
         if options.write and options.paths == [_STDIN]:
@@ -205,6 +205,8 @@ class _Migrate:
                 self._out.write(fixer.diff(*texts, new=file.is_new, colour=colour))
         if report.verification_text and not options.concise:
             print(report.verification_text, file=self._out if options.write else self._err)
+            if report.review:
+                print(review_text(report), file=self._out if options.write else self._err)
 
     def _written(self, files: Sequence[Any]) -> list[Any]:
         """Return the files as they are now; one that cannot be written stays as it was.

@@ -7,7 +7,7 @@ before that is bound.
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jax_dist.lint.engine import linter
 from jax_dist.lint.model import new_imports, sources
@@ -15,12 +15,14 @@ from jax_dist.lint.model.findings import choose_fixes
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, Source, UnreadableError
 from jax_dist.lint.rules import Version
-from jax_dist.migrate import imports, renames, sites, vendored
+from jax_dist.migrate import imports, renames, review, sites, vendored
 from jax_dist.migrate.names import LibraryNames, VendoredNames
 from jax_dist.migrate.places import (
+    Back,
     FileMigration,
     Place,
     PlannedPlace,
+    Span,
     Target,
     UnsafeTextError,
     unparsed_cells,
@@ -41,8 +43,8 @@ class MigrationOptions:
     to: Target = "jax_dist"
     jax: Version | None = None  # the oldest jax that the code must run on; None: the newest
     lines: Mapping[str, frozenset[int]] = dataclasses.field(default_factory=dict)  # by path
-    # The lines of places that keep their form, by path: a run has shown that they differ.
-    back: Mapping[str, frozenset[int]] = dataclasses.field(default_factory=dict)
+    # By path and line: what a run has shown to need another form.
+    back: Mapping[str, Mapping[int, Back]] = dataclasses.field(default_factory=dict)
 
 
 def migrate(
@@ -110,6 +112,10 @@ class _File:
         self._first = files.project.module(source)
         self._namer: LibraryNames | VendoredNames = LibraryNames()
         self._home = vendored.home_of(self._first, files.project)
+        self._back = options.back.get(source.path, {})
+        # The whole file: its mapped functions share values.
+        is_back = any(form == "vendored" for form, _ in self._back.values())
+        self._to: Target = "vendored" if is_back else options.to
         if options.to != "jax_dist":
             self._namer = VendoredNames(self._home)
         self._chosen = options.lines.get(source.path)
@@ -117,11 +123,12 @@ class _File:
     def migrated(self) -> FileMigration:
         """Return the file with its places."""
         source = self._first.source
+        touched: Mapping[int, Sequence[Span]] = {}
         before = source.written(source.code)
         module, planned = self._first, []
         try:
-            if self._options.to in ("shard_map", "jit"):
-                module, planned = self._mapped_again(module)
+            if self._to in ("shard_map", "jit"):
+                module, planned, touched = self._mapped_again(module)
             others = self._places(module)
             places = (*(p.place for p in (*planned, *others)), *unparsed_cells(source))
             after = self._rewritten(module, others)
@@ -129,30 +136,32 @@ class _File:
             return FileMigration(source.path, before, before, problem=str(error))
         is_vendored = isinstance(self._namer, VendoredNames) and self._namer.is_used
         needs = self._home.path if is_vendored and after != before else ""
-        return FileMigration(source.path, before, after, _in_order(places), needs_module=needs)
+        more: dict[str, Any] = {"needs_module": needs, "touched": touched}
+        return FileMigration(source.path, before, after, _in_order(places), **more)
 
-    def _mapped_again(self, module: Module) -> tuple[Module, list[PlannedPlace]]:
-        """Return the file with its mapped functions by jax.shard_map, and their places."""
+    def _mapped_again(
+        self, module: Module
+    ) -> tuple[Module, list[PlannedPlace], Mapping[int, Sequence[Span]]]:
+        """Return the file with its mapped functions by jax.shard_map, their places and reads."""
         from jax_dist.migrate.shard_map.rewrite import rewrite  # only here: few runs need it
 
-        back = frozenset(self._options.back.get(module.source.path, frozenset()))
+        left: set[int] = set()
         if self._chosen is not None:
             lines = {
                 module.source.position(module.span(site.reference)[0]).line
-                for site in sites.find(module, self._options.to)
+                for site in sites.find(module, self._to)
             }
-            back |= lines - self._chosen
-        lower: frozenset[int] = frozenset()
-        if self._options.to == "jit":  # what differs then takes the form of shard_map
-            back, lower = back - self._options.back.get(module.source.path, back), back
-        result = rewrite(module, self._options.to, back, lower)
+            left = lines - self._chosen
+        lower = {line: reason for line, (_, reason) in self._back.items()}
+        result = rewrite(module, self._to, left, lower)
         if result.fix is None:
-            return module, result.places
+            return module, result.places, {}
         try:
             source = module.source.edited(new_imports.placed(module, [result.fix]))
             if result.definitions:
                 source = new_imports.with_block(source, result.definitions)
-            return self._files.project.module(source), result.places
+            touched = review.touched_lines(module, result.touched)
+            return self._files.project.module(source), result.places, touched
         except (ParseError, ValueError) as error:
             raise UnsafeTextError(
                 f"the new text would not parse ({error}); please report it"
@@ -191,7 +200,7 @@ class _File:
 
     def _places(self, module: Module) -> list[PlannedPlace]:
         """Return the places whose names change, in the file as it is now."""
-        to = self._options.to
+        to = self._to
         if to in ("shard_map", "jit"):
             places = renames.places_of_rules(module, self._options.jax)
         else:
@@ -205,8 +214,8 @@ class _File:
             )
         if self._chosen is not None:
             places = [place for place in places if place.place.line in self._chosen]
-        back = self._options.back.get(module.source.path, frozenset())
-        return [place for place in places if place.place.line not in back]
+        stay = {line for line, (form, _) in self._back.items() if form is None}
+        return [place for place in places if place.place.line not in stay]
 
 
 def _in_order(places: Sequence[Place]) -> tuple[Place, ...]:

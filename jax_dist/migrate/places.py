@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from jax_dist import _codes
@@ -12,6 +12,9 @@ from jax_dist.lint.model.sources import Source
 
 Target: TypeAlias = Literal["jax_dist", "vendored", "shard_map", "jit"]
 TARGETS: tuple[Target, ...] = ("jax_dist", "vendored", "shard_map", "jit")
+# The form that a place takes instead (None: it stays) after a run, and why.
+Back: TypeAlias = tuple[Target | None, str]
+Span: TypeAlias = tuple[int, int]  # bytes
 Status: TypeAlias = Literal["done", "left"]
 
 
@@ -48,6 +51,8 @@ class FileMigration:
     problem: str = ""  # why the file was left whole
     needs_module: str = ""  # the absolute path of the vendored module that it imports
     is_new: bool = False  # it did not exist
+    # By line of the text before: the expressions that read a value of another form.
+    touched: Mapping[int, Sequence[Span]] = dataclasses.field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
@@ -79,7 +84,7 @@ class PlannedPlace:
     """A place with the fix that migrates it; `span` are its bytes."""
 
     place: Place
-    span: tuple[int, int]
+    span: Span
     fix: Fix | None = None
 
     @classmethod

@@ -9,7 +9,8 @@ The JSON is one object:
   files: [{path, changed, problem}]; a problem is why the file was left whole, or ""
   places: [{path, line, cell, code, status, form, what, reason, by_hand}]; line is of the file
     before (in a notebook: of the cell, counted from 1)
-  verification: what the runs showed, or null
+  verification: what the runs showed, or null; its `review` lists the lines that touch a changed
+    value and did not run: [{path, line, text}]
 """
 
 import dataclasses
@@ -64,6 +65,10 @@ class MigrationReport:
             groups.setdefault(place.reason, []).append(place)
         return sorted(groups.values(), key=lambda places: -len(places))
 
+    @property
+    def review(self) -> Sequence[Mapping[str, Any]]:
+        return () if self.verification is None else self.verification["review"]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as the JSON has it."""
         return {
@@ -104,7 +109,20 @@ def _as_text(report: MigrationReport) -> str:
     lines += [f"{file.path}: left whole: {file.problem}" for file in report.problems]
     if report.verification_text:
         lines.append(report.verification_text)
+    if report.review:
+        lines.append(review_text(report))
     return "".join(f"{line}\n" for line in lines)
+
+
+def review_text(report: MigrationReport) -> str:
+    """Return the lines that a run did not reach, below a title."""
+    title = "Review these lines: they read a changed value, and did not run"
+    return "\n".join([title, *(f"  {where}: {text}" for where, text in _review(report))])
+
+
+def _review(report: MigrationReport) -> Iterator[tuple[str, str]]:
+    for line in report.review:
+        yield f"{line['path']}:{line['line']}", line["text"]
 
 
 def _outcome(place: Place) -> str:
@@ -130,6 +148,9 @@ def _markdown_lines(report: MigrationReport) -> Iterator[str]:
         yield from (f"| {form} | {count} |" for form, count in report.by_form().items())
     if report.verification_text:
         yield f"\n## Verification\n\n```text\n{report.verification_text}\n```"
+    if report.review:
+        yield "\n## Review\n\nThese lines read a changed value, and did not run.\n"
+        yield from (f"* `{where}` `{text}`" for where, text in _review(report))
     if report.left:
         yield "\n## Left"
         for places in report.by_reason():

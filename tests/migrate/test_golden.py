@@ -26,7 +26,7 @@ from jax_dist.migrate.migration import MigrationOptions
 from jax_dist.migrate.places import FileMigration
 
 _FOLDER = pathlib.Path(__file__).parent / "golden"
-_CASES = sorted(
+CASES = sorted(
     (path.parent.name, path.stem.removeprefix("after_")) for path in _FOLDER.glob("*/after_*.py")
 )
 _NAMES_ONLY = ("jax_dist", "vendored")
@@ -64,7 +64,7 @@ def _leaf(x: Any) -> Leaf:
     return Leaf(array.tolist(), array.shape, str(array.dtype), devices)
 
 
-@pytest.mark.parametrize(("name", "to"), _CASES)
+@pytest.mark.parametrize(("name", "to"), CASES)
 def test_the_text_is_as_written(name: str, to: str):
     result = migrate(read(name), to)
 
@@ -72,7 +72,7 @@ def test_the_text_is_as_written(name: str, to: str):
     assert result.after.decode() == read(name, f"after_{to}")
 
 
-@pytest.mark.parametrize(("name", "to"), _CASES)
+@pytest.mark.parametrize(("name", "to"), CASES)
 def test_a_second_run_changes_nothing(name: str, to: str):
     again = migrate(read(name, f"after_{to}"), to)
 
@@ -80,7 +80,7 @@ def test_a_second_run_changes_nothing(name: str, to: str):
     assert [place for place in again.places if place.status == "done"] == []
 
 
-@pytest.mark.parametrize("name", sorted({name for name, to in _CASES if to == "vendored"}))
+@pytest.mark.parametrize("name", sorted({name for name, to in CASES if to == "vendored"}))
 def test_each_target_takes_what_the_others_wrote(name: str):
     """A program that took the first step takes the next as if it had not taken the first."""
     by_library = migrate(read(name, "after_jax_dist"), "vendored")
@@ -91,7 +91,7 @@ def test_each_target_takes_what_the_others_wrote(name: str):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", sorted({name for name, _ in _CASES}))
+@pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
 def test_the_numbers_are_the_same(name: str):
     before = read(name)
     if re.search(r"(?m)^(import|from) flax\b", before):
@@ -99,7 +99,7 @@ def test_the_numbers_are_the_same(name: str):
     literal = re.search(r"(?m)^# result: (.*)$", before)
     expected = None if literal else run(before, name)
 
-    for to in (to for case, to in _CASES if case == name):
+    for to in (to for case, to in CASES if case == name):
         result = run(read(name, f"after_{to}"), name)
         if literal:
             assert [leaf.value for leaf in result] == json.loads(literal[1]), to
@@ -123,7 +123,7 @@ def test_a_wrong_migration_would_be_seen():
 
 def write() -> None:
     """Write the afters of all cases."""
-    for name, to in _CASES:
+    for name, to in CASES:
         result = migrate(read(name), to)
         assert not result.problem, (name, to, result.problem)
         (_FOLDER / name / f"after_{to}.py").write_bytes(result.after)

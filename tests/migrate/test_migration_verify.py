@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jax_dist.migrate import migration, programs
+from jax_dist.migrate import migration, programs, report
 from jax_dist.migrate.migration import MigrationOptions
 from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.verify import comparison, trial
@@ -168,6 +168,36 @@ def test_a_wrong_migration_goes_back_or_is_not_written(program: pathlib.Path):
     assert verification.written
     _, verification = trial.verify([sys.executable, "a.py"], wrong)
     assert not verification.written
+
+
+_UNREACHED = """\
+import jax
+import jax.numpy as jnp
+from flax import jax_utils
+
+step = jax.pmap(lambda w, x: w + jax.lax.psum(x, "i"), "i")
+w = jax_utils.replicate(jnp.zeros(()))
+for _ in range(2):
+    w = step(w, jnp.ones(8))
+    if w is None:
+        print(jax_utils.unreplicate(w), f"{w}")
+print(jax_utils.unreplicate(w) if w is not None
+      else w)
+"""
+
+
+@pytest.mark.thorough
+def test_lines_that_read_a_changed_value_and_did_not_run_are_listed(program: pathlib.Path):
+    pytest.importorskip("flax")
+    (program / "a.py").write_text(_UNREACHED)
+    files = migration.migrate(["a.py"], MigrationOptions(to="shard_map"))
+    _, verification = trial.verify([sys.executable, "a.py"], files)
+    result = report.MigrationReport("shard_map", files, verification.to_dict(), "")
+
+    assert verification.problems == []
+    for text in (report.FORMATS[".txt"](result), report.FORMATS[".md"](result)):
+        assert [line.split("`")[0].strip(" *") for line in text.splitlines() if "a.py:1" in line]
+    assert [line["line"] for line in result.to_dict()["verification"]["review"]] == [10, 12]
 
 
 def _replaced(file: FileMigration, old: bytes, new: bytes) -> FileMigration:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import test_golden as golden
 
+from jax_dist.migrate import migration
+from jax_dist.migrate.migration import MigrationOptions
 from jax_dist.testing import run_processes
 
 _HEAD = "import functools\nimport jax\nimport jax.numpy as jnp\nfrom flax import jax_utils\n\n"
@@ -161,6 +163,18 @@ def test_the_same_text_runs_in_two_processes():
     for outcome in outcomes:
         for name, (before, after) in outcome.value.items():
             assert before == after, name
+
+
+def test_a_file_goes_back_to_the_vendored_module_as_a_whole():
+    text = _STEP.format(body='return w - jax.lax.pmean(x.mean(0), "i")', more="", keys="")
+    text = (_HEAD + text).encode()
+    back: Any = {"a.py": {12: ("vendored", "it computes something else")}}
+    result = migration.migrate_text("a.py", text, MigrationOptions("shard_map", back=back))
+    vendored = migration.migrate_text("a.py", text, MigrationOptions("vendored"))
+
+    assert result is not None
+    assert result == vendored
+    assert result.needs_module
 
 
 def test_comments_of_the_old_call_stay():

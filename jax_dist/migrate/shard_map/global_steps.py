@@ -62,6 +62,20 @@ def reductions(
     return edits
 
 
+def why_it_differs(module: Module, mapped: Mapped) -> str:
+    """Return why a step gives something else for the whole batch, as its text has it."""
+    step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
+    parts = [step, *(_called_by(module, step) if isinstance(step, ast.FunctionDef) else ())]
+    nodes = [node for part in parts for node in ast.walk(part)]
+    words = {getattr(node, name, None) for node in nodes for name in ("id", "attr", "arg", "value")}
+    if {"batch_stats", "BatchNorm", "batch_norm"} & {w for w in words if isinstance(w, str)}:
+        return "batch norm sees the whole batch"
+    names = [module.qualified_name(node) or "" for node in nodes if isinstance(node, ast.Attribute)]
+    if "rngs" in words or any(name.startswith("jax.random.") for name in names):
+        return "its random numbers are drawn for the whole batch"
+    return "it gives something else for the whole batch"
+
+
 def _called_by(module: Module, step: ast.FunctionDef) -> Iterator[ast.FunctionDef]:
     """Yield the functions of the file that a step calls, that are called by no other code."""
     seen: set[ast.AST] = {*ast.walk(step)}

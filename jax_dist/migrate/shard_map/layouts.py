@@ -123,7 +123,8 @@ class Layouts:
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
 
     def _of_result(self, mapped: Mapped, index: int) -> Layout:
-        if mapped.out_axis is None:
+        axes = mapped.out_axes
+        if axes is None or (isinstance(axes, tuple) and axes[index] is None):
             return Layout.WHOLE
         for call in mapped.calls:
             targets = [*self._values.targets(call)]

@@ -26,7 +26,7 @@ class Mapped:
     static: tuple[int, ...]
     results: int | None  # how many it returns; None: one value
     is_plain: bool  # the function is seen, and returns no tuple if `results` is None
-    out_axis: int | None = 0
+    out_axes: int | tuple[int | None, ...] | None = 0
 
     @property
     def axis_name(self) -> ast.expr | None:
@@ -66,7 +66,8 @@ def read(module: Module, site: Site) -> Mapped:
     static = _positions(site.arguments.get("static_broadcasted_argnums"))
     axes = _axes(site.arguments.get("in_axes"), len(parameters))
     out = _literal(site.arguments.get("out_axes"), 0)
-    if out not in (0, None):
+    outs = out if isinstance(out, tuple) else (out,)
+    if any(axis not in (0, None) for axis in outs):
         raise Left("out_axes places the mapped axis elsewhere", "Transpose the results by hand.")
     results, is_plain = _results(module, function, calls)
     return Mapped(site, calls, parameters, axes, static, results, is_plain, out)

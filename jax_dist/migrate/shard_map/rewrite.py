@@ -2,7 +2,8 @@
 
 import ast
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jax_dist import _codes
@@ -43,14 +44,14 @@ class Rewritten:
     places: list[PlannedPlace]
     fix: Fix | None
     definitions: str  # to be put below the imports
-    changed: frozenset[str]  # names of the values that have another form
+    touched: frozenset[ast.AST]  # what defines and reads values that have another form
 
 
 def rewrite(
     module: Module,
     target: Target,
     left_lines: Collection[int] = (),
-    shard_map_lines: Collection[int] = (),
+    shard_map_lines: Mapping[int, str] = MappingProxyType({}),
 ) -> Rewritten:
     """Return the places of a file, and the one fix that migrates those that can be.
 
@@ -58,7 +59,8 @@ def rewrite(
       module: the file.
       target: "shard_map" or "jit".
       left_lines: the lines of places that stay.
-      shard_map_lines: the lines of places that are not to become `jit` alone.
+      shard_map_lines: by the lines of places that are not to become `jit` alone, why not; "": the
+        text of the step says it.
     """
     mapped: list[Mapped] = []
     places: list[PlannedPlace] = []
@@ -68,7 +70,7 @@ def rewrite(
             continue
         try:
             if module.source.position(module.span(site.reference)[0]).line in left_lines:
-                raise Left("it computes something else in this form", "Use --to vendored for it.")
+                continue
             mapped.append(_checked(module, site))
         except Left as left:
             places.append(PlannedPlace.left(*place, left))
@@ -97,7 +99,7 @@ def rewrite(
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
     fix = Fix("use jax.shard_map", Safety.UNSAFE, writer.all_edits(), imports)
     definitions = "\n\n".join(text.strip("\n") for text in writer.below)
-    return Rewritten(places, fix, definitions, frozenset(writing.changed))
+    return Rewritten(places, fix, definitions, frozenset(writing.touched))
 
 
 _NOT_SEEN = Left(
@@ -177,7 +179,7 @@ class _Rewriting:
         self._module = module
         self._mapped, self._values, self._layouts = mapped, values, layouts
         self.writer = Writer(module)
-        self.changed: set[str] = set()
+        self.touched: set[ast.AST] = set()
         at_top = (each for each in mapped if isinstance(_home(module, each.site.node), ast.Module))
         self._shared_home = module.tree if any(True for _ in at_top) else None
         named = [each.axis_name for each in mapped if each.axis_name is not None]
@@ -189,13 +191,15 @@ class _Rewriting:
         self._reductions: dict[int, list[tuple[ast.Call, ast.expr]]] = {}
         self._reasons: dict[int, str] = {}  # why others are none
 
-    def find_global_steps(self, shard_map_lines: Collection[int]) -> None:
+    def find_global_steps(self, shard_map_lines: Mapping[int, str]) -> None:
         """Find the mapped functions that become `jax.jit` over global arrays."""
         for number, mapped in enumerate(self._mapped):
             start = self._module.span(mapped.site.reference)[0]
             try:
-                if self._module.source.position(start).line in shard_map_lines:
-                    raise Left("the step then computes something else")
+                line = self._module.source.position(start).line
+                if line in shard_map_lines:
+                    reason = shard_map_lines[line]
+                    raise Left(reason or global_steps.why_it_differs(self._module, mapped))
                 keys = [name for name, is_key in self._slices(number, mapped).items() if is_key]
                 axis = self._axes[number]
                 self._reductions[number] = global_steps.reductions(
@@ -600,7 +604,8 @@ class _Rewriting:
     def _is_mapped_argument(self, use: Use) -> bool:
         if use.kind != "argument" or use.call is None:
             return False
-        return self._mapped[self._numbers[use.call]].axes[use.position] is not None
+        mapped = self._mapped[self._numbers[use.call]]
+        return use.position not in mapped.static and mapped.axes[use.position] is not None
 
     def _write_direct_read(self, mapped: Mapped, call: ast.Call) -> None:
         """Write `unreplicate(f(x))` as `f(x)`."""
@@ -662,7 +667,8 @@ class _Rewriting:
         if number is None:
             return
         if layout is not Layout.SLICES:
-            self.changed.add(value.name)
+            self.touched |= {use.node for use in value.uses}
+            self.touched |= {definition.node for definition in value.definitions}
         for definition in value.definitions:
             self._write_definition(value, layout, number, definition)
         if layout is Layout.WHOLE:

@@ -390,8 +390,11 @@ class Values:
 def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
     """Return the calls of `get_metrics` of a list; None if something else reads it, too."""
     found = module.scope(listed).lookup(listed.id)
+    bindings = {id(binding.node) for binding in module.reaching(listed) or ()}
     reads: list[ast.Call] = []
     for load in module.reads(found[0], listed.id) if found else ():
+        if bindings.isdisjoint(id(binding.node) for binding in module.reaching(load) or ()):
+            continue  # of another value of that name
         parent = module.parent(load)
         if isinstance(parent, ast.Call) and parent.args == [load]:
             if module.qualified_name(parent.func) == "flax.training.common_utils.get_metrics":

@@ -1,7 +1,6 @@
 """The comparison of two runs, call by call, and the verdict on each place."""
 
 import dataclasses
-import difflib
 import itertools
 import math
 import re
@@ -9,6 +8,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from jax_dist.migrate.review import Unreached
 from jax_dist.migrate.verify.runs import Call, Run
 
 Key: TypeAlias = tuple[str, int]  # path and line of a place, before
@@ -28,6 +28,8 @@ class Verdict:
     same: int = 0
     raised: int = 0  # calls that raised the same error in both
     difference: str = ""  # the first
+    replays: int = 0  # calls of pmap that were replayed by the new step
+    reason: str = ""  # of the difference, if its numbers say it
     went_back: bool = False
 
     def __str__(self) -> str:
@@ -39,6 +41,7 @@ class Verdict:
             text = f"raised in all of {self.calls} calls, before and after"
         else:
             text = f"same in {self.same} of {self.calls} calls"
+            text += f", {self.replays} of them on 1, 2 and all devices" if self.replays else ""
         return text + (" (it went back)" if self.went_back else "")
 
 
@@ -51,6 +54,7 @@ class Verification:
     problems: Sequence[str]  # of the runs as a whole
     seconds: Sequence[float]  # of each run
     written: bool = True  # whether the result may be written
+    review: Sequence[Unreached] = ()  # lines that touch a changed value and did not run
 
     @property
     def has_differences(self) -> bool:
@@ -62,6 +66,7 @@ class Verification:
             "command": list(self.command),
             "seconds": [round(seconds, 1) for seconds in self.seconds],
             "problems": list(self.problems),
+            "review": [dataclasses.asdict(line) for line in self.review],
             "places": [
                 {**dataclasses.asdict(verdict), "verdict": str(verdict)}
                 for verdict in self.verdicts
@@ -115,6 +120,12 @@ def compare(
             verdict.name = verdict.name or call.name
             verdict.calls += 1
             text = _difference(old, new, number if rounded else None)
+            if new is not None and new.replay is not None:
+                verdict.replays += not new.replay["text"]
+                if new.replay["text"] and not verdict.difference:  # it follows from no other
+                    verdict.difference = f"call {number + 1}, {new.replay['text']}"
+                    verdict.reason = new.replay["reason"]
+                    continue
             if not text:
                 verdict.same += 1
                 verdict.raised += bool(old.raised)
@@ -122,8 +133,8 @@ def compare(
                 verdict.difference = f"call {number + 1}, {text}"
         if len(news) > len(olds) and not any(v.difference for v in verdicts.values()):
             problems.append(f"{len(news) - len(olds)} more calls of mapped functions after")
-    if not rounded and not any(verdict.difference for verdict in verdicts.values()):
-        problems += _output_difference(before.output, after.output)
+    if not any(verdict.difference for verdict in verdicts.values()):
+        problems += _output_difference(before.output, after.output, is_rounded=bool(rounded))
     return Verification(command, list(verdicts.values()), problems, [before.seconds, after.seconds])
 
 
@@ -239,17 +250,30 @@ _TIMED = re.compile(r"time|sec\b|/s\b|sps|fps|speed|elapsed|duration|pid", re.IG
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
-def _output_difference(before: str, after: str) -> list[str]:
+def _output_difference(before: str, after: str, *, is_rounded: bool) -> list[str]:
     olds, news = (list(map(_masked, text.splitlines())) for text in (before, after))
-    if olds == news:
-        return []
-    matcher = difflib.SequenceMatcher(None, olds, news, autojunk=False)
-    for tag, start, _, new_start, _ in matcher.get_opcodes():
-        if tag != "equal":
-            old = before.splitlines()[start] if start < len(olds) else "nothing"
-            new = after.splitlines()[new_start] if new_start < len(news) else "nothing"
-            return [f"the output differs in line {start + 1}: {old[:80]!r} / {new[:80]!r}"]
+    same = _is_about if is_rounded else str.__eq__
+    for number, (old, new) in enumerate(itertools.zip_longest(olds, news, fillvalue="")):
+        if not same(old, new):
+            lines = f"{_line(before, number)} / {_line(after, number)}"
+            return [f"the output differs in line {number + 1}: {lines}"]
     return []
+
+
+def _line(text: str, number: int) -> str:
+    lines = text.splitlines()
+    return repr(lines[number][:80]) if number < len(lines) else "nothing"
+
+
+def _is_about(old: str, new: str) -> bool:
+    """Return whether two lines differ by no more than about a hundredth of their numbers."""
+    texts = (" ".join(_NUMBER.sub("*", line).split()) for line in (old, new))
+    if len({*texts}) != 1:
+        return False
+    numbers = ([float(match[0]) for match in _NUMBER.finditer(line)] for line in (old, new))
+    return all(
+        math.isclose(x, y, rel_tol=_RATIO, abs_tol=_ROUNDING) for x, y in zip(*numbers, strict=True)
+    )
 
 
 def _masked(line: str) -> str:

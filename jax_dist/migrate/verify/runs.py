@@ -38,6 +38,7 @@ class Call:
     returned: Sequence[Mapping[str, Any]]
     raised: str
     values: Mapping[str, Any]  # by key of a leaf: its array, if it was kept
+    replay: Mapping[str, str] | None = None  # "text" and "reason" of what differed in it, or ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Run:
     errors: str
     seconds: float
     calls: Sequence[Sequence[Call]]  # of each process
+    ran: frozenset[tuple[str, int]] = frozenset()  # the lines of markers, by path within the tree
 
 
 def root_of(paths: Sequence[str]) -> str:
@@ -89,6 +91,8 @@ def recorded(
     devices: int,
     timeout: float | None = None,
     written: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+    replayed: str = "",
+    kept: str | None = None,
     progress: Progress = lambda text: None,
     title: str = "",
 ) -> Run:
@@ -101,6 +105,8 @@ def recorded(
       devices: how many CPU devices are simulated.
       timeout: seconds.
       written: by path, the lines of the calls of jax.jit that a migration wrote.
+      replayed: the records of the old program, for replays of the steps that were written.
+      kept: the folder for the records; None: they are not kept.
       progress: is called with what runs, and since when.
       title: of the run.
     """
@@ -110,9 +116,16 @@ def recorded(
         for path, text in texts.items():
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).write_bytes(text)
-        records.mkdir()
+        records = records if kept is None else Path(kept)
+        records.mkdir(exist_ok=True)
         temporary.mkdir()
-        wanted = settings(records=str(records), tree=str(tree), written=dict(written or {}))
+        wanted = settings(
+            records=str(records),
+            ran=str(Path(work, "ran")),
+            tree=str(tree),
+            written=dict(written or {}),
+            replayed=replayed,
+        )
         with injected(wanted) as folder:
             environment = _environment(folder, tree, temporary, devices)
             folder = str(tree / os.path.relpath(os.getcwd(), root))
@@ -123,7 +136,13 @@ def recorded(
             for name in ("stdout", "stderr")
         )
         processes = [_read(process) for process in sorted(records.iterdir())]
-        return Run(ended[0], output, errors, ended[1], processes)
+        return Run(ended[0], output, errors, ended[1], processes, _lines(Path(work, "ran")))
+
+
+def _lines(ran: Path) -> frozenset[tuple[str, int]]:
+    text = ran.read_text(encoding="utf-8") if ran.exists() else ""
+    parts = (line.partition(" ") for line in text.splitlines())
+    return frozenset((path, int(line)) for line, _, path in parts)
 
 
 def _environment(folder: str, tree: Path, temporary: Path, devices: int) -> dict[str, str]:
@@ -198,5 +217,6 @@ def _read(folder: Path) -> list[Call]:
                 values = {name: arrays[name] for name in arrays.files}
         place = (event["path"], event["line"], event["name"])
         leaves = (event["given"], event.get("returned", ()))
-        calls.append(Call(*place, *leaves, event.get("raised", ""), values))
+        raised = event.get("raised", "")
+        calls.append(Call(*place, *leaves, raised, values, event.get("replay")))
     return calls

@@ -3,18 +3,21 @@
 import ast
 import dataclasses
 import difflib
+import functools
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from jax_dist._usage import MisuseError
-from jax_dist.migrate.places import FileMigration
+from jax_dist.migrate import review
+from jax_dist.migrate.places import Back, FileMigration, Target
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verdict, Verification
-from jax_dist.migrate.verify.runs import Progress, Run
+from jax_dist.migrate.verify.runs import Progress
 
-# Migrates again without the forms that differ at places, by path and line.
-Again: TypeAlias = Callable[[Sequence[Key]], Sequence[FileMigration]]
+# Migrates again with other forms of places, by path and line.
+Again: TypeAlias = Callable[[Mapping[Key, Back]], Sequence[FileMigration]]
 
 
 def verify(
@@ -31,7 +34,7 @@ def verify(
     Args:
       command: the program, as it is run in the current folder.
       files: the migration.
-      again: migrates the files again, without the forms that differ; None: nothing goes back.
+      again: migrates the files again, with other forms of places; None: nothing goes back.
       devices: the number of CPU devices to simulate.
       timeout: seconds for each run.
       progress: is called with what runs, and since when.
@@ -41,47 +44,102 @@ def verify(
       program still differs.
     """
     root = runs.root_of([file.path for file in files])
-    within = {file.path: os.path.relpath(os.path.abspath(file.path), root) for file in files}
-    if any(path.startswith(os.pardir) for path in within.values()):
+    within = _Within(root)
+    if any(within(file.path).startswith(os.pardir) for file in files):
         raise MisuseError(f"all files must be in one project: {root} does not hold them")
-    options = {"devices": devices, "timeout": timeout, "progress": progress}
-    before = runs.recorded(command, root, {}, title="running the old program", **options)
-    places = [
-        (within[file.path], place.line)
+    forms = {
+        (within(file.path), place.line): place.form
         for file in files
         for place in file.places
         if place.status == "done" and place.form and place.is_mapped
-    ]
-
-    def trial(files: Sequence[FileMigration], title: str) -> tuple[Run, Verification]:
-        texts = {within[file.path]: file.after for file in files if file.changed}
-        lines = {within[file.path]: written_lines(file) for file in files if file.changed}
-        after = runs.recorded(command, root, texts, written=lines, title=title, **options)
-        rounded = [
-            (within[file.path], place.line)
+    }
+    with tempfile.TemporaryDirectory(prefix="jax-dist-records-") as kept:
+        run = functools.partial(
+            runs.recorded, command, root, devices=devices, timeout=timeout, progress=progress
+        )
+        texts = {
+            within(file.path): review.marked(file, within(file.path))
             for file in files
-            for place in file.places
-            if place.form == "jit"
-        ]
-        return after, comparison.compare(command, before, after, places, rounded)
+            if file.touched
+        }
+        before = run(texts, title="running the old program", kept=kept)
 
-    _, verification = trial(files, "running the new program")
-    if not verification.has_differences or again is None:
-        written = not verification.has_differences
-        return files, dataclasses.replace(verification, written=written)
-    back = {(verdict.path, verdict.line): verdict for verdict in verification.verdicts}
-    wrong = {path for (path, _), verdict in back.items() if verdict.difference}
-    # All of a file: its mapped functions share values, and one form goes with another.
-    keys = [key for key in back if key[0] in wrong] or list(back)
-    shown = {inside: path for path, inside in within.items()}
-    files = again([(shown[path], line) for path, line in keys])
-    for file in files:
-        within.setdefault(file.path, os.path.relpath(os.path.abspath(file.path), root))
-    _, second = trial(files, "running it again, without what differs")
-    verdicts = [_joined(verdict, back) for verdict in second.verdicts]
-    seconds = [*verification.seconds, second.seconds[1]]
+        def trial(files: Sequence[FileMigration], title: str) -> Verification:
+            changed = {within(file.path): file for file in files if file.changed}
+            texts = {path: file.after for path, file in changed.items()}
+            lines = {path: written_lines(file) for path, file in changed.items()}
+            jits = [
+                (path, place.line)
+                for path, file in changed.items()
+                for place in file.places
+                if place.form == "jit"
+            ]
+            after = run(texts, written=lines, title=title, replayed=kept if jits else "")
+            result = comparison.compare(command, before, after, [*forms], jits)
+            lines_left = [
+                line
+                for path, file in changed.items()
+                for line in review.unreached(file, path, before.ran)
+            ]
+            return dataclasses.replace(result, review=lines_left)
+
+        first = trial(files, "running the new program")
+        back = {} if again is None else _going_back(first, forms)
+        if again is None or not back:
+            return files, dataclasses.replace(first, written=not first.has_differences)
+        files = again({(within.shown(path), line): to for (path, line), to in back.items()})
+        second = trial(files, "running it again, without what differs")
+    old = {(verdict.path, verdict.line): verdict for verdict in first.verdicts}
+    verdicts = [_joined(verdict, old) for verdict in second.verdicts]
+    seconds = [*first.seconds, second.seconds[1]]
     written = not second.has_differences
     return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds, written=written)
+
+
+class _Within:
+    """Paths within the project, and as they were given."""
+
+    def __init__(self, root: str):
+        self._root = root
+        self._shown: dict[str, str] = {}
+
+    def __call__(self, path: str) -> str:
+        inside = os.path.relpath(os.path.abspath(path), self._root)
+        self._shown[inside] = path
+        return inside
+
+    def shown(self, inside: str) -> str:
+        return self._shown[inside]
+
+
+def _going_back(verification: Verification, forms: Mapping[Key, str]) -> dict[Key, Back]:
+    """Return the places that take another form, with that and the reason."""
+    back: dict[Key, Back] = {}
+    wrong: set[str] = set()
+    for verdict in verification.verdicts:
+        key = verdict.path, verdict.line
+        if forms[key] == "jit":
+            if not verdict.calls:
+                back[key] = "shard_map", "the command never calls it"
+            elif verdict.difference or not verdict.replays:
+                back[key] = "shard_map", verdict.reason
+        elif verdict.difference:
+            wrong.add(verdict.path)
+    if not back and not wrong and verification.has_differences:
+        wrong = {path for path, _ in forms}
+    # All of a file: its mapped functions share values.
+    for key, form in forms.items():
+        if key[0] in wrong:
+            back[key] = _BELOW[form], "it computes something else in the other form"
+    return back
+
+
+_BELOW: dict[str, Target | None] = {
+    "jit": "shard_map",
+    "shard_map": "vendored",
+    "vendored": None,
+    "jax_dist": None,
+}
 
 
 def _joined(verdict: Verdict, before: Mapping[Key, Verdict]) -> Verdict:
@@ -107,11 +165,23 @@ def written_lines(file: FileMigration) -> list[tuple[int, int]]:
         tree = ast.parse(file.after)
     except (SyntaxError, ValueError):
         return []
+    decorators = {
+        decorator
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for decorator in node.decorator_list
+    }
     return [
         (node.lineno, node.end_lineno or node.lineno)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func).rpartition(".")[2] in ("jit", "partial")
-        and "jit" in ast.unparse(node)
+        if _makes_jit(node, is_decorator=node in decorators)
         and added & {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     ]
+
+
+def _makes_jit(node: ast.AST, *, is_decorator: bool) -> TypeGuard[ast.expr]:
+    """Return whether an expression is `jit(...)`, `partial(jax.jit, ...)`, or `@jax.jit`."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        return name in ("jit", "partial") and "jit" in ast.unparse(node)
+    return is_decorator and isinstance(node, ast.Name | ast.Attribute) and "jit" in ast.dump(node)

@@ -7,12 +7,15 @@ arrays that are not too large.
 import functools
 import hashlib
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any
+
+from . import replays
 
 _MOST = 1 << 20  # bytes of an array whose values are kept; of larger ones only digests are
 _PUT_NAMES = ("_mapped", "_mapped_devices", "_mapped_over_devices")
@@ -23,9 +26,10 @@ def install(
     folder: str,
     tree: str,
     written: Mapping[str, Sequence[Sequence[int]]],
+    replayed: str,
 ) -> None:
     """Record the functions that jax.pmap, jax_dist.pmap, `mapped` and written jits make."""
-    recorder = _Recorder(folder, tree, written)
+    recorder = _Recorder(folder, tree, written, replayed)
     at_import("jax", lambda jax: recorder.replace(jax, "pmap"))
     at_import("jax", recorder.replace_jit)
     at_import("jax_dist", lambda jax_dist: recorder.replace(jax_dist, "pmap"))
@@ -34,8 +38,17 @@ def install(
 
 
 class _Recorder:
-    def __init__(self, folder: str, tree: str, written: Mapping[str, Sequence[Sequence[int]]]):
+    def __init__(
+        self,
+        folder: str,
+        tree: str,
+        written: Mapping[str, Sequence[Sequence[int]]],
+        replayed: str,
+    ):
         self._folder, self._tree, self._written = folder, os.path.realpath(tree), written
+        self._replayed = replayed
+        self._old: replays.Records | None = None
+        self._calls: dict[tuple[str, int], int] = {}  # by place
         self._file: Any = None
         self._process = 0
         self._count = 0
@@ -65,7 +78,10 @@ class _Recorder:
             place = self._place()
             if place is None or not args or not self._is_written(*place):
                 return result
-            return _Recorded(self, result, args[0], *place)
+            recorded = _Recorded(self, result, args[0], *place)
+            if "in_shardings" in kwargs:
+                recorded.__dict__["step"] = args[0], kwargs
+            return recorded
 
         if self._written:
             jax.jit = jit
@@ -95,9 +111,15 @@ class _Recorder:
         event: dict[str, Any] = {"path": recorded.path, "line": recorded.line, "call": number}
         event["name"] = recorded.name
         values: dict[str, Any] = {}
-        event["given"] = _described((args, kwargs), "in", values)
+        place = recorded.path, recorded.line
+        self._calls[place] = self._calls.get(place, 0) + 1
+        most = math.inf if self._calls[place] <= replays.CALLS else _MOST
+        event["given"] = _described((args, kwargs), "in", values, most)
         self._is_inside = True
         try:
+            if "step" in recorded.__dict__ and self._calls[place] <= replays.CALLS:
+                step, options = recorded.__dict__["step"]
+                self._replay(event, step, options, (args, kwargs))
             result = recorded.fun(*args, **kwargs)
         except BaseException as error:
             event["raised"] = f"{type(error).__name__}: {error}"[:500]
@@ -105,21 +127,50 @@ class _Recorder:
             raise
         finally:
             self._is_inside = False
-        event["returned"] = _described(result, "out", values)
+        event["returned"] = _described(result, "out", values, most)
         self._write(event, values)
         return result
 
-    def _write(self, event: dict[str, Any], values: dict[str, Any]) -> None:
+    def _replay(self, event: dict[str, Any], step: Any, options: Any, arguments: Any) -> None:
+        """Note in the event how the step differs from the old program's call, if it does."""
+        if not self._replayed:
+            return
+        self._open()
+        assert self._old is not None
+        old = self._old.call(event["call"])
+        event["replay"] = {"text": "pmap was not called at the same time", "reason": ""}
+        if old is None:
+            return
+        try:
+            replays.replay(step, options, arguments, *old)
+            event["replay"] = {"text": "", "reason": ""}
+        except replays.Difference as difference:
+            event["replay"] = {"text": difference.text, "reason": difference.reason}
+        except Exception as error:  # noqa: BLE001 - any of the program's own
+            text = f"it fails on its own: {type(error).__name__}: {error}"
+            event["replay"] = {"text": text[:300], "reason": ""}
+
+    def _open(self) -> None:
+        """Open the records of this process."""
         import jax
+
+        if self._file is not None and self._process == os.getpid():
+            return
+        self._process, index = os.getpid(), jax.process_index()
+        if self._replayed:
+            names = os.listdir(self._folder)
+            rank = sum(name.startswith(f"{index:05}-") for name in names)
+            self._old = replays.Records(self._replayed, index, rank)
+        name = f"{index:05}-{time.time_ns()}-{os.getpid()}"
+        self._folder_of_process = os.path.join(self._folder, name)
+        os.makedirs(self._folder_of_process)
+        path = os.path.join(self._folder_of_process, "calls.jsonl")
+        self._file = open(path, "a")  # noqa: SIM115 - as long as the process lives
+
+    def _write(self, event: dict[str, Any], values: dict[str, Any]) -> None:
         import numpy as np
 
-        if self._file is None or self._process != os.getpid():
-            self._process = os.getpid()
-            name = f"{jax.process_index():05}-{time.time_ns()}-{os.getpid()}"
-            self._folder_of_process = os.path.join(self._folder, name)
-            os.makedirs(self._folder_of_process)
-            path = os.path.join(self._folder_of_process, "calls.jsonl")
-            self._file = open(path, "a")  # noqa: SIM115 - as long as the process lives
+        self._open()
         self._file.write(json.dumps(event) + "\n")
         self._file.flush()
         if values:
@@ -147,19 +198,19 @@ class _Recorded:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _described(tree: Any, side: str, values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Describe each leaf; the values of small arrays go into `values`."""
+def _described(tree: Any, side: str, values: dict[str, Any], most: float) -> list[dict[str, Any]]:
+    """Describe each leaf; the values of arrays of at most so many bytes go into `values`."""
     import jax
 
     leaves = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         about: dict[str, Any] = {"path": jax.tree_util.keystr(path)}
-        about |= _array(leaf, side, f"{side}{len(leaves)}", values)
+        about |= _array(leaf, side, f"{side}{len(leaves)}", values, most)
         leaves.append(about)
     return leaves
 
 
-def _array(leaf: Any, side: str, key: str, values: dict[str, Any]) -> dict[str, Any]:
+def _array(leaf: Any, side: str, key: str, values: dict[str, Any], most: float) -> dict[str, Any]:
     import jax
     import numpy as np
 
@@ -191,7 +242,7 @@ def _array(leaf: Any, side: str, key: str, values: dict[str, Any]) -> dict[str, 
         about["rows"] = [_digest(row) for row in array]
     if len(copies) > 1:
         about["copies"] = [_digest(copy) for copy in copies]
-    if array.nbytes <= _MOST:
+    if array.nbytes <= most:
         values[key] = array.astype(np.float32) if array.dtype.kind == "V" else array
         about["key"] = key
     return about

@@ -1,5 +1,6 @@
 """Hooks into the imports of the recorded program."""
 
+import builtins
 import importlib.abc
 import importlib.machinery
 import random
@@ -17,8 +18,10 @@ def start(
     old: Mapping[str, str],
     library: str = "",
     records: str = "",
+    ran: str = "",
     tree: str = "",
     written: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    replayed: str = "",
     explain: str = "",
     seed: bool = True,
 ) -> None:
@@ -29,8 +32,10 @@ def start(
       old: by a name that newer jax removed, the one that takes its place.
       library: the folder of jax_dist, whose pmap replaces jax.pmap; "": it stays.
       records: the folder for the records of mapped calls; "": none are kept.
+      ran: the file that gets the lines of markers that the program reaches; "": there are none.
       tree: the program's folder; calls are named by the files in it.
       written: by path in the tree, the lines of calls of jax.jit that a migration wrote.
+      replayed: the records of the old program, for replays of written steps; "": there are none.
       explain: the file that gets the reports of `jax_dist.explain`; "": there are none.
       seed: whether `random` and `numpy.random` begin with a seed.
     """
@@ -45,7 +50,9 @@ def start(
     if records:
         from . import calls
 
-        calls.install(at_import, records, tree, written or {})
+        calls.install(at_import, records, tree, written or {}, replayed)
+    if ran:
+        builtins.__ran__ = _Marker(ran)  # type: ignore[attr-defined] # of marked texts
     if explain:
         from . import explaining
 
@@ -73,6 +80,21 @@ def _use_library(jax: Any, folder: str) -> None:
 
     pmap.__name__, pmap.__doc__ = "pmap", plain.__doc__
     jax.pmap = pmap
+
+
+class _Marker:
+    """Notes the lines that run, once each."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._seen: set[tuple[str, int]] = set()
+
+    def __call__(self, path: str, line: int, value: Any) -> Any:
+        if (path, line) not in self._seen:
+            self._seen.add((path, line))
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(f"{line} {path}\n")
+        return value
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -1,0 +1,75 @@
+"""Lines that touch a changed value, and whether a run reached them.
+
+The old program runs with a marker around each such value: `__ran__("a.py", 12, state)`, which notes
+the line and returns the value. Lines keep their numbers.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from jax_dist.lint.model.findings import Edit, apply_edits
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.migrate.places import FileMigration, Span
+
+MARKER = "__ran__"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unreached:
+    """A line to review: it touches a changed value, and did not run."""
+
+    path: str
+    line: int  # of the file before
+    text: str
+
+
+def touched_lines(module: Module, nodes: Collection[ast.AST]) -> Mapping[int, Sequence[Span]]:
+    """Return by line the bytes of the expressions that read a changed value."""
+    source = module.source
+    if not source.path.endswith(".py") or source.written(source.code) != source.code:
+        return {}
+    lines: dict[int, list[Span]] = {}
+    for node in nodes:
+        if isinstance(node, ast.expr) and _can_be_marked(module, node, nodes):
+            span = module.span(node)
+            lines.setdefault(source.position(span[0]).line, []).append(span)
+    return lines
+
+
+def _can_be_marked(module: Module, node: ast.expr, nodes: Collection[ast.AST]) -> bool:
+    is_read = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+    return (
+        is_read
+        and module.holds(node)
+        and not any(
+            around in nodes or isinstance(around, ast.JoinedStr | ast.pattern)
+            for around in module.ancestors(node)
+        )
+    )
+
+
+def marked(file: FileMigration, path: str) -> bytes:
+    """Return the text before, with markers; as it is if it would not parse."""
+    spans = {(*span, line) for line, spans in file.touched.items() for span in spans}
+    edits = [
+        edit
+        for start, end, line in spans
+        for edit in (Edit(start, start, f"{MARKER}({path!r}, {line}, "), Edit(end, end, ")"))
+    ]
+    text = apply_edits(file.before, edits)
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return file.before
+    return text
+
+
+def unreached(
+    file: FileMigration, path: str, ran: Collection[tuple[str, int]]
+) -> Iterator[Unreached]:
+    """Yield the lines of a file that touch a changed value and did not run."""
+    lines = file.before.decode("utf-8", "replace").splitlines()
+    for line in sorted(file.touched):
+        if (path, line) not in ran and line <= len(lines):
+            yield Unreached(file.path, line, lines[line - 1].strip())

@@ -1,0 +1,268 @@
+"""Replays of a step over global arrays: on the arguments that pmap had, on 1, 2 and all devices.
+
+The bound for what may differ comes from the step itself: it runs on perturbed arguments, too.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CALLS = 3  # of each place, that are replayed
+
+_PERTURBED = 3  # runs on perturbed arguments
+_FACTOR = 10.0  # by which the largest change by a perturbation may be exceeded
+_RATIO = 1e-2  # a factor is as near to the number of devices
+_PRECISIONS = {"f8_": 2.0**-3, "bf16[": 2.0**-8, "f16[": 2.0**-11}
+
+
+class Difference(Exception):  # noqa: N818 - a result
+    """Raised where a step differs from what pmap gave."""
+
+    def __init__(self, text: str, reason: str = ""):
+        super().__init__(text)
+        self.text: str = text
+        self.reason: str = reason  # "" if the numbers do not say
+
+
+class Records:
+    """The calls that one process of the old program made."""
+
+    def __init__(self, folder: str, index: int, rank: int):
+        """Read the records of the process that was the `rank`-th of its index."""
+        prefix = f"{index:05}-"
+        names = sorted(name for name in os.listdir(folder) if name.startswith(prefix))
+        self._folder = Path(folder, names[rank]) if rank < len(names) else None
+        text = "" if self._folder is None else (self._folder / "calls.jsonl").read_text()
+        self._events: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+
+    def call(self, number: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Return a call with its arrays, if all of them were kept."""
+        import numpy as np
+
+        if number >= len(self._events) or self._events[number].get("raised"):
+            return None
+        event = self._events[number]
+        with np.load(f"{self._folder}/{number}.npz") as arrays:
+            values = {name: arrays[name] for name in arrays.files}
+        leaves = [*event["given"], *event["returned"]]
+        is_kept = all("text" in leaf or leaf.get("key") in values for leaf in leaves)
+        return (event, values) if is_kept else None
+
+
+def replay(
+    step: Callable[..., Any],
+    options: Mapping[str, Any],
+    arguments: tuple[Any, Any],
+    old: Mapping[str, Any],
+    values: Mapping[str, Any],
+) -> None:
+    """Raise Difference if a step differs from what pmap gave for the same arguments.
+
+    Args:
+      step: the function inside of `jax.jit`.
+      options: of `jax.jit`, with the shardings.
+      arguments: positional and by keyword, as the new program gives them.
+      old: the call of pmap.
+      values: its arrays.
+    """
+    import jax
+
+    leaves, tree = jax.tree.flatten(arguments)
+    if len(leaves) != len(old["given"]):
+        raise Difference("it takes other arguments than pmap did")
+    inputs = [
+        _as_now(about, values, leaf) for about, leaf in zip(old["given"], leaves, strict=True)
+    ]
+    meshes = [s.mesh for s in jax.tree.leaves(options["in_shardings"])]
+    devices = [*meshes[0].devices.ravel()]
+    run = functools.partial(_run, step, options, tree, devices)
+    epsilon, (results, *perturbed) = run(len(devices), inputs, _PERTURBED)
+    bounds = [
+        _bound(epsilon, result, changed)
+        for result, *changed in zip(results, *perturbed, strict=True)
+    ]
+    _compare_with_pmap(old, values, inputs, results, bounds, len(devices))
+    for count in (n for n in (1, 2) if n < len(devices) and len(devices) % n == 0):
+        _, (fewer,) = run(count, inputs, 0)
+        if any(_largest(x, y) > bound for x, y, bound in zip(results, fewer, bounds, strict=True)):
+            text = f"it gives something else on {count} of {len(devices)} devices"
+            raise Difference(text, "the step counts its devices")
+
+
+def _as_now(about: Mapping[str, Any], values: Mapping[str, Any], leaf: Any) -> Any:
+    """Return a recorded argument in the form of the new program's."""
+    import jax
+    import numpy as np
+
+    if "text" in about or not hasattr(leaf, "dtype"):
+        return leaf
+    is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    shape = jax.random.key_data(leaf).shape if is_key else leaf.shape
+    array = values[about["key"]]
+    if array.shape != shape and array.shape[1:] == shape:
+        if any(array[0].tobytes() != row.tobytes() for row in array):
+            text = f"argument{about['path']}: it differs from device to device"
+            raise Difference(text, "the copies of its state differ")
+        array = array[0]
+    elif array.size == math.prod(shape):
+        array = array.reshape(shape)
+    else:
+        raise Difference(f"argument{about['path']}: {array.shape} before, {shape} after")
+    if is_key:
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
+    return np.asarray(array).astype(leaf.dtype)
+
+
+def _run(
+    step: Callable[..., Any],
+    options: Mapping[str, Any],
+    tree: Any,
+    devices: Sequence[Any],
+    count: int,
+    inputs: Sequence[Any],
+    perturbed: int,
+) -> tuple[float, list[list[Any]]]:
+    """Return the precision of a step, and its results on `count` devices, plain and perturbed."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+
+    def on_fewer(sharding: Any) -> Any:
+        mesh = Mesh(np.array(devices[:count]), sharding.mesh.axis_names)
+        return NamedSharding(mesh, sharding.spec)
+
+    names = ("in_shardings", "out_shardings")
+    shardings = {name: jax.tree.map(on_fewer, options[name]) for name in names}
+
+    def anew(*args: Any, **kwargs: Any) -> Any:  # not the one that was traced for more devices
+        return step(*args, **kwargs)
+
+    with _counted_as(count):
+        args, kwargs = jax.tree.unflatten(tree, inputs)
+        traced = jax.jit(anew, **shardings).trace(*args, **kwargs)
+        text = str(traced.jaxpr)
+        epsilon = max([e for name, e in _PRECISIONS.items() if name in text], default=1e-7)
+        compiled = traced.lower().compile()
+        results = []
+        for number in range(perturbed + 1):
+            some = [_perturbed(x, epsilon, number) for x in inputs] if number else inputs
+            args, kwargs = jax.tree.unflatten(tree, some)
+            placed = jax.device_put(args, shardings["in_shardings"])
+            results.append([_as_numpy(leaf) for leaf in jax.tree.leaves(compiled(*placed))])
+    return epsilon, results
+
+
+@contextlib.contextmanager
+def _counted_as(count: int) -> Iterator[None]:
+    """Let `jax.device_count` and its like say that there are so many devices."""
+    import jax
+
+    names = ("device_count", "local_device_count")
+    plain = {name: getattr(jax, name) for name in names}
+    try:
+        for name in names:
+            setattr(jax, name, lambda *_: count)
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(jax, name, function)
+
+
+def _as_numpy(leaf: Any) -> Any:
+    import jax
+    import numpy as np
+
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return array.astype(np.float64) if jax.numpy.issubdtype(leaf.dtype, np.floating) else array
+
+
+def _perturbed(x: Any, epsilon: float, seed: int) -> Any:
+    """Return an array of which each element is larger or smaller by `epsilon` of itself."""
+    import jax
+    import numpy as np
+
+    if not isinstance(x, np.ndarray) or not jax.numpy.issubdtype(x.dtype, np.floating):
+        return x
+    epsilon = max(epsilon, float(jax.numpy.finfo(x.dtype).eps))
+    signs = np.random.default_rng(seed).choice([-epsilon, epsilon], x.shape)
+    return (x.astype(np.float64) * (1 + signs)).astype(x.dtype)
+
+
+def _bound(epsilon: float, result: Any, changed: Sequence[Any]) -> float:
+    import numpy as np
+
+    largest = max((_largest(result, other) for other in changed), default=0.0)
+    if result.dtype.kind != "f":
+        return largest
+    finite = np.abs(result[np.isfinite(result)])
+    return _FACTOR * (largest + epsilon * float(finite.max(initial=0.0)))
+
+
+def _largest(x: Any, y: Any) -> float:
+    """Return the largest difference; infinity where only one is no number."""
+    import numpy as np
+
+    if x.dtype.kind not in "fiu":
+        return 0.0 if np.array_equal(x, y) else math.inf
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        difference = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
+    return float(np.nan_to_num(difference, nan=math.inf).max(initial=0.0))
+
+
+def _compare_with_pmap(
+    old: Mapping[str, Any],
+    values: Mapping[str, Any],
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    bounds: Sequence[float],
+    devices: int,
+) -> None:
+    if len(old["returned"]) != len(results):
+        raise Difference(f"{len(old['returned'])} results before, {len(results)} after")
+    text, reason = "", ""
+    for about, new, bound in zip(old["returned"], results, bounds, strict=True):
+        before = values[about["key"]]
+        if before.shape != new.shape:
+            rows = [row for row in before if before.shape[1:] == new.shape]
+            if any(row.tobytes() != rows[0].tobytes() for row in rows):
+                reason = reason or "the copies of its results differ"
+                text = text or f"result{about['path']}: it differs from device to device"
+            before = rows[0] if rows else before.reshape(new.shape)
+        if (difference := _largest(before, new)) > bound:
+            factors = [*_factors(before, new, inputs)]
+            near = [f for f in factors if abs(max(f, 1 / f) / devices - 1) < _RATIO]
+            if near and not reason:
+                reason = (
+                    "a sum over the local batch under pmean"
+                    if near[0] > 1
+                    else "a mean over the local batch under psum"
+                )
+            factor = f", {(near or factors)[0]:.4g} times what it was" if factors else ""
+            text = text or (
+                f"result{about['path']}: values differ by up to {difference:.3g}{factor}; "
+                f"{bound:.2g} is rounding"
+            )
+    if text:
+        raise Difference(text, reason)
+
+
+def _factors(before: Any, after: Any, inputs: Sequence[Any]) -> Iterator[float]:
+    """Yield by which factor an array, and what it adds to an argument, is another."""
+    import numpy as np
+
+    alike = [x for x in inputs if isinstance(x, np.ndarray) and x.shape == after.shape]
+    for x in itertools.chain([0.0], alike):
+        old, new = (np.asarray(y, np.float64) - x for y in (before, after))
+        usual = np.isfinite(old) & np.isfinite(new) & (np.abs(old) > np.abs(old).max(initial=0) / 9)
+        ratio = float(np.median(new[usual] / old[usual])) if usual.any() else 0.0
+        if ratio > 0:
+            yield ratio
