@@ -84,15 +84,14 @@ class Examiner:
     def examine_source(self, source: Source, codes: frozenset[Code] | None = None) -> list[Finding]:
         """Return the same of a file that is read; `codes` are those that its words may have."""
         codes = likely(source.code, self._codes_for(source.path)) if codes is None else codes
-        module = self.project.held(source)
-        is_ours = module is None
+        module: Module | None = None
         try:
-            module = module or self.project.module(source)
+            module = self.project.module(source)
             findings = _run(module, codes, self.target)
         except ParseError as error:
             findings = self._on(source.path, [_unparsed(source, error)])
         finally:
-            if is_ours and module is not None:
+            if module is not None:
                 module.drop()
         cells = getattr(source, "unparsed", ())  # of a notebook; the others were checked
         findings += self._on(source.path, [_unparsed(source, cell) for cell in cells])

@@ -24,11 +24,11 @@ _CELL_MAGIC = re.compile(rb"\s*%%(\w*).*\n?")
 _PYTHON_BODIES = (b"capture", b"debug", b"prun", b"px", b"time", b"timeit")
 # The code behind such a magic and its options runs: `%timeit -n 5 f(x)`.
 _RUNS = re.compile(
-    rb"(?m)^([ \t]*)%((?:time|timeit|prun)(?:[ \t]+-\w+(?:[ \t]*\d+)?)*)[ \t](?=.*\w)"
+    rb"(?m)^([ \t]*)(%?(?:time|timeit|prun)(?:[ \t]+-\w+(?:[ \t]*\d+)?)*)[ \t](?=[ \t]*[\w(\[])"
 )
 _ASSIGNED = re.compile(rb"(?m)^([^#'\"()=\n]*?=[ \t]*)[%!](?!=)(?:.*\\\r?\n)*.*")
 _LINE_MAGIC = re.compile(
-    rb"(?m)^([ \t]*)(?:%[\w%]|!(?!=)|\?{1,2}[\w%]|[%\w.]+\?{1,2}[ \t]*$"
+    rb"(?m)^([ \t]*)(?:%[\w%]|(?<![ \t])% \w|!(?!=)|\?{1,2}[\w%]|[%\w.]+\?{1,2}[ \t]*$"
     rb"|(?:pip|conda|cd|ls|cat|cp|mv|rm|mkdir|pwd)\b(?![ \t]*[=(.\[,:]))(?:.*\\\r?\n)*.*"
 )
 
@@ -198,20 +198,22 @@ def _parsable(code: bytes) -> bytes | None:
         code = _blank(head[0]) + code[head.end() :]
     if sources.parses(code):
         return code
-    code = _RUNS.sub(lambda found: found[1] + b"_" + _blank(found[2]) + b";", code)
-    code = _ASSIGNED.sub(
-        lambda found: found[1] + b"_" + _blank(found[0])[len(found[1]) + 1 :], code
-    )
+    code = _RUNS.sub(lambda found: found[1] + _name_and(found[2]) + b";", code)
+    code = _ASSIGNED.sub(lambda found: found[1] + _name_and(found[0][len(found[1]) :]), code)
     code = _LINE_MAGIC.sub(_hide, code)
     sources.parse(code)
     return code
 
 
 def _hide(magic: re.Match[bytes]) -> bytes:
-    """Return blanks; in a block, where it may be the only statement, behind a name."""
-    blank = _blank(magic[0])
-    width = len(magic[1])
-    return magic[1] + b"_" + blank[width + 1 :] if width else blank
+    """Return blanks; in a block, where it may be the only statement, a name before them."""
+    indent = magic[1]
+    return indent + _name_and(magic[0][len(indent) :]) if indent else _blank(magic[0])
+
+
+def _name_and(text: bytes) -> bytes:
+    """Return `_`, whose value nobody knows, and blanks."""
+    return b"_" + _blank(text[1:])
 
 
 def _blank(text: bytes) -> bytes:
