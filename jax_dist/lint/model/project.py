@@ -14,11 +14,10 @@ from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import KNOWN, Meaning, Module
 
 _DEEPEST = 12  # folders between a file and the root of its project
-# All words of imports, and all before "=" or ":": a file binds no other name but by def or class.
-_IMPORTS = re.compile(
-    rb"(?m)(?:^|[;:])[ \t]*(?:from|import)\b(?:[^(\n#\\]|\\\r?\n)*(?:\((?:[^)#]|#.*)*\))?"
-)
-_ASSIGNED = re.compile(rb"(\w+)[ \t]*[:=](?!=)")
+# The words behind "import", and those before "=" or ":". But for these, a file binds names by def
+# and class only, which hand nothing on.
+_IMPORTS = re.compile(rb"import\b[^(\n#\\]*(?:\\\r?\n[^(\n#\\]*)*(?:\([^)#]*(?:#.*[^)#]*)*\))?")
+_ASSIGNED = re.compile(rb"\b(\w+)[ \t]*[:=](?!=)")
 
 
 class Project:
@@ -35,22 +34,22 @@ class Project:
         self._homes: dict[tuple[str, str], str | None] = {}
         self._packages: dict[str, str] = {}
         self._bound = functools.lru_cache(64)(_bound_words)
-        self._opened = functools.lru_cache(8)(self._open)
+        self._opened = functools.lru_cache(32)(self._open)
 
-    def module(self, source: sources.Source) -> Module:
+    def module(self, source: sources.Source, *, is_whole: bool = True) -> Module:
         """Parse one file; raise ParseError if Python cannot."""
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
-        name = self.dotted_name(path)
-        return Module(source, name, lambda name: self.meaning(name, folder))
+        name, elsewhere = self.dotted_name(path), lambda name: self.meaning(name, folder)
+        return Module(source, name, elsewhere, is_whole=is_whole)
 
     def opened(self, path: str) -> Module | None:
-        """Return the module in a file; None where it cannot be read."""
+        """Return the names on the module's level of a file; None where it cannot be read."""
         return self._opened(path)
 
     def _open(self, path: str) -> Module | None:
         with contextlib.suppress(OSError, sources.UnreadableError, sources.ParseError):
-            return self.module(sources.read(path, sources.read_bytes(path)))
+            return self.module(sources.read(path, sources.read_bytes(path)), is_whole=False)
         return None
 
     def dotted_name(self, path: str) -> str:
