@@ -53,16 +53,18 @@ class Examiner:
         """Return the findings of all files, in their order; `progress` learns how many are done."""
         findings: list[Finding] = []
         gc.disable()  # trees hold no circles, and looking for some takes as long as the parser
-        for done, path in enumerate(paths, start=1):
-            try:
-                data = sources.read_bytes(path)
-            except OSError as error:
-                reason = f"the file cannot be read: {error.strerror}"
-                findings += self._on(path, [_unreadable(path, reason)])
-            else:
-                findings += self.examine(path, data)
-            progress(done, len(paths))
-        gc.enable()
+        try:
+            for done, path in enumerate(paths, start=1):
+                try:
+                    data = sources.read_bytes(path)
+                except OSError as error:
+                    reason = f"the file cannot be read: {error.strerror}"
+                    findings += self._on(path, [_unreadable(path, reason)])
+                else:
+                    findings += self.examine(path, data)
+                progress(done, len(paths))
+        finally:
+            gc.enable()
         return findings
 
     def examine(self, path: str, data: bytes) -> list[Finding]:

@@ -54,9 +54,9 @@ class Notebook(Source):
 
     def position(self, offset: int) -> Position:
         place = super().position(offset)
-        after = bisect.bisect_right(self.cells, offset, key=lambda cell: cell.start)
         if not self.cells:
             return place
+        after = bisect.bisect_right(self.cells, offset, key=lambda cell: cell.start)
         cell = self.cells[max(after - 1, 0)]
         first = super().position(cell.start).line
         return Position(max(1, place.line - first + 1), place.column, cell.number)
@@ -155,34 +155,37 @@ def _cells(raw: str) -> Iterator[tuple[int, tuple[int, int], list[tuple[str, int
             raise ValueError("it has no list of cells")
     if language.lower() not in ("python", "ipython"):
         return
-    (begin,) = [at for key, _, at, _ in _items(raw, _SPACES.match(raw).end()) if key == "cells"][
-        -1:
-    ]
+    (begin,) = [at for key, _, at, _ in _items(raw, _skip(raw, 0)) if key == "cells"][-1:]
     for number, (_, cell, at, _) in enumerate(_items(raw, begin), start=1):
         match cell:
             case {"metadata": {"vscode": {"languageId": other}}} if other != "python":
                 continue
             case {"cell_type": "code", "source": str() | [*_] as source}:
                 (place,) = [each[2:] for each in _items(raw, at) if each[0] == "source"][-1:]
-                lines = [(source, *place)]
-                if not isinstance(source, str):
-                    lines = [each[1:] for each in _items(raw, place[0])]
-                yield number, place, lines
+                is_text = isinstance(source, str)
+                items = [(None, source, *place)] if is_text else _items(raw, place[0])
+                yield number, place, [(line, one, two) for _, line, one, two in items]
 
 
 def _items(raw: str, at: int) -> Iterator[tuple[Any, Any, int, int]]:
     """Yield the key (None in an array), value, start and end of what a JSON container holds."""
     is_object = raw[at] == "{"
-    at = _SPACES.match(raw, at + 1).end()
+    at = _skip(raw, at + 1)
     while raw[at] not in "]}":
         key = None
         if is_object:
             key, at = _decode(raw, at)
-            at = _SPACES.match(raw, raw.index(":", at) + 1).end()
+            at = _skip(raw, raw.index(":", at) + 1)
         value, end = _decode(raw, at)
         yield key, value, at, end
-        at = _SPACES.match(raw, end).end()
-        at = _SPACES.match(raw, at + (raw[at] == ",")).end()
+        at = _skip(raw, end)
+        at = _skip(raw, at + (raw[at] == ","))
+
+
+def _skip(raw: str, at: int) -> int:
+    """Return the place behind blanks."""
+    match = _SPACES.match(raw, at)
+    return at if match is None else match.end()
 
 
 def _parsable(code: bytes) -> bytes | None:
