@@ -11,11 +11,11 @@ from jax_dist.lint.model.project import Project
 @pytest.mark.parametrize(
     ("mark", "given", "sees"),
     [
-        (None, "inner", False),  # without a mark, the folder that is given
         (None, ".", True),
-        (".git", "inner", True),
-        ("inner/.git", "inner", False),
-        ("inner/__init__.py", "inner", True),  # the folder that holds the package
+        (".git", "inner", False),  # nothing above the folder that is given
+        ("inner/__init__.py", "inner", False),
+        (".git", "inner/user.py", True),  # of a file, the project around it
+        (None, "inner/user.py", False),
     ],
 )
 def test_the_root_of_a_project(tmp_path: pathlib.Path, mark, given, sees):

@@ -8,7 +8,7 @@ def _meaning(folder, files, expression):
     for name, text in files.items():
         (folder / name).write_text(text)
     path = folder / "user.py"
-    module = Project().module(sources.read(str(path), files["user.py"].encode()))
+    module = Project([str(folder)]).module(sources.read(str(path), files["user.py"].encode()))
     return module.qualified_name(getattr(module.tree.body[-1], expression))
 
 

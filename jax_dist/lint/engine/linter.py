@@ -6,6 +6,7 @@ word that a rule looks for.
 
 import ast
 import dataclasses
+import gc
 import importlib
 import pkgutil
 import platform
@@ -52,14 +53,18 @@ class Examiner:
     ) -> list[Finding]:
         """Return the findings of all files, in their order; `progress` learns how many are done."""
         findings: list[Finding] = []
-        for done, path in enumerate(paths, start=1):
-            try:
-                data = sources.read_bytes(path)
-            except OSError as error:
-                findings += self._unreadable(path, f"the file cannot be read: {error.strerror}")
-            else:
-                findings += self.examine(path, data)
-            progress(done, len(paths))
+        gc.disable()  # trees hold no circles, and looking for some takes as long as the parser
+        try:
+            for done, path in enumerate(paths, start=1):
+                try:
+                    data = sources.read_bytes(path)
+                except OSError as error:
+                    findings += self._unreadable(path, f"the file cannot be read: {error.strerror}")
+                else:
+                    findings += self.examine(path, data)
+                progress(done, len(paths))
+        finally:
+            gc.enable()
         return findings
 
     def examine(self, path: str, data: bytes) -> list[Finding]:
@@ -78,15 +83,14 @@ class Examiner:
     def examine_source(self, source: Source) -> list[Finding]:
         """Return the same of a file that is read."""
         codes = self._codes_for(source.path)
-        module = self.project.held(source)
-        is_ours = module is None
+        module: Module | None = None
         try:
-            module = module or self.project.module(source)
+            module = self.project.module(source)
             findings = check_module(module, codes, self.target)
         except ParseError as error:
             findings = [_unparsed(source, error)]
         finally:
-            if is_ours and module is not None:
+            if module is not None:
                 module.drop()
         cells = getattr(source, "unparsed", ())  # of a notebook; the others were checked
         findings += [_unparsed(source, cell) for cell in cells]

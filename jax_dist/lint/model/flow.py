@@ -129,8 +129,8 @@ class Flow:
         module = self._module
         owner = module.class_of(node)
         stores: list[ast.Attribute] = []  # where the class sets `self.x`, in tuples too
-        if owner is not None and (module.attribute_values(node) or functions.is_self(node)):
-            stores = functions.self_attributes(module, owner, node.attr, ast.Store)
+        if owner is not None and (module.attribute_values(node) or pmaps.is_self(node)):
+            stores = pmaps.self_attributes(module, owner, node.attr, ast.Store)
         if stores:
             found: list[Origin] = []
             for store in stores:

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 from jax_dist.lint.model import pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
-from jax_dist.lint.model.reaching import LIMIT
 from jax_dist.lint.model.semantic_model import PARTIAL, Module
 from jax_dist.primitives import functions_of
 
@@ -24,7 +23,7 @@ def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | Non
     else:
         scope, name = module.scope(function), function.name
     if isinstance(owner, ast.ClassDef):
-        return self_attributes(module, owner, name, ast.Load)
+        return pmaps.self_attributes(module, owner, name, ast.Load)
     return module.reads(scope, name) if len(scope.bindings.get(name, ())) == 1 else None
 
 
@@ -89,25 +88,6 @@ def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, scopes.Function | ast.ClassDef):
             waiting.extend(reversed(list(ast.iter_child_nodes(node))))
-
-
-def is_self(node: ast.Attribute) -> bool:
-    return isinstance(node.value, ast.Name) and node.value.id == "self"
-
-
-def self_attributes(
-    module: Module, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
-) -> list[ast.Attribute]:
-    """Return where a class reads or sets `self.name`."""
-    of_classes = module.memo(self_attributes)
-    if owner not in of_classes:
-        found: dict[tuple[str, type], list[ast.Attribute]] = {}
-        for each in ast.walk(owner):
-            if isinstance(each, ast.Attribute) and is_self(each):
-                found.setdefault((each.attr, each.ctx.__class__), []).append(each)
-        of_classes[owner] = found
-    attributes: list[ast.Attribute] = of_classes[owner].get((name, context), [])
-    return attributes if len(attributes) <= LIMIT or context is ast.Load else []
 
 
 def body_of(function: scopes.Function) -> list[ast.AST]:

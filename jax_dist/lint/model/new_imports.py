@@ -8,11 +8,10 @@ import ast
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Edit, Fix, apply_edits, indentation_of, newline_of
+from jax_dist.lint.model.findings import Edit, Fix, apply_edits, newline_of
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.lint.model.sources import Source
 
@@ -40,7 +39,7 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
             continue  # it has it
         else:
             edit = None
-        source = _edited(source, edit or _import_edit(source.path, source.code, tree, wanted, line))
+        source = _edited(source, edit or _import_edit(source, tree, wanted, line))
     return source.code
 
 
@@ -131,65 +130,71 @@ def _imports_on(statements: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
     return itertools.takewhile(lambda each: isinstance(each, _IMPORTS), statements)
 
 
-# --- imports
+# --- the place of one import
 
 
-def _import_edit(path: str, code: bytes, tree: ast.Module, wanted: ast.stmt, line: str) -> Edit:
-    kind = _Kind(wanted, os.path.dirname(path))
-    late = _below_path_edits(code, tree, wanted, kind)
-    run = [late] if late is not None else _run(tree)
+def _import_edit(source: Source, tree: ast.Module, wanted: ast.stmt, line: str) -> Edit:
+    """Return the edit that puts an import among those below the anchor, in their order."""
+    code = source.code
+    run = _run(tree)
     if not run:  # a file that imports neither jax nor flax
-        preamble = _preamble(tree)
-        if not preamble:
-            at = _first_line(code, tree)
-            return Edit(at, at, f"{line}\n\n" if tree.body else f"{line}\n")
-        at, lead = _after(code, preamble[-1])
-        gap = "" if isinstance(preamble[-1], _IMPORTS) else "\n"
-        return Edit(at, at, f"{lead}{gap}{line}\n")
-    group = [each for each in run if isinstance(each, _IMPORTS) and kind.of(each) == kind.wanted]
-    if group:
-        key = _key_of(code, run, kind)
-        behind = run[1:]  # nothing is put above the anchor
-        before = next((each for each in group if each in behind and key(each) > key(wanted)), None)
-        at = _line_start(code, before.lineno) if before is not None else 0
-        above = code[:at].splitlines()
-        # Nor where a comment above would change its owner.
-        is_alone = not above or not above[-1].lstrip().startswith(b"#")
-        if before is not None and before.col_offset == 0 and is_alone:
-            return Edit(at, at, f"{line}\n")
-        at, lead = _after(code, group[-1])
+        return _at_top(code, tree, line)
+    root = _name(wanted).partition(".")[0]
+    own = "" if root in KNOWN or root in sys.stdlib_module_names else root
+    folder = os.path.dirname(source.path)
+
+    def group(each: ast.stmt) -> int:
+        return _group(each, own, folder)
+
+    if group(wanted) == _OF_PROJECT:
+        run = _below_path_edits(code, tree, run) or run
+    imports = [each for each in run if isinstance(each, _IMPORTS)]
+    of_group = [each for each in imports if group(each) == group(wanted)]
+    if not of_group:
+        earlier = [each for each in run if each not in imports or group(each) < group(wanted)]
+        at, lead = _after(code, earlier[-1] if earlier else run[0])
+        return Edit(at, at, lead + "\n" * bool(earlier) + f"{line}\n")
+    key = _by_form if sorted(of_group, key=_by_form) == of_group else _by_name
+    # Nothing is put above the anchor, nor where a comment above would change its owner.
+    behind = (each for each in of_group if each is not run[0] and key(each) > key(wanted))
+    before = next(behind, None)
+    at = _line_start(code, before.lineno) if before is not None else 0
+    above = code[:at].splitlines()[-1:]
+    if before is None or before.col_offset or above[0].lstrip().startswith(b"#"):
+        at, lead = _after(code, of_group[-1])
         return Edit(at, at, f"{lead}{line}\n")
-    earlier = [
-        each for each in run if not isinstance(each, _IMPORTS) or kind.of(each) < kind.wanted
-    ]
-    at, lead = _after(code, earlier[-1] if earlier else run[0])
-    gap = "\n" if earlier else ""
+    return Edit(at, at, f"{line}\n")
+
+
+def _at_top(code: bytes, tree: ast.Module, line: str) -> Edit:
+    preamble = _preamble(tree)
+    if not preamble:
+        at = _first_line(code, tree)
+        return Edit(at, at, f"{line}\n\n" if tree.body else f"{line}\n")
+    at, lead = _after(code, preamble[-1])
+    gap = "" if isinstance(preamble[-1], _IMPORTS) else "\n"
     return Edit(at, at, f"{lead}{gap}{line}\n")
 
 
-class _Kind:
-    """The group that an import belongs to, as sorters of imports tell them apart.
+_OF_PROJECT = 3
+
+
+def _group(statement: ast.stmt, own: str, folder: str) -> int:
+    """Return the group of an import, as sorters tell them apart: future, standard, others, project.
 
     Args:
-      wanted: the import that is to be placed: what has its root is of the same project.
-      folder: of the file: what lies in it is, too.
+      statement: an import.
+      own: the root of the project, where the new import is of it.
+      folder: of the file: what lies in it is of the project, too.
     """
-
-    def __init__(self, wanted: ast.stmt, folder: str):
-        root = _name(wanted).partition(".")[0]
-        self._own = "" if root in KNOWN or root in sys.stdlib_module_names else root
-        self._folder = folder
-        self.wanted = self.of(wanted)
-
-    def of(self, statement: ast.stmt) -> int:
-        name = _name(statement)
-        root = name.partition(".")[0]
-        if name == "__future__":
-            return 0
-        is_beside = root == self._own or sources.holds_module(self._folder, root)
-        if name.startswith(".") or (self._own and is_beside):
-            return 3
-        return 1 if root in sys.stdlib_module_names else 2
+    name = _name(statement)
+    root = name.partition(".")[0]
+    if name == "__future__":
+        return 0
+    is_beside = root == own or sources.holds_module(folder, root)
+    if name.startswith(".") or (own and is_beside):
+        return _OF_PROJECT
+    return 1 if root in sys.stdlib_module_names else 2
 
 
 def _name(statement: ast.stmt) -> str:
@@ -198,59 +203,38 @@ def _name(statement: ast.stmt) -> str:
     return statement.names[0].name  # type: ignore[attr-defined] # an import
 
 
-def _below_path_edits(
-    code: bytes, tree: ast.Module, wanted: ast.stmt, kind: _Kind
-) -> ast.stmt | None:
-    """Return the first import of the project below a change of `sys.path`."""
-    run = _run(tree)
-    if kind.wanted != 3 or not run or _name(wanted).startswith("."):
-        return None
+def _by_name(statement: ast.stmt) -> tuple[str, bool]:
+    """Return the key of Google's style, in which both forms are mixed."""
+    return _name(statement).lower(), isinstance(statement, ast.ImportFrom)
+
+
+def _by_form(statement: ast.stmt) -> tuple[bool, str]:
+    """Return the key of isort and ruff: `import` before `from`."""
+    return isinstance(statement, ast.ImportFrom), _name(statement).lower()
+
+
+def _below_path_edits(code: bytes, tree: ast.Module, run: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the first import below a change of `sys.path`, where the module's level has one."""
+    lines = code.splitlines()
     changed = False
     for statement in tree.body[tree.body.index(run[-1]) + 1 :]:
-        if isinstance(statement, _IMPORTS):
-            if changed:
-                return statement
-        elif isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            return None
-        else:
-            first, last = statement.lineno, statement.end_lineno or statement.lineno
-            text = b"\n".join(code.splitlines()[first - 1 : last])
-            changed = changed or b"sys.path" in text
-    return None
-
-
-def _key_of(code: bytes, run: Sequence[ast.stmt], kind: _Kind) -> Callable[[ast.stmt], Any]:
-    """Return the order that the imports are in; where they show none, by the indentation."""
-
-    def by_name(each: ast.stmt) -> tuple[int, str, bool]:  # Google's style: both forms mixed
-        return kind.of(each), _name(each).lower(), isinstance(each, ast.ImportFrom)
-
-    def by_form(each: ast.stmt) -> tuple[int, bool, str]:  # isort and ruff: `import` before `from`
-        return kind.of(each), isinstance(each, ast.ImportFrom), _name(each).lower()
-
-    imports = [each for each in run if isinstance(each, _IMPORTS)]
-    fits = [key for key in (by_name, by_form) if sorted(imports, key=key) == imports]
-    if len(fits) == 1:
-        return fits[0]
-    is_google = indentation_of(code.decode("utf-8", "replace")) == "  "
-    return by_name if is_google else by_form
-
-
-def _first_line(code: bytes, tree: ast.Module) -> int:
-    """Return the place above the first statement, its decorators and its comments."""
-    if not tree.body:
-        return len(code)
-    first = tree.body[0]
-    decorators = getattr(first, "decorator_list", [])
-    line = min([first.lineno, *(each.lineno for each in decorators)])
-    is_comment = [each.lstrip().startswith(b"#") for each in code.splitlines()]
-    # Those of the block at the very top stay there: a licence, `#!`, the encoding.
-    while line > 2 and is_comment[line - 2] and not all(is_comment[: line - 1]):
-        line -= 1
-    return _line_start(code, line)
+        if isinstance(statement, _IMPORTS) and changed:
+            return [statement]
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            break
+        text = lines[statement.lineno - 1 : statement.end_lineno]
+        changed = changed or any(b"sys.path" in line for line in text)
+    return []
 
 
 # --- lines
+
+
+def _first_line(code: bytes, tree: ast.Module) -> int:
+    """Return the place below the comments at the very top: a licence, `#!`, the encoding."""
+    lines = code.splitlines(keepends=True)
+    comments = itertools.takewhile(lambda each: each.lstrip().startswith(b"#"), lines)
+    return sum(map(len, comments)) if tree.body else len(code)
 
 
 def _line_start(code: bytes, line: int) -> int:

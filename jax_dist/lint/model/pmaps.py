@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist.lint.model import scopes, sources
 from jax_dist.lint.model.findings import Edit
+from jax_dist.lint.model.reaching import LIMIT
 from jax_dist.lint.model.semantic_model import Meaning, Module
 
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
@@ -144,25 +145,29 @@ def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
     for target in targets:
         if isinstance(target, ast.Name):
             yield from module.reads_of(value, target.id)
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+        elif isinstance(target, ast.Attribute) and is_self(target):
             owner = module.class_of(target)
             if owner is not None and module.attribute_values(target):
-                loads = _attribute_loads(module, owner)
-                yield from loads.get((target.value.id, target.attr), ())
+                yield from self_attributes(module, owner, target.attr, ast.Load)
 
 
-def _attribute_loads(
-    module: Module, owner: ast.ClassDef
-) -> dict[tuple[str, str], list[ast.Attribute]]:
-    """Return the reads of `name.attribute` in a class."""
-    known = module.memo(_attribute_loads)
-    if owner not in known:
-        known[owner] = {}
-        for node in ast.walk(owner):
-            match node:
-                case ast.Attribute(ast.Name(name), attr, ast.Load()):
-                    known[owner].setdefault((name, attr), []).append(node)
-    return known[owner]
+def is_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def self_attributes(
+    module: Module, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
+) -> list[ast.Attribute]:
+    """Return where a class reads or sets `self.name`."""
+    of_classes = module.memo(self_attributes)
+    if owner not in of_classes:
+        found: dict[tuple[str, type], list[ast.Attribute]] = {}
+        for each in ast.walk(owner):
+            if isinstance(each, ast.Attribute) and is_self(each):
+                found.setdefault((each.attr, each.ctx.__class__), []).append(each)
+        of_classes[owner] = found
+    attributes: list[ast.Attribute] = of_classes[owner].get((name, context), [])
+    return attributes if len(attributes) <= LIMIT or context is ast.Load else []
 
 
 _ALIASES = 8  # names for one function, one of the other
@@ -175,8 +180,7 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
             return fun
         if isinstance(fun, ast.Attribute):  # `self.method`
             owner = module.class_of(fun)
-            is_self = isinstance(fun.value, ast.Name) and fun.value.id == "self"
-            if owner is None or not is_self or module.attribute_values(fun):
+            if owner is None or not is_self(fun) or module.attribute_values(fun):
                 return None
             found: list[Any] = module.scopes.of[owner].bindings.get(fun.attr, [])
             return found[0].node if [each.kind for each in found] == ["def"] else None

@@ -186,14 +186,20 @@ def _is_inside(below: ast.AST, child: ast.AST, around: Any) -> bool:
     return child is not first or below is not first.iter
 
 
-def build(tree: ast.Module) -> Scopes:
-    """See every node once."""
+def build(tree: ast.Module, *, is_whole: bool = True) -> Scopes:
+    """See every node once; if not `is_whole`, only the module's level, and drop the rest."""
     module = NameScope(tree, None)
     walk = _Walk(Scopes(module, [module], {tree: module}, [], [tree], {}))
     walk.waiting.append((module, walk.adopted(tree, tree.body)))
     while walk.waiting:
         walk.scope, stack = walk.waiting.pop()
-        walk.run(stack)
+        if is_whole or walk.scope is module:
+            walk.run(stack)
+            continue
+        for node in stack:  # whose memory is free now
+            del walk.found.parents[node]
+        if isinstance(walk.scope.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            walk.scope.node.body.clear()
     for scope in walk.found.all:
         for name, is_global in scope.outer.items():
             home = module if is_global else _nonlocal_home(scope, name) or module

@@ -48,6 +48,7 @@ class Module:
       source: the text.
       name: the dotted name under which the project imports it; "" where that is not known.
       elsewhere: looks up names of other files of the project.
+      is_whole: whether more than the module's own level is looked at.
 
     Raises:
       ParseError: where Python cannot parse it.
@@ -58,11 +59,13 @@ class Module:
         source: Source,
         name: str = "",
         elsewhere: _Elsewhere = lambda _: None,
+        *,
+        is_whole: bool = True,
     ):
         self.source = source
         self.name = name
         self.tree: ast.Module = sources.parse(source.python)
-        self.scopes: scopes.Scopes = scopes.build(self.tree)
+        self.scopes: scopes.Scopes = scopes.build(self.tree, is_whole=is_whole)
         self._reaching = Reaching(self.scopes)
         self._elsewhere = elsewhere
         self._depth = 0
@@ -218,8 +221,9 @@ class Module:
     def canonical(self, name: str) -> Meaning:
         """Return a dotted name, followed through the files of the project."""
         if name not in self._canonical:
+            is_known = name.partition(".")[0] in KNOWN
             self._canonical[name] = Meaning(name)  # ends a circle of imports
-            self._canonical[name] = self._elsewhere(name) or Meaning(name)
+            self._canonical[name] = (not is_known and self._elsewhere(name)) or Meaning(name)
         return self._canonical[name]
 
     def _agreed(self, scope: NameScope, bindings: list[Binding]) -> Meaning | None:

@@ -23,8 +23,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from jax_dist._usage import MisuseError, hint
 from jax_dist.lint.model.findings import Position
 
-# Plain text means something else in these.
-_OF_NO_FILES = {"idna", "punycode", "raw-unicode-escape", "unicode-escape", "utf-7"}
 _LONGEST_LINE = 1000  # bytes of a line that are kept for a finding
 
 
@@ -131,12 +129,9 @@ def read(path: str, data: bytes) -> Source:
 
 def _check(data: bytes, encoding: str) -> None:
     try:
-        is_of_files = codecs.lookup(encoding).name not in _OF_NO_FILES
         data.decode(encoding)
     except (UnicodeError, LookupError) as error:
         raise UnreadableError(f"the file is not {encoding}: {error}") from error
-    if not is_of_files:
-        raise UnreadableError(f"the file says that it is {encoding}, which is for short strings")
 
 
 def looks_like_python(path: str, data: bytes) -> bool:
