@@ -21,6 +21,7 @@ from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.captures import Captures
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.programs import Lowered
+from jax_dist._rewrite.uniformity import cut_along
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view import copies
 from jax_dist.global_view.body import Body
@@ -29,7 +30,6 @@ from jax_dist.global_view.islands import BodyPlan
 from jax_dist.global_view.mesh_axes import MeshAxes, names_of_constraint
 from jax_dist.global_view.report import GlobalViewReport, Leaf
 from jax_dist.global_view.state_placement import Shardings
-from jax_dist.uniformity import cut_along
 
 StateLeaves: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, the types on one device
 
