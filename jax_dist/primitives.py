@@ -79,7 +79,7 @@ class Primitive:
     axes: str = ""
     """Of a collective: the parameter that names the mesh axes, as one name or several."""
     since: str = ""
-    """The first version of jax among 0.7.2, 0.10.2 and 0.12.0 that has it; "": all."""
+    """The first version of jax among 0.10.2 and 0.12.0 that has it; "": all."""
     until: str = ""
     """The last one of them that has it; "": all."""
 
@@ -116,7 +116,7 @@ LAX_COLLECTIVES = {
     **{"pswapaxes": "all_to_all", "pshuffle": "ppermute"},
 }
 
-# Facts, and the names that they hold for. "from 0.10" and "to 0.10" are versions of jax.
+# Facts, and the names that they hold for. "from 0.12" and "to 0.10" are versions of jax.
 TABLE = """
 # element by element
 plain elementwise: acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clz complex cos
@@ -124,7 +124,7 @@ plain elementwise: cosh digamma erf erf_inv erfc exp exp2 expm1 igamma igamma_gr
 plain elementwise: integer_pow lgamma log log1p logistic nextafter polygamma population_count pow
 plain elementwise: regularized_incomplete_beta rem rsqrt shift_left shift_right_arithmetic
 plain elementwise: shift_right_logical sin sinh sqrt square tan tanh zeta
-plain elementwise from 0.10: mulhi
+plain elementwise: mulhi
 plain elementwise from 0.12: log2 one_minus_square polynomial
 plain elementwise linear adds: add add_any sub
 plain elementwise linear scales: div mul
@@ -136,9 +136,9 @@ plain elementwise exact linear: clamp convert_element_type copy max min name neg
 # elements in other places
 plain moves exact linear: broadcast_in_dim reshape squeeze transpose
 plain moves exact: iota
-plain moves exact from 0.10: stack tile
+plain moves exact: stack tile
 plain moves exact ordered: concatenate dynamic_slice dynamic_update_slice pad rev slice split
-plain moves exact ordered from 0.10: unstack
+plain moves exact ordered: unstack
 plain moves exact identity linear: pvary
 plain exact identity constrains linear: reshard sharding_constraint
 plain exact: device_put optimization_barrier
@@ -152,7 +152,7 @@ plain exact ordered: argmax argmin reduce_window_max reduce_window_min
 plain reduces sums: reduce_sum
 plain reduces: reduce_prod
 plain sums: dot_general ragged_dot_general
-plain sums from 0.10: scaled_dot
+plain sums: scaled_dot
 plain sums ordered: conv_general_dilated cumsum reduce_window_sum scatter-add scatter-sub
 plain ordered unsplit: fft
 plain ordered: approx_top_k cumlogsumexp cumprod reduce_window scatter-max scatter-min
@@ -160,7 +160,7 @@ plain ordered: scatter-mul select_and_gather_add select_and_scatter select_and_s
 plain: cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu
 plain: lu_pivots_to_permutation qr reduce schur svd symmetric_product triangular_solve tridiagonal
 plain: tridiagonal_solve
-plain from 0.10: ormqr
+plain: ormqr
 plain tied: custom_linear_solve
 
 # random numbers; rng_uniform has no key: each device has a state of its own
@@ -168,7 +168,7 @@ plain runs_keys draws: random_bits random_gamma
 plain draws unsplit: rng_bit_generator
 plain runs_keys: random_fold_in random_seed random_split
 plain: random_clone random_unwrap random_wrap threefry2x32
-plain from 0.10: philox2x32 philox4x32 threefry4x32
+plain: philox2x32 philox4x32 threefry4x32
 opaque draws: rng_uniform
 
 # functions of operands and bodies; on which platform it runs, all devices of a program agree
@@ -194,8 +194,8 @@ collective scatter axis_name: reduce_scatter
 collective exchange axis_name: all_to_all ragged_all_to_all
 collective permute axis_name: ppermute precv psend
 collective index axis_name: axis_index
-collective unknown axes from 0.10: unreduced_psum # a sum that is still to come
-collective unknown axis_name from 0.10: all_gather_reduced unreduced_reduce_scatter
+collective unknown axes: unreduced_psum # a sum that is still to come
+collective unknown axis_name: all_gather_reduced unreduced_reduce_scatter
 
 # what no parameter shows
 callback: debug_callback debug_print
@@ -203,8 +203,7 @@ callback unsplit: io_callback pure_callback
 opaque: after_all create_token custom_lin custom_partitioning dce_sink empty2 get swap
 opaque unsplit: ffi_call
 opaque tied unsplit: pallas_call
-opaque from 0.10: call_hi_primitive stage # the first one, unless it can be expanded
-opaque to 0.7: xla_pmap
+opaque: call_hi_primitive stage # the first one, unless it can be expanded
 """
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Rewritten:
     """A rewritten function, called like the one that it was made from, its `__wrapped__`."""
 
-    # The call stands in a slot, as that of `mapping.pmap.Mapped` does.
+    # The call is in a slot, as that of `Mapped` is: C++ finds it there without Python.
     __slots__: tuple[str, ...] = (
         "__call__",
         "__dict__",
@@ -53,8 +53,9 @@ class Rewritten:
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def __init__(self, fun: Callable[..., Any], options: RewriteOptions):
-        own = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
-        self.__dict__.update({key: own[key] for key in own if not hasattr(Rewritten, key)})
+        attributes = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
+        known = {key: value for key, value in attributes.items() if not hasattr(Rewritten, key)}
+        self.__dict__.update(known)
         for name in ("__module__", "__doc__", "__annotations__"):
             self.__dict__[name] = getattr(fun, name, None)
         self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
@@ -257,15 +258,6 @@ def _report_of(
             *failure,
         ),
         captured=tuple(
-            CapturedArray(
-                name=each.name,
-                shape=each.shape,
-                dtype=each.dtype,
-                bytes=each.bytes,
-                captured_at=each.captured_at,
-                used_at=each.used_at,
-                action="lifted" if each.key in lifted else "kept",
-            )
-            for each in captured
+            CapturedArray.of(capture, is_lifted=capture.key in lifted) for capture in captured
         ),
     )

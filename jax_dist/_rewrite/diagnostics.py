@@ -5,9 +5,8 @@ is summed over devices: JAX transposes its broadcast (`pvary`) to a psum. The lo
 then has a gradient that is N times too large, and a pmean afterwards changes nothing.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
@@ -20,6 +19,16 @@ from jax_dist._rewrite.primitive_facts import record_of
 
 _IsTransposed: TypeAlias = Callable[[JaxprEqn], bool]  # whether JAX made it in transposing
 
+_WHY_SUMMED = (
+    "under check_vma=True, JAX sums it over all devices, so for the loss of one device it is N "
+    "times too large, also after a pmean; give shard_map check_vma=False, take lax.pmean of the "
+    "loss before the gradient, or divide by lax.axis_size"
+)
+_WHY_LOCKSTEP = (
+    "in each turn all devices wait for the row that takes longest, with one collective; inside "
+    "jax.shard_map or jax_dist.pmap, each device turns on its own"
+)
+
 
 def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
     """Return a finding for each gradient that JAX sums over devices, and nobody divides again."""
@@ -28,34 +37,22 @@ def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
         if record_of(eqn).kind == "region" and eqn.params["check_vma"]:
             search = _GradientSums(eqn.params["mesh"].shape)
             search.walk(eqn.params["jaxpr"], {}, interpreter.source_line(eqn), _has_transposed_name)
-            findings += map(_finding, search.sums.values())
+            findings += search.findings.values()
     return tuple(dict.fromkeys(findings))
 
 
-@dataclasses.dataclass(slots=True)
-class _Sum:
-    """A psum that JAX inserted into a gradient."""
-
-    axes: tuple[Any, ...]
-    where: str
-    is_repeated: bool = False  # the user's own psum or pmean follows
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(NamedTuple):
     """Facts about one variable."""
 
     sums: frozenset[int] = frozenset()  # it is a gradient that these sums made, perhaps scaled
-    # It comes from the cotangent of the user's own psum: the gradient of a global loss, which is
-    # right as it is.
-    of_global_loss: bool = False
+    of_global_loss: bool = False  # it is a cotangent of the user's own psum: right as it is
 
 
 class _GradientSums:
     """The search through the body of one shard_map."""
 
     def __init__(self, axis_sizes: Mapping[Any, int]):
-        self.sums: dict[int, _Sum] = {}  # by the identity of the equation
+        self.findings: dict[int, PassFinding] = {}  # by the identity of the equation
         self._axis_sizes = axis_sizes
 
     def walk(
@@ -65,29 +62,25 @@ class _GradientSums:
         literals: dict[Any, Any] = {}
         for eqn in interpreter.open_jaxpr(body).eqns:
             record, by_jax = record_of(eqn), is_transposed(eqn)
-            name, where = _compat.name_of(eqn), interpreter.source_line(eqn) or around
+            line = interpreter.source_line(eqn) or around
             operand = _join(values, eqn.invars)
+            result = _Value(operand.sums if record.linear else frozenset(), operand.of_global_loss)
             if record.identity and isinstance(eqn.invars[0], Literal):
                 literals[eqn.outvars[0]] = eqn.invars[0].val
-            if record.over == "sum" and by_jax:
-                result = _Value(of_global_loss=operand.of_global_loss)
-                if not operand.of_global_loss:
-                    self.sums.setdefault(id(eqn), _Sum(tuple(eqn.params["axes"]), where))
+            if record.over == "sum":
+                result = _Value(of_global_loss=by_jax and operand.of_global_loss)
+                if by_jax and not operand.of_global_loss:
+                    self.findings[id(eqn)] = _finding(eqn, line)
                     result = _Value(frozenset({id(eqn)}))
-            elif record.over == "sum":
+            elif by_jax and _compat.name_of(eqn) == "pvary" and _is_cotangent(eqn.invars[0]):
+                result = result._replace(of_global_loss=True)
+            elif record.scales and self._divides(eqn, literals):
                 for number in operand.sums:
-                    self.sums[number].is_repeated = True
-                result = _Value()
-            else:
-                is_global = by_jax and name == "pvary" and _is_cotangent(eqn.invars[0])
-                if record.scales and self._divides(name, eqn.invars[1], literals):
-                    self._forget(operand.sums)
-                kept = operand.sums if record.linear else frozenset()
-                result = _Value(kept, operand.of_global_loss or is_global)
+                    self.findings.pop(number, None)
             values.update(dict.fromkeys(eqn.outvars, result))
             for inner in interpreter.bodies(eqn):
                 inside = _in_transposed(eqn, inner) if by_jax else _has_transposed_name
-                self._enter(eqn, inner, values, where, inside)
+                self._enter(eqn, inner, values, line, inside)
 
     def _enter(
         self,
@@ -102,41 +95,28 @@ class _GradientSums:
         outer = eqn.invars[1:] if record_of(eqn).kind == "branch" else eqn.invars
         inside: dict[Any, _Value] = {}
         if len(opened.invars) == len(outer):
-            pairs = zip(opened.invars, outer, strict=True)
-            inside = {var: _join(values, [atom]) for var, atom in pairs}
+            inside = {v: _join(values, [a]) for v, a in zip(opened.invars, outer, strict=True)}
         self.walk(inner, inside, around, is_transposed)
         if len(opened.outvars) == len(eqn.outvars):
             for result, atom in zip(eqn.outvars, opened.outvars, strict=True):
                 before, made = _join(values, [result]), _join(inside, [atom])
-                values[result] = _Value(
-                    before.sums | made.sums, before.of_global_loss or made.of_global_loss
-                )
+                is_global = before.of_global_loss or made.of_global_loss
+                values[result] = _Value(before.sums | made.sums, is_global)
 
-    def _divides(self, name: str, atom: Any, literals: Mapping[Any, Any]) -> bool:
+    def _divides(self, eqn: JaxprEqn, literals: Mapping[Any, Any]) -> bool:
         """Return whether an equation takes the mean over devices of what was summed."""
+        atom = eqn.invars[1]
         factor = atom.val if isinstance(atom, Literal) else literals.get(atom)
-        if factor is None or np.ndim(factor):
+        if factor is None or np.ndim(factor) or not factor:
             return False
-        divisor = float(factor) if name == "div" else 1 / float(factor) if factor else 0.0
+        divisor = float(factor) if _compat.name_of(eqn) == "div" else 1 / float(factor)
         return any(np.isclose(divisor, size) for size in self._axis_sizes.values() if size > 1)
 
-    def _forget(self, numbers: frozenset[int]) -> None:
-        for number in numbers:
-            if not self.sums[number].is_repeated:
-                del self.sums[number]
 
-
-def _finding(total: _Sum) -> PassFinding:
-    over = ", ".join(repr(str(axis)) for axis in total.axes)
+def _finding(eqn: JaxprEqn, line: str) -> PassFinding:
+    over = ", ".join(repr(str(axis)) for axis in eqn.params["axes"])
     what = f"the gradient by a replicated value is summed over {over}"
-    if total.is_repeated:
-        what += ", and then reduced over it a second time"
-    why = (
-        "under check_vma=True, JAX sums it over all devices, so for the loss of one device it is N "
-        "times too large; give shard_map check_vma=False, take lax.pmean of the loss before the "
-        "gradient, or divide by lax.axis_size"
-    )
-    return PassFinding(_codes.GRADIENT_OF_REPLICATED, "noted", what, why, total.where)
+    return PassFinding(_codes.GRADIENT_OF_REPLICATED, "noted", what, _WHY_SUMMED, line)
 
 
 def _join(values: Mapping[Any, _Value], atoms: Sequence[Any]) -> _Value:
@@ -162,17 +142,11 @@ def _in_transposed(eqn: JaxprEqn, body: Any) -> _IsTransposed:
     # last operands.
     opened = interpreter.open_jaxpr(body)
     reached = {opened.invars[-1]}
-
-    def is_reached(eqn: JaxprEqn) -> bool:
-        return any(isinstance(atom, Var) and atom in reached for atom in eqn.invars)
-
+    is_reached = lambda eqn: any(isinstance(atom, Var) and atom in reached for atom in eqn.invars)
     for inner in opened.eqns:
         if is_reached(inner):
             reached.update(inner.outvars)
     return is_reached
-
-
-# --- loops over rows that are sharded
 
 
 def find_lockstep(jaxpr: Any, args: Sequence[Any]) -> tuple[PassFinding, ...]:
@@ -185,14 +159,8 @@ def find_lockstep(jaxpr: Any, args: Sequence[Any]) -> tuple[PassFinding, ...]:
     if not any(isinstance(s, NamedSharding) and any(s.spec) for s in shardings):
         return ()
     what = "a while loop over sharded rows runs in lockstep"
-    why = (
-        "in each turn all devices wait for the row that takes longest, with one collective; inside "
-        "jax.shard_map or jax_dist.pmap, each device turns on its own"
-    )
-    return tuple(
-        PassFinding("", "noted", what, why, line)
-        for line in dict.fromkeys(_batched_loops(jaxpr, ""))
-    )
+    lines = dict.fromkeys(_batched_loops(jaxpr, ""))
+    return tuple(PassFinding("", "noted", what, _WHY_LOCKSTEP, line) for line in lines)
 
 
 def _batched_loops(jaxpr: Any, around: str) -> Iterator[str]:

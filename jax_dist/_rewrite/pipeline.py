@@ -1,4 +1,4 @@
-"""Several passes over a program that is being traced, and what each of them says of it."""
+"""Passes over a program that is being traced, their findings, and the line of the user."""
 
 import dataclasses
 import inspect
@@ -20,7 +20,7 @@ from jax_dist.errors import display_path
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
-    """Warns at the innermost line that is neither ours nor JAX's.
+    """Warn at the innermost line that is neither ours nor JAX's.
 
     Counted here, for a trace has as many frames as JAX likes; `skip_file_prefixes` came with
     Python 3.12.
@@ -30,31 +30,22 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
 
 def user_line() -> str:
-    """Where the user's code is now: "train.py:12", or "" if there is none of it."""
+    """Return the line of the user's code that runs now: "train.py:12", or "" without any."""
     _, frame = _user_frame()
     return "" if frame is None else f"{display_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def place_of(error: BaseException, beside: tuple[str, ...] = ()) -> tuple[str, int] | None:
-    """The file and line where the user's code was when an error was raised.
-
-    `beside` has what the names of files begin with that are not the user's, beside ours and JAX's.
-    """
-    found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if not (file := frame.f_code.co_filename).startswith((*OURS_AND_JAX, *beside)):
-            found = file, line
-    return found
-
-
 def line_of(error: BaseException) -> str:
-    """The same, as `user_line` gives it."""
-    place = place_of(error)
-    return "" if place is None else f"{display_path(place[0])}:{place[1]}"
+    """Return the line of the user's code where an error was raised, as `user_line` gives it."""
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if not (file := frame.f_code.co_filename).startswith(OURS_AND_JAX):
+            line = f"{display_path(file)}:{number}"
+    return line
 
 
 def _user_frame() -> tuple[int, FrameType | None]:
-    """The user's innermost frame, and its level as seen by who calls this one's caller."""
+    """Return the user's innermost frame, and its level as seen by the caller's caller."""
     level, frame = -1, inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(OURS_AND_JAX):
         level, frame = level + 1, frame.f_back
@@ -97,29 +88,21 @@ class Pass(NamedTuple):
 
 
 def evaluate_through(
-    passes: Sequence[Pass],
-    source: ClosedJaxpr,
-    inputs: Sequence[Any],
-    evaluate: Callable[..., Values] | None = None,
+    passes: Sequence[Pass], source: ClosedJaxpr, inputs: Sequence[Any]
 ) -> tuple[Values, tuple[PassFinding, ...]]:
-    """Evaluates a program in the current trace, changed by each pass in turn; and what they found.
-
-    `source` is the program, or at least its primitives, at any depth; `evaluate` the program, if
-    `source` is not yet all of it: it runs nothing of the user.
-    """
+    """Evaluate a program in the current trace, changed by each pass; return also their findings."""
     primitives = {_compat.name_of(eqn) for eqn in interpreter.equations(source)}
-    jaxpr = source if evaluate is None else None
-    if evaluate is None:
-        evaluate = lambda *args: interpreter.run(source, args, {})
+    evaluate: Callable[..., Values] = lambda *args: interpreter.run(source, args, {})
+    jaxpr: Any = source  # None once a pass has changed it
     findings: list[PassFinding] = []
-    for each in passes:
-        if primitives.isdisjoint(each.needs):
+    for step in passes:
+        if primitives.isdisjoint(step.needs):
             continue
         if jaxpr is None:
             # A function of its own each time, for JAX remembers what it has traced.
             traced = jax.jit(lambda *args, evaluate=evaluate: evaluate(*args)).trace(*inputs)
             jaxpr = traced.jaxpr
-        plan = each.plan(jaxpr)
+        plan = step.plan(jaxpr)
         findings += plan.findings
         if plan.evaluate is not None:
             evaluate, jaxpr = plan.evaluate, None

@@ -1,4 +1,4 @@
-"""Which equations are pmaps, and jax.pmap while tracing with several processes (JXD002)."""
+"""pmaps as equations of a program, and jax.pmap while tracing with several processes (JXD002)."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ class PmapSite:
 
     @property
     def devices(self) -> Sequence[Device] | None:
-        """In the order of the mesh; None if that names none."""
+        """Those of the mesh, in its order; None if it names none."""
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else None
 
     @property
@@ -44,7 +44,7 @@ class PmapSite:
 
     @classmethod
     def of(cls, eqn: JaxprEqn, line: str = "") -> "PmapSite | None":
-        """The pmap that `eqn` is; None for all else, a shard_map of the user's own too.
+        """Return the pmap that `eqn` is; None for all else, a shard_map of the user's own too.
 
         `jax.pmap` and ours both make a shard_map without vma types, manual over one axis; they are
         told from others by the file that its body was defined in.
@@ -60,10 +60,10 @@ class PmapSite:
 
 
 def pmap_sites(jaxpr: Any) -> list[tuple[interpreter.Path, PmapSite]]:
-    """All pmaps at any depth, by their path; not those inside another one, which move with it."""
+    """Return all pmaps, by their path; not those inside another one, which move with it."""
     places = interpreter.places(jaxpr, _is_shard_map)
-    found = ((place.path, PmapSite.of(place.eqn, place.line)) for place in places)
-    return [(path, site) for path, site in found if site is not None]
+    sites = ((place.path, PmapSite.of(place.eqn, place.line)) for place in places)
+    return [(path, site) for path, site in sites if site is not None]
 
 
 def _is_shard_map(eqn: JaxprEqn) -> bool:
@@ -82,29 +82,29 @@ _OUR_FILE = os.path.abspath(emission.__file__)
 
 
 @contextlib.contextmanager
-def pmaps_over_all_processes(mesh: Mesh | None, found: list[PassFinding]) -> Iterator[None]:
-    """While tracing here, `jax.pmap` maps over all processes, on the devices of `mesh` if they fit.
+def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> Iterator[None]:
+    """Have `jax.pmap` map over all processes while tracing, on the devices of `mesh` if they fit.
 
-    Adds to `found` what was done.
+    Adds to `findings` what was done.
     """
     if jax.process_count() == 1:
         yield
         return
 
     def run(taken: _compat.TakenPmap, leaves: Sequence[Any]) -> Any:
-        options, call = _in_our_words(taken, leaves, mesh)
+        options, call = _to_options(taken, leaves, mesh)
         layout = options.choice.lay_out(call.size, whole=False)
         output, _ = emission.emit(options, call, layout, as_view=True)
         name = f"jax.pmap over '{taken.axis_name}' of size {layout.size}"
         what = f"{name}: a shard_map over all processes"
-        found.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
+        findings.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
         return output
 
     with _compat.pmaps_taken_over(run):
         yield
 
 
-def _in_our_words(
+def _to_options(
     taken: _compat.TakenPmap, leaves: Sequence[Any], mesh: Mesh | None
 ) -> tuple[Options, Call]:
     devices = taken.devices

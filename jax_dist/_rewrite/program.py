@@ -1,12 +1,15 @@
-"""One function being rewritten: the passes in their order, once per signature.
+"""One function being rewritten: it is traced, goes through the passes, and becomes programs.
 
-The user's function is traced once per signature, and remembered (see `passes.programs`). What the
-passes make of it is traced by a jit object, for the arguments as they lie.
+The user's function is traced once per signature, and JAX remembers that. What the passes make of
+it is traced by a jit object: one for each set of captured arrays, which are its first argument, and
+for each way that arguments are sharded where the passes follow that. A call that the C++ front does
+not know (see `_compat.fronts`) comes to `_miss`, with its arguments.
 """
 
 import contextlib
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -20,18 +23,31 @@ from jax_dist._multihost.agreement import Fingerprint, containers, describe
 from jax_dist._pmap import placement, process_calls
 from jax_dist._pmap.body import any_tracer, type_of
 from jax_dist._rewrite import interpreter, pipeline, programs, remesh
-from jax_dist._rewrite.captures import Capture, Captures, Lifted, lift, tracing
+from jax_dist._rewrite.captures import (
+    Capture,
+    Captures,
+    Lifted,
+    PlacedCaptures,
+    Placements,
+    Watch,
+    is_lifted_outside,
+    lift,
+    tracing,
+)
 from jax_dist._rewrite.constants import lies_on_many, put_copy
 from jax_dist._rewrite.gathers import GATHERS, Gathers, plan_gathers
 from jax_dist._rewrite.partition import plan_partitioning
 from jax_dist._rewrite.pipeline import Pass, PassFinding
 from jax_dist._rewrite.pmap_sites import check_none_local, pmaps_over_all_processes
-from jax_dist._rewrite.programs import Bound, Memo, Program, Programs
 from jax_dist._rewrite.propagation import is_partitioned, mesh_of, meshes_of
 from jax_dist.errors import ArgumentError
 
 Partitioning: TypeAlias = Literal["route", "keep"]
 Specs: TypeAlias = Mapping[str, tuple[Any, Any]]
+_Args: TypeAlias = tuple[Any, ...]
+_Kwargs: TypeAlias = dict[str, Any]
+
+_NO_CAPTURES = PlacedCaptures(())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +70,7 @@ class _TracedCall:
     out_tree: Any
     described: dict[str, str]  # the arguments, by their path
     findings: tuple[PassFinding, ...]  # made while tracing
-    routes: bool  # whether it has operations whose program depends on how arguments are cut
+    routes: bool  # whether it has operations whose program depends on shardings of arguments
 
 
 class _KnownCall(NamedTuple):
@@ -63,6 +79,16 @@ class _KnownCall(NamedTuple):
     traced: _TracedCall
     shardings: tuple[NamedSharding | None, ...]  # of the dynamic leaves
     mesh: Mesh | None  # what the program runs on, as far as that is one
+
+    @property
+    def variant(self) -> Hashable:
+        """The key of its program: on Auto axes, jit traces once for all shardings."""
+        return (self.shardings, self.mesh) if self.traced.routes else None
+
+
+@jax.tree_util.register_static
+class _Token:
+    """A result without arrays, which stands for what was found out in a trace."""
 
 
 class RewrittenProgram:
@@ -88,54 +114,68 @@ class RewrittenProgram:
         self._mesh_seen: Mesh | None = None
         self._is_warned = False
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
-        self._memo = Memo(name, self._traced, self._jit_options)
-        self._programs = Programs(
-            name, self._jit_options, trace=self._trace, miss=self._first_sight, without_jit=fun
-        )
+        self._watch = Watch(name)
+        self._placements = Placements()
+        # Caches of JAX may keep a token longer than this lives; what it stands for, they do not.
+        self._traces = weakref.WeakKeyDictionary[_Token, _TracedCall]()
+        self._jits = weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Any]]()
+        self._fronts = weakref.WeakKeyDictionary[PlacedCaptures, Callable[..., Any]]()
+        self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._used: tuple[PlacedCaptures, bool] = (_NO_CAPTURES, False)  # by the last call
+        self._call = self._front_for(_NO_CAPTURES)
 
     def serve(self, caller: Any) -> None:
-        """Keeps `caller.__call__` the fastest way to call."""
-        self._programs.serve(caller)
+        """Keep `caller.__call__` the fastest way to call."""
+        self._callers.add(caller)
+        caller.__call__ = self._call
 
     def again(self) -> "RewrittenProgram":
-        """The same, and nothing traced: what jit has in its cache tells no findings any more."""
+        """Return the same with nothing traced: what jit has in its cache tells no findings."""
         return RewrittenProgram(self.fun, self.name, self.options)
 
-    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Lowered:
-        bound, found = self._prepared(args, kwargs)
-        return bound.lowered(self._programs.lower(bound, found, args, kwargs))
+    def lower(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Lowered:
+        call = self._find(args, kwargs)
+        placed = self._place_captures(call)
+        lowered = self._jit(placed, call.variant).lower(*_with_captures(placed, args), **kwargs)
+        return lowered if placed is _NO_CAPTURES else programs.Lowered(lowered, placed.values)
 
-    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.stages.Traced:
-        """The rewritten jaxpr, with the captured arrays in it."""
-        found = self._find(self._trace_user(args, kwargs), args, kwargs)
-        with self._programs.under_way(found):
-            return self._programs.plain(_variant(found)).jitted.trace(*args, **kwargs)
+    def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
+        """Return the rewritten jaxpr, with the captured arrays in it."""
+        call = self._find(args, kwargs)
+        return self._jit(_NO_CAPTURES, call.variant).trace(*args, **kwargs)
 
     # ---- a call that the front does not know
 
-    def _first_sight(
-        self, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _compat.Answer:
-        traced = self._trace_user(args, kwargs)
-        leaves = jax.tree.leaves((args, kwargs))
-        if programs.is_staged() or any_tracer(leaves):
-            found = self._find(traced, args, kwargs)
-            if traced.routes and found.mesh is None:
-                self._warn_unrouted()
-            plain = self._programs.plain(_variant(found))
-            return self._programs.stage(plain, traced.lifted, found, args, kwargs), None, False
-        for mesh in self._meshes(self._find(traced, args, kwargs)):
+    def _miss(self, asking: PlacedCaptures, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+        try:
+            return self._call_anew(asking, args, kwargs)
+        except Exception as error:
+            programs.hide_own_frames(error)
+            raise
+
+    def _call_anew(self, asking: PlacedCaptures, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
+        call = self._find(args, kwargs)
+        if programs.is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
+            return self._stage(call, args, kwargs), None, False
+        for mesh in self._meshes(call):
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
         try:
-            return self._run(program, traced, args, kwargs)
-        except ValueError as refusal:
+            return self._run(asking, call, args, kwargs)
+        except ValueError:
             mesh = self.options.mesh
             moved = None if mesh is None else remesh.put_on(mesh, args, kwargs)
             if moved is None:
                 raise
-            del refusal
-        results, _, _ = self._run(program, traced, *moved)
+        results, _, _ = self._run(asking, self._find(*moved), *moved)
         return results, None, False
+
+    def _stage(self, call: _KnownCall, args: _Args, kwargs: _Kwargs) -> Any:
+        """Call the program as part of an outer trace. Captured arrays become constants of that."""
+        if call.traced.routes and call.mesh is None:
+            self._warn_unrouted()
+        if not is_lifted_outside():
+            self._watch.warn_of(call.traced.lifted.captures, lifted=False)
+        return self._jit(_NO_CAPTURES, call.variant)(*args, **kwargs)
 
     def _warn_unrouted(self) -> None:
         """Warn once that custom_partitioning operations stay, if there is more than one device."""
@@ -150,52 +190,75 @@ class RewrittenProgram:
         )
 
     def _run(
-        self, program: Program, traced: _TracedCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, asking: PlacedCaptures, call: _KnownCall, args: _Args, kwargs: _Kwargs
     ) -> _compat.Answer:
-        bound, found = self._prepared(args, kwargs, traced)
-        self._programs.watch.warn_of(traced.lifted.captures, lifted=True)
-        if found.mesh is not None and jax.process_count() > 1:
-            self._agree(found)
-        return self._programs.run(bound, program, found, args, kwargs, self._mesh_seen)
+        """Run a call on arrays, for the front of the captured arrays `asking`."""
+        placed = self._place_captures(call)
+        self._watch.warn_of(call.traced.lifted.captures, lifted=True)
+        if call.mesh is not None and jax.process_count() > 1:
+            self._agree(call, call.mesh)
+        jitted = self._jit(placed, call.variant)
+        results, memory, stale = _compat.run_jit(jitted, _with_captures(placed, args), kwargs)
+        self._use(placed, is_full=call.mesh is not None and programs.can_be_full(call.mesh))
+        return results, memory if placed is asking else None, stale
 
-    def _prepared(
-        self, args: tuple, kwargs: dict, traced: _TracedCall | None = None
-    ) -> tuple[Bound, _KnownCall]:
-        traced = traced or self._trace_user(args, kwargs)
-        found = self._find(traced, args, kwargs)
-        mesh = found.mesh
+    def _place_captures(self, call: _KnownCall) -> PlacedCaptures:
+        mesh = call.mesh
         if mesh is None and jax.process_count() > 1:
             # One with devices of other processes too, where arrays of this one cannot be used.
-            mesh = next((each for each in self._meshes(found) if each.is_multi_process), None)
+            mesh = next((each for each in self._meshes(call) if each.is_multi_process), None)
         place = lambda value: _placed(value, mesh)
-        return self._programs.bound(traced.lifted, mesh, place, _variant(found)), found
+        return self._placements.of(call.traced.lifted, mesh, place) or _NO_CAPTURES
 
-    def _find(self, traced: _TracedCall, args: tuple, kwargs: dict) -> _KnownCall:
+    def _find(self, args: _Args, kwargs: _Kwargs) -> _KnownCall:
+        """Return what is known of a call, whose arguments may be tracers."""
+        traced = self._trace_user(args, kwargs)
         leaves = jax.tree.leaves((args, kwargs))
-        lying = [
-            None if isinstance(leaves[place], Tracer) else getattr(leaves[place], "sharding", None)
-            for place in traced.places
+        dynamic = [leaves[place] for place in traced.places]
+        known = [
+            None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
+            for leaf in dynamic
         ]
-        shardings = tuple(each if isinstance(each, NamedSharding) else None for each in lying)
-        found = self.options.mesh or mesh_of(traced.lifted.jaxpr, shardings)
-        # Under grad and vmap arguments do not say how they lie; they did when called before.
-        self._mesh_seen = found or self._mesh_seen
+        shardings = tuple(each if isinstance(each, NamedSharding) else None for each in known)
+        mesh = self.options.mesh or mesh_of(traced.lifted.jaxpr, shardings)
+        # Under grad and vmap arguments do not show their mesh; they did when called before.
+        self._mesh_seen = mesh or self._mesh_seen
         return _KnownCall(traced, shardings, self._mesh_seen)
 
-    def _meshes(self, found: _KnownCall) -> list[Mesh]:
-        """Those that the program runs on."""
+    def _meshes(self, call: _KnownCall) -> list[Mesh]:
+        """Return those that the program runs on."""
         given = [] if self.options.mesh is None else [self.options.mesh]
-        return [*given, *meshes_of(found.traced.lifted.jaxpr, found.shardings)]
+        return [*given, *meshes_of(call.traced.lifted.jaxpr, call.shardings)]
 
-    # ---- what is traced
+    # ---- the user's function is traced
 
-    def _trace_user(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TracedCall:
-        """The user's function for arguments of these types; their values do not matter."""
+    def _trace_user(self, args: _Args, kwargs: _Kwargs) -> _TracedCall:
+        """Return the user's function for arguments of these types; their values do not matter."""
         args, kwargs = jax.tree.map(_described, (args, kwargs))
-        return self._memo.of(args, kwargs)
+        return self._traces[self._recorder.trace(*args, **kwargs).out_info]
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TracedCall:
-        """His Python runs here, once per signature."""
+    @functools.cached_property
+    def _recorder(self) -> Any:
+        """The jit object that traces the user's function, and returns a token.
+
+        A signature is all that a trace depends on: types, static values, settings such as x64. JAX
+        keeps traces by it, and forgets them with `jax.clear_caches()`.
+        """
+
+        def record(*flat_args: Any, **kwargs: Any) -> _Token:
+            token = _Token()
+            self._traces[token] = self._record(flat_args, kwargs)
+            return token
+
+        # No functools.wraps: jit would read the user's signature.
+        record.__name__ = record.__qualname__ = self.name
+        names = self._jit_options.static_argnames or None
+        return jax.jit(
+            record, static_argnums=self._jit_options.static_argnums, static_argnames=names
+        )
+
+    def _record(self, args: _Args, kwargs: _Kwargs) -> _TracedCall:
+        """Trace the user's function, once per signature."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
         fun = _compat.inside_jit(self.fun) if jax.process_count() > 1 else self.fun
@@ -224,33 +287,35 @@ class RewrittenProgram:
         described = {f"argument {jax.tree_util.keystr(path)}": describe(x) for path, x in paths}
         return _TracedCall(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
 
-    def _trace(self, captured: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What jit traces: the rewritten program."""
-        found = self._programs.found()
-        if found is None:
-            found = self._find(self._trace_user(args, kwargs), args, kwargs)
-        traced = found.traced
+    # ---- the passes, in their order, and the programs that they make
+
+    def _rewrite(
+        self, captured: Sequence[Any], args: _Args, kwargs: _Kwargs, variant: Any = None
+    ) -> Any:
+        """Evaluate the rewritten program in the current trace."""
+        traced = self._trace_user(args, kwargs)
+        call = self._find(args, kwargs) if variant is None else _KnownCall(traced, *variant)
         values = captured or traced.lifted.values
         leaves = jax.tree.leaves((args, kwargs))
         inputs = (*values, *[leaves[place] for place in traced.places])
-        passes = self._passes(found, len(values))
+        passes = self._passes(call, len(values))
         results, findings = pipeline.evaluate_through(passes, traced.lifted.jaxpr, inputs)
         self.findings = (*traced.findings, *findings)
         self.found = traced.lifted.found
         self.lifted = traced.lifted.captures if captured else ()
         return jax.tree.unflatten(traced.out_tree, results)
 
-    def _passes(self, found: _KnownCall, lifted: int) -> list[Pass]:
+    def _passes(self, call: _KnownCall, lifted: int) -> list[Pass]:
         options = self.options
         passes = []
         if jax.process_count() == 1:
             plan = functools.partial(remesh.plan_remesh, mesh=options.mesh)
             passes.append(Pass({"shard_map"}, plan))
         if options.partitioning == "route":
-            whole = None if found.mesh is None else NamedSharding(found.mesh, P())
-            in_shardings = (*[whole] * lifted, *found.shardings)
+            whole = None if call.mesh is None else NamedSharding(call.mesh, P())
+            in_shardings = (*[whole] * lifted, *call.shardings)
             plan = functools.partial(
-                plan_partitioning, mesh=found.mesh, in_shardings=in_shardings, specs=options.specs
+                plan_partitioning, mesh=call.mesh, in_shardings=in_shardings, specs=options.specs
             )
             passes.append(Pass({"custom_partitioning"}, plan))
         if options.gathers != "keep":
@@ -258,20 +323,78 @@ class RewrittenProgram:
             passes.append(Pass(GATHERS, plan))
         return passes
 
-    def _agree(self, found: _KnownCall) -> None:
-        """With the other processes, on what runs next; see `mapping.process_calls`."""
-        signature = hash((found.traced.out_tree, *found.traced.described.items()))
+    def _jit(self, placed: PlacedCaptures, variant: Hashable) -> Any:
+        """Return the jit object of a program; captured arrays are its first argument, if any."""
+        jits = self._jits.setdefault(placed, {})
+        if variant not in jits:
+            options, first = self._jit_options, int(placed is not _NO_CAPTURES)
+
+            # As jax.pmap names them: jit takes a keyword `args` for the position of that name.
+            def traced(*flat_args: Any, **kwargs: Any) -> Any:
+                captured = flat_args[0] if first else ()
+                return self._rewrite(captured, flat_args[first:], kwargs, variant)
+
+            # No functools.wraps: jit would read the user's signature and donate by keyword too.
+            traced.__name__ = traced.__qualname__ = self.name
+            jits[variant] = jax.jit(
+                traced,
+                static_argnums=tuple(first + number for number in options.static_argnums),
+                static_argnames=options.static_argnames or None,
+                donate_argnums=tuple(first + number for number in options.donate_argnums),
+                donate_argnames=options.donate_argnames or None,
+                keep_unused=options.keep_unused,
+                compiler_options=options.compiler_options,
+            )
+        return jits[variant]
+
+    def _front_for(self, placed: PlacedCaptures) -> Callable[..., Any]:
+        """Return the front of programs that take these captured arrays first, if any."""
+        if placed in self._fronts:
+            return self._fronts[placed]
+        first, options = int(placed is not _NO_CAPTURES), self._jit_options
+        reference = weakref.ref(placed)  # the front is kept as long as they are
+
+        def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
+            return self._miss(reference() or _NO_CAPTURES, args[first:], kwargs)
+
+        def without_front(*args: Any, **kwargs: Any) -> Any:
+            return self._rewrite(args[0] if first else (), args[first:], kwargs)
+
+        front = self._fronts[placed] = _compat.front(
+            self.name,
+            miss,
+            fun=without_front,
+            without_jit=lambda *args, **kwargs: self.fun(*args[first:], **kwargs),
+            static_argnums=tuple(first + number for number in options.static_argnums),
+            static_argnames=options.static_argnames,
+        )
+        return front
+
+    def _use(self, placed: PlacedCaptures, *, is_full: bool) -> None:
+        """Have the next call go to the front of the program that ran now."""
+        if self._used == (placed, is_full):
+            return
+        self._used = placed, is_full
+        front = self._front_for(placed)
+        if placed is not _NO_CAPTURES:
+            front = functools.partial(front, placed.values)
+        self._call = programs.throttled(front) if is_full else front
+        for caller in self._callers:
+            caller.__call__ = self._call
+
+    def _agree(self, call: _KnownCall, mesh: Mesh) -> None:
+        """Agree with the other processes on what runs next; see `_pmap.process_calls`."""
+        traced = call.traced
+        signature = hash((traced.out_tree, *traced.described.items()))
         if signature in self._agreed:
             return
-        assert found.mesh is not None
-        jaxpr, leaves = found.traced.lifted.jaxpr, dict(found.traced.described)
+        jaxpr, leaves = traced.lifted.jaxpr, dict(traced.described)
         for number, aval in enumerate(jaxpr.out_avals):
             leaves[f"result {number}"] = describe(aval)
-        # Of the whole arrays that go in and come out.
-        whole = Fingerprint(containers(found.traced.out_tree), leaves)
-        # Without a collective too: what is cut over the mesh may be moved by the compiler.
+        fingerprint = Fingerprint(containers(traced.out_tree), leaves)
+        # Without a collective too: the compiler may move what is sharded over the mesh.
         moves = process_calls.collectives(jaxpr)
-        process_calls.agree_to_run("{}, rewritten", self.fun, whole, moves, found.mesh)
+        process_calls.agree_to_run("{}, rewritten", self.fun, fingerprint, moves, mesh)
         self._agreed.add(signature)
 
 
@@ -289,9 +412,8 @@ def set_mesh_explained(name: str) -> Iterator[None]:
         ) from error
 
 
-def _variant(found: _KnownCall) -> Hashable:
-    """On Auto axes, jit traces once for all ways that arguments are cut; a route follows them."""
-    return found.shardings if found.traced.routes else None
+def _with_captures(placed: PlacedCaptures, args: _Args) -> _Args:
+    return args if placed is _NO_CAPTURES else (placed.values, *args)
 
 
 def _described(leaf: Any) -> Any:

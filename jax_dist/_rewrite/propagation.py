@@ -1,14 +1,16 @@
-"""On which mesh, and by which specs, custom_partitioning calls lie: Shardy is asked."""
+"""The mesh of a program, and the shardings that Shardy chooses for its custom_partitioning calls.
+
+The program is lowered with each call under a named scope of its own, Shardy's propagation runs on
+that module, and the shardings are read from the calls that carry the scopes.
+"""
 
 import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import jax
-import numpy as np
-from jax.extend import core
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.extend.mlir import ir, passmanager
 from jax.extend.mlir.dialects import sdy
@@ -19,136 +21,234 @@ from jax_dist import _compat
 from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.interpreter import EquationPlace, Handler, Path, Values
 
+_Shardings: TypeAlias = Sequence[NamedSharding | None]  # of the inputs of a jaxpr
 
-class Unknown(Exception):
-    """Shardy's answer cannot be said as specs of one mesh; the text is the reason."""
+
+def is_partitioned(eqn: JaxprEqn) -> bool:
+    return _compat.name_of(eqn) == "custom_partitioning"
+
+
+# --- the mesh
+
+
+def mesh_of(jaxpr: ClosedJaxpr, in_shardings: _Shardings) -> Mesh | None:
+    """Return the one mesh that a program runs on; None for none or several."""
+    meshes = meshes_of(jaxpr, in_shardings)
+    return meshes[0] if len(meshes) == 1 else None
+
+
+def meshes_of(jaxpr: ClosedJaxpr, in_shardings: _Shardings) -> list[Mesh]:
+    """Return the meshes of devices that a program runs on, each once, in order.
+
+    Those of the arguments; if they have none, those of constraints and of the jits within; then
+    those of its shard_maps; then the one of `jax.set_mesh`.
+    """
+    shardings: list[Any] = []
+    regions: list[Any] = []
+    for eqn in interpreter.equations(jaxpr):
+        match _compat.name_of(eqn):
+            case "jit":
+                shardings += (*eqn.params["in_shardings"], *eqn.params["out_shardings"])
+            case "sharding_constraint":
+                shardings.append(eqn.params["sharding"])
+            case "shard_map":
+                regions.append(eqn.params["mesh"])
+    try:
+        context = [jax.sharding.get_mesh()]
+    except ValueError:  # within a trace, which knows the form of the mesh, and no devices
+        context = []
+    of_arguments, of_program = (
+        [getattr(sharding, "mesh", None) for sharding in some] for some in (in_shardings, shardings)
+    )
+    for candidates in (of_arguments, of_program, regions, context):
+        if meshes := dict.fromkeys(mesh for mesh in candidates if isinstance(mesh, Mesh)):
+            return [mesh for mesh in meshes if not mesh.empty]
+    return []
+
+
+# --- the shardings of the calls
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallLayout:
-    """How the values around one call lie, each spec as long as its array has dimensions."""
+    """The shardings of the values of one call; each spec is as long as its array has dimensions."""
 
     operands: tuple[P, ...]
     results: tuple[P, ...]
-    constants: tuple[int, ...] = ()  # numbers of the operands that no argument has a part in
+    constants: tuple[int, ...] = ()  # numbers of the operands that depend on no argument
 
 
-def layouts(
-    lowered: jax.stages.Lowered,
-    *,
-    call_target: str,
-    scope: re.Pattern[str],
-    mesh: jax.sharding.Mesh,
-) -> dict[str, CallLayout | Unknown]:
-    """What Shardy chooses for the custom calls of one target, in a program for a mesh.
+_SCOPE = re.compile(r"jax_dist_site_([\d.]+)")
 
-    The first group of `scope` is the name of a call, found in its location, and "" for a call
-    without one. By that name: a call that the program does not hold has no entry; calls of one name
-    that lie in several ways are `Unknown`.
+
+def layouts_of(
+    jaxpr: ClosedJaxpr, sites: Sequence[EquationPlace], mesh: Mesh, in_shardings: _Shardings
+) -> dict[Path, CallLayout | str]:
+    """Return how each site is sharded, or the reason why that is unknown.
+
+    Sites that the lowered program does not hold have no entry: nobody reads them, or JAX puts the
+    body of the operation there.
     """
+    config: Any = jax.config  # its attributes are made at run time
+    devices, problem = set(mesh.devices.flat), ""
+    if not config.jax_use_shardy_partitioner:
+        problem = "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
+    elif any(sharding.device_set != devices for sharding in in_shardings if sharding is not None):
+        problem = "an argument is on other devices than those of the mesh"
+    if problem or not sites:
+        return {site.path: problem for site in sites}
+    lowered = _lower_with_scopes(jaxpr, sites, mesh, in_shardings)
+    return read_layouts(lowered, "CustomSPMDPartitioning", mesh)
+
+
+def _lower_with_scopes(
+    jaxpr: ClosedJaxpr, sites: Sequence[EquationPlace], mesh: Mesh, in_shardings: _Shardings
+) -> jax.stages.Lowered:
+    paths = frozenset(site.path for site in sites)
+
+    def program(anchor: jax.Array, *args: jax.Array) -> Values:
+        del anchor  # for it, JAX lowers for the whole mesh, even if nothing else is on it
+        return _run_with_scopes(jaxpr, (), paths, *args)
+
+    shapes = [jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))]
+    for var, sharding in zip(jaxpr.jaxpr.invars, in_shardings, strict=True):
+        aval: Any = var.aval
+        if sharding is None and not aval.sharding.mesh.empty:
+            sharding = NamedSharding(mesh, aval.sharding.spec)  # of Explicit axes: part of the type
+        kind = {"sharding": sharding, "weak_type": aval.weak_type}
+        shapes.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, **kind))
+    return jax.jit(program, keep_unused=True).lower(*shapes)
+
+
+def _run_with_scopes(jaxpr: Any, path: Path, sites: frozenset[Path], *args: Any) -> Values:
+    """Evaluate a jaxpr with each site under its scope, and with jits inlined.
+
+    Not inlined, all calls of a jit would have to be sharded as one of them is.
+    """
+    handlers: dict[int, Handler] = {}
+    for number, eqn in enumerate(interpreter.open_jaxpr(jaxpr).eqns):
+        here = (*path, number)
+        runs = {
+            part: functools.partial(_run_with_scopes, body, (*here, part), sites)
+            for part, body in enumerate(interpreter.bodies(eqn))
+            if interpreter.contains(body, lambda eqn: is_partitioned(eqn) or _is_plain_jit(eqn))
+        }
+        if here in sites:
+            handlers[number] = functools.partial(_replay_in_scope, here)
+        elif _is_plain_jit(eqn):
+            inline = functools.partial(_run_with_scopes, eqn.params["jaxpr"], (*here, 0), sites)
+            handlers[number] = lambda _, values, inline=inline: inline(*values)
+        elif runs and not is_partitioned(eqn):
+            handlers[number] = functools.partial(interpreter.run_bodies, runs)
+    return interpreter.run(jaxpr, args, handlers)
+
+
+def _replay_in_scope(path: Path, eqn: JaxprEqn, values: Values) -> Values:
+    with jax.named_scope(f"jax_dist_site_{'.'.join(map(str, path))}"):
+        return interpreter.replay(eqn, values)
+
+
+def _is_plain_jit(eqn: JaxprEqn) -> bool:
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return _compat.name_of(eqn) == "jit" and not any(isinstance(x, Sharding) for x in shardings)
+
+
+# --- what Shardy writes into the module
+
+
+def read_layouts(
+    lowered: jax.stages.Lowered, call_target: str, mesh: Mesh
+) -> dict[Path, CallLayout | str]:
+    """Return what Shardy chooses for the custom calls of one target, by the path in their scope."""
     module: Any = lowered.compiler_ir()
-    found: dict[str, CallLayout | Unknown] = {}
+    layouts: dict[Path, CallLayout | str] = {}
+    meshes: dict[str, Any] = {}  # that the module declares, by name
+    calls: list[ir.Operation] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        attributes: Any = operation.attributes
+        if operation.name == "sdy.mesh":
+            name = ir.StringAttr(attributes["sym_name"]).value
+            meshes[name] = sdy.MeshAttr(attributes["mesh"])
+        is_call = operation.name == "stablehlo.custom_call"
+        if is_call and ir.StringAttr(attributes["call_target_name"]).value == call_target:
+            calls.append(operation)
+        return ir.WalkResult.ADVANCE
+
     with module.context:
         propagated = module.operation.clone()  # the caller's module stays as it is
-        # Without inlining, a function that is called twice would have to lie in one way.
-        passes = passmanager.PassManager.parse("builtin.module(inline,sdy-propagation-pipeline)")
-        passes.run(propagated)
-        operations = [each.operation for each in propagated.regions[0].blocks[0].operations]
-        meshes = {
-            ir.StringAttr(operation.attributes["sym_name"]).value: operation.attributes["mesh"]
-            for operation in operations
-            if operation.name == "sdy.mesh"
-        }
-        for call in _custom_calls(propagated, call_target):
-            match = scope.search(str(call.location))
-            name = match[1] if match else ""
-            layout = _layout(call, mesh, meshes)
-            before = found.setdefault(name, layout)
-            if isinstance(before, CallLayout) and before != layout:
-                found[name] = Unknown("the compiler makes copies of it that lie differently")
-    return found
+        passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(propagated)
+        propagated.walk(visit)
+        for call in calls:
+            if scope := _SCOPE.search(str(call.location)):
+                path = tuple(map(int, scope[1].split(".")))
+                layout = _read_layout(call, mesh, meshes)
+                if layouts.setdefault(path, layout) != layout:
+                    layouts[path] = "the compiler makes copies of it that are sharded differently"
+    return layouts
 
 
-def _layout(
-    call: ir.Operation, mesh: jax.sharding.Mesh, meshes: Mapping[str, Any]
-) -> CallLayout | Unknown:
-    """How one call lies; `meshes` are those of the program, by name."""
+def _read_layout(call: ir.Operation, mesh: Mesh, meshes: Mapping[str, Any]) -> CallLayout | str:
     try:
         operands = tuple(_spec(value, mesh, meshes) for value in call.operands)
         results = tuple(_spec(value, mesh, meshes) for value in call.results)
-    except Unknown as reason:
-        return reason
+    except ValueError as reason:
+        return str(reason)
     constants = [n for n, value in enumerate(call.operands) if _is_constant(value)]
     return CallLayout(operands, results, tuple(constants))
 
 
-def _spec(value: ir.Value, mesh: jax.sharding.Mesh, meshes: Mapping[str, Any]) -> P:
-    sharding = _sharding(value)
+def _spec(value: ir.Value, mesh: Mesh, meshes: Mapping[str, Any]) -> P:
+    sharding, manual = _sharding(value)
     if sharding is None:
         return P(*[None] * ir.ShapedType(value.type).rank)
-    if sharding.unreduced_axes:
-        raise Unknown("one of its values is a sum that is not yet added up")
-    manual: Sequence[str] = ()  # what an argument of a manual computation is no longer cut along
-    if isinstance(value, ir.BlockArgument):
-        holder = _holder(value)
-        if holder.name == "sdy.manual_computation":
-            axes_within: Any = sdy.ManualAxesAttr(holder.attributes["manual_axes"])
-            manual = list(axes_within)
     dimensions: list[tuple[str, ...]] = []
-    for dimension in sharding.dimension_shardings:
-        axes = [sdy.AxisRefAttr(axis) for axis in sdy.DimensionShardingAttr(dimension).axes]
+    for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):
+        axes = [sdy.AxisRefAttr(axis) for axis in dimension.axes]
         for axis in axes:
             if axis.sub_axis_info is not None:
-                raise Unknown(f"one of its values is cut along a part of the axis {axis.name!r}")
+                raise ValueError(f"one of its values is split along a part of axis {axis.name!r}")
         dimensions.append(tuple(axis.name for axis in axes if axis.name not in manual))
     if any(dimensions):
-        own = sdy.MeshAttr(meshes[ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value])
-        sizes = [(axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, own.axes)]
+        declared = meshes[ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value]
+        sizes = [(axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, declared.axes)]
         # Device ids are only there if the order is not that of the program's devices.
-        if own.device_ids or sizes != list(mesh.shape.items()):
-            raise Unknown("its values lie on another mesh")
+        if declared.device_ids or sizes != list(mesh.shape.items()):
+            raise ValueError("its values are on another mesh")
     return P(*[axes[0] if len(axes) == 1 else axes or None for axes in dimensions])
 
 
-def _sharding(value: ir.Value) -> Any:
-    """The sharding of a value, which its maker carries; None: it lies whole on every device."""
-    if isinstance(value, ir.BlockArgument):
-        holder, place = _holder(value), value.arg_number
-        attributes: Any = holder.attributes
-        match holder.name:
-            case "func.func":
-                own = attributes["arg_attrs"][place] if "arg_attrs" in attributes else {}
-                told = "sdy.sharding" in own
-                return sdy.TensorShardingAttr(own["sdy.sharding"]) if told else None
-            case "stablehlo.while":
-                told = "sdy.sharding" in attributes
-                return _numbered(attributes["sdy.sharding"], place) if told else None
-            case "sdy.manual_computation":
-                return _numbered(attributes["in_shardings"], place)
-        raise Unknown(f"it reads an argument of {holder.name}")
-    maker = cast(Any, value.owner).operation
-    attributes, place = maker.attributes, ir.OpResult(value).result_number
-    if "sdy.sharding" in attributes:
-        return _numbered(attributes["sdy.sharding"], place)
+def _sharding(value: ir.Value) -> tuple[Any, Sequence[str]]:
+    """Return the sharding of a value, None if it is replicated, and the axes that are manual there.
+
+    The operation that makes the value carries it.
+    """
+    is_argument = isinstance(value, ir.BlockArgument)
+    owner: Any = value.owner
+    maker = owner.owner.operation if is_argument else owner.operation
+    number = value.arg_number if is_argument else ir.OpResult(value).result_number
+    attributes, manual = maker.attributes, []
+    per_value = "sdy.sharding"
     match maker.name:
+        case "func.func":
+            facts = attributes["arg_attrs"][number] if "arg_attrs" in attributes else {}
+            is_sharded = "sdy.sharding" in facts
+            return sdy.TensorShardingAttr(facts["sdy.sharding"]) if is_sharded else None, manual
+        case "sdy.manual_computation" if is_argument:
+            axes: Any = sdy.ManualAxesAttr(attributes["manual_axes"])
+            per_value, manual = "in_shardings", list(axes)
         case "sdy.manual_computation":
-            return _numbered(attributes["out_shardings"], place)
+            per_value = "out_shardings"
         case "sdy.reshard" | "sdy.sharding_constraint":
-            return sdy.TensorShardingAttr(attributes["sharding"])
-    if "out_sharding" in attributes:  # the collectives that Shardy puts in
-        return sdy.TensorShardingAttr(attributes["out_sharding"])
-    if maker.name.startswith("sdy.") and maker.name != "sdy.constant":
-        raise Unknown(f"it reads a result of {maker.name}")
-    return None
-
-
-def _holder(argument: ir.BlockArgument) -> ir.Operation:
-    block: Any = argument.owner
-    return block.owner.operation
-
-
-def _numbered(per_value: ir.Attribute, place: int) -> Any:
-    return sdy.TensorShardingAttr(sdy.TensorShardingPerValueAttr(per_value).shardings[place])
+            return sdy.TensorShardingAttr(attributes["sharding"]), manual
+        case name if is_argument and name != "stablehlo.while":
+            raise ValueError(f"it reads an argument of {name}")
+        case name if name.startswith("sdy.") and name != "sdy.constant":
+            raise ValueError(f"it reads a result of {name}")
+    if per_value not in attributes:
+        return None, manual
+    shardings = sdy.TensorShardingPerValueAttr(attributes[per_value]).shardings
+    return sdy.TensorShardingAttr(shardings[number]), manual
 
 
 def _is_constant(value: ir.Value) -> bool:
@@ -157,172 +257,3 @@ def _is_constant(value: ir.Value) -> bool:
     maker = cast(Any, value.owner).operation
     # A region could read anything from around it.
     return not maker.regions and all(map(_is_constant, maker.operands))
-
-
-def _custom_calls(module: ir.Operation, target: str) -> list[ir.Operation]:
-    """In program order."""
-    found: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.custom_call":
-            name: Any = operation.attributes["call_target_name"]
-            if ir.StringAttr(name).value == target:
-                found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.walk(visit)
-    return found
-
-
-# --- how the calls of custom_partitioning ops lie: on which mesh, and by which specs
-#
-# The program is lowered with each call under a named scope of its own, and Shardy is asked.
-
-
-_SCOPE = "jax_dist_site_{}"
-_SITE = re.compile(r"jax_dist_site_([\d.]+)")
-
-
-def is_partitioned(eqn: JaxprEqn) -> bool:
-    return _compat.name_of(eqn) == "custom_partitioning"
-
-
-def mesh_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) -> Mesh | None:
-    """The one mesh that arguments, program or `jax.set_mesh` mention; None for none or several."""
-    meshes = meshes_of(jaxpr, in_shardings)
-    return meshes[0] if len(meshes) == 1 else None
-
-
-def meshes_of(jaxpr: ClosedJaxpr, in_shardings: Sequence[NamedSharding | None]) -> list[Mesh]:
-    """The meshes of devices that a program runs on, each once, in order.
-
-    Those of the arguments; if they have none, those of constraints and of the jits within; then
-    those of its shard_maps; then the one of `jax.set_mesh`.
-    """
-    asked: list[Any] = []
-    regions: list[Any] = []
-    for eqn in interpreter.equations(jaxpr):
-        params = eqn.params
-        match _compat.name_of(eqn):
-            case "jit":
-                asked += (*params["in_shardings"], *params["out_shardings"])
-            case "sharding_constraint":
-                asked.append(params["sharding"])
-            case "shard_map":
-                regions.append(params["mesh"])
-    try:
-        context = jax.sharding.get_mesh()
-    except ValueError:  # within a trace, which is told the form of the mesh, and no devices
-        context = None
-    told, within = (
-        [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
-        for shardings in (in_shardings, asked)
-    )
-    for mentioned in (told, within, regions, [context]):
-        found = dict.fromkeys(mesh for mesh in mentioned if isinstance(mesh, Mesh))
-        if found:
-            return [mesh for mesh in found if not mesh.empty]
-    return []
-
-
-def layouts_of(
-    jaxpr: ClosedJaxpr,
-    sites: Sequence[EquationPlace],
-    mesh: Mesh,
-    in_shardings: Sequence[NamedSharding | None],
-) -> dict[Path, CallLayout | Unknown]:
-    """How operands and results of each site lie.
-
-    Sites that the lowered program does not hold have no entry: nobody reads them, or JAX puts the
-    body of the op there, as it does where all axes are manual.
-    """
-    config: Any = jax.config  # its attributes are made at run time
-    devices = set(NamedSharding(mesh, P()).device_set)
-    problem = ""
-    if not config.jax_use_shardy_partitioner:
-        problem = "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
-    elif any(sharding.device_set != devices for sharding in in_shardings if sharding is not None):
-        problem = "an argument lies on other devices than the mesh has"
-    if problem:
-        return {site.path: Unknown(problem) for site in sites}
-    lowered = _lowered(jaxpr, frozenset(site.path for site in sites), mesh, in_shardings)
-    found = layouts(lowered, call_target="CustomSPMDPartitioning", scope=_SITE, mesh=mesh)
-    lost = Unknown("it was not found again in the lowered program") if "" in found else None
-    answers = {site.path: found.get(_name(site.path), lost) for site in sites}
-    return {path: answer for path, answer in answers.items() if answer is not None}
-
-
-def _lowered(
-    jaxpr: ClosedJaxpr,
-    sites: frozenset[Path],
-    mesh: Mesh,
-    in_shardings: Sequence[NamedSharding | None],
-) -> jax.stages.Lowered:
-    def with_scopes(anchor: jax.Array, *args: jax.Array) -> Values:
-        del anchor
-        constants = map(_of_no_size, interpreter.constants(jaxpr))
-        return _with_scopes(opened, (), sites, *constants, *args)
-
-    body = interpreter.open_jaxpr(jaxpr)
-    inputs = [*body.constvars, *body.invars]
-    opened = core.Jaxpr((), inputs, body.outvars, body.eqns, body.effects, interpreter.unnamed())
-    # The anchor makes JAX lower for the whole mesh, even if nothing else is known to lie on it.
-    anchor = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))
-    shapes = []
-    for var, sharding in zip(body.invars, in_shardings, strict=True):
-        aval: Any = var.aval
-        if sharding is None and not aval.sharding.mesh.empty:
-            sharding = NamedSharding(mesh, aval.sharding.spec)  # of Explicit axes: part of the type
-        shapes.append(
-            jax.ShapeDtypeStruct(
-                aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type
-            )
-        )
-    return jax.jit(with_scopes, keep_unused=True).lower(anchor, *shapes)
-
-
-def _of_no_size(constant: Any) -> Any:
-    """A constant of the same type, which takes no time to write into the program.
-
-    How values lie does not depend on what they are. But it must be a constant, and no argument:
-    the compiler cuts a constant again for each of its uses.
-    """
-    aval = jax.typeof(constant)
-    if not isinstance(aval.dtype, np.dtype) or aval.ndim == 0:
-        return constant  # a PRNG key, or small anyway
-    return np.broadcast_to(np.zeros((), aval.dtype), aval.shape)
-
-
-def _with_scopes(jaxpr: Any, path: Path, sites: frozenset[Path], *args: Any) -> Values:
-    """Evaluates a jaxpr with each site under its scope, and with the bodies of jits inlined."""
-    handlers: dict[int, Handler] = {}
-    for number, eqn in enumerate(interpreter.open_jaxpr(jaxpr).eqns):
-        here = (*path, number)
-        inner = {
-            part: functools.partial(_with_scopes, body, (*here, part), sites)
-            for part, body in enumerate(interpreter.bodies(eqn))
-            if interpreter.contains(body, lambda eqn: is_partitioned(eqn) or _is_plain_jit(eqn))
-        }
-        if here in sites:
-            handlers[number] = functools.partial(_scoped, here)
-        elif _is_plain_jit(eqn):
-            # Its own arguments would be cut as one of its calls is, which the compiler does not do.
-            inline = functools.partial(_with_scopes, eqn.params["jaxpr"], (*here, 0), sites)
-            handlers[number] = lambda _, values, inline=inline: inline(*values)
-        elif inner and not is_partitioned(eqn):
-            handlers[number] = functools.partial(interpreter.run_bodies, inner)
-    return interpreter.run(jaxpr, args, handlers)
-
-
-def _scoped(path: Path, eqn: JaxprEqn, values: Values) -> Values:
-    with jax.named_scope(_SCOPE.format(_name(path))):
-        return interpreter.replay(eqn, values)
-
-
-def _name(path: Path) -> str:
-    return ".".join(map(str, path))
-
-
-def _is_plain_jit(eqn: JaxprEqn) -> bool:
-    said = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    return _compat.name_of(eqn) == "jit" and not any(isinstance(x, Sharding) for x in said)

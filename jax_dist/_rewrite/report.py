@@ -1,9 +1,8 @@
 """Report of a rewriting: what was done with a function, and what that changed.
 
-Whether a fresh process finds a program in the persistent cache is judged by the program itself. The
-key of the cache is a hash of the program's text, so whatever differs between two processes in that
-text, differs in the key. Some of it shows in a single process: addresses of Python objects, in
-operations or in names. Some does not: an order taken from a set, random names without a pattern.
+The key of the persistent cache is a hash of the program's text, so what differs in that text
+between two processes, differs in the key. Some of it shows in a single process: addresses of Python
+objects, in operations or in names. Some does not: an order taken from a set, random names.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ import html
 import io
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import jax
@@ -22,7 +21,8 @@ import rich.table
 import rich.text
 
 from jax_dist import _compat
-from jax_dist._hlo import Collective, ProgramCost, Runs
+from jax_dist._hlo import ProgramCost, Runs
+from jax_dist._rewrite.captures import Capture
 from jax_dist._rewrite.pipeline import Outcome, PassFinding
 from jax_dist._usage import counted, human_bytes
 
@@ -61,12 +61,12 @@ class CacheVerdict:
                 "use jax 0.12 or later."
             )
         for what, pattern in _NAMED.items():
-            # The quoted names of a list, such as `"i"=4, "j"=2`; or the one name that was found.
-            found = [re.findall(r'"([^"]*)"', each) or [each] for each in pattern.findall(text)]
+            # The quoted names of a list, such as `"i"=4, "j"=2`; or the one name that matched.
+            names = [re.findall(r'"([^"]*)"', match) or [match] for match in pattern.findall(text)]
             causes += [
                 f"The name of {what}, {name!r}, looks made from an address, an id or a time, "
                 "which differ in each process. Give it a fixed name."
-                for name in dict.fromkeys(itertools.chain(*found))
+                for name in dict.fromkeys(itertools.chain(*names))
                 if _MADE_UP.search(name)
             ]
         if captured:
@@ -89,6 +89,12 @@ class CapturedArray:
     captured_at: str  # "train.py:3", or "" if unknown
     used_at: str  # "" also if it is only returned
     action: str  # what became of it: "lifted", "kept"
+
+    @classmethod
+    def of(cls, capture: Capture, *, is_lifted: bool) -> "CapturedArray":
+        fields = {field.name for field in dataclasses.fields(cls)} - {"action"}
+        action = "lifted" if is_lifted else "kept"
+        return cls(**{name: getattr(capture, name) for name in fields}, action=action)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -191,58 +197,63 @@ def _titled(title: str, table: rich.table.Table) -> rich.console.Group:
     )
 
 
-def _table(*columns: str, numbers: int = 0, header: bool = True) -> rich.table.Table:
-    """Return an empty table, whose last columns are numbers."""
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0, header: bool = True
+) -> rich.table.Table:
+    """Return a table of texts, in which nothing is markup; its last columns are numbers."""
     table = rich.table.Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
     for place, name in enumerate(columns):
         is_number = place >= len(columns) - numbers
         justify = "right" if is_number else "left"
         table.add_column(name, justify=justify, no_wrap=is_number, overflow="fold")
+    for row in rows:
+        table.add_row(*map(rich.text.Text, row))
     return table
-
-
-def _add(table: rich.table.Table, *cells: str) -> None:
-    """Add a row of texts, in which nothing is markup."""
-    table.add_row(*map(rich.text.Text, cells))
 
 
 def _findings_table(findings: Sequence[PassFinding]) -> rich.table.Table:
-    table = _table("code", "finding", header=False)
+    rows = []
     for finding in findings:
         because = f"because {finding.why}" if finding.why else ""
-        _add(table, finding.code, "\n".join(filter(None, (finding.what, because, finding.where))))
-    return table
+        texts = filter(None, (finding.what, because, finding.where))
+        rows.append((finding.code, "\n".join(texts)))
+    return _table(("code", "finding"), rows, header=False)
 
 
 def _captured_table(arrays: Sequence[CapturedArray]) -> rich.table.Table:
-    table = _table("name", "type", "captured", "used", "now", "bytes", numbers=1)
-    for array in arrays:
-        kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"
-        places = (array.captured_at, array.used_at)
-        _add(table, array.name, kind, *places, array.action, human_bytes(array.bytes))
-    return table
+    rows = [
+        (
+            array.name,
+            f"{array.dtype}[{','.join(map(str, array.shape))}]",
+            array.captured_at,
+            array.used_at,
+            array.action,
+            human_bytes(array.bytes),
+        )
+        for array in arrays
+    ]
+    return _table(("name", "type", "captured", "used", "now", "bytes"), rows, numbers=1)
 
 
 def _collectives_table(report: Report) -> rich.table.Table:
     before, after = report.before.collectives, report.after.collectives
-    table = _table("", "kind", "axes", "devices", "count", "result", "moved", numbers=4)
-    if before != after:
-        for entry in before:
-            _add(table, "before", *_cells(entry))
-    for entry in after:
-        _add(table, "after" if before != after else "", *_cells(entry))
-    return table
-
-
-def _cells(entry: Collective) -> tuple[str, ...]:
-    return (
-        entry.kind,
-        ", ".join(entry.axes) or "none of the mesh",
-        str(entry.size),
-        f"{entry.count}{_MARKS[entry.runs]}",
-        human_bytes(entry.result_bytes),
-        human_bytes(entry.count * entry.moved_bytes),
-    )
+    pairs = [("before", entry) for entry in before] + [("after", entry) for entry in after]
+    if before == after:
+        pairs = [("", entry) for entry in after]
+    rows = [
+        (
+            label,
+            entry.kind,
+            ", ".join(entry.axes) or "none of the mesh",
+            str(entry.size),
+            f"{entry.count}{_MARKS[entry.runs]}",
+            human_bytes(entry.result_bytes),
+            human_bytes(entry.count * entry.moved_bytes),
+        )
+        for label, entry in pairs
+    ]
+    columns = ("", "kind", "axes", "devices", "count", "result", "moved")
+    return _table(columns, rows, numbers=4)
 
 
 _MARKS: dict[Runs, str] = {"always": "", "in a branch": "*", "in a loop of unknown length": "?"}
@@ -250,33 +261,36 @@ _NOTES: dict[Runs, str] = {
     "in a branch": "in a branch that may not be taken; counted as if it is",
     "in a loop of unknown length": "in a loop of unknown length; counted once",
 }
+_SIZES = {
+    "StableHLO text": "stablehlo_bytes",
+    "constants in it": "constants_bytes",
+    "arguments": "argument_bytes",
+    "results": "output_bytes",
+    "peak of temporary memory": "temp_bytes",
+}
 
 
 def _program_table(report: Report) -> rich.table.Table:
-    table = _table("", "before", "after", numbers=2)
-    for what, field in (
-        ("StableHLO text", "stablehlo_bytes"),
-        ("constants in it", "constants_bytes"),
-        ("arguments", "argument_bytes"),
-        ("results", "output_bytes"),
-        ("peak of temporary memory", "temp_bytes"),
-    ):
-        sizes = (getattr(report.before, field), getattr(report.after, field))
-        _add(table, what, *("unknown" if size is None else human_bytes(size) for size in sizes))
-    return table
+    def size(program: ProgramCost, field: str) -> str:
+        value = getattr(program, field)
+        return "unknown" if value is None else human_bytes(value)
+
+    programs = (report.before, report.after)
+    rows = [(what, *(size(p, field) for p in programs)) for what, field in _SIZES.items()]
+    return _table(("", "before", "after"), rows, numbers=2)
 
 
 def _cache_table(report: Report) -> rich.table.Table:
-    table = _table("", "", header=False)
-    verdicts = [("before", report.cache_before), ("after", report.cache_after)]
+    verdicts = {"before": report.cache_before, "after": report.cache_after}
     if report.cache_before == report.cache_after:
-        verdicts = [("", report.cache_after)]
-    for label, verdict in verdicts:
-        text = "the same in every process, as far as the program shows"
-        if not verdict.stable:
-            text = "another one in each process, or never written:"
-        _add(table, label, "\n".join([text, *verdict.causes]))
-    return table
+        verdicts = {"": report.cache_after}
+    rows = []
+    for label, verdict in verdicts.items():
+        text = "another one in each process, or never written:"
+        if verdict.stable:
+            text = "the same in every process, as far as the program shows"
+        rows.append((label, "\n".join([text, *verdict.causes])))
+    return _table(("", ""), rows, header=False)
 
 
 _CALLBACK = re.compile(r"stablehlo\.custom_call @\w*python\w*callback\(")

@@ -1,50 +1,184 @@
-"""Along which axes of the mesh is a value of a jaxpr the same on all devices."""
+"""Replication analysis: along which axes of the mesh a value is the same on all devices.
 
-from typing import Any
+It fails closed: of a primitive without a record, nothing is known. Constants are the same
+everywhere, an input along the axes that its spec does not cut; a collective adds its axes or takes
+them away; all else is the same where all of its operands are. The types that JAX gives under
+`check_vma=True` are not asked: they call results of branches, loops and callbacks the same
+everywhere though they differ.
+"""
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from jax_dist import _compat, uniformity
-from jax_dist._rewrite import interpreter
+from jax.extend.core import JaxprEqn, Literal
+
+from jax_dist import _compat
 from jax_dist._rewrite.bodies import carries
+from jax_dist._rewrite.interpreter import bodies, open_jaxpr
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.primitives import Primitive
-from jax_dist.uniformity import NOWHERE as NOWHERE
-from jax_dist.uniformity import AxisName as AxisName
-from jax_dist.uniformity import Facts as Facts
-from jax_dist.uniformity import Same as Same
-from jax_dist.uniformity import cut_along as cut_along
+
+AxisName: TypeAlias = Any  # hashable; nearly always a string
+Same: TypeAlias = frozenset[AxisName]  # the axes along which all devices hold the same
+Facts: TypeAlias = Mapping[Any, Same]  # by variable
+
+NOWHERE: Same = frozenset()
 
 
-class Invariance(uniformity.Uniformity):
-    """The facts of jaxprs."""
+class Invariance:
+    """The facts of bodies, which are kept: loops ask for the same ones again.
+
+    A `scope` holds the axes of the shard_maps around a body: all that its collectives may name.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._known: dict[Hashable, dict[Any, Same]] = {}
         self._hidden: dict[int, tuple[JaxprEqn, Any]] = {}
 
-    def record(self, eqn: JaxprEqn) -> Primitive:
-        return record_of(eqn)
+    def inside(self, eqn: JaxprEqn, scope: Same) -> Same:
+        """Return the scope of the body of a shard_map."""
+        return scope | _compat.newly_manual_axes(eqn)
 
-    def opened(self, body: Any) -> Jaxpr:
-        return interpreter.open_jaxpr(body)
+    def facts(self, body: Any, ins: Sequence[Same], scope: Same) -> Facts:
+        """Return what is known of every variable of a body.
 
-    def bodies(self, eqn: JaxprEqn) -> list[Any]:
-        return interpreter.bodies(eqn)
+        Args:
+          body: open or closed.
+          ins: one for each input variable.
+          scope: the axes around the body.
+        """
+        body = open_jaxpr(body)
+        key = (body, tuple(ins), scope)
+        if key in self._known:
+            return self._known[key]
+        facts: dict[Any, Same] = dict.fromkeys(body.constvars, scope)
+        facts.update(zip(body.invars, ins, strict=True))
+        for eqn in body.eqns:
+            operands = [self.same_of(atom, facts, scope) for atom in eqn.invars]
+            facts.update(zip(eqn.outvars, self._results(eqn, operands, scope), strict=True))
+        self._known[key] = facts
+        return facts
+
+    def same_of(self, atom: Any, facts: Facts, scope: Same) -> Same:
+        return scope if isinstance(atom, Literal) else facts[atom]
+
+    def outputs(self, body: Any, ins: Sequence[Same], scope: Same) -> list[Same]:
+        facts = self.facts(body, ins, scope)
+        return [self.same_of(atom, facts, scope) for atom in open_jaxpr(body).outvars]
+
+    def of_body_inputs(self, eqn: JaxprEqn, ins: Sequence[Same], scope: Same) -> list[list[Same]]:
+        """Return what is known of the inputs of each body of an equation.
+
+        `ins` is known of the operands, and `scope` is that of the equation.
+        """
+        ins, inner = list(ins), bodies(eqn)
+        record = record_of(eqn)
+        match record.kind:
+            case "branch":
+                return [ins[1:] for _ in inner]
+            case "loop":
+                return self._loop_inputs(eqn, ins, scope)
+            case "region":
+                # Along a new axis, a block is the same if its spec cuts nothing along it.
+                new = _compat.newly_manual_axes(eqn) - scope
+                pairs = zip(ins, map(cut_along, eqn.params["in_specs"]), strict=True)
+                return [[same | (new - cut) for same, cut in pairs]]
+            case "call":
+                return [ins for _ in inner]
+        return [[NOWHERE] * len(open_jaxpr(body).invars) for body in inner]
+
+    def _results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
+        record, count = record_of(eqn), len(eqn.outvars)
+        match record.kind:
+            case "plain":
+                return [self._through_bodies(eqn, scope.intersection(*operands), scope)] * count
+            case "call":
+                return self.outputs(bodies(eqn)[0], operands, scope)
+            case "branch":  # devices that take other branches get other results
+                branches = [self.outputs(body, operands[1:], scope) for body in bodies(eqn)]
+                return [operands[0].intersection(*each) for each in zip(*branches, strict=True)]
+            case "loop":
+                return self._loop_results(eqn, operands, scope)
+            case "region":
+                (inputs,) = self.of_body_inputs(eqn, operands, scope)
+                outs = self.outputs(bodies(eqn)[0], inputs, self.inside(eqn, scope))
+                return [same & scope for same in outs]
+            case "collective" if record.over != "unknown":
+                # Within groups, devices of other groups get other results. Even of equal operands,
+                # a scatter gives other parts, and a permutation gives zeros to some.
+                same, over = scope.intersection(*operands), frozenset(axes_of(eqn, record))
+                alike = record.makes_alike and eqn.params.get("axis_index_groups") is None
+                return [same | (over & scope) if alike else same - over] * count
+        if (body := self.hidden_body(eqn)) is not None:
+            return self.outputs(body, operands, scope)
+        return [NOWHERE] * count
 
     def hidden_body(self, eqn: JaxprEqn) -> Any:
+        """Return what an equation computes that shows no body; None where that cannot be seen."""
         if id(eqn) not in self._hidden:
             self._hidden[id(eqn)] = eqn, _compat.expanded(eqn)
         return self._hidden[id(eqn)][1]
 
-    def is_literal(self, atom: Any) -> bool:
-        return isinstance(atom, Literal)
+    def _through_bodies(self, eqn: JaxprEqn, same: Same, scope: Same) -> Same:
+        """Return what is left of equal operands after bodies computed with them, in any order."""
+        while True:
+            left = same
+            for body in bodies(eqn):
+                inputs = [same] * len(open_jaxpr(body).invars)
+                left = left.intersection(*self.outputs(body, inputs, scope))
+            if left == same:
+                return same
+            same = left
 
-    def carries(self, eqn: JaxprEqn) -> list[tuple[int, int]]:
-        return carries(eqn)
+    def _loop_inputs(self, eqn: JaxprEqn, ins: list[Same], scope: Same) -> list[list[Same]]:
+        if "cond_jaxpr" in eqn.params:
+            return self._while_inputs(eqn, ins, scope)
+        return [self._scan_inputs(eqn, ins, scope)]
 
-    def inside(self, eqn: JaxprEqn, scope: Same) -> Same:
-        return scope | _compat.newly_manual_axes(eqn)
+    def _loop_results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
+        if "cond_jaxpr" in eqn.params:
+            inputs = self._while_inputs(eqn, operands, scope)
+            return inputs[0][-len(eqn.outvars) :] if eqn.outvars else []
+        settled = self._scan_inputs(eqn, operands, scope)
+        outs = self.outputs(eqn.params["jaxpr"], settled, scope)
+        for into, out in carries(eqn):
+            outs[out] = settled[into]  # of no iterations, the result is what came in
+        return outs
 
-    def cut(self, eqn: JaxprEqn) -> list[Same]:
-        return [cut_along(spec) for spec in eqn.params["in_specs"]]
+    def _scan_inputs(self, eqn: JaxprEqn, ins: list[Same], scope: Same) -> list[Same]:
+        while True:
+            outs = self.outputs(eqn.params["jaxpr"], ins, scope)
+            carried = list(ins)
+            for into, out in carries(eqn):
+                carried[into] = ins[into] & outs[out]
+            if carried == ins:
+                return ins
+            ins = carried
+
+    def _while_inputs(self, eqn: JaxprEqn, ins: list[Same], scope: Same) -> list[list[Same]]:
+        """Return those of the condition and of the body; devices may leave at different times."""
+        params = eqn.params
+        for_cond = ins[: params["cond_nconsts"]]
+        for_body = ins[len(for_cond) : len(for_cond) + params["body_nconsts"]]
+        carries = ins[len(for_cond) + len(for_body) :]
+        while True:
+            parts = {"cond_jaxpr": [*for_cond, *carries], "body_jaxpr": [*for_body, *carries]}
+            (again,) = self.outputs(params["cond_jaxpr"], parts["cond_jaxpr"], scope)
+            outs = self.outputs(params["body_jaxpr"], parts["body_jaxpr"], scope)
+            carried = [before & out & again for before, out in zip(carries, outs, strict=True)]
+            if carried == carries:
+                return [parts[name] for name in params if name in parts]  # as `bodies` gives them
+            carries = carried
+
+
+def axes_of(eqn: JaxprEqn, record: Primitive) -> tuple[AxisName, ...]:
+    """Return the mesh axes that a collective names, outermost first."""
+    named = eqn.params[record.axes]
+    named = named if isinstance(named, (tuple, list)) else (named,)
+    return tuple(name for name in named if not isinstance(name, int))  # of a vmap, a dimension
+
+
+def cut_along(spec: Any) -> Same:
+    """Return the axes that a PartitionSpec cuts along."""
+    parts = [part if isinstance(part, (tuple, list)) else (part,) for part in spec]
+    return frozenset(name for part in parts for name in part if name is not None)

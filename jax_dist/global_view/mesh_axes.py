@@ -24,7 +24,7 @@ from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
 from jax_dist._rewrite.interpreter import Handler, Values, names_of
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist.uniformity import cut_along
+from jax_dist._rewrite.uniformity import cut_along
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

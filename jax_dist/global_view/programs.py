@@ -21,6 +21,7 @@ from jax_dist._pmap.placement import put_as_jit_would
 from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.programs import Lowered
+from jax_dist._rewrite.uniformity import cut_along
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view import placement
 from jax_dist.global_view.emission import Emitter
@@ -29,7 +30,6 @@ from jax_dist.global_view.placement import Shardings
 from jax_dist.global_view.regions import BodyPlan
 from jax_dist.global_view.report import GlobalViewReport, Leaf
 from jax_dist.global_view.trace import TracedFunction
-from jax_dist.uniformity import cut_along
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist._rewrite.interpreter import names_of
 from jax_dist._rewrite.report import as_text
+from jax_dist._rewrite.uniformity import cut_along
 from jax_dist._usage import counted
 from jax_dist.global_view.analysis import VaryingOrigin
-from jax_dist.uniformity import cut_along
 
 _WIDTH = 120
 

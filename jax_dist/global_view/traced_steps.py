@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jax_dist._pmap import axes
 from jax_dist._pmap.body import Call
 from jax_dist._rewrite import interpreter, pipeline
+from jax_dist._rewrite.uniformity import cut_along
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view.analysis import AxisAnalysis, VaryingOrigin
 from jax_dist.global_view.mesh_axes import axes_of_constraint
@@ -19,7 +20,6 @@ from jax_dist.global_view.programs import Setting, StepProgram
 from jax_dist.global_view.regions import BodyPlan, PlanOptions, plan
 from jax_dist.global_view.report import Leaf
 from jax_dist.global_view.trace import TracedFunction
-from jax_dist.uniformity import cut_along
 
 StateTypes: TypeAlias = dict[int, jax.ShapeDtypeStruct]  # by place, on one device
 

@@ -8,10 +8,10 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat, uniformity
+from jax_dist import _compat
 from jax_dist._rewrite.interpreter import equations, named_axes
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist._rewrite.uniformity import NOWHERE, Invariance, cut_along
+from jax_dist._rewrite.uniformity import NOWHERE, Invariance, axes_of, cut_along
 
 pytestmark = pytest.mark.rewriting
 
@@ -186,7 +186,7 @@ def test_the_axes_that_an_equation_names():
     assert [named_axes(eqn) for eqn in (index, total, of_vmap, plain)] == [
         *(("rows",), ("rows", "j"), ("rows",), ())
     ]
-    assert [uniformity.axes_of(eqn, record_of(eqn)) for eqn in (index, total, of_vmap)] == [
+    assert [axes_of(eqn, record_of(eqn)) for eqn in (index, total, of_vmap)] == [
         *(("rows",), ("rows", "j"), ("rows",))
     ]
 

@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 from observing import (
     assert_same,
     compiled_collectives,
-    line_of,
     mesh_of,
     numbers,
 )
@@ -56,11 +55,6 @@ def _weighted(pmap):
     )
 
 
-def _columns(pmap):
-    """`[3, 4] -> [3, 4]`, with one reduction."""
-    return pmap(lambda x: jnp.tanh(x - lax.pmean(x, "i")), "i", in_axes=1, out_axes=1)
-
-
 def _scan(pmap):
     step = _step(pmap)
     return lambda x: lax.scan(lambda c, _: (jnp.cos(step(c)) + 1, c.sum()), x, None, length=5)
@@ -81,11 +75,6 @@ def _while(pmap):
     return lambda x: lax.while_loop(
         lambda c: c[1] < 4, lambda c: (step(c[0]) + c[1], c[1] + 1), (x, 0)
     )
-
-
-def _while_of_a_sum(pmap):
-    step = _step(pmap)
-    return lambda x: lax.while_loop(lambda c: jnp.sum(c) < 40.0, lambda c: c + step(c) + 1.5, x)
 
 
 def _shared_state(pmap):
@@ -109,11 +98,6 @@ def _loop_in_a_loop(pmap):
     step = _step(pmap)
     inner = lambda c: lax.fori_loop(0, 2, lambda _, c: step(c), c)
     return lambda x: lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0]
-
-
-def _second_axis(pmap):
-    step = _columns(pmap)
-    return lambda x: lax.scan(lambda c, _: (step(c) + 1, c), x.T, None, length=3)
 
 
 def _two_pmaps(pmap):
@@ -144,11 +128,9 @@ _MAPPED_STATE = {
     "scan over batches": (_scan_over_batches, 2, [P("data"), P(None, "data")]),
     "fori": (_fori, 1, [P("data")]),
     "while": (_while, 1, [P("data"), P()]),
-    "while of a sum": (_while_of_a_sum, 2, [P("data")]),
     "shared state": (_shared_state, 1, [P(), P("data"), P()]),
     "cond inside": (_cond_inside, 1, [P("data")]),
     "loop in a loop": (_loop_in_a_loop, 1, [P("data")]),
-    "second axis": (_second_axis, 1, [P(None, "data"), P(None, None, "data")]),
     "two pmaps": (_two_pmaps, 2, [P("data")]),
     "jit in the loop": (_jit_in_the_loop, 1, [P("data")]),
     "keys": (_keys, 1, [P("data")]),
@@ -208,21 +190,6 @@ def test_the_backward_loop_moves_nothing_either(pmap):
     assert set(compiled_collectives(rewritten, _X)) == {"all-reduce"}
 
 
-def test_effects_in_a_mapped_function_happen_in_each_step():
-    heard = []
-
-    def body(x):
-        jax.debug.callback(lambda i, x: heard.append((int(i), float(x))), lax.axis_index("i"), x[0])
-        return x + 1
-
-    step = jax.pmap(body, "i")
-    fun = lambda x: lax.scan(lambda c, _: (step(c), None), x, None, length=2)[0]
-    rewrite(fun)(jnp.zeros((4, 3)))
-    jax.effects_barrier()
-
-    assert sorted(heard) == [(i, float(x)) for i in range(4) for x in range(2)]
-
-
 def test_arguments_that_are_cut_stay_where_they_are():
     mesh = _MESHES["4x2"]
     x = jax.device_put(_X, NamedSharding(mesh, P("data")))
@@ -232,84 +199,6 @@ def test_arguments_that_are_cut_stay_where_they_are():
         found = rewritten(x)
     assert found.sharding == NamedSharding(mesh, P("data"))
     assert compiled_collectives(rewritten, x) == {"all-reduce": 1}
-
-
-def test_the_report_tells_of_the_pmap_in_the_loop():
-    fun = _scan(jax.pmap)
-    (found,) = explain(fun, _X, mesh=mesh_of(data=4)).findings
-
-    assert found.outcome == "rewritten"
-    assert found.what == "the pmap over 'i' of size 4: a shard_map over 'data' of the mesh"
-    assert int(found.where.rpartition(":")[2]) == line_of(fun)
-
-
-# ---- loops that use the state as a whole, too
-
-
-def _with_slices(pmap):
-    step = _step(pmap)
-    return lambda x: lax.scan(lambda c, _: (step(c), c[0]), x, None, length=3)
-
-
-def _with_maxima(pmap):
-    step = _step(pmap)
-    return lambda x: lax.scan(lambda c, _: (step(c), c.max()), x, None, length=3)
-
-
-def _with_turns(pmap):
-    step = _columns(pmap)
-    return lambda x: lax.scan(lambda c, _: (step(c.T).T, None), x, None, length=3)[0]
-
-
-def _with_effects(pmap):
-    step = _step(pmap)
-
-    def body(carry, _):
-        jax.debug.callback(lambda: None)
-        return step(carry), None
-
-    return lambda x: lax.scan(body, x, None, length=3)[0]
-
-
-def _with_rules(pmap):
-    step = _step(pmap)
-    return lambda x: lax.scan(lambda c, _: (jax.nn.relu(step(c)), None), x, None, length=3)[0]
-
-
-def _with_choices(pmap):
-    step = _step(pmap)
-    unfinished = lambda c: (c[1] < 3) & jnp.any(c[0] > -9.0)
-    return lambda x: lax.while_loop(unfinished, lambda c: (step(c[0]), c[1] + 1), (x, 0))
-
-
-_OTHER_STATE = {
-    "a slice is read": _with_slices,
-    "a maximum": _with_maxima,
-    "turned": _with_turns,
-    "an effect": _with_effects,
-    "a rule": _with_rules,
-    "a choice": _with_choices,
-}
-
-
-@pytest.mark.parametrize("name", _OTHER_STATE)
-def test_what_is_between_the_pmaps_may_be_anything(name):
-    fun = _OTHER_STATE[name](jax.pmap)
-
-    assert_same(rewrite(fun, mesh=_MESHES["4x2"])(_X), jax.jit(fun)(_X), rtol=2e-5)
-
-
-def test_a_scan_along_the_mapped_dimension():
-    step = jax.pmap(lambda x: x - lax.pmean(x, "i"), "i")
-
-    def fun(x):
-        def body(carry, row):
-            mapped = step(carry)
-            return mapped, lax.scan(lambda c, r: (c + r, None), row, mapped)[0]
-
-        return lax.scan(body, x, x)
-
-    assert_same(rewrite(fun, mesh=_MESHES["4x2"])(_X), jax.jit(fun)(_X), rtol=1e-5)
 
 
 def _of_two_sizes(x):

@@ -11,7 +11,6 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-import jax_dist
 from jax_dist._hlo import Collective, ProgramCost
 from jax_dist._rewrite.pipeline import PassFinding
 from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
@@ -124,16 +123,6 @@ def test_nothing_to_rewrite_is_short():
     assert str(report) == "step: nothing to rewrite; nothing moved between devices"
 
 
-def test_nothing_to_rewrite_still_says_what_moves_and_why_the_cache_misses():
-    program = ProgramCost((Collective("all-reduce", ("i",), 4, 3, 64, 96.0),))
-    verdict = CacheVerdict(stable=False, causes=("Its name changes.",))
-
-    text = str(Report("step", program, program, verdict, verdict))
-    assert text.startswith("step: nothing to rewrite; 288 B moved per step\n")
-    assert "all-reduce  i           4      3    64 B  288 B" in text
-    assert "Its name changes." in text
-
-
 @pytest.mark.parametrize("text", ["a" * 300, "ab " * 100, "/a-b" * 75, "self.layers['w'] " * 9])
 def test_no_line_is_longer_than_a_terminal(text):
     finding = PassFinding("JXD301", "refused", text, text, text)
@@ -150,29 +139,6 @@ def test_a_notebook_shows_the_same_words_and_runs_none():
     page = dataclasses.replace(_REPORT, name="<script>")._repr_html_()
 
     assert page.startswith("<pre>&lt;script&gt;: 1 rewritten")
-
-
-def test_names_are_no_markup():
-    finding = PassFinding("JXD301", "noted", "f[bold]x[/bold]", "", "a[red].py:1")
-    lines = str(dataclasses.replace(_REPORT, findings=(finding,))).splitlines()
-
-    assert "  JXD301  f[bold]x[/bold]" in lines
-    assert "          a[red].py:1" in lines
-
-
-def test_what_is_lifted_and_what_is_kept():
-    table, shift = np.ones((100, 100), np.float32), np.arange(3, dtype=np.float32)
-
-    report = jax_dist.explain(lambda x: (x @ table)[:3] + shift, np.ones(100, np.float32))
-
-    assert {each.name: each.action for each in report.captured} == {
-        "table": "lifted",
-        "shift": "kept",
-    }
-
-
-def test_at_a_prompt_it_is_the_table():
-    assert repr(_REPORT) == str(_REPORT)
 
 
 def test_the_data_go_through_json():

@@ -21,7 +21,6 @@ from observing import assert_same, compiled_collectives, line_of, mesh_of, numbe
 
 import jax_dist
 from jax_dist import rewrite
-from jax_dist._rewrite.interpreter import equations
 from jax_dist.errors import CapturedArrayWarning
 
 pytestmark = [
@@ -179,28 +178,6 @@ def test_trees_keywords_and_weak_types():
     assert_same(rewrite(fun)(state), jax.jit(fun)(state))
 
 
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # JAX says it, of jit too
-@pytest.mark.parametrize("fun", [lambda x: x.sum() + x, lambda x: x * 2, lambda x: x])
-def test_an_array_of_64_bits_while_there_are_none(fun):
-    with jax.enable_x64(True):  # noqa: FBT003 - as JAX has it
-        x = jnp.arange(8.0)
-
-    assert_same(rewrite(fun)(x), jax.jit(fun)(x))
-
-
-def test_random_keys_go_in_and_out():
-    def fun(key):
-        own, next_key = jax.random.split(key)
-        noise = jax_dist.pmap(jax.random.normal)(jax.random.split(own, 4))
-        return next_key, noise
-
-    key = jax.random.key(3)
-    next_key, noise = rewrite(fun, mesh=_MESH)(key)
-
-    assert_same((next_key, noise), fun(key))
-    assert len(set(noise.tolist())) == 4
-
-
 def test_what_is_said_to_an_inner_jit_about_static_arguments():
     def fun(x, power, *, mode):
         assert isinstance(power, int)
@@ -330,21 +307,6 @@ def test_effects_happen_once_and_in_order():
         ]
 
 
-@pytest.mark.parametrize("mesh", [None, _MESH], ids=["no mesh", "4"])
-def test_effects_of_a_mapped_function(mesh):
-    heard = []
-
-    def body(x):
-        jax.debug.callback(lambda i, x: heard.append((int(i), float(x))), lax.axis_index("i"), x[1])
-        return _body(x)
-
-    x = jnp.arange(12.0).reshape(4, 3)
-    rewrite(jax_dist.pmap(body, "i"), mesh=mesh)(x)
-    jax.effects_barrier()
-
-    assert sorted(heard) == [(0, 1.0), (1, 4.0), (2, 7.0), (3, 10.0)]
-
-
 def test_names_and_source_lines_stay():
     def body(block):
         with jax.named_scope("inner_scope"):
@@ -409,18 +371,6 @@ def test_reverse_mode_through_a_scan(mesh):
     np.testing.assert_allclose(rewrite(jax.grad(loss), mesh=mesh)(_X), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_remat_is_kept_with_its_policy():
-    def fun(x):
-        saved = jax.checkpoint_policies.everything_saveable
-        inner = jax.checkpoint(lambda x: jnp.sin(jnp.sin(_mapped(x))))
-        return jnp.sum(inner(x) + jax.checkpoint(lambda x: jnp.sin(x * _W), policy=saved)(x))
-
-    rewritten = rewrite(fun, mesh=_MESH)
-    _close(jax.grad(rewritten)(_X), jax.grad(fun)(_X))
-    held = [eqn for eqn in equations(rewritten.trace(_X).jaxpr) if "policy" in eqn.params]
-    assert [eqn.params["policy"] is None for eqn in held] == [True, False]
-
-
 def test_types_of_a_checked_shard_map():
     """With check_vma=True a psum is invariant, and a gather varies: the rewriting must say so."""
     mesh = mesh_of(data=4)
@@ -455,13 +405,6 @@ def test_a_rewritten_function_looks_like_the_one_it_is_made_from():
     assert rewritten.__wrapped__ is _busy
     assert compiled_collectives(rewritten, _X) == {"all-reduce": 1}
     assert rewritten.report(_X).name == "_busy"
-
-
-def test_a_jit_around_it_has_methods_of_its_own():
-    """jax.jit copies the attributes of a function, and would take `lower` for its own."""
-    jitted = jax.jit(rewrite(_busy), donate_argnums=0)
-
-    assert [info.donated for info in jax.tree.leaves(jitted.lower(_X).args_info)] == [True]
 
 
 def test_its_methods_are_its_own_around_a_jit_of_a_pmap():
