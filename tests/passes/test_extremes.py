@@ -24,10 +24,10 @@ SPECIAL = np.array(
 )
 
 
-def over_devices(kind, x, axes=(0,), groups=None):
+def over_devices(kind, x, axes=(0,)):
     """Of `[4, *s]`, a row a device: `[4, *r]`, what each device gets."""
     function = jax.shard_map(
-        lambda row: extreme(kind, row, axes, ("i",), groups)[None],
+        lambda row: extreme(kind, row, axes, ("i",))[None],
         mesh=mesh_of(i=4),
         in_specs=P("i"),
         out_specs=P("i"),
@@ -73,12 +73,6 @@ def test_double_precision():
         x = jnp.asarray([[1.0], [1.0 + 1e-15], [NAN], [0.0]])
         assert np.isnan(over_devices("max", x)).all()
         assert over_devices("max", x[:, 0:1].at[2].set(0)).ravel().tolist() == [1.0 + 1e-15] * 4
-
-
-def test_groups():
-    x = jnp.asarray([[1.0], [4.0], [2.0], [NAN]])
-    found = over_devices("max", x, groups=((0, 1), (2, 3))).ravel()
-    np.testing.assert_array_equal(found, [4.0, 4.0, NAN, NAN])
 
 
 def test_types_without_an_order():

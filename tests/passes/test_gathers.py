@@ -191,10 +191,6 @@ def test_a_primitive_without_a_rule():
          "has no matching collective"),
         (lambda g: jnp.max(g.astype(jnp.float8_e4m3fn), 0).astype(jnp.float32),
          "reduce_max over devices has no order for float8_e4m3fn"),
-        (lambda g: jnp.max(g.astype(jnp.int2), 0).astype(jnp.float32),
-         "XLA has no reduction over devices for int2"),
-        (lambda g: lax.reduce_sum(g.astype(jnp.uint2), [0]).astype(jnp.float32),
-         "XLA has no reduction over devices for uint2"),
     ],
 )  # fmt: skip
 def test_other_refusals(body, why):
