@@ -169,7 +169,7 @@ class _Walk:
                 body.copy(eqn)
             elif _compat.name_of(eqn) == "all_gather":
                 self._gather(eqn, body, call or eqn)
-            elif record_of(eqn).call == "inline":
+            elif body.scope and record_of(eqn).call == "inline":
                 self._inline(eqn, body, call)
             elif has_deferred and not bodies(eqn):
                 self._apply(eqn, body, call or eqn)

@@ -6,7 +6,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jax_dist import _compat, uniformity
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.bodies import carries
+from jax_dist._rewrite.interpreter import carries
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.primitives import Primitive
 from jax_dist.uniformity import NOWHERE as NOWHERE
