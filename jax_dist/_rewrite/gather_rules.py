@@ -81,15 +81,18 @@ def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
     alike = lambda value: (value.axes, value.dim if name != "dot_general" else None)
     if any(alike(value) != alike(first) for value in gathered):
         raise NeedsWhole(f"{name} mixes values that are gathered in different ways")
+    result = None
     if name == "dot_general":
-        return _dot(eqn, operands)
-    if record.elementwise:
-        return Blockwise(first.dim)
-    if record.reduces or name in ("argmax", "argmin"):
-        return _reduce(eqn, first)
-    if name not in _RULES:
+        result = _dot(eqn, operands)
+    elif record.elementwise:
+        result = Blockwise(first.dim)
+    elif record.reduces or name in ("argmax", "argmin"):
+        result = _reduce(eqn, first)
+    elif name in _RULES:
+        result = _RULES[name](eqn, first)
+    if result is None:
         raise NeedsWhole(f"{name} needs the whole gathered value")
-    return _RULES[name](eqn, first)
+    return result
 
 
 # --- equations that leave the value gathered
@@ -110,16 +113,14 @@ def _squeeze(eqn: JaxprEqn, first: Deferred) -> Result:
     return Blockwise(first.dim - sum(d < first.dim for d in eqn.params["dimensions"]))
 
 
-def _reshape(eqn: JaxprEqn, first: Deferred) -> Result:
+def _reshape(eqn: JaxprEqn, first: Deferred) -> Result | None:
     """Blocks stay contiguous where what is more major keeps its size.
 
     The new dimension may be shorter or longer: it must be a whole number of blocks.
     """
-    if eqn.params["dimensions"] is not None:
-        raise NeedsWhole("reshape moves the gathered dimension")
     dim = _major_dimension(_shape(eqn.invars[0]), eqn.params["new_sizes"], first)
-    if dim is None:
-        raise NeedsWhole("reshape merges the gathered dimension under a more major one")
+    if dim is None or eqn.params["dimensions"] is not None:
+        return None
     shape = first.block_type(eqn.outvars[0].aval, dim).shape
     return Blockwise(dim, {"new_sizes": shape, "sharding": None})
 
@@ -133,37 +134,32 @@ def _major_dimension(old: Sequence[int], new: Sequence[int], first: Deferred) ->
     return None
 
 
-def _slice(eqn: JaxprEqn, first: Deferred) -> Result:
-    shape, params, dim = _shape(eqn.invars[0]), eqn.params, first.dim
-    stride = params["strides"][dim] if params["strides"] else 1
-    if (params["start_indices"][dim], params["limit_indices"][dim], stride) != (0, shape[dim], 1):
-        raise NeedsWhole("slice of the gathered dimension")
+def _slice(eqn: JaxprEqn, first: Deferred) -> Result | None:
+    params, dim = eqn.params, first.dim
+    if eqn.outvars[0].aval.shape[dim] != _shape(eqn.invars[0])[dim]:
+        return None
     limits = list(params["limit_indices"])
     limits[dim] //= first.size
     return Blockwise(dim, {"limit_indices": tuple(limits)})
 
 
-def _along_one(eqn: JaxprEqn, first: Deferred) -> Result:
+def _along_one(eqn: JaxprEqn, first: Deferred) -> Result | None:
     """Concatenations and cumulative sums work along one dimension, block by block in others."""
-    if int(eqn.params["dimension" if "dimension" in eqn.params else "axis"]) == first.dim:
-        raise _no_collective(eqn)
-    return Blockwise(first.dim)
+    dim = int(eqn.params["dimension" if "dimension" in eqn.params else "axis"])
+    return None if dim == first.dim else Blockwise(first.dim)
 
 
 def _stack(eqn: JaxprEqn, first: Deferred) -> Result:
     return Blockwise(first.dim + (int(eqn.params["axis"]) <= first.dim))
 
 
-def _over_other_axes(eqn: JaxprEqn, first: Deferred) -> Result:
-    names, name = named_axes(eqn), _compat.name_of(eqn).removesuffix("_invariant")
-    if any(isinstance(axis, int) for axis in eqn.params.get("axes", ())):
-        raise NeedsWhole(f"{name} over a dimension of a vmap, too")
-    if set(names) & set(first.axes):
-        raise NeedsWhole(f"{name} over {spell_axes(names)} of what was gathered over it")
-    return Blockwise(first.dim)
+def _over_other_axes(eqn: JaxprEqn, first: Deferred) -> Result | None:
+    is_of_vmap = any(isinstance(axis, int) for axis in eqn.params.get("axes", ()))
+    overlap = set(named_axes(eqn)) & set(first.axes)
+    return None if is_of_vmap or overlap else Blockwise(first.dim)
 
 
-_RULES: dict[str, Callable[[JaxprEqn, Deferred], Result]] = {
+_RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
     "squeeze": _squeeze,
@@ -179,7 +175,7 @@ _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result]] = {
 # --- reductions of the gathered dimension
 
 
-def _reduce(eqn: JaxprEqn, first: Deferred) -> Result:
+def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
     axes, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
     if first.dim not in axes:
         return Blockwise(first.dim - sum(axis < first.dim for axis in axes))
@@ -193,18 +189,13 @@ def _reduce(eqn: JaxprEqn, first: Deferred) -> Result:
             )
         return Reduction("psum", lambda eqn, xs: lax.psum(replay(eqn, xs)[0], first.axes))
     if name not in ("reduce_max", "reduce_min"):
-        raise _no_collective(eqn)
+        return None
     _check_strong(eqn)
     if not has_extremes(dtype):
         raise NeedsWhole(f"{name} over devices has no order for {dtype.name}")
     # Local and over devices in one go, so that ties share the gradient as in reduce_max.
     kind = "max" if name == "reduce_max" else "min"
     return Reduction(f"p{kind}", lambda _, xs: extreme(kind, xs[0], tuple(axes), first.axes))
-
-
-def _no_collective(eqn: JaxprEqn) -> NeedsWhole:
-    name = _compat.name_of(eqn)
-    return NeedsWhole(f"{name} of the gathered dimension has no matching collective")
 
 
 def _check_strong(eqn: JaxprEqn) -> None:

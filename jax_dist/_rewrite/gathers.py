@@ -78,7 +78,6 @@ class _Body:
     eqns: list[JaxprEqn] = dataclasses.field(default_factory=list)
     env: dict[Var, Atom | Deferred] = dataclasses.field(default_factory=dict)
     same: dict[Var, Same] = dataclasses.field(default_factory=dict)
-    equal_gathers: dict[Hashable, int] = dataclasses.field(default_factory=dict)
     inlined: int = 0  # depth of the jits that are inlined
 
     def read(self, atom: Atom) -> Any:
@@ -105,8 +104,7 @@ class _Walk:
     """Walks over one program. `kept` grows in each; the walk counts in which it did not."""
 
     def __init__(self, *, exact: bool):
-        # By gather: its number in the walk. Of those that stay, the first reason and its equation;
-        # the reason is "" if nothing is sent.
+        # By gather: its number in the walk. Of those that stay, the first reason and its equation.
         self.kept: dict[int, tuple[str, JaxprEqn]] = {}
         self.made: dict[int, list[tuple[str, str]]] = {}  # reductions: ("reduce_sum", "psum")
         self._gathers: dict[int, JaxprEqn] = {}
@@ -132,8 +130,8 @@ class _Walk:
                 what = f"{name}{f' ({line})' if line else ''} is kept"
             else:
                 outcome, why, where = "rewritten", "", line
-                what = f"{name}, {_summary(self.made[number])}"
-            if why or self.made.get(number):
+                what = f"{name}, {_summary(self.made.get(number, []))}"
+            if number in self.kept or number in self.made:  # else nobody reads it
                 code = _codes.ALL_GATHER_THEN_REDUCE
                 findings.append(PassFinding(code, outcome, what, why, where))
         return findings
@@ -174,7 +172,8 @@ class _Walk:
             elif has_deferred and not bodies(eqn):
                 self._apply(eqn, body, call or eqn)
             else:
-                self._keep(eqn, body, _reason_of_bodies(eqn), call or eqn)
+                why = "takes the gathered value whole: reduce before it, or gather inside"
+                self._keep(eqn, body, f"{_plain_name(eqn)} {why}", call or eqn)
                 body.copy(self._with_bodies(eqn, body) if has_gather else eqn)
 
     def _contains_gather(self, eqn: JaxprEqn) -> bool:
@@ -222,24 +221,21 @@ class _Walk:
 
     def _gather(self, eqn: JaxprEqn, body: _Body, at: JaxprEqn) -> None:
         """Defer a gather: its block is all that is needed of it."""
-        dim, tiled = int(eqn.params["all_gather_dimension"]), eqn.params["tiled"]
-        axes, operand = named_axes(eqn), body.read(eqn.invars[0])
+        params, number = eqn.params, self._count
+        dim, tiled = int(params["all_gather_dimension"]), params["tiled"]
+        operand = body.read(eqn.invars[0])
         self._keep(eqn, body, "all_gather needs the whole gathered value", at)
-        # Equal gathers are one, so that none is kept while another is reduced.
-        key = (id(operand), axes, dim, tiled, str(eqn.params["axis_index_groups"]))
-        number = body.equal_gathers.setdefault(key, self._count)
         self._count += 1
-        self._gathers.setdefault(number, eqn)
-        why = _unsupported_reason(eqn)
-        if why is not None:
-            self.kept.setdefault(number, (why, at))
-        if number in self.kept or isinstance(operand, Deferred):
+        self._gathers[number] = eqn
+        if params["axis_index_groups"] is not None:
+            self.kept.setdefault(number, ("it gathers in groups of devices", at))
+        if number in self.kept or isinstance(operand, Deferred) or params["axis_size"] == 1:
             body.copy(eqn)
             return
         take = lambda _, values: [_block(values[0], None if tiled else dim)]
         (block,) = self._trace(("block", dim, tiled), take, eqn, [operand], body)
-        size = eqn.params["axis_size"]
-        body.env[eqn.outvars[0]] = Deferred(block, dim, axes, size, (number,), at)
+        value = Deferred(block, dim, named_axes(eqn), params["axis_size"], (number,), at)
+        body.env[eqn.outvars[0]] = value
 
     def _apply(self, eqn: JaxprEqn, body: _Body, at: JaxprEqn) -> None:
         """Add an equation with deferred operands, by its rule."""
@@ -354,15 +350,6 @@ def _may_round(eqn: JaxprEqn) -> bool:
     return not record_of(eqn).exact and any(jnp.issubdtype(a.dtype, jnp.inexact) for a in avals)
 
 
-def _unsupported_reason(eqn: JaxprEqn) -> str | None:
-    """Return why a gather is not looked at, if it is not."""
-    if eqn.params["axis_size"] == 1:
-        return ""
-    if eqn.params["axis_index_groups"] is not None:
-        return "it gathers in groups of devices"
-    return "it is of an unreduced type" if _compat.is_unreduced(eqn.invars[0].aval) else None
-
-
 # --- names and reasons for reports
 
 
@@ -372,27 +359,6 @@ def _summary(made: Sequence[tuple[str, str]]) -> str:
     counts = collections.Counter(collective for _, collective in made).items()
     names = [f"one {name}" if count == 1 else f"{count} {name}s" for name, count in counts]
     return f"{reads}: {' and '.join(names)}"
-
-
-def _reason_of_bodies(eqn: JaxprEqn) -> str:
-    """Return why an equation with bodies takes no deferred value."""
-    record, name = record_of(eqn), _plain_name(eqn)
-    if record.kind == "loop":
-        return (
-            f"the gather is outside the {name} and its use inside: a reduction over devices would "
-            "run in every iteration"
-        )
-    if record.kind == "branch":
-        return (
-            "the gather is outside the cond and its use inside: a reduction over devices would "
-            "stand in a branch that some of them may not take"
-        )
-    if record.call == "ruled":
-        return (
-            f"{name} has its own rule of differentiation, which is for the whole value: apply it "
-            "to the block, before the gather"
-        )
-    return f"{name} takes the gathered value whole: gather inside it"
 
 
 def _plain_name(eqn: JaxprEqn) -> str:

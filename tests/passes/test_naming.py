@@ -166,7 +166,9 @@ def test_custom_rules():
         """
     source = textwrap.dedent(source)
 
-    assert _names(source + "f = make(); fun = lambda x: f(x)") == [("w", "global", "train.py:4", "train.py:17")]
+    assert _names(source + "f = make(); fun = lambda x: f(x)") == [
+        ("w", "global", "train.py:4", "train.py:17")
+    ]
     assert _names(source + "f = make()\nfun = jax.grad(lambda x: jnp.sum(f(x)))") == [
         ("w", "global", "train.py:4", "train.py:9"),
         ("v", "closure", "train.py:11", "train.py:18"),  # JAX says so: where the forward ran
