@@ -21,7 +21,6 @@ from jax_dist._compat.parameters import has_own_keys as has_own_keys
 from jax_dist._compat.parameters import has_side_effects as has_side_effects
 from jax_dist._compat.parameters import is_of_jax as is_of_jax
 from jax_dist._compat.parameters import is_ref as is_ref
-from jax_dist._compat.parameters import is_unreduced as is_unreduced
 from jax_dist._compat.parameters import jit_operand_params as jit_operand_params
 from jax_dist._compat.parameters import name_of as name_of
 from jax_dist._compat.parameters import newly_manual_axes as newly_manual_axes

@@ -68,11 +68,6 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return aval.manual_axis_type.varying
 
 
-def is_unreduced(aval: Any) -> bool:
-    """Whether the type says that a sum over devices is still to come, or has to be undone."""
-    return bool(aval.manual_axis_type.unreduced or aval.manual_axis_type.reduced)
-
-
 def to_varying(value: jax.Array, axes: Sequence[Any]) -> jax.Array:
     """Type a value as if it could differ along `axes`."""
     return jax.lax.pcast(value, tuple(axes), to="varying")

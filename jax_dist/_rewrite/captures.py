@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist import _compat
-from jax_dist._rewrite.constants import BakedArray, baked_arrays, frozen, lift_arrays, own_copy
+from jax_dist._rewrite.constants import baked_arrays, lift_arrays, own_copy
 from jax_dist._rewrite.pipeline import warn_user
 from jax_dist._rewrite.variable_names import ArraySource, Kind, find_names
 from jax_dist._usage import human_bytes
@@ -28,7 +28,6 @@ from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 Captures: TypeAlias = Literal["lift", "warn", "allow", "error"]
 
-_UNNAMED = ArraySource("<derived>", "", "")
 _LARGE = 1024  # bytes
 
 
@@ -53,10 +52,6 @@ class Capture:
         """Whether it is worth a warning, and an argument of its own."""
         return self.bytes >= _LARGE
 
-    @property
-    def is_worth_lifting(self) -> bool:
-        return self.is_large or self.is_key
-
     def __str__(self) -> str:
         facts = [
             f"{self.dtype}[{','.join(map(str, self.shape))}]",
@@ -73,27 +68,27 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
     The names are searched from `fun`, which is what the user wrote.
     """
-    baked = baked_arrays(jaxpr)
+    baked, captures = baked_arrays(jaxpr), []
     names = find_names(fun, {identity: array.value for identity, array in baked.items()})
-    return tuple(_capture(array, names.get(key, _UNNAMED)) for key, array in baked.items())
-
-
-def _capture(baked: BakedArray, source: ArraySource) -> Capture:
-    value = baked.value
-    is_old_key = baked.first_use is not None and _compat.name_of(baked.first_use) == "random_wrap"
-    return Capture(
-        name=source.name,
-        kind=source.kind,
-        shape=tuple(value.shape),
-        dtype=str(value.dtype),
-        bytes=int(value.nbytes),
-        captured_at=source.captured_at,
-        used_at=baked.used_at,
-        is_key=is_old_key or jnp.issubdtype(value.dtype, jax.dtypes.prng_key),
-        refused=baked.refused,
-        key=_key(value),
-        value=value,
-    )
+    for identity, array in baked.items():
+        source = names.get(identity, ArraySource("<derived>", "", ""))
+        value, use = array.value, array.first_use
+        is_old_key = use is not None and _compat.name_of(use) == "random_wrap"
+        capture = Capture(
+            name=source.name,
+            kind=source.kind,
+            shape=tuple(value.shape),
+            dtype=str(value.dtype),
+            bytes=int(value.nbytes),
+            captured_at=source.captured_at,
+            used_at=array.used_at,
+            is_key=is_old_key or jnp.issubdtype(value.dtype, jax.dtypes.prng_key),
+            refused=array.refused,
+            key=_key(value),
+            value=value,
+        )
+        captures.append(capture)
+    return tuple(captures)
 
 
 def _key(value: Any) -> Hashable:
@@ -108,14 +103,23 @@ def _key(value: Any) -> Hashable:
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
     """Return one text for all captures of a call; `kept_because` says why they stay."""
     count = "an array" if len(captures) == 1 else f"{len(captures)} arrays"
-    fate = f"They stay in the program, because {kept_because}, and it is compiled slowly, and "
-    fate += "again for other values. Pass them as arguments."
-    if not kept_because:
-        fate = "They are arguments of the program now; to avoid this warning, pass them yourself."
+    fate = "They are arguments of the program now; to avoid this warning, pass them yourself."
+    if kept_because:
+        fate = (
+            f"They stay in the program, because {kept_because}, and it is compiled slowly, and "
+            "again for other values. Pass them as arguments."
+        )
     return f"JXD401: '{fun_name}' captures {count}: {'; '.join(map(str, captures))}. {fate}"
 
 
 # --- lifting
+
+
+class _Outside(threading.local):
+    lifts: bool = False
+
+
+_outside = _Outside()
 
 
 @contextlib.contextmanager
@@ -126,13 +130,6 @@ def tracing(captures: Captures) -> Iterator[None]:
         yield
     finally:
         _outside.lifts = before
-
-
-class _Outside(threading.local):
-    lifts: bool = False
-
-
-_outside = _Outside()
 
 
 def is_lifted_outside() -> bool:
@@ -157,34 +154,25 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
     Raises:
       ArgumentError: there are some, and the policy is "error".
     """
-    if policy == "allow":
-        return Lifted(frozen(jaxpr), (), (), [])
-    found = find_captures(jaxpr, fun)
-    captures = _captures_to_lift(found, name, policy)
-    if captures:
-        jaxpr = lift_arrays(jaxpr, [capture.value for capture in captures])
-    values = [own_copy(capture.value) for capture in captures]
-    found, captures = (
-        tuple(dataclasses.replace(capture, value=None) for capture in some)
-        for some in (found, captures)
-    )
-    return Lifted(frozen(jaxpr), found, captures, values)
-
-
-def _captures_to_lift(found: Sequence[Capture], name: str, policy: Captures) -> tuple[Capture, ...]:
-    """Return the captures that become arguments; warn or raise where the policy says so."""
-    worth = [capture for capture in found if capture.is_worth_lifting]
-    if policy == "error" and worth:
-        raise ArgumentError(warning_text(worth, name, kept_because="captures='error' says so"))
-    if policy == "warn" and worth:
-        text = warning_text(worth, name, kept_because="captures='warn' says so")
-        warn_user(text, CapturedArrayWarning)
+    found = () if policy == "allow" else find_captures(jaxpr, fun)
+    worth = [capture for capture in found if capture.is_large or capture.is_key]
+    lifted = [capture for capture in worth if policy == "lift" and not capture.refused]
+    stays, why = [capture for capture in worth if capture.refused], "they cannot be handed on"
     if policy != "lift":
-        return ()
-    if stuck := [capture for capture in worth if capture.refused]:
-        why = "nothing can be handed to where they are used"
-        warn_user(warning_text(stuck, name, kept_because=why), CapturedArrayWarning)
-    return tuple(capture for capture in worth if not capture.refused)
+        stays, why = worth, f"captures='{policy}' says so"
+    if stays:
+        text = warning_text(stays, name, kept_because=why)
+        if policy == "error":
+            raise ArgumentError(text)
+        warn_user(text, CapturedArrayWarning)
+    values = [own_copy(capture.value) for capture in lifted]
+    jaxpr = lift_arrays(jaxpr, [capture.value for capture in lifted])
+    # Without the values: what is not lifted need not live longer.
+    found, lifted = (
+        tuple(dataclasses.replace(capture, value=None) for capture in captures)
+        for captures in (found, lifted)
+    )
+    return Lifted(jaxpr, found, lifted, values)
 
 
 class Watch:
@@ -211,16 +199,15 @@ class Watch:
 class PlacedCaptures:
     """The captured arrays of a program, where it uses them."""
 
-    def __init__(self, holders: "Sequence[_Holder]"):
-        self._holders = holders
-        self.values: tuple[Any, ...] = tuple(holder.value for holder in holders)
+    def __init__(self, values: Sequence[Any], originals: Sequence[Any] = ()):
+        self.values: tuple[Any, ...] = tuple(values)
+        self._originals = originals  # kept, for the identity of jax arrays is their key
 
 
 class Placements:
     """The copies of captured arrays that programs of one function share."""
 
     def __init__(self):
-        self._holders = weakref.WeakValueDictionary[Hashable, _Holder]()
         self._sets = weakref.WeakValueDictionary[Hashable, PlacedCaptures]()
 
     def of(
@@ -233,26 +220,12 @@ class Placements:
         if not lifted.captures:
             return None
         if where not in lifted.placed:
-            keys = tuple((capture.key, where) for capture in lifted.captures)
-            placed = self._sets.get(keys)
+            key = (tuple(capture.key for capture in lifted.captures), where)
+            placed = self._sets.get(key)
             if placed is None:
-                pairs = zip(keys, lifted.values, strict=True)
-                placed = PlacedCaptures([self._holder(*pair, place) for pair in pairs])
-                self._sets[keys] = placed
+                placed = PlacedCaptures(list(map(place, lifted.values)), list(lifted.values))
+                self._sets[key] = placed
             lifted.placed[where] = placed
             if not any(isinstance(value, jax.ShapeDtypeStruct) for value in placed.values):
                 lifted.values[:] = placed.values
         return lifted.placed[where]
-
-    def _holder(self, key: Hashable, value: Any, place: Callable[[Any], Any]) -> "_Holder":
-        holder = self._holders.get(key)
-        if holder is None:
-            original = value if isinstance(value, jax.Array) else None
-            holder = self._holders[key] = _Holder(place(value), original)
-        return holder
-
-
-@dataclasses.dataclass(eq=False, slots=True, weakref_slot=True)
-class _Holder:
-    value: Any  # on the devices
-    original: jax.Array | None  # kept, for its identity is its key; None for a NumPy array

@@ -13,14 +13,12 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist._rewrite.interpreter import Values, named_axes, replay, with_params
+from jax_dist._rewrite.interpreter import Values, named_axes, replay
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist._rewrite.reductions import extreme, has_extremes
-
-Site: TypeAlias = tuple[int, ...]  # the places that lead to a gather, from the outermost body in
 
 
 class NeedsWhole(Exception):
@@ -31,13 +29,14 @@ class NeedsWhole(Exception):
 class Deferred:
     """An all_gather that has not happened: the blocks of all devices along one dimension."""
 
-    block: Var
+    block: Any  # the atom of this device's block
     dim: int
     axes: tuple[Any, ...]  # of the mesh, the first is the most major
     size: int  # number of blocks
-    sites: tuple[Site, ...]  # the gathers that it comes from
+    sites: tuple[int, ...]  # the gathers that it comes from
+    made_by: JaxprEqn
 
-    def aval(self, whole: Any, dim: int) -> Any:
+    def block_type(self, whole: Any, dim: int) -> Any:
         """Return the type of a block of a value of type `whole`, gathered along `dim`."""
         shape = list(whole.shape)
         shape[dim] //= self.size
@@ -70,35 +69,30 @@ Operand: TypeAlias = Deferred | None  # None: whole
 Result: TypeAlias = Blockwise | Reduction
 
 
-def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferred) -> Result:
-    """Return what becomes of an equation; `first` is the first of its gathered operands.
-
-    All gathered operands have one dimension, unless it is a dot_general.
+def apply_rule(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
+    """Return what becomes of an equation with gathered operands.
 
     Raises:
       NeedsWhole: it needs the whole value.
     """
-    name = _compat.name_of(eqn)
-    for parameter in ("sharding", "out_sharding"):
-        sharding = eqn.params.get(parameter)
-        # Inside a shard_map only the trivial sharding is seen, made by differentiation.
-        if sharding is not None and any(part is not None for part in sharding.spec):
-            raise NeedsWhole(f"{name} asks for a sharding")
+    name, record = _compat.name_of(eqn), record_of(eqn)
+    gathered = [operand for operand in operands if operand is not None]
+    first = gathered[0]
+    alike = lambda value: (value.axes, value.dim if name != "dot_general" else None)
+    if any(alike(value) != alike(first) for value in gathered):
+        raise NeedsWhole(f"{name} mixes values that are gathered in different ways")
+    result = None
     if name == "dot_general":
-        return _dot(eqn, operands)
-    record = record_of(eqn)
-    if record.elementwise:
-        return Blockwise(first.dim)
-    if record.reduces or name in ("argmax", "argmin"):
-        return _reduce(eqn, first)
-    if name not in _RULES:
+        result = _dot(eqn, operands)
+    elif record.elementwise:
+        result = Blockwise(first.dim)
+    elif record.reduces or name in ("argmax", "argmin"):
+        result = _reduce(eqn, first)
+    elif name in _RULES:
+        result = _RULES[name](eqn, first)
+    if result is None:
         raise NeedsWhole(f"{name} needs the whole gathered value")
-    return _RULES[name](eqn, first)
-
-
-def no_collective(eqn: JaxprEqn) -> NeedsWhole:
-    name = _compat.name_of(eqn)
-    return NeedsWhole(f"{name} of the gathered dimension has no matching collective")
+    return result
 
 
 # --- equations that leave the value gathered
@@ -106,7 +100,7 @@ def no_collective(eqn: JaxprEqn) -> NeedsWhole:
 
 def _broadcast(eqn: JaxprEqn, first: Deferred) -> Result:
     dim = int(eqn.params["broadcast_dimensions"][first.dim])
-    shape = first.aval(eqn.outvars[0].aval, dim).shape
+    shape = first.block_type(eqn.outvars[0].aval, dim).shape
     return Blockwise(dim, {"shape": shape, "sharding": None})
 
 
@@ -119,17 +113,15 @@ def _squeeze(eqn: JaxprEqn, first: Deferred) -> Result:
     return Blockwise(first.dim - sum(d < first.dim for d in eqn.params["dimensions"]))
 
 
-def _reshape(eqn: JaxprEqn, first: Deferred) -> Result:
+def _reshape(eqn: JaxprEqn, first: Deferred) -> Result | None:
     """Blocks stay contiguous where what is more major keeps its size.
 
     The new dimension may be shorter or longer: it must be a whole number of blocks.
     """
-    if eqn.params["dimensions"] is not None:
-        raise NeedsWhole("reshape moves the gathered dimension")
     dim = _major_dimension(_shape(eqn.invars[0]), eqn.params["new_sizes"], first)
-    if dim is None:
-        raise NeedsWhole("reshape merges the gathered dimension under a more major one")
-    shape = first.aval(eqn.outvars[0].aval, dim).shape
+    if dim is None or eqn.params["dimensions"] is not None:
+        return None
+    shape = first.block_type(eqn.outvars[0].aval, dim).shape
     return Blockwise(dim, {"new_sizes": shape, "sharding": None})
 
 
@@ -142,51 +134,40 @@ def _major_dimension(old: Sequence[int], new: Sequence[int], first: Deferred) ->
     return None
 
 
-def _slice(eqn: JaxprEqn, first: Deferred) -> Result:
-    shape, params, dim = _shape(eqn.invars[0]), eqn.params, first.dim
-    stride = params["strides"][dim] if params["strides"] else 1
-    if (params["start_indices"][dim], params["limit_indices"][dim], stride) != (0, shape[dim], 1):
-        raise NeedsWhole("slice of the gathered dimension")
+def _slice(eqn: JaxprEqn, first: Deferred) -> Result | None:
+    params, dim = eqn.params, first.dim
+    if _shape(eqn.outvars[0])[dim] != _shape(eqn.invars[0])[dim]:
+        return None
     limits = list(params["limit_indices"])
     limits[dim] //= first.size
     return Blockwise(dim, {"limit_indices": tuple(limits)})
 
 
-def _concatenate(eqn: JaxprEqn, first: Deferred) -> Result:
-    if int(eqn.params["dimension"]) == first.dim:
-        raise no_collective(eqn)
-    return Blockwise(first.dim)
+def _along_one(eqn: JaxprEqn, first: Deferred) -> Result | None:
+    """Concatenations and cumulative sums work along one dimension, block by block in others."""
+    dim = int(eqn.params["dimension" if "dimension" in eqn.params else "axis"])
+    return None if dim == first.dim else Blockwise(first.dim)
 
 
 def _stack(eqn: JaxprEqn, first: Deferred) -> Result:
     return Blockwise(first.dim + (int(eqn.params["axis"]) <= first.dim))
 
 
-def _cumulative(eqn: JaxprEqn, first: Deferred) -> Result:
-    if int(eqn.params["axis"]) == first.dim:
-        raise no_collective(eqn)
-    return Blockwise(first.dim)
+def _over_other_axes(eqn: JaxprEqn, first: Deferred) -> Result | None:
+    is_of_vmap = any(isinstance(axis, int) for axis in eqn.params.get("axes", ()))
+    overlap = set(named_axes(eqn)) & set(first.axes)
+    return None if is_of_vmap or overlap else Blockwise(first.dim)
 
 
-def _over_other_axes(eqn: JaxprEqn, first: Deferred) -> Result:
-    names, name = named_axes(eqn), _compat.name_of(eqn).removesuffix("_invariant")
-    if any(isinstance(axis, int) for axis in eqn.params.get("axes", ())):
-        raise NeedsWhole(f"{name} over a dimension of a vmap, too")
-    if set(names) & set(first.axes):
-        raise NeedsWhole(f"{name} over {spell_axes(names)} of what was gathered over it")
-    return Blockwise(first.dim)
-
-
-_RULES: dict[str, Callable[[JaxprEqn, Deferred], Result]] = {
+_RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
     "squeeze": _squeeze,
     "reshape": _reshape,
     "slice": _slice,
-    "concatenate": _concatenate,
     "stack": _stack,
     "pvary": lambda _, first: Blockwise(first.dim),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _cumulative),
+    **dict.fromkeys(("concatenate", "cumsum", "cumprod", "cummax", "cummin"), _along_one),
     **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin"), _over_other_axes),
 }
 
@@ -194,17 +175,14 @@ _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result]] = {
 # --- reductions of the gathered dimension
 
 
-_UNREDUCED = (jnp.dtype("int2"), jnp.dtype("uint2"))
-
-
-def _reduce(eqn: JaxprEqn, first: Deferred) -> Result:
+def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
     axes, name = [int(axis) for axis in eqn.params["axes"]], _compat.name_of(eqn)
     if first.dim not in axes:
         return Blockwise(first.dim - sum(axis < first.dim for axis in axes))
     aval: Any = eqn.outvars[0].aval
     dtype = aval.dtype
     if name == "reduce_sum":
-        _check_result(eqn)
+        _check_strong(eqn)
         if _is_low_precision(dtype):
             raise NeedsWhole(
                 f"a sum in {dtype.name} depends on the order of its terms: convert to float32 "
@@ -212,8 +190,8 @@ def _reduce(eqn: JaxprEqn, first: Deferred) -> Result:
             )
         return Reduction("psum", lambda eqn, xs: lax.psum(replay(eqn, xs)[0], first.axes))
     if name not in ("reduce_max", "reduce_min"):
-        raise no_collective(eqn)
-    _check_result(eqn)
+        return None
+    _check_strong(eqn)
     if not has_extremes(dtype):
         raise NeedsWhole(f"{name} over devices has no order for {dtype.name}")
     # Local and over devices in one go, so that ties share the gradient as in reduce_max.
@@ -221,12 +199,10 @@ def _reduce(eqn: JaxprEqn, first: Deferred) -> Result:
     return Reduction(f"p{kind}", lambda _, xs: extreme(kind, xs[0], tuple(axes), first.axes))
 
 
-def _check_result(eqn: JaxprEqn) -> None:
+def _check_strong(eqn: JaxprEqn) -> None:
     aval: Any = eqn.outvars[0].aval
     if aval.weak_type:
         raise NeedsWhole("the result has a weak type, and a reduction over devices gives none")
-    if aval.dtype in _UNREDUCED:
-        raise NeedsWhole(f"XLA has no reduction over devices for {aval.dtype.name}")
 
 
 def _is_low_precision(dtype: Any) -> bool:
@@ -266,31 +242,28 @@ def _dot(eqn: JaxprEqn, operands: Sequence[Operand]) -> Result:
 
 
 def _dot_over_devices(eqn: JaxprEqn, operands: Sequence[Operand], first: Deferred) -> Result:
-    _check_result(eqn)
+    _check_strong(eqn)
     aval: Any = eqn.outvars[0].aval
-    dtype = aval.dtype
     # On a ring, an all-reduce sends twice the bytes of its result, an all_gather once. Evolution
     # strategies gather scores, and multiply them with noise as long as the parameters.
-    gathered = sum(
-        _bytes(atom.aval)
-        for atom, operand in zip(eqn.invars, operands, strict=True)
-        if operand is not None
-    )
+    pairs = zip(eqn.invars, operands, strict=True)
+    gathered = sum(_bytes(atom.aval) for atom, operand in pairs if operand is not None)
     if 2 * _bytes(aval) > gathered:
         raise NeedsWhole("a psum of the product would send more than the gather")
-    widens = _is_low_precision(dtype)
-    if widens and isinstance(eqn.params["precision"], lax.DotAlgorithm | lax.DotAlgorithmPreset):
-        raise NeedsWhole(f"dot_general in {dtype.name} by an algorithm of its own")
+    widens, precision = _is_low_precision(aval.dtype), eqn.params["precision"]
+    if widens and isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        raise NeedsWhole(f"dot_general in {aval.dtype.name} by an algorithm of its own")
+    wide = {**eqn.params, "preferred_element_type": jnp.float32}
 
     def compute(eqn: JaxprEqn, values: Values) -> Any:
         # Rounded once, after the sum over devices, as the whole product would be.
-        wide = with_params(eqn, {"preferred_element_type": jnp.float32}) if widens else eqn
-        return lax.convert_element_type(lax.psum(replay(wide, values)[0], first.axes), dtype)
+        (product,) = replay(eqn.replace(params=wide) if widens else eqn, values)
+        return lax.convert_element_type(lax.psum(product, first.axes), aval.dtype)
 
     return Reduction("psum", compute)
 
 
-def dimension_of(eqn: JaxprEqn, place: int, operands: Sequence[Operand], first: Deferred) -> int:
+def dimension_to_slice(eqn: JaxprEqn, place: int, first: Deferred) -> int:
     """Return the dimension of a whole operand that is to be sliced; -1 for none."""
     shape = _shape(eqn.invars[place])
     if _compat.name_of(eqn) != "dot_general":

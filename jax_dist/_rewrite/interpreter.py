@@ -1,7 +1,9 @@
-"""Walks over the equations of a jaxpr, and evaluates them.
+"""Evaluation of jaxprs, with chosen equations handled otherwise.
 
-What comes in is a jaxpr and its values; what goes out is the values that JAX would have given. A
-pass says for chosen equations what to do instead. No equation is ever left out silently.
+An untouched equation is replayed with its context, source line, name stack and effects. A body (of
+scan, cond, jit, ...) is replaced by one that was traced again, with identical types, so nothing
+needs to be known of the primitive around it. shard_map is called again through the public
+`jax.shard_map`, so JAX types it.
 """
 
 import contextlib
@@ -20,51 +22,50 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
 
 from jax_dist import _compat
+from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.errors import display_path
-
-# --- walks a jaxpr again, equation by equation, and lets a pass put something else in its place
-#
-# An untouched equation is replayed with its context, source line, name stack and effects. A body
-# (of scan, cond, jit, ...) is replaced by one that was traced again, with identical types, so
-# nothing needs to be known of the primitive around it. shard_map is called again through the
-# public `jax.shard_map`, so JAX types it.
-
 
 Atom: TypeAlias = Any  # Var | Literal, of which pyright says "partially unknown"
 Values: TypeAlias = list[Any]  # of the atoms of an equation, in order
 Handler: TypeAlias = Callable[[JaxprEqn, Values], Values]
 
+_JAXPRS = (Jaxpr, core.ClosedJaxpr)
+
 
 def open_jaxpr(jaxpr: Any) -> Jaxpr:
-    """The jaxpr without its constants, whether it came with them or not."""
+    """Return the jaxpr without its constants, whether it came with them or not."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def constants(jaxpr: Any) -> Sequence[Any]:
-    """The constants of a jaxpr; none for an open one."""
+    """Return the constants of a jaxpr; none for an open one."""
     return getattr(jaxpr, "consts", ())
 
 
 def bodies(eqn: JaxprEqn) -> list[Any]:
-    """The jaxprs among the parameters of an equation, open or closed, in order."""
-    values = eqn.params.values()
-    parts = (value if isinstance(value, (tuple, list)) else (value,) for value in values)
-    return [part for several in parts for part in several if _is_body(part)]
+    """Return the jaxprs among the parameters of an equation, open or closed, in order."""
+    inner = []
+    for value in eqn.params.values():
+        if isinstance(value, _JAXPRS):
+            inner.append(value)
+        elif isinstance(value, tuple | list):
+            inner += [part for part in value if isinstance(part, _JAXPRS)]
+    return inner
 
 
 def names_of(part: Any) -> tuple[Any, ...]:
-    """The axes that one part of a spec, or a parameter of a collective, names."""
+    """Return the axes that one part of a spec, or a parameter of a collective, names."""
     return tuple(part) if isinstance(part, tuple | list) else () if part is None else (part,)
 
 
 def named_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
-    """The mesh axes that an equation names, outermost first: of collectives, nearly always."""
+    """Return the mesh axes that an equation names, outermost first: of collectives, mostly."""
     named = names_of(eqn.params.get("axes", eqn.params.get("axis_name", ())))
     return tuple(name for name in named if name is not None and not isinstance(name, int))
 
 
 def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
-    """All equations, those of bodies after the one that holds them."""
+    """Yield all equations, those of bodies after the one that holds them."""
     for eqn in open_jaxpr(jaxpr).eqns:
         yield eqn
         for body in bodies(eqn):
@@ -72,81 +73,102 @@ def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
 
 
 def contains(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> bool:
-    """Whether any equation, at any depth, is wanted."""
-    return any(wanted(eqn) for eqn in equations(jaxpr))
+    """Return whether any equation, at any depth, is wanted."""
+    return any(map(wanted, equations(jaxpr)))
 
 
 def holds(eqn: JaxprEqn, wanted: Callable[[JaxprEqn], bool]) -> bool:
-    """Whether an equation is wanted, or any in its bodies, at any depth."""
+    """Return whether an equation is wanted, or any in its bodies, at any depth."""
     return wanted(eqn) or any(contains(body, wanted) for body in bodies(eqn))
 
 
+# --- the operands and results of loops and branches in their bodies
+
+
+def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
+    """Return which operand each input is, for each body of a call, a loop or a branch."""
+    places = list(range(len(eqn.invars)))
+    if _compat.name_of(eqn) == "while":
+        first = eqn.params["cond_nconsts"]
+        second = first + eqn.params["body_nconsts"]
+        own = {"cond_jaxpr": places[:first], "body_jaxpr": places[first:second]}
+        return [own[name] + places[second:] for name in bodies_of_while(eqn)]
+    first = int(record_of(eqn).kind == "branch")  # which its first operand picks
+    return [places[first:] for _ in bodies(eqn)]
+
+
+def bodies_of_while(eqn: JaxprEqn) -> list[str]:
+    """Return the parameters of a while loop with bodies, in the order of `bodies`."""
+    return [name for name in eqn.params if name in ("cond_jaxpr", "body_jaxpr")]
+
+
+def carries(eqn: JaxprEqn) -> list[tuple[int, int]]:
+    """Return the places of each carry of a loop: among its operands, and among its results."""
+    if _compat.name_of(eqn) == "while":
+        first = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        return [(first + out, out) for out in range(len(eqn.outvars))]
+    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+    return list(zip(layout.carries_in, layout.carries_out, strict=True))
+
+
+def fixed_in(eqn: JaxprEqn) -> range:
+    """Return the operands of a loop that are the same in all its iterations."""
+    if _compat.name_of(eqn) == "while":
+        return range(eqn.params["cond_nconsts"] + eqn.params["body_nconsts"])
+    layout = _compat.scan_layout(eqn.params, len(eqn.invars), len(eqn.outvars))
+    return range(len(layout.constants))
+
+
+# --- evaluation
+
+
 def run(
-    jaxpr: Any,
-    args: Sequence[Any],
-    handlers: Mapping[int, Handler],
-    *,
-    consts: Sequence[Any] | None = None,
-    anew: bool = False,
+    jaxpr: Any, args: Sequence[Any], handlers: Mapping[int, Handler], *, anew: bool = False
 ) -> Values:
-    """Evaluates a jaxpr on `args`, with some equations handled otherwise.
+    """Evaluate a jaxpr on `args`, with some equations handled otherwise.
 
     Args:
       jaxpr: with its constants, or without if it has none.
       args: one for each input variable.
       handlers: by the place of the equation in the jaxpr; the others are replayed.
-      consts: instead of the constants of the jaxpr.
       anew: whether handlers run in the context of now, instead of that of their equation.
     """
     body = open_jaxpr(jaxpr)
-    consts = constants(jaxpr) if consts is None else consts
     if not handlers:
-        return _evaluate(body, consts, args)
-    known: dict[Var, Any] = dict(zip(body.constvars, consts, strict=True))
-    known.update(zip(body.invars, args, strict=True))
+        return _evaluate(body, constants(jaxpr), args)
+    env: dict[Var, Any] = dict(zip(body.constvars, constants(jaxpr), strict=True))
+    env.update(zip(body.invars, args, strict=True))
     # The place of the last equation that reads each variable; past all for the results.
-    last_read: dict[Any, int] = {
-        atom: place
-        for place, eqn in enumerate(body.eqns)
-        for atom in eqn.invars
-        if isinstance(atom, Var)
-    }
-    last_read |= {atom: len(body.eqns) for atom in body.outvars if isinstance(atom, Var)}
+    reads = [(atom, place) for place, eqn in enumerate(body.eqns) for atom in eqn.invars]
+    reads += [(atom, len(body.eqns)) for atom in body.outvars]
+    last_read = {atom: place for atom, place in reads if isinstance(atom, Var)}
     start = 0
     for place in [*sorted(handlers), len(body.eqns)]:
-        _replay_stretch(body, start, place, known, last_read)
+        _replay_stretch(body.eqns[start:place], place, env, last_read)
         if place < len(body.eqns):
             eqn = body.eqns[place]
             with located(eqn, anew=anew):
-                outs = handlers[place](eqn, read_all(eqn.invars, known))
-            known.update(zip(eqn.outvars, outs, strict=True))
+                outs = handlers[place](eqn, read_all(eqn.invars, env))
+            env.update(zip(eqn.outvars, outs, strict=True))
         start = place + 1
-    return read_all(body.outvars, known)
+    return read_all(body.outvars, env)
 
 
-def read_all(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
-    return [atom.val if isinstance(atom, Literal) else known[atom] for atom in atoms]
+def read_all(atoms: Sequence[Atom], env: Mapping[Var, Any]) -> Values:
+    return [atom.val if isinstance(atom, Literal) else env[atom] for atom in atoms]
 
 
 def _replay_stretch(
-    body: Jaxpr, start: int, stop: int, known: dict[Var, Any], last_read: Mapping[Any, int]
+    eqns: Sequence[JaxprEqn], stop: int, env: dict[Var, Any], last_read: Mapping[Any, int]
 ) -> None:
-    """Replays the equations from `start` to `stop`, and adds what is read later to `known`."""
-    eqns = body.eqns[start:stop]
-    if not eqns:
-        return
-    inside = {var for eqn in eqns for var in eqn.outvars}
-    made = [var for eqn in eqns for var in eqn.outvars if last_read.get(var, -1) >= stop]
-    read = {
-        atom: None  # a dict, for its order
-        for eqn in eqns
-        for atom in eqn.invars
-        if not isinstance(atom, Literal) and atom not in inside
-    }
+    """Replay equations before the place `stop`, and add what is read from there on to `env`."""
+    outvars = [var for eqn in eqns for var in eqn.outvars]
+    made = [var for var in outvars if last_read.get(var, -1) >= stop]
+    atoms = dict.fromkeys(a for eqn in eqns for a in eqn.invars if not isinstance(a, Literal))
+    read = [var for var in atoms if var not in set(outvars)]
     effects = frozenset().union(*[eqn.effects for eqn in eqns])
-    stretch = Jaxpr((), list(read), made, eqns, effects, unnamed())
-    outs = _evaluate(stretch, (), [known[var] for var in read])
-    known.update(zip(made, outs, strict=True))
+    stretch = Jaxpr((), read, made, eqns, effects, unnamed())
+    env.update(zip(made, _evaluate(stretch, (), [env[var] for var in read]), strict=True))
 
 
 # From this many equations on, a stretch becomes one call of what is traced already: to bind an
@@ -161,7 +183,7 @@ def _evaluate(body: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> Values
 
 
 def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
-    """Binds one equation to other values, of other shapes if need be."""
+    """Bind one equation to other values, of other shapes if need be."""
     invars: list[Any] = [Var(jax.typeof(value)) for value in values]
     outvars = [Var(var.aval) for var in eqn.outvars]  # what nobody reads, too
     moved = eqn.replace(invars=invars, outvars=outvars)
@@ -174,23 +196,19 @@ def call_jaxpr(jaxpr: core.ClosedJaxpr, values: Sequence[Any]) -> Values:
     return replay(_compat.call_of(jaxpr), values)
 
 
-def with_params(eqn: JaxprEqn, params: dict[str, Any]) -> JaxprEqn:
-    return eqn.replace(params={**eqn.params, **params})
-
-
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
-    """The equation with each of its bodies changed to one of the same types."""
+    """Return the equation with each of its bodies changed, in the order of `bodies`."""
 
     def changed(value: Any) -> Any:
-        if isinstance(value, (tuple, list)) and any(map(_is_body, value)):
+        if isinstance(value, tuple | list) and any(isinstance(part, _JAXPRS) for part in value):
             return jax.tree.map(changed, value)  # a named tuple stays one
-        return change(value) if _is_body(value) else value
+        return change(value) if isinstance(value, _JAXPRS) else value
 
     return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()})
 
 
 def replay_with(eqn: JaxprEqn, change: Callable[[Any], Any], values: Sequence[Any]) -> Values:
-    """Binds an equation with each of its bodies changed to one of the same types.
+    """Bind an equation with each of its bodies changed to one of the same types.
 
     Where a body has no place for the constants that `change` may give it, they become operands.
     """
@@ -198,52 +216,27 @@ def replay_with(eqn: JaxprEqn, change: Callable[[Any], Any], values: Sequence[An
 
     def changed(body: Any) -> Any:
         new = change(body)
-        if not constants(new):
-            return in_form_of(body, new)
-        if _compat.name_of(eqn) == "remat2":
-            operands[:0] = new.consts
-            inner = open_jaxpr(new)
-            inputs = [*inner.constvars, *inner.invars]
-            return Jaxpr((), inputs, inner.outvars, inner.eqns, inner.effects, unnamed())
-        if isinstance(body, core.ClosedJaxpr):
-            return new
-        raise NotImplementedError(
-            f"the body of {_compat.name_of(eqn)} ({source_line(eqn) or 'unknown line'}) captures"
-            " arrays and cannot be traced again; pass them to it as arguments"
-        )
+        if isinstance(body, core.ClosedJaxpr) or not constants(new):
+            return new if isinstance(body, core.ClosedJaxpr) else open_jaxpr(new)
+        if _compat.name_of(eqn) != "remat2":
+            raise NotImplementedError(
+                f"the body of {_compat.name_of(eqn)} ({source_line(eqn) or 'unknown line'}) "
+                "captures arrays and cannot be traced again; pass them to it as arguments"
+            )
+        operands[:0] = new.consts
+        inner = open_jaxpr(new)
+        return inner.replace(constvars=(), invars=[*inner.constvars, *inner.invars])
 
     changed_eqn = with_bodies(eqn, changed)
     return replay(changed_eqn, operands)
 
 
-def _trace_again(jaxpr: Any, evaluate: Callable[..., Values]) -> core.ClosedJaxpr:
-    """A jaxpr of the same inputs and outputs, traced from `evaluate`.
-
-    Called where the body will stand, so inside the shard_map around it, whose axes it may use.
-    """
-    wanted = open_jaxpr(jaxpr)
-    new = jax.make_jaxpr(evaluate)(*wanted.in_avals)
-    for before, after in ((wanted.in_avals, new.in_avals), (wanted.out_avals, new.out_avals)):
-        if list(map(_type, before)) != list(map(_type, after)):
-            raise AssertionError(f"a rewritten body has other types: {before} became {after}")
-    return new
-
-
-def in_form_of(jaxpr: Any, new: Any) -> Any:
-    """`new`, open or closed as `jaxpr` is."""
-    if isinstance(jaxpr, core.ClosedJaxpr):
-        return new
-    if constants(new):
-        raise AssertionError("a rewritten body has constants, and there is no place for them")
-    return open_jaxpr(new)
-
-
 def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Values) -> Values:
-    """The shard_map of `eqn` around another body, `evaluate(*blocks)`."""
+    """Call the shard_map of `eqn` around another body, `evaluate(*blocks)`."""
     params = eqn.params
     is_inside = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
     mapped = jax.shard_map(
-        _standing_for(params["jaxpr"], evaluate),
+        evaluate,
         # Inside another shard_map, the mesh of the context says which axes are manual already.
         mesh=None if is_inside else params["mesh"],
         in_specs=tuple(params["in_specs"]),
@@ -254,25 +247,9 @@ def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Value
     return mapped(*values)
 
 
-def _standing_for(body: Any, evaluate: Callable[..., Values]) -> Callable[..., Values]:
-    """`evaluate`, which JAX takes to be defined where the body was: a pmap is known by that."""
-
-    def standing(*blocks: Any) -> Values:
-        return evaluate(*blocks)
-
-    found = _DEFINED.fullmatch(str(open_jaxpr(body).debug_info.func_src_info))
-    if found is not None:
-        defined = lambda *blocks: blocks  # never called; JAX reads its code's name and place
-        line = int(found["line"])
-        defined.__code__ = defined.__code__.replace(co_filename=found["file"], co_firstlineno=line)
-        defined.__name__ = found["name"]
-        standing.__wrapped__ = defined  # pyright: ignore[reportFunctionMemberAccess]
-    return standing
-
-
 @contextlib.contextmanager
 def located(eqn: JaxprEqn, *, anew: bool = False) -> Iterator[None]:
-    """What is traced here gets the source line and the name stack of `eqn`, and its context."""
+    """Give what is traced here the source line and the name stack of `eqn`, and its context."""
     info = eqn.source_info
     names = source_info_util.current_name_stack() + info.name_stack
     context = contextlib.nullcontext() if anew else eqn.ctx.manager
@@ -281,17 +258,22 @@ def located(eqn: JaxprEqn, *, anew: bool = False) -> Iterator[None]:
 
 
 def context_here() -> Any:
-    """The context that JAX gives to an equation that is traced now."""
+    """Return the context that JAX gives to an equation that is traced now."""
     return jax.make_jaxpr(jax.lax.neg)(1.0).eqns[0].ctx
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """Where the user's code makes this equation: "train.py:12", or "" if that is unknown."""
-    found = _SUMMARY.match(source_info_util.summarize(eqn.source_info))
-    return "" if found is None else f"{display_path(found['file'])}:{found['line']}"
+    """Return where the user's code makes this equation: "train.py:12", or "" if unknown."""
+    frame = source_info_util.summarize(eqn.source_info)
+    return _user_line(frame, os.getcwd())
 
 
-_DEFINED = re.compile(r"(?P<name>\S+) at (?P<file>.+):(?P<line>\d+)")  # "body at spread.py:47"
+@functools.lru_cache(maxsize=1024)
+def _user_line(summary: str, _directory: str) -> str:
+    match = _SUMMARY.match(summary)
+    return "" if match is None else f"{display_path(match['file'])}:{match['line']}"
+
+
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
 OURS, _OF_JAX = (
@@ -304,14 +286,9 @@ source_info_util.register_exclusion(OURS)
 _compat.hide_frames(OURS)
 
 
-def _type(aval: Any) -> tuple:
-    """What must not change; on Auto axes, a mesh in the type is not part of it."""
-    return aval.shape, aval.dtype, aval.weak_type, aval.manual_axis_type
-
-
 @functools.cache
 def unnamed() -> Any:
-    """What a jaxpr says of its function, for one that has none; its class is not public in 0.7."""
+    """Return the debug info of a jaxpr without a function; its class is not public."""
     made: Any = jax.make_jaxpr(lambda: ())().jaxpr.debug_info
     return made._replace(
         traced_for="rewriting", func_src_info="jax_dist", arg_names=None, result_paths=None
@@ -319,13 +296,9 @@ def unnamed() -> Any:
 
 
 def as_typed(value: Any, atom: Any) -> Any:
-    """The value with the type of `atom`, which may be typed as varying where the value is not."""
+    """Return the value typed as `atom`, which may be varying where the value is not."""
     missing = _compat.varying_axes(atom.aval) - _compat.varying_axes(jax.typeof(value))
     return _compat.to_varying(value, sorted(missing, key=str)) if missing else value
-
-
-def _is_body(value: Any) -> bool:
-    return isinstance(value, (Jaxpr, core.ClosedJaxpr))
 
 
 # --- equations at any depth of a jaxpr, each named by the path to it, and replaced there
@@ -345,13 +318,13 @@ class EquationPlace:
 
     @property
     def line(self) -> str:
-        """Of the user: those inside a jit know only lines inside it."""
+        """The user's; those inside a jit know only lines inside it."""
         lines = map(source_line, (self.eqn, *reversed(self.around)))
         return next(filter(None, lines), "")
 
 
 def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[EquationPlace]:
-    """The wanted equations in program order; the bodies of a wanted one are not searched."""
+    """Yield the wanted equations in program order; the bodies of a wanted one are not searched."""
     within = open_jaxpr(jaxpr)
     for number, eqn in enumerate(within.eqns):
         if wanted(eqn):
@@ -364,7 +337,7 @@ def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[EquationP
 
 
 def run_at(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Values:
-    """Evaluates a jaxpr as `run` does, with equations handled at any depth, by their paths."""
+    """Evaluate a jaxpr as `run` does, with equations handled at any depth, by their paths."""
 
     def run_within(deeper: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
         inside = bodies(eqn)
@@ -390,13 +363,14 @@ def _by_first(handlers: Mapping[Path, Handler]) -> dict[int, dict[Path, Handler]
 def run_bodies(
     evaluates: Mapping[int, Callable[..., Values]], eqn: JaxprEqn, values: Values
 ) -> Values:
-    """Binds an equation with some of its bodies, by number, traced again; the others stay."""
+    """Bind an equation with some of its bodies, by number, traced again; the others stay."""
     if _compat.name_of(eqn) == "shard_map":
         return call_shard_map(eqn, evaluates[0], values)
     numbers = itertools.count()
 
     def changed(body: Any) -> Any:
+        # Traced where the body will stand, so inside the shard_map around it, whose axes it uses.
         evaluate = evaluates.get(next(numbers))
-        return body if evaluate is None else _trace_again(body, evaluate)
+        return body if evaluate is None else jax.make_jaxpr(evaluate)(*open_jaxpr(body).in_avals)
 
     return replay_with(eqn, changed, values)

@@ -1,4 +1,4 @@
-"""Evaluates a jaxpr by binding each equation again, in the context of now.
+"""Evaluation of a jaxpr by binding each equation again, in the context of now.
 
 What a traced body says of its mesh (in types, literals, contexts and some parameters) is left out,
 and each inner body is traced again: JAX then types all of it for the mesh and the axes of the
@@ -21,119 +21,8 @@ from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.interpreter import Atom, Handler, Values
 from jax_dist._rewrite.primitive_facts import record_of
 
-_Evaluate = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values, under the new mesh
-_AxisEnv = Sequence[tuple[Any, int]]  # as the call was traced with
-
-
-def _custom_jvp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv
-) -> Values:
-    """The call of a function with a jvp rule."""
-    smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
-
-    @jax.custom_jvp
-    def call(*args: Any) -> Values:
-        return evaluate(eqn.params["call_jaxpr"], args)
-
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
-        def push(*given: Any) -> tuple[Values, Values]:
-            args, pushed = list(given[: len(values)]), given[len(values) :]
-            return jax.jvp(_of_smooth(eqn, args, smooth), [args[n] for n in smooth], list(pushed))
-
-        types = [*_types(eqn.invars), *[eqn.invars[place].aval for place in smooth]]
-        jaxpr, tree = _traced_there(eqn, push, types, axis_env)
-        flat = evaluate(jaxpr, [*primals, *[tangents[place] for place in smooth]])
-        return jax.tree.unflatten(tree, flat)
-
-    call.defjvp(rule)
-    return call(*values)
-
-
-def _custom_vjp_anew(
-    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv
-) -> Values:
-    """The call of a function with a vjp rule."""
-    smooth = [place for place, var in enumerate(eqn.invars) if _is_inexact(var.aval)]
-    smooth_out = [place for place, var in enumerate(eqn.outvars) if _is_inexact(var.aval)]
-    residuals: list[Any] = []  # their types, and the pullback's structure
-
-    @jax.custom_vjp
-    def call(*args: Any) -> Values:
-        return evaluate(eqn.params["call_jaxpr"], args)
-
-    def forward(*args: Any) -> tuple[Values, Values]:
-        def run(*given: Any) -> tuple[Values, Values]:
-            chosen = [given[place] for place in smooth]
-            outs, pullback = jax.vjp(_of_smooth(eqn, given, smooth), *chosen)
-            leaves, structure = jax.tree.flatten(pullback)
-            residuals[:] = [structure]
-            return outs, leaves
-
-        jaxpr, tree = _traced_there(eqn, run, _types(eqn.invars), axis_env)
-        residuals.append(jaxpr.out_avals[len(eqn.outvars) :])
-        return jax.tree.unflatten(tree, evaluate(jaxpr, args))
-
-    def backward(kept: Values, cotangents: Values) -> tuple[Any, ...]:
-        structure, types = residuals
-
-        def run(*given: Any) -> Values:
-            pullback = jax.tree.unflatten(structure, given[: len(kept)])
-            coming = iter(given[len(kept) :])
-            whole = [
-                next(coming) if place in smooth_out else jnp.zeros(aval.shape, jax.dtypes.float0)
-                for place, aval in enumerate(_types(eqn.outvars))
-            ]
-            return list(pullback(whole))
-
-        coming = [eqn.outvars[place].aval for place in smooth_out]
-        jaxpr, _ = _traced_there(eqn, run, [*types, *coming], axis_env)
-        found = evaluate(jaxpr, [*kept, *[cotangents[place] for place in smooth_out]])
-        given = dict(zip(smooth, found, strict=True))
-        return tuple(given.get(place) for place in range(len(values)))
-
-    call.defvjp(forward, backward)
-    return call(*values)
-
-
-def _of_smooth(eqn: JaxprEqn, args: Sequence[Any], smooth: Sequence[int]) -> Callable[..., Values]:
-    """The call as a function of the arguments that have derivatives."""
-
-    def call(*chosen: Any) -> Values:
-        whole = list(args)
-        for place, value in zip(smooth, chosen, strict=True):
-            whole[place] = value
-        return interpreter.replay(eqn, whole)
-
-    return call
-
-
-def _traced_there(
-    eqn: JaxprEqn, fun: Callable, types: Sequence[Any], axis_env: _AxisEnv
-) -> tuple[ClosedJaxpr, Any]:
-    """The jaxpr of `fun` in the context of `eqn`, and the structure of its result."""
-    trees = []
-
-    def flat(*args: Any) -> Values:
-        leaves, tree = jax.tree.flatten(fun(*args))
-        trees.append(tree)
-        return leaves
-
-    with eqn.ctx.manager:
-        jaxpr = jax.make_jaxpr(flat, axis_env=axis_env)(*types)
-    return jaxpr, trees[-1]
-
-
-def _types(atoms: Sequence[Any]) -> list[Any]:
-    return [atom.aval for atom in atoms]
-
-
-def _is_inexact(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
-# --- the evaluation, of which those calls are a part
-
-
+_Evaluate: TypeAlias = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values
+_AxisEnv: TypeAlias = Sequence[tuple[Any, int]]  # as the call was traced with
 _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]
 
 
@@ -142,33 +31,22 @@ def evaluate(
     args: Sequence[Any],
     handler_of: _HandlerOf = lambda _: None,
     axis_env: _AxisEnv = (),
-    without_rule: Handler | None = None,
 ) -> Values:
-    """The values of a jaxpr, with each equation bound again.
+    """Return the values of a jaxpr, with each equation bound again.
 
     Args:
       jaxpr: with its constants, or without if it has none.
       args: one for each input variable.
       handler_of: gives what to do with an equation instead; None for the usual.
       axis_env: the axes, with their sizes, that the jaxpr was traced with and that have others now.
-      without_rule: what to do with an equation instead, where a vmap around has no rule for it.
     """
     context = interpreter.context_here()
-
-    def again(jaxpr: Any, args: Sequence[Any]) -> Values:
-        return evaluate(jaxpr, args, handler_of, axis_env, without_rule)
+    again = lambda jaxpr, args: evaluate(jaxpr, args, handler_of, axis_env)
 
     def bind(eqn: JaxprEqn, values: Values) -> Values:
         handler = handler_of(eqn)
         values = untied_literals(eqn.invars, values)
-        if handler is not None:
-            return handler(eqn, values)
-        try:
-            return _bind(eqn, values, again, axis_env, context)
-        except NotImplementedError as error:
-            if without_rule is None or "Batching rule" not in str(error):
-                raise
-        return without_rule(eqn, values)
+        return handler(eqn, values) if handler else _bind(eqn, values, again, axis_env, context)
 
     body = interpreter.open_jaxpr(jaxpr)
     handlers = dict.fromkeys(range(len(body.eqns)), bind)
@@ -176,7 +54,7 @@ def evaluate(
 
 
 def bind_again(eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _: None) -> Values:
-    """One equation, bound again, if it has no handler; and those in it."""
+    """Return the values of one equation, bound again if it has no handler; and those in it."""
     values = untied_literals(eqn.invars, values)
     handler = handler_of(eqn)
     if handler is not None:
@@ -197,7 +75,7 @@ def _bind(
 
     name, params = _compat.name_of(eqn), eqn.params
     if record_of(eqn).call == "inline":
-        inner = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
+        (inner,) = interpreter.bodies(eqn)
         call = lambda *args: again(inner, args)
         call.__name__ = call.__qualname__ = params.get("name", name)
         return jax.jit(call)(*values)
@@ -213,7 +91,7 @@ def _bind(
 
 
 def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:
-    """The values, with those of literals as plain scalars: a literal has a type, and so a mesh."""
+    """Return the values, with those of literals as plain scalars: their types name a mesh."""
 
     def plain(literal: Literal) -> Any:
         aval: Any = literal.aval
@@ -226,3 +104,107 @@ def untied_literals(atoms: Sequence[Atom], values: Values) -> Values:
 
     pairs = zip(atoms, values, strict=True)
     return [plain(atom) if isinstance(atom, Literal) else value for atom, value in pairs]
+
+
+# --- functions with a rule of differentiation: a new function, whose rule is the derivative of the
+# equation, traced where the equation was, and evaluated here
+
+
+def _custom_jvp_anew(
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv
+) -> Values:
+    smooth = _smooth(eqn.invars)
+
+    @jax.custom_jvp
+    def call(*args: Any) -> Values:
+        return evaluate(eqn.params["call_jaxpr"], args)
+
+    @call.defjvp
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Values, Values]:
+        def push(*inputs: Any) -> tuple[Values, Values]:
+            args, pushed = inputs[: len(values)], inputs[len(values) :]
+            return jax.jvp(*_at_smooth(eqn, args, smooth), list(pushed))
+
+        types = [*_types(eqn.invars), *[eqn.invars[place].aval for place in smooth]]
+        jaxpr, tree = _traced_there(eqn, push, types, axis_env)
+        flat = evaluate(jaxpr, [*primals, *[tangents[place] for place in smooth]])
+        return jax.tree.unflatten(tree, flat)
+
+    return call(*values)
+
+
+def _custom_vjp_anew(
+    eqn: JaxprEqn, values: Values, evaluate: _Evaluate, axis_env: _AxisEnv
+) -> Values:
+    smooth, smooth_out = _smooth(eqn.invars), _smooth(eqn.outvars)
+    residuals: list[Any] = []  # the pullback's structure, and the types of its leaves
+
+    @jax.custom_vjp
+    def call(*args: Any) -> Values:
+        return evaluate(eqn.params["call_jaxpr"], args)
+
+    def forward(*args: Any) -> tuple[Values, Values]:
+        def run(*args: Any) -> tuple[Values, Values]:
+            fun, primals = _at_smooth(eqn, args, smooth)
+            outs, pullback = jax.vjp(fun, *primals)
+            leaves, structure = jax.tree.flatten(pullback)
+            residuals[:] = [structure]
+            return outs, leaves
+
+        jaxpr, tree = _traced_there(eqn, run, _types(eqn.invars), axis_env)
+        residuals.append(jaxpr.out_avals[len(eqn.outvars) :])
+        return jax.tree.unflatten(tree, evaluate(jaxpr, args))
+
+    def backward(kept: Values, cotangents: Values) -> tuple[Any, ...]:
+        structure, types = residuals
+
+        def run(*inputs: Any) -> Values:
+            pullback = jax.tree.unflatten(structure, inputs[: len(kept)])
+            whole = [jnp.zeros(aval.shape, jax.dtypes.float0) for aval in _types(eqn.outvars)]
+            for place, cotangent in zip(smooth_out, inputs[len(kept) :], strict=True):
+                whole[place] = cotangent
+            return list(pullback(whole))
+
+        types = [*types, *[eqn.outvars[place].aval for place in smooth_out]]
+        jaxpr, _ = _traced_there(eqn, run, types, axis_env)
+        grads = evaluate(jaxpr, [*kept, *[cotangents[place] for place in smooth_out]])
+        by_place = dict(zip(smooth, grads, strict=True))
+        return tuple(by_place.get(place) for place in range(len(values)))
+
+    call.defvjp(forward, backward)
+    return call(*values)
+
+
+def _smooth(atoms: Sequence[Any]) -> list[int]:
+    """Return the places of the values that have derivatives."""
+    return [n for n, aval in enumerate(_types(atoms)) if jnp.issubdtype(aval.dtype, jnp.inexact)]
+
+
+def _types(atoms: Sequence[Any]) -> list[Any]:
+    return [atom.aval for atom in atoms]
+
+
+def _at_smooth(
+    eqn: JaxprEqn, args: Sequence[Any], smooth: Sequence[int]
+) -> tuple[Callable[..., Values], list[Any]]:
+    """Return the equation as a function of the arguments that have derivatives, and these."""
+
+    def call(*chosen: Any) -> Values:
+        whole = list(args)
+        for place, value in zip(smooth, chosen, strict=True):
+            whole[place] = value
+        return interpreter.replay(eqn, whole)
+
+    return call, [args[place] for place in smooth]
+
+
+def _traced_there(
+    eqn: JaxprEqn, fun: Callable, types: Sequence[Any], axis_env: _AxisEnv
+) -> tuple[ClosedJaxpr, Any]:
+    """Return the jaxpr of `fun` in the context of `eqn`, and the structure of its result."""
+    with eqn.ctx.manager:
+        # A function of its own each time, for JAX remembers what it has traced.
+        jaxpr, shape = jax.make_jaxpr(
+            lambda *args: fun(*args), axis_env=axis_env, return_shape=True
+        )(*types)
+    return jaxpr, jax.tree.structure(shape)

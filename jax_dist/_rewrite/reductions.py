@@ -17,7 +17,6 @@ from jax import lax
 
 _Kind: TypeAlias = Literal["max", "min"]
 _Names: TypeAlias = tuple[Any, ...]
-_Groups: TypeAlias = tuple[tuple[int, ...], ...] | None
 
 _ORDERED = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}  # by the bytes of a float
 
@@ -29,9 +28,7 @@ def has_extremes(dtype: Any) -> bool:
     return dtype in (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
 
 
-def extreme(
-    kind: _Kind, x: jax.Array, axes: tuple[int, ...], names: _Names, groups: _Groups = None
-) -> jax.Array:
+def extreme(kind: _Kind, x: jax.Array, axes: tuple[int, ...], names: _Names) -> jax.Array:
     """Return the largest or the smallest over dimensions and devices, `[*s] -> [*r]`.
 
     Args:
@@ -39,47 +36,37 @@ def extreme(
       x: this device's block, of a type that `has_extremes`.
       axes: the dimensions of the block to reduce.
       names: the mesh axes to reduce over.
-      groups: as axis_index_groups.
     """
-    if x.dtype == jnp.bool_:
-        value = _over_devices(kind, x.astype(jnp.int8), axes, names, groups)
-        return value.astype(jnp.bool_)
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        return _over_devices(kind, x, axes, names, groups)
-    return _of_floats(kind, axes, names, groups, x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return _extreme_float(kind, axes, names, x)
+    numbers = x.astype(jnp.int8) if x.dtype == jnp.bool_ else x
+    return _over_devices(kind, numbers, axes, names).astype(x.dtype)
 
 
-def _over_devices(
-    kind: _Kind, x: jax.Array, axes: tuple[int, ...], names: _Names, groups: _Groups
-) -> jax.Array:
+def _over_devices(kind: _Kind, x: jax.Array, axes: tuple[int, ...], names: _Names) -> jax.Array:
     local, over = (lax.reduce_max, lax.pmax) if kind == "max" else (lax.reduce_min, lax.pmin)
-    return over(local(x, axes), names, axis_index_groups=_lists(groups))
+    return over(local(x, axes), names)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
-def _of_floats(
-    kind: _Kind, axes: tuple[int, ...], names: _Names, groups: _Groups, x: jax.Array
-) -> jax.Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _extreme_float(kind: _Kind, axes: tuple[int, ...], names: _Names, x: jax.Array) -> jax.Array:
     local = lax.reduce_max(x, axes) if kind == "max" else lax.reduce_min(x, axes)
     nan = jnp.array(np.nan if kind == "max" else np.copysign(np.nan, -1), x.dtype)
     local = jnp.where(jnp.isnan(local), nan, local)
     ordered = _flip(lax.bitcast_convert_type(local, _ORDERED[x.dtype.itemsize]))
-    value = _flip(_over_devices(kind, ordered, (), names, groups))
+    value = _flip(_over_devices(kind, ordered, (), names))
     return lax.bitcast_convert_type(value, x.dtype)
 
 
-@_of_floats.defjvp
-def _of_floats_jvp(
-    kind: _Kind, axes: tuple[int, ...], names: _Names, groups: _Groups, primals: Any, tangents: Any
+@_extreme_float.defjvp
+def _extreme_float_jvp(
+    kind: _Kind, axes: tuple[int, ...], names: _Names, primals: Any, tangents: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Share the gradient among all elements that reach the extreme, on whichever device."""
     (x,), (dx,) = primals, tangents
-    value = _of_floats(kind, axes, names, groups, x)
+    value = _extreme_float(kind, axes, names, x)
     reached = lax.eq(x, jnp.broadcast_to(lax.expand_dims(value, axes), x.shape)).astype(x.dtype)
-
-    def total(terms: jax.Array) -> jax.Array:
-        return lax.psum(lax.reduce_sum(terms, axes), names, axis_index_groups=_lists(groups))
-
+    total = lambda terms: lax.psum(lax.reduce_sum(terms, axes), names)
     return value, total(dx * reached) / total(reached)
 
 
@@ -87,7 +74,3 @@ def _flip(bits: jax.Array) -> jax.Array:
     """Invert the lower bits of negative floats, which count downwards; its own inverse."""
     lower = jnp.array(jnp.iinfo(bits.dtype).max, bits.dtype)
     return jnp.where(bits < 0, bits ^ lower, bits)
-
-
-def _lists(groups: _Groups) -> list[list[int]] | None:
-    return None if groups is None else [list(group) for group in groups]

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 from jax.extend.core import JaxprEqn, Literal
 
 from jax_dist import _compat
-from jax_dist._rewrite.bodies import carries
-from jax_dist._rewrite.interpreter import bodies, open_jaxpr
+from jax_dist._rewrite.interpreter import bodies, carries, open_jaxpr
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.primitives import Primitive
 

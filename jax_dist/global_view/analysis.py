@@ -20,8 +20,13 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.bodies import bodies_of_while, carries, fixed_in, operands_of_bodies
-from jax_dist._rewrite.interpreter import Atom
+from jax_dist._rewrite.interpreter import (
+    Atom,
+    bodies_of_while,
+    carries,
+    fixed_in,
+    operands_of_bodies,
+)
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
 

@@ -24,8 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
-from jax_dist._rewrite.bodies import fixed_in, operands_of_bodies
-from jax_dist._rewrite.interpreter import Atom, Handler, Values
+from jax_dist._rewrite.interpreter import Atom, Handler, Values, fixed_in, operands_of_bodies
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.global_view import loops
 from jax_dist.global_view.analysis import variables

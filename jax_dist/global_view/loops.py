@@ -13,8 +13,7 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._rewrite.bodies import bodies_of_while
-from jax_dist._rewrite.interpreter import Values
+from jax_dist._rewrite.interpreter import Values, bodies_of_while
 from jax_dist.global_view.regions import BodyPlan, GlobalEquation
 
 

@@ -132,7 +132,7 @@ class MeshAxes:
         record = record_of(eqn)
         named = names_of(eqn.params[record.axes])
         names = [each for name in named for each in (self.sizes if name == self.name else (name,))]
-        eqn = interpreter.with_params(eqn, {record.axes: tuple(names)})
+        eqn = eqn.replace(params={**eqn.params, record.axes: tuple(names)})
         if record.over not in ("sum", "max", "min", "scatter"):
             return rebind.bind_again(eqn, values)
         outs = rebind.bind_again(eqn, [self._widen(value) for value in values])

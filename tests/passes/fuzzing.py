@@ -85,8 +85,9 @@ class _Maker:
         """The last two values of all, as vectors. The first step gathers."""
         values = [x, jnp.tanh(self._gathered(x))]
         for _ in range(STEPS):
-            step = self._pick(self._steps())
-            value = step(self._recent(values))
+            recent = 1 if self._chance(0.7) else int(self.rng.integers(1, len(values) + 1))
+            x = values[-recent]
+            value = self._pick(self._steps(x))(x)
             if 0 < value.size <= LARGEST:
                 values.append(jnp.sin(value) if self._chance(0.3) else value)
         return [
@@ -94,31 +95,20 @@ class _Maker:
             for value in values[-2:]
         ]
 
-    def _steps(self) -> list[Callable[[Array], Array]]:
-        return [
-            self._gathered,
-            self._unary,
-            self._mixed,
-            self._mixed,
-            self._moved,
-            self._moved,
-            self._reshaped,
-            self._reshaped,
-            self._reduced,
-            self._reduced,
-            self._multiplied,
-            self._sliced,
-            self._joined,
-            self._in_a_body,
-        ]
+    def _steps(self, x: Array) -> list[Callable[[Array], Array]]:
+        """The more likely ones twice."""
+        steps = [self._gathered, self._unary, self._in_a_body]
+        steps += 2 * [self._mixed, self._moved, self._reshaped]
+        of_dimensions = [*2 * [self._reduced], self._multiplied, self._sliced, self._joined]
+        return steps + of_dimensions * (x.ndim > 0)
 
     # ---- one step each
 
     def _gathered(self, x: Array) -> Array:
         axis = int(self.rng.integers(0, max(x.ndim, 1)))
-        names = self._names()
-        tiled = x.ndim > 0 and self._chance(0.4)
-        return lax.all_gather(x, names, axis=axis, tiled=tiled)
+        several = len(self.axes) > 1 and self._chance(0.3)
+        names = self.axes if several else self._pick(self.axes)
+        return lax.all_gather(x, names, axis=axis, tiled=x.ndim > 0 and self._chance(0.4))
 
     def _unary(self, x: Array) -> Array:
         return self._pick([jnp.sin, jnp.tanh, jnp.abs, lambda x: jnp.exp(-(x**2)), lambda x: -x])(x)
@@ -150,47 +140,34 @@ class _Maker:
         """Merges two neighbours, or splits one in two."""
         shape = list(x.shape)
         if len(shape) >= 2 and self._chance(0.6):
-            place = int(self.rng.integers(0, len(shape) - 1))
+            place = self._dimension(len(shape) - 1)
             shape[place : place + 2] = [shape[place] * shape[place + 1]]
         elif shape:
-            place = int(self.rng.integers(0, len(shape)))
+            place = self._dimension(len(shape))
             size = self._pick([d for d in range(1, shape[place] + 1) if shape[place] % d == 0])
             shape[place : place + 1] = [size, shape[place] // size]
         return x.reshape(shape)
 
     def _reduced(self, x: Array) -> Array:
-        if not x.ndim:
-            return x
         count = int(self.rng.integers(1, x.ndim + 1))
         axes = tuple(int(d) for d in self.rng.permutation(x.ndim)[:count])
-        reduction = self._pick([jnp.mean, jnp.mean, jnp.max, jnp.min, jnp.var])
-        return reduction(x, axis=axes)
+        return self._pick([jnp.mean, jnp.mean, jnp.max, jnp.min, jnp.var])(x, axis=axes)
 
     def _multiplied(self, x: Array) -> Array:
-        if not x.ndim:
-            return x
-        axis = int(self.rng.integers(0, x.ndim))
+        axis = self._dimension(x.ndim)
         weights = self._operand((x.shape[axis],)) / x.shape[axis]
         return jnp.tensordot(weights, x, ((0,), (axis,)))
 
     def _sliced(self, x: Array) -> Array:
-        if not x.ndim:
-            return x
-        axis = int(self.rng.integers(0, x.ndim))
-        stop = int(self.rng.integers(1, x.shape[axis] + 1))
-        return lax.slice_in_dim(x, 0, stop, axis=axis)
+        axis = self._dimension(x.ndim)
+        return lax.slice_in_dim(x, 0, int(self.rng.integers(1, x.shape[axis] + 1)), axis=axis)
 
     def _joined(self, x: Array) -> Array:
-        if not x.ndim:
-            return x
-        return jnp.concatenate([x, x * 0.5], axis=int(self.rng.integers(0, x.ndim)))
+        return jnp.concatenate([x, x * 0.5], axis=self._dimension(x.ndim))
 
     def _in_a_body(self, x: Array) -> Array:
-        step = self._pick([self._unary, self._reduced, self._mixed])
-
-        def looped(x: Array) -> Array:
-            return lax.scan(lambda carry, _: (self._averaged(carry), None), x, None, length=2)[0]
-
+        step = self._pick([self._unary, self._mixed])
+        looped = lambda x: lax.scan(lambda c, _: (self._averaged(c), None), x, None, length=2)[0]
         return self._pick([jax.jit(step), looped, jax.checkpoint(self._averaged)])(x)
 
     def _averaged(self, x: Array) -> Array:
@@ -198,12 +175,8 @@ class _Maker:
 
     # ---- chance
 
-    def _names(self) -> str | tuple[str, ...]:
-        return self.axes if len(self.axes) > 1 and self._chance(0.3) else self._pick(self.axes)
-
-    def _recent(self, values: list[Array]) -> Array:
-        back = 1 if self._chance(0.7) else int(self.rng.integers(1, len(values) + 1))
-        return values[-back]
+    def _dimension(self, ndim: int) -> int:
+        return int(self.rng.integers(0, ndim))
 
     def _pick(self, choices: Any) -> Any:
         return choices[int(self.rng.integers(0, len(choices)))]

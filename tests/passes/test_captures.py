@@ -1,90 +1,83 @@
-"""Which arrays a program captures, once each, and what is said of them."""
+"""Which arrays a program captures, once each, what is said of them, and programs without them."""
 
+import re
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import ClosedJaxpr
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from jax_dist._rewrite.captures import (
-    Capture,
-    find_captures,
-    warning_text,
-)
-from jax_dist._rewrite.interpreter import (
-    constants,
-    open_jaxpr,
-)
+from jax_dist import _compat
+from jax_dist._rewrite.captures import Capture, find_captures, lift, warning_text
+from jax_dist._rewrite.constants import lift_arrays
+from jax_dist._rewrite.interpreter import equations, run
 
 pytestmark = pytest.mark.rewriting
 
-_X = jnp.ones(3)
+_NUMBERS = np.random.RandomState(0)
+_W = jnp.asarray(_NUMBERS.randn(3, 5), jnp.float32)
+_N = _NUMBERS.randn(5, 7).astype(np.float32)
+_X = jnp.array([0.5, -1.0, 2.0])
 
 
-def _found(fun, *args):
+def _find(fun, *args):
     return find_captures(jax.make_jaxpr(fun)(*args), fun)
+
+
+# ---- what is said of them
 
 
 def test_what_is_known_of_a_capture():
     w = jnp.ones((3, 5), jnp.bfloat16)
     fun = lambda x: x @ w
-    (capture,) = _found(fun, _X)
+    (capture,) = _find(fun, _X)
 
     assert (capture.name, capture.kind, capture.shape) == ("w", "closure", (3, 5))
     assert (capture.dtype, capture.bytes, capture.is_key) == ("bfloat16", 30, False)
-    assert capture.refused == ""
-    assert capture.value is w
-    line = fun.__code__.co_firstlineno
-    assert capture.captured_at.endswith(f"test_captures.py:{line}")
+    assert (capture.refused, capture.value) == ("", w)
+    assert capture.captured_at.endswith(f"test_captures.py:{fun.__code__.co_firstlineno}")
     assert capture.used_at == capture.captured_at
 
 
-def test_python_and_numpy_scalars_are_no_arrays():
+def test_scalars_and_values_of_a_trace_around_are_no_arrays():
     scalar, number = np.float32(2), 3.0
-
-    assert _found(lambda x: x * scalar + number, _X) == ()
+    assert _find(lambda x: x * scalar + number, _X) == ()
+    assert jax.jit(lambda y: len(_find(lambda x: x * y, _X)))(_X) == 0
 
 
 def test_an_array_used_at_many_depths_is_found_once():
     w = np.arange(3, dtype=np.float32)
     inner = jax.jit(lambda x: x * w)
-    fun = lambda x: inner(x) + jax.jit(inner)(x) * w + jax.lax.cond(x[0] > 0, inner, jnp.sin, x)
+    fun = lambda x: inner(x) + jax.jit(inner)(x) * w + lax.cond(x[0] > 0, inner, jnp.sin, x)
 
-    assert [capture.name for capture in _found(fun, _X)] == ["w"]
-
-
-def test_a_64_bit_array_is_known_by_its_32_bit_copy():
-    w = np.array([0.1, 0.2, 0.3])
-    (capture,) = _found(lambda x: jax.jit(lambda x: x * w)(x) + x * w, _X)
-
-    assert (capture.name, capture.dtype, capture.bytes) == ("w", "float32", 12)
-    assert capture.value.dtype == np.float32
+    assert [capture.name for capture in _find(fun, _X)] == ["w"]
 
 
 def test_keys_are_known_as_keys():
     new, old, plain = jax.random.key(1), jax.random.PRNGKey(2), jnp.array([3, 4], jnp.uint32)
     fun = lambda x: x + jax.random.normal(new) + jax.random.normal(old) + plain[0]
 
-    assert {c.name: (c.is_key, c.dtype, c.bytes) for c in _found(fun, _X)} == {
+    assert {c.name: (c.is_key, c.dtype, c.bytes) for c in _find(fun, _X)} == {
         "new": (True, "key<fry>", 8),
         "old": (True, "uint32", 8),
         "plain": (False, "uint32", 8),
     }
 
 
-def test_the_key_of_a_capture_is_the_same_in_the_next_trace():
+def test_a_key_is_of_the_content_of_numpy_arrays_and_the_identity_of_others():
     w, n, other = jnp.ones(3), np.ones(3, np.float32), np.ones(3, np.float32)
     # A new function each time, for JAX remembers what it has traced.
-    keys = lambda x=_X: [capture.key for capture in _found(lambda x: x * w * n * other, x)]
+    keys = lambda: [capture.key for capture in _find(lambda x: x * w * n * other, _X)]
     first = keys()
 
+    assert first == keys()
     assert len(set(first)) == 2  # the content of n and other is the same
-    assert first == keys(jnp.ones((5, 3)))
     n[0] = 2
     assert len(set(keys())) == 3
-    n[0], kept, w = 1, w, jnp.ones(3)  # kept, so that no other gets its address
-    assert [new == old for new, old in zip(keys(), first, strict=True)] == [False, True, True]
-    del kept
 
 
 def test_a_line_is_given_for_what_a_library_uses():
@@ -94,101 +87,208 @@ def test_a_line_is_given_for_what_a_library_uses():
         x = x + 1
         return jnp.where(x > 0, jnp.var(jnp.stack([x, w])), 0)
 
-    (capture,) = _found(fun, _X)
+    (capture,) = _find(fun, _X)
     assert capture.used_at.endswith(f"test_captures.py:{fun.__code__.co_firstlineno + 2}")
 
 
-def test_the_line_is_that_in_the_branch():
-    w = jnp.arange(3.0)
-    fun = lambda x: jax.lax.cond(
-        x[0] > 0,
-        jnp.sin,
-        lambda x: x * w,
-        x,
+def test_the_warning():
+    facts = {"shape": (4000, 4000), "dtype": "float32", "bytes": 64_000_000, "is_key": False}
+    facts |= {"captured_at": "train.py:10", "used_at": "train.py:12", "key": None, "value": None}
+    capture = Capture(name="params['w']", kind="closure", refused="it is stuck", **facts)
+
+    head = (
+        "JXD401: 'step' captures an array: params['w']: float32[4000,4000], 64.0 MB, closure of "
+        "train.py:10, used at train.py:12, not lifted: it is stuck. They "
     )
-
-    (capture,) = _found(fun, _X)
-    assert capture.used_at.endswith(f"test_captures.py:{fun.__code__.co_firstlineno + 3}")
-
-
-def _without_line(jaxpr, place):
-    """The jaxpr, as if one of its equations came from nowhere."""
-    body = open_jaxpr(jaxpr)
-    eqns = list(body.eqns)
-    info = eqns[place].source_info
-    eqns[place] = eqns[place].replace(source_info=type(info)(None, info.name_stack))
-    return ClosedJaxpr(body.replace(eqns=eqns), constants(jaxpr))
-
-
-def test_an_equation_without_a_line_does_not_take_that_of_the_next():
-    w = jnp.arange(3.0)
-    fun = lambda x: jnp.sin(x * w)
-
-    (capture,) = find_captures(_without_line(jax.make_jaxpr(fun)(_X), 0), fun)
-    assert capture.used_at == ""
-
-
-def test_a_body_is_read_again_for_each_array_that_it_is_given():
-    u, v, w = jnp.ones(3), jnp.ones(3), jnp.ones(3)
-
-    @jax.jit
-    def inner(x, y):
-        x = x * 2
-        return x + y
-
-    fun = lambda x: inner(w, x) + inner(w, v) + inner(x, u)
-    line = inner.__wrapped__.__code__.co_firstlineno
-    found = {capture.name: capture.used_at.rpartition(":")[2] for capture in _found(fun, _X)}
-    assert found == {"w": str(line + 2), "v": str(line + 3), "u": str(line + 3)}
-
-
-def test_values_of_a_trace_around_are_no_constants():
-    found = []
-
-    @jax.jit
-    def outer(y):
-        found.append(_found(lambda x: x * y, _X))
-        return y
-
-    outer(_X)
-    assert found == [()]
-
-
-def _capture(name, **changed):
-    known = {
-        "kind": "closure",
-        "shape": (4000, 4000),
-        "dtype": "float32",
-        "bytes": 64_000_000,
-        "captured_at": "train.py:10",
-        "used_at": "train.py:12",
-        "is_key": False,
-        "refused": "",
-    }
-    return Capture(name=name, key=None, value=None, **(known | changed))
-
-
-def test_the_warning_for_lifted_arrays():
-    found = [
-        _capture("params['w']"),
-        _capture(
-            "<derived>", kind="", captured_at="", shape=(), dtype="int32", bytes=4, used_at="m.py:3"
-        ),
-    ]
-
-    assert warning_text(found, "step") == (
-        "JXD401: 'step' captures 2 arrays: params['w']: float32[4000,4000], 64.0 MB, closure of "
-        "train.py:10, used at train.py:12; <derived>: int32[], 4 B, used at m.py:3. They are "
-        "arguments of the program now; to avoid this warning, pass them yourself."
+    assert warning_text([capture], "step") == (
+        f"{head}are arguments of the program now; to avoid this warning, pass them yourself."
     )
-
-
-def test_the_warning_for_arrays_that_stay():
-    found = [_capture("w", refused="it is in the body of 'f', which takes no more operands")]
-
-    assert warning_text(found, "step", kept_because="captures='warn'") == (
-        "JXD401: 'step' captures an array: w: float32[4000,4000], 64.0 MB, closure of train.py:10,"
-        " used at train.py:12, not lifted: it is in the body of 'f', which takes no more operands."
-        " They stay in the program, because captures='warn', and it is compiled slowly, and again "
+    assert warning_text([capture], "step", kept_because="captures='warn'") == (
+        f"{head}stay in the program, because captures='warn', and it is compiled slowly, and again "
         "for other values. Pass them as arguments."
     )
+
+
+# ---- programs with operands in the place of their captured arrays
+
+
+def _both(x):
+    """`[3] -> [7]`, and the captured arrays are in the body that this is traced in."""
+    return jnp.sin(x) @ _W @ _N
+
+
+def _jitted(x):
+    """`[3] -> [7]`, and the arrays are constants of the inner jit, at whatever depth it is."""
+    return jax.jit(lambda x: _both(x))(x)
+
+
+def _scan(x):
+    step = lambda carry, y: (carry + jnp.sum(_jitted(carry * y)), carry * 2)
+    return lax.scan(step, x, jnp.arange(4.0), reverse=True, unroll=2)
+
+
+def _cond(x):
+    return lax.cond(x[0] > 0, lambda x: jax.jit(lambda x: x @ _W)(x)[0], lambda x: jnp.sum(x), x)
+
+
+def _while(x):
+    bound = lambda total: jax.jit(lambda t: t < jnp.sum(_W * _W))(total - x[2])
+    return lax.while_loop(bound, lambda total: total + jnp.sum(_jitted(x)) ** 2 + 1, 0.0)
+
+
+def _custom_vjp(x):
+    rule = jax.custom_vjp(lambda x: jax.jit(lambda x: x @ _W)(x))
+    rule.defvjp(lambda x: (x @ _W, None), lambda _, grads: (3 * (_W @ grads),))
+    return rule(jnp.sin(x))
+
+
+def _custom_jvp(x):
+    rule = jax.custom_jvp(lambda x: jax.jit(lambda x: x @ _W)(x))
+    rule.defjvp(lambda primals, tangents: (primals[0] @ _W, 3 * (tangents[0] @ _W)))
+    return rule(jnp.sin(x))
+
+
+def _shard_map(body, *, check_vma):
+    mesh = _compat.auto_mesh(np.array(jax.devices()[:3]), ["i"])
+    inside = lambda x: lax.psum(body(jnp.broadcast_to(x, 3))[:, None], "i") * x
+    specs = {"in_specs": P("i"), "out_specs": P(None, "i"), "check_vma": check_vma}
+    return jax.shard_map(inside, mesh=mesh, **specs)
+
+
+PROGRAMS = {
+    "plain": _both,
+    "jit": _jitted,
+    "jit of jit": jax.jit(_jitted),
+    "scan": _scan,
+    "fori_loop": lambda x: lax.fori_loop(0, 3, lambda i, x: x + jnp.sum(_jitted(x)), x),
+    "cond": _cond,
+    "while": _while,
+    "custom_vjp": _custom_vjp,
+    "custom_jvp": _custom_jvp,
+    "remat": jax.checkpoint(_jitted),
+    "shard_map": _shard_map(_jitted, check_vma=True),
+    "shard_map, unchecked": _shard_map(_jitted, check_vma=False),
+    "pmap": lambda x: jax.pmap(_jitted)(jnp.stack([x, 2 * x])),
+    "vmap": lambda x: jax.vmap(_jitted)(jnp.stack([x, 2 * x])),
+    "scan of cond of jit": lambda x: lax.scan(lambda c, _: (c + _cond(c), None), x, length=3)[0],
+    "returned": lambda x: (jax.jit(lambda: (_N, x))(), _W),
+}
+DIFFERENTIATED = ("plain", "jit", "scan", "cond", "custom_vjp", "custom_jvp", "remat", "shard_map")
+_CONSTANT = re.compile(r"stablehlo\.constant .*tensor<(3x5|5x7)xf32>")
+
+
+@pytest.fixture(params=["constants", "literals"], scope="class")
+def form(request):
+    """How JAX keeps arrays in a jaxpr."""
+    option = "jax_use_simplified_jaxpr_constants"
+    usual = getattr(jax.config, option)
+    jax.clear_caches()  # so that no trace of the other form is used again
+    jax.config.update(option, request.param == "literals")
+    yield
+    jax.config.update(option, usual)
+    jax.clear_caches()
+
+
+def _lifted(fun, *args, only=None):
+    """Return a jit of `fun` that takes its captured arrays first, and these arrays."""
+    jaxpr = jax.make_jaxpr(fun)(*args)
+    values = [c.value for c in find_captures(jaxpr, fun) if only in (None, c.name)]
+    lifted = lift_arrays(jaxpr, values)
+    return jax.jit(lambda values, *args: run(lifted, [*values, *args], {})), values
+
+
+def _agree(fun, *args):
+    jitted, values = _lifted(fun, *args)
+    assert values
+    wanted = jax.tree.leaves(jax.jit(fun)(*args))
+    chex.assert_trees_all_close(jitted(values, *args), wanted, rtol=2e-6)
+    assert _CONSTANT.search(jax.jit(fun).lower(*args).as_text())
+    assert not _CONSTANT.search(jitted.lower(values, *args).as_text())
+    changed = jitted([jnp.zeros_like(value) for value in values], *args)
+    assert not all(map(np.array_equal, changed, wanted))
+
+
+@pytest.mark.usefixtures("form")
+class TestWithoutArrays:
+    @pytest.mark.parametrize("name", PROGRAMS)
+    def test_lifted_programs_compute_the_same(self, name):
+        _agree(PROGRAMS[name], _X)
+
+    @pytest.mark.parametrize("name", DIFFERENTIATED)
+    def test_gradients_are_the_same(self, name):
+        loss = lambda x: sum(jnp.sum(out) for out in jax.tree.leaves(PROGRAMS[name](x)))
+        _agree(jax.grad(loss), _X)
+
+
+@pytest.mark.parametrize("program", [_custom_vjp, _custom_jvp])
+def test_rules_hold_for_gradients_taken_of_the_lifted_program(program):
+    jitted, values = _lifted(program, _X)
+    gradient = jax.grad(lambda x: jitted(values, x)[0].sum())(_X)
+    chex.assert_trees_all_close(gradient, 3 * (_W @ np.ones(5)) * jnp.cos(_X), rtol=1e-6)
+
+
+def test_an_inner_jit_keeps_its_options():
+    mesh = _compat.auto_mesh(np.array(jax.devices()[:2]), ["i"])
+    inner = jax.jit(
+        lambda x, y: (y * 2, x @ _N),
+        in_shardings=(NamedSharding(mesh, P("i")), None),
+        out_shardings=(None, NamedSharding(mesh, P(None))),
+        donate_argnums=1,
+        keep_unused=True,
+    )
+    args = jnp.ones((2, 5)), jnp.ones(6)
+    fun = lambda x, y: inner(x, y)
+    jitted, values = _lifted(fun, *args)
+
+    jaxprs = jax.make_jaxpr(fun)(*args), jitted.trace(values, *args).jaxpr
+    before, after = (
+        next(eqn.params for eqn in equations(jaxpr) if eqn.primitive.name == "jit")
+        for jaxpr in jaxprs
+    )
+    assert after["donated_invars"] == (False, *before["donated_invars"])
+    assert after["in_shardings"][1:] == before["in_shardings"]
+    for name in ("name", "out_shardings", "keep_unused"):
+        assert after[name] == before[name]
+
+
+def test_a_function_that_is_called_often_stays_one_function():
+    layer = jax.jit(lambda x: jnp.tanh(x @ _W @ _W.T), inline=False)
+    jitted, values = _lifted(lambda x: layer(layer(layer(x))), _X)
+    assert jitted.lower(values, _X).as_text().count("stablehlo.tanh") == 1
+
+
+def test_only_the_named_captures_are_replaced():
+    jitted, values = _lifted(_jitted, _X, only="_N")
+    assert _CONSTANT.findall(jitted.lower(values, _X).as_text()) == ["3x5"]
+
+
+def test_a_body_without_a_rule_keeps_its_array_and_says_so():
+    solve = jax.jit(lambda x: x @ jnp.asarray(_N)[:, :5])
+    fun = lambda b: lax.custom_linear_solve(
+        lambda x: solve(x), b, lambda f, b: f(b), symmetric=True
+    )
+
+    (capture,) = _find(fun, jnp.ones(5))
+    assert capture.refused == (
+        "it is in the body of 'custom_linear_solve', which takes no more operands"
+    )
+
+
+def test_numpy_constants_that_stay_are_copied():
+    small = np.ones(3, np.float32)
+    fun = lambda x: jax.jit(lambda x: x + small)(x) + small
+    lifted = lift(jax.make_jaxpr(fun)(_X), fun, "fun", "allow")
+    small[:] = 5
+    chex.assert_trees_all_close(run(lifted.jaxpr, [_X], {})[0], _X + 2)
+
+
+def test_scopes_and_lines_of_the_user_stay():
+    def fun(x):
+        with jax.named_scope("decoder"):
+            return _jitted(x)
+
+    jitted, values = _lifted(fun, _X)
+    text = jitted.lower(values, _X).as_text(debug_info=True)
+    assert "decoder" in text
+    assert "test_captures.py" in text
+    assert "constants.py" not in text

@@ -1,196 +1,275 @@
-"""What the analysis says of each kind of equation: traced only, nothing runs."""
+"""Along which axes a value is the same on all devices."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from gather_checks import mesh_of
+from fuzzing import values_from
+from gather_cases import CASES
+from gather_checks import blocks, mesh_of
 from jax import lax
+from jax.extend import random as extended_random
 from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
+from uniformity_truth import measured
 
-from jax_dist import _compat
+import jax_dist
 from jax_dist._rewrite.interpreter import equations, named_axes
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist._rewrite.uniformity import NOWHERE, Invariance, axes_of, cut_along
+from jax_dist._rewrite.uniformity import NOWHERE, Invariance, cut_along
 
 pytestmark = pytest.mark.rewriting
 
-_ROWS = jax.ShapeDtypeStruct((12, 5), "float32")
-_BOTH, _ONLY_J = frozenset({"i", "j"}), frozenset({"j"})
+X = jnp.asarray(blocks(12, 5))
+BOTH, ONLY_I, ONLY_J, NONE = {"i", "j"}, {"i"}, {"j"}, set()
 
 
-class Inside:
-    """The body of a shard_map over i, which cuts its one operand, and over j, which does not."""
-
-    def __init__(self, body, invariance=None):
-        mapped = jax.shard_map(
-            body, mesh=mesh_of(i=2, j=3), in_specs=P("i"), out_specs=P(("i", "j")), check_vma=False
-        )
-        (outer,) = jax.make_jaxpr(mapped)(_ROWS).eqns
-        self.body = outer.params["jaxpr"]
-        self.invariance = invariance or Invariance()
-        self.facts = self.invariance.facts(self.body, [_ONLY_J], _BOTH)
-
-    def eqn(self, name):
-        return next(eqn for eqn in self.body.eqns if _compat.name_of(eqn) == name)
-
-    def same(self, eqn):
-        return [self.invariance.same_of(atom, self.facts, _BOTH) for atom in eqn.invars]
-
-    def results(self):
-        return [*self.invariance.outputs(self.body, [_ONLY_J], _BOTH)]
-
-    def entering(self, name):
-        """Of the inputs of each body of an equation."""
-        eqn = self.eqn(name)
-        return self.invariance.of_body_inputs(eqn, self.same(eqn), _BOTH)
+def same(body, *, cut_along="i"):
+    """Return the axes along which a body's result is the same, on a mesh of 2 and 3 devices."""
+    function = jax.shard_map(
+        body,
+        mesh=mesh_of(i=2, j=3),
+        in_specs=P(cut_along),
+        out_specs=P(("i", "j")),
+        check_vma=False,
+    )
+    (eqn,) = shard_maps(function)
+    invariance = Invariance()
+    (inputs,) = invariance.of_body_inputs(eqn, [NOWHERE], NOWHERE)
+    (output,) = invariance.outputs(eqn.params["jaxpr"], inputs, invariance.inside(eqn, NOWHERE))
+    return set(output)
 
 
-def _while(until, turn, start):
+def shard_maps(function):
+    """Return their equations, the outer one first."""
+    return [e for e in equations(jax.make_jaxpr(function)(X)) if e.primitive.name == "shard_map"]
+
+
+def total(x):
+    return lax.psum(x, "i")
+
+
+def looped(until, turn, start):
     return lax.while_loop(lambda c: c[0] < until, lambda c: (c[0] + 1, turn(c[1])), (0, start))[1]
 
 
-# ---- what is known of results
+def _swapped(x):
+    ones = jnp.ones(x.shape)
+    return lax.scan(lambda c, _: ((c[1], c[0] + x), None), (ones, ones), None, length=3)[0][1]
 
 
-def test_a_carry_of_a_while_loop_takes_what_its_body_adds():
-    assert Inside(lambda x: _while(3, lambda c: c + x, jnp.ones((6, 5)))).results() == [_ONLY_J]
-    assert Inside(lambda x: _while(3, lambda c: c + 1, jnp.ones((6, 5)))).results() == [_BOTH]
-    assert Inside(lambda x: _while(3, lambda c: c + 1, x)).results() == [_ONLY_J]
+_STEPS = {
+    "an input": (lambda x: x, ONLY_J),
+    "a function of it": (lambda x: jnp.sin(x) + 1, ONLY_J),
+    "a constant": (lambda x: jnp.ones((2, 3)), BOTH),
+    "psum": (total, BOTH),
+    "pmax over both": (lambda x: lax.pmax(x, ("i", "j")), BOTH),
+    "all_gather": (lambda x: lax.all_gather(x, "i"), BOTH),
+    "axis_index": (lambda x: lax.axis_index("j") * jnp.ones(2), ONLY_I),
+    "product": (lambda x: x * lax.axis_index("j"), NONE),
+    "ppermute": (lambda x: lax.ppermute(total(x), "i", [(0, 1)]), ONLY_J),
+    "psum_scatter": (lambda x: lax.psum_scatter(jnp.ones((2, 3)), "i"), ONLY_J),
+    "all_to_all": (lambda x: lax.all_to_all(jnp.ones((3, 3)), "j", 0, 0), ONLY_I),
+    "groups": (
+        lambda x: lax.psum(jnp.ones(2), "j", axis_index_groups=[[0], [1], [2]]),
+        ONLY_I,
+    ),
+    "random": (lambda x: jax.random.normal(jax.random.key(0), (2,)), BOTH),
+    "random by device": (
+        lambda x: jax.random.normal(
+            jax.random.fold_in(jax.random.key(0), lax.axis_index("j")), (2,)
+        ),
+        ONLY_I,
+    ),
+    "pure_callback": (
+        lambda x: jax.pure_callback(lambda: 1.0, jax.ShapeDtypeStruct((), "float32"))[None],
+        NONE,
+    ),
+    "jit": (lambda x: jax.jit(total)(x), BOTH),
+    "checkpoint": (lambda x: jax.checkpoint(total)(x), BOTH),
+    "custom_jvp": (lambda x: jax.nn.relu(total(x)), BOTH),
+    # ---- loops and branches
+    "every iteration counts": (_swapped, ONLY_J),
+    "a carry that is summed": (
+        lambda x: lax.scan(lambda c, _: (c + total(x), None), jnp.zeros_like(x), None, 3)[0],
+        BOTH,
+    ),
+    "no iteration": (
+        lambda x: lax.scan(lambda c, n: (jnp.ones_like(c), None), x, jnp.arange(0))[0],
+        ONLY_J,
+    ),
+    "what a scan collects": (
+        lambda x: lax.scan(lambda c, row: (c, total(row)), 0.0, x)[1],
+        BOTH,
+    ),
+    "a while loop's carry": (lambda x: looped(3, lambda c: c + x, jnp.ones((6, 5))), ONLY_J),
+    "a loop left together": (
+        lambda x: looped(total(x).sum(), lambda c: c + 1, 0.0)[None],
+        BOTH,
+    ),
+    "a loop left apart": (lambda x: looped(x.sum(), lambda c: c + 1, 0.0)[None], ONLY_J),
+    "other branches": (
+        lambda x: lax.cond(x.sum() > 0, lambda: jnp.ones(2), lambda: jnp.zeros(2)),
+        ONLY_J,
+    ),
+    "the same branch": (
+        lambda x: lax.cond(total(x).sum() > 0, lambda: total(x), lambda: -total(x)),
+        BOTH,
+    ),
+    # ---- bodies that may be called on anything
+    "composite": (lambda x: lax.composite(jnp.sin, "a.b")(total(x)), BOTH),
+    "composite by device": (
+        lambda x: lax.composite(lambda x: x * lax.axis_index("i"), "a.b")(total(x)),
+        ONLY_J,
+    ),
+    "solve": (lambda x: jnp.linalg.solve(jnp.eye(3), total(x)[:1].repeat(3, 0)), BOTH),
+    "search": (lambda x: jnp.searchsorted(jnp.arange(5.0), total(x)), BOTH),
+    "window": (
+        lambda x: lax.reduce_window(total(x), 1.0, lambda a, b: a * b + 1, (1, 2), (1, 1), "VALID"),
+        BOTH,
+    ),
+    "scatter by device": (
+        lambda x: jnp.ones((2, 3)).at[0].apply(lambda v: v * lax.axis_index("i")),
+        ONLY_J,
+    ),
+}
 
 
-def test_a_while_loop_with_nothing_to_carry():
-    def body(x):
-        lax.while_loop(lambda _: x.sum() < 0, lambda _: (), ())
-        return x
-
-    inside = Inside(body)
-
-    assert not inside.eqn("while").outvars
-    assert inside.results() == [_ONLY_J]
+@pytest.mark.parametrize("name", _STEPS)
+def test_one_step(name):
+    body, axes = _STEPS[name]
+    assert same(body) == axes
 
 
-def test_what_comes_out_of_a_shard_map_inside_another():
-    def body(x):
-        inner = jax.shard_map(
-            lambda x: lax.psum(x, "j"), in_specs=P(), out_specs=P(), axis_names={"j"},
-            check_vma=False,
-        )  # fmt: skip
-        return inner(lax.psum(x, "i")) + inner(jnp.ones(x.shape))
-
-    mapped = jax.shard_map(
-        body, mesh=mesh_of(i=2, j=3), in_specs=P("i"), out_specs=P("i"), axis_names={"i"},
-        check_vma=False,
-    )  # fmt: skip
-    (outer,) = jax.make_jaxpr(mapped)(_ROWS).eqns
-    only_i = frozenset({"i"})
-
-    assert Invariance().outputs(outer.params["jaxpr"], [NOWHERE], only_i) == [only_i]
-
-
-class _Expanding(Invariance):
-    """Knows what the primitive of a user computes."""
-
-    def hidden_body(self, eqn):
-        jaxpr = jax.make_jaxpr(lambda x: x * 2)(jnp.ones((6, 5)))
-        return jaxpr if eqn.primitive.name == "twice" else None
-
-
-def test_what_an_equation_hides_is_expanded_once(monkeypatch: pytest.MonkeyPatch):
-    eqn, asked = Inside(jnp.sin).eqn("sin"), []
-    monkeypatch.setattr(_compat, "expanded", lambda eqn: asked.append(eqn) or ("a body", eqn))
-    invariance = Invariance()
-
-    first = invariance.hidden_body(eqn)
-    assert first == ("a body", eqn)
-    assert invariance.hidden_body(eqn) is first
-    assert len(asked) == 1
-
-
-def test_of_a_primitive_with_a_hidden_body_that_body_counts():
-    twice = Primitive("twice")
-    twice.def_abstract_eval(lambda x: x)
-    body = lambda x: twice.bind(lax.psum(x, "i"))
-
-    assert Inside(body).results() == [NOWHERE]
-    assert Inside(body, _Expanding()).results() == [_BOTH]
-
-
-def test_facts_are_found_once_for_each_body():
-    """Each loop asks for its body twice at least, and so does the body of a body."""
-    inside = Inside(lambda x: lax.scan(lambda c, row: (c + row, None), jnp.zeros(5), x)[0])
-    again = inside.invariance.facts(inside.body, [_ONLY_J], _BOTH)
-
-    assert again is inside.facts
-    assert inside.invariance.facts(inside.body, [_BOTH], _BOTH) is not inside.facts
-
-
-# ---- what enters bodies
-
-
-def test_branches_take_all_operands_but_the_first():
-    inside = Inside(
-        lambda x: lax.cond(lax.psum(x, "i").sum() > 0, lambda a, b: a + b, jnp.subtract, x, x * 0)
-    )
-
-    assert inside.entering("cond") == [[_ONLY_J, _ONLY_J]] * 2
-
-
-@pytest.mark.parametrize(("call", "name"), [(jax.jit, "jit"), (jax.checkpoint, "remat2")])
-def test_a_call_hands_its_operands_on(call, name):
-    inside = Inside(lambda x: call(lambda a, b: a + b)(lax.psum(x, "i"), x))
-
-    assert inside.entering(name) == [[_BOTH, _ONLY_J]]
-
-
-def test_of_what_other_bodies_take_nothing_is_known():
-    """They may be called on anything, in any order."""
-    inside = Inside(lambda x: lax.composite(lambda a, b: a + b, "a.b")(lax.psum(x, "i"), x))
-
-    assert record_of(inside.eqn("composite")).kind == "plain"
-    assert inside.entering("composite") == [[NOWHERE, NOWHERE]]
-
-
-def test_the_inputs_of_a_while_loop_come_in_the_order_of_its_bodies():
-    def body(x):
-        total = lax.psum(x, "i").sum()
-        return _while(total, lambda c: c + x, jnp.ones((6, 5)))
-
-    cond, turn = Inside(body).entering("while")
-
-    assert cond == [_BOTH, _BOTH, _ONLY_J]
-    assert turn == [_ONLY_J, _BOTH, _ONLY_J]
-
-
-# ---- names of axes
-
-
-def _over_rows(function):
-    mapped = jax.shard_map(
-        function, mesh=mesh_of(rows=2, j=3), in_specs=P("rows"), out_specs=P(), check_vma=False
-    )
-    found = equations(jax.make_jaxpr(mapped)(_ROWS))
-    return [eqn for eqn in found if record_of(eqn).kind == "collective"]
-
-
-def test_the_axes_that_an_equation_names():
-    (index,) = _over_rows(lambda x: lax.axis_index("rows"))
-    (total,) = _over_rows(lambda x: lax.psum(x, ("rows", "j")))
-    (of_vmap,) = _over_rows(
-        jax.vmap(lambda x: lax.psum(x, ("each", "rows")), axis_name="each", axis_size=6)
-    )
-    (plain,) = jax.make_jaxpr(jnp.sin)(1.0).eqns
-
-    assert index.params["axis_name"] == "rows"
-    assert 0 in of_vmap.params["axes"]
-    assert [named_axes(eqn) for eqn in (index, total, of_vmap, plain)] == [
-        *(("rows",), ("rows", "j"), ("rows",), ())
-    ]
-    assert [axes_of(eqn, record_of(eqn)) for eqn in (index, total, of_vmap)] == [
-        *(("rows",), ("rows", "j"), ("rows",))
-    ]
-
-
-def test_the_axes_that_a_spec_cuts_along():
+def test_inputs_differ_along_what_cuts_them():
+    assert same(lambda x: x, cut_along=None) == BOTH
+    assert same(lambda x: x, cut_along="j") == ONLY_I
+    assert same(lambda x: x, cut_along=("i", "j")) == NONE
     assert cut_along(P(None, ("i", "j"), "rows")) == {"i", "j", "rows"}
-    assert cut_along(P()) == NOWHERE
+
+
+def test_what_leaves_a_shard_map_may_be_cut_by_the_next():
+    """A sum over j is the same along j; its parts are not."""
+    inner = {"axis_names": {"j"}, "check_vma": False}
+
+    def outer(x):
+        summed = jax.shard_map(lambda x: lax.psum(x, "j"), in_specs=P(), out_specs=P(), **inner)
+        cut = jax.shard_map(lambda x: x, in_specs=P("j"), out_specs=P("j"), **inner)
+        return cut(summed(x))
+
+    specs = {"in_specs": P("i"), "out_specs": P("i"), "axis_names": {"i"}, "check_vma": False}
+    function = jax.shard_map(outer, mesh=mesh_of(i=2, j=3), **specs)
+    outside, _, second = shard_maps(function)
+    invariance = Invariance()
+    scope = invariance.inside(outside, NOWHERE)
+    (inputs,) = invariance.of_body_inputs(outside, [NOWHERE], NOWHERE)
+    facts = invariance.facts(outside.params["jaxpr"], inputs, scope)
+    (entering,) = invariance.of_body_inputs(second, [facts[second.invars[0]]], scope)
+
+    assert [set(each) for each in entering] == [NONE]
+
+
+def test_the_axes_that_a_collective_names():
+    body = jax.vmap(lambda x: lax.psum(x, ("each", "i")), axis_name="each", axis_size=6)
+    function = jax.shard_map(
+        body, mesh=mesh_of(i=2), in_specs=P("i"), out_specs=P(), check_vma=False
+    )
+    over = [e for e in equations(jax.make_jaxpr(function)(X)) if record_of(e).kind == "collective"]
+
+    assert {named_axes(eqn) for eqn in over if 0 in eqn.params.get("axes", ())} == {("i",)}
+
+
+# ---- what is the same by its type, or by its name only
+
+
+_HERE = {  # that JAX types as the same everywhere, under check_vma=True
+    "cond": lambda: lax.cond(lax.axis_index("i") == 0, lambda: 1.0, lambda: 2.0),
+    "while": lambda: looped(lax.axis_index("i"), lambda c: c * 2.0, 1.0),
+    "rng_bit_generator": lambda: (
+        lax.rng_bit_generator((lax.axis_index("i") + jnp.arange(4)).astype("uint32"), ())[1] % 7
+    ).astype(jnp.float32),
+    "pure_callback": lambda: jax.pure_callback(
+        lambda index: np.float32(index), jax.ShapeDtypeStruct((), "float32"), lax.axis_index("i")
+    ),
+}
+_AROUND = {
+    "nothing": lambda make: make(),
+    "jit": lambda make: jax.jit(make)(),
+    "scan": lambda make: lax.scan(lambda c, _: (c + make(), None), 0.0, None, length=2)[0],
+    "remat": lambda make: jax.checkpoint(lambda x: x * make())(2.0),
+    "composite": lambda make: lax.composite(lambda x: x * make(), "a.b")(jnp.float32(2)),
+}
+
+
+def _rewrites_right(body, *, check_vma=False):
+    specs = {"in_specs": P("i"), "out_specs": P("i"), "check_vma": check_vma}
+    function, x = jax.shard_map(body, mesh=mesh_of(i=4), **specs), blocks(8, 3)
+    np.testing.assert_allclose(jax_dist.rewrite(function)(x), function(x), rtol=1e-6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("around", _AROUND)
+@pytest.mark.parametrize("made_by", _HERE)
+def test_a_factor_of_each_device_stays_in_the_gather(made_by, around):
+    factor = lambda: _AROUND[around](_HERE[made_by])
+    _rewrites_right(lambda x: (lax.all_gather(x, "i") * factor()).sum(0), check_vma=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["sin", "all_gather", "while", "cond", "scan", "jit", "psum"])
+def test_of_a_primitive_of_a_user_nothing_is_known_whatever_its_name(name):
+    doubled = Primitive(name)
+    doubled.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(doubled, mlir.lower_fun(lambda x: 2 * x, multiple_results=False))
+
+    assert same(lambda x: doubled.bind(jnp.ones((2, 3)))) == NONE
+    _rewrites_right(lambda x: doubled.bind(x) + lax.all_gather(x, "i").mean(0))
+
+
+def test_a_pallas_call_may_give_each_device_something_else():
+    pallas = pytest.importorskip("jax.experimental.pallas")
+
+    def double(x_ref, out_ref):
+        out_ref[...] = 2 * x_ref[...]
+
+    out = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    call = pallas.pallas_call(double, out_shape=out, interpret=True)
+    assert same(lambda x: call(jnp.ones((2, 3)))) == NONE
+
+
+def test_random_bits_of_a_users_own_keys_may_differ():
+    wrap, data = jax.random.wrap_key_data, jax.random.key_data
+    implementation = extended_random.define_prng_impl(
+        key_shape=(2,),
+        seed=lambda seed: data(jax.random.key(seed)),
+        split=lambda key, shape: data(jax.random.split(wrap(key), shape)),
+        random_bits=lambda key, width, shape: (
+            jax.random.bits(wrap(key), shape, jnp.uint32) ^ lax.axis_index("i").astype("uint32")
+        ),
+        fold_in=lambda key, data: key,
+        tag="own",
+    )
+    bits = lambda **kind: jax.random.bits(wrap(data(jax.random.key(0)), **kind), (2, 3))
+
+    assert same(lambda x: bits(impl=implementation)) == NONE
+    assert same(lambda x: bits()) == BOTH
+
+
+# ---- beside what is the same when a program runs
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_programs(seed):
+    x = np.random.default_rng(seed).normal(size=(6, 2, 3, 2)).astype(np.float32)
+    count = measured(lambda x: values_from(x, seed, ("i", "j")), x, {"i": 2, "j": 3})
+
+    assert not count.wrong
+    assert count.known >= 0.85 * count.equal, count.missed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_gather_cases(name):
+    x = np.random.default_rng(1).normal(size=(8, 2, 3)).astype(np.float32)
+    assert not measured(CASES[name].body, x, {"i": 8}).wrong
