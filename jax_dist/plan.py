@@ -351,7 +351,7 @@ class MappedStep:
         """
         trace = jax.make_jaxpr(
             lambda *leaves: self.call.run(leaves),
-            axis_env=[(self.options.choice.axis_name, devices)],
+            axis_env=[(self.options.mesh_axis, devices)],
             return_shape=True,
         )
         _, results = trace(*self.slices)
@@ -385,13 +385,13 @@ class MappedStep:
         args, kwargs = self.call.rebuild(self.leaves(len(devices), whole=carried))
         dims, _ = self.call.rebuild(self.axes)
         static = self.options.static
-        rows, names = np.array(devices), (self.options.choice.axis_name,)
+        rows, names = np.array(devices), (self.options.mesh_axis,)
         if strategy == "hsdp":
             rows, names = rows.reshape(_count_hosts(devices), -1), ("hosts", "devices")
         options: dict[str, Any] = {"regather": True} if strategy == "fsdp-regather" else {}
         view = global_view(
             self.call.fun,
-            self.options.choice.axis_name,
+            self.options.mesh_axis,
             in_axes=tuple(None if n in static else dim for n, dim in enumerate(dims)),
             out_axes=self.options.out_axes,
             state=carried,
@@ -435,7 +435,7 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Any, Call
 
     name = axes.function_name(fun)
     try:
-        with _compat.pmaps_taken_over(intercept), contextlib.suppress(NameError):
+        with _compat.intercept_pmaps(intercept), contextlib.suppress(NameError):
             jax.eval_shape(traced, [type_of(leaves[place]) for place in places])
     except _Intercepted as intercepted:
         taken, types_ = intercepted.args

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import jax
 
 from jax_dist import _usage
-from jax_dist._compat.private import Device
+from jax_dist._compat import Device
 
 _GIB = 2**30
 _FRACTION = 0.75  # of the memory of a GPU

@@ -199,7 +199,7 @@ class _Walk:
     ) -> JaxprEqn:
         """Return the shard_map with its body changed."""
         (inputs,) = self._invariance.of_body_inputs(eqn, same, scope)
-        new = _compat.newly_manual_axes(eqn)
+        new = frozenset(eqn.params["newly_manual_axes"])
         own = {name: size for name, size in eqn.params["mesh"].shape.items() if name in new}
         scope = self._invariance.inside(eqn, scope)
         body = _Body(scope, {**sizes, **own}, eqn.params["check_vma"])

@@ -248,7 +248,7 @@ def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Value
         mesh=None if is_inside else params["mesh"],
         in_specs=tuple(params["in_specs"]),
         out_specs=list(params["out_specs"]),
-        axis_names=set(_compat.newly_manual_axes(eqn)),
+        axis_names=set(eqn.params["newly_manual_axes"]),
         check_vma=params["check_vma"],
     )
     return mapped(*values)
@@ -321,7 +321,8 @@ def unnamed() -> Any:
 def as_typed(value: Any, atom: Any) -> Any:
     """The value with the type of `atom`, which may be typed as varying where the value is not."""
     missing = _compat.varying_axes(atom.aval) - _compat.varying_axes(jax.typeof(value))
-    return _compat.to_varying(value, sorted(missing, key=str)) if missing else value
+    axes = tuple(sorted(missing, key=str))
+    return jax.lax.pcast(value, axes, to="varying") if missing else value
 
 
 def _is_body(value: Any) -> bool:

@@ -133,7 +133,7 @@ class _Token:
 # --- the jit objects of one function, and the calls of it that are under way
 #
 # A function has one jit object for each set of captured arrays, which are its first argument;
-# mostly that is one. Each stands behind a front (see `_compat.fronts`): what the front does not
+# mostly that is one. Each stands behind a front (see `_compat.front`): what the front does not
 # know comes to `miss`, with the arguments.
 #
 # While a call runs a jit object, it stands on a stack of its thread; the trace of the jit object

@@ -44,7 +44,7 @@ class Invariance(uniformity.Uniformity):
         return carries(eqn)
 
     def inside(self, eqn: JaxprEqn, scope: Same) -> Same:
-        return scope | _compat.newly_manual_axes(eqn)
+        return scope | frozenset(eqn.params["newly_manual_axes"])
 
     def cut(self, eqn: JaxprEqn) -> list[Same]:
         return [cut_along(spec) for spec in eqn.params["in_specs"]]

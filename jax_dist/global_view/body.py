@@ -76,7 +76,7 @@ def _trace_on_mesh_if_needed(
         signs = ("ManualAxisType", "requires a non-empty mesh in context")
         if not any(sign in str(error) for sign in signs):
             raise
-    mesh = options.choice.lay_out(call.size, whole=True).mesh.abstract_mesh
+    mesh = options.lay_out(call.size, whole=True).mesh.abstract_mesh
     mesh = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Manual))
     if options.other_axes:
         axis_types = (*mesh.axis_types, *(AxisType.Auto for _ in options.other_axes))
