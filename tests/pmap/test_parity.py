@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from watching import compiles, mesh
+from watching import compilations, mesh
 
 import jax_dist
 from jax_dist.testing import assert_same_as_pmap
@@ -222,9 +222,10 @@ def test_placed_arguments_give_the_same_numbers_and_compile_nothing(program, pla
     cycle = itertools.cycle(places)
     placed = [x if isinstance(x, str) else _PLACES[next(cycle)](x) for x in leaves]
 
-    with compiles(0):
+    with compilations("body") as count:
         result = mapped(*jax.tree.unflatten(tree, placed))
 
+    assert count() == 0
     jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
