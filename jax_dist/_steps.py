@@ -96,7 +96,7 @@ class MappedStep:
         """
         trace = jax.make_jaxpr(
             lambda *leaves: self.call.run(leaves),
-            axis_env=[(self.options.choice.axis_name, devices)],
+            axis_env=[(self.options.mesh_axis, devices)],
             return_shape=True,
         )
         _, results = trace(*self.slices)
@@ -131,12 +131,12 @@ class MappedStep:
         args, kwargs = self.call.rebuild(self.leaves(count, whole=carried))
         dims, _ = self.call.rebuild(self.axes)
         options = self.options
-        rows, names = np.array(devices), (options.choice.axis_name,)
+        rows, names = np.array(devices), (options.mesh_axis,)
         if strategy == "hsdp":
             rows, names = rows.reshape(_count_hosts(devices), -1), ("hosts", "devices")
         view = global_view(
             self.call.fun,
-            options.choice.axis_name,
+            options.mesh_axis,
             in_axes=tuple(None if n in options.static else dim for n, dim in enumerate(dims)),
             out_axes=options.out_axes,
             state=carried,
@@ -178,7 +178,7 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
 
     name = axes.function_name(fun)
     try:
-        with _compat.pmaps_taken_over(intercept), contextlib.suppress(NameError):
+        with _compat.intercept_pmaps(intercept), contextlib.suppress(NameError):
             jax.eval_shape(traced, types)
     except _Intercepted as intercepted:
         taken, mapped_types = intercepted.args

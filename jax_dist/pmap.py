@@ -16,13 +16,15 @@ from typing import (
     Generic,
     ParamSpec,
     Protocol,
+    TypedDict,
     TypeVar,
+    Unpack,
     overload,
 )
 
 import jax
 
-from jax_dist._compat.private import Device
+from jax_dist._compat import Device
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.dispatch import Dispatcher
 from jax_dist._pmap.options import Arrays, Options, check_axis_name
@@ -35,6 +37,20 @@ _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
 
+class _Options(TypedDict, total=False):
+    in_axes: AxisPrefix
+    out_axes: AxisPrefix
+    static_broadcasted_argnums: int | Iterable[int]
+    devices: Sequence[Device] | None
+    backend: str | None
+    axis_size: int | None
+    donate_argnums: int | Iterable[int]
+    donate_argnames: str | Iterable[str]
+    captures: Captures
+    gathers: Gathers
+    arrays: Arrays
+
+
 class _Decorator(Protocol):
     """The result of `pmap` without a function."""
 
@@ -43,37 +59,10 @@ class _Decorator(Protocol):
 
 @overload
 def pmap(
-    fun: Callable[_P, _R],
-    axis_name: str | None = None,
-    *,
-    in_axes: AxisPrefix = 0,
-    out_axes: AxisPrefix = 0,
-    static_broadcasted_argnums: int | Iterable[int] = (),
-    devices: Sequence[Device] | None = None,
-    backend: str | None = None,
-    axis_size: int | None = None,
-    donate_argnums: int | Iterable[int] = (),
-    donate_argnames: str | Iterable[str] = (),
-    captures: Captures = "lift",
-    gathers: Gathers = "reduce",
-    arrays: Arrays = "local",
+    fun: Callable[_P, _R], axis_name: str | None = None, **options: Unpack[_Options]
 ) -> "Mapped[_P, _R]": ...
 @overload
-def pmap(
-    *,
-    axis_name: str | None = None,
-    in_axes: AxisPrefix = 0,
-    out_axes: AxisPrefix = 0,
-    static_broadcasted_argnums: int | Iterable[int] = (),
-    devices: Sequence[Device] | None = None,
-    backend: str | None = None,
-    axis_size: int | None = None,
-    donate_argnums: int | Iterable[int] = (),
-    donate_argnames: str | Iterable[str] = (),
-    captures: Captures = "lift",
-    gathers: Gathers = "reduce",
-    arrays: Arrays = "local",
-) -> _Decorator: ...
+def pmap(*, axis_name: str | None = None, **options: Unpack[_Options]) -> _Decorator: ...
 def pmap(
     fun: Callable[..., Any] | None = None,
     axis_name: str | None = None,
@@ -192,52 +181,28 @@ def _fake_pmap() -> Callable[..., Any] | None:
     return jax.pmap if home.partition(".")[0] == "chex" else None
 
 
-# --- the same function again
-
-
-class _Identity(weakref.ref):
-    """A weak reference that is equal to those of the very same object.
-
-    Two partial objects, or two models, may be equal and hold other values later.
-    """
-
-    __slots__ = ("_id",)
-
-    def __init__(self, thing: Any, callback: Callable[[Any], object] | None = None):
-        super().__init__(thing, callback)  # pyright: ignore[reportCallIssue]
-        self._id = id(thing)
-
-    def __hash__(self) -> int:
-        return self._id
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (self() is not None and self() is other())  # pyright: ignore
-
-
-# By function; by object for a bound method, which is another object at each access.
-_dispatchers: dict[_Identity, dict[Hashable, Dispatcher]] = {}
+# By id of a living function; of its object for a bound method, which is another one at each access.
+# Not by equality: two partial objects, or two models, may be equal and hold other values later.
+_dispatchers: dict[int, dict[Hashable, Dispatcher]] = {}
 
 
 def _dispatchers_of(fun: Callable[..., Any]) -> dict[Hashable, Dispatcher]:
     """Return the dispatchers of a function by options, as long as it lives."""
     owner = fun.__self__ if isinstance(fun, types.MethodType) else fun
-    try:
-        known = _dispatchers.get(_Identity(owner))
-        if known is None:
-            forget = _dispatchers.pop  # also when the globals are gone, as Python ends
-            known = _dispatchers[_Identity(owner, lambda ref: forget(ref, None))] = {}
-    except TypeError:  # it cannot be held weakly
-        return {}
+    known = _dispatchers.get(id(owner))
+    if known is None:
+        try:
+            weakref.finalize(owner, _dispatchers.pop, id(owner), None).atexit = False
+        except TypeError:  # it cannot be held weakly
+            return {}
+        known = _dispatchers[id(owner)] = {}
     return known
 
 
-def _weak_function(fun: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+def _weak_function(fun: Callable[..., Any]) -> Callable[[], Any]:
     """Return a function that returns `fun`, and does not keep it alive."""
     try:
-        if isinstance(fun, types.MethodType):
-            owner, function = weakref.ref(fun.__self__), fun.__func__
-            return lambda: types.MethodType(function, owner())
-        return weakref.ref(fun)  # pyright: ignore[reportReturnType]
+        return weakref.WeakMethod(fun) if isinstance(fun, types.MethodType) else weakref.ref(fun)
     except TypeError:
         return lambda: fun
 
@@ -284,11 +249,11 @@ class Mapped(Generic[_P, _R]):
         def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
     def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, options: Options):
+        attributes = getattr(fun, "__dict__", {})  # but for what would hide methods of this class
+        self.__dict__.update({k: v for k, v in attributes.items() if not hasattr(Mapped, k)})
         self.__wrapped__ = fun
         self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
         self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
-        attributes = getattr(fun, "__dict__", {})  # but for what would hide methods of this class
-        self.__dict__.update({k: v for k, v in attributes.items() if not hasattr(Mapped, k)})
         self.__dict__["__module__"] = getattr(fun, "__module__", None)
         self.__dict__["__annotations__"] = getattr(fun, "__annotations__", {})
         self._dispatcher, self._options = dispatcher, options

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat
-from jax_dist._compat.private import Device
+from jax_dist._compat import Device
 from jax_dist._hlo import ProgramCost
 from jax_dist._pmap import axes
 from jax_dist._rewrite.captures import Captures, find_captures

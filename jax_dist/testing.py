@@ -358,7 +358,7 @@ class _Program:
         if is_mapped:
             step = MappedStep.of(fun, args, {})
             of_leaves = lambda *leaves: step.call.run(leaves)
-            axes, axis_name = step.axes, step.options.choice.axis_name
+            axes, axis_name = step.axes, step.options.mesh_axis
             is_array = [hasattr(leaf, "shape") for leaf in leaves]  # others are static
             leaves, paths = (list(itertools.compress(each, is_array)) for each in (leaves, paths))
         elif mesh is None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_dist import _usage
-from jax_dist._compat.private import Device
+from jax_dist._compat import Device
 
 
 class TpuChip(NamedTuple):

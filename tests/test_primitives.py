@@ -267,7 +267,7 @@ def is_plain(eqn: JaxprEqn) -> bool:
     found: list[bool] = []
 
     def run(*values: Any) -> tuple[()]:
-        varying = [_compat.to_varying(value, _MESH.axis_names) for value in values]
+        varying = [jax.lax.pcast(value, _MESH.axis_names, to="varying") for value in values]
         outs = _bind(eqn, varying)
         found.extend(bool(_compat.varying_axes(jax.typeof(out))) for out in outs)
         return ()

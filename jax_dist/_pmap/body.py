@@ -79,7 +79,7 @@ class Call:
 
     @classmethod
     def of_taken(
-        cls, taken: _compat.TakenPmap, leaves: Sequence[Any], fun: Callable, name: str
+        cls, taken: _compat.InterceptedPmap, leaves: Sequence[Any], fun: Callable, name: str
     ) -> "Call":
         """Return the call of an intercepted `jax.pmap`, with `fun` in place of its function."""
 

@@ -358,7 +358,7 @@ class Dispatcher:
     def _lay_out(
         self, call: Call, inner: tuple[InnerAxis, ...] = (), *, whole: bool = True
     ) -> Layout:
-        return self.options.choice.lay_out(call.size, inner, whole=whole)
+        return self.options.lay_out(call.size, inner, whole=whole)
 
     def _check_devices_used(self, layout: Layout) -> None:
         """Raise DeviceCountError unless all of `devices=` are used, maybe by pmaps inside."""
@@ -448,7 +448,7 @@ class Dispatcher:
         if self._is_chosen:
             return
         self._is_chosen = True
-        if len(set(map(meshes.owner_of, self.options.choice.candidates()))) <= 1:
+        if len(set(map(meshes.owner_of, self.options.candidates()))) <= 1:
             return
         from jax_dist._pmap.process_calls import ProcessCalls  # most programs need none
 

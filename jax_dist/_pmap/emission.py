@@ -198,7 +198,7 @@ def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
             "mapped function; give devices= to the outermost pmap only."
         )
     if options.axis_size not in (None, call.size):
-        raise meshes.unequal_axis_size(options.choice, call.size)
+        raise meshes.unequal_axis_size(options, call.size)
     axis, frame, on_mesh = outer.enter_axis(options.axis_name, call.size)
     body = TracedBody(options, call, frame)
     return body.unflatten(body.inside_region(axis) if on_mesh else body.as_vmap(axis.name))

@@ -10,17 +10,20 @@ import functools
 import math
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jax_dist import _compat
-from jax_dist._compat.private import Device
+from jax_dist._compat import Device
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import Axis
 from jax_dist.errors import DeviceCountError, MappedAxisError
+
+if TYPE_CHECKING:
+    from jax_dist._pmap.options import Options
 
 UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
 PROCESS_AXIS = "pmap_process"  # the axis over processes, in the view that one process has
@@ -31,37 +34,6 @@ class InnerAxis(NamedTuple):
 
     name: str
     size: int
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceChoice:
-    """User-specified devices, backend and axis size, and the name of the mapped mesh axis."""
-
-    fun_name: str
-    axis_name: str
-    devices: tuple[Device, ...] | None
-    backend: str | None
-    axis_size: int | None
-
-    def candidates(self) -> tuple[Device, ...]:
-        """Return the devices to choose from, of all processes."""
-        return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
-
-    def lay_out(self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool) -> "Layout":
-        """Return the mesh for a mapped axis of `size`, with axes for the pmaps inside.
-
-        The same object for the same request, so that its shardings are the same objects too.
-
-        Args:
-          size: of the mapped axis.
-          inner: the axes of the pmaps inside, outermost first.
-          whole: whether `size` is that over all processes, or that of this one.
-
-        Raises:
-          DeviceCountError: the axes do not fit the devices.
-          MappedAxisError: `axis_size` is another.
-        """
-        return _lay_out(self, size, inner, self.candidates(), whole=whole)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,49 +90,64 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=1024)
-def _lay_out(
-    choice: DeviceChoice,
-    size: int,
-    inner: tuple[InnerAxis, ...],
+def make_layout(
+    options: "Options",
     candidates: tuple[Device, ...],  # part of the key: a restarted backend has other ones
+    size: int,
+    inner: tuple[InnerAxis, ...] = (),
     *,
     whole: bool,
 ) -> Layout:
+    """Return the mesh for a mapped axis of `size`, with axes for the pmaps inside.
+
+    The same object for the same request, so that its shardings are the same objects too.
+
+    Args:
+      options: of the pmap.
+      candidates: the devices to choose from.
+      size: of the mapped axis.
+      inner: the axes of the pmaps inside, outermost first.
+      whole: whether `size` is that over all processes, or that of this one.
+
+    Raises:
+      DeviceCountError: the axes do not fit the devices.
+      MappedAxisError: `axis_size` is another.
+    """
     owners = sorted({owner_of(device) for device in candidates})
     groups = {owner: [d for d in candidates if owner_of(d) == owner] for owner in owners}
     available = min(len(group) for group in groups.values())
     local_size, rest = divmod(size, len(owners)) if whole else (size, 0)
     if rest:
         raise DeviceCountError(
-            f"pmap of '{choice.fun_name}' cannot spread an axis of size {size} evenly over "
+            f"pmap of '{options.fun_name}' cannot spread an axis of size {size} evenly over "
             f"{len(owners)} processes."
         )
     whole_size = local_size * len(owners)
-    if choice.axis_size is not None and choice.axis_size != whole_size:
-        raise unequal_axis_size(choice, whole_size)
+    if options.axis_size is not None and options.axis_size != whole_size:
+        raise unequal_axis_size(options, whole_size)
     width = math.prod(axis.size for axis in inner)
     if local_size * width > available:
-        sizes = {choice.axis_name: local_size} | dict(inner)
+        sizes = {options.mesh_axis: local_size} | dict(inner)
         listed = ", ".join(f"axis {name!r} has size {n}" for name, n in sizes.items())
         raise DeviceCountError(
-            f"pmap of '{choice.fun_name}' needs {local_size * width} devices, but there are "
+            f"pmap of '{options.fun_name}' needs {local_size * width} devices, but there are "
             f"{available} ({listed}). Reshape the arguments to [devices, k, ...] and use jax.vmap "
             "with axis_name=, or jax.lax.map, inside; to try it on a laptop, set "
             "JAX_NUM_CPU_DEVICES."
         )
     used = {device for group in groups.values() for device in group[: local_size * width]}
-    ordered = candidates if choice.devices else [d for owner in owners for d in groups[owner]]
+    ordered = candidates if options.devices else [d for owner in owners for d in groups[owner]]
     chosen = np.array([device for device in ordered if device in used])
-    names = (choice.axis_name, *[axis.name for axis in inner])
+    names = (options.mesh_axis, *[axis.name for axis in inner])
     shape = (whole_size, *[axis.size for axis in inner])
     mesh = _compat.auto_mesh(chosen.reshape(shape), names)
     return Layout(mesh=mesh, size=whole_size, processes=len(owners))
 
 
-def unequal_axis_size(choice: DeviceChoice, size: int) -> MappedAxisError:
+def unequal_axis_size(options: "Options", size: int) -> MappedAxisError:
     """Return the error for an `axis_size=` that the arguments do not have."""
     return MappedAxisError(
-        f"pmap of '{choice.fun_name}': axis_size={choice.axis_size} does not match the mapped "
+        f"pmap of '{options.fun_name}': axis_size={options.axis_size} does not match the mapped "
         f"axis, which has size {size} over all processes."
     )
 

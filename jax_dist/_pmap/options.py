@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 
-from jax_dist._compat.private import Device
+from jax_dist._compat import Device
 from jax_dist._pmap import axes
 from jax_dist._pmap.axes import AxisPrefix
-from jax_dist._pmap.meshes import UNNAMED, DeviceChoice
+from jax_dist._pmap.meshes import UNNAMED, InnerAxis, Layout, make_layout
 from jax_dist._rewrite.captures import Captures
 from jax_dist._rewrite.gathers import Gathers
 from jax_dist.errors import ArgumentTypeError, DeviceCountError
@@ -74,16 +74,18 @@ class Options:
             return (*leaves, structure)
         return values
 
-    @functools.cached_property
-    def choice(self) -> DeviceChoice:
-        """The part of the options that chooses devices."""
-        return DeviceChoice(
-            fun_name=self.fun_name,
-            axis_name=UNNAMED if self.axis_name is None else self.axis_name,
-            devices=self.devices,
-            backend=self.backend,
-            axis_size=self.axis_size,
-        )
+    @property
+    def mesh_axis(self) -> str:
+        """The name of the mapped mesh axis."""
+        return UNNAMED if self.axis_name is None else self.axis_name
+
+    def candidates(self) -> tuple[Device, ...]:
+        """Return the devices to choose from, of all processes."""
+        return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
+
+    def lay_out(self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool) -> Layout:
+        """Return the mesh for a mapped axis of `size`; see `make_layout`."""
+        return make_layout(self, self.candidates(), size, inner, whole=whole)
 
     def is_donated(self, owner: int | str) -> bool:
         """Return whether the argument at this position, or of this keyword, is donated."""

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
-from jax_dist._compat.private import Device
+from jax_dist._compat import Device
 from jax_dist._pmap import meshes
 from jax_dist._rewrite.programs import is_staged
 from jax_dist.errors import ArgumentError

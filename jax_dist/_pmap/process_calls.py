@@ -313,12 +313,11 @@ class ProcessCalls:
 
     def _new_view(self, call: Call, size: int, *, whole: bool) -> _LocalView:
         """Return a view with the mesh that the body wants, traced on the types of global arrays."""
-        choice = self._options.choice
         if self._is_global and not whole:
             here = jax.process_index()
-            local = sum(device.process_index == here for device in choice.candidates())
+            local = sum(device.process_index == here for device in self._options.candidates())
             whole = size > local  # more than this process can run: the slices of all of them
-        first = _LocalView(choice.lay_out(size, whole=whole), accepts_global=self._is_global)
+        first = _LocalView(self._options.lay_out(size, whole=whole), accepts_global=self._is_global)
         args, kwargs = call.rebuild(self._describe(call, first))
         layout = self._layout_of(Call.bind(self._options, self._fun(), args, kwargs))
         return _LocalView(layout, accepts_global=self._is_global)

@@ -138,9 +138,7 @@ class _Walk:
 
     # ---- bodies
 
-    def _closed(
-        self, eqn: JaxprEqn | None, jaxpr: Any, same: Sequence[Same], body: _Body
-    ) -> Any:
+    def _closed(self, eqn: JaxprEqn | None, jaxpr: Any, same: Sequence[Same], body: _Body) -> Any:
         """Return a body that stays a body of `eqn`: nothing deferred enters or leaves it."""
         opened = open_jaxpr(jaxpr)
         self._equations(opened, same, body, None)
@@ -194,7 +192,7 @@ class _Walk:
         )
         scope, sizes, check_vma = body.scope, body.sizes, body.check_vma
         if _compat.name_of(eqn) == "shard_map":
-            new = _compat.newly_manual_axes(eqn)
+            new = frozenset(eqn.params["newly_manual_axes"])
             scope = self._invariance.inside(eqn, scope)
             sizes = {**sizes, **{name: eqn.params["mesh"].shape[name] for name in new}}
             check_vma = eqn.params["check_vma"]

@@ -241,7 +241,7 @@ def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Value
         mesh=None if is_inside else params["mesh"],
         in_specs=tuple(params["in_specs"]),
         out_specs=list(params["out_specs"]),
-        axis_names=set(_compat.newly_manual_axes(eqn)),
+        axis_names=set(eqn.params["newly_manual_axes"]),
         check_vma=params["check_vma"],
     )
     return mapped(*values)
@@ -298,7 +298,8 @@ def unnamed() -> Any:
 def as_typed(value: Any, atom: Any) -> Any:
     """Return the value typed as `atom`, which may be varying where the value is not."""
     missing = _compat.varying_axes(atom.aval) - _compat.varying_axes(jax.typeof(value))
-    return _compat.to_varying(value, sorted(missing, key=str)) if missing else value
+    axes = tuple(sorted(missing, key=str))
+    return jax.lax.pcast(value, axes, to="varying") if missing else value
 
 
 # --- equations at any depth of a jaxpr, each named by the path to it, and replaced there

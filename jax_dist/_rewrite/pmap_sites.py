@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat
-from jax_dist._compat.private import Device
+from jax_dist._compat import Device
 from jax_dist._pmap import emission
 from jax_dist._pmap.body import Call, Options
 from jax_dist._rewrite import interpreter
@@ -91,21 +91,21 @@ def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> 
         yield
         return
 
-    def run(taken: _compat.TakenPmap, leaves: Sequence[Any]) -> Any:
+    def run(taken: _compat.InterceptedPmap, leaves: Sequence[Any]) -> Any:
         options, call = _to_options(taken, leaves, mesh)
-        layout = options.choice.lay_out(call.size, whole=False)
+        layout = options.lay_out(call.size, whole=False)
         output, _ = emission.emit(options, call, layout, as_view=True)
         name = f"jax.pmap over '{taken.axis_name}' of size {layout.size}"
         what = f"{name}: a shard_map over all processes"
         findings.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
         return output
 
-    with _compat.pmaps_taken_over(run):
+    with _compat.intercept_pmaps(run):
         yield
 
 
 def _to_options(
-    taken: _compat.TakenPmap, leaves: Sequence[Any], mesh: Mesh | None
+    taken: _compat.InterceptedPmap, leaves: Sequence[Any], mesh: Mesh | None
 ) -> tuple[Options, Call]:
     devices = taken.devices
     if devices is None and mesh is not None and len(mesh.axis_names) == 1:

@@ -3,7 +3,7 @@
 The user's function is traced once per signature, and JAX remembers that. What the passes make of
 it is traced by a jit object: one for each set of captured arrays, which are its first argument, and
 for each way that arguments are sharded where the passes follow that. A call that the C++ front does
-not know (see `_compat.fronts`) comes to `_miss`, with its arguments.
+not know (see `_compat.front`) comes to `_miss`, with its arguments.
 """
 
 import contextlib

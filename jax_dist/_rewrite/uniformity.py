@@ -36,7 +36,7 @@ class Invariance:
 
     def inside(self, eqn: JaxprEqn, scope: Same) -> Same:
         """Return the scope of the body of a shard_map."""
-        return scope | _compat.newly_manual_axes(eqn)
+        return scope | frozenset(eqn.params["newly_manual_axes"])
 
     def facts(self, body: Any, ins: Sequence[Same], scope: Same) -> Facts:
         """Return what is known of every variable of a body.
@@ -79,7 +79,7 @@ class Invariance:
                 return self._loop_inputs(eqn, ins, scope)
             case "region":
                 # Along a new axis, a block is the same if its spec cuts nothing along it.
-                new = _compat.newly_manual_axes(eqn) - scope
+                new = frozenset(eqn.params["newly_manual_axes"]) - scope
                 pairs = zip(ins, map(cut_along, eqn.params["in_specs"]), strict=True)
                 return [[same | (new - cut) for same, cut in pairs]]
             case "call":

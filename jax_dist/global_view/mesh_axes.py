@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import JaxprEqn
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -61,7 +62,7 @@ class MeshAxes:
         if self.platform != "tpu" or jnp.ndim(out) < 2:
             return out
         # By rows, as the state is. XLA for TPU would rather copy all of the state, and early.
-        return _compat.laid_by_rows(out)
+        return with_layout_constraint(out, Layout(tuple(range(out.ndim))))
 
     def _scatter(self, names: Any, dim: int, value: Any) -> Any:
         """Scatter as XLA for TPU does it, whose own constants for it take more memory."""

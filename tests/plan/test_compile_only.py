@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_dist
-from jax_dist._compat import private
+from jax_dist import _compat
 
 pytestmark = [
     pytest.mark.rewriting,
@@ -36,7 +36,7 @@ def _step(w, x):
 
 @pytest.fixture(autouse=True)
 def compile_only(monkeypatch):
-    monkeypatch.setattr(private, "_COMPILE_ONLY", type(jax.devices()[0].client))
+    monkeypatch.setattr(_compat, "_COMPILE_ONLY", type(jax.devices()[0].client))
 
 
 def _mesh():

@@ -48,6 +48,8 @@ def _differences(seed: int) -> list[str]:
             result, expected, rtol=1e-4, atol=1e-4, equal_nan=True
         )
         return [] if same else [f"{said}: {result}, with jax.pmap {expected}"]
+    if theirs is None and name == "nested":  # traced as a vmap first, where JAX may fail, too
+        theirs = _attempt(lambda: jax.vmap(body, axis_name="i")(_X))[1]
     if theirs is None and "groups of unlike sizes" in str(error):  # in what nobody reads
         return []
     if theirs is not None and not isinstance(error, _FOR_DEVELOPERS):

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jax_dist
 from jax_dist import errors
 from jax_dist._pmap import meshes
+from jax_dist._pmap.options import Options
 
 pytestmark = pytest.mark.mapping
 
@@ -49,7 +50,7 @@ class _Device(typing.NamedTuple):
 
 def _on_processes(*counts):
     devices = [_Device(owner, number) for owner, n in enumerate(counts) for number in range(n)]
-    meshes.DeviceChoice("f", "i", tuple(devices), None, None).lay_out(7, whole=True)
+    meshes.make_layout(Options(fun_name="f", axis_name="i"), tuple(devices), 7, whole=True)
 
 
 def _in_foreign_shard_map(x):

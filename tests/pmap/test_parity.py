@@ -7,6 +7,7 @@ numbers.
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import hypothesis
@@ -16,7 +17,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from watching import compilations, mesh
 
+import jax_dist
 from jax_dist.testing import assert_same_as_pmap
 
 pytestmark = [
@@ -194,6 +199,34 @@ _SETTINGS = {
 @hypothesis.settings(max_examples=40, derandomize=True, **_SETTINGS)
 def test_drawn_programs_do_what_pmap_does(program):
     _check(program)
+
+
+_PLACES = {
+    "default device": jnp.asarray,
+    "device 3": lambda x: jax.device_put(x, jax.devices()[3]),
+    "copies on a mesh": lambda x: jax.device_put(x, NamedSharding(mesh("p"), P())),
+    "copies, reversed": lambda x: jax.device_put(
+        x, NamedSharding(mesh("q", devices=jax.devices()[::-1]), P())
+    ),
+}
+
+
+@pytest.mark.thorough
+@hypothesis.given(programs(), st.lists(st.sampled_from(sorted(_PLACES)), min_size=1, max_size=3))
+@hypothesis.settings(max_examples=40, derandomize=True, **_SETTINGS)
+def test_placed_arguments_give_the_same_numbers_and_compile_nothing(program, places):
+    options = {**program.options(), "donate_argnums": ()}
+    mapped = jax_dist.pmap(program.body, _NAME, **options)
+    expected = mapped(*program.args)
+    leaves, tree = jax.tree.flatten(program.args)
+    cycle = itertools.cycle(places)
+    placed = [x if isinstance(x, str) else _PLACES[next(cycle)](x) for x in leaves]
+
+    with compilations("body") as count:
+        result = mapped(*jax.tree.unflatten(tree, placed))
+
+    assert count() == 0
+    jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
 @pytest.mark.slow
