@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -545,6 +546,11 @@ class _Rewriting:
             start = self._module.span(word)[0]
             self.writer.edits.append(Edit(start, self._module.span(word.value)[0], ""))
 
+    @functools.cached_property
+    def _firsts(self) -> set[ast.AST]:
+        """Return the reads of one device's copy."""
+        return {use.node for value in self._values.all() for use in value.uses if use.of}
+
     def _is_plain(self, call: ast.Call, arguments: Sequence[ast.expr]) -> bool:
         """Return whether no other edits are made inside of the arguments, on one line each."""
         nodes = [node for argument in arguments for node in ast.walk(argument)]
@@ -553,8 +559,7 @@ class _Rewriting:
             and (node in self._numbers or any(node is each.site.node for each in self._mapped))
             for node in nodes
         )
-        firsts = {use.node for value in self._values.all() for use in value.uses if use.of}
-        has_read = any(node in firsts for node in nodes)
+        has_read = any(node in self._firsts for node in nodes)
         return not (is_touched or has_read or any("\n" in self._module.text(a) for a in arguments))
 
     def _argument(

@@ -5,7 +5,9 @@ class, of parameters and results of functions whose callers are all in the file.
 """
 
 import ast
+import collections
 import dataclasses
+import functools
 from collections.abc import Hashable, Iterator
 from typing import Any, Literal, TypeAlias
 
@@ -84,7 +86,9 @@ class Values:
         self._definitions: dict[Hashable, list[Definition]] = {}
         self._uses: dict[Hashable, list[Use]] = {}
         self._values: dict[Hashable, Value] = {}
-        self._seen: set[Hashable] = set()
+        self._seen: dict[Hashable, None] = {}  # in the order of their first visit
+        self._bindings: dict[Hashable, Binding] = {}  # by node
+        self._reads: dict[Hashable, dict[Hashable, list[ast.expr]]] = {}  # by scope and name
         waiting = [
             expression
             for call in calls
@@ -100,9 +104,11 @@ class Values:
 
     def all(self) -> list[Value]:
         """Return all values."""
-        return list(
-            {id(value): value for key in self._seen if (value := self._value(key))}.values()
-        )
+        return self._all
+
+    @functools.cached_property
+    def _all(self) -> list[Value]:
+        return [self._value(root) for root in self._members]
 
     def of(self, node: ast.expr) -> Value | None:
         """Return the value that a name or `self.field` holds, or a field of it."""
@@ -158,10 +164,18 @@ class Values:
         if one != other:
             self._parents[other] = one
 
+    @functools.cached_property
+    def _members(self) -> dict[Hashable, list[Hashable]]:
+        """Return the keys of each value, by its root; asked when all are joined."""
+        members = collections.defaultdict(list)
+        for key in self._seen:
+            members[self._root(key)].append(key)
+        return members
+
     def _value(self, key: Hashable) -> Value:
         root = self._root(key)
         if root not in self._values:
-            members = [each for each in self._seen if self._root(each) == root]
+            members = self._members[root]
             definitions = {d.node: d for each in members for d in self._definitions[each]}
             uses = {id(use.node): use for each in members for use in self._uses[each]}
             name = self._names[root]
@@ -180,7 +194,7 @@ class Values:
             keys = [] if key is None else [key]
         for key in keys:
             if key not in self._seen:
-                self._seen.add(key)
+                self._seen[key] = None
                 self._names[key] = scopes.last_name(node)
                 self._definitions[key], self._uses[key] = [], []
                 self._note(key, node)
@@ -203,14 +217,19 @@ class Values:
         if found is None:
             return
         home, bindings = found
-        for binding in bindings:
-            is_deleted = isinstance(getattr(binding.node, "ctx", None), ast.Del)
-            if binding.node is key and not is_deleted:
-                self._define_binding(key, binding)
-        for load in self._module.reads(home, node.id):  # type: ignore[attr-defined] # a name
-            if any(each.node is key for each in self._module.reaching(load) or ()):
-                self._use(key, load)
-                self._visit(load)
+        name = node.id  # type: ignore[attr-defined] # a name
+        if (home, name) not in self._reads:
+            self._reads[home, name] = reads = collections.defaultdict(list)
+            for load in module.reads(home, name):
+                for binding in module.reaching(load) or ():
+                    reads[binding.node].append(load)
+            self._bindings |= {binding.node: binding for binding in bindings}
+        binding = self._bindings.get(key)
+        if binding is not None and not isinstance(getattr(binding.node, "ctx", None), ast.Del):
+            self._define_binding(key, binding)
+        for load in self._reads[home, name][key]:
+            self._use(key, load)
+            self._visit(load)
 
     def _define_binding(self, key: Hashable, binding: Binding) -> None:
         node = binding.node
@@ -349,7 +368,7 @@ class Values:
         for parameter in scopes.parameters(function.args):
             if functions.argument_of(self._module, call, function, parameter) is load:
                 if parameter not in self._seen:
-                    self._seen.add(parameter)
+                    self._seen[parameter] = None
                     self._names[parameter] = parameter.arg
                     self._definitions[parameter], self._uses[parameter] = [], []
                     self._note(parameter, _load_of(parameter))
