@@ -71,7 +71,7 @@ def _quick_flags() -> list[str]:
 
 @pytest.fixture
 def shared_ones() -> Callable[[tuple[int, ...]], np.ndarray]:
-    """Makes NumPy arrays of ones whose memory CPU devices share: it begins at a multiple of 64."""
+    """Make NumPy arrays of ones whose memory CPU devices share: it begins at a multiple of 64."""
 
     def make(shape: tuple[int, ...]) -> np.ndarray:
         size = 4 * int(np.prod(shape))
@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collects garbage less often: what lives as long as the tests is looked at once, and left."""
+    """Collect garbage less often: what lives as long as the tests is looked at once, and left."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
@@ -114,7 +114,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Makes what takes long in one of the workers; the others wait for it, and get a copy."""
+    """Make what takes long in one of the workers; the others wait for it, and get a copy."""
     base = tmp_path_factory.getbasetemp()
     base = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
 

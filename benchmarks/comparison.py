@@ -140,7 +140,7 @@ CASES = {
 
 
 def verdict(case: Mapped, pmap: Mapped) -> str:
-    """What came out: "right", what it was instead, or the type of the error."""
+    """Return the outcome: "right", the wrong value, or the type of the error."""
     try:
         with _quiet():
             result, expected = case(pmap)
@@ -160,7 +160,7 @@ def _quiet() -> Iterator[None]:
 
 
 def sums_of_two_processes() -> dict[str, list[str]]:
-    """Runs in each of two processes with 4 devices: alone, and inside jit."""
+    """Run in each of two processes with 4 devices: alone, and inside jit."""
     half = X[:4] + 4 * jax.process_index()
     names = ("jax.pmap", "equinox.filter_pmap", "flax.nnx.pmap", "jax_dist.pmap")
     return {name: [_sum(WAYS[name], half, wrap) for wrap in (_alone, jax.jit)] for name in names}
@@ -196,7 +196,7 @@ def _agreed(one: str, other: str) -> str:
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """What is tried, and what came of it for each way."""
+    """Return the cases with the outcome for each way."""
     for name, case in CASES.items():
         yield (name, *(verdict(case, functools.partial(way)) for way in WAYS.values()))
     found = of_two_processes()

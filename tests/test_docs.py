@@ -44,7 +44,7 @@ def _is_there(package: Requirement) -> bool:
 
 
 def _run(page: pathlib.Path, folder: pathlib.Path) -> int:
-    """Runs the blocks of a page in order, in one namespace; gives their number."""
+    """Run the blocks of a page in order, in one namespace; gives their number."""
     text, names = page.read_text(), {"__name__": page.stem}
     whole = _PAGE_NEEDS.match(text)
     if whole and (lacking := _lacking(whole[1])):

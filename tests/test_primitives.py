@@ -34,7 +34,7 @@ _VERSION = jax.__version_info__[:2]
 
 
 def listed() -> dict[str, Primitive]:
-    """The primitives that JAX lists in public modules."""
+    """Return the primitives that JAX lists in public modules."""
     modules: list[Any] = [jax.extend.core.primitives, lax, lax.linalg]
     values = [value for module in modules for value in vars(module).values()]
     return {value.name: value for value in values if isinstance(value, Primitive)}
@@ -190,7 +190,7 @@ def samples() -> dict[str, list[JaxprEqn]]:
 
 
 def _of_operands() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """The functions of `lax` that are named as an elementwise primitive, on what they take."""
+    """Return the functions of `lax` named as elementwise primitives, with operands."""
     for name, record in RECORDS.items():
         if not record.elementwise or not is_here(record) or name == "polynomial":
             continue

@@ -30,7 +30,7 @@ def _pip(*arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def empty_environment(wheel, tmp_path_factory) -> pathlib.Path:
-    """An environment that holds the wheel and nothing else: no jax, no numpy."""
+    """Return an environment that holds the wheel and nothing else: no jax, no numpy."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     _pip("--python", str(folder / "bin" / "python"), "install", "--quiet", "--no-deps", str(wheel))

@@ -44,7 +44,7 @@ def on_page_markdown(text: str, page: Page, **_: Any) -> str:
 
 
 def _help(command: list[str]) -> str:
-    """What `--help` of a command prints, as it is now."""
+    """Return the text that `--help` of a command prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         main([*command, "--help"])
@@ -52,7 +52,7 @@ def _help(command: list[str]) -> str:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """The search of a site without a server needs a script; ours lies beside it."""
+    """Load the script that searches a site without a server from beside the page."""
     up = "../" * page.url.count("/")
     return output.replace(_WORKER, f"{up}_site/worker.js")
 
@@ -62,7 +62,7 @@ def on_post_template(output_content: str, template_name: str, config: MkDocsConf
 
 
 def _drawn(source: str) -> str:
-    """A diagram as a picture in the page; its colours are those of the page."""
+    """Return a diagram as a picture in the page; its colours are those of the page."""
     import mermaidx  # slow to load, and one page in all needs it
 
     config = {"flowchart": {"htmlLabels": False, "nodeSpacing": 30, "rankSpacing": 30}}

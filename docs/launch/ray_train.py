@@ -23,7 +23,7 @@ class Worker:
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def run(self, command: list[str], variables: dict[str, str]) -> int:
-        """The exit code."""
+        """Return the exit code."""
         return subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
 
 

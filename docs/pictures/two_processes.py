@@ -40,7 +40,7 @@ _STYLE = """
 
 
 def sums() -> dict[str, list[float]]:
-    """Runs in each process: the sum of 0 to 7, of which it holds half, on each of its devices."""
+    """Run in each process: the sum of 0 to 7, of which it holds half, on each of its devices."""
     half = np.arange(4.0, dtype=np.float32) + 4 * jax.process_index()
 
     def total(x):

@@ -29,7 +29,7 @@ def _replicated(tree: Any) -> Any:
 
 
 def _batches(steps: int, *shape: int) -> np.ndarray:
-    """`[steps, devices, *shape]`"""
+    """Return `[steps, devices, *shape]`"""
     return np.random.default_rng(0).normal(size=(steps, _DEVICES, *shape)).astype(np.float32)
 
 
@@ -241,7 +241,7 @@ def top_k_with_static_arguments(pmap, compiled):
 
 @program
 def scan_over_steps_of_a_pmap(pmap, compiled):
-    """The whole training loop in one program: the loop runs on the devices."""
+    """Return the whole training loop in one program: the loop runs on the devices."""
 
     def step(weights, batch):
         slope = jax.grad(lambda w: jnp.mean((batch @ w - 1.0) ** 2))(weights)
@@ -258,7 +258,7 @@ def scan_over_steps_of_a_pmap(pmap, compiled):
 
 @program
 def parallel_chains(pmap, compiled):
-    """A sampler: one chain a device, a hand-made while loop in each."""
+    """Return a sampler: one chain a device, a hand-made while loop in each."""
 
     def chain(key, x):
         def body(carry):
@@ -277,7 +277,7 @@ def parallel_chains(pmap, compiled):
 
 @program
 def model_that_captures_its_table(pmap, compiled):
-    """An embedding table closed over, as a decorator on a nested function often does."""
+    """Return an embedding table closed over, as a decorator on a nested function often does."""
     table = jnp.asarray(np.random.default_rng(6).normal(size=(50, 7)), jnp.float32)
 
     @functools.partial(pmap, axis_name="batch")

@@ -28,7 +28,7 @@ def _as_given(name):
 
 
 def _rewritten(mesh):
-    """What stands where the program says `compiled`."""
+    """Return the rewritten function, for `compiled` of the program."""
     return lambda fun, **options: rewrite(jax.jit(fun, **options), mesh=mesh)
 
 

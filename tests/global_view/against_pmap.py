@@ -80,7 +80,7 @@ def compare(
     scanned: bool = False,
     **options: Any,
 ) -> Any:
-    """Runs a step so often, both ways; gives the view and its last state.
+    """Run a step so often, both ways; gives the view and its last state.
 
     Args:
       step: of one device.

@@ -24,7 +24,7 @@ ALIKE = ("a", "b", "moment", "sum")  # leaves that are always the same on all de
 
 
 def state_of(seed: int) -> dict[str, np.ndarray]:
-    """What all devices start with."""
+    """Return the values that all devices start with."""
     rng = np.random.default_rng(seed)
     state = {name: rng.normal(size=SHAPE).astype(np.float32) for name in ("a", "b", "c", "moment")}
     key = rng.integers(2**32, size=2, dtype=np.uint32)
@@ -196,7 +196,7 @@ class _Maker:
     # ---- bodies
 
     def _inner(self, values: list[Array], depth: int, **limits: bool) -> Callable[..., Array]:
-        """A function of two values, that reads others, too."""
+        """Return a function of two values, that reads others, too."""
         seed = int(self._rng.integers(2**31))
         meets = self._meets and limits.get("meets", True)
         smooth = self._smooth or limits.get("smooth", False)
@@ -269,7 +269,7 @@ class _Maker:
     # ---- as optimizers do it
 
     def updated(self, own: dict, gradient: Array) -> dict:
-        """New leaves of what is the same on all devices."""
+        """Return new leaves that are the same on all devices."""
         if self.chance(0.3):
             norm = jnp.sqrt(jnp.sum(gradient * gradient))
             gradient = gradient / jnp.maximum(norm, 1)

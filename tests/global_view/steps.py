@@ -89,14 +89,14 @@ def _three_times(state, gradient):
 
 
 def _by_rows(state, gradient):
-    """A scan that goes over leaves and makes some."""
+    """Return a scan that goes over leaves and makes some."""
     a, slope = state["params"]["a"], gradient["a"]
     _, rows = lax.scan(lambda _, pair: (None, pair[0] - 0.125 * pair[1]), None, (a, slope))
     return {**state, "sums": {**state["sums"], "a": rows}}
 
 
 def _shifted(state, gradient):
-    """A carry that is wanted sharded by a turn before the last only."""
+    """Return a carry that is wanted sharded by a turn before the last only."""
 
     def turn(_, carry):
         params, mean, older = carry
@@ -257,7 +257,7 @@ def adam_state() -> dict:
 
 
 def unsynchronized(state, x):
-    """A step with statistics that stay those of each device."""
+    """Return a step with statistics that stay those of each device."""
     gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w - state["mean"]) ** 2))(state["w"])
     mean = 0.5 * state["mean"] + 0.5 * jnp.mean(x @ state["w"], 0)  # never averaged
     return {"w": state["w"] - 0.5 * lax.pmean(gradient, "i"), "mean": mean}
@@ -280,7 +280,7 @@ def _keys_state() -> dict:
 
 
 def _flax_trainer() -> Case:
-    """A trainer with dropout, and a batch norm that is not synchronized."""
+    """Return a trainer with dropout, and a batch norm that is not synchronized."""
     nn, optax = pytest.importorskip("flax.linen"), pytest.importorskip("optax")
     train_state = pytest.importorskip("flax.training.train_state")
 

@@ -51,7 +51,7 @@ def _flops(compiled: Any) -> float:
 
 
 def _under_pmap(step: Any, state: dict, *batch: Any, times: int = 1) -> tuple[Any, Any]:
-    """The last results on as many devices as the batch has slices, and the program."""
+    """Return the last results on as many devices as the batch has slices, and the program."""
     mapped = jax.pmap(step, "i", devices=jax.devices()[: len(batch[0])])
     held = stacked(state, len(batch[0]))
     compiled = mapped.lower(held, *batch).compile()
@@ -61,7 +61,7 @@ def _under_pmap(step: Any, state: dict, *batch: Any, times: int = 1) -> tuple[An
 
 
 def _close(got: Any, wanted: Any, atol: float = 3e-6) -> None:
-    """Sums of up to 256 products have another order."""
+    """Assert equality up to the order of sums of 256 products."""
     close = functools.partial(np.testing.assert_allclose, rtol=0, atol=atol)
     jax.tree.map(close, as_pmap(got, wanted), wanted)
 
@@ -226,7 +226,7 @@ def test_what_xla_cannot_cut_is_whole_there(inner):
 
 
 def _sent_in_bodies(text: str) -> set[str]:
-    """The collectives in the bodies of loops and branches of a program, and in what they call."""
+    """Return the collectives in loops and branches of a program, and in what these call."""
     named = [(re.match(r"(?:ENTRY )?%?(\S+) ", part), part) for part in text.split("\n\n")]
     parts = {found[1]: part for found, part in named if found}
     called = r"(?:body|true_computation|false_computation)=(%[\w.\-]+)"

@@ -28,7 +28,7 @@ def _memory(compiled: Any) -> int:
 
 
 def _sent(kind: str, text: str) -> int:
-    """The bytes that the collectives of a kind give, of float32."""
+    """Return the bytes that the collectives of a kind give, of float32."""
     results = re.findall(rf"= \(?(f32\[.*?)\)? {kind}\(", text)
     shapes = [shape for types in results for shape in re.findall(r"f32\[([\d,]*)\]", types)]
     return sum(4 * int(np.prod([int(n) for n in shape.split(",") if n])) for shape in shapes)
@@ -118,7 +118,7 @@ def test_a_branch_with_nothing_sharded_is_left_alone():
 
 
 def _gathers(view: Any, *args: Any) -> list[tuple[int, ...]]:
-    """The shapes that are gathered where the regions say so."""
+    """Return the shapes that are gathered where the regions say so."""
     text = view.lower(*args).as_text()
     shapes = re.findall(
         r"stablehlo\.all_gather.*?-> tensor<([\dx]+)x(?:f32|bf16)>", text, re.DOTALL

@@ -30,7 +30,7 @@ def _step(state, x):
 
 
 def _train() -> list:
-    """What each device of this process holds in the end, and what went wrong on the way."""
+    """Return the values on each device of this process, and the errors on the way."""
     view = global_view(_step, "i", shardings="fsdp", donate_argnums=0, out_axes=(0, None))
     count, index = jax.process_count(), jax.process_index()
     rows = np.split(_ROWS, count)[index]
@@ -57,7 +57,7 @@ def _train() -> list:
 
 
 def _refusals(view, state) -> list[str]:
-    """What is said of arguments that are of one process alone."""
+    """Return the errors of arguments that belong to one process alone."""
     own = np.zeros((8, 4, 16), np.float32)
     whole = {"w": _W, "mean": np.zeros((8, 64), np.float32)}
     said = []
@@ -90,7 +90,7 @@ def test_two_processes_have_the_numbers_of_one():
 
 
 def _on_meshes() -> list:
-    """What each device holds in the end: copied over processes, and cut over a further axis."""
+    """Return the values on each device: copied over processes, sharded over a model axis."""
     devices = np.array(jax.devices())
     pair = ("replica", "shard")
     rule = lambda path, leaf: P("i", "model") if path == "w" else P("model")

@@ -75,7 +75,7 @@ def run() -> dict[str, Any]:
 
 
 def as_plain(results: Any) -> Any:
-    """The values, types and devices of what one process gets."""
+    """Return the values, types and devices of what one process gets."""
 
     def plain(x: Any) -> Any:
         devices = sorted(shard.device.id for shard in x.addressable_shards)
@@ -86,7 +86,7 @@ def as_plain(results: Any) -> Any:
 
 
 def _fewer() -> dict[int, Any]:
-    """Sums over some devices of each process, with the places of these among its own."""
+    """Return sums over some devices of each process, with the places of these among its own."""
     own = jax.local_devices()
     found: dict[int, Any] = {}
     for size in (4, 2, 4, 1):

@@ -131,7 +131,7 @@ open("written", "w").close()
 
 @pytest.fixture
 def program(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A program for an old jax, in the current folder."""
+    """Return a program for an old jax, in the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text(_PROGRAM)
     return tmp_path

@@ -22,7 +22,7 @@ from jax_dist import multihost
 
 @contextlib.contextmanager
 def last_checkpoint(step: Callable[[], None]) -> Iterator[None]:
-    """A context whose end needs all processes."""
+    """Return a context whose end needs all processes."""
     try:
         yield
     finally:

@@ -52,7 +52,7 @@ def test_a_variable_that_is_no_number_is_named():
 
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple[tuple, dict[str, Any]]]:
-    """What `jax.distributed.initialize` is called with, in an environment without a job."""
+    """Record the arguments of `jax.distributed.initialize`, in an environment without a job."""
     for name in [*_JAX, *_TORCHRUN, "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS"]:
         monkeypatch.delenv(name, raising=False)
     calls: list[tuple[tuple, dict[str, Any]]] = []

@@ -16,7 +16,7 @@ import jax_dist
 
 
 def _own(*shape: int) -> np.ndarray:
-    """The slices of this process of `arange` over `[8, *shape]`."""
+    """Return the slices of this process of `arange` over `[8, *shape]`."""
     whole = np.arange(8 * int(np.prod(shape)), dtype=np.float32).reshape(8, *shape)
     local = jax.local_device_count()
     start = jax.process_index() * local
@@ -24,7 +24,7 @@ def _own(*shape: int) -> np.ndarray:
 
 
 def _slices(array: jax.Array) -> list:
-    """What the devices of this process hold, in order, as nested lists."""
+    """Return the values on the devices of this process, in order, as nested lists."""
     whole = np.zeros(array.shape, array.dtype)
     held = np.zeros(len(whole), bool)
     for shard in array.addressable_shards:
@@ -46,7 +46,7 @@ def _nested(x: jax.Array) -> jax.Array:
 
 
 def rows(names: Collection[str] = ()) -> dict[str, list]:
-    """Runs in every process: each row the slices that it holds of the result; these, or all."""
+    """Run in every process: each row the slices that it holds of the result; these, or all."""
     total = jax_dist.pmap(_psum, "i")
     step = jax_dist.pmap(_step, "i")
     square = jax_dist.pmap(lambda x: lax.psum(x, "i") ** 2, "i")
@@ -102,7 +102,7 @@ IN_FOUR = ("alone", "jit(scan)", "jit(grad)", "nested", "another mesh set", "ppe
 
 
 def rows_in_four() -> dict[str, list]:
-    """Runs in every process: a few of the rows."""
+    """Run in every process: a few of the rows."""
     return rows(IN_FOUR)
 
 
@@ -113,13 +113,13 @@ def _under_another_mesh(mapped: Callable, x: np.ndarray) -> jax.Array:
 
 
 def parts() -> dict[str, Any]:
-    """Runs in each of two processes: the rows, and all that is below, in one job."""
+    """Run in each of two processes: the rows, and all that is below, in one job."""
     tasks = (rows, local_view, own_values, global_arrays, mistakes)
     return {task.__name__: task() for task in tasks}
 
 
 def local_view() -> dict[str, Any]:
-    """Runs in every process: results look as jax.pmap's do."""
+    """Run in every process: results look as jax.pmap's do."""
     x = _own(3)
     mapped = jax_dist.pmap(lambda x: (x * 2, lax.psum(x, "i")), "i", out_axes=(0, None))
     theirs = jax.pmap(lambda x: (x * 2, lax.psum(x, "i")), "i", out_axes=(0, None))
@@ -150,7 +150,7 @@ def local_view() -> dict[str, Any]:
 
 
 def _types(pmap: Callable) -> list[tuple]:
-    """What the body and the caller see of weak types: `[L]`, captured `[300]` and shared `[]`."""
+    """Return the weak types that body and caller see: `[L]`, captured `[300]`, replicated `[]`."""
     weak, runs = jnp.full((jax.local_device_count(),), 2.5), []
     table = jax.device_put(jnp.full((300,), 1.5), jax.local_devices()[-1])
 
@@ -165,7 +165,7 @@ def _types(pmap: Callable) -> list[tuple]:
 
 
 def own_values() -> dict[str, Any]:
-    """Runs in every process: each captures values of its own, as a constant of jax.pmap's."""
+    """Run in every process: each captures values of its own, as a constant of jax.pmap's."""
     warnings.filterwarnings("ignore", "JXD401")
     rank, x = jax.process_index(), _own()
     own = jax.device_put(jnp.full((300,), 1.0 + rank), jax.local_devices()[rank])
@@ -179,7 +179,7 @@ def own_values() -> dict[str, Any]:
 
 
 def global_arrays() -> dict[str, Any]:
-    """Runs in every process: arrays="global"."""
+    """Run in every process: arrays="global"."""
     step = jax_dist.pmap(lambda s, b: s + lax.psum(b, "i"), "i", arrays="global", donate_argnums=0)
     state: Any = np.zeros(jax.local_device_count(), np.float32)
     for _ in range(3):
@@ -198,7 +198,7 @@ def global_arrays() -> dict[str, Any]:
 
 
 def mistakes() -> list[str]:
-    """Runs in every process: the errors of calls that cannot be right."""
+    """Run in every process: the errors of calls that cannot be right."""
     x = _own()
     local = jax_dist.pmap(lambda x, y: x + y, "i")
     whole = jax_dist.pmap(lambda x, y: x + y, "i", arrays="global")

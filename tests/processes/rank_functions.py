@@ -45,7 +45,7 @@ def succeed(x: dict[str, int], y: int) -> dict[str, object]:
 
 
 def agreements() -> list[str]:
-    """The errors of `agree` in a real job, which goes on after each."""
+    """Return the errors of `agree` in a real job, which goes on after each."""
     multihost.initialize()  # joins nothing more
     rank = jax.process_index()
     multihost.agree("the same", {"x": np.ones(3)}, values=True)
@@ -63,7 +63,7 @@ def agreements() -> list[str]:
 
 
 def preemption() -> list[int]:
-    """The steps at which this process is told to leave; rank 1 gets the signal."""
+    """Return the steps at which this process is told to leave; rank 1 gets the signal."""
     steps = []
     for step in range(1, 200):
         if step == 3 and jax.process_index() == 1:
@@ -87,7 +87,7 @@ def settings() -> list[str]:
 
 
 def listeners() -> list[str]:
-    """The local addresses, as hexadecimal `address:port`, where this process listens."""
+    """Return the local addresses, as hexadecimal `address:port`, where this process listens."""
     links = [os.path.realpath(link) for link in pathlib.Path("/proc/self/fd").iterdir()]
     rows = [
         line.split()

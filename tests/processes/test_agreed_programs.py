@@ -56,7 +56,7 @@ def scaled(offset: float, x: jax.Array, factor: float, again: float) -> jax.Arra
 
 
 def everything(folder: str) -> dict[str, dict[str, object]]:
-    """Runs in both processes: all rows, in one job; by test."""
+    """Run in both processes: all rows, in one job; by test."""
     by_test = {arrays: pmap_rows(arrays, pathlib.Path(folder)) for arrays in ("local", "global")}
     return by_test | {"rewritten": rewrite_rows()}
 
@@ -132,7 +132,7 @@ def _outcome(fun: Callable, *args) -> str | list[float]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict[str, dict]]:
-    """What each rank found, by test."""
+    """Return the outcome of each rank, by test."""
     folder = str(tmp_path_factory.mktemp("job"))
     outcomes = run_processes(everything, folder, processes=2, cpu_devices=2, timeout=180)
     assert [outcome.error for outcome in outcomes] == [None, None]

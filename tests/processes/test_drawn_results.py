@@ -11,7 +11,7 @@ pytestmark = pytest.mark.mapping
 
 
 def compare(first: int, last: int) -> list[str]:
-    """Runs in every process: what differs from jax.pmap, by program."""
+    """Run in every process: what differs from jax.pmap, by program."""
     import jax  # noqa: PLC0415  # in the children alone
     import numpy as np  # noqa: PLC0415
 

@@ -48,7 +48,7 @@ def _values_of(work: Callable, *, processes: int, cpu_devices: int) -> list[Any]
 
 
 def _joined(values: list[dict[str, list]]) -> dict[str, list]:
-    """The rows of all processes."""
+    """Return the rows of all processes."""
     return {name: [slice_ for value in values for slice_ in value[name]] for name in values[0]}
 
 

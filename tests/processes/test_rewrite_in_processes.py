@@ -23,14 +23,14 @@ pytestmark = pytest.mark.rewriting
 
 
 def _own() -> np.ndarray:
-    """The slices of this process of 0 to 7."""
+    """Return the slices of this process of 0 to 7."""
     local = jax.local_device_count()
     start = jax.process_index() * local
     return np.arange(start, start + local, dtype=np.float32)
 
 
 def _slices(tree: Any) -> list:
-    """What the devices of this process hold of an array, in order."""
+    """Return the values on the devices of this process, in order."""
     (array,) = jax.tree.leaves(tree)
     parts = {shard.index[0].start or 0: shard.data.tolist() for shard in array.addressable_shards}
     return [value for _, part in sorted(parts.items()) for value in part]
@@ -87,7 +87,7 @@ _PMAPS = {"jax.pmap": jax.pmap, "jax_dist.pmap": jax_dist.pmap}
 
 
 def rows() -> dict[str, list]:
-    """Runs in every process: each row the slices that it holds of the result."""
+    """Run in every process: each row the slices that it holds of the result."""
     warnings.filterwarnings("ignore", "JXD401")
     found = {}
     for pmap_name, pmap in _PMAPS.items():
@@ -103,13 +103,13 @@ def rows() -> dict[str, list]:
 
 
 def parts() -> dict[str, Any]:
-    """Runs in every process: the rows, and the reports below, in one job."""
+    """Run in every process: the rows, and the reports below, in one job."""
     return {part.__name__: part() for part in (rows, reports)}
 
 
 @pytest.fixture(scope="module")
 def values() -> list[dict[str, Any]]:
-    """What each process reports."""
+    """Return the report of each process."""
     outcomes = run_processes(parts, processes=2, cpu_devices=4, timeout=240)
     assert [outcome.error for outcome in outcomes] == [None, None]
     return [outcome.value for outcome in outcomes]
@@ -127,7 +127,7 @@ def test_all_rows_equal_one_process_with_eight_devices(values):
 
 
 def reports() -> dict[str, Any]:
-    """Runs in every process: what is told, and what is refused."""
+    """Run in every process: what is told, and what is refused."""
     total = jax.pmap(lambda x: lax.psum(x, "i"), "i")
     stale = jax.jit(lambda x: total(x) * 2)
     stale(_own())  # remembers the devices of this process

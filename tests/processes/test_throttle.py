@@ -16,7 +16,7 @@ _CALLS = 64  # of 48 without a wait, jax 0.10 hangs
 
 
 def call_without_waiting() -> dict[str, list[float]]:
-    """Runs in every process; by case, the last of many results of a collective."""
+    """Run in every process; by case, the last of many results of a collective."""
     mean = lambda x: lax.pmean(x, "i") + 1
     zeros = np.zeros((jax.local_device_count(), 256), np.float32)
     same = jax_dist.pmap(mean, "i")
