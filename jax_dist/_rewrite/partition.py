@@ -211,7 +211,10 @@ def _route(site: EquationPlace, layout: CallLayout | str, mesh: Mesh) -> _Route:
         _specs_of(params["out_tree"].flatten_up_to(out_shardings), eqn.outvars, mesh),
     )
     route = _Route(_name_of(site), mesh, lower, params["in_tree"], layout, taken)
-    made = jax.eval_shape(lambda *args: route(eqn, list(args)), *operands)
+    traced = jax.make_jaxpr(lambda *args: route(eqn, list(args)))(*operands)
+    if traced.consts and any(_compat.name_of(outer) == "remat2" for outer in site.around):
+        raise ValueError("its lowering captures arrays, and jax.checkpoint around it holds none")
+    made: list[Any] = traced.out_avals
     for result, aval in zip(made, wanted, strict=True):
         if (result.shape, result.dtype) != (aval.shape, aval.dtype) or aval.weak_type:
             weak = "weakly typed " if aval.weak_type else ""
