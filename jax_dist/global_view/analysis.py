@@ -90,7 +90,7 @@ class AxisAnalysis:
         return self.name in interpreter.named_axes(eqn)
 
     def _same(self, uniform: Sequence[bool]) -> list[Same]:
-        return [self._scope if each else NOWHERE for each in uniform]
+        return [self._scope if is_uniform else NOWHERE for is_uniform in uniform]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,9 +127,13 @@ def _unknown_in(eqn: JaxprEqn, uniform: Mapping[Var, bool]) -> JaxprEqn | None:
     """Return the equation, here or in a body, that may make varying values of uniform ones."""
     if not all(uniform[var] for var in variables(eqn.invars)):
         return None
-    inner = (each for body in interpreter.bodies(eqn) for each in interpreter.equations(body))
+    inner = (
+        eqn_inside for body in interpreter.bodies(eqn) for eqn_inside in interpreter.equations(body)
+    )
     kinds = ("opaque", "callback")
-    return next((each for each in (eqn, *inner) if record_of(each).kind in kinds), None)
+    return next(
+        (candidate for candidate in (eqn, *inner) if record_of(candidate).kind in kinds), None
+    )
 
 
 def variables(atoms: Sequence[Atom]) -> list[Var]:

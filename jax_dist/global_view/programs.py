@@ -153,7 +153,7 @@ class StepProgram:
                 rank = self.traced.jaxpr.out_avals[place].ndim + 1
                 spec = axes.spec_of_axis(axis, rank, self.setting.axes.part)
                 out_shardings.append(NamedSharding(mesh, spec))
-        donated = (n - sum(each < n for each in options.static) for n in options.donated)
+        donated = (n - sum(number < n for number in options.static) for n in options.donated)
         return jax.jit(
             step,
             in_shardings=(*first, *self._arguments(self.in_shardings)),

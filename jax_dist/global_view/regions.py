@@ -227,7 +227,7 @@ class _Planner:
             or not all(map(self._is_uniform, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self.axis.is_used_by(eqn)
-            or (self.options.tied and interpreter.holds(eqn, lambda each: record_of(each).tied))
+            or (self.options.tied and interpreter.holds(eqn, lambda inner: record_of(inner).tied))
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
@@ -253,7 +253,9 @@ class _Planner:
         # In program order: a set of variables has another order in each process.
         made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars)
         reads = tuple(dict.fromkeys(var for var in _operands(eqns) if var not in made))
-        others = [each for n, region in enumerate(self.inside) if n != number for each in region]
+        others = [
+            member for n, region in enumerate(self.inside) if n != number for member in region
+        ]
         others += [step.eqn for steps in self.outside for step in steps]
         elsewhere = {*_operands(others), *variables(self.body.outvars)}
         makes = tuple(var for var in made if var in elsewhere)

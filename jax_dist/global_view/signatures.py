@@ -60,28 +60,29 @@ class Signatures:
         whole numbers count.
         """
         name, by_device = axes.argument_name(self._fun, number), self._setting.by_device
-        given = GivenState.of(state, name, by_device, stacked, self.known.get(number))
-        self.known[number] = given.type
-        self._add_varying(number, given.unequal_leaves(only_exact=not alone))
-        return given
+        state_given = GivenState.of(state, name, by_device, stacked, self.known.get(number))
+        self.known[number] = state_given.type
+        self._add_varying(number, state_given.unequal_leaves(only_exact=not alone))
+        return state_given
 
-    def place_state(self, number: int, given: GivenState, program: StepProgram | None) -> Any:
+    def place_state(self, number: int, state_given: GivenState, program: StepProgram | None) -> Any:
         """Place one argument of the state on the mesh."""
         if program is None:
-            setting, varying = self._setting, self._varying[number, given.type]
-            kinds, by_device = given.type.leaves, setting.by_device
-            shardings = shardings_of(setting.shardings, by_device, given.short_paths, kinds)
+            setting, varying = self._setting, self._varying[number, state_given.type]
+            kinds, by_device = state_given.type.leaves, setting.by_device
+            shardings = shardings_of(setting.shardings, by_device, state_given.short_paths, kinds)
             pairs = [
-                (by_device, True) if n in varying and given.stacked[n] else (sharding, False)
+                (by_device, True) if n in varying and state_given.stacked[n] else (sharding, False)
                 for n, sharding in enumerate(shardings)
             ]
         else:
             leaves = [leaf for leaf in program.leaves.values() if leaf.argument == number]
             pairs = [(leaf.sharding, not leaf.uniform) for leaf in leaves]
         values = [
-            given.put(n, sharding, varies=varies) for n, (sharding, varies) in enumerate(pairs)
+            state_given.put(n, sharding, varies=varies)
+            for n, (sharding, varies) in enumerate(pairs)
         ]
-        return jax.tree.unflatten(given.type.structure, values)
+        return jax.tree.unflatten(state_given.type.structure, values)
 
     def map_state(self, change: Callable[[Leaf], Any], what: str) -> Any:
         """Return a tree like the state, or a tuple of trees, of what is made of each leaf."""

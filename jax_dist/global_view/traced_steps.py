@@ -210,4 +210,6 @@ def _meshes_named(eqns: Iterable[JaxprEqn]) -> set[AbstractMesh]:
     """Return the meshes that types name: these hold for one mesh alone."""
     atoms = [atom for eqn in eqns for atom in (*eqn.invars, *eqn.outvars)]
     shardings = [getattr(atom.aval, "sharding", None) for atom in atoms]
-    return {each.mesh for each in shardings if each is not None and not each.mesh.empty}
+    return {
+        sharding.mesh for sharding in shardings if sharding is not None and not sharding.mesh.empty
+    }

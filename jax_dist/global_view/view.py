@@ -200,7 +200,9 @@ class GlobalView:
             args = [states[n].type.tree if n in states else next(others) for n in places]
             program = self._signatures.program_for(self._bind(tuple(args), {}))
         with self._context(traced=False):
-            placed = [self._signatures.place_state(n, each, program) for n, each in states.items()]
+            placed = [
+                self._signatures.place_state(n, value, program) for n, value in states.items()
+            ]
         return tuple(placed) if len(placed) > 1 else placed[0]
 
     def first(self, state: Any) -> Any:

@@ -167,7 +167,9 @@ class _Walk:
                 self.read(*node.decorator_list, node.args.defaults, node.args.kw_defaults)
                 self.bound.add(node.name)
             case ast.ClassDef():
-                self.read(*node.decorator_list, node.bases, [each.value for each in node.keywords])
+                self.read(
+                    *node.decorator_list, node.bases, [keyword.value for keyword in node.keywords]
+                )
                 outside = set(self.bound)
                 self.block(node.body)
                 self.bound = outside | {node.name}
@@ -232,10 +234,10 @@ class _Walk:
     def comprehension(self, node: scopes.Comprehension) -> None:
         """Its targets are bound inside it only."""
         outside = set(self.bound)
-        for each in node.generators:
-            self.read(each.iter)
-            self.bind(each.target)
-            self.read(*each.ifs)
+        for generator in node.generators:
+            self.read(generator.iter)
+            self.bind(generator.target)
+            self.read(*generator.ifs)
         self.read(*([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]))
         self.bound = outside
 

@@ -105,7 +105,7 @@ def _local_import(module: Module, at: ast.AST) -> ast.stmt | None:
     while isinstance(root, ast.Attribute):
         root = root.value
     binding = module.scope(root).lookup(root.id) if isinstance(root, ast.Name) else None
-    nodes = [each.node for each in binding[1] if each.kind == "import"] if binding else []
+    nodes = [part.node for part in binding[1] if part.kind == "import"] if binding else []
     if not nodes:
         return None
     statements = sorted(map(module.statement, nodes), key=lambda statement: statement.lineno)

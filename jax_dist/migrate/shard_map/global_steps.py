@@ -49,10 +49,10 @@ def reductions(
         edit for part in parts for node in ast.walk(part) for edit in _reduction(module, node, axis)
     ]
     inside = {
-        id(given)
+        id(argument)
         for call, of in edits
-        for given in (*call.args, *(word.value for word in call.keywords))
-        if given is not of
+        for argument in (*call.args, *(word.value for word in call.keywords))
+        if argument is not of
     }
     for part in parts:
         for node in ast.walk(part):
@@ -97,15 +97,17 @@ def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call,
     if not isinstance(node, ast.Call):
         return []
     name = module.qualified_name(node.func) or ""
-    given = [*node.args, *(word.value for word in node.keywords)]
-    if not name.startswith("jax.lax.") or axis not in (_text(module, each) for each in given):
+    operands = [*node.args, *(word.value for word in node.keywords)]
+    if not name.startswith("jax.lax.") or axis not in (
+        _text(module, operand) for operand in operands
+    ):
         return []
     last = name.rpartition(".")[2]
-    if name not in _REDUCTIONS or len(given) != 2:
+    if name not in _REDUCTIONS or len(operands) != 2:
         raise Left(_REASONS.get(last, f"the step uses {last} over its axis"))
-    if isinstance(given[0], ast.Constant):
+    if isinstance(operands[0], ast.Constant):
         raise Left("the step counts its devices")
-    return [(node, given[0])]
+    return [(node, operands[0])]
 
 
 def _text(module: Module, node: Any) -> str:

@@ -67,7 +67,7 @@ class Layouts:
     def _kind(self, definition: Definition) -> str:
         """Return the kind of a definition; a function of copies alone makes copies, too."""
         call = definition.call
-        mapped = next((each for each in self._mapped if call in each.calls), None)
+        mapped = next((candidate for candidate in self._mapped if call in candidate.calls), None)
         if call is None or mapped is None:
             return definition.kind
         makers = [
@@ -174,10 +174,12 @@ class Layouts:
 
     def _lower_argument(self, number: int, mapped: Mapped, position: int, value: Value) -> None:
         """Take the layout from a value that an argument has in another one."""
-        layout, own = self.arguments[number, position], self.of_value(value)
-        fits = own is layout
+        layout, value_layout = self.arguments[number, position], self.of_value(value)
+        fits = value_layout is layout
         if mapped.axes[position] is None:  # stacked copies, given to all devices
-            fits = own is not Layout.WHOLE or all(d.kind != "replicate" for d in value.definitions)
+            fits = value_layout is not Layout.WHOLE or all(
+                d.kind != "replicate" for d in value.definitions
+            )
         if not fits:
             self._of_value[id(value)] = Layout.SLICES
 

@@ -183,10 +183,10 @@ def _parameters(module: Module, site: Site, function: Any, calls: Sequence[ast.C
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
         is_method = isinstance(module.parent(function), ast.ClassDef) and names[:1] == ["self"]
         names = names[1:] if is_method and isinstance(site.fun, ast.Attribute) else names
-    given = {_given(call, names) for call in calls}
-    if len(given) != 1:
+    argument_lists = {_given(call, names) for call in calls}
+    if len(argument_lists) != 1:
         raise Left("its calls give different arguments", "Give the same arguments in each call.")
-    (parameters,) = given
+    (parameters,) = argument_lists
     return [*parameters]
 
 
@@ -246,7 +246,9 @@ def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> tuple[
     counts: set[int | None] = set()
     if function is not None and module.holds(function):
         returned = functions.results_of(_undecorated(function)) or ()
-        counts |= {len(each.elts) if isinstance(each, ast.Tuple) else None for each in returned}
+        counts |= {
+            len(result.elts) if isinstance(result, ast.Tuple) else None for result in returned
+        }
         if len(counts) == 1 and (counts != {None} or all(map(_is_no_tuple, returned))):
             return counts.pop(), True
     unpacked = {_unpacked(module, call) for call in calls} - {0}

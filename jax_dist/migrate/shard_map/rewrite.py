@@ -76,7 +76,7 @@ def rewrite(
         except Left as left:
             places.append(PlannedPlace.left(*place, left))
     while True:
-        calls = {call: each.site for each in mapped for call in each.calls}
+        calls = {call: fun.site for fun in mapped for call in fun.calls}
         values = Values(module, calls)
         layouts = Layouts(module, mapped, values)
         stays = [n for n in range(len(mapped)) if not _is_worth_it(mapped[n], n, layouts, values)]
@@ -91,9 +91,9 @@ def rewrite(
         writing.find_global_steps(shard_map_lines)
     writing.run()
     writer = writing.writer
-    for each in mapped:
-        kind = "jit" if writing.is_global(each) else "shard_map"
-        place = module, each.site.reference, _codes.PMAP_CALL, None, writing.remark(each), kind
+    for fun in mapped:
+        kind = "jit" if writing.is_global(fun) else "shard_map"
+        place = module, fun.site.reference, _codes.PMAP_CALL, None, writing.remark(fun), kind
         places.append(PlannedPlace.done(*place, is_mapped=True))
     if not writer.edits:
         return Rewritten(places, None, "", frozenset())
@@ -181,12 +181,12 @@ class _Rewriting:
         self._mapped, self._values, self._layouts = mapped, values, layouts
         self.writer = Writer(module)
         self.touched: set[ast.AST] = set()
-        at_top = (each for each in mapped if isinstance(_home(module, each.site.node), ast.Module))
+        at_top = (fun for fun in mapped if isinstance(_home(module, fun.site.node), ast.Module))
         self._shared_home = module.tree if any(True for _ in at_top) else None
-        named = [each.axis_name for each in mapped if each.axis_name is not None]
+        named = [fun.axis_name for fun in mapped if fun.axis_name is not None]
         default = module.text(named[0]) if named else '"devices"'
-        self._axes = [self._axis(each, default) for each in mapped]
-        self._numbers = {call: n for n, each in enumerate(mapped) for call in each.calls}
+        self._axes = [self._axis(fun, default) for fun in mapped]
+        self._numbers = {call: n for n, fun in enumerate(mapped) for call in fun.calls}
         self._replaced: set[ast.AST] = set()
         # By the number of a step over global arrays: its reductions, and their arguments.
         self._reductions: dict[int, list[tuple[ast.Call, ast.expr]]] = {}
@@ -252,19 +252,19 @@ class _Rewriting:
 
     def _devices(self, mapped: Mapped, at: ast.AST) -> str:
         """Return the text of a mesh's devices: of devices=, or of what replicates the state."""
-        given = mapped.devices
-        if given is None:
-            given = next(self._devices_of_copies(mapped), None)
+        devices = mapped.devices
+        if devices is None:
+            devices = next(self._devices_of_copies(mapped), None)
         jax_devices = self.writer.name("jax.devices", at)
-        match given:
+        match devices:
             case ast.Subscript(value=ast.Call() as call, slice=ast.Slice(lower=None, upper=upper)):
                 if upper is not None and stacking.lists_devices(self._module, call):
                     count = self.writer.name("jax.process_count", at)
                     return f"{jax_devices}()[: {self._module.text(upper)} * {count}()]"
-        if given is None or stacking.lists_devices(self._module, given):
+        if devices is None or stacking.lists_devices(self._module, devices):
             return f"{jax_devices}()"
-        text = self._module.text(given)
-        may_be_none = isinstance(given, ast.Name | ast.Attribute)
+        text = self._module.text(devices)
+        may_be_none = isinstance(devices, ast.Name | ast.Attribute)
         return f"{jax_devices}() if {text} is None else {text}" if may_be_none else text
 
     def _devices_of_copies(self, mapped: Mapped) -> Iterator[ast.expr]:
@@ -556,7 +556,7 @@ class _Rewriting:
         nodes = [node for argument in arguments for node in ast.walk(argument)]
         is_touched = any(
             isinstance(node, ast.Call)
-            and (node in self._numbers or any(node is each.site.node for each in self._mapped))
+            and (node in self._numbers or any(node is fun.site.node for fun in self._mapped))
             for node in nodes
         )
         has_read = any(node in self._firsts for node in nodes)
@@ -623,7 +623,7 @@ class _Rewriting:
 
     def _write_placed(self, number: int, node: Any, of: Any) -> None:
         """Write rows or slices of this process as part of a global array."""
-        if any(each in self._replaced for each in (*ast.walk(node), *self._module.ancestors(node))):
+        if any(part in self._replaced for part in (*ast.walk(node), *self._module.ancestors(node))):
             return
         self._replaced.add(node)
         place = self.writer.name(_PLACE_BATCH, node)
@@ -702,7 +702,7 @@ class _Rewriting:
     def _number(self, value: Value) -> int | None:
         """Return the number of the first mapped function that a value goes through."""
         calls = [use.call for use in value.uses if use.call is not None]
-        calls += [each.call for each in value.definitions if each.call is not None]
+        calls += [d.call for d in value.definitions if d.call is not None]
         return min((self._numbers[call] for call in calls), default=None)
 
     def _is_donated(self, value: Value) -> bool:

@@ -194,7 +194,7 @@ class Writer:
             body = home.body  # type: ignore[attr-defined] # a function or a module
             first = min(nodes, key=lambda node: self.module.statement(node).lineno)
             around = [first, *self.module.ancestors(first)]
-            statement = next(node for node in body if any(node is each for each in around))
+            statement = next(node for node in body if any(node is outer for outer in around))
             mesh = Call(self.name(_MESH, first), [devices, f"({axis},)"])
             start = self.module.span(statement)[0]
             decorators = getattr(statement, "decorator_list", ())

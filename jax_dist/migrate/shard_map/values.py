@@ -176,8 +176,8 @@ class Values:
         root = self._root(key)
         if root not in self._values:
             members = self._members[root]
-            definitions = {d.node: d for each in members for d in self._definitions[each]}
-            uses = {id(use.node): use for each in members for use in self._uses[each]}
+            definitions = {d.node: d for member in members for d in self._definitions[member]}
+            uses = {id(use.node): use for member in members for use in self._uses[member]}
             name = self._names[root]
             self._values[root] = Value(name, [*definitions.values()], [*uses.values()])
         return self._values[root]
@@ -213,10 +213,10 @@ class Values:
             scope = module.scopes.of[module.parent(module.parent(key))]
         else:
             scope = module.scope(key)  # type: ignore[arg-type] # a node
-        found = scope.lookup(getattr(node, "id", ""))
-        if found is None:
+        scope_and_bindings = scope.lookup(getattr(node, "id", ""))
+        if scope_and_bindings is None:
             return
-        home, bindings = found
+        home, bindings = scope_and_bindings
         name = node.id  # type: ignore[attr-defined] # a name
         if (home, name) not in self._reads:
             self._reads[home, name] = reads = collections.defaultdict(list)
@@ -291,7 +291,9 @@ class Values:
         returned = functions.results_of(function)
         if not returned or functions.callers(self._module, function) is None:
             return False
-        parts = [each if index is None else functions.part_of(each, (index,)) for each in returned]
+        parts = [
+            result if index is None else functions.part_of(result, (index,)) for result in returned
+        ]
         if any(part is None for part in parts):
             return False
         for part in parts:
@@ -408,10 +410,10 @@ class Values:
 
 def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
     """Return the calls of `get_metrics` of a list; None if something else reads it, too."""
-    found = module.scope(listed).lookup(listed.id)
+    scope_and_bindings = module.scope(listed).lookup(listed.id)
     bindings = {id(binding.node) for binding in module.reaching(listed) or ()}
     reads: list[ast.Call] = []
-    for load in module.reads(found[0], listed.id) if found else ():
+    for load in module.reads(scope_and_bindings[0], listed.id) if scope_and_bindings else ():
         if bindings.isdisjoint(id(binding.node) for binding in module.reaching(load) or ()):
             continue  # of another value of that name
         parent = module.parent(load)
@@ -530,4 +532,4 @@ def _fields(module: Module) -> dict[tuple[ast.ClassDef, str], tuple[list[Any], l
             loads.append(node)
         elif isinstance(node.ctx, ast.Store):
             stores.append(_unpacked(module, node))
-    return {key: each for key, each in fields.items() if each[0]}
+    return {key: reads for key, reads in fields.items() if reads[0]}
