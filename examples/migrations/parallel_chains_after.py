@@ -88,6 +88,7 @@ class MCMC:
             sharded,
             random.split(rng_key, self.num_chains),
         )
+
         def partial_map_fn_on_device(rng_key, init_params):
             rng_key, init_params = jax.tree.map(lambda x: x[0], (rng_key, init_params))
             return jax.tree.map(lambda x: x[None], partial_map_fn(rng_key, init_params))

@@ -70,6 +70,7 @@ class Updater:
                 check_vma=False,
             ),
         )
+
         def _update_on_device(state, batch):
             batch = jax.tree.map(lambda x: x[0], batch)
             return self._update(state, batch)

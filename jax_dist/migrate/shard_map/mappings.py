@@ -27,6 +27,7 @@ class Mapped:
     results: int | None  # how many it returns; None: one value
     is_plain: bool  # the function is seen, and returns no tuple if `results` is None
     out_axes: int | tuple[int | None, ...] | None = 0
+    named: frozenset[str] = frozenset()  # parameters that the function takes by name only
 
     @property
     def axis_name(self) -> ast.expr | None:
@@ -62,15 +63,19 @@ def read(module: Module, site: Site) -> Mapped:
             "Place the state and the batches by hand where it is called, or use --to vendored.",
         )
     function = functions.innermost(module, site.fun) or pmaps.definition(module, site.fun)
-    parameters = _parameters(module, site, function, calls)
+    parameters, named = _parameters(module, site, function, calls)
     static = _positions(site.arguments.get("static_broadcasted_argnums"))
-    axes = _axes(site.arguments.get("in_axes"), len(parameters))
+    if named and (static or site.form != "call"):
+        raise Left("a call gives arguments by name", "Give them by position.")
+    positional = len(parameters) - len(named)
+    # pmap maps what is given by name over dimension 0, whatever in_axes says.
+    axes = [*_axes(site.arguments.get("in_axes"), positional), *[0] * len(named)]
     out = _literal(site.arguments.get("out_axes"), 0)
     outs = out if isinstance(out, tuple) else (out,)
     if any(axis not in (0, None) for axis in outs):
         raise Left("out_axes places the mapped axis elsewhere", "Transpose the results by hand.")
     results, is_plain = _results(module, function, calls)
-    return Mapped(site, calls, parameters, axes, static, results, is_plain, out)
+    return Mapped(site, calls, parameters, axes, static, results, is_plain, out, named)
 
 
 def _calls(module: Module, site: Site) -> list[ast.Call]:
@@ -176,8 +181,10 @@ def _of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.e
     return None
 
 
-def _parameters(module: Module, site: Site, function: Any, calls: Sequence[ast.Call]) -> list[str]:
-    """Return the names of what all calls give. Raises Left."""
+def _parameters(
+    module: Module, site: Site, function: Any, calls: Sequence[ast.Call]
+) -> tuple[list[str], frozenset[str]]:
+    """Return the names of what all calls give, and those that go by name only. Raises Left."""
     names: list[str] = []
     if function is not None:
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
@@ -186,25 +193,21 @@ def _parameters(module: Module, site: Site, function: Any, calls: Sequence[ast.C
     argument_lists = {_given(call, names) for call in calls}
     if len(argument_lists) != 1:
         raise Left("its calls give different arguments", "Give the same arguments in each call.")
-    (parameters,) = argument_lists
-    return [*parameters]
+    ((parameters, named),) = argument_lists
+    return [*parameters], frozenset(named)
 
 
-def _given(call: ast.Call, names: Sequence[str]) -> tuple[str, ...]:
+def _given(call: ast.Call, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if any(isinstance(argument, ast.Starred) for argument in call.args) or any(
         word.arg is None for word in call.keywords
     ):
         raise Left("a call gives arguments by * or **", "Write the arguments out.")
-    words = [word.arg for word in call.keywords]
+    words = tuple(word.arg for word in call.keywords if word.arg is not None)
     positional = len(call.args)
-    if words and ([*words] != [*names[positional : positional + len(words)]]):
-        raise Left("a call gives arguments by name", "Give them by position.")
-    first = [_name_of(names, position, argument) for position, argument in enumerate(call.args)]
-    return tuple([*first, *filter(None, words)])
-
-
-def _name_of(names: Sequence[str], position: int, argument: ast.expr) -> str:
-    return names[position] if position < len(names) else f"x{position}"
+    if len(names) < positional:
+        names = [*names, *(f"x{position}" for position in range(len(names), positional))]
+    follow = words == tuple(names[positional : positional + len(words)])
+    return (*names[:positional], *words), () if follow else words
 
 
 def _literal(node: ast.expr | None, default: Any) -> Any:

@@ -300,6 +300,10 @@ class _Rewriting:
             start = self._module.span(self._module.statement(node))[0]
             indent = self._indent(node)
             rows = [row for line in lines for row in line.split("\n")]
+            before = self._module.source.code[: start - len(indent)].decode().rpartition("\n")[0]
+            last = before.rpartition("\n")[2].strip()
+            if rows[0].startswith("def ") and indent and last and last[-1] != ":":
+                self.writer.insert(start - len(indent), "\n")
             text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
             self.writer.insert(start, f"{text[len(indent) :]}\n{indent}")
 
@@ -330,6 +334,7 @@ class _Rewriting:
             options.append(("donate_argnums=", self._module.text(donated)))
         if number in self._reductions:
             shardings = self._shardings(number, mapped, at)
+            fun = self._by_position(mapped, fun)
             return Call(self.writer.name("jax.jit", at), [fun, *shardings, *options])
         body = self._per_device(number, mapped, fun, at)
         shard_map = self._shard_map(number, mapped, body, at)
@@ -398,7 +403,7 @@ class _Rewriting:
             self._layouts.results[number, i] is Layout.SLICES for i in range(mapped.results or 1)
         ]
         if not taken and not any(results):
-            return fun
+            return self._by_position(mapped, fun)
         tree_map = self.writer.name("jax.tree.map", at)
         keys = {name: f"{name}[0]" for name, is_key in taken.items() if is_key}
         if len(keys) == len(taken) and not any(results):
@@ -427,8 +432,20 @@ class _Rewriting:
         self._above(at, [f"def {name}({', '.join(names)}):", *body, ""])
         return f"lambda {dynamic}: {name}({', '.join(names)})" if mapped.static else name
 
+    def _by_position(self, mapped: Mapped, fun: str) -> str:
+        """Return a function whose arguments may all be given by position."""
+        if not mapped.named:
+            return fun
+        return f"lambda {', '.join(mapped.parameters)}: " + self._call_of(
+            mapped, fun, mapped.parameters
+        )
+
     def _call_of(self, mapped: Mapped, fun: str, arguments: Sequence[str]) -> str:
         """Return the call of a mapped function, or of the function of a partial with keywords."""
+        arguments = [
+            f"{name}={text}" if name in mapped.named else text
+            for name, text in zip(mapped.parameters, arguments, strict=True)
+        ]
         node = mapped.site.fun
         match node:
             case ast.Call(args=[inner], keywords=[*words]) if words and all(w.arg for w in words):

@@ -25,6 +25,7 @@ def result():
         sharded,
         jax.random.split(jax.random.PRNGKey(0), n),
     )
+
     def sample_on_device(key, start):
         key = key[0]
         start = jax.tree.map(lambda x: x[0], start)

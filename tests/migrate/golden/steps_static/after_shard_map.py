@@ -14,6 +14,8 @@ def step(state, batch, rate, power):
 
 def result():
     n = jax.local_device_count()
+
+
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
     sharded = NamedSharding(mesh, P("i"))
     def step_on_device(state, batch, rate, power):

@@ -16,6 +16,7 @@ def step(params, batch, rng):
 
 def result():
     n = jax.local_device_count()
+
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
     sharded = NamedSharding(mesh, P("i"))
     def step_on_device(params, batch, rng):
