@@ -408,14 +408,14 @@ class _Rewriting:
         keys = {name: f"{name}[0]" for name, is_key in taken.items() if is_key}
         if len(keys) == len(taken) and not any(results):
             call = self._call_of(mapped, fun, [keys.get(name, name) for name in names])
-            if len(text := f"lambda {dynamic}: {call}") <= _LONGEST_LAMBDA:
+            if len(text := f"lambda {dynamic}: {call.flat()}") <= _LONGEST_LAMBDA:
                 return text
         lines = [f"{name} = {text}" for name, text in keys.items()]
         if trees := [name for name in taken if name not in keys]:
             packed = ", ".join(trees)
             of = f"({packed})" if trees[1:] else packed
             lines.append(f"{packed} = {tree_map}(lambda x: x[0], {of})")
-        call = self._call_of(mapped, fun, names)
+        call = self.writer.laid_out(self._call_of(mapped, fun, names), self.writer.unit)
         if all(results):
             lines.append(f"return {tree_map}(lambda x: x[None], {call})")
         elif any(results):
@@ -436,11 +436,10 @@ class _Rewriting:
         """Return a function whose arguments may all be given by position."""
         if not mapped.named:
             return fun
-        return f"lambda {', '.join(mapped.parameters)}: " + self._call_of(
-            mapped, fun, mapped.parameters
-        )
+        call = self._call_of(mapped, fun, mapped.parameters)
+        return f"lambda {', '.join(mapped.parameters)}: {call.flat()}"
 
-    def _call_of(self, mapped: Mapped, fun: str, arguments: Sequence[str]) -> str:
+    def _call_of(self, mapped: Mapped, fun: str, arguments: Sequence[str]) -> Call:
         """Return the call of a mapped function, or of the function of a partial with keywords."""
         arguments = [
             f"{name}={text}" if name in mapped.named else text
@@ -451,9 +450,8 @@ class _Rewriting:
             case ast.Call(args=[inner], keywords=[*words]) if words and all(w.arg for w in words):
                 if self._module.qualified_name(node.func) == "functools.partial":
                     more = [self._module.text(word) for word in words]
-                    called = _called(self._module.text(inner))
-                    return f"{called}({', '.join([*arguments, *more])})"
-        return f"{_called(fun)}({', '.join(arguments)})"
+                    return Call(_called(self._module.text(inner)), [*arguments, *more])
+        return Call(_called(fun), arguments)
 
     def _result_names(self, mapped: Mapped, names: Sequence[str]) -> list[str]:
         """Return names for the results: those that a call gives them, if they are plain."""

@@ -21,7 +21,13 @@ def result():
 
     def train_step_on_device(state, batch, dropout_rng):
         dropout_rng = dropout_rng[0]
-        return train_step(state, batch, dropout_rng=dropout_rng, config={"scale": 2.0}, rate=0.2)
+        return train_step(
+            state,
+            batch,
+            dropout_rng=dropout_rng,
+            config={"scale": 2.0},
+            rate=0.2,
+        )
 
     p_train_step = jax.jit(
         jax.shard_map(
