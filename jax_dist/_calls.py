@@ -61,8 +61,9 @@ def call_on_stack(name: str) -> Call:
         same_name = (f for f in functions if getattr(f, "__name__", None) == name)
         names, varargs, keywords, values = inspect.getargvalues(inner[0])
         args = [values[arg] for arg in names if arg != "self" or not varargs]
-        args += values.get(varargs, ())
-        leaves = leaves_by_path(fun or next(same_name, None), args, values.get(keywords, {}))
+        args += values[varargs] if varargs else ()
+        kwargs = values[keywords] if keywords else {}
+        leaves = leaves_by_path(fun or next(same_name, None), args, kwargs)
         arguments = {path: _facts(leaf) for path, leaf in leaves.items()}
         if fun is None:
             return Call(name, user_line(), arguments)
