@@ -41,7 +41,6 @@ class _Thread(threading.local):
         self.blocks: list[tuple[strict, contextlib.ExitStack]] = []  # outermost first
         self.stops_compilations = False
         self.call: Call | None = None  # the last one that was lowered
-        self.is_reading = False
 
 
 _thread = _Thread()
@@ -200,13 +199,9 @@ _programs: dict[str, deque[Call]] = {}
 
 def _on_event(event: str, value: float, **details: Any) -> None:
     """Read the call that is being lowered or compiled; JAX reports both before they begin."""
-    if event not in (_LOWER_EVENT, _COMPILE_EVENT) or _thread.is_reading:
+    if event not in (_LOWER_EVENT, _COMPILE_EVENT):
         return
-    _thread.is_reading = True  # a __repr__ may compile something itself
-    try:
-        call = _thread.call = call_on_stack(str(details.get("fun_name", "a function")))
-    finally:
-        _thread.is_reading = False
+    call = _thread.call = call_on_stack(str(details.get("fun_name", "a function")))
     if event == _COMPILE_EVENT:
         if _thread.stops_compilations:
             raise _recompile_error(call)
