@@ -35,36 +35,22 @@ if TYPE_CHECKING:  # what editors and type checkers see
 
 __version__ = "0.1.0"
 
-_HOMES = {  # imported on first use, so that lint and migrate never load jax
-    "cache": "cache",
-    "errors": "errors",
-    "multihost": "multihost",
-    "testing": "testing",
-    "CapturedArrayWarning": "errors",
-    "DonationError": "errors",
-    "MemoryGrowthError": "errors",
-    "RecompileError": "errors",
-    "TransferError": "errors",
-    "global_view": "global_view.view",
-    "memory_guard": "memory",
-    "allow_recompiles": "strict",
-    "allow_transfers": "strict",
-    "strict": "strict",
-    "plan": "plan",
-    "topology": "topology",
-    "filter_pmap": "filter_pmap",
-    "nnx_pmap": "nnx_pmap",
-    "device_put_replicated": "_pmap.placement",
-    "device_put_sharded": "_pmap.placement",
-    "replicate": "_pmap.placement",
-    "shard": "_pmap.placement",
-    "unreplicate": "_pmap.placement",
-    "pmap": "pmap",
-    "explain": "rewrite",
-    "rewrite": "rewrite",
-}
 _MODULES = ("cache", "errors", "multihost", "testing")
-__all__ = ("__version__", *_HOMES)
+_NAMES = {  # by module, imported on first use, so that lint and migrate never load jax
+    "_pmap.placement": "device_put_replicated device_put_sharded replicate shard unreplicate",
+    "errors": "CapturedArrayWarning DonationError MemoryGrowthError RecompileError TransferError",
+    "filter_pmap": "filter_pmap",
+    "global_view.view": "global_view",
+    "memory": "memory_guard",
+    "nnx_pmap": "nnx_pmap",
+    "plan": "plan",
+    "pmap": "pmap",
+    "rewrite": "explain rewrite",
+    "strict": "allow_recompiles allow_transfers strict",
+    "topology": "topology",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = ("__version__", *_MODULES, *_HOMES)
 
 
 class _Package(ModuleType):
@@ -74,16 +60,17 @@ class _Package(ModuleType):
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if isinstance(value, ModuleType) and name in _HOMES and name not in _MODULES:
+        if isinstance(value, ModuleType) and name in _HOMES:
             value = __getattr__(name)
         super().__setattr__(name, value)
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_HOMES[name]}")
-    value = globals()[name] = module if name in _MODULES else getattr(module, name)
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
 
 

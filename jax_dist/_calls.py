@@ -69,9 +69,7 @@ def call_on_stack(name: str) -> Call:
             return Call(name, user_line(), arguments)
         name = getattr(getattr(fun, "func", fun), "__name__", name)
         code = _code(fun)
-        source = type(fun).__qualname__
-        if code is not None:
-            source = f"{display_path(code.co_filename)}:{code.co_firstlineno}"
+        source = f"{display_path(code.co_filename)}:{code.co_firstlineno}" if code else str(name)
         return Call(name, user_line(), arguments, source, weakref.ref(fun))
     except Exception:  # noqa: BLE001, objects of the user may raise anything where they are read
         return Call(name, user_line(), {})
@@ -91,8 +89,7 @@ def _code(fun: Any) -> types.CodeType | None:
 
 
 def _is_of_library(fun: Any) -> bool:
-    code = _code(fun)
-    if code is not None:
+    if code := _code(fun):
         return code.co_filename.startswith(_LIBRARIES)
     module = str(getattr(type(fun), "__module__", None))
     return isinstance(fun, type) or module.split(".")[0] in ("builtins", "jax", "jaxlib", "numpy")
@@ -120,10 +117,10 @@ def variables_at(trace: TracebackType | None) -> tuple[str, str, dict[str, Facts
     A call that JAX runs in C++ leaves no frame: the source alone tells what was passed.
     """
     steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
-    steps = [(frame, step) for (frame, _), step in steps if not is_library(frame)]
+    steps = [pair for pair in steps if not pair[1].filename.startswith(_LIBRARIES)]
     if not steps:
         return user_line(), "an operation", {}
-    frame, step = steps[-1]
+    (frame, _), step = steps[-1]
     line = step.lineno or 1
     lines = linecache.getlines(step.filename, frame.f_globals)[line - 1 : step.end_lineno]
     text = " ".join(map(str.strip, lines))
@@ -147,15 +144,10 @@ def _facts(leaf: Any) -> Facts:
     return Facts(text, "uncommitted", value, is_host=True)
 
 
-def is_library(frame: FrameType) -> bool:
-    """Return whether the code of a frame is ours, JAX's or NumPy's."""
-    return frame.f_code.co_filename.startswith(_LIBRARIES)
-
-
 def _user_frame() -> tuple[FrameType | None, list[FrameType]]:
     """Return the user's innermost frame, and the frames that it has entered, outermost first."""
     frame, inner = inspect.currentframe(), list[FrameType]()
-    while frame is not None and is_library(frame):
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         inner.insert(0, frame)
         frame = frame.f_back
     return frame, inner

@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,7 +17,6 @@ from jax_dist.errors import ArgumentTypeError, MappedAxisError
 from jax_dist.pmap import pmap
 
 _AXES = (None, *range(-32, 33))  # of results: the body returns a list of arrays for each
-_HOLE = object()  # where an array was
 
 
 def _is_array(leaf: Any) -> bool:
@@ -32,8 +32,6 @@ def filter_pmap(
     *,
     in_axes: Any = _first,
     out_axes: Any = _first,
-    axis_name: str | None = None,
-    axis_size: int | None = None,
     donate: Literal["all", "warn", "none"] = "none",
     **options: Any,
 ) -> Any:
@@ -49,10 +47,9 @@ def filter_pmap(
         `equinox.if_array(0)`, or a tree of these that is a prefix of the arguments; or a dictionary
         from names of parameters to these. By default, arrays are mapped over dimension 0.
       out_axes: the same for the results. None for an array gives the value of the first device.
-      axis_name: names the mapped axis for collectives.
-      axis_size: needed where no argument is mapped.
       donate: "all" donates the memory of every array; "warn" too, and warns where it is of no use.
-      **options: those of `jax_dist.pmap`, but for static and donated positions.
+      **options: those of `jax_dist.pmap`, such as `axis_name`, but for static and donated
+        positions. `axis_size` is needed where no argument is mapped.
 
     Returns:
       The mapped function, with `__wrapped__` and `lower`.
@@ -67,11 +64,9 @@ def filter_pmap(
     >>> filter_pmap(lambda model, x: model(x))(models, jnp.ones((4, 2))).shape
     (4, 3)
     """
-    options.update(axis_name=axis_name, axis_size=axis_size)
     if fun is None:
-        return functools.partial(
-            filter_pmap, in_axes=in_axes, out_axes=out_axes, donate=donate, **options
-        )
+        axes = {"in_axes": in_axes, "out_axes": out_axes}
+        return functools.partial(filter_pmap, **axes, donate=donate, **options)
     if donate not in ("all", "warn", "none"):
         raise ValueError(f"donate must be 'all', 'warn' or 'none', not {donate!r}.")
     for name in {"static_broadcasted_argnums", "donate_argnums"} & options.keys():
@@ -82,24 +77,13 @@ def filter_pmap(
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class _Constants:
-    """All of a call but its arrays; equal ones share a program."""
+class _Static:
+    """All of a call, or of its results, but the arrays; calls of equal keys share a program."""
 
-    tree: Any  # of the function and the arguments
-    rest: tuple[Any, ...]  # the leaves, with _HOLE for arrays
-    numbers: tuple[str, ...]  # tell 1, 1.0 and True apart
-    in_axes: tuple[int | None, ...]
-    out_axes: tuple[Any, Any]
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Structure:
-    """All of the results of a program but their arrays."""
-
-    tree: Any
-    rest: list[Any]
-    lists: list[int]  # for each array, the index of its axis in _AXES
+    key: Any
+    tree: Any = dataclasses.field(compare=False)
+    leaves: list[Any] = dataclasses.field(compare=False)  # None for arrays
+    positions: Sequence[int] = dataclasses.field(default=(), compare=False)  # of arrays of results
 
 
 class _Filtered:
@@ -111,35 +95,34 @@ class _Filtered:
         self._function = weakref.ref(fun) if isinstance(fun, types.FunctionType) else fun
         leaves, tree = jax.tree.flatten(out_axes, is_leaf=lambda axis: axis is None)
         self._out_axes = tuple(leaves), tree
-        self._by_axes: dict[tuple[int | None, ...], Any] = {}
+        self._mapped = functools.cache(self._map)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call = self._partition(args, kwargs)
+        mapped, *call = self._partition(args, kwargs)
         if self._donate != "all":
-            return _combine(self._mapped(call[0])(*call))
+            return _combine(*mapped(*call))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            return _combine(self._mapped(call[0])(*call))
+            return _combine(*mapped(*call))
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the program for these arguments; arrays may be `jax.ShapeDtypeStruct`s."""
-        call = self._partition(args, kwargs)
-        return self._mapped(call[0]).lower(*call)
+        mapped, *call = self._partition(args, kwargs)
+        return mapped.lower(*call)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def _mapped(self, constants: _Constants) -> Any:
-        axes = constants.in_axes
-        if axes not in self._by_axes:
-            name = getattr(self.__wrapped__, "__name__", type(self.__wrapped__).__name__)
-            donated = () if self._donate == "none" else range(1, 1 + len(axes))
-            options = {"in_axes": (None, *axes), "out_axes": (None, _AXES)} | self._options
-            self._by_axes[axes] = pmap(_body(name), donate_argnums=donated, **options)
-        return self._by_axes[axes]
+    def _map(self, axes: tuple[int | None, ...]) -> Any:
+        name = getattr(self.__wrapped__, "__name__", type(self.__wrapped__).__name__)
+        donated = () if self._donate == "none" else 1
+        options = {"in_axes": (None, list(axes), 0), "out_axes": (None, _AXES)} | self._options
+        return pmap(_body(name), donate_argnums=donated, **options)
 
     def _partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the constants and the arrays of a call."""
+        """Return the mapped body, and its arguments: constants, arrays and an array to map."""
+        import equinox as eqx  # where it is not installed, nobody calls this
+
         if kwargs:
             raise ArgumentTypeError(f"filter_pmap got keyword arguments: {', '.join(kwargs)}.")
         axes = self._in_axes
@@ -150,60 +133,56 @@ class _Filtered:
             axes = tuple(axes.get(name, _first) for name in names)
         axes = _resolve("in_axes", axes, args)
         leaves, tree = jax.tree.flatten((self._function, args))
-        axes = [None] * (len(leaves) - len(axes)) + axes
-        pairs: list[Any] = [pair for pair in zip(leaves, axes, strict=True) if _is_array(pair[0])]
-        if (size := self._options["axis_size"]) is not None:  # in case that nothing is mapped
-            pairs.append((np.broadcast_to(np.int32(0), size), 0))
-        rest = tuple(_HOLE if _is_array(leaf) else leaf for leaf in leaves)
+        arrays, rest = eqx.partition(leaves, _is_array)
+        # 1, 1.0 and True are equal, as 0.0 and -0.0 are.
         numbers = tuple(repr(leaf) for leaf in rest if isinstance(leaf, int | float | complex))
-        in_axes = tuple(axis for _, axis in pairs)
-        constants = _Constants(tree, rest, numbers, in_axes, self._out_axes)
+        static = _Static((tree, tuple(rest), numbers, self._out_axes), tree, rest)
         try:
-            hash(constants)
+            hash(static)
         except TypeError as error:
             text = str(error)  # of static fields, too, which are no leaves
             for path, leaf in jax.tree.leaves_with_path(args):
                 if not _is_array(leaf) and type(leaf).__hash__ is None:
                     text = f"got {type(leaf).__name__} at args{jax.tree_util.keystr(path)}"
             raise ArgumentTypeError(f"non-array leaves must be hashable: {text}") from error
-        return constants, *(array for array, _ in pairs)
+        size = self._options.get("axis_size")
+        filler = None if size is None else np.broadcast_to(np.int32(0), size)
+        mapped = self._mapped((*[None] * (len(leaves) - len(axes)), *axes))
+        return mapped, static, arrays, filler
 
 
 @functools.cache
 def _body(name: str) -> Callable[..., Any]:
     """Return what is mapped for all functions of a name, which is that of the program."""
+    import equinox as eqx
 
-    def body(constants: _Constants, *arrays: Any) -> tuple[Any, ...]:
-        function, args = _fill(constants.tree, constants.rest, arrays)
+    def body(static: _Static, arrays: list[Any], filler: Any) -> tuple[Any, ...]:
+        function, args = static.tree.unflatten(eqx.combine(arrays, static.leaves))
         if isinstance(function, weakref.ref):
             function: Any = function()
         result = function(*args)
         leaves, tree = jax.tree.flatten(result)
-        axes = _resolve("out_axes", constants.out_axes[1].unflatten(constants.out_axes[0]), result)
-        structure, arrays_of = _Structure(tree, [], []), [[] for _ in _AXES]
-        for leaf, axis in zip(leaves, axes, strict=True):
-            is_mapped = axis is not None or _is_array(leaf)
-            structure.rest.append(_HOLE if is_mapped else leaf)
-            if is_mapped:  # an axis that is too far off comes last, and pmap raises
-                index = 0 if axis is None else 33 + max(-32, min(axis, 32))
-                structure.lists.append(index)
-                arrays_of[index].append(leaf)
-        return structure, tuple(arrays_of)
+        axes, axes_tree = static.key[-1]
+        axes = _resolve("out_axes", axes_tree.unflatten(axes), result)
+        positions, results = list[int](), [[] for _ in _AXES]
+        # An axis that is too far off counts as the last, and pmap raises.
+        indices = [0 if axis is None else 33 + max(-32, min(axis, 32)) for axis in axes]
+        for position in sorted(range(len(leaves)), key=indices.__getitem__):
+            if axes[position] is not None or _is_array(leaves[position]):
+                positions.append(position)
+                results[indices[position]].append(leaves[position])
+                leaves[position] = None
+        return _Static(object(), tree, leaves, positions), tuple(results)
 
     body.__name__ = body.__qualname__ = name
     return body
 
 
-def _combine(results: tuple[_Structure, tuple[list[Any], ...]]) -> Any:
-    structure, arrays_of = results
-    iterators = list(map(iter, arrays_of))
-    arrays = (next(iterators[index]) for index in structure.lists)
-    return _fill(structure.tree, structure.rest, arrays)
-
-
-def _fill(tree: Any, rest: Iterable[Any], arrays: Iterable[Any]) -> Any:
-    iterator = iter(arrays)
-    return tree.unflatten(next(iterator) if leaf is _HOLE else leaf for leaf in rest)
+def _combine(static: _Static, results: tuple[list[Any], ...]) -> Any:
+    leaves = list(static.leaves)
+    for position, array in zip(static.positions, itertools.chain(*results), strict=True):
+        leaves[position] = array
+    return static.tree.unflatten(leaves)
 
 
 def _resolve(argument: str, axes: Any, tree: Any) -> list[Any]:

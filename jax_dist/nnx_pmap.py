@@ -35,9 +35,6 @@ def nnx_pmap(
       out_axes: the same for the results.
       **options: those of `jax_dist.pmap`.
 
-    Returns:
-      The mapped function.
-
     Raises:
       ValueError: `f` is a bound method of a module, or a module is given twice, with different
         axes; see also `pmap`.
@@ -50,9 +47,8 @@ def nnx_pmap(
     (4, 3)
     """
     if f is None:
-        return functools.partial(
-            nnx_pmap, axis_name=axis_name, in_axes=in_axes, out_axes=out_axes, **options
-        )
+        axes = {"in_axes": in_axes, "out_axes": out_axes}
+        return functools.partial(nnx_pmap, axis_name=axis_name, **axes, **options)
     from flax import nnx  # where it is not installed, nobody calls this
 
     inner = f
@@ -75,24 +71,18 @@ def nnx_pmap(
 
     to_tree = functools.partial(nnx.to_tree, split_fn=split, ctxtag=_TAG)
     state_in_axes, state_out_axes = jax.tree.map(axes_of_states, (in_axes, out_axes))
+    options |= {"in_axes": state_in_axes, "out_axes": (state_in_axes, state_out_axes)}
     is_module = lambda state: isinstance(state, nnx.NodeStates)
 
+    @functools.partial(pmap, axis_name=axis_name, **options)
     @functools.wraps(f)
-    def body(*states: Any) -> Any:
+    def mapped(*states: Any) -> Any:
         args = nnx.from_tree(states, ctxtag=_TAG, is_inner=True)
         result = f(*args)
         modules = jax.tree.map(  # only they can have changed
             lambda state, arg: arg if is_module(state) else None, states, args, is_leaf=is_module
         )
         return to_tree((modules, result), prefix=(in_axes, out_axes))
-
-    mapped = pmap(
-        body,
-        axis_name=axis_name,
-        in_axes=state_in_axes,
-        out_axes=(state_in_axes, state_out_axes),
-        **options,
-    )
 
     @functools.wraps(f)
     @nnx.update_context(_TAG)

@@ -29,7 +29,6 @@ _SHOWN = 8  # arguments in one message; programs of one function that are rememb
 _LOWER_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _UNUSABLE = "Some donated buffers were not usable"
-_SLICED = re.compile(r"\[\d+")
 _FILTER = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
 # As a list: filterwarnings() would forget which other warnings were shown, at each step.
 _filters: list[Any] = warnings.filters  # pyright: ignore[reportAssignmentType]
@@ -42,7 +41,6 @@ class _Thread(threading.local):
         self.blocks: list[tuple[strict, contextlib.ExitStack]] = []  # outermost first
         self.stops_compilations = False
         self.call: Call | None = None  # the last one that was lowered
-        self.is_reading = False
 
 
 _thread = _Thread()
@@ -136,14 +134,12 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         """Return an iterator over the items, each a step of the block around; first the warm-up.
 
         Raises:
-          RuntimeError: there is no block around.
+          RuntimeError: at the first step, if there is no block around.
         """
         blocks = [settings for guard, settings in _thread.blocks if guard is self]
         if not blocks:
             raise RuntimeError("steps() needs the block of its guard: `with strict() as guard:`.")
-        return self._steps(iter(items), blocks[-1])
-
-    def _steps(self, items: Iterator[_Item], settings: contextlib.ExitStack) -> Iterator[_Item]:
+        settings, items = blocks[-1], iter(items)
         settings.close()
         settings.enter_context(allow_transfers())
         settings.enter_context(allow_recompiles())
@@ -203,13 +199,9 @@ _programs: dict[str, deque[Call]] = {}
 
 def _on_event(event: str, value: float, **details: Any) -> None:
     """Read the call that is being lowered or compiled; JAX reports both before they begin."""
-    if event not in (_LOWER_EVENT, _COMPILE_EVENT) or _thread.is_reading:
+    if event not in (_LOWER_EVENT, _COMPILE_EVENT):
         return
-    _thread.is_reading = True  # a __repr__ may compile something itself
-    try:
-        call = _thread.call = call_on_stack(str(details.get("fun_name", "a function")))
-    finally:
-        _thread.is_reading = False
+    call = _thread.call = call_on_stack(str(details.get("fun_name", "a function")))
     if event == _COMPILE_EVENT:
         if _thread.stops_compilations:
             raise _recompile_error(call)
@@ -286,11 +278,11 @@ def _unusable_error(warning: BaseException) -> DonationError:
     if call is None or not text.startswith(f"{_UNUSABLE}: "):
         return DonationError(text)
     types = re.findall(r"\w+\[[\d,]*\]", text.partition("\n")[0])
-    arguments = [(path, facts.type) for path, facts in call.arguments.items()]
-    names = [f"{path} {type_}" for path, type_ in arguments if type_ in types]
-    if not names:  # of a pmap, JAX names the type of one slice
-        slices = [(path, type_, _SLICED.sub("[1", type_)) for path, type_ in arguments]
-        names = [f"{path} {type_}" for path, type_, slice_ in slices if slice_ in types]
+    names = [  # of a pmap, JAX names the type of one slice
+        f"{path} {facts.type}"
+        for path, facts in call.arguments.items()
+        if {facts.type, re.sub(r"\[\d+", "[1", facts.type)}.intersection(types)
+    ]
     return DonationError(
         f"'{call.name}' cannot use the memory of a donated argument, at {call.line}: no result is "
         f"left that has the type of {' or '.join(names[:_SHOWN] or types)}. Do not donate it."
@@ -307,14 +299,14 @@ def _with_donation_check(func: Any, *, every_call: bool) -> Any:
         if not every_call and number >= 3 and number % 1000:
             return func(*args, **kwargs)
         infos = jax.tree.leaves(func.trace(*args, **kwargs).args_info)
-        types = [_type(info) for info in infos if info.donated]
+        types = [(info.shape, info.dtype) for info in infos if info.donated]
         leaves = leaves_by_path(func, args, kwargs)
         result = func(*args, **kwargs)
         arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, jax.Array)}
         kept = {path: array for path, array in arrays.items() if not array.is_deleted()}
         is_from_host = any(isinstance(leaf, np.ndarray) for leaf in leaves.values())
         if len(arrays) - len(kept) < len(types) and not is_from_host:
-            names = [path for path, array in kept.items() if _type(array) in types]
+            names = [path for path, array in kept.items() if (array.shape, array.dtype) in types]
             raise DonationError(
                 f"'{func.__name__}' did not take the memory of the donated "
                 f"{' or '.join(names[:_SHOWN])}, at {user_line()}. It does not use it, no result "
@@ -323,7 +315,3 @@ def _with_donation_check(func: Any, *, every_call: bool) -> Any:
         return result
 
     return checked
-
-
-def _type(array: Any) -> tuple[Any, Any]:
-    return array.shape, array.dtype

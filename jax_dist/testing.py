@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import jax_dist
-from jax_dist import _usage, launch
+from jax_dist import _files, _usage, launch
 from jax_dist.errors import ArgumentError
 
 __all__ = (
@@ -55,13 +55,12 @@ def simulated_devices(count: int = 8) -> None:
     number = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:
         jax.config.update("jax_num_cpu_devices", number + 1)
-    except RuntimeError:  # JAX rejects another number once it has chosen its devices
-        if (jax.default_backend(), jax.local_device_count()) == ("cpu", count):
-            return
-    else:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)  # overrides XLA_FLAGS
         return
+    except RuntimeError:  # JAX rejects another number once it has chosen its devices
+        if (jax.default_backend(), jax.local_device_count()) == ("cpu", count):
+            return
     raise RuntimeError(
         f"simulated_devices({count}) was called after JAX had started with "
         f"{jax.local_device_count()} {jax.default_backend()} devices. Call it at the top of "
@@ -122,12 +121,8 @@ def assert_same_as_pmap(
     differences: Sequence[str] = ()
     if error is None and expected_error is None:
         differences = list(_differences(result, expected, rtol, atol))
-    elif expected_error is None:
-        differences = [f"it raises {_summary(error)}, jax.pmap does not"]
-    elif error is None:
-        differences = [f"jax.pmap raises {_summary(expected_error)}, it does not"]
-    elif not isinstance(error, kind):
-        differences = [f"it raises {_summary(error)}, jax.pmap {_summary(expected_error)}"]
+    elif error is None or expected_error is None or not isinstance(error, kind):
+        differences = [f"it {_outcome(error)}, jax.pmap {_outcome(expected_error)}"]
     if differences:
         name = getattr(fun, "__name__", fun)
         lines = "".join(f"\n  {line}" for line in differences)
@@ -135,8 +130,10 @@ def assert_same_as_pmap(
     return result
 
 
-def _summary(error: Exception | None) -> str:
-    return f"{type(error).__name__}({str(error).partition(chr(10))[0]!r})"
+def _outcome(error: Exception | None) -> str:
+    if error is None:
+        return "returns"
+    return f"raises {type(error).__name__}({str(error).partition(chr(10))[0]!r})"
 
 
 def _differences(result: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
@@ -144,7 +141,7 @@ def _differences(result: Any, expected: Any, rtol: float, atol: float) -> Iterat
     if structure != expected_structure:
         yield f"result: structure {structure}, with jax.pmap {expected_structure}"
         return
-    paths = jax.tree_util.tree_leaves_with_path(result)
+    paths = jax.tree.leaves_with_path(result)
     for (path, leaf), expected_leaf in zip(paths, jax.tree.leaves(expected), strict=True):
         for difference in _leaf_differences(leaf, expected_leaf, rtol, atol):
             yield f"result{jax.tree_util.keystr(path)}: {difference}"
@@ -235,12 +232,11 @@ class DeviceCountReport:
         different = {result.name for result in self.results if not result.same}
         verdict = f"{len(different)} of {total} not the same" if different else f"{total} the same"
         counts = ", ".join(map(str, (1, *self.devices)))
-        lines: list[Any] = [f"{self.name}: {verdict} on {counts} devices"]
-        if not self.ok:
-            lines.append(table)
-            note = f"{self.name} uses random numbers, which may depend on the device count."
-            lines += [note] * self.is_random
-        return _usage.render(*lines)
+        headline = f"{self.name}: {verdict} on {counts} devices"
+        if self.ok:
+            return headline
+        note = f"{self.name} uses random numbers, which may depend on the device count."
+        return _usage.render(headline, table, *[note] * self.is_random)
 
 
 def compare_device_counts(
@@ -342,7 +338,6 @@ class _Program:
     arguments: tuple[_Argument, ...]
     axis_name: Any
     mesh: Mesh | None
-    takes_mesh: bool
 
     @classmethod
     def of(
@@ -350,14 +345,17 @@ class _Program:
     ) -> "_Program":
         from jax_dist._steps import MappedStep  # noqa: PLC0415  # which few tests need
 
-        of_leaves = lambda *leaves, **mesh: fun(*jax.tree.unflatten(tree, leaves), **mesh)
+        takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
+        of_leaves = lambda leaves, mesh: fun(
+            *jax.tree.unflatten(tree, leaves), **({"mesh": mesh} if takes_mesh else {})
+        )
         leaves, tree = jax.tree.flatten(args)
         paths = ["args" + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
         is_none, is_mapped = lambda leaf: leaf is None, mesh is None and axis_name is None
         axes: Sequence[int | None] = [None] * len(leaves)
         if is_mapped:
             step = MappedStep.of(fun, args, {})
-            of_leaves = lambda *leaves: step.call.run(leaves)
+            of_leaves = lambda leaves, _: step.call.run(leaves)
             axes, axis_name = step.axes, step.options.mesh_axis
             is_array = [hasattr(leaf, "shape") for leaf in leaves]  # others are static
             leaves, paths = (list(itertools.compress(each, is_array)) for each in (leaves, paths))
@@ -378,10 +376,9 @@ class _Program:
         name = getattr(fun, "__name__", type(fun).__name__)
         if mesh is None and all(argument.kind == "shared" for argument in arguments):
             raise ArgumentError(f"{name}: in_axes={in_axes!r} divides no argument.")
-        takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
         clean = lambda leaf: None if _is_key(leaf) else jnp.asarray(leaf)
-        results = lambda *leaves, **mesh: jax.tree.map(clean, of_leaves(*leaves, **mesh))
-        return cls(results, name, tuple(arguments), axis_name, mesh, takes_mesh)
+        results = lambda leaves, mesh=None: jax.tree.map(clean, of_leaves(leaves, mesh))
+        return cls(results, name, tuple(arguments), axis_name, mesh)
 
     def on(self, count: int) -> Callable[..., Any]:
         """Return a call of the function on so many devices, of values and a method of jit's.
@@ -400,19 +397,18 @@ class _Program:
         if self.mesh is None:
             axes = [None if argument.kind == "shared" else 0 for argument in self.arguments]
             options = {"axis_name": self.axis_name, "axis_size": count}
-            function = jax.jit(jax.vmap(self.fun, in_axes=axes, **options))
+            function = jax.jit(jax.vmap(self.fun, in_axes=(axes,), **options))
         else:
             mesh = _shrink(self.mesh, count)
-            options = {"mesh": mesh} if self.takes_mesh else {}
-            whole = lambda *leaves: self.fun(*leaves, **options)
-            function = jax.jit(lambda *leaves: jax.tree.map(lambda x: x[None], whole(*leaves)))
+            whole = lambda leaves: self.fun(leaves, mesh)
+            function = jax.jit(lambda leaves: jax.tree.map(lambda x: x[None], whole(leaves)))
 
         def call(values: Sequence[Any], method: str = "__call__") -> Any:
             pairs = zip(self.arguments, values, strict=True)
             leaves = [argument.lay_out(value, count) for argument, value in pairs]
             try:
                 with jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
-                    return getattr(function, method)(*leaves)
+                    return getattr(function, method)(leaves)
             except Exception as error:
                 note = f"compare_device_counts ran {self.name} on {count} devices."
                 if mesh is not None:
@@ -518,8 +514,6 @@ def _describe(
 ) -> str:
     """Return how `[copies, *s]` differ from the value of one device."""
     one = _widen(expected.value)
-    if expected.value.dtype == bool:
-        return "other values"
 
     def is_close(left: np.ndarray, right: np.ndarray, scale: float = 1.0) -> bool:
         return bool((_distance(left, right) <= expected.tolerance * max(scale, 1.0)).all())
@@ -743,8 +737,7 @@ def _run_rank(path: str) -> None:
         except Exception:  # noqa: BLE001  # pickle raises what the error's class raises
             error = RuntimeError(f"rank {rank} raised {type(raised).__name__}: {raised}")
     report = pathlib.Path(path).with_name(f"{rank}.report")
-    report.with_suffix(".part").write_bytes(pickle.dumps((value, error, trace)))
-    report.with_suffix(".part").replace(report)
+    _files.write_atomically(report, pickle.dumps((value, error, trace)))
     sys.stdout.flush()
     sys.stderr.flush()
     if error is None:

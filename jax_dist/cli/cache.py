@@ -36,15 +36,9 @@ _CODE = re.compile(r"^JXD\d+")
 
 
 def add_parser(commands: Any) -> None:
-    parser = terminal.add_command(
-        commands,
-        "cache",
-        _run,
-        __doc__,
-        _EPILOG,
-        help="check that a program hits the compilation cache, or say why not",
-        usage="jax-dist cache verify [options] -- COMMAND ...",
-    )
+    text = "check that a program hits the compilation cache, or say why not"
+    usage = "jax-dist cache verify [options] -- COMMAND ..."
+    parser = terminal.add_command(commands, "cache", _run, __doc__, _EPILOG, help=text, usage=usage)
     parser.add_argument("action", choices=["verify"], help="run the program twice")
     terminal.flag(parser, "--json", help="print JSON")
     parser.add_argument(

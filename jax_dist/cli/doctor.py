@@ -23,12 +23,9 @@ def add_parser(commands: Any) -> None:
     parser = terminal.add_command(
         commands, "doctor", _run, __doc__, _EPILOG, help="check this installation"
     )
+    text = "time limit for JAX to start (60)"
     parser.add_argument(
-        "--timeout",
-        type=terminal.seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="time limit for JAX to start (60)",
+        "--timeout", type=terminal.seconds, default=60.0, metavar="SECONDS", help=text
     )
 
 

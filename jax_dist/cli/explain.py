@@ -17,15 +17,9 @@ example:
 
 
 def add_parser(commands: Any) -> None:
-    terminal.add_command(
-        commands,
-        "explain",
-        _run,
-        __doc__,
-        _EPILOG,
-        help="explain the mapped functions of an unedited program",
-        usage="jax-dist explain -- COMMAND ...",
-    )
+    text = "explain the mapped functions of an unedited program"
+    usage = "jax-dist explain -- COMMAND ..."
+    terminal.add_command(commands, "explain", _run, __doc__, _EPILOG, help=text, usage=usage)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:

@@ -35,46 +35,21 @@ _COLOURS = (36, 33, 35, 32, 34, 31)  # of the prefixes, in ANSI's numbers
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
+    text = "run a program in several processes on this machine"
+    usage = "jax-dist launch -n N [options] -- COMMAND ..."
     parser = terminal.add_command(
-        commands,
-        "launch",
-        _run,
-        __doc__,
-        _EPILOG,
-        help="run a program in several processes on this machine",
-        usage="jax-dist launch -n N [options] -- COMMAND ...",
+        commands, "launch", _run, __doc__, _EPILOG, help=text, usage=usage
     )
-    parser.add_argument(
-        "-n",
-        "--processes",
-        type=terminal.count,
-        required=True,
-        metavar="N",
-        help="number of processes",
-    )
+    add = parser.add_argument
+    count, seconds = terminal.count, terminal.seconds
+    add("-n", "--processes", type=count, required=True, metavar="N", help="number of processes")
     devices = parser.add_mutually_exclusive_group()
-    devices.add_argument(
-        "--cpu-devices",
-        type=terminal.count,
-        metavar="N",
-        help="simulate N CPU devices in each process, and use no other devices",
-    )
-    devices.add_argument(
-        "--gpus",
-        type=terminal.count,
-        metavar="N",
-        help="GPUs for each process (1)",
-    )
-    parser.add_argument(
-        "--timeout", type=terminal.seconds, metavar="SECONDS", help="stop the job after this time"
-    )
-    parser.add_argument(
-        "--grace",
-        type=terminal.seconds,
-        default=1.0,
-        metavar="SECONDS",
-        help="time for the others to end after a failure (1)",
-    )
+    text = "simulate N CPU devices in each process, and use no other devices"
+    devices.add_argument("--cpu-devices", type=count, metavar="N", help=text)
+    devices.add_argument("--gpus", type=count, metavar="N", help="GPUs for each process (1)")
+    add("--timeout", type=seconds, metavar="SECONDS", help="stop the job after this time")
+    text = "time for the others to end after a failure (1)"
+    add("--grace", type=seconds, default=1.0, metavar="SECONDS", help=text)
     terminal.add_color(parser)
 
 

@@ -43,34 +43,22 @@ def add_parser(commands: Any) -> None:
     parser = terminal.add_command(
         commands, "lint", _run, __doc__, _EPILOG, help="find pmap-era code in files and notebooks"
     )
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        default=["."],
-        metavar="PATH",
-        help="files and folders (default: this folder); - reads standard input",
-    )
+    text = "files and folders (default: this folder); - reads standard input"
+    parser.add_argument("paths", nargs="*", default=["."], metavar="PATH", help=text)
+    add = parser.add_argument_group("rules").add_argument
     codes: Any = {"action": "append", "default": [], "metavar": "CODES"}
-    group = parser.add_argument_group("rules")
-    group.add_argument(
-        "--select", **codes, help="only these rules: codes, prefixes of codes, names, or ALL"
-    )
-    group.add_argument("--extend-select", **codes, help="also these rules")
-    group.add_argument("--ignore", **codes, help="not these rules; the more specific option wins")
-    group.add_argument("--target-jax", metavar="VERSION", help="the oldest jax to run on")
-    group.add_argument("--config", metavar="FILE", help="settings file in place of the nearest one")
+    add("--select", **codes, help="only these rules: codes, prefixes of codes, names, or ALL")
+    add("--extend-select", **codes, help="also these rules")
+    add("--ignore", **codes, help="not these rules; the more specific option wins")
+    add("--target-jax", metavar="VERSION", help="the oldest jax to run on")
+    add("--config", metavar="FILE", help="settings file in place of the nearest one")
     group = parser.add_argument_group("fixes")
     terminal.flag(group, "--fix", help="apply the safe fixes")
     terminal.flag(group, "--unsafe-fixes", help="with --fix or --diff: also fixes to review")
     terminal.flag(group, "--diff", help="show what --fix would change")
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--output-format",
-        choices=_FORMATS,
-        default="text",
-        help="%(choices)s (default: %(default)s)",
-        metavar="FORMAT",
-    )
+    form: Any = {"choices": _FORMATS, "default": _FORMATS[0], "metavar": "FORMAT"}
+    group.add_argument("--output-format", **form, help="%(choices)s (default: %(default)s)")
     terminal.flag(group, "-q", "--quiet", help="findings only, no summary")
     terminal.add_color(group)
     terminal.flag(group, "--exit-zero", help="exit with 0 even if something is found")
@@ -149,6 +137,7 @@ class _Lint:
         from jax_dist.lint.engine import fixer
         from jax_dist.lint.engine.linter import load
         from jax_dist.lint.model.findings import Safety
+        from jax_dist.lint.model.sources import read_bytes
 
         options = self._options
         allowed = {Safety.SAFE, *([Safety.UNSAFE] if options.unsafe_fixes else [])}
@@ -159,7 +148,7 @@ class _Lint:
             if not any(finding.safety in allowed for finding in group):
                 left += group
                 continue
-            before = self._read(path)
+            before = read_bytes(path) if self._stdin is None else self._stdin
             result = fixer.fix(path, before, self._examiner, frozenset(allowed))
             if result.rejected:
                 self._complain(path, f"some fixes were not made: {result.rejected}")
@@ -192,11 +181,6 @@ class _Lint:
         if form == "text" and not self._options.quiet:
             out.write(f"{chr(10) * bool(findings)}{summary(findings)}\n")
         return self._exit(len(findings))
-
-    def _read(self, path: str) -> bytes:
-        from jax_dist.lint.model.sources import read_bytes
-
-        return read_bytes(path) if self._stdin is None else self._stdin
 
     def _write(self, path: str, after: bytes, before: bytes) -> bool:
         """Return whether the file could be written."""

@@ -43,14 +43,10 @@ _PLACE = re.compile(r"(.+\.(?:py|ipynb)):(\d+)")
 
 
 def add_parser(commands: Any) -> None:
+    text = "move files and notebooks from pmap to jit(shard_map)"
+    usage = "jax-dist migrate [options] PATH[:LINE] ... [-- COMMAND ...]"
     parser = terminal.add_command(
-        commands,
-        "migrate",
-        _run,
-        __doc__,
-        _EPILOG,
-        help="move files and notebooks from pmap to jit(shard_map)",
-        usage="jax-dist migrate [options] PATH[:LINE] ... [-- COMMAND ...]",
+        commands, "migrate", _run, __doc__, _EPILOG, help=text, usage=usage
     )
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="files, notebooks and folders; - reads stdin")
@@ -216,18 +212,18 @@ class _Migrate:
         lost: set[str] = set()
         now: list[Any] = []
         for file in sorted(files, key=lambda file: not file.is_new):
-            if file.changed:
-                if file.needs_module in lost:
-                    problem = f"{file.needs_module} could not be written"
-                else:
-                    problem = self._problem_of_writing(file)
-                if problem:
-                    lost.add(os.path.abspath(file.path))
-                    file = file.unchanged(problem)
-            now.append(file)
+            problem = ""
+            if file.changed and file.needs_module in lost:
+                problem = f"{file.needs_module} could not be written"
+            elif file.changed:
+                problem = self._write(file)
+            if problem:
+                lost.add(os.path.abspath(file.path))
+            now.append(file.unchanged(problem) if problem else file)
         return sorted(now, key=lambda file: file.is_new)
 
-    def _problem_of_writing(self, file: Any) -> str:
+    def _write(self, file: Any) -> str:
+        """Write a file; return why it cannot be written, or ""."""
         try:
             if file.is_new and os.path.exists(file.path):
                 return "somebody else made it meanwhile; start again"

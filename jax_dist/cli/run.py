@@ -19,15 +19,8 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    terminal.add_command(
-        commands,
-        "run",
-        _run,
-        __doc__,
-        _EPILOG,
-        help="run an unedited program with jax_dist.pmap",
-        usage="jax-dist run -- COMMAND ...",
-    )
+    text, usage = "run an unedited program with jax_dist.pmap", "jax-dist run -- COMMAND ..."
+    terminal.add_command(commands, "run", _run, __doc__, _EPILOG, help=text, usage=usage)
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:

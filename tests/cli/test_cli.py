@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import re
 import subprocess
 import sys
@@ -59,6 +60,20 @@ def test_the_package_runs_as_a_program():
     run = subprocess.run(command, capture_output=True, text=True, check=True)
 
     assert run.stdout == f"jax-dist {jax_dist.__version__}\n"
+
+
+@pytest.mark.parametrize("streams", [("stdout",), ("stdout", "stderr")])
+def test_a_reader_that_leaves_early_gets_no_traceback(streams, tmp_path):
+    """As in `jax-dist lint | head`."""
+    (tmp_path / "a.py").write_text("import jax\n" + "jax.pmap(f)\n" * 2000)
+    command = [sys.executable, "-m", "jax_dist", "lint", str(tmp_path)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    pipes = {"stderr": subprocess.PIPE, **dict.fromkeys(streams, writing)}
+    run = subprocess.run(command, **pipes, text=True, check=False)
+    os.close(writing)
+
+    assert (run.returncode, run.stderr or "") == (2, "")
 
 
 def test_an_internal_error_has_a_traceback_and_never_the_code_of_a_finding(monkeypatch):

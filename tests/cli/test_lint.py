@@ -138,7 +138,6 @@ def test_the_standard_input_is_fixed_into_the_standard_output():
 def test_a_file_that_somebody_else_has_changed_is_left(monkeypatch):
     file, other = _write("theirs"), _write(_PSUM, "b.py")
     # As if it happened between the reading and the writing:
-    monkeypatch.setattr("jax_dist.cli.lint._Lint._read", lambda self, path: _PSUM.encode())
     monkeypatch.setattr(linter.sources, "read_bytes", lambda path: _PSUM.encode())
 
     code, out, err = _lint("--fix", "--target-jax=0.10")

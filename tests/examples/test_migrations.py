@@ -37,9 +37,6 @@ _PROGRAMS = {
         lambda program: program.train_and_evaluate(steps=20), mapped=2, needs="flax"
     ),
     "updater_class": Program(lambda program: program.train(steps=20), mapped=2),
-    "gathered_evaluation": Program(
-        lambda program: program.train_and_evaluate(steps=20), mapped=2, needs="jax"
-    ),
     "parallel_chains": Program(
         lambda program: program.infer(num_samples=30),
         mapped=1,

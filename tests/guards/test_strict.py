@@ -4,9 +4,9 @@
 import functools
 import gc
 import sys
-import threading
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -67,13 +67,13 @@ def _compiled_before():
 @pytest.mark.parametrize("mapped", [jax.jit, jax_dist.pmap], ids=["jit", "pmap"])
 @pytest.mark.parametrize(
     ("before", "now", "change"),
-    {
-        "shape": ((_XS, {"y": _XS}), (_XS, {"y": _YS}), "batch['y']: float32[8,2] -> float32[8,3]"),
-        "type": ((_XS,), (_INTS,), "x: float32[8,2] -> int32[8,2]"),
-        "structure": ((_XS, {"y": _XS}), (_XS, {"y": _XS, "z": _XS}), "batch['z'] is new"),
-        "gone": ((_XS, {"y": _XS, "z": _XS}), (_XS, {"y": _XS}), "batch['z'] is gone"),
-        "nearest": ((_INTS, {"y": _XS}), (_INTS, {"y": _YS}), "batch['y']: float32[8,2] -> "),
-    }.values(),
+    [
+        ((_XS, {"y": _XS}), (_XS, {"y": _YS}), "batch['y']: float32[8,2] -> float32[8,3]"),
+        ((_XS,), (_INTS,), "x: float32[8,2] -> int32[8,2]"),
+        ((_XS, {"y": _XS}), (_XS, {"y": _XS, "z": _XS}), "batch['z'] is new"),
+        ((_XS, {"y": _XS, "z": _XS}), (_XS, {"y": _XS}), "batch['z'] is gone"),
+        ((_INTS, {"y": _XS}), (_INTS, {"y": _YS}), "batch['y']: float32[8,2] -> "),
+    ],
     ids=["shape", "type", "structure", "gone", "nearest"],
 )
 def test_the_changed_argument_is_named(mapped, before, now, change):
@@ -96,16 +96,16 @@ def test_the_changed_argument_is_named(mapped, before, now, change):
 
 @pytest.mark.parametrize(
     ("before", "now", "change"),
-    {
-        "weak": (lambda f: f(jnp.float32(1)), lambda f: f(1.0), "x: float32[] -> ~float32[]"),
-        "sharding": (lambda f: f(_XS), lambda f: f(_WHOLE), "x: NamedSharding(mesh=Mesh('i': 8"),
-        "static": (lambda f: f(_X, times=2), lambda f: f(_X, times=3), "times: 2 -> 3"),
-        "setting": (
+    [
+        (lambda f: f(jnp.float32(1)), lambda f: f(1.0), "x: float32[] -> ~float32[]"),
+        (lambda f: f(_XS), lambda f: f(_WHOLE), "x: NamedSharding(mesh=Mesh('i': 8"),
+        (lambda f: f(_X, times=2), lambda f: f(_X, times=3), "times: 2 -> 3"),
+        (
             lambda f: f(_X),
             lambda f: jax.default_matmul_precision("float32")(f)(_X),
             "no argument differs: a setting of JAX does, or its caches were cleared",
         ),
-    }.values(),
+    ],
     ids=["weak", "sharding", "static", "setting"],
 )
 def test_the_cause_is_named(before, now, change):
@@ -167,28 +167,20 @@ def test_a_stopped_call_has_run_nothing_and_can_be_made_later():
 
 
 class _Raises:
-    """A value that raises whatever is asked of it."""
+    """A value that raises whatever is asked of it, as a proxy without its target does."""
 
-    def _raise(self, *args):
-        raise RuntimeError("the object was asked")
-
-    __eq__ = __repr__ = __getattr__ = __bool__ = __len__ = __iter__ = __str__ = __call__ = _raise
     __hash__ = object.__hash__
 
-
-class _RaisesAlways:
     def __getattribute__(self, name):
         raise RuntimeError(f"{name} was asked for")
 
+    def __repr__(self):
+        raise RuntimeError("its text was asked for")
+
 
 @pytest.mark.parametrize("mapped", [jax.jit, jax_dist.pmap], ids=["jit", "pmap"])
-@pytest.mark.parametrize(
-    "make",
-    [lambda: {1: _X, "a": _X}, lambda: {1: 2, "a": {None: 3}}, _Raises, _RaisesAlways],
-    ids=["mixed keys", "nested keys", "raises", "raises always"],
-)
+@pytest.mark.parametrize("make", [lambda: {1: _X, "a": _X}, _Raises])
 def test_only_errors_of_the_guard_are_raised_whatever_the_frames_hold(mapped, make):
-    globals()["__warningregistry__"] = {"version": 1, ("text", UserWarning, 3): True}
     fun, local, host = mapped(lambda x: x + 2), make(), _HOST["y"]
     fun(_XS)
     fun(_XS)
@@ -199,23 +191,18 @@ def test_only_errors_of_the_guard_are_raised_whatever_the_frames_hold(mapped, ma
         (fun(host), local)
 
 
-def test_a_static_argument_may_raise():
-    with pytest.raises(RecompileError, match="'<lambda>' is compiled"), recompiles():
-        jax.jit(lambda x, option: x, static_argnums=1)(_X, _Raises())
-
-
 # ---- transfers
 
 
 @pytest.mark.parametrize(
     ("act", "moved"),
-    {
-        "argument": (lambda f: f(_HOST["y"]), r"_HOST\['y'\] float32\[8,2\] moves from host"),
-        "leaf": (lambda f: f(_XS, _HOST), r"_HOST\['y'\] float32\[8,2\] moves from host"),
-        "operator": (lambda f: _X + np.ones(8, np.float32), r"float32\[8\] moves from host"),
-        "number": (lambda f: f(1.0), r"float32\[\] moves from host to device"),
-        "index": (lambda f: _X[0], r"int32\[\] moves from host to device"),
-    }.values(),
+    [
+        (lambda f: f(_HOST["y"]), r"_HOST\['y'\] float32\[8,2\] moves from host"),
+        (lambda f: f(_XS, _HOST), r"_HOST\['y'\] float32\[8,2\] moves from host"),
+        (lambda f: _X + np.ones(8, np.float32), r"float32\[8\] moves from host"),
+        (lambda f: f(1.0), r"float32\[\] moves from host to device"),
+        (lambda f: _X[0], r"int32\[\] moves from host to device"),
+    ],
     ids=["argument", "leaf", "operator", "number", "index"],
 )
 def test_values_of_the_host_are_named(act, moved):
@@ -254,13 +241,8 @@ def test_what_is_explicit_or_allowed_moves():
         jax.device_get(fun(_X))
         with allow_transfers():
             fun(_HOST["y"])
-        with jax.transfer_guard("allow"):
-            fun(_HOST["y"])
-
-
-def test_an_error_of_another_guard_is_not_ours():
     with jax.transfer_guard("disallow"), pytest.raises(jax.errors.JaxRuntimeError), recompiles():
-        negative(_HOST["y"])
+        fun(_HOST["y"])  # the guard is another one
 
 
 # ---- donation
@@ -286,34 +268,24 @@ def test_a_program_that_cannot_use_a_donation_is_stopped():
         pmapped({"w": jnp.ones((8, 2))})
 
 
-@pytest.mark.parametrize(("extra", "kept"), [({"b": jnp.ones(3)}, "b"), ({}, "w")])
-def test_a_guarded_jit_object_checks_that_donated_arguments_are_gone(extra, kept):
-    array = jnp.ones(4)
-    view = None if extra else np.asarray(array)  # shares the memory
-
-    with pytest.raises(DonationError) as caught:
-        donations()(double)({"w": array, **extra}, 2)
-
-    assert f"'<lambda>' did not take the memory of the donated s['{kept}'], at " in str(
-        caught.value
-    )
-    del view
+def test_a_guarded_jit_object_checks_that_donated_arguments_are_gone():
+    text = r"'<lambda>' did not take the memory of the donated s\['b'\], at "
+    with pytest.raises(DonationError, match=text):
+        donations()(double)({"w": jnp.ones(4), "b": jnp.ones(3)}, 2)
 
 
 @pytest.mark.parametrize(("when", "checked"), [("first", 3), ("always", 10)])
 def test_how_many_calls_are_checked(when, checked):
-    guarded, lost = donations(donation=when)(double), 0
-
+    guarded, errors = donations(donation=when)(double), 0
     for _ in range(10):
         array = jnp.ones(4)
-        view = np.asarray(array)
+        view = np.asarray(array)  # shares the memory
         try:
             guarded({"w": array}, 2)
         except DonationError:
-            lost += 1
+            errors += 1
         del view
-
-    assert lost == checked
+    assert errors == checked
 
 
 def test_donations_that_happen_pass():
@@ -337,17 +309,6 @@ def test_the_filter_of_warnings_is_taken_away():
 
 
 # ---- blocks, steps and threads
-
-
-def test_a_training_loop_is_written_as_usual():
-    fun = jax.jit(lambda state, batch: state + batch.sum(), donate_argnums=0)
-    state, batches = jnp.zeros(3), [jnp.ones(4)] * 10
-
-    with strict() as guard:
-        for batch in guard.steps(batches):
-            state = fun(state, batch)
-
-    assert state.tolist() == [40.0] * 3
 
 
 @pytest.mark.parametrize(("warmup", "guarded"), [(None, "011"), (0, "111"), (2, "001")])
@@ -408,12 +369,9 @@ def test_each_thread_has_its_own_guards():
         jax.jit(lambda x: x + 3)(_HOST["y"])
         seen.append(train())
 
-    with strict():
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with strict(), ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(work) for _ in range(4)]:
+            future.result()
         assert is_guarded()
     assert sorted(seen) == [False] * 4 + [True] * 4
 
@@ -432,14 +390,19 @@ def test_functions_and_arrays_may_die():
     assert [reference() for reference in references] == [None, None]
 
 
-def test_a_pmap_and_a_rewritten_function_are_steady():
+def test_a_training_loop_is_written_as_usual():
     table = jnp.arange(3.0)
     rewritten = jax_dist.rewrite(jax.jit(lambda s, b: s + table * b.sum()), captures="lift")
     mapped = jax_dist.pmap(lambda s, b: s + b.sum(), donate_argnums=0)
-    for fun, state, batch in ((rewritten, jnp.zeros(3), jnp.ones(2)), (mapped, _XS + 0, _XS)):
+    jitted = jax.jit(lambda s, b: s + b.sum(), donate_argnums=0)
+    for fun, state, batch in (
+        (jitted, jnp.zeros(3), jnp.ones(4)),
+        (rewritten, jnp.zeros(3), jnp.ones(2)),
+        (mapped, _XS + 0, _XS),
+    ):
         with strict() as guard:
-            for _ in guard.steps(range(4)):
-                state = fun(state, batch)
+            for item in guard.steps([batch] * 4):
+                state = fun(state, item)
 
 
 async def _coroutine():
@@ -455,7 +418,7 @@ def _generator():
     [
         (lambda: strict(donation=True), ValueError, "donation must be"),
         (lambda: strict(warmup=-1), ValueError, "warmup must be a number of steps"),
-        (lambda: strict().steps([1]), RuntimeError, r"steps\(\) needs the block"),
+        (lambda: next(strict().steps([1])), RuntimeError, r"steps\(\) needs the block"),
         (lambda: strict()(_coroutine), TypeError, "strict cannot guard _coroutine"),
         (lambda: strict()(_generator), TypeError, "strict cannot guard _generator"),
     ],

@@ -26,11 +26,7 @@ _LAUNCHERS: dict[str, tuple[str, str, str]] = {  # file, the fake launcher, and 
         "export OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_LOCAL_RANK=1\n",
         "here:1 8 5 1\n",
     ),
-    "Intel MPI": (
-        "mpi.sh",
-        "export PMI_SIZE=8 PMI_RANK=5 MPI_LOCALRANKID=1\n",
-        "here:1 8 5 1\n",
-    ),
+    "Intel MPI": ("mpi.sh", "export PMI_SIZE=8 PMI_RANK=5 MPI_LOCALRANKID=1\n", "here:1 8 5 1\n"),
 }
 
 
