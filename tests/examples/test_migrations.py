@@ -33,6 +33,9 @@ class Program:
 
 
 _PROGRAMS = {
+    "gathered_evaluation": Program(
+        lambda program: program.train_and_evaluate(steps=20), mapped=2, needs="jax"
+    ),
     "flax_train_step": Program(
         lambda program: program.train_and_evaluate(steps=20), mapped=2, needs="flax"
     ),
