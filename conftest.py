@@ -21,7 +21,6 @@ collect_ignore_glob = [
     "tests/cache/programs/*",
     "tests/migrate/golden/*",
     "tests/migrate/programs/*",
-    "tests/passes/partitioned_keys.py",
     "tests/rewriting/captured_keys.py",
 ]
 

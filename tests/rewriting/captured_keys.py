@@ -1,4 +1,4 @@
-"""Compiles programs that capture random values, as they are and rewritten.
+"""Compiles programs whose keys differ in each process, as they are and rewritten.
 
 Prints how many of them were found in the persistent cache.
 """
@@ -13,6 +13,9 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_dist
 
@@ -56,12 +59,33 @@ def viewed(state, x):
     return jax.tree.map(lambda old, gradient: old - gradient, state, mean)
 
 
+@custom_partitioning
+def centre(x):
+    return x - x.mean(-1, keepdims=True)
+
+
+def on_rows(mesh, arguments, result):
+    del arguments, result
+    rows = NamedSharding(mesh, P("i", None))
+    factor = 2.0 if "other-body" in sys.argv else 1.0
+    return mesh, lambda x: centre.fun(x) * factor, rows, (rows,)
+
+
+centre.def_partition(on_rows, sharding_rule="i j -> i j")
+MESH = Mesh(np.array(jax.devices()), ("i",))
+
+
+def partitioned(x):
+    return centre(jax.lax.with_sharding_constraint(x * 2, NamedSharding(MESH, P("i"))))
+
+
 FUNCTIONS = {
     "closure": closure,
     "in_scan": in_scan,
     "key": key,
     "mapped": mapped,
     "model": Model(),
+    "partitioned": partitioned,
 }
 
 

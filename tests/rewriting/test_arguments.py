@@ -1,4 +1,4 @@
-"""What is said wrongly to `rewrite` and `explain` is named, with its value and a remedy."""
+"""Wrong options are named with a remedy; arguments on other devices are put on the mesh."""
 
 import re
 
@@ -6,69 +6,97 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-import jax_dist
 from jax_dist import explain, rewrite
 from jax_dist.errors import ArgumentError
 
 pytestmark = pytest.mark.rewriting
 
+_X = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+_MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fun": 3}, "rewrite takes a function, not 3"),
-        (
-            {"captures": "lit"},
-            "captures= of rewrite is one of 'lift', 'warn', 'allow', 'error', not",
-        ),
-        ({"gathers": None}, "gathers= of rewrite is one of 'reduce', 'exact', 'keep', not None"),
-        ({"partitioning": "on"}, "partitioning= of rewrite is one of 'route', 'keep', not 'on'"),
-        ({"mesh": ("i",)}, "mesh= of rewrite is a jax.sharding.Mesh, not ('i',)"),
-        (
-            {"specs": ["op"]},
-            "specs= of rewrite is a dict {'name of the op': (in_specs, out_specs)}",
-        ),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_each_argument(options, message):
+
+def _double(x):
+    return x * 2
+
+
+_WRONG = {
+    "no function": ({"fun": 3}, "rewrite takes a function, not 3"),
+    "captures": (
+        {"captures": "lit"},
+        "captures= of rewrite is one of 'lift', 'warn', 'allow', 'error', not",
+    ),
+    "gathers": ({"gathers": None}, "gathers= of rewrite is one of 'reduce', 'exact', 'keep', not"),
+    "partitioning": ({"partitioning": "on"}, "partitioning= of rewrite is one of 'route', 'keep'"),
+    "mesh": ({"mesh": ("i",)}, "mesh= of rewrite is a jax.sharding.Mesh, not ('i',)"),
+    "a mesh without devices": ({"mesh": _MESH.abstract_mesh}, "not AbstractMesh"),
+    "specs": (
+        {"specs": ["op"]},
+        "specs= of rewrite is a dict {'name of the op': (in_specs, out_specs)}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _WRONG)
+def test_a_wrong_option_is_named(name):
+    options, message = _WRONG[name]
+    options = {"fun": _double, **options}
     with pytest.raises(ArgumentError, match=re.escape(message)):
-        rewrite(options.pop("fun", lambda x: x), **options)
-
-
-def test_explain_says_the_same():
-    with pytest.raises(ArgumentError, match="not 'no'"):
-        jax_dist.explain(lambda x: x, np.ones(3), gathers="no")
-
-
-def test_an_abstract_mesh_has_no_devices_to_move_to():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",)).abstract_mesh
-
-    with pytest.raises(ArgumentError, match="not AbstractMesh"):
-        rewrite(lambda x: x, mesh=mesh)
+        rewrite(**options)
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        explain(options.pop("fun"), _X, **options)
 
 
 def test_the_text_of_a_rewritten_function_names_it():
-    text = repr(rewrite(_double))
-
-    assert text.startswith("<jax_dist.rewrite of _double at ")
-    assert "test_arguments.py:" in text
+    assert re.match(
+        r"<jax_dist.rewrite of _double at .*test_arguments.py:\d+", repr(rewrite(_double))
+    )
 
 
 def test_entering_a_mesh_inside_is_explained():
-    mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Auto,))
 
     def step(x):
         with jax.set_mesh(mesh):
             return x + 1
 
-    text = "'step' enters jax.set_mesh itself, .* Enter it around the call"
-    with pytest.raises(ArgumentError, match=text):
-        rewrite(step)(jnp.ones(8))
-    with pytest.raises(ArgumentError, match=text):
-        explain(step, jnp.ones(8))
+    for call in (rewrite(step), lambda x: explain(step, x)):
+        with pytest.raises(ArgumentError, match=r"'step' enters jax.set_mesh itself, .* around"):
+            call(jnp.ones(8))
 
 
-def _double(x):
-    return x * 2
+# ---- arguments on other devices than those of the mesh
+
+
+def _elsewhere():
+    three = Mesh(np.array(jax.devices()[:3]), ("three",))
+    return {
+        "from a pmap outside": jax.pmap(lambda x: x * 1)(_X),
+        "on one device": jax.device_put(_X, jax.devices()[5]),
+        "over another axis": jax.device_put(_X, NamedSharding(three, P(None, "three"))),
+    }
+
+
+@pytest.mark.parametrize("name", _elsewhere())
+def test_arguments_elsewhere_are_put_on_the_mesh(name):
+    mapped = jax.pmap(lambda x: x + lax.psum(x, "i"), "i")
+
+    result = rewrite(lambda x: mapped(x), mesh=_MESH)(_elsewhere()[name])
+
+    np.testing.assert_allclose(result, _X + _X.sum(0))
+    assert result.sharding.spec == P("data")
+    assert result.sharding.device_set == set(jax.devices())
+
+
+def test_other_errors_are_passed_on():
+    def fails(x):
+        raise ValueError("by the user")
+
+    with pytest.raises(ValueError, match="^by the user"):
+        rewrite(fails, mesh=_MESH)(jax.device_put(_X, NamedSharding(_MESH, P())))
+    mapped = jax.pmap(lambda x: x + 1)
+    with pytest.raises(ValueError, match="incompatible devices"):  # without a mesh
+        rewrite(lambda x: mapped(x))(jax.device_put(_X, jax.devices()[5]))

@@ -1,4 +1,4 @@
-"""A program with random captured arrays: another key in each process; lifted, the same, and hit."""
+"""Programs with another key in each process: rewritten, they have the same, and are found."""
 
 import collections
 import json
@@ -13,10 +13,10 @@ import pytest
 pytestmark = pytest.mark.rewriting
 
 _HERE = pathlib.Path(__file__).parent
-_PROGRAMS = ("closure", "decorated", "in_scan", "key", "mapped", "model", "viewed")
+_PROGRAMS = ("closure", "decorated", "in_scan", "key", "mapped", "model", "partitioned", "viewed")
 
 
-def _process(cache: pathlib.Path) -> dict[str, int]:
+def _process(cache: pathlib.Path, *arguments: str) -> dict[str, int]:
     """Runs the programs in a fresh interpreter; `{name of program: found in the cache}`."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
@@ -26,7 +26,7 @@ def _process(cache: pathlib.Path) -> dict[str, int]:
         "PYTHONHASHSEED": "random",
     }
     ran = subprocess.run(
-        [sys.executable, _HERE / "captured_keys.py"],
+        [sys.executable, _HERE / "captured_keys.py", *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -38,7 +38,7 @@ def _process(cache: pathlib.Path) -> dict[str, int]:
 
 
 @pytest.mark.thorough
-def test_lifted_programs_are_found_by_the_next_process(tmp_path):
+def test_rewritten_programs_are_found_by_the_next_process(tmp_path):
     first, second = _process(tmp_path), _process(tmp_path)
 
     names = [re.match(r"jit_(\w+?)-\w+-cache$", path.name) for path in tmp_path.iterdir()]
@@ -48,3 +48,5 @@ def test_lifted_programs_are_found_by_the_next_process(tmp_path):
     for name in _PROGRAMS:
         assert (first[f"lifted_{name}"], second[f"lifted_{name}"]) == (0, 1), name
         assert (first[f"plain_{name}"], second[f"plain_{name}"]) == (0, 0), name
+    changed = _process(tmp_path, "other-body")  # of the custom_partitioning operation
+    assert (changed["lifted_partitioned"], changed["lifted_closure"]) == (0, 1)
