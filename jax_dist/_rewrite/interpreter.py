@@ -9,7 +9,6 @@ needs to be known of the primitive around it. shard_map is called again through 
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -302,17 +301,13 @@ def as_typed(value: Any, atom: Any) -> Any:
     return jax.lax.pcast(value, axes, to="varying") if missing else value
 
 
-# --- equations at any depth of a jaxpr, each named by the path to it, and replaced there
-
-
-Path: TypeAlias = tuple[int, ...]  # number of an equation, of a body in it, of an equation, ...
+# --- equations at any depth of a jaxpr
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationPlace:
     """One equation, and what stands around it."""
 
-    path: Path
     eqn: JaxprEqn
     within: Jaxpr  # which has it among its equations
     around: tuple[JaxprEqn, ...] = ()  # outermost first
@@ -324,54 +319,43 @@ class EquationPlace:
         return next(filter(None, lines), "")
 
 
-def places(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> Iterator[EquationPlace]:
+def places(
+    jaxpr: Any, wanted: Callable[[JaxprEqn], bool], around: tuple[JaxprEqn, ...] = ()
+) -> Iterator[EquationPlace]:
     """Yield the wanted equations in program order; the bodies of a wanted one are not searched."""
     within = open_jaxpr(jaxpr)
-    for number, eqn in enumerate(within.eqns):
+    for eqn in within.eqns:
         if wanted(eqn):
-            yield EquationPlace((number,), eqn, within)
-            continue
-        for part, body in enumerate(bodies(eqn)):
-            for inner in places(body, wanted):
-                path, around = (number, part, *inner.path), (eqn, *inner.around)
-                yield dataclasses.replace(inner, path=path, around=around)
+            yield EquationPlace(eqn, within, around)
+        else:
+            for body in bodies(eqn):
+                yield from places(body, wanted, (*around, eqn))
 
 
-def run_at(jaxpr: Any, args: Sequence[Any], handlers: Mapping[Path, Handler]) -> Values:
-    """Evaluate a jaxpr as `run` does, with equations handled at any depth, by their paths."""
-
-    def run_within(deeper: Mapping[Path, Handler], eqn: JaxprEqn, values: Values) -> Values:
-        inside = bodies(eqn)
-        evaluates = {
-            part: lambda *args, body=inside[part], inner=inner: run_at(body, args, inner)
-            for part, inner in _by_first(deeper).items()
-        }
-        return run_bodies(evaluates, eqn, values)
-
-    here: dict[int, Handler] = {}
-    for number, deeper in _by_first(handlers).items():
-        here[number] = deeper[()] if () in deeper else functools.partial(run_within, deeper)
-    return run(jaxpr, args, here)
-
-
-def _by_first(handlers: Mapping[Path, Handler]) -> dict[int, dict[Path, Handler]]:
-    grouped: dict[int, dict[Path, Handler]] = {}
-    for path, handler in handlers.items():
-        grouped.setdefault(path[0], {})[path[1:]] = handler
-    return grouped
-
-
-def run_bodies(
-    evaluates: Mapping[int, Callable[..., Values]], eqn: JaxprEqn, values: Values
+def run_at(
+    jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler | None]
 ) -> Values:
-    """Bind an equation with some of its bodies, by number, traced again; the others stay."""
-    if _compat.name_of(eqn) == "shard_map":
-        return call_shard_map(eqn, evaluates[0], values)
-    numbers = itertools.count()
+    """Evaluate a jaxpr as `run` does, with the equations at any depth that have a handler."""
 
-    def changed(body: Any) -> Any:
-        # Traced where the body will stand, so inside the shard_map around it, whose axes it uses.
-        evaluate = evaluates.get(next(numbers))
-        return body if evaluate is None else jax.make_jaxpr(evaluate)(*open_jaxpr(body).in_avals)
+    def run_bodies(eqn: JaxprEqn, values: Values) -> Values:
+        if _compat.name_of(eqn) == "shard_map":
+            body = eqn.params["jaxpr"]
+            return call_shard_map(eqn, lambda *blocks: run_at(body, blocks, handler_of), values)
 
-    return replay_with(eqn, changed, values)
+        def changed(body: Any) -> Any:
+            if not contains(body, has_handler):
+                return body
+            # Traced where the body will stand: inside the shard_map around it, whose axes it uses.
+            evaluate = lambda *args: run_at(body, args, handler_of)
+            return jax.make_jaxpr(evaluate)(*open_jaxpr(body).in_avals)
+
+        return replay_with(eqn, changed, values)
+
+    has_handler = lambda eqn: handler_of(eqn) is not None
+    handlers: dict[int, Handler] = {}
+    for number, eqn in enumerate(open_jaxpr(jaxpr).eqns):
+        if handler := handler_of(eqn):
+            handlers[number] = handler
+        elif holds(eqn, has_handler):
+            handlers[number] = run_bodies
+    return run(jaxpr, args, handlers)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
 from jax_dist._rewrite import interpreter, propagation
-from jax_dist._rewrite.interpreter import Atom, EquationPlace, Path, Values, names_of
+from jax_dist._rewrite.interpreter import Atom, EquationPlace, Values, names_of
 from jax_dist._rewrite.pipeline import Outcome, PassFinding, PassPlan
 from jax_dist._rewrite.propagation import CallLayout
 from jax_dist.errors import ArgumentError
@@ -65,6 +65,11 @@ class _Route:
             for specs in (self.taken.operands, self.taken.results)
         )
         return f"shard_map, ({operands}) -> ({results})"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all values are replicated."""
+        return not any(map(any, (*self.chosen.operands, *self.chosen.results)))
 
     def skip_detours(self, eqn: JaxprEqn, internal: Collection[int]) -> "_Route":
         """Return the route that takes and gives `internal` values as partition() wants them.
@@ -120,9 +125,10 @@ def plan_partitioning(
       ArgumentError: `specs` does not fit the op, or the mesh, or names an op that is not there.
     """
     specs = specs or {}
-    sites = list(interpreter.places(jaxpr, propagation.is_partitioned))
-    if not sites:
+    if not interpreter.contains(jaxpr, propagation.is_partitioned):
         return PassPlan(None)
+    program = propagation.inline_jits(jaxpr)
+    sites = list(interpreter.places(program, propagation.is_partitioned))
     if unknown := [name for name in specs if name not in map(_name_of, sites)]:
         raise ArgumentError(
             f"specs= names {', '.join(map(repr, unknown))}, but the custom_partitioning operations "
@@ -134,36 +140,48 @@ def plan_partitioning(
         return PassPlan(None, tuple(_refuse(site, why) for site in sites))
     if not meshes or meshes[0].size == 1:
         return PassPlan(None)  # there JAX puts the body of the op into the program itself
-    chosen = [site for site in sites if _name_of(site) in specs]
-    layouts = propagation.layouts_of(
-        jaxpr, [site for site in sites if site not in chosen], meshes[0], in_shardings
-    )
-    layouts |= {site.path: _given_layout(site, *specs[_name_of(site)]) for site in chosen}
-    routes: dict[Path, _Route] = {}
-    findings: list[PassFinding] = []
+    asked = [site.eqn for site in sites if _name_of(site) not in specs]
+    layouts = propagation.layouts_of(program, asked, meshes[0], in_shardings)
     for site in sites:
-        if site.path not in layouts:
-            continue
-        try:
-            route = routes[site.path] = _route(site, layouts[site.path], meshes[0])
-        except (NotImplementedError, TypeError, ValueError) as error:
-            why = str(error).partition("\n")[0].rstrip(":.")
-            if site in chosen:
-                raise ArgumentError(f"specs= do not fit {_name_of(site)!r}: {why}.") from error
-            findings.append(_refuse(site, why))
-            continue
-        findings.append(_finding(site, "rewritten", str(route), _unreached_rules(site)))
-        values = (*route.chosen.operands, *route.chosen.results)
-        if site not in chosen and not any(in_shardings) and not any(map(any, values)):
-            how = f"give specs={{{_name_of(site)!r}: (in_specs, out_specs)}}"
-            why = f"nothing tells how its operands are sharded: {how}"
-            findings.append(_finding(site, "noted", "every device computes all of it", why))
+        if _name_of(site) in specs:
+            layouts[id(site.eqn)] = _given_layout(site, *specs[_name_of(site)])
+    routes, findings = _routes(sites, layouts, meshes[0], specs)
     if not routes:
         return PassPlan(None, tuple(findings))
-    routed = [site for site in sites if site.path in routes]
+    routed = [site for site in sites if id(site.eqn) in routes]
     internal = _internal_values(routed)
-    handlers = {site.path: routes[site.path].skip_detours(site.eqn, internal) for site in routed}
-    return PassPlan(lambda *args: interpreter.run_at(jaxpr, args, handlers), tuple(findings))
+    handlers = {
+        id(site.eqn): routes[id(site.eqn)].skip_detours(site.eqn, internal) for site in routed
+    }
+    if not any(in_shardings):
+        unknown = [site for site in routed if site.eqn in asked and routes[id(site.eqn)].is_whole]
+        findings += map(_note_unknown, unknown)
+    evaluate = lambda *args: interpreter.run_at(program, args, lambda eqn: handlers.get(id(eqn)))
+    return PassPlan(evaluate, tuple(findings))
+
+
+def _routes(
+    sites: Sequence[EquationPlace],
+    layouts: Mapping[int, CallLayout | str],
+    mesh: Mesh,
+    specs: _Specs,
+) -> tuple[dict[int, _Route], list[PassFinding]]:
+    """Return the routes of the sites that have a layout, by the identity of their equation."""
+    routes: dict[int, _Route] = {}
+    findings: list[PassFinding] = []
+    for site in sites:
+        if id(site.eqn) not in layouts:
+            continue
+        try:
+            route = routes[id(site.eqn)] = _route(site, layouts[id(site.eqn)], mesh)
+        except (NotImplementedError, TypeError, ValueError) as error:
+            why = str(error).partition("\n")[0].rstrip(":.")
+            if _name_of(site) in specs:
+                raise ArgumentError(f"specs= do not fit {_name_of(site)!r}: {why}.") from error
+            findings.append(_refuse(site, why))
+        else:
+            findings.append(_finding(site, "rewritten", str(route), ""))
+    return routes, findings
 
 
 def _given_layout(site: EquationPlace, in_specs: Sequence[P], out_specs: Any) -> CallLayout:
@@ -185,11 +203,11 @@ def _route(site: EquationPlace, layout: CallLayout | str, mesh: Mesh) -> _Route:
       ValueError: the answer cannot be said as a shard_map, or JAX raises it, as it may a TypeError
         or a NotImplementedError.
     """
-    if isinstance(layout, str):
-        raise ValueError(layout)
     eqn, params = site.eqn, site.eqn.params
     if any(_compat.name_of(outer) == "shard_map" for outer in site.around):
         raise ValueError("it stands in a shard_map over some of the axes only, or another mesh")
+    if isinstance(layout, str):
+        raise ValueError(layout)
     if not params["decode_shardings"]:
         raise ValueError("its partition() asks for XLA's own shardings (decode_shardings=False)")
     if len(set(mesh.axis_types)) > 1:
@@ -275,15 +293,14 @@ def _is_explicit(mesh: Mesh) -> bool:
     return AxisType.Explicit in mesh.axis_types
 
 
-def _unreached_rules(site: EquationPlace) -> str:
-    around = [_compat.name_of(eqn) for eqn in site.around]
-    if any(name.startswith(("custom_vjp", "custom_jvp")) for name in around):
-        return "the function only: its derivative rules can be seen from around jax.grad"
-    return ""
-
-
 def _refuse(site: EquationPlace, why: str) -> PassFinding:
     return _finding(site, "refused", "left as it is", why)
+
+
+def _note_unknown(site: EquationPlace) -> PassFinding:
+    how = f"give specs={{{_name_of(site)!r}: (in_specs, out_specs)}}"
+    why = f"nothing tells how its operands are sharded: {how}"
+    return _finding(site, "noted", "every device computes all of it", why)
 
 
 def _finding(site: EquationPlace, outcome: Outcome, what: str, why: str) -> PassFinding:

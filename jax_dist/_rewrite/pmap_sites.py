@@ -59,11 +59,11 @@ class PmapSite:
         return cls(eqn, eqn.params["mesh"], axis, line, of_jax)
 
 
-def pmap_sites(jaxpr: Any) -> list[tuple[interpreter.Path, PmapSite]]:
-    """Return all pmaps, by their path; not those inside another one, which move with it."""
+def pmap_sites(jaxpr: Any) -> list[PmapSite]:
+    """Return all pmaps of a program; not those inside another one, which move with it."""
     places = interpreter.places(jaxpr, _is_shard_map)
-    sites = ((place.path, PmapSite.of(place.eqn, place.line)) for place in places)
-    return [(path, site) for path, site in sites if site is not None]
+    sites = (PmapSite.of(place.eqn, place.line) for place in places)
+    return [site for site in sites if site is not None]
 
 
 def _is_shard_map(eqn: JaxprEqn) -> bool:
@@ -130,7 +130,7 @@ def check_none_local(jaxpr: ClosedJaxpr) -> None:
     """
     if jax.process_count() == 1:
         return
-    for _, site in pmap_sites(jaxpr):
+    for site in pmap_sites(jaxpr):
         here = jax.process_index()
         if site.of_jax and all(each.process_index == here for each in site.devices or ()):
             where = site.where or "an unknown line"

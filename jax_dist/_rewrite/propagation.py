@@ -5,7 +5,6 @@ that module, and the shardings are read from the calls that carry the scopes.
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -19,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import EquationPlace, Handler, Path, Values
+from jax_dist._rewrite.interpreter import Handler, Values
 
 _Shardings: TypeAlias = Sequence[NamedSharding | None]  # of the inputs of a jaxpr
 
@@ -78,15 +77,28 @@ class CallLayout:
     constants: tuple[int, ...] = ()  # numbers of the operands that depend on no argument
 
 
-_SCOPE = re.compile(r"jax_dist_site_([\d.]+)")
+_SCOPE = re.compile(r"jax_dist_site_(\d+)")
+
+
+def inline_jits(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Return the program with jits inlined, so that each call of one can be sharded by itself."""
+
+    def handler_of(eqn: JaxprEqn) -> Handler | None:
+        shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+        is_plain = not any(isinstance(sharding, Sharding) for sharding in shardings)
+        return inline if _compat.name_of(eqn) == "jit" and is_plain else None
+
+    inline = lambda eqn, values: interpreter.run_at(eqn.params["jaxpr"], values, handler_of)
+    run = lambda *args: interpreter.run_at(jaxpr, args, handler_of)
+    return jax.make_jaxpr(run)(*jaxpr.in_avals)
 
 
 def layouts_of(
-    jaxpr: ClosedJaxpr, sites: Sequence[EquationPlace], mesh: Mesh, in_shardings: _Shardings
-) -> dict[Path, CallLayout | str]:
-    """Return how each site is sharded, or the reason why that is unknown.
+    jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn], mesh: Mesh, in_shardings: _Shardings
+) -> dict[int, CallLayout | str]:
+    """Return how each call is sharded, or the reason why that is unknown, by its identity.
 
-    Sites that the lowered program does not hold have no entry: nobody reads them, or JAX puts the
+    Calls that the lowered program does not hold have no entry: nobody reads them, or JAX puts the
     body of the operation there.
     """
     config: Any = jax.config  # its attributes are made at run time
@@ -95,20 +107,25 @@ def layouts_of(
         problem = "jax_use_shardy_partitioner is off, so nothing tells its specs: give specs="
     elif any(sharding.device_set != devices for sharding in in_shardings if sharding is not None):
         problem = "an argument is on other devices than those of the mesh"
-    if problem or not sites:
-        return {site.path: problem for site in sites}
-    lowered = _lower_with_scopes(jaxpr, sites, mesh, in_shardings)
-    return read_layouts(lowered, "CustomSPMDPartitioning", mesh)
+    if problem or not eqns:
+        return {id(eqn): problem for eqn in eqns}
+    numbers = {id(eqn): number for number, eqn in enumerate(eqns)}
+    lowered = _lower_with_scopes(jaxpr, numbers, mesh, in_shardings)
+    layouts = _read_layouts(lowered.compiler_ir(), mesh)
+    return {place: layouts[number] for place, number in numbers.items() if number in layouts}
 
 
 def _lower_with_scopes(
-    jaxpr: ClosedJaxpr, sites: Sequence[EquationPlace], mesh: Mesh, in_shardings: _Shardings
+    jaxpr: ClosedJaxpr, numbers: Mapping[int, int], mesh: Mesh, in_shardings: _Shardings
 ) -> jax.stages.Lowered:
-    paths = frozenset(site.path for site in sites)
+    def replay_in_scope(eqn: JaxprEqn, values: Values) -> Values:
+        with jax.named_scope(f"jax_dist_site_{numbers[id(eqn)]}"):
+            return interpreter.replay(eqn, values)
 
     def program(anchor: jax.Array, *args: jax.Array) -> Values:
         del anchor  # for it, JAX lowers for the whole mesh, even if nothing else is on it
-        return _run_with_scopes(jaxpr, (), paths, *args)
+        handler_of = lambda eqn: replay_in_scope if id(eqn) in numbers else None
+        return interpreter.run_at(jaxpr, args, handler_of)
 
     shapes = [jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))]
     for var, sharding in zip(jaxpr.jaxpr.invars, in_shardings, strict=True):
@@ -120,48 +137,11 @@ def _lower_with_scopes(
     return jax.jit(program, keep_unused=True).lower(*shapes)
 
 
-def _run_with_scopes(jaxpr: Any, path: Path, sites: frozenset[Path], *args: Any) -> Values:
-    """Evaluate a jaxpr with each site under its scope, and with jits inlined.
-
-    Not inlined, all calls of a jit would have to be sharded as one of them is.
-    """
-    handlers: dict[int, Handler] = {}
-    for number, eqn in enumerate(interpreter.open_jaxpr(jaxpr).eqns):
-        here = (*path, number)
-        runs = {
-            part: functools.partial(_run_with_scopes, body, (*here, part), sites)
-            for part, body in enumerate(interpreter.bodies(eqn))
-            if interpreter.contains(body, lambda eqn: is_partitioned(eqn) or _is_plain_jit(eqn))
-        }
-        if here in sites:
-            handlers[number] = functools.partial(_replay_in_scope, here)
-        elif _is_plain_jit(eqn):
-            inline = functools.partial(_run_with_scopes, eqn.params["jaxpr"], (*here, 0), sites)
-            handlers[number] = lambda _, values, inline=inline: inline(*values)
-        elif runs and not is_partitioned(eqn):
-            handlers[number] = functools.partial(interpreter.run_bodies, runs)
-    return interpreter.run(jaxpr, args, handlers)
-
-
-def _replay_in_scope(path: Path, eqn: JaxprEqn, values: Values) -> Values:
-    with jax.named_scope(f"jax_dist_site_{'.'.join(map(str, path))}"):
-        return interpreter.replay(eqn, values)
-
-
-def _is_plain_jit(eqn: JaxprEqn) -> bool:
-    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    return _compat.name_of(eqn) == "jit" and not any(isinstance(x, Sharding) for x in shardings)
-
-
 # --- what Shardy writes into the module
 
 
-def read_layouts(
-    lowered: jax.stages.Lowered, call_target: str, mesh: Mesh
-) -> dict[Path, CallLayout | str]:
-    """Return what Shardy chooses for the custom calls of one target, by the path in their scope."""
-    module: Any = lowered.compiler_ir()
-    layouts: dict[Path, CallLayout | str] = {}
+def _read_layouts(module: Any, mesh: Mesh) -> dict[int, CallLayout | str]:
+    """Return what Shardy chooses for the calls, by the number in their scope."""
     meshes: dict[str, Any] = {}  # that the module declares, by name
     calls: list[ir.Operation] = []
 
@@ -170,21 +150,21 @@ def read_layouts(
         if operation.name == "sdy.mesh":
             name = ir.StringAttr(attributes["sym_name"]).value
             meshes[name] = sdy.MeshAttr(attributes["mesh"])
-        is_call = operation.name == "stablehlo.custom_call"
-        if is_call and ir.StringAttr(attributes["call_target_name"]).value == call_target:
+        elif operation.name == "stablehlo.custom_call":
             calls.append(operation)
         return ir.WalkResult.ADVANCE
 
+    layouts: dict[int, CallLayout | str] = {}
     with module.context:
-        propagated = module.operation.clone()  # the caller's module stays as it is
-        passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(propagated)
-        propagated.walk(visit)
+        passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(
+            module.operation
+        )
+        module.operation.walk(visit)
         for call in calls:
-            if scope := _SCOPE.search(str(call.location)):
-                path = tuple(map(int, scope[1].split(".")))
-                layout = _read_layout(call, mesh, meshes)
-                if layouts.setdefault(path, layout) != layout:
-                    layouts[path] = "the compiler makes copies of it that are sharded differently"
+            target = ir.StringAttr(call.attributes["call_target_name"]).value
+            scope = _SCOPE.search(str(call.location))
+            if scope and target == "CustomSPMDPartitioning":
+                layouts.setdefault(int(scope[1]), _read_layout(call, mesh, meshes))
     return layouts
 
 
@@ -199,56 +179,48 @@ def _read_layout(call: ir.Operation, mesh: Mesh, meshes: Mapping[str, Any]) -> C
 
 
 def _spec(value: ir.Value, mesh: Mesh, meshes: Mapping[str, Any]) -> P:
-    sharding, manual = _sharding(value)
-    if sharding is None:
+    sharding = _sharding(value)
+    if sharding is None:  # replicated
         return P(*[None] * ir.ShapedType(value.type).rank)
-    dimensions: list[tuple[str, ...]] = []
+    parts: list[tuple[str, ...]] = []
     for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):
         axes = [sdy.AxisRefAttr(axis) for axis in dimension.axes]
-        for axis in axes:
-            if axis.sub_axis_info is not None:
-                raise ValueError(f"one of its values is split along a part of axis {axis.name!r}")
-        dimensions.append(tuple(axis.name for axis in axes if axis.name not in manual))
-    if any(dimensions):
+        if any(axis.sub_axis_info is not None for axis in axes):
+            raise ValueError("one of its values is split along a part of an axis")
+        parts.append(tuple(axis.name for axis in axes))
+    if any(parts):
         declared = meshes[ir.FlatSymbolRefAttr(sharding.mesh_or_ref).value]
         sizes = [(axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, declared.axes)]
         # Device ids are only there if the order is not that of the program's devices.
         if declared.device_ids or sizes != list(mesh.shape.items()):
             raise ValueError("its values are on another mesh")
-    return P(*[axes[0] if len(axes) == 1 else axes or None for axes in dimensions])
+    return P(*[axes[0] if len(axes) == 1 else axes or None for axes in parts])
 
 
-def _sharding(value: ir.Value) -> tuple[Any, Sequence[str]]:
-    """Return the sharding of a value, None if it is replicated, and the axes that are manual there.
-
-    The operation that makes the value carries it.
-    """
+def _sharding(value: ir.Value) -> Any:
+    """Return the sharding that the operation which makes a value carries; None if replicated."""
     is_argument = isinstance(value, ir.BlockArgument)
     owner: Any = value.owner
     maker = owner.owner.operation if is_argument else owner.operation
     number = value.arg_number if is_argument else ir.OpResult(value).result_number
-    attributes, manual = maker.attributes, []
-    per_value = "sdy.sharding"
+    attributes, per_value = maker.attributes, "sdy.sharding"
     match maker.name:
         case "func.func":
             facts = attributes["arg_attrs"][number] if "arg_attrs" in attributes else {}
-            is_sharded = "sdy.sharding" in facts
-            return sdy.TensorShardingAttr(facts["sdy.sharding"]) if is_sharded else None, manual
-        case "sdy.manual_computation" if is_argument:
-            axes: Any = sdy.ManualAxesAttr(attributes["manual_axes"])
-            per_value, manual = "in_shardings", list(axes)
-        case "sdy.manual_computation":
-            per_value = "out_shardings"
+            has_sharding = "sdy.sharding" in facts
+            return sdy.TensorShardingAttr(facts["sdy.sharding"]) if has_sharding else None
         case "sdy.reshard" | "sdy.sharding_constraint":
-            return sdy.TensorShardingAttr(attributes["sharding"]), manual
+            return sdy.TensorShardingAttr(attributes["sharding"])
+        case "sdy.manual_computation" if not is_argument:
+            per_value = "out_shardings"
         case name if is_argument and name != "stablehlo.while":
             raise ValueError(f"it reads an argument of {name}")
         case name if name.startswith("sdy.") and name != "sdy.constant":
             raise ValueError(f"it reads a result of {name}")
     if per_value not in attributes:
-        return None, manual
+        return None
     shardings = sdy.TensorShardingPerValueAttr(attributes[per_value]).shardings
-    return sdy.TensorShardingAttr(shardings[number]), manual
+    return sdy.TensorShardingAttr(shardings[number])
 
 
 def _is_constant(value: ir.Value) -> bool:

@@ -52,9 +52,9 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
       jaxpr: the program.
       mesh: where to; each pmap goes to an axis of its size. None: they stay, and are only noted.
     """
-    handlers: dict[interpreter.Path, Handler] = {}
+    handlers: dict[int, Handler] = {}  # by the identity of the equation
     findings = []
-    for path, site in pmap_sites(jaxpr):
+    for site in pmap_sites(jaxpr):
         pmap = f"the pmap over '{site.axis}' of size {site.size}"
         try:
             move = None if mesh is None else _move(site, mesh)
@@ -64,9 +64,9 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
             outcome, what, why = "noted", f"{pmap} is a shard_map on a mesh of its own", ""
             if move is not None:
                 outcome, what = "rewritten", f"{pmap}: a shard_map over '{move.axis}' of the mesh"
-                handlers[path] = functools.partial(_emit, move)
+                handlers[id(site.eqn)] = functools.partial(_emit, move)
         findings.append(PassFinding(_codes.JIT_OF_PMAP, outcome, what, why, site.where))
-    evaluate = lambda *args: interpreter.run_at(jaxpr, args, handlers)
+    evaluate = lambda *args: interpreter.run_at(jaxpr, args, lambda eqn: handlers.get(id(eqn)))
     return PassPlan(evaluate if handlers else None, tuple(findings))
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import html
 import io
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, get_args
@@ -127,18 +128,11 @@ class Report:
 
     def to_dict(self) -> dict[str, object]:
         """Return dicts, lists, strings, numbers and None only."""
-        return {
-            "name": self.name,
-            "summary": self.summary,
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
-            "captured": _plain([dataclasses.asdict(array) for array in self.captured]),
-            "moved_bytes": {"before": self.before.moved_bytes, "after": self.after.moved_bytes},
-            "before": _plain(dataclasses.asdict(self.before)),
-            "after": _plain(dataclasses.asdict(self.after)),
-            "cache_before": _plain(dataclasses.asdict(self.cache_before)),
-            "cache_after": _plain(dataclasses.asdict(self.cache_after)),
-            "plan": self.plan.to_dict() if self.plan else None,
-        }
+        moved = {"before": self.before.moved_bytes, "after": self.after.moved_bytes}
+        fields = dataclasses.asdict(dataclasses.replace(self, plan=None))
+        fields |= {"summary": self.summary, "moved_bytes": moved}
+        fields["plan"] = self.plan.to_dict() if self.plan else None
+        return json.loads(json.dumps(fields))
 
     def __repr__(self) -> str:  # at a prompt, the table
         return str(self)
@@ -159,13 +153,6 @@ def as_text(*renderables: Any, width: int = _WIDTH) -> str:
     with console.capture() as capture:
         console.print(*renderables, sep="\n", highlight=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")
-
-
-def _plain(value: Any) -> Any:
-    """Return lists in place of tuples, at any depth."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _sections(report: Report) -> Iterator[Any]:
@@ -221,39 +208,30 @@ def _findings_table(findings: Sequence[PassFinding]) -> rich.table.Table:
 
 
 def _captured_table(arrays: Sequence[CapturedArray]) -> rich.table.Table:
-    rows = [
-        (
-            array.name,
-            f"{array.dtype}[{','.join(map(str, array.shape))}]",
-            array.captured_at,
-            array.used_at,
-            array.action,
-            human_bytes(array.bytes),
-        )
-        for array in arrays
-    ]
+    rows = []
+    for array in arrays:
+        kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"
+        lines = (array.captured_at, array.used_at)
+        rows.append((array.name, kind, *lines, array.action, human_bytes(array.bytes)))
     return _table(("name", "type", "captured", "used", "now", "bytes"), rows, numbers=1)
 
 
 def _collectives_table(report: Report) -> rich.table.Table:
-    before, after = report.before.collectives, report.after.collectives
-    pairs = [("before", entry) for entry in before] + [("after", entry) for entry in after]
-    if before == after:
-        pairs = [("", entry) for entry in after]
-    rows = [
-        (
-            label,
-            entry.kind,
-            ", ".join(entry.axes) or "none of the mesh",
-            str(entry.size),
-            f"{entry.count}{_MARKS[entry.runs]}",
-            human_bytes(entry.result_bytes),
-            human_bytes(entry.count * entry.moved_bytes),
-        )
-        for label, entry in pairs
-    ]
+    rows = []
+    for label, entries in _before_and_after(report.before.collectives, report.after.collectives):
+        for entry in entries:
+            axes = ", ".join(entry.axes) or "none of the mesh"
+            count = f"{entry.count}{_MARKS[entry.runs]}"
+            sizes = (entry.result_bytes, entry.count * entry.moved_bytes)
+            row = (label, entry.kind, axes, str(entry.size), count)
+            rows.append((*row, *map(human_bytes, sizes)))
     columns = ("", "kind", "axes", "devices", "count", "result", "moved")
     return _table(columns, rows, numbers=4)
+
+
+def _before_and_after(before: Any, after: Any) -> list[tuple[str, Any]]:
+    """Return both with their labels, or one without where they are the same."""
+    return [("", after)] if before == after else [("before", before), ("after", after)]
 
 
 _MARKS: dict[Runs, str] = {"always": "", "in a branch": "*", "in a loop of unknown length": "?"}
@@ -271,21 +249,16 @@ _SIZES = {
 
 
 def _program_table(report: Report) -> rich.table.Table:
-    def size(program: ProgramCost, field: str) -> str:
-        value = getattr(program, field)
-        return "unknown" if value is None else human_bytes(value)
-
-    programs = (report.before, report.after)
-    rows = [(what, *(size(p, field) for p in programs)) for what, field in _SIZES.items()]
+    rows = []
+    for what, field in _SIZES.items():
+        sizes = [getattr(program, field) for program in (report.before, report.after)]
+        rows.append((what, *["unknown" if n is None else human_bytes(n) for n in sizes]))
     return _table(("", "before", "after"), rows, numbers=2)
 
 
 def _cache_table(report: Report) -> rich.table.Table:
-    verdicts = {"before": report.cache_before, "after": report.cache_after}
-    if report.cache_before == report.cache_after:
-        verdicts = {"": report.cache_after}
     rows = []
-    for label, verdict in verdicts.items():
+    for label, verdict in _before_and_after(report.cache_before, report.cache_after):
         text = "another one in each process, or never written:"
         if verdict.stable:
             text = "the same in every process, as far as the program shows"

@@ -1,8 +1,8 @@
 """The user's name for an array, found in the function that captures it.
 
-Searched are what a function closes over, its defaults, the globals that its code names, the objects
-that its methods belong to, and all functions that it reaches in these. A name starts again at each
-function, because the user sees it there.
+Searched are what a function closes over, the globals that its code names, the objects that its
+methods belong to, and all functions that it reaches in these. A name starts again at each function,
+because the user sees it there.
 """
 
 import collections
@@ -20,10 +20,10 @@ from jax_dist._rewrite.constants import Identity, array_identity
 from jax_dist._rewrite.interpreter import OURS_AND_JAX
 from jax_dist.errors import display_path
 
-Kind: TypeAlias = Literal["closure", "global", "default", "partial", "attribute", ""]
+Kind: TypeAlias = Literal["closure", "global", "partial", "attribute", ""]
 
 _FUNCTIONS = 1_000  # a search ends here; what was not found by then has no name
-_DEPTH = 3  # of objects in objects; containers do not count
+_DEPTH = 2  # of objects in objects; containers do not count
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,12 +37,6 @@ class ArraySource:
 
 def definition(fun: Any) -> str:
     """Return where a callable is defined: "train.py:10", of its first decorator; "" if unknown."""
-    code = _code(fun)
-    return "" if code is None else f"{display_path(code.co_filename)}:{code.co_firstlineno}"
-
-
-def _code(fun: Any) -> types.CodeType | None:
-    """Return the code of the user's function in a callable."""
     for _ in range(100):  # wrappers around one function; more is a function that wraps itself
         if isinstance(fun, functools.partial):
             fun = fun.func
@@ -51,10 +45,10 @@ def _code(fun: Any) -> types.CodeType | None:
         elif "__wrapped__" in getattr(fun, "__dict__", {}):
             fun = fun.__wrapped__
         elif isinstance(fun, types.FunctionType):
-            return fun.__code__
+            return f"{display_path(fun.__code__.co_filename)}:{fun.__code__.co_firstlineno}"
         else:
             fun = inspect.getattr_static(type(fun), "__call__", None)
-    return None
+    return ""
 
 
 def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, ArraySource]:
@@ -62,8 +56,7 @@ def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, 
 
     `fun` is the user's function, or any callable; also wrapped, by `jax.jit` or the like.
     """
-    missing, names = dict(arrays), dict[Identity, ArraySource]()
-    wide: list[tuple[np.ndarray, ArraySource]] = []  # of which a program has a 32-bit copy
+    missing, names = set(arrays), dict[Identity, ArraySource]()
     queue = collections.deque([fun])
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
     while queue and missing and len(seen) < _FUNCTIONS:
@@ -73,44 +66,27 @@ def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, 
                 if callable(leaf) and id(leaf) not in seen:
                     seen[id(leaf)] = leaf
                     queue.append(leaf)
-                if not path or not isinstance(leaf, jax.Array | np.ndarray):
-                    continue
-                source = ArraySource(path, kind, definition(fun))
-                if (identity := array_identity(leaf)) in missing:
-                    names[identity] = source
-                    del missing[identity]
-                elif isinstance(leaf, np.ndarray) and leaf.dtype.itemsize >= 8:
-                    wide.append((leaf, source))
-    for identity, array in missing.items():
-        sources = [source for value, source in wide if _converts_to(value, array)]
-        if len(sources) == 1:  # else it cannot be told which is meant
-            names[identity] = sources[0]
+                identity = array_identity(leaf) if path and _is_array(leaf) else None
+                if identity in missing:
+                    names[identity] = ArraySource(path, kind, definition(fun))
+                    missing.remove(identity)
     return names
-
-
-def _converts_to(wide: np.ndarray, array: Any) -> bool:
-    return (
-        isinstance(array, np.ndarray)
-        and (wide.shape, wide.dtype.kind) == (array.shape, array.dtype.kind)
-        and np.array_equal(wide.astype(array.dtype), array, equal_nan=array.dtype.kind in "fc")
-    )
 
 
 def _variables(fun: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield name, kind and value of what a callable holds; other callables without a name."""
     if isinstance(fun, types.MethodType):
-        code = _code(fun)
-        yield code.co_varnames[0] if code else "self", "attribute", fun.__self__
+        yield "self", "attribute", fun.__self__
         yield "", "", fun.__func__
     elif isinstance(fun, functools.partial):
-        code = _code(fun.func)
-        names = code.co_varnames if code else ()
-        numbered = [f"args[{place}]" for place in range(len(fun.args))]
-        pairs = zip((*names, *numbered[len(names) :]), fun.args, strict=False)
-        yield from ((name, "partial", value) for name, value in (*pairs, *fun.keywords.items()))
+        for number, value in enumerate(fun.args):
+            yield f"args[{number}]", "partial", value
+        for name, value in fun.keywords.items():
+            yield name, "partial", value
         yield "", "", fun.func
     elif isinstance(fun, types.FunctionType):
-        yield from _of_function(fun)
+        yield "", "", vars(fun).get("__wrapped__")
+        yield from _variables_of_function(fun)
     else:
         # Of jit, custom_jvp and custom_vjp; else an object that is called.
         for name in ("__wrapped__", "fun", "jvp", "fwd", "bwd"):
@@ -121,24 +97,18 @@ def _variables(fun: Any) -> Iterator[tuple[str, Any, Any]]:
             yield from (("", "", m) for m in methods if isinstance(m, types.FunctionType))
 
 
-def _of_function(fun: types.FunctionType) -> Iterator[tuple[str, Any, Any]]:
+def _variables_of_function(fun: types.FunctionType) -> Iterator[tuple[str, Any, Any]]:
     code = fun.__code__
     # The names in JAX's code, and ours, mean nothing to the user.
     is_library = code.co_filename.startswith(OURS_AND_JAX)
-    yield "", "", vars(fun).get("__wrapped__")
     for name, cell in zip(code.co_freevars, fun.__closure__ or (), strict=True):
         try:
-            value = cell.cell_contents
+            yield "" if is_library else name, "closure", cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-        yield "" if is_library else name, "closure", value
-    if is_library:
-        return
-    for parameter in inspect.signature(fun, follow_wrapped=False).parameters.values():
-        if parameter.default is not parameter.empty:
-            yield parameter.name, "default", parameter.default
-    for name in sorted(_names_in(code) & fun.__globals__.keys()):
-        yield name, "global", fun.__globals__[name]
+    if not is_library:
+        for name in sorted(_names_in(code) & fun.__globals__.keys()):
+            yield name, "global", fun.__globals__[name]
 
 
 def _names_in(code: types.CodeType) -> frozenset[str]:

@@ -105,33 +105,25 @@ def test_a_refusal_is_told_at_the_line_that_forces_the_gather():
     )
 
 
-def test_a_refusal_in_a_function_of_the_user_is_told_there():
+def test_a_refusal_in_a_function_is_told_in_the_users_code():
+    """JAX traces jnp.median once: its equations bear the line of the first caller."""
+
     def in_order(whole):
         return lax.sort(whole, dimension=0)
 
+    def median(x):
+        return jnp.median(lax.all_gather(x, "i"), 0)
+
+    planned(on_four(lambda x: jnp.median(lax.all_gather(x, "i"), 0)), X)
+    (finding,) = planned(on_four(median), X).findings
+    assert finding.where == line_of(median, "median(lax")
     function = on_four(lambda x: jax.jit(in_order)(lax.all_gather(x, "i")).sum(0))
     (finding,) = planned(function, X).findings
     assert finding.where == line_of(in_order, "lax.sort")
 
 
-def test_a_helper_of_jax_that_was_traced_elsewhere_before_does_not_lead_astray():
-    """JAX traces jnp.median once: its equations bear the line of the first caller."""
-
-    def first(x):
-        return jnp.median(lax.all_gather(x, "i"), 0)
-
-    def second(x):
-        return jnp.median(lax.all_gather(x, "i"), 0)
-
-    planned(on_four(first), X)
-    (finding,) = planned(on_four(second), X).findings
-    assert finding.where == line_of(second, "median")
-
-
 _REFUSED = {
     "gather": lambda g: g[jnp.array([0, 2])].sum(0),
-    "rev": lambda g: jnp.flip(g, 0)[0],
-    "fft": lambda g: jnp.fft.fft(g, axis=1).real.sum(0),
     "reduce_xor": lambda g: lax.reduce_xor(g.astype(jnp.int32), [0]),
     "add mixes values that are gathered in different ways": (
         lambda g: (g + g.transpose(1, 0, 2)).sum(0)
@@ -176,17 +168,6 @@ def test_a_product_larger_than_the_gather_keeps_it():
     assert [collective.kind for collective in report.after.collectives] == ["all-gather"]
 
 
-def test_a_line_that_runs_many_times_is_told_once():
-    def body(x):
-        for _ in range(5):
-            x = x + average(x)
-        return x
-
-    plan = planned(on_four(body), X)
-    assert outcomes(plan) == [REDUCED]
-    assert count(plan.evaluate, X) == (0, 5)
-
-
 # ---- values
 
 
@@ -229,14 +210,12 @@ def _nested(x):
 
 
 _COMPOSED = {
-    "in a jit": (jax.jit(on_four(total)), 1),
     "among other equations": (lambda x: jnp.sin(on_four(total)(jnp.cos(x)) * 2), 1),
     "loops and branches around": (_looped_and_branched, 2),
     "a layer called twice": (_twice, 2),
     "a jit of a constant": (_constants, 2),
     "a shard_map in another": (_nested, 1),
     "jax.pmap": (lambda x: jax.pmap(total, "i")(x.reshape(8, 3)), 1),
-    "scan": (on_four(lambda x: lax.scan(lambda c, y: (c + total(y), None), x[0], x)[0]), 1),
     "second branch": (
         on_four(lambda x: lax.cond(lax.pmax(x[0, 0], "i") > 9, lambda x: x, total, x)),
         2,
@@ -254,25 +233,6 @@ def test_composition(name):
     assert_close(jax.jit(changed)(X)[0], jax.jit(function)(X), 1e-6)
 
 
-def test_a_train_step_keeps_its_donation():
-    def step(weights, x):
-        gradient = jax.grad(lambda weights: jnp.mean((x @ weights) ** 2))(weights)
-        return weights - 0.1 * average(gradient)
-
-    specs = {"in_specs": (P(), P("i")), "out_specs": P(), "check_vma": False}
-    mapped = jax.shard_map(step, mesh=mesh_of(i=4), **specs)
-    weights = jnp.asarray(blocks(3, 2))
-    wanted = mapped(weights, X)
-    plan = planned(jax.jit(mapped, donate_argnums=0), weights, X)
-
-    changed = jax.jit(plan.evaluate, donate_argnums=0)
-
-    text = changed.lower(weights, X).as_text()
-    assert (text.count("all_gather"), text.count("all_reduce")) == (0, 1)
-    assert "jax.buffer_donor" in text or "tf.aliasing_output" in text
-    assert_close(changed(weights, X)[0], wanted, 1e-6)
-
-
 @pytest.mark.parametrize(("dtype", "barriers"), [("bfloat16", 1), ("float32", 0), ("int8", 0)])
 def test_what_stands_for_a_gather_of_a_small_type_is_rounded(dtype, barriers):
     """As what is sent would be: XLA computes in float32 between operations that it fuses."""
@@ -281,18 +241,6 @@ def test_what_stands_for_a_gather_of_a_small_type_is_rounded(dtype, barriers):
     names = [eqn.primitive.name for eqn in equations(rewritten)]
 
     assert (names.count("all_gather"), names.count("optimization_barrier")) == (0, barriers)
-
-
-def test_effects_stay():
-    seen = []
-
-    def body(x):
-        jax.debug.callback(lambda x: seen.append(float(x)), x[0, 0])
-        return average(x)
-
-    jax.jit(rewritten_leaves(on_four(body)))(X)[0].block_until_ready()
-    jax.effects_barrier()
-    assert sorted(seen) == sorted(np.asarray(X)[::2, 0].tolist())
 
 
 def test_the_program_is_the_same_every_time_and_names_the_user():

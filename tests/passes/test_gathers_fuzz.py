@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from fuzzing import program_of
 from gather_checks import planned, rewritten_leaves
-from jax import lax
 
-import jax_dist
 from jax_dist._rewrite import gathers
 
 pytestmark = pytest.mark.rewriting
@@ -29,12 +27,6 @@ Leaves = list[list[np.ndarray]]  # by program
 @pytest.mark.thorough
 @pytest.mark.parametrize("first", IN_EVERY_RUN[::BATCH])
 def test_programs_keep_their_values(first: int):
-    assert wrong(range(first, first + BATCH)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(60, 500, BATCH))
-def test_more_programs_keep_their_values(first: int):
     assert wrong(range(first, first + BATCH)) == []
 
 
@@ -71,22 +63,6 @@ def _units(dtype: Any, actual: jax.Array, wanted: jax.Array) -> float:
     return float(
         np.max(np.abs(a - b)) / (float(jnp.finfo(dtype).eps) * np.max(np.abs(b), initial=1))
     )
-
-
-@pytest.mark.parametrize("options", [{}, {"tiled": True}])
-@pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_what_a_gather_rounded_stays_rounded(name: str, options: dict[str, bool]):
-    """Without the gather XLA would keep float32 between tanh and the sum."""
-
-    def body(block: jax.Array) -> jax.Array:
-        narrow = jnp.tanh(block.astype(name))
-        return lax.all_gather(narrow, "i", axis=1, **options).astype(jnp.float32).sum()
-
-    x = np.random.default_rng(0).normal(size=(8, 4, 64)).astype(np.float32)
-    kept = jax_dist.pmap(body, axis_name="i", gathers="keep")
-    reduced = jax_dist.pmap(body, axis_name="i")
-    assert "all-gather" not in reduced.lower(x).compile().as_text()
-    np.testing.assert_allclose(reduced(x), kept(x), rtol=4 * np.finfo(np.float32).eps)
 
 
 def wrong(seeds: Iterable[int]) -> list[int]:

@@ -1,7 +1,6 @@
 """The whole table of cases, on 4 and 8 devices, with check_vma on and off."""
 
 import itertools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -99,24 +98,3 @@ def test_values(devices: int, mode: str, *, check_vma: bool):
         for one, other in zip(actual[name], wanted[name], strict=True):
             # A gradient is a sum of sums, even of what is exact itself.
             assert_close(one, other, max(case.tolerance, 2e-6 * differentiated), name)
-
-
-@pytest.mark.parametrize("name", ["mean", "max", "inside scan"])
-def test_values_without_jit(name: str):
-    case = CASES[name]
-    function, x = mapped(case, 4, check_vma=True), rows(4)
-    assert_close(rewritten_leaves(function)(x)[0], function(x), case.tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_collectives_of_the_compiled_program(name: str):
-    """XLA may join collectives that stand side by side, and never adds one."""
-    case, x = CASES[name], rows(8)
-    function = rewritten_leaves(mapped(case, 8, check_vma=False))
-    text = jax.jit(function).lower(x).compile().as_text()
-    names = re.findall(r" (all-gather|all-reduce|reduce-scatter)(?:-start)?\(", text)
-
-    assert min(case.gathers, 1) <= names.count("all-gather") <= case.gathers
-    assert min(case.reductions, 1) <= names.count("all-reduce") <= case.reductions
-    assert names.count("reduce-scatter") == 0

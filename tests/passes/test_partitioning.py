@@ -327,13 +327,6 @@ def test_where_nothing_is_known_each_device_computes_all_and_that_is_noted():
     chex.assert_trees_all_close(jax.jit(lambda x: plan.evaluate(x))(X), [l1norm.fun(X)], rtol=1e-6)
 
 
-def test_of_a_custom_rule_only_the_function_is_routed_and_that_is_said():
-    plan = plan_of(doubled, placed(X, "i"))
-
-    [finding] = plan.findings
-    assert finding.why == "the function only: its derivative rules can be seen from around jax.grad"
-
-
 # What is refused. Each op is wrong, or odd, in one way.
 
 
