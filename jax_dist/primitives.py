@@ -7,7 +7,6 @@ that it lists, and with what its own rules of batching and typing say.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -35,53 +34,32 @@ class Primitive:
 
     name: str
     kind: Kind
+    # One result, each element of which depends on the same element of each operand.
     elementwise: bool = False
-    """One result, each element of which depends on the same element of each operand."""
+    # Any order of the elements gives the same bits, and nothing is rounded: what moves, compares
+    # and chooses. The sign of a zero aside, which a maximum may lose.
     exact: bool = False
-    """Any order of the elements gives the same bits, and nothing is rounded.
-
-    What moves, compares and chooses. The sign of a zero aside, which a maximum may lose.
-    """
-    moves: bool = False
-    """Gives elements another place, and computes nothing."""
-    identity: bool = False
-    """Gives its operands as they are, in another type or place."""
-    constrains: bool = False
-    """Says where a value lies, by a mesh."""
-    linear: bool = False
-    """What it makes of a gradient is one: a multiple, a sum, or a part."""
-    scales: bool = False
-    """Multiplies or divides its first operand."""
-    adds: bool = False
-    """Of two operands, the sum or the difference."""
-    sums: bool = False
-    """Adds elements up, so that the last bits depend on their order."""
-    reduces: bool = False
-    """Makes one element of those along its parameter `axes`; of one element, that element."""
-    extreme: bool = False
-    """Takes the largest or smallest element."""
-    ordered: bool = False
-    """Looks at several elements along a dimension, or at some by their number."""
-    runs_keys: bool = False
-    """Runs the functions of an implementation of random keys, which may be the user's."""
-    draws: bool = False
-    """Makes random numbers; equal keys make equal ones."""
-    means_body: bool = False
-    """Computes what its one body computes; that it is an equation matters to others."""
-    tied: bool = False
-    """Cannot be bound again under another mesh than that of its trace."""
-    unsplit: bool = False
-    """XLA cannot cut it over devices by itself, or makes something else of it when it does."""
+    moves: bool = False  # gives elements another place, and computes nothing
+    identity: bool = False  # gives its operands as they are, in another type or place
+    constrains: bool = False  # says how a value is sharded, by a mesh
+    linear: bool = False  # what it makes of a gradient is one: a multiple, a sum, or a part
+    scales: bool = False  # multiplies or divides its first operand
+    adds: bool = False  # of two operands, the sum or the difference
+    sums: bool = False  # adds elements up, so that the last bits depend on their order
+    reduces: bool = False  # makes one element of those along its parameter `axes`
+    extreme: bool = False  # takes the largest or smallest element
+    ordered: bool = False  # looks at several elements along a dimension, or at some by number
+    runs_keys: bool = False  # runs functions of an implementation of random keys, perhaps a user's
+    draws: bool = False  # makes random numbers; equal keys make equal ones
+    means_body: bool = False  # computes what its one body computes
+    tied: bool = False  # cannot be bound again under another mesh than that of its trace
+    unsplit: bool = False  # XLA cannot split it over devices, or makes something else of it
+    # Of a call: one that means nothing by being one; a checkpoint; one with its own derivative.
     call: _Call | None = None
-    """Of a call: one that means nothing by being one; a checkpoint; one with its own derivative."""
-    over: _Over | None = None
-    """Of a collective: what it does over devices."""
-    axes: str = ""
-    """Of a collective: the parameter that names the mesh axes, as one name or several."""
-    since: str = ""
-    """The first version of jax among 0.10.2 and 0.12.0 that has it; "": all."""
-    until: str = ""
-    """The last one of them that has it; "": all."""
+    over: _Over | None = None  # of a collective: what it does over devices
+    axes: str = ""  # of a collective: the parameter that names the mesh axes
+    since: str = ""  # the first version of jax that has it, if not 0.10
+    until: str = ""  # the last one
 
     @property
     def makes_alike(self) -> bool:
@@ -90,7 +68,7 @@ class Primitive:
 
 
 def record(name: str) -> Primitive:
-    """The record of a primitive, which has to be one of JAX's own.
+    """Return the record of a primitive, which has to be one of JAX's own.
 
     >>> record("sin").elementwise, record("of_a_user").kind
     (True, 'opaque')
@@ -99,7 +77,7 @@ def record(name: str) -> Primitive:
 
 
 def functions_of(*over: _Over) -> tuple[str, ...]:
-    """The collectives of `jax.lax` that do one of these things over devices.
+    """Return the collectives of `jax.lax` that do one of these things over devices.
 
     >>> functions_of("sum", "max")
     ('jax.lax.psum', 'jax.lax.pmax', 'jax.lax.pmean')
@@ -216,23 +194,17 @@ def _records() -> Iterator[Primitive]:
 
 def _record(name: str, words: Sequence[str]) -> Primitive:
     facts: dict[str, Any] = {"kind": words[0]}
-    for before, word in itertools.pairwise(words):
-        match before, word:
-            case ("from", _):
-                facts["since"] = word
-            case ("to", _):
-                facts["until"] = word
-            case (_, "from" | "to"):
-                pass
-            case (_, "axes" | "axis_name"):
-                facts["axes"] = word
-            case ("call", _):
-                facts["call"] = word
-            case ("collective", _):
-                facts["over"] = word
-            case _:
-                facts[word] = True
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("from", "to"):
+            facts["since" if word == "from" else "until"] = next(rest)
+        elif word in ("axes", "axis_name"):
+            facts["axes"] = word
+        elif words[0] in ("call", "collective") and len(facts) == 1:
+            facts["call" if words[0] == "call" else "over"] = word
+        else:
+            facts[word] = True
     return Primitive(name=name, **facts)
 
 
-RECORDS: Final[dict[str, Primitive]] = {each.name: each for each in _records()}
+RECORDS: Final[dict[str, Primitive]] = {record.name: record for record in _records()}

@@ -59,14 +59,11 @@ class _GradientSums:
         self, body: Any, values: dict[Any, _Value], around: str, is_transposed: _IsTransposed
     ) -> None:
         """Add what is known of each variable in `body` to `values`."""
-        literals: dict[Any, Any] = {}
         for eqn in interpreter.open_jaxpr(body).eqns:
             record, by_jax = record_of(eqn), is_transposed(eqn)
             line = interpreter.source_line(eqn) or around
             operand = _join(values, eqn.invars)
             result = _Value(operand.sums if record.linear else frozenset(), operand.of_global_loss)
-            if record.identity and isinstance(eqn.invars[0], Literal):
-                literals[eqn.outvars[0]] = eqn.invars[0].val
             if record.over == "sum":
                 result = _Value(of_global_loss=by_jax and operand.of_global_loss)
                 if by_jax and not operand.of_global_loss:
@@ -74,7 +71,7 @@ class _GradientSums:
                     result = _Value(frozenset({id(eqn)}))
             elif by_jax and _compat.name_of(eqn) == "pvary" and _is_cotangent(eqn.invars[0]):
                 result = result._replace(of_global_loss=True)
-            elif record.scales and self._divides(eqn, literals):
+            elif record.scales and self._divides(eqn):
                 for number in operand.sums:
                     self.findings.pop(number, None)
             values.update(dict.fromkeys(eqn.outvars, result))
@@ -103,13 +100,12 @@ class _GradientSums:
                 is_global = before.of_global_loss or made.of_global_loss
                 values[result] = _Value(before.sums | made.sums, is_global)
 
-    def _divides(self, eqn: JaxprEqn, literals: Mapping[Any, Any]) -> bool:
+    def _divides(self, eqn: JaxprEqn) -> bool:
         """Return whether an equation takes the mean over devices of what was summed."""
-        atom = eqn.invars[1]
-        factor = atom.val if isinstance(atom, Literal) else literals.get(atom)
-        if factor is None or np.ndim(factor) or not factor:
+        factor = eqn.invars[1]
+        if not isinstance(factor, Literal) or np.ndim(factor.val) or not factor.val:
             return False
-        divisor = float(factor) if _compat.name_of(eqn) == "div" else 1 / float(factor)
+        divisor = float(factor.val) if _compat.name_of(eqn) == "div" else 1 / float(factor.val)
         return any(np.isclose(divisor, size) for size in self._axis_sizes.values() if size > 1)
 
 

@@ -7,15 +7,23 @@ them away; all else is the same where all of its operands are. The types that JA
 everywhere though they differ.
 """
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jax.extend.core import JaxprEqn, Literal
 
 from jax_dist import _compat
-from jax_dist._rewrite.interpreter import bodies, carries, open_jaxpr
+from jax_dist._rewrite.interpreter import (
+    bodies,
+    bodies_of_while,
+    carries,
+    named_axes,
+    names_of,
+    open_jaxpr,
+    operands_of_bodies,
+)
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist.primitives import Primitive
 
 AxisName: TypeAlias = Any  # hashable; nearly always a string
 Same: TypeAlias = frozenset[AxisName]  # the axes along which all devices hold the same
@@ -70,21 +78,16 @@ class Invariance:
 
         `ins` is known of the operands, and `scope` is that of the equation.
         """
-        ins, inner = list(ins), bodies(eqn)
-        record = record_of(eqn)
-        match record.kind:
-            case "branch":
-                return [ins[1:] for _ in inner]
-            case "loop":
-                return self._loop_inputs(eqn, ins, scope)
+        match record_of(eqn).kind:
+            case "branch" | "call" | "loop" as kind:
+                ins = self._settled(eqn, list(ins), scope) if kind == "loop" else ins
+                return [[ins[place] for place in places] for places in operands_of_bodies(eqn)]
             case "region":
                 # Along a new axis, a block is the same if its spec cuts nothing along it.
                 new = frozenset(eqn.params["newly_manual_axes"]) - scope
                 pairs = zip(ins, map(cut_along, eqn.params["in_specs"]), strict=True)
                 return [[same | (new - cut) for same, cut in pairs]]
-            case "call":
-                return [ins for _ in inner]
-        return [[NOWHERE] * len(open_jaxpr(body).invars) for body in inner]
+        return [[NOWHERE] * len(open_jaxpr(body).invars) for body in bodies(eqn)]
 
     def _results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
         record, count = record_of(eqn), len(eqn.outvars)
@@ -105,7 +108,7 @@ class Invariance:
             case "collective" if record.over != "unknown":
                 # Within groups, devices of other groups get other results. Even of equal operands,
                 # a scatter gives other parts, and a permutation gives zeros to some.
-                same, over = scope.intersection(*operands), frozenset(axes_of(eqn, record))
+                same, over = scope.intersection(*operands), frozenset(named_axes(eqn))
                 alike = record.makes_alike and eqn.params.get("axis_index_groups") is None
                 return [same | (over & scope) if alike else same - over] * count
         if (body := self.hidden_body(eqn)) is not None:
@@ -129,55 +132,32 @@ class Invariance:
                 return same
             same = left
 
-    def _loop_inputs(self, eqn: JaxprEqn, ins: list[Same], scope: Same) -> list[list[Same]]:
-        if "cond_jaxpr" in eqn.params:
-            return self._while_inputs(eqn, ins, scope)
-        return [self._scan_inputs(eqn, ins, scope)]
-
-    def _loop_results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
-        if "cond_jaxpr" in eqn.params:
-            inputs = self._while_inputs(eqn, operands, scope)
-            return inputs[0][-len(eqn.outvars) :] if eqn.outvars else []
-        settled = self._scan_inputs(eqn, operands, scope)
-        outs = self.outputs(eqn.params["jaxpr"], settled, scope)
-        for into, out in carries(eqn):
-            outs[out] = settled[into]  # of no iterations, the result is what came in
-        return outs
-
-    def _scan_inputs(self, eqn: JaxprEqn, ins: list[Same], scope: Same) -> list[Same]:
+    def _settled(self, eqn: JaxprEqn, ins: list[Same], scope: Same) -> list[Same]:
+        """Return what is known of the operands of a loop in each of its iterations."""
+        names = bodies_of_while(eqn) or ["jaxpr"]
         while True:
-            outs = self.outputs(eqn.params["jaxpr"], ins, scope)
-            carried = list(ins)
+            inputs = [[ins[place] for place in places] for places in operands_of_bodies(eqn)]
+            pairs = zip(names, inputs, strict=True)
+            outs = {name: self.outputs(eqn.params[name], part, scope) for name, part in pairs}
+            # Devices may leave a while loop at different times.
+            again = scope.intersection(*outs.pop("cond_jaxpr", ()))
+            (results,), carried = outs.values(), list(ins)
             for into, out in carries(eqn):
-                carried[into] = ins[into] & outs[out]
+                carried[into] = ins[into] & results[out] & again
             if carried == ins:
                 return ins
             ins = carried
 
-    def _while_inputs(self, eqn: JaxprEqn, ins: list[Same], scope: Same) -> list[list[Same]]:
-        """Return those of the condition and of the body; devices may leave at different times."""
-        params = eqn.params
-        for_cond = ins[: params["cond_nconsts"]]
-        for_body = ins[len(for_cond) : len(for_cond) + params["body_nconsts"]]
-        carries = ins[len(for_cond) + len(for_body) :]
-        while True:
-            parts = {"cond_jaxpr": [*for_cond, *carries], "body_jaxpr": [*for_body, *carries]}
-            (again,) = self.outputs(params["cond_jaxpr"], parts["cond_jaxpr"], scope)
-            outs = self.outputs(params["body_jaxpr"], parts["body_jaxpr"], scope)
-            carried = [before & out & again for before, out in zip(carries, outs, strict=True)]
-            if carried == carries:
-                return [parts[name] for name in params if name in parts]  # as `bodies` gives them
-            carries = carried
-
-
-def axes_of(eqn: JaxprEqn, record: Primitive) -> tuple[AxisName, ...]:
-    """Return the mesh axes that a collective names, outermost first."""
-    named = eqn.params[record.axes]
-    named = named if isinstance(named, (tuple, list)) else (named,)
-    return tuple(name for name in named if not isinstance(name, int))  # of a vmap, a dimension
+    def _loop_results(self, eqn: JaxprEqn, operands: list[Same], scope: Same) -> Sequence[Same]:
+        settled = self._settled(eqn, operands, scope)
+        results: list[Same] = [NOWHERE] * len(eqn.outvars)
+        if "jaxpr" in eqn.params:  # what a scan collects
+            results = self.outputs(eqn.params["jaxpr"], settled, scope)
+        for into, out in carries(eqn):
+            results[out] = settled[into]  # of no iterations, the result is what came in
+        return results
 
 
 def cut_along(spec: Any) -> Same:
     """Return the axes that a PartitionSpec cuts along."""
-    parts = [part if isinstance(part, (tuple, list)) else (part,) for part in spec]
-    return frozenset(name for part in parts for name in part if name is not None)
+    return frozenset(itertools.chain(*map(names_of, spec)))
