@@ -6,9 +6,10 @@ its types. A gather that is needed whole stays as it was, so the walk is repeate
 """
 
 import collections
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -79,6 +80,7 @@ class _Body:
     env: dict[Any, Atom | Deferred] = dataclasses.field(default_factory=dict)
     same: dict[Var, Same] = dataclasses.field(default_factory=dict)
     inlined: int = 0  # depth of the jits that are inlined
+    call: JaxprEqn | None = None  # of a function of JAX's own, whose line stands for those inside
 
     def read(self, atom: Atom) -> Any:
         """Return what an atom became: an atom or a Deferred."""
@@ -88,16 +90,27 @@ class _Body:
         """Return the axes along which all devices hold the same."""
         return self.scope if isinstance(atom, LiteralAtom) else self.same.get(atom, NOWHERE)
 
-    def copy(self, eqn: JaxprEqn) -> None:
-        """Add an equation as it is."""
+    def copy(self, eqn: JaxprEqn, **fields: Any) -> None:
+        """Add an equation as it is, but for some fields."""
         invars = list(map(self.read, eqn.invars))
         if self.inlined:  # with variables of its own, for a jit may be inlined twice
             outvars = [Var(var.aval) for var in eqn.outvars]
             self.env.update(zip(eqn.outvars, outvars, strict=True))
-            eqn = eqn.replace(invars=invars, outvars=outvars)
+            eqn = eqn.replace(invars=invars, outvars=outvars, **fields)
         elif any(new is not old for new, old in zip(invars, eqn.invars, strict=True)):
             eqn = eqn.replace(invars=invars)
         self.eqns.append(eqn)
+
+    @contextlib.contextmanager
+    def inline(self, jaxpr: Any, atoms: Sequence[Any]) -> Iterator[Any]:
+        """Add what is copied inside as part of this body; the jaxpr is called with `atoms`."""
+        opened = open_jaxpr(jaxpr)
+        self.env.update(zip(opened.invars, atoms, strict=True))
+        for var, constant in zip(opened.constvars, constants(jaxpr), strict=True):
+            self.env[var] = LiteralAtom(constant, var.aval)
+        self.inlined += 1
+        yield opened
+        self.inlined -= 1
 
 
 class _Walk:
@@ -126,14 +139,13 @@ class _Walk:
             name, line = f"all_gather over {spell_axes(named_axes(eqn))}", source_line(eqn)
             if number in self.kept:
                 why, at = self.kept[number]
-                outcome, where = "refused", source_line(at)
                 what = f"{name}{f' ({line})' if line else ''} is kept"
-            else:
-                outcome, why, where = "rewritten", "", line
-                what = f"{name}, {_summary(self.made.get(number, []))}"
-            if number in self.kept or number in self.made:  # else nobody reads it
-                code = _codes.ALL_GATHER_THEN_REDUCE
-                findings.append(PassFinding(code, outcome, what, why, where))
+                finding = ("refused", what, why, source_line(at))
+            elif number in self.made:
+                finding = ("rewritten", f"{name}, {_summary(self.made[number])}", "", line)
+            else:  # nobody reads it
+                continue
+            findings.append(PassFinding(_codes.ALL_GATHER_THEN_REDUCE, *finding))
         return findings
 
     # ---- bodies
@@ -141,7 +153,7 @@ class _Walk:
     def _closed(self, eqn: JaxprEqn | None, jaxpr: Any, same: Sequence[Same], body: _Body) -> Any:
         """Return a body that stays a body of `eqn`: nothing deferred enters or leaves it."""
         opened = open_jaxpr(jaxpr)
-        self._equations(opened, same, body, None)
+        self._equations(opened, same, body)
         outvars = []
         for atom in opened.outvars:
             value = body.read(atom)
@@ -153,10 +165,7 @@ class _Walk:
         opened = opened.replace(eqns=body.eqns, outvars=outvars)
         return jaxpr.replace(jaxpr=opened) if isinstance(jaxpr, ClosedJaxpr) else opened
 
-    def _equations(
-        self, opened: Any, same: Sequence[Same], body: _Body, call: JaxprEqn | None
-    ) -> None:
-        """Add the equations of a jaxpr; inside a function of JAX's own, `call` has the line."""
+    def _equations(self, opened: Any, same: Sequence[Same], body: _Body) -> None:
         body.same.update(self._invariance.facts(opened, same, body.scope))
         for eqn in opened.eqns:
             has_gather = self._contains_gather(eqn)
@@ -164,14 +173,14 @@ class _Walk:
             if not has_deferred and not has_gather:
                 body.copy(eqn)
             elif _compat.name_of(eqn) == "all_gather":
-                self._gather(eqn, body, call or eqn)
+                self._gather(eqn, body)
             elif body.scope and record_of(eqn).call == "inline":
-                self._inline(eqn, body, call)
+                self._inline(eqn, body)
             elif has_deferred and not bodies(eqn):
-                self._apply(eqn, body, call or eqn)
+                self._apply(eqn, body)
             else:
                 why = "takes the gathered value whole: reduce before it, or gather inside"
-                self._keep(eqn, body, f"{_plain_name(eqn)} {why}", call or eqn)
+                self._keep(eqn, body, f"{_plain_name(eqn)} {why}")
                 body.copy(self._with_bodies(eqn, body) if has_gather else eqn)
 
     def _contains_gather(self, eqn: JaxprEqn) -> bool:
@@ -202,27 +211,25 @@ class _Walk:
         )
         return with_bodies(eqn, change)
 
-    def _inline(self, eqn: JaxprEqn, body: _Body, call: JaxprEqn | None) -> None:
+    def _inline(self, eqn: JaxprEqn, body: _Body) -> None:
         """Walk the body of a jit in place: deferred values go in and out of it."""
         (jaxpr,) = bodies(eqn)
-        opened = open_jaxpr(jaxpr)
-        body.env.update(zip(opened.invars, map(body.read, eqn.invars), strict=True))
-        for var, constant in zip(opened.constvars, constants(jaxpr), strict=True):
-            body.env[var] = LiteralAtom(constant, var.aval)
         same = [body.same_of(atom) for atom in eqn.invars]
-        body.inlined += 1
-        self._equations(opened, same, body, call or (eqn if _is_of_jax(jaxpr) else None))
-        body.inlined -= 1
+        call = body.call
+        body.call = call or (eqn if _is_of_jax(jaxpr) else None)
+        with body.inline(jaxpr, list(map(body.read, eqn.invars))) as opened:
+            self._equations(opened, same, body)
+        body.call = call
         body.env.update(zip(eqn.outvars, map(body.read, opened.outvars), strict=True))
 
     # ---- equations
 
-    def _gather(self, eqn: JaxprEqn, body: _Body, at: JaxprEqn) -> None:
+    def _gather(self, eqn: JaxprEqn, body: _Body) -> None:
         """Defer a gather: its block is all that is needed of it."""
-        params, number = eqn.params, self._count
+        params, number, at = eqn.params, self._count, body.call or eqn
         dim, tiled = int(params["all_gather_dimension"]), params["tiled"]
         operand = body.read(eqn.invars[0])
-        self._keep(eqn, body, "all_gather needs the whole gathered value", at)
+        self._keep(eqn, body, "all_gather needs the whole gathered value")
         self._count += 1
         self._gathers[number] = eqn
         if params["axis_index_groups"] is not None:
@@ -235,7 +242,7 @@ class _Walk:
         value = Deferred(block, dim, named_axes(eqn), params["axis_size"], (number,), at)
         body.env[eqn.outvars[0]] = value
 
-    def _apply(self, eqn: JaxprEqn, body: _Body, at: JaxprEqn) -> None:
+    def _apply(self, eqn: JaxprEqn, body: _Body) -> None:
         """Add an equation with deferred operands, by its rule."""
         values = list(map(body.read, eqn.invars))
         operands = [value if isinstance(value, Deferred) else None for value in values]
@@ -247,25 +254,24 @@ class _Walk:
             result = apply_rule(eqn, operands)
             self._check_whole_operands(eqn, operands, first, body)
         except NeedsWhole as reason:
-            self._keep(eqn, body, str(reason), at)
+            self._keep(eqn, body, str(reason))
             body.copy(eqn)
             return
         atoms: list[Atom] = []
         for place, value in enumerate(values):
-            dim = -1
-            if not isinstance(value, Deferred):
-                dim = dimension_to_slice(eqn, place, first)
-            if dim < 0:
-                atoms.append(value.block if isinstance(value, Deferred) else value)
+            if isinstance(value, Deferred):
+                atoms.append(value.block)
+            elif (dim := dimension_to_slice(eqn, place, first)) < 0:
+                atoms.append(value)
             else:
                 take = lambda _, xs, dim=dim: [first.take_block(xs[0], dim)]
-                atoms += self._trace(
-                    ("take", dim, first.axes, first.size), take, eqn, [value], body
-                )
+                key = ("take", dim, first.axes, first.size)
+                atoms += self._trace(key, take, eqn, [value], body)
         if isinstance(result, Blockwise):
             outvars = [Var(first.block_type(var.aval, result.dim)) for var in eqn.outvars]
             params = {**eqn.params, **result.params} if result.params else eqn.params
             body.eqns.append(eqn.replace(invars=atoms, outvars=outvars, params=params))
+            at = body.call or eqn
             for var, block in zip(eqn.outvars, outvars, strict=True):
                 body.env[var] = Deferred(block, result.dim, first.axes, first.size, sites, at)
             return
@@ -307,23 +313,16 @@ class _Walk:
                 self._traces[key] = jax.make_jaxpr(
                     lambda *values: compute(eqn, list(values)), axis_env=list(body.sizes.items())
                 )(*avals)
-        closed = self._traces[key]
-        env: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, atoms, strict=True))
-        for var, constant in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-            env[var] = LiteralAtom(constant, var.aval)
-        read = lambda atom: atom if isinstance(atom, LiteralAtom) else env[atom]
-        for inner in closed.jaxpr.eqns:
-            invars, outvars = list(map(read, inner.invars)), [Var(v.aval) for v in inner.outvars]
-            info = eqn.source_info
-            body.eqns.append(inner.replace(invars=invars, outvars=outvars, source_info=info))
-            env.update(zip(inner.outvars, outvars, strict=True))
-        return list(map(read, closed.jaxpr.outvars))
+        with body.inline(self._traces[key], atoms) as opened:
+            for inner in opened.eqns:
+                body.copy(inner, source_info=eqn.source_info)
+        return list(map(body.read, opened.outvars))
 
-    def _keep(self, eqn: JaxprEqn, body: _Body, why: str, at: JaxprEqn) -> None:
+    def _keep(self, eqn: JaxprEqn, body: _Body, why: str) -> None:
         """Keep the gathers behind all operands of an equation, which are whole from here on."""
         for atom in eqn.invars:
             if isinstance(value := body.read(atom), Deferred):
-                self._keep_whole(value, why, at)
+                self._keep_whole(value, why, body.call or eqn)
                 del body.env[atom]
 
     def _keep_whole(self, value: Deferred, why: str, at: JaxprEqn) -> None:

@@ -68,7 +68,7 @@ class _TracedCall:
     lifted: Lifted  # its inputs: the captured arrays that are lifted, and then the dynamic leaves
     places: tuple[int, ...]  # of the dynamic leaves among all
     out_tree: Any
-    described: dict[str, str]  # the arguments, by their path
+    fingerprint: Fingerprint  # of arguments and results, the same in all processes
     findings: tuple[PassFinding, ...]  # made while tracing
     routes: bool  # whether it has operations whose program depends on shardings of arguments
 
@@ -283,9 +283,14 @@ class RewrittenProgram:
         routes = self.options.partitioning == "route" and interpreter.contains(
             jaxpr, is_partitioned
         )
-        paths = jax.tree.leaves_with_path((args, kwargs))
-        described = {f"argument {jax.tree_util.keystr(path)}": describe(x) for path, x in paths}
-        return _TracedCall(lifted, tuple(places), out_trees[-1], described, tuple(findings), routes)
+        described = {
+            f"argument {jax.tree_util.keystr(path)}": describe(leaf)
+            for path, leaf in jax.tree.leaves_with_path((args, kwargs))
+        }
+        described |= {f"result {n}": describe(aval) for n, aval in enumerate(jaxpr.out_avals)}
+        out_tree = out_trees[-1]
+        fingerprint = Fingerprint(containers(out_tree), described)
+        return _TracedCall(lifted, tuple(places), out_tree, fingerprint, tuple(findings), routes)
 
     # ---- the passes, in their order, and the programs that they make
 
@@ -385,16 +390,12 @@ class RewrittenProgram:
     def _agree(self, call: _KnownCall, mesh: Mesh) -> None:
         """Agree with the other processes on what runs next; see `_pmap.process_calls`."""
         traced = call.traced
-        signature = hash((traced.out_tree, *traced.described.items()))
+        signature = hash((traced.out_tree, *traced.fingerprint.leaves.items()))
         if signature in self._agreed:
             return
-        jaxpr, leaves = traced.lifted.jaxpr, dict(traced.described)
-        for number, aval in enumerate(jaxpr.out_avals):
-            leaves[f"result {number}"] = describe(aval)
-        fingerprint = Fingerprint(containers(traced.out_tree), leaves)
         # Without a collective too: the compiler may move what is sharded over the mesh.
-        moves = process_calls.collectives(jaxpr)
-        process_calls.agree_to_run("{}, rewritten", self.fun, fingerprint, moves, mesh)
+        moves = process_calls.collectives(traced.lifted.jaxpr)
+        process_calls.agree_to_run("{}, rewritten", self.fun, traced.fingerprint, moves, mesh)
         self._agreed.add(signature)
 
 

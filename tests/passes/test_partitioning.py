@@ -175,36 +175,6 @@ def test_what_is_done_is_reported_with_the_line():
     assert re.fullmatch(r"tests/passes/test_partitioning.py:\d+", finding.where)
 
 
-def test_partition_is_asked_as_by_the_compiler():
-    asked = []
-
-    @custom_partitioning
-    def watched(x, y):
-        return x + y.sum()
-
-    def partition(mesh, arg_shapes, result_shape):
-        shapes = (*arg_shapes, result_shape)
-        asked.append([(s.shape, str(s.dtype), s.sharding.spec) for s in shapes])
-        shardings = [s.sharding for s in arg_shapes]
-        return mesh, lambda x, y: x, shardings[0], tuple(shardings)
-
-    watched.def_partition(partition, sharding_rule="n h, k -> n h")
-
-    def fun(x, y):
-        return watched(x.T, y).T
-
-    args = placed(X, "i", "j"), placed(np.arange(4.0, dtype="float32"), ("i"))
-    jax.jit(fun).lower(*args).compile()
-    plan_of(fun, *args)
-
-    expected = [
-        ((6, 8), "float32", P("j", "i")),
-        ((4,), "float32", P("i")),
-        ((6, 8), "float32", P("j", "i")),
-    ]
-    assert asked == [expected, expected]
-
-
 def test_a_jit_is_sharded_at_each_of_its_calls_as_the_compiler_does():
     # Its argument comes as [None, i], and what reads its result wants [j, i].
     @jax.jit

@@ -210,17 +210,6 @@ def test_of_a_primitive_of_a_user_nothing_is_known_whatever_its_name(name):
     _rewrites_right(lambda x: doubled.bind(x) + lax.all_gather(x, "i").mean(0))
 
 
-def test_a_pallas_call_may_give_each_device_something_else():
-    pallas = pytest.importorskip("jax.experimental.pallas")
-
-    def double(x_ref, out_ref):
-        out_ref[...] = 2 * x_ref[...]
-
-    out = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    call = pallas.pallas_call(double, out_shape=out, interpret=True)
-    assert same(lambda x: call(jnp.ones((2, 3)))) == NONE
-
-
 def test_random_bits_of_a_users_own_keys_may_differ():
     wrap, data = jax.random.wrap_key_data, jax.random.key_data
     implementation = extended_random.define_prng_impl(
