@@ -330,6 +330,11 @@ ROWS_PLACED = placed(X, "i")
 ONE_AXIS = {"mesh": MESH, "in_specs": P("i"), "out_specs": P("i"), "axis_names": {"i"}}
 # By the reason: the function, its argument, and the mesh.
 REFUSED = {
+    "its lowering captures arrays": (
+        jax.checkpoint(odd_op(lambda x: x * 2 * jnp.asarray(SCALE))),
+        ROWS_PLACED,
+        MESH,
+    ),
     "its partition() asks for XLA's own": (odd_op(decode_shardings=False), ROWS_PLACED, MESH),
     "another mesh than it was": (odd_op(other=NamedSharding(OTHER, P("a"))), ROWS_PLACED, MESH),
     "are not NamedShardings of the mesh": (odd_op(operand=NO_SHARDING), ROWS_PLACED, MESH),
