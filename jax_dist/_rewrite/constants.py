@@ -1,7 +1,6 @@
 """Arrays that are part of a program, and making inputs of them.
 
-They are the constants of the program and of the bodies in it, and, where JAX simplifies constants
-(`JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS`), literals among the operands.
+They are the constants of the program and of the bodies in it.
 """
 
 import dataclasses
@@ -60,37 +59,26 @@ def baked_arrays(jaxpr: ClosedJaxpr) -> dict[Identity, BakedArray]:
     arrays: dict[Identity, BakedArray] = {}
     seen: set[tuple[int, str]] = set()
 
-    def add(value: Any, refused: str) -> Identity | None:
-        identity = array_identity(value)
-        if identity is not None:
-            kept = value if isinstance(value, jax.Array) else np.asarray(value)
-            array = arrays.setdefault(identity, BakedArray(kept))
-            array.refused = array.refused or refused
-        return identity
-
     def search(jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str) -> None:
         if (id(jaxpr), refused) in seen:
             return
         seen.add((id(jaxpr), refused))
-        body = open_jaxpr(jaxpr)
-        held = [add(value, refused) for value in constants(jaxpr)]
-        identities = dict(zip(body.constvars, held, strict=False))
+        body, held = open_jaxpr(jaxpr), dict[Any, BakedArray]()
+        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
+            if (identity := array_identity(value)) is not None:
+                kept = value if isinstance(value, jax.Array) else np.asarray(value)
+                held[var] = arrays.setdefault(identity, BakedArray(kept))
+                held[var].refused = held[var].refused or refused
         for eqn in body.eqns:
-            if inner := bodies(eqn):
-                name = _compat.name_of(eqn)
-                stuck = f"it is in the body of '{name}', which takes no more operands"
-                for part in inner:
-                    search(part, (*around, eqn), refused or ("" if name in _WIDENED else stuck))
+            name = _compat.name_of(eqn)
+            stuck = f"it is in the body of '{name}', which takes no more operands"
+            for part in bodies(eqn):
+                search(part, (*around, eqn), refused or ("" if name in _WIDENED else stuck))
             for atom in eqn.invars:
-                is_literal = isinstance(atom, Literal)
-                identity = add(atom.val, refused) if is_literal else identities.get(atom)
-                if identity is not None and arrays[identity].first_use is None:
+                array = None if isinstance(atom, Literal) else held.get(atom)
+                if array is not None and array.first_use is None:
                     lines = map(source_line, (eqn, *reversed(around)))
-                    arrays[identity].first_use = eqn
-                    arrays[identity].used_at = next(filter(None, lines), "")
-        for atom in body.outvars:
-            if isinstance(atom, Literal):
-                add(atom.val, refused)
+                    array.first_use, array.used_at = eqn, next(filter(None, lines), "")
 
     search(jaxpr, (), "")
     return arrays
@@ -184,9 +172,7 @@ class _Lifting:
         }
 
         def read(atom: Atom) -> Atom:
-            if isinstance(atom, Literal):
-                return new.get(array_identity(atom.val), atom) if new else atom
-            return renamed.get(atom, atom)
+            return atom if isinstance(atom, Literal) else renamed.get(atom, atom)
 
         eqns = [self._equation(eqn, new, read) for eqn in body.eqns]
         is_same = all(after is before for after, before in zip(eqns, body.eqns, strict=True))
@@ -223,12 +209,9 @@ class _Lifting:
 
     def _held_in(self, jaxpr: Any) -> tuple[Identity, ...]:
         if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
-            body, held = open_jaxpr(jaxpr), []
-            atoms = [*body.outvars, *(atom for eqn in body.eqns for atom in eqn.invars)]
-            literals = [atom.val for atom in atoms if isinstance(atom, Literal)]
-            for eqn in body.eqns:
+            held = list(map(array_identity, constants(jaxpr)))
+            for eqn in open_jaxpr(jaxpr).eqns:
                 held += self._held_in_bodies(eqn, bodies(eqn))
-            held += map(array_identity, (*constants(jaxpr), *literals))
             self._held[id(jaxpr)] = tuple(dict.fromkeys(i for i in held if i in self._types))
         return self._held[id(jaxpr)]
 

@@ -145,18 +145,6 @@ DIFFERENTIATED = ("plain", "jit", "scan", "cond", "custom_vjp", "custom_jvp", "r
 _CONSTANT = re.compile(r"stablehlo\.constant .*tensor<(3x5|5x7)xf32>")
 
 
-@pytest.fixture(params=["constants", "literals"])
-def form(request):
-    """How JAX keeps arrays in a jaxpr."""
-    option = "jax_use_simplified_jaxpr_constants"
-    usual = getattr(jax.config, option)
-    jax.clear_caches()  # so that no trace of the other form is used again
-    jax.config.update(option, request.param == "literals")
-    yield
-    jax.config.update(option, usual)
-    jax.clear_caches()
-
-
 def _lifted(fun, *args):
     """Return a jit of `fun` that takes its captured arrays first, and these arrays."""
     jaxpr = jax.make_jaxpr(fun)(*args)
@@ -184,7 +172,7 @@ _AGREEING = PROGRAMS | {f"gradient of {name}": jax.grad(_loss(name)) for name in
 
 
 @pytest.mark.parametrize("name", _AGREEING)
-def test_lifted_programs_compute_the_same(form, name):
+def test_lifted_programs_compute_the_same(name):
     _agree(_AGREEING[name], _X)
 
 
