@@ -207,27 +207,20 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
 
 
 def replay_with(eqn: JaxprEqn, change: Callable[[Any], Any], values: Sequence[Any]) -> Values:
-    """Bind an equation with each of its bodies changed to one of the same types.
-
-    Where a body has no place for the constants that `change` may give it, they become operands.
-    """
-    operands = list(values)
+    """Bind an equation with each of its bodies changed to one of the same types."""
 
     def changed(body: Any) -> Any:
         new = change(body)
-        if isinstance(body, core.ClosedJaxpr) or not constants(new):
-            return new if isinstance(body, core.ClosedJaxpr) else open_jaxpr(new)
-        if _compat.name_of(eqn) != "remat2":
+        if isinstance(body, core.ClosedJaxpr):
+            return new
+        if constants(new):
             raise NotImplementedError(
                 f"the body of {_compat.name_of(eqn)} ({source_line(eqn) or 'unknown line'}) "
                 "captures arrays and cannot be traced again; pass them to it as arguments"
             )
-        operands[:0] = new.consts
-        inner = open_jaxpr(new)
-        return inner.replace(constvars=(), invars=[*inner.constvars, *inner.invars])
+        return open_jaxpr(new)
 
-    changed_eqn = with_bodies(eqn, changed)
-    return replay(changed_eqn, operands)
+    return replay(with_bodies(eqn, changed), values)
 
 
 def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Values) -> Values:

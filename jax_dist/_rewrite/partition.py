@@ -219,11 +219,9 @@ def _route(site: EquationPlace, layout: CallLayout | str, mesh: Mesh) -> _Route:
     operands = _shapes(eqn.invars, layout.operands, mesh)
     arguments = params["in_tree"].unflatten(operands)
     results = params["out_tree"].unflatten(_shapes(eqn.outvars, layout.results, mesh))
-    own_mesh, lower, out_shardings, in_shardings = params["partition"](
+    _, lower, out_shardings, in_shardings = params["partition"](
         *params["static_args"], mesh, arguments, results
     )
-    if own_mesh != mesh:
-        raise ValueError("its partition() returns another mesh than it was given")
     taken = CallLayout(
         _specs_of(params["in_tree"].flatten_up_to(in_shardings), eqn.invars, mesh),
         _specs_of(params["out_tree"].flatten_up_to(out_shardings), eqn.outvars, mesh),
@@ -252,12 +250,10 @@ def _shapes(atoms: Sequence[Atom], specs: Sequence[P], mesh: Mesh) -> list[jax.S
 
 def _specs_of(shardings: Sequence[Any], atoms: Sequence[Atom], mesh: Mesh) -> tuple[P, ...]:
     """Return what partition() returned, as specs for shard_map."""
-    if not all(isinstance(s, NamedSharding) and s.mesh == mesh for s in shardings):
-        raise ValueError(
-            "its partition() returns shardings that are not NamedShardings of the mesh"
-        )
-    if any(P.UNCONSTRAINED in sharding.spec for sharding in shardings):
-        raise ValueError("its partition() returns an unconstrained sharding")
+    for sharding in shardings:
+        is_on_mesh = isinstance(sharding, NamedSharding) and sharding.mesh == mesh
+        if not is_on_mesh or P.UNCONSTRAINED in sharding.spec:
+            raise ValueError(f"its partition() returns {sharding}, which shard_map cannot take")
     return _fill([sharding.spec for sharding in shardings], atoms)
 
 

@@ -336,9 +336,17 @@ REFUSED = {
         MESH,
     ),
     "its partition() asks for XLA's own": (odd_op(decode_shardings=False), ROWS_PLACED, MESH),
-    "another mesh than it was": (odd_op(other=NamedSharding(OTHER, P("a"))), ROWS_PLACED, MESH),
-    "are not NamedShardings of the mesh": (odd_op(operand=NO_SHARDING), ROWS_PLACED, MESH),
-    "an unconstrained sharding": (odd_op(operand=FREE), ROWS_PLACED, MESH),
+    "its partition() returns NamedSharding(mesh=Mesh('a'": (
+        odd_op(other=NamedSharding(OTHER, P("a"))),
+        ROWS_PLACED,
+        MESH,
+    ),
+    "its partition() returns SingleDeviceSharding(": (
+        odd_op(operand=NO_SHARDING),
+        ROWS_PLACED,
+        MESH,
+    ),
+    "UNCONSTRAINED": (odd_op(operand=FREE), ROWS_PLACED, MESH),
     "not evenly divisible": (lambda x: odd_op()(grown(x)), ROWS_PLACED, MESH),
     "out_specs": (odd_op(lambda x: x.sum(0)), ROWS_PLACED, MESH),
     "its lowering gives bfloat16[8, 6]": (
