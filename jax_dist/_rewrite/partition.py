@@ -154,8 +154,8 @@ def plan_partitioning(
         id(site.eqn): routes[id(site.eqn)].skip_detours(site.eqn, internal) for site in routed
     }
     if not any(in_shardings):
-        unknown = [site for site in routed if site.eqn in asked and routes[id(site.eqn)].is_whole]
-        findings += map(_note_unknown, unknown)
+        whole = [site for site in routed if routes[id(site.eqn)].is_whole]
+        findings += [_note_unknown(site) for site in whole if _name_of(site) not in specs]
     evaluate = lambda *args: interpreter.run_at(program, args, lambda eqn: handlers.get(id(eqn)))
     return PassPlan(evaluate, tuple(findings))
 

@@ -167,6 +167,10 @@ CASES: dict[str, Case] = {
         "dot_general is an outer product of two gathered operands",
         lambda x: (lambda whole: (whole @ whole.T).sum(0))(gather(x[0])),
     ),
+    "scores times long noise": kept(
+        "a psum of the product would send more than the gather",
+        lambda x: gather(x[0, 0]) @ jnp.ones((size(), 1000)),
+    ),
     "masked": rewritten(lambda x: jnp.where(gather(x > 0), gather(x), 0.0).sum(0)),
     # ---- several reductions of one gather
     "variance": rewritten(lambda x: jnp.var(gather(x), 0), 2),

@@ -200,12 +200,6 @@ def test_an_inner_jit_keeps_its_options():
         assert after[name] == before[name]
 
 
-def test_a_function_that_is_called_often_stays_one_function():
-    layer = jax.jit(lambda x: jnp.tanh(x @ _W @ _W.T), inline=False)
-    jitted, values = _lifted(lambda x: layer(layer(layer(x))), _X)
-    assert jitted.lower(values, _X).as_text().count("stablehlo.tanh") == 1
-
-
 def test_a_body_without_a_rule_keeps_its_array_and_says_so():
     solve = jax.jit(lambda x: x @ jnp.asarray(_N)[:, :5])
     fun = lambda b: lax.custom_linear_solve(
@@ -224,15 +218,3 @@ def test_numpy_constants_that_stay_are_copied():
     lifted = lift(jax.make_jaxpr(fun)(_X), fun, "fun", "allow")
     small[:] = 5
     chex.assert_trees_all_close(run(lifted.jaxpr, [_X], {})[0], _X + 2)
-
-
-def test_scopes_and_lines_of_the_user_stay():
-    def fun(x):
-        with jax.named_scope("decoder"):
-            return _jitted(x)
-
-    jitted, values = _lifted(fun, _X)
-    text = jitted.lower(values, _X).as_text(debug_info=True)
-    assert "decoder" in text
-    assert "test_captures.py" in text
-    assert "constants.py" not in text

@@ -1,7 +1,6 @@
 """What the pass says, what it leaves alone, and how it composes."""
 
 import inspect
-import re
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from gather_checks import (
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-import jax_dist
 from jax_dist._rewrite.interpreter import equations
 from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 
@@ -67,18 +65,9 @@ def test_exact_leaves_what_may_round():
         assert finding.outcome == "rewritten"
 
 
-_NOTHING = {
-    "no gather": (lambda x: lax.psum(x, "i"), 4),
-    "one device": (total, 1),
-    "not used": (lambda x: (jnp.sin(lax.all_gather(x, "i")), x)[1], 4),
-}
-
-
-@pytest.mark.parametrize("name", _NOTHING)
-def test_nothing_to_say(name):
-    body, devices = _NOTHING[name]
-    function = jax.shard_map(body, mesh=mesh_of(i=devices), in_specs=P("i"), out_specs=P("i"))
-    assert planned(function, X) == PassPlan(None, ())
+def test_a_gather_that_nobody_reads_is_nothing_to_report():
+    for body in (lambda x: lax.psum(x, "i"), lambda x: (jnp.sin(lax.all_gather(x, "i")), x)[1]):
+        assert planned(on_four(body), X) == PassPlan(None, ())
 
 
 def test_a_rewrite_is_told_at_the_line_of_the_gather():
@@ -123,8 +112,6 @@ def test_a_refusal_in_a_function_is_told_in_the_users_code():
 
 
 _REFUSED = {
-    "gather": lambda g: g[jnp.array([0, 2])].sum(0),
-    "reduce_xor": lambda g: lax.reduce_xor(g.astype(jnp.int32), [0]),
     "add mixes values that are gathered in different ways": (
         lambda g: (g + g.transpose(1, 0, 2)).sum(0)
     ),
@@ -154,18 +141,6 @@ def test_what_is_whole_from_a_refusal_on_forces_no_other_gather():
 
     plan = planned(on_four(body, check_vma=False), jnp.asarray(blocks(16, 3)))
     assert [finding.outcome for finding in plan.findings] == ["refused", "rewritten"]
-
-
-def test_a_product_larger_than_the_gather_keeps_it():
-    """Scores times noise as long as the parameters: the scores are the cheaper to send."""
-
-    def update(noise, scores):  # [8, 1000] replicated, [] of each device
-        return jax.lax.all_gather(scores, "i") @ noise
-
-    mapped = jax_dist.pmap(update, "i", in_axes=(None, 0), out_axes=None)
-    report = jax_dist.explain(mapped, jnp.ones((8, 1000)), jnp.arange(8.0))
-
-    assert [collective.kind for collective in report.after.collectives] == ["all-gather"]
 
 
 # ---- values
@@ -241,20 +216,3 @@ def test_what_stands_for_a_gather_of_a_small_type_is_rounded(dtype, barriers):
     names = [eqn.primitive.name for eqn in equations(rewritten)]
 
     assert (names.count("all_gather"), names.count("optimization_barrier")) == (0, barriers)
-
-
-def test_the_program_is_the_same_every_time_and_names_the_user():
-    def body(x):
-        whole = lax.all_gather(x, "i")
-        with jax.named_scope("averaging"):
-            return whole.sum(0)
-
-    texts = [
-        jax.jit(rewritten_leaves(on_four(body))).lower(X).as_text(debug_info=True) for _ in range(2)
-    ]
-
-    file, _, line = line_of(body, "whole.sum").rpartition(":")
-    assert texts[0] == texts[1]
-    assert "averaging/psum" in texts[0]
-    assert re.search(rf'{re.escape(file)}":{line}:', texts[0])
-    assert "jax_dist" not in texts[0]

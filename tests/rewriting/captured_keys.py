@@ -37,10 +37,6 @@ def closure(x):
     return x @ TABLE
 
 
-def in_scan(x):
-    return jax.lax.scan(lambda c, _: (c @ TABLE * 0.1, None), x, None, length=3)[0]
-
-
 def key(x):
     return x + jax.random.normal(KEY, x.shape)
 
@@ -81,7 +77,6 @@ def partitioned(x):
 
 FUNCTIONS = {
     "closure": closure,
-    "in_scan": in_scan,
     "key": key,
     "mapped": mapped,
     "model": Model(),

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.rewriting
 
 _HERE = pathlib.Path(__file__).parent
-_PROGRAMS = ("closure", "decorated", "in_scan", "key", "mapped", "model", "partitioned", "viewed")
+_PROGRAMS = ("closure", "decorated", "key", "mapped", "model", "partitioned", "viewed")
 
 
 def _process(cache: pathlib.Path, *arguments: str) -> dict[str, int]:

@@ -204,15 +204,6 @@ def test_numbers_and_types_stay(name, mesh):
     assert traced_names(rewritten, *args, **kwargs)["all_gather"] == 0
 
 
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # JAX says it, of jit too
-def test_an_array_of_64_bits_while_there_are_none():
-    with jax.enable_x64(True):  # noqa: FBT003 - as JAX has it
-        x = jnp.arange(8.0)
-
-    for fun in (lambda x: x.sum() + x, lambda x: x):
-        assert_same(rewrite(fun)(x), jax.jit(fun)(x))
-
-
 # ---- options of an inner jit
 
 
@@ -269,38 +260,37 @@ def test_shardings_of_an_inner_jit():
 # ---- rules, effects, names
 
 
-def _with_odd_rules(mapped):
-    """Functions whose rules are not their derivatives: they tell whether the rules were used."""
+@jax.custom_jvp
+def _forward(x):
+    return x * 2
 
-    @jax.custom_jvp
-    def forward(x):
-        return x * 2
 
-    forward.defjvp(lambda primals, tangents: (forward(*primals), 7.0 * tangents[0]))
+@jax.custom_vjp
+def _backward(x):
+    return x * 3
 
-    @jax.custom_vjp
-    def backward(x):
-        return x * 3
 
-    backward.defvjp(lambda x: (x * 3, None), lambda _, g: (11.0 * g,))
-    if mapped:
-        return jax_dist.pmap(lambda x: backward(forward(x)) + 0.0 * _body(x), "i")
-    return lambda x: backward(forward(x))
+# They are not the derivatives, so they tell whether the rules were used.
+_forward.defjvp(lambda primals, tangents: (_forward(*primals), 7.0 * tangents[0]))
+_backward.defvjp(lambda x: (x * 3, None), lambda _, g: (11.0 * g,))
+_WITH_RULES = {
+    "plain": lambda x: _backward(_forward(x)),
+    "in a pmap": jax_dist.pmap(lambda x: _backward(_forward(x)) + 0.0 * _body(x), "i"),
+}
 
 
 @pytest.mark.thorough
 @_MESHES
-@pytest.mark.parametrize("mapped", [False, True], ids=["plain", "in a pmap"])
-def test_custom_rules_are_used_by_later_derivatives(mapped, mesh):
-    fun = _with_odd_rules(mapped)
+@pytest.mark.parametrize("name", _WITH_RULES)
+def test_custom_rules_are_used_by_later_derivatives(name, mesh):
     loss = lambda f: lambda x: f(x).sum()
-    rewritten = rewrite(fun, mesh=mesh)
+    rewritten = rewrite(_WITH_RULES[name], mesh=mesh)
 
     _close(rewritten(_X), 6 * _X)
     for slope in (
         jax.grad(loss(rewritten)),
         jax.grad(jax.jit(loss(rewritten))),
-        rewrite(jax.grad(loss(fun)), mesh=mesh),
+        rewrite(jax.grad(loss(_WITH_RULES[name])), mesh=mesh),
     ):
         _close(slope(_X), np.full((4, 100), 77.0))
 
