@@ -134,15 +134,6 @@ def test_other_refusals(why):
     assert outcomes(plan) == [("refused", wanted)]
 
 
-def test_what_is_whole_from_a_refusal_on_forces_no_other_gather():
-    def body(x):
-        rows, columns = lax.all_gather(x, "i"), lax.all_gather(2 * x, "i", axis=1)
-        return lax.sort(rows, dimension=0)[0] + (rows + columns).sum(1)
-
-    plan = planned(on_four(body, check_vma=False), jnp.asarray(blocks(16, 3)))
-    assert [finding.outcome for finding in plan.findings] == ["refused", "rewritten"]
-
-
 # ---- values
 
 
