@@ -17,7 +17,7 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     "processes it can fail. The fix is unsafe: its result is on the first device only.",
     instead="saved = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), state)",
     fix="unsafe",
-    triggers=(b"jax_utils", b"pmap"),
+    triggers=(b"jax_utils", b"*pmap"),
     since=(0, 8, 0),
 )
 def flax_unreplicate(module: Module) -> Findings:

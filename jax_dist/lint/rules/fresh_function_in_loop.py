@@ -1,13 +1,26 @@
 """JXD407: a function that is made and compiled anew in each iteration of a loop."""
 
 import ast
+import re
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
 from jax_dist.lint.model.semantic_model import PARTIAL
-from jax_dist.lint.rules import Findings, Found, Module, Rule
+from jax_dist.lint.rules import Findings, Found, Module, Rule, Words
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While | ast.comprehension
+# A jit in the block of a loop, or in a comprehension; half of all files say jit.
+_IN_LOOP = re.compile(
+    rb"^([ \t]*)(?:async )?(?:for|while)\b.*\n(?:(?:\1[ \t#)].*)?\n)*?\1[ \t].*\bjit\("
+    rb"|\bjit\(.*\bfor\b",
+    re.MULTILINE,
+)
+
+
+def _may_match(words: Words) -> bool:
+    if any(map(words.hold, traced.TRIGGERS)):
+        return True
+    return words.hold(b"jit(") and _IN_LOOP.search(words.data) is not None
 
 
 @Rule(
@@ -21,7 +34,7 @@ _LOOPS = ast.For | ast.AsyncFor | ast.While | ast.comprehension
     instead="step = jax.pmap(update, in_axes=(0, None))  # once, above the loop\n"
     "for scale in scales:\n"
     "    x = step(x, scale)",
-    triggers=(*traced.TRIGGERS, b"jit("),
+    triggers=_may_match,
 )
 def fresh_function_in_loop(module: Module) -> Findings:
     made: list[tuple[ast.expr, Any]] = [

@@ -15,7 +15,7 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     why="As JXD202. In a training loop that logs each step, the devices wait during this time.",
     instead="loss = step(batch).addressable_shards[0].data.squeeze(0)",
     fix="unsafe",
-    triggers=(b"pmap",),
+    triggers=(b"*pmap",),
     since=(0, 8, 0),
 )
 def index_zero_of_sharded(module: Module) -> Findings:

@@ -22,7 +22,7 @@ _SHARDINGS = {"in_shardings", "out_shardings"}
     "RuntimeError otherwise (jax 0.10.2): so there is no fix with specs.",
     instead="f = jax.jit(g, donate_argnums=0)",
     fix="safe",
-    triggers=(b"experimental.pjit", b"experimental import"),
+    triggers=_renames.mentions(OF_PJIT),
 )
 def pjit_to_jit(module: Module) -> Findings:
     yield from _renames.renamed(module, OF_PJIT, _with_same_arguments)
