@@ -37,17 +37,11 @@ def _may_match(words: Words) -> bool:
     triggers=_may_match,
 )
 def fresh_function_in_loop(module: Module) -> Findings:
-    made: list[tuple[ast.expr, Any]] = [
-        (site.node, site.fun) for site in pmaps.applications(module) if site.form == "call"
-    ]
-    for each in traced.applications(module, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP):
-        if each.by_position and isinstance(each.node, ast.Call):
-            outer = module.call_of(each.node)  # `partial(jit, inline=True)(f)`
-            is_partial = outer is not None and outer.args[:1] == [each.fun]
-            made.append((outer if outer is not None and is_partial else each.node, each.fun))
-    for node, fun in sorted(made, key=lambda each: scopes.place(each[0])):
-        loop = _loop_around(module, node)
-        if loop is None or not _is_fresh(module, fun, loop) or traced.around(module, node):
+    names = (*pmaps.PMAP, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP)
+    made = [each for each in traced.applications(module, *names) if each.by_position]
+    for site in sorted(made, key=lambda each: scopes.place(each.node)):
+        node, loop = site.node, _loop_around(module, site.node)
+        if loop is None or not _is_fresh(module, site.fun, loop) or traced.around(module, node):
             continue  # the loops of traced code run once
         calls = filter(None, map(module.call_of, [node, *pmaps.reads_of(module, node)]))
         if any(_loop_around(module, call) is loop for call in calls):
