@@ -8,11 +8,11 @@ _BLANKS = re.sub(rb"[^\w\x80-\xff]", b" ", bytes(range(256)))
 _BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
 # `from a.b import c, d`, over several lines too, with what the names are.
 _FROM = re.compile(
-    rb"\bfrom[ \t]+([\w.]+)[ \t]+import\b([^(\n#\\]*(?:\\\r?\n[^(\n#\\]*)*"
+    rb"from[ \t]+((?:jax|flax)[\w.]*)[ \t]+import\b([^(\n#\\]*(?:\\\r?\n[^(\n#\\]*)*"
     rb"(?:\([^)#]*(?:#.*[^)#]*)*)?)"
 )
 _AS = re.compile(rb"(\w+)(?:\s+as\s+(\w+))?")
-_IMPORT_AS = re.compile(rb"((?:jax|flax)[\w.]*)[ \t]+as[ \t]+(\w+)")
+_IMPORT_AS = re.compile(rb"import[ \t]+((?:jax|flax)[\w.]*)[ \t]+as[ \t]+(\w+)")
 _INTERNAL = (b"jax._src.", b"jax._src.lib.", b"jax._src.interpreters.")
 # Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
 _LIBRARIES = (b"jax", b"pmap", b"flax")
@@ -29,8 +29,12 @@ class Words:
 
     def __init__(self, data: bytes):
         self.data = data
-        self.all = frozenset(data.translate(_BLANKS).split())
         self._holds: dict[bytes, bool] = {}
+
+    @functools.cached_property
+    def all(self) -> frozenset[bytes]:
+        """All words, each once."""
+        return frozenset(self.data.translate(_BLANKS).split())
 
     def hold(self, phrase: bytes) -> bool:
         """Return whether the file has a phrase, as words of their own or, with a star, anywhere.

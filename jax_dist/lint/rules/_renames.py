@@ -52,8 +52,9 @@ def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
     for entry in table:
         name = entry.old.encode()
         names.setdefault(name.rpartition(b".")[2], []).append(name)
+    lasts = frozenset(names)  # the intersection of two sets looks at the smaller one only
     return lambda words: any(
-        words.may_name(name) for last in names.keys() & words.all for name in names[last]
+        words.may_name(name) for last in lasts & words.all for name in names[last]
     )
 
 
