@@ -23,6 +23,7 @@ _REASONS = {
 def pmap_lower(module: Module) -> Findings:
     for site in pmaps.applications(module):
         for use in map(module.parent, pmaps.held_by(module, site)):
-            is_lowered = isinstance(use, ast.Attribute) and use.attr in _REASONS
-            if is_lowered and not _renames.is_guarded(module, use):
+            if not isinstance(use, ast.Attribute) or use.attr not in _REASONS:
+                continue
+            if not _renames.is_guarded(module, use):
                 yield Found(use, f".{use.attr} of a jax.pmap {_REASONS[use.attr]}")
