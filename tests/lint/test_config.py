@@ -124,7 +124,7 @@ def test_a_link_to_settings_is_followed_within_the_folder_only(project, monkeypa
         ([], set(RULES) - _OFF),
         ([Choice(extend_select=("JXD405",))], set(RULES)),
         ([Choice(select=("ALL",))], set(RULES)),
-        ([Choice(select=("JXD00",), ignore=("JXD001",))], {"JXD002", "JXD901"}),
+        ([Choice(select=("JXD00",), ignore=("JXD001",))], {"JXD002", "JXD004", "JXD901"}),
         ([Choice(select=("jxd101",), ignore=("JXD1",))], {"JXD101", "JXD901"}),
         ([Choice(select=("JXD1",)), Choice(select=("JXD002",))], {"JXD002", "JXD901"}),
         ([Choice(ignore=("JXD101",)), Choice(extend_select=("JXD1",))], set(RULES) - _OFF),

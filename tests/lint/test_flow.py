@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from jax_dist.lint.model import flow, sources
-from jax_dist.lint.model.flow import Origin
+from jax_dist.lint.model import sources, stacking
 from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.stacking import Origin
 
 _TOP = """\
 import jax
@@ -30,7 +30,7 @@ def found(code: str, name: str = "it") -> tuple[Module, tuple[Origin, ...]]:
     ]
     argument = reads[-1].args[0]
     assert module.text(argument) == name
-    return module, flow.of(module).origins(argument)
+    return module, stacking.flow(module).origins(argument)
 
 
 def kinds(code: str, name: str = "it") -> list[str]:
@@ -154,7 +154,7 @@ def test_what_went_to_the_host_is_told():
 def test_whether_a_result_is_a_tree(*, body: str, expected: bool | None):
     module, (origin,) = found(f"def k(x):\n    {body}\nit = jax.pmap(k)(x)\nuse(it)")
 
-    assert flow.is_tree(module, origin) is expected
+    assert stacking.is_tree(module, origin) is expected
 
 
 def test_a_circle_of_names_ends():

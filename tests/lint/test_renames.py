@@ -87,8 +87,7 @@ def _forms(old: str) -> Iterator[str]:
     further, _, module = above.rpartition(".")
     if further:
         yield f"from {further} import {module}\nx = {module}.{last}\n"
-        if old != "jax.numpy.product":  # in many files, `other` and `product` say nothing
-            yield f"from {further} import {module} as other\nx = other.{last}\n"
+        yield f"from {further} import {module} as other\nx = other.{last}\n"
 
 
 _CODES = {

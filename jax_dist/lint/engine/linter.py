@@ -20,6 +20,7 @@ from jax_dist.lint.model.findings import Code, Finding, Fix, Safety
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, Patterns, Source, UnreadableError
+from jax_dist.lint.model.words import words_of
 from jax_dist.lint.rules import Rule, Version
 
 
@@ -32,9 +33,6 @@ def _rules_in_folder() -> dict[Code, Rule]:
 
 
 RULES: dict[Code, Rule] = _rules_in_folder()
-
-# Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
-_LIBRARIES = (b"jax", b"pmap", b"flax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +67,16 @@ class Examiner:
 
     def examine(self, path: str, data: bytes) -> list[Finding]:
         """Return the findings of one file that are not switched off, in order of place."""
-        # What is no text holds no words, and is a finding.
-        if sources.looks_like_python(path, data) and not likely(data, self._codes_for(path)):
+        codes, is_notebook = self._codes_for(path), path.endswith(".ipynb")
+        # A notebook's code stands in strings.
+        may_match = words_of(data).see_jax if is_notebook else bool(likely(data, codes))
+        if not may_match and sources.looks_like_python(path, data):  # else a finding
             return []
         try:
-            return self.examine_source(load(path, data))
+            source = load(path, data)
+            if is_notebook and not likely(source.code, codes):
+                return []
+            return self.examine_source(source)
         except UnreadableError as error:
             return self._unreadable(path, str(error))
         except Exception as error:  # noqa: BLE001 - other files must not suffer
@@ -123,9 +126,10 @@ def load(path: str, data: bytes) -> Source:
 
 def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
     """Return those rules that may have findings in a file, by the words that it holds."""
-    if not any(word in data for word in _LIBRARIES):
+    words = words_of(data)
+    if not words.see_jax:
         return frozenset()
-    return frozenset(code for code in codes if code in RULES and RULES[code].may_match(data))
+    return frozenset(code for code in codes if code in RULES and RULES[code].may_match(words))
 
 
 def check_module(

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from jax_dist.lint.model import pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
-from jax_dist.lint.model.semantic_model import PARTIAL, Module
+from jax_dist.lint.model.semantic_model import Module
 from jax_dist.primitives import functions_of
 
 
@@ -80,6 +80,14 @@ def _returned(function: scopes.Function) -> list[ast.expr]:
     return [each.value for each in returns if each.value is not None]
 
 
+def one_parameter(function: scopes.Function) -> str | None:
+    """Return the name of the only parameter that a call must give."""
+    arguments = function.args
+    names = [*arguments.posonlyargs, *arguments.args]
+    needed = names[: len(names) - len(arguments.defaults)]
+    return needed[0].arg if len(needed) == 1 and arguments.vararg is None else None
+
+
 def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
     """Yield the nodes of a function's body, without those of functions and classes in it."""
     waiting = body_of(function)[::-1]
@@ -125,15 +133,19 @@ def innermost(module: Module, fun: Any) -> scopes.Function | None:
 
 def is_plain(module: Module, function: scopes.Function) -> bool:
     """Return whether no decorator changes what a function returns."""
-    for decorator in () if isinstance(function, ast.Lambda) else function.decorator_list:
-        name = module.qualified_name(decorator)
-        if name is None and isinstance(decorator, ast.Call):
-            name = module.qualified_name(decorator.func)
-            if name in PARTIAL and decorator.args:
-                name = module.qualified_name(decorator.args[0])
-        if not (name in _TRANSPARENT or name in pmaps.PMAP or name in _KEEP_RESULTS):
-            return False
-    return True
+    names = (name for name, _ in decorators(module, function))
+    return all(
+        name in _TRANSPARENT or name in pmaps.PMAP or name in _KEEP_RESULTS for name in names
+    )
+
+
+def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield `(name, decorator)` of a def, outermost first; "" where the name is not known."""
+    for decorator in getattr(function, "decorator_list", ()):
+        meaning = module.meaning(decorator)
+        if meaning is None and isinstance(decorator, ast.Call):
+            meaning = module.meaning(decorator.func)  # @jax.jit(donate_argnums=0)
+        yield "" if meaning is None else meaning.name, decorator
 
 
 _TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkpoint"))
@@ -199,4 +211,20 @@ def part_of(node: ast.AST, path: Path) -> ast.expr | None:
         for key, value in zip(node.keys, node.values, strict=True):
             if isinstance(key, ast.Constant) and key.value == step:
                 return value
+    return None
+
+
+def unpacked(module: Module, target: ast.expr) -> tuple[ast.expr, Path] | None:
+    """Return `(value, (1,))` of `b` in `a, b = value`; None for what is not so plain."""
+    place: list[int] = []
+    node: ast.AST = target
+    around = module.parent(node)
+    while isinstance(around, ast.Tuple | ast.List):
+        position = next(number for number, each in enumerate(around.elts) if each is node)
+        if any(isinstance(each, ast.Starred) for each in around.elts[:position]):
+            return None
+        place.insert(0, position)
+        node, around = around, module.parent(around)
+    if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is not None:
+        return around.value, tuple(place)
     return None

@@ -1,23 +1,22 @@
-"""Where a file applies `jax.pmap`: to what, with which arguments, and who holds the result."""
+"""Where a file applies a transformation: to what, with which arguments, who holds the result."""
 
 import ast
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.lint.model import scopes, sources
 from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.reaching import LIMIT
-from jax_dist.lint.model.semantic_model import Meaning, Module
+from jax_dist.lint.model.semantic_model import Module
 
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
-_PARAMETERS = ("fun", "axis_name")  # those that may be given by position
 
 _Form: TypeAlias = Literal[
     "call",  # pmap(f, ...), pmap(f)(x), partial(pmap, ...)(f)
     "decorator",  # @pmap
     "partial decorator",  # @partial(pmap, axis_name="i")
-    "called decorator",  # @pmap(axis_name="i"): fails at run time
+    "called decorator",  # @pmap(axis_name="i"): fails at run time; @jit(inline=True) does not
     "alias",  # p = pmap
     "partial alias",  # p = partial(pmap, axis_name="i")
     "value",  # passed on, compared, stored
@@ -26,90 +25,92 @@ _Form: TypeAlias = Literal[
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One reference to `jax.pmap`.
+    """One reference to a transformation such as `jax.pmap`.
 
-    `node` is the widest expression that is the mapped function: the call, or the decorator.
+    `node` is the widest expression that is the transformed function: the call, or the decorator.
     """
 
     form: _Form
     reference: ast.expr  # what means jax.pmap here: `jax.pmap`, `p`, `constants.pmap`
     node: ast.expr
-    fun: Any = None  # the expression mapped, or the decorated def; None where there is none
-    arguments: dict[str, ast.expr] = dataclasses.field(default_factory=dict)
-    unknown: str = ""  # why not all arguments can be read: "**kwargs"
-    partials: tuple[ast.Call, ...] = ()  # the partials around or behind the reference
+    fun: Any = None  # the expression transformed, or the decorated def; None where there is none
+    args: Sequence[ast.expr] = ()  # by position, behind the function; of partials first
+    keywords: Sequence[ast.keyword] = ()
 
     @property
     def is_application(self) -> bool:
         return self.form in ("call", "decorator", "partial decorator", "called decorator")
 
+    @property
+    def by_position(self) -> bool:
+        """Whether the function is the first argument, or stands below."""
+        return self.fun is not None and all(each.value is not self.fun for each in self.keywords)
+
+    @property
+    def arguments(self) -> dict[str, ast.expr]:
+        """The arguments by name, but for the function; only pmap's second has one by position."""
+        names = ["axis_name", *(f"argument {place + 3}" for place in range(len(self.args)))]
+        found = dict(zip(names, self.args, strict=False))
+        words = {each.arg: each.value for each in self.keywords if each.value is not self.fun}
+        return found | {name: value for name, value in words.items() if name is not None}
+
+    @property
+    def unknown(self) -> str:
+        """Why not all arguments can be read: "**kwargs"; "" where they can."""
+        if any(isinstance(each, ast.Starred) for each in self.args):
+            return "*args"
+        return "**kwargs" if any(each.arg is None for each in self.keywords) else ""
+
 
 def sites(module: Module, names: Sequence[str] = PMAP) -> list[Site]:
     """Return every reference to `jax.pmap`, or to functions of other `names`, in order of place."""
-    if names != PMAP:
-        return [_site(module, node) for node in module.uses(*names)]
-    return list(module.once(_sites))
+    known = module.memo(sites)
+    if names not in known:
+        known[names] = [site(module, node) for node in module.uses(*names)]
+    return known[names]
 
 
-def applications(module: Module) -> list[Site]:
-    """Return those of `sites` that map a function."""
-    return [site for site in module.once(_sites) if site.is_application]
+def applications(module: Module, names: Sequence[str] = PMAP) -> list[Site]:
+    """Return those of `sites` that transform a function."""
+    return [site for site in sites(module, names) if site.is_application]
 
 
-def _sites(module: Module) -> list[Site]:
-    return [_site(module, node) for node in module.uses(*PMAP)]
-
-
-def _site(module: Module, reference: ast.expr) -> Site:
-    meaning = module.meaning(reference) or Meaning(PMAP[0])
-    node, partials = reference, list(meaning.partials)
+def site(module: Module, reference: ast.expr) -> Site:
+    """Return how a transformation is used where it is named."""
+    meaning = module.meaning(reference)
+    node = reference
+    args = [*meaning.args] if meaning else []
+    keywords = [*meaning.keywords] if meaning else []
     while isinstance(around := module.parent(node), ast.Call) and around.args[:1] == [node]:
         if module.meaning(around) is None:  # not a partial
             break
         node = around
-        partials.append(around)
-    bound = [(partial.args[1:], partial.keywords) for partial in partials]
-    common: dict[str, Any] = {"partials": tuple(partials)}
-    common["arguments"], common["unknown"] = _given(bound)
+        args += around.args[1:]
+        keywords += around.keywords
     call = module.call_of(node)
-    if call is not None:
-        arguments, unknown = _given([*bound, (call.args, call.keywords)])
-        common |= {"arguments": arguments, "unknown": unknown}
-        fun = arguments.pop("fun", None) or arguments.pop("f", None)
-        outside = module.parent(call)
-        if fun is None and decorates(outside, call):
-            return Site("called decorator", reference, call, outside, **common)
-        return Site("call", reference, call, fun, **common)
+    if call is None:
+        form = _form_without_call(around, node, is_partial=node is not reference)
+        fun = around if form.endswith("decorator") else None
+        return Site(form, reference, node, fun, args, keywords)
+    args += call.args
+    keywords += call.keywords
+    named = [each.value for each in keywords if each.arg in ("f", "fun")]
+    if named:
+        return Site("call", reference, call, named[0], args, keywords)
+    outside, outer = module.parent(call), module.call_of(call)
+    if not args and decorates(outside, call):
+        return Site("called decorator", reference, call, outside, args, keywords)
+    if not args and outer is not None:  # `jit(inline=True)(f)`
+        call, args, keywords = outer, [*outer.args], [*keywords, *outer.keywords]
+    return Site("call", reference, call, args[0] if args else None, args[1:], keywords)
+
+
+def _form_without_call(around: ast.AST, node: ast.expr, *, is_partial: bool) -> _Form:
     if decorates(around, node):
-        form: _Form = "decorator" if node is reference else "partial decorator"
-        return Site(form, reference, node, around, **common)
+        return "partial decorator" if is_partial else "decorator"
     if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is node:
-        form = "alias" if node is reference else "partial alias"
-        return Site(form, reference, node, **common)
-    return Site("value", reference, node, **common)
-
-
-def _given(
-    calls: Iterable[tuple[Sequence[ast.expr], Sequence[ast.keyword]]],
-) -> tuple[dict[str, ast.expr], str]:
-    """Return what partials and a call give, one after the other; and why that is not all."""
-    arguments: dict[str, ast.expr] = {}
-    unknown = ""
-    position = 0
-    for args, keywords in calls:
-        for argument in args:
-            if isinstance(argument, ast.Starred):
-                unknown = unknown or "*args"
-                break
-            is_named = position < len(_PARAMETERS)
-            arguments[_PARAMETERS[position] if is_named else f"argument {position + 1}"] = argument
-            position += 1
-        for keyword in keywords:
-            if keyword.arg is None:
-                unknown = unknown or "**kwargs"
-            else:
-                arguments[keyword.arg] = keyword.value
-    return arguments, unknown
+        return "partial alias" if is_partial else "alias"
+    return "value"
 
 
 def decorates(around: ast.AST, node: ast.AST) -> bool:

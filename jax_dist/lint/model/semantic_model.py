@@ -66,7 +66,10 @@ class Module:
         self.name = name
         self.tree: ast.Module = sources.parse(source.python)
         self.scopes: scopes.Scopes = scopes.build(self.tree, is_whole=is_whole)
+        self.scope, self.statement = self.scopes.scope, self.scopes.statement
+        self.ancestors = self.scopes.ancestors
         self._reaching = Reaching(self.scopes)
+        self.reaching = self._reaching.bindings_of
         self._elsewhere = elsewhere
         self._depth = 0
         self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
@@ -122,10 +125,6 @@ class Module:
         """Return the node around; the tree itself for a statement of the module."""
         return self.scopes.parents[node]
 
-    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Return the nodes around, innermost first."""
-        return self.scopes.ancestors(node)
-
     def holds(self, node: Any) -> bool:
         """Return whether a node is of this file; meanings may bring in those of others."""
         return node is self.tree or node in self.scopes.parents
@@ -134,14 +133,6 @@ class Module:
         """Return the call `node(...)`, where what is called is the node itself."""
         call = self.parent(node)
         return call if isinstance(call, ast.Call) and call.func is node else None
-
-    def statement(self, node: ast.AST) -> ast.stmt:
-        """Return the innermost statement that holds the node."""
-        return self.scopes.statement(node)
-
-    def scope(self, node: ast.AST) -> NameScope:
-        """Return the scope in which the node's names are looked up."""
-        return self.scopes.scope(node)
 
     def function(self, node: ast.AST) -> scopes.Function | None:
         """Return the innermost function around the node; None at the module's level."""
@@ -428,13 +419,6 @@ class Module:
         """Return the only one of `values`; None where there are several, or not all are known."""
         values = self.values(node)
         return values[0] if values and len(values) == 1 else None
-
-    def reaching(self, node: ast.Name) -> list[Binding] | None:
-        """Return the bindings that may hold where a name is read; None if there are none.
-
-        None too if there are more than are followed.
-        """
-        return self._reaching.bindings_of(node)
 
 
 _LONGEST_CHAIN = 50  # aliases of aliases

@@ -1,15 +1,21 @@
-"""Calls that put a dimension over devices in front of arrays, and those that take it off again.
+"""Dimensions over devices in front of arrays: what puts them there, and where values have them.
 
-What one expression does by itself; where its argument comes from is a matter of `flow`.
+`stacking` looks at one expression. `Flow` follows a value back through names, unpacked tuples,
+`self.` attributes and the functions of the file, until it meets what is known or not followed.
+What is not followed is UNKNOWN: code that needs to be sure looks for it.
 """
 
 import ast
 import dataclasses
 import enum
 import re
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, TypeAlias
 
-from jax_dist.lint.model import pmaps, scopes
+from jax_dist.lint.model import functions, pmaps, scopes
+from jax_dist.lint.model.functions import Path
+from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 
 TREE_MAPS = frozenset(
@@ -80,14 +86,6 @@ _DIRECT = {
 }
 
 
-def _one_parameter(function: scopes.Function) -> str | None:
-    """Return the name of the only parameter that a call must give."""
-    arguments = function.args
-    names = [*arguments.posonlyargs, *arguments.args]
-    needed = names[: len(names) - len(arguments.defaults)]
-    return needed[0].arg if len(needed) == 1 and arguments.vararg is None else None
-
-
 def returned(function: scopes.Function) -> ast.expr | None:
     """Return what a function returns, where that is its one statement."""
     if isinstance(function, ast.Lambda):
@@ -118,9 +116,9 @@ def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
     """Return `tree` of `tree_map(lambda x: x[0], tree)`; None for anything else."""
     match node:
         case ast.Call(func=mapping, args=[function, tree], keywords=[]):
-            if module.qualified_name(mapping) in TREE_MAPS:
-                parameter, made = _of_leaf(module, function)
-                return tree if parameter and _takes_first(made, parameter) else None
+            parameter, made = _of_leaf(module, function)
+            is_first = parameter is not None and _takes_first(made, parameter)
+            return tree if is_first and module.qualified_name(mapping) in TREE_MAPS else None
     return None
 
 
@@ -129,7 +127,7 @@ def _of_leaf(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None
     function = pmaps.definition(module, fun)
     if function is None:
         return None, None
-    return _one_parameter(function), returned(function)
+    return functions.one_parameter(function), returned(function)
 
 
 def _tree_map(module: Module, call: ast.Call) -> _Stacking | None:
@@ -223,16 +221,7 @@ def _without_new_axis(node: ast.expr) -> ast.expr:
     match node:
         case (
             ast.Subscript(value=inner, slice=ast.Constant(value=None))
-            | ast.Call(
-                func=ast.Attribute(attr="expand_dims"),
-                args=[inner, ast.Constant(value=0)],
-                keywords=[],
-            )
-            | ast.Call(
-                func=ast.Attribute(attr="expand_dims"),
-                args=[inner],
-                keywords=[ast.keyword(arg="axis", value=ast.Constant(value=0))],
-            )
+            | ast.Call(func=ast.Attribute(attr="expand_dims"), args=[inner, ast.Constant(value=0)])
         ):
             return inner
     return node
@@ -240,11 +229,8 @@ def _without_new_axis(node: ast.expr) -> ast.expr:
 
 def _reshape(module: Module, call: ast.Call) -> _Stacking | None:
     """Return `jnp.reshape(x, (n, -1))`."""
-    return (
-        _as_batch(module, call.args[0], _first(module, call.args[1]))
-        if len(call.args) == 2
-        else None
-    )
+    array, *shape = call.args
+    return _as_batch(module, array, _first(module, shape[0])) if len(shape) == 1 else None
 
 
 def _reshape_method(module: Module, call: ast.Call) -> _Stacking | None:
@@ -270,16 +256,10 @@ def _as_batch(module: Module, array: ast.expr, count: ast.expr | None) -> _Stack
 def _first(module: Module, shape: ast.expr) -> ast.expr | None:
     """Return the first size of `(n, ...)`, `[n, ...]`, `(n,) + rest`, `prefix + rest`."""
     while isinstance(shape, ast.BinOp) and isinstance(shape.op, ast.Add):
-        shape = named_tuple(module, shape.left)
-    if isinstance(shape, ast.Tuple | ast.List) and shape.elts:
-        return shape.elts[0]
-    return None
-
-
-def named_tuple(module: Module, node: ast.expr) -> ast.expr:
-    """Return the tuple that a name of this file holds; any other expression as it is."""
-    value = module.value(node) if isinstance(node, ast.Name) else None
-    return value if isinstance(value, ast.Tuple) and module.holds(value) else node
+        shape = shape.left
+        value = module.value(shape) if isinstance(shape, ast.Name) else None
+        shape = value if isinstance(value, ast.Tuple) and module.holds(value) else shape
+    return shape.elts[0] if isinstance(shape, ast.Tuple | ast.List) and shape.elts else None
 
 
 _BY_NUMPY = {
@@ -293,21 +273,20 @@ _BY_NUMPY = {
 }
 
 
+_Seen: TypeAlias = frozenset[ast.expr]
 _COUNTS = frozenset(("jax.device_count", "jax.local_device_count"))
 _LISTS = frozenset(("jax.devices", "jax.local_devices"))
 # Parameters and settings that say by their name that they count devices.
 _COUNT_NAME = re.compile(r"(n|num|number_of)_(local_)?devices?|(local_)?device_count|n_?dev")
 
 
-def counts_devices(module: Module, node: ast.expr, *, by_name: bool = True) -> bool:
+def counts_devices(
+    module: Module, node: ast.expr, seen: _Seen = frozenset(), *, by_name: bool = True
+) -> bool:
     """Return whether an expression is the number of devices.
 
     `by_name`: whether `num_devices` counts where nothing shows its value.
     """
-    return _counts(module, node, frozenset(), by_name=by_name)
-
-
-def _counts(module: Module, node: ast.expr, seen: frozenset[ast.expr], *, by_name: bool) -> bool:
     if node in seen:
         return False
     seen |= {node}
@@ -318,12 +297,12 @@ def _counts(module: Module, node: ast.expr, seen: frozenset[ast.expr], *, by_nam
         return is_len and lists_devices(module, node.args[0], seen)
     values = module.values(node)
     if values:
-        return all(_counts(module, value, seen, by_name=by_name) for value in values)
+        return all(counts_devices(module, value, seen, by_name=by_name) for value in values)
     last = getattr(node, "id", "") or getattr(node, "attr", "")
     return by_name and _COUNT_NAME.fullmatch(last.lower()) is not None
 
 
-def lists_devices(module: Module, node: ast.expr, seen: frozenset[ast.expr] = frozenset()) -> bool:
+def lists_devices(module: Module, node: ast.expr, seen: _Seen = frozenset()) -> bool:
     """Return whether an expression is a list of devices."""
     if node in seen:
         return False
@@ -331,3 +310,190 @@ def lists_devices(module: Module, node: ast.expr, seen: frozenset[ast.expr] = fr
         return module.qualified_name(node.func) in _LISTS
     values = module.values(node) or []
     return bool(values) and all(lists_devices(module, each, seen | {node}) for each in values)
+
+
+_STACKED = frozenset((Kind.MAPPED, Kind.REPLICATED, Kind.KEYS, Kind.SPLIT))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Origin:
+    """One way in which a value may have come about."""
+
+    kind: Kind
+    node: ast.expr  # what made it, or what could not be followed further
+    path: Path = ()  # from the whole that `node` made down to the value
+    site: Site | None = None  # of a mapped call
+    on_host: bool = False  # whether it went through `device_get` or NumPy
+
+    @property
+    def is_stacked(self) -> bool:
+        """Return whether its arrays have a dimension over devices in front."""
+        return self.kind in _STACKED
+
+
+def is_tree(module: Module, origin: Origin) -> bool | None:
+    """Return whether a stacked value is a tuple or dict; None if it may be either."""
+    if origin.kind is Kind.KEYS:
+        return False
+    if origin.site is not None:
+        return functions.result_is_tree(module, origin.site, origin.path)
+    name = module.qualified_name(origin.node.func) if isinstance(origin.node, ast.Call) else None
+    by_numpy = name is not None and name.rpartition(".")[0] in ("jax.numpy", "numpy")
+    return False if by_numpy and not origin.path else None
+
+
+_STEPS = 300  # before a value is given up: files where everything flows everywhere
+_DEEPEST = 40  # steps on the way to a value, for each takes some of Python's stack
+_LONGEST = 8  # of a path: `node = node.next` would make it longer without end
+_SAME = frozenset(("jax.device_put", "jax.block_until_ready"))
+_TO_HOST = frozenset(("jax.device_get", "numpy.asarray", "numpy.array"))
+_NOT_ARRAYS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T"))
+
+
+class Flow:
+    """The origins of values in one file."""
+
+    def __init__(self, module: Module):
+        self._module = module
+        # The calls of mapped functions that this file shows, with what mapped them.
+        self.mapped_calls: dict[ast.Call, Site] = {
+            call: site
+            for site in pmaps.applications(module)
+            for call in pmaps.mapped_calls(module, site)
+        }
+        self._known: dict[ast.expr, tuple[Origin, ...]] = {}
+        self._open: set[tuple[ast.AST, Path]] = set()
+        self._steps = 0
+
+    def origins(self, node: ast.expr) -> tuple[Origin, ...]:
+        """Return all ways in which the value of an expression may have come about; at least one."""
+        if node not in self._known:
+            self._open.clear()
+            self._steps = _STEPS
+            found = tuple(dict.fromkeys(self._follow(node, ())))
+            self._known[node] = found or (Origin(Kind.UNKNOWN, node),)
+        return self._known[node]
+
+    def is_stacked(self, node: ast.expr) -> bool:
+        """Return whether a value surely has a dimension over devices in front."""
+        return all(origin.is_stacked for origin in self.origins(node))
+
+    def _follow(self, node: ast.expr, path: Path) -> list[Origin]:
+        self._steps -= 1
+        if (node, path) in self._open:
+            return []  # a loop: what else flows in decides
+        if self._steps < 0 or len(self._open) > _DEEPEST or len(path) > _LONGEST:
+            return [Origin(Kind.UNKNOWN, node, path)]
+        self._open.add((node, path))
+        found = list(self._by_type(node, path))
+        self._open.discard((node, path))
+        return found
+
+    def _by_type(self, node: ast.expr, path: Path) -> Iterable[Origin]:
+        match node:
+            case ast.Name():
+                return self._of_name(node, path)
+            case ast.Attribute():
+                return self._of_attribute(node, path)
+            case ast.Subscript():
+                return self._of_subscript(node, path)
+            case ast.Call():
+                return self._of_call(node, path)
+            case ast.NamedExpr(value=value):
+                return self._follow(value, path)
+            case ast.IfExp(body=one, orelse=other):
+                return [*self._follow(one, path), *self._follow(other, path)]
+            case ast.Constant(value=None):
+                return []  # a name that has no value yet
+        part = functions.part_of(node, path)
+        return [Origin(Kind.UNKNOWN, node, path)] if part is None else self._follow(part, path[1:])
+
+    def _of_name(self, node: ast.Name, path: Path) -> Iterator[Origin]:
+        for binding in self._module.reaching(node) or (None,):
+            target = None if binding is None else binding.node
+            name = target if isinstance(target, ast.Name) else None
+            unpacked = None if name is None else functions.unpacked(self._module, name)
+            if binding is not None and binding.kind == "assign" and binding.value is not None:
+                yield from self._follow(binding.value, path)
+            elif name is not None and isinstance(name.ctx, ast.Del):
+                pass
+            elif unpacked is not None:
+                yield from self._follow(unpacked[0], (*unpacked[1], *path))
+            else:
+                yield Origin(Kind.UNKNOWN, node, path)
+
+    def _of_attribute(self, node: ast.Attribute, path: Path) -> Iterable[Origin]:
+        module = self._module
+        owner = module.class_of(node)
+        stores: list[ast.Attribute] = []  # where the class sets `self.x`, in tuples too
+        if owner is not None and (module.attribute_values(node) or pmaps.is_self(node)):
+            stores = pmaps.self_attributes(module, owner, node.attr, ast.Store)
+        if stores:
+            found: list[Origin] = []
+            for store in stores:
+                unpacked = functions.unpacked(module, store)
+                if unpacked is None:
+                    return [Origin(Kind.UNKNOWN, node, path)]
+                found += self._follow(unpacked[0], (*unpacked[1], *path))
+            return found
+        if node.attr in _NOT_ARRAYS or module.qualified_name(node) is not None:
+            return [Origin(Kind.UNKNOWN, node, path)]
+        return self._follow(node.value, (f".{node.attr}", *path))
+
+    def _of_subscript(self, node: ast.Subscript, path: Path) -> Iterator[Origin]:
+        match node.slice:
+            case ast.Constant(value=str() as key):
+                yield from self._follow(node.value, (key, *path))
+            case ast.Constant(value=int() as position):
+                for origin in self._follow(node.value, ()):
+                    yield from self._item(node, origin, position, path)
+            case _:
+                yield Origin(Kind.UNKNOWN, node, path)
+
+    def _item(
+        self, node: ast.Subscript, whole: Origin, position: int, path: Path
+    ) -> Iterable[Origin]:
+        """Return what an item of a value is: of a tuple, a part; of an array, one device's."""
+        tree = is_tree(self._module, whole) if whole.is_stacked else None
+        part = functions.part_of(whole.node, (position,)) if not whole.is_stacked else None
+        if part is not None and not whole.path:
+            return self._follow(part, path)
+        if tree:
+            return [replace(whole, path=(*whole.path, position, *path))]
+        if tree is False and position == 0:
+            return [Origin(Kind.ONE, node, path, on_host=whole.on_host)]
+        return [Origin(Kind.UNKNOWN, node, path)]
+
+    def _of_call(self, call: ast.Call, path: Path) -> Iterable[Origin]:
+        module = self._module
+        site = self.mapped_calls.get(call)
+        if site is not None:
+            return [Origin(Kind.MAPPED, call, path, site)]
+        done = stacking(module, call)
+        if done is not None:
+            # `a, b = split(key, n)`: no stack any more
+            is_unpacked = done.kind is Kind.KEYS and path
+            return [Origin(Kind.UNKNOWN if is_unpacked else done.kind, call, path)]
+        tree = first_of_leaves(module, call)
+        if tree is not None:  # the part of one device only where the tree is stacked
+            found = self._follow(tree, ())
+            is_one = found and all(origin.is_stacked for origin in found)
+            on_host = all(origin.on_host for origin in found)
+            return [Origin(Kind.ONE if is_one else Kind.UNKNOWN, call, path, on_host=on_host)]
+        name = module.qualified_name(call.func)
+        if call.args and name in _SAME:
+            return self._follow(call.args[0], path)
+        if call.args and name in _TO_HOST:
+            return [replace(each, on_host=True) for each in self._follow(call.args[0], path)]
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "block_until_ready":
+            return self._follow(call.func.value, path)
+        function = pmaps.definition(module, call.func)  # one of this file
+        results = None if function is None else functions.results_of(function)
+        if not results:
+            return [Origin(Kind.UNKNOWN, call, path)]
+        return [origin for result in results for origin in self._follow(result, path)]
+
+
+def flow(module: Module) -> Flow:
+    """Return the flow of a file, made once."""
+    return module.once(Flow)

@@ -3,11 +3,12 @@
 import ast
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
-from jax_dist.lint.model.semantic_model import PARTIAL, Module
+from jax_dist.lint.model.pmaps import Site
+from jax_dist.lint.model.semantic_model import Module
 
 _By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
 
@@ -18,34 +19,14 @@ SHARD_MAP = (
     "jax.sharding.shard_map",
 )
 _NAMES: dict[_By, tuple[str, ...]] = {
+    "pmap": pmaps.PMAP,
     "shard_map": SHARD_MAP,
     "jit": ("jax.jit", "jax.experimental.pjit.pjit", "jax.pjit"),
     "jax_dist.pmap": ("jax_dist.pmap",),
 }
 
 # Rules on traced functions look at files that say one of these: half of all files say `jit`.
-TRIGGERS = (b"pmap", b"shard_map")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Application:
-    """`t(f, a, k=b)`, `@t`, `@t(k=b)`, `t(k=b)(f)`, or any of these by `partial(t, k=b)`."""
-
-    node: ast.expr  # the call, or the decorator
-    fun: Any  # the expression that is transformed, or the decorated def; None: it is not seen
-    args: Sequence[ast.expr]  # those behind the function
-    keywords: tuple[ast.keyword, ...]
-    is_known: bool  # False: `**kwargs`, or a later call of the partial, may hold more
-
-    @property
-    def by_position(self) -> bool:
-        """Whether the function that is transformed is the first argument, or stands below."""
-        return self.fun is not None and self.fun not in self.words.values()
-
-    @property
-    def words(self) -> dict[str, ast.expr]:
-        """The values of its keywords."""
-        return {each.arg: each.value for each in self.keywords if each.arg is not None}
+TRIGGERS = (b"*pmap", b"*shard_map")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -67,55 +48,23 @@ def traced(module: Module) -> list[_Traced]:
 
 def _traced(module: Module) -> list[_Traced]:
     found: list[_Traced] = []
-    for site in pmaps.applications(module):
-        function = functions.innermost(module, site.fun)
-        if function is not None:
-            found.append(_Traced("pmap", site.node, function))
     for by in _NAMES:
         found += (_Traced(by, each.node, function) for each, function in bodies(module, by))
     return sorted(found, key=lambda each: scopes.place(each.node))
 
 
-def bodies(module: Module, by: _By) -> Iterator[tuple[Application, scopes.Function]]:
-    """Yield the `applications` whose function the file shows, with that."""
-    for each in applications(module, *_NAMES[by]):
-        function = functions.innermost(module, each.fun)
+def bodies(module: Module, by: _By) -> Iterator[tuple[Site, scopes.Function]]:
+    """Yield the applications whose function the file shows, with that."""
+    for site in applications(module, *_NAMES[by]):
+        function = functions.innermost(module, site.fun)
         if function is not None:
-            yield each, function
+            yield site, function
 
 
-def applications(module: Module, *names: str) -> Iterator[Application]:
-    """Return where a function of these names is given another one to transform."""
-    found = (application(module, use) for use in module.uses(*names))
-    return (each for each in found if each is not None and each.fun is not None)
-
-
-def application(module: Module, use: ast.expr) -> Application | None:
-    """Return how a transformation is applied where it is named; None where it is only handed on."""
-    around = module.parent(use)
-    if pmaps.decorates(around, use):
-        return Application(use, around, (), (), is_known=True)
-    if not isinstance(around, ast.Call):
-        return None
-    args: list[Any] = around.args
-    keywords = around.keywords
-    is_partial = around.func is not use
-    if is_partial:
-        if args[:1] != [use] or module.qualified_name(around.func) not in PARTIAL:
-            return None
-        args = args[1:]
-    outside, call = module.parent(around), module.call_of(around)
-    is_known = True
-    words = {each.arg: each.value for each in keywords}
-    if not args and pmaps.decorates(outside, around):
-        args = [outside]
-    elif call is not None and (is_partial or not (args or "f" in words or "fun" in words)):
-        args, keywords = [*args, *call.args], [*keywords, *call.keywords]
-    else:
-        is_known = not is_partial
-    fun: Any = args[0] if args else words.get("f") or words.get("fun")
-    is_known = is_known and None not in words
-    return Application(around, fun, args[1:], tuple(keywords), is_known)
+def applications(module: Module, *names: str) -> Iterator[Site]:
+    """Return where this file gives a function of these names another one to transform."""
+    sites = pmaps.applications(module, names)
+    return (site for site in sites if site.fun is not None and module.holds(site.fun))
 
 
 SPECS = ("jax.P", "jax.sharding.PartitionSpec", "jax.experimental.PartitionSpec")
@@ -207,13 +156,9 @@ def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
 
 
 def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield `(name, decorator)` of the transformations that decorate a def, outermost first."""
-    for decorator in getattr(function, "decorator_list", ()):
-        meaning = module.meaning(decorator)
-        if meaning is None and isinstance(decorator, ast.Call):
-            meaning = module.meaning(decorator.func)  # @jax.jit(donate_argnums=0)
-        if meaning is not None and meaning.name in _OUTER:
-            yield meaning.name, decorator
+    """Return `(name, decorator)` of the transformations that decorate a def, outermost first."""
+    named = functions.decorators(module, function)
+    return (each for each in named if each[0] in _OUTER)
 
 
 def around(module: Module, node: ast.AST) -> str | None:

@@ -12,8 +12,9 @@ from typing import Any, Literal, TypeAlias
 from jax_dist.lint.model.findings import Code, Edit, Finding, Fix, Safety
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import Source
+from jax_dist.lint.model.words import Words
 
-__all__ = ["Edit", "Findings", "Fix", "Found", "Module", "Rule", "Safety", "Version"]
+__all__ = ["Edit", "Findings", "Fix", "Found", "Module", "Rule", "Safety", "Version", "Words"]
 
 Version: TypeAlias = tuple[int, ...]
 
@@ -46,7 +47,7 @@ class Rule:
     what: str  # what it finds
     why: str  # what that costs, with the versions that were measured
     instead: str  # what to write
-    triggers: tuple[bytes, ...] | Callable[[bytes], bool]  # a file that holds none is not parsed
+    triggers: tuple[bytes, ...] | Callable[[Words], bool]  # a file that holds none is not parsed
     fix: Literal["safe", "unsafe", "none"] = "none"  # the least safe fix that it offers
     default: bool = True  # False: only where asked for, because it can only say "may"
     since: Version = (0,)  # silent in projects that must run on a jax older than this
@@ -55,11 +56,11 @@ class Rule:
     def __call__(self, check: Callable[[Module], Findings]) -> "Rule":
         return dataclasses.replace(self, check=check)
 
-    def may_match(self, data: bytes) -> bool:
-        """Return whether a file may have findings, by its bytes."""
+    def may_match(self, words: Words) -> bool:
+        """Return whether a file may have findings, by its words."""
         if callable(self.triggers):
-            return self.triggers(data)
-        return any(word in data for word in self.triggers)
+            return self.triggers(words)
+        return any(map(words.hold, self.triggers))
 
     def finding(
         self, source: Source, message: str, span: tuple[int, int], fix: Fix | None = None

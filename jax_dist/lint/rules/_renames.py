@@ -2,11 +2,10 @@
 
 import ast
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version, Words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,20 +46,16 @@ _LOADED_APART = (
 )
 
 
-def mentions(table: Sequence[Rename]) -> Callable[[bytes], bool]:
-    """Return a test of bytes: whether code may name or import a name of the table."""
-    forms: dict[bytes, list[bytes]] = {}  # by the last part of a name
+def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
+    """Return a test of words: whether code may name or import a name of the table."""
+    names: dict[bytes, list[bytes]] = {}  # by their last part
     for entry in table:
-        home, _, last = entry.old.rpartition(".")
-        short = home.rpartition(".")[2]
-        texts = (f"{short}.{last}", f"{home} import", f"{home} as ", f"import {short} as ")
-        forms.setdefault(last.encode(), []).extend(text.encode() for text in texts)
-
-    def is_mentioned(data: bytes) -> bool:
-        words = forms.keys() & set(re.findall(rb"\w+", data))
-        return any(form in data for word in words for form in forms[word])
-
-    return is_mentioned
+        name = entry.old.encode()
+        names.setdefault(name.rpartition(b".")[2], []).append(name)
+    lasts = frozenset(names)  # the intersection of two sets looks at the smaller one only
+    return lambda words: any(
+        words.may_name(name) for last in lasts & words.all for name in names[last]
+    )
 
 
 def renamed(module: Module, table: Sequence[Rename], adapt: _Adapt | None = None) -> Findings:

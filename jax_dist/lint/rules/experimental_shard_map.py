@@ -2,7 +2,7 @@
 
 import ast
 
-from jax_dist.lint.model import traced
+from jax_dist.lint.model import pmaps
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
 from jax_dist.lint.rules._old_names import OLD_SHARD_MAP
 from jax_dist.lint.rules._renames import Adapted, Rename
@@ -22,21 +22,21 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     instead="f = jax.shard_map(g, mesh=mesh, in_specs=in_specs, out_specs=out_specs, "
     "check_vma=False)",
     fix="safe",
-    triggers=(b"shard_map", b"check_rep"),
+    triggers=(b"*shard_map", b"check_rep"),
     since=(0, 6, 1),
 )
 def experimental_shard_map(module: Module) -> Findings:
     yield from _renames.renamed(module, OLD_SHARD_MAP, _with_new_arguments)
-    for use in module.uses("jax.shard_map"):
-        used = traced.application(module, use)
-        for keyword in used.keywords if used else ():
-            if keyword.arg not in ("check_rep", "auto") or _renames.is_guarded(module, keyword):
-                continue
-            if keyword.arg == "auto":
-                yield Found(keyword, "jax.shard_map has no auto: name the other axes in axis_names")
-            else:
-                fix = Fix("use check_vma", Safety.SAFE, (_check_vma(module, keyword),))
-                yield Found(keyword, "jax.shard_map has no check_rep: it is check_vma", fix)
+    # Several calls of one partial have the same keywords, which may stand in another file.
+    sites = pmaps.sites(module, ("jax.shard_map",))
+    for keyword in dict.fromkeys(each for site in sites for each in site.keywords):
+        if not module.holds(keyword) or _renames.is_guarded(module, keyword):
+            continue
+        if keyword.arg == "auto":
+            yield Found(keyword, "jax.shard_map has no auto: name the other axes in axis_names")
+        if keyword.arg == "check_rep":
+            fix = Fix("use check_vma", Safety.SAFE, (_check_vma(module, keyword),))
+            yield Found(keyword, "jax.shard_map has no check_rep: it is check_vma", fix)
 
 
 def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
@@ -47,11 +47,10 @@ def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
 def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> Adapted:
     """Put names before arguments, and rename keywords; None where not all is seen."""
     del entry
-    used = traced.application(module, use)
-    if used is None or not used.is_known or len(used.args) > len(_PARAMETERS):
+    used = pmaps.site(module, use)
+    if not used.is_application or used.unknown or len(used.args) > len(_PARAMETERS):
         return None
-    has_starred = any(isinstance(each, ast.Starred) for each in used.args)
-    if not used.by_position or has_starred or "auto" in used.words:
+    if not used.by_position or "auto" in used.arguments:
         return None
     edits: list[Edit] = []
     for parameter, argument in zip(_PARAMETERS, used.args, strict=False):

@@ -32,8 +32,8 @@ _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map"
     "sharded. One reshaped by hand has a dimension too many, and is moved between devices at "
     "each call, or rejected, if it disagrees with the spec.",
     instead="batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P('i')), batch)",
-    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"pmap")
-    + (b"common_utils.shard", b"common_utils import", b"common_utils as"),
+    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"*pmap")
+    + (b"common_utils.shard*", b"common_utils import", b"common_utils as"),
     since=(0, 8, 0),
 )
 def fake_device_axis(module: Module) -> Findings:

@@ -2,7 +2,7 @@
 
 import ast
 
-from jax_dist.lint.model import flow, stacking
+from jax_dist.lint.model import stacking
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
@@ -17,7 +17,7 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     "processes it can fail. The fix is unsafe: its result is on the first device only.",
     instead="saved = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), state)",
     fix="unsafe",
-    triggers=(b"jax_utils", b"pmap"),
+    triggers=(b"jax_utils", b"*pmap"),
     since=(0, 8, 0),
 )
 def flax_unreplicate(module: Module) -> Findings:
@@ -26,9 +26,9 @@ def flax_unreplicate(module: Module) -> Findings:
         yield Found(node, message, _fix_of_flax(module, node))
     for call in filter(None, map(module.call_of, module.uses(*stacking.TREE_MAPS))):
         tree = stacking.first_of_leaves(module, call)
-        if tree is None or not flow.of(module).is_stacked(tree):
+        if tree is None or not stacking.flow(module).is_stacked(tree):
             continue
-        if not any(origin.on_host for origin in flow.of(module).origins(tree)):
+        if not any(origin.on_host for origin in stacking.flow(module).origins(tree)):
             message = "`x[0]` of sharded arrays computes over the whole mesh"
             yield Found(call, message, _fix_of_lambda(module, call.args[0], tree))
 
@@ -56,7 +56,7 @@ def _fix_of_lambda(module: Module, function: ast.expr, tree: ast.expr) -> Fix | 
 
 def _is_sliced(module: Module, tree: ast.expr) -> bool:
     """Return whether every leaf is surely a jax.Array with one slice for each device."""
-    for origin in flow.of(module).origins(tree):
+    for origin in stacking.flow(module).origins(tree):
         site, call = origin.site, origin.node
         if origin.kind is Kind.MAPPED and site is not None:
             is_sliced = "out_axes" not in site.arguments and not site.unknown

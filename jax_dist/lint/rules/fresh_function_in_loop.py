@@ -1,13 +1,26 @@
 """JXD407: a function that is made and compiled anew in each iteration of a loop."""
 
 import ast
+import re
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
 from jax_dist.lint.model.semantic_model import PARTIAL
-from jax_dist.lint.rules import Findings, Found, Module, Rule
+from jax_dist.lint.rules import Findings, Found, Module, Rule, Words
 
 _LOOPS = ast.For | ast.AsyncFor | ast.While | ast.comprehension
+# A jit in the block of a loop, or in a comprehension; half of all files say jit.
+_IN_LOOP = re.compile(
+    rb"^([ \t]*)(?:async )?(?:for|while)\b.*\n(?:(?:\1[ \t#)].*)?\n)*?\1[ \t].*\bjit\("
+    rb"|\bjit\(.*\bfor\b",
+    re.MULTILINE,
+)
+
+
+def _may_match(words: Words) -> bool:
+    if any(map(words.hold, traced.TRIGGERS)):
+        return True
+    return words.hold(b"jit(") and _IN_LOOP.search(words.data) is not None
 
 
 @Rule(
@@ -21,20 +34,14 @@ _LOOPS = ast.For | ast.AsyncFor | ast.While | ast.comprehension
     instead="step = jax.pmap(update, in_axes=(0, None))  # once, above the loop\n"
     "for scale in scales:\n"
     "    x = step(x, scale)",
-    triggers=(*traced.TRIGGERS, b"jit("),
+    triggers=_may_match,
 )
 def fresh_function_in_loop(module: Module) -> Findings:
-    made: list[tuple[ast.expr, Any]] = [
-        (site.node, site.fun) for site in pmaps.applications(module) if site.form == "call"
-    ]
-    for each in traced.applications(module, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP):
-        if each.by_position and isinstance(each.node, ast.Call):
-            outer = module.call_of(each.node)  # `partial(jit, inline=True)(f)`
-            is_partial = outer is not None and outer.args[:1] == [each.fun]
-            made.append((outer if outer is not None and is_partial else each.node, each.fun))
-    for node, fun in sorted(made, key=lambda each: scopes.place(each[0])):
-        loop = _loop_around(module, node)
-        if loop is None or not _is_fresh(module, fun, loop) or traced.around(module, node):
+    names = (*pmaps.PMAP, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP)
+    made = [each for each in traced.applications(module, *names) if each.by_position]
+    for site in sorted(made, key=lambda each: scopes.place(each.node)):
+        node, loop = site.node, _loop_around(module, site.node)
+        if loop is None or not _is_fresh(module, site.fun, loop) or traced.around(module, node):
             continue  # the loops of traced code run once
         calls = filter(None, map(module.call_of, [node, *pmaps.reads_of(module, node)]))
         if any(_loop_around(module, call) is loop for call in calls):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
+from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import PARTIAL
 from jax_dist.lint.rules import Findings, Found, Module, Rule
 from jax_dist.primitives import functions_of
@@ -27,15 +28,16 @@ _DEEPEST = 6  # calls between the body and the value that is differentiated
     instead="f = jax.shard_map(step, mesh=mesh, in_specs=(P(), P('i')), out_specs=P(), "
     "check_vma=False)\n"
     "# or jax.lax.pmean in the loss; or w = jax.lax.pcast(w, 'i', to='varying') before",
-    triggers=(b"shard_map",),
+    triggers=(b"*shard_map",),
     since=(0, 6, 1),
 )
 def gradient_of_replicated(module: Module) -> Findings:
     gradients = module.uses(*_GRADIENTS)
     seen: set[ast.AST] = set()
     for site, function in traced.bodies(module, "shard_map") if gradients else ():
-        checks = [site.words.get(name) for name in ("check_vma", "check_rep")]
-        if not site.is_known or any(check and module.text(check) != "True" for check in checks):
+        is_seen = not site.unknown and all(map(module.holds, site.arguments.values()))
+        checks = [site.arguments.get(name) for name in ("check_vma", "check_rep")]
+        if not is_seen or any(check and module.text(check) != "True" for check in checks):
             continue
         parameters = _replicated_parameters(module, site, function)
         if all(parameters.values()):
@@ -52,7 +54,7 @@ def gradient_of_replicated(module: Module) -> Findings:
 
 
 def _replicated_parameters(
-    module: Module, site: traced.Application, function: scopes.Function
+    module: Module, site: Site, function: scopes.Function
 ) -> dict[ast.AST, bool]:
     """Return whether each parameter of a body has the spec `P()`; none where that is unknown."""
     bound, fun = 0, site.fun
@@ -61,7 +63,7 @@ def _replicated_parameters(
             bound += len(fun.args) - 1
         fun = fun.args[0]
     parameters = [*function.args.posonlyargs, *function.args.args]
-    specs = traced.followed(module, site.words.get("in_specs"))
+    specs = traced.followed(module, site.arguments.get("in_specs"))
     free = parameters[bound:]
     parts = specs.elts if isinstance(specs, ast.Tuple) else [specs] * len(free)
     known = [traced.is_empty_spec(module, spec) for spec in parts]

@@ -2,7 +2,7 @@
 
 import ast
 
-from jax_dist.lint.model import flow, stacking
+from jax_dist.lint.model import stacking
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
@@ -15,11 +15,11 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     why="As JXD202. In a training loop that logs each step, the devices wait during this time.",
     instead="loss = step(batch).addressable_shards[0].data.squeeze(0)",
     fix="unsafe",
-    triggers=(b"pmap",),
+    triggers=(b"*pmap",),
     since=(0, 8, 0),
 )
 def index_zero_of_sharded(module: Module) -> Findings:
-    values = flow.of(module)
+    values = stacking.flow(module)
     for node in module.nodes(ast.Subscript) if values.mapped_calls else ():
         match node:
             case ast.Subscript(slice=ast.Constant(value=int() as index), ctx=ast.Load()):
@@ -29,7 +29,7 @@ def index_zero_of_sharded(module: Module) -> Findings:
         is_array = all(
             origin.kind is Kind.MAPPED
             and not origin.on_host
-            and flow.is_tree(module, origin) is False
+            and stacking.is_tree(module, origin) is False
             for origin in origins
         )
         if not origins or not is_array or _is_of_leaf(module, node):

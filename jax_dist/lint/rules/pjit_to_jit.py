@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from jax_dist.lint.model import traced
+from jax_dist.lint.model import pmaps, traced
 from jax_dist.lint.rules import Findings, Module, Rule, Safety, _renames
 from jax_dist.lint.rules._old_names import OF_PJIT
 from jax_dist.lint.rules._renames import Adapted, Rename
@@ -22,7 +22,7 @@ _SHARDINGS = {"in_shardings", "out_shardings"}
     "RuntimeError otherwise (jax 0.10.2): so there is no fix with specs.",
     instead="f = jax.jit(g, donate_argnums=0)",
     fix="safe",
-    triggers=(b"experimental.pjit", b"experimental import"),
+    triggers=_renames.mentions(OF_PJIT),
 )
 def pjit_to_jit(module: Module) -> Findings:
     yield from _renames.renamed(module, OF_PJIT, _with_same_arguments)
@@ -35,12 +35,12 @@ def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> Adapte
         call = module.call_of(use)
         has_old = call is not None and any(each.arg != "shardings" for each in call.keywords)
         return None if has_old else (Safety.SAFE, ())
-    used = traced.application(module, use)
-    if used is None or used.args or not (used.is_known and used.by_position):
+    used = pmaps.site(module, use)
+    if not used.is_application or used.args or used.unknown or not used.by_position:
         return None
-    if not used.words.keys() <= _SAME | _SHARDINGS:
+    if not used.arguments.keys() <= _SAME | _SHARDINGS:
         return None
-    leaves = [leaf for name in _SHARDINGS for leaf in _leaves(module, used.words.get(name))]
+    leaves = [leaf for name in _SHARDINGS for leaf in _leaves(module, used.arguments.get(name))]
     calls = [leaf for leaf in leaves if isinstance(leaf, ast.Call)]
     names = {module.qualified_name(call.func) for call in calls}
     if not names.isdisjoint(traced.SPECS):

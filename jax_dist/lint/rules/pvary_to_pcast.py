@@ -14,7 +14,7 @@ from jax_dist.lint.rules._renames import Adapted, Rename
     why="It was removed in jax 0.10.0: an AttributeError.",
     instead="x = jax.lax.pcast(x, 'i', to='varying')",
     fix="safe",
-    triggers=(b"pvary",),
+    triggers=(b"*pvary",),
 )
 def pvary_to_pcast(module: Module) -> Findings:
     yield from _renames.renamed(module, PVARY, _with_to)

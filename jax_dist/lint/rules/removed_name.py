@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 
-from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, Words, _renames
 from jax_dist.lint.rules._old_names import NAMES
 
 _may_name_one = _renames.mentions(NAMES)
@@ -22,9 +22,9 @@ _UPDATES = {
 _SIMPLE = ast.Name | ast.Attribute | ast.Call | ast.Subscript
 
 
-def _may_match(data: bytes) -> bool:
-    words = (b".device_buffer", b"a_min=", b"a_max=")
-    return any(word in data for word in words) or _may_name_one(data)
+def _may_match(words: Words) -> bool:
+    others = (b"device_buffer", b"device_buffers", b"a_min", b"a_max")
+    return any(map(words.hold, others)) or _may_name_one(words)
 
 
 @Rule(

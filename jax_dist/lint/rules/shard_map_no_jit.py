@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from jax_dist.lint.model import pmaps, traced
-from jax_dist.lint.model.traced import Application
+from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 _DEEPEST = 3  # functions between the call and the level of the module
@@ -20,14 +20,12 @@ _DEEPEST = 3  # functions between the call and the level of the module
     "is unsafe: prints and other effects in the body then run once.",
     instead="f = jax.jit(jax.shard_map(g, mesh=mesh, in_specs=spec, out_specs=spec))",
     fix="unsafe",
-    triggers=(b"shard_map",),
+    triggers=(b"*shard_map",),
 )
 def shard_map_no_jit(module: Module) -> Findings:
     for application in traced.applications(module, *traced.SHARD_MAP):
         is_def = isinstance(application.fun, ast.FunctionDef | ast.AsyncFunctionDef)
-        outer = module.call_of(application.node)  # `partial(shard_map, mesh=m)(f)`
-        is_partial = outer is not None and outer.args[:1] == [application.fun]
-        mapped = outer if outer is not None and is_partial else application.node
+        mapped = application.node
         reads = _reads_of_def(module, application) if is_def else pmaps.reads_of(module, mapped)
         for read in reads if is_def else (mapped, *reads):
             call = module.call_of(read)
@@ -38,7 +36,7 @@ def shard_map_no_jit(module: Module) -> Findings:
                 break
 
 
-def _reads_of_def(module: Module, application: Application) -> Iterator[ast.expr]:
+def _reads_of_def(module: Module, application: Site) -> Iterator[ast.expr]:
     """Yield the reads of a decorated def that no other decorator changes."""
     function = application.fun
     if any(traced.decorators(module, function)):

@@ -15,7 +15,7 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     "None)`.",
     instead="replicated = x.sharding.spec == jax.sharding.PartitionSpec()",
     fix="unsafe",
-    triggers=(b"spec ==", b"spec !=", b"spec in", b"spec not in", b"== spec", b"!= spec")
+    triggers=(b"*spec ==", b"*spec !=", b"*spec in", b"*spec not in", b"== spec", b"!= spec")
     + (b") == P(", b") == PartitionSpec("),
 )
 def spec_tuple_compare(module: Module) -> Findings:

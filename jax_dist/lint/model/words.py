@@ -1,0 +1,98 @@
+"""Words of a file, by which most files are passed over and never parsed."""
+
+import functools
+import re
+
+# All but letters, digits, underscores, and what is not ASCII.
+_BLANKS = re.sub(rb"[^\w\x80-\xff]", b" ", bytes(range(256)))
+_BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
+# `from a.b import c, d`, over several lines too, with what the names are.
+_FROM = re.compile(
+    rb"from[ \t]+((?:jax|flax)[\w.]*)[ \t]+import\b([^(\n#\\]*(?:\\\r?\n[^(\n#\\]*)*"
+    rb"(?:\([^)#]*(?:#.*[^)#]*)*)?)"
+)
+_AS = re.compile(rb"(\w+)(?:\s+as\s+(\w+))?")
+_IMPORT_AS = re.compile(rb"import[ \t]+((?:jax|flax)[\w.]*)[ \t]+as[ \t]+(\w+)")
+_INTERNAL = (b"jax._src.", b"jax._src.lib.", b"jax._src.interpreters.")
+# Every import that matters says jax, but for those of equinox.filter_pmap and of Flax.
+_LIBRARIES = (b"jax", b"pmap", b"flax")
+_PUBLIC_IMPORT = re.compile(rb"import[ \t]+jax\b(?!\._src)|from[ \t]+jax(?:\.(?!_src)|[ \t])")
+_WRAPPERS = frozenset((b"flax", b"equinox", b"jax_dist"))
+
+
+class Words:
+    """The words of a file.
+
+    Args:
+      data: its bytes.
+    """
+
+    def __init__(self, data: bytes):
+        self.data = data
+        self._holds: dict[bytes, bool] = {}
+
+    @functools.cached_property
+    def all(self) -> frozenset[bytes]:
+        """All words, each once."""
+        return frozenset(self.data.translate(_BLANKS).split())
+
+    def hold(self, phrase: bytes) -> bool:
+        """Return whether the file has a phrase, as words of their own or, with a star, anywhere.
+
+        >>> words = Words(b"f = jax.jit(g)  # not pmapped")
+        >>> [words.hold(each) for each in (b"jit", b"jax.jit", b"pmap", b"*pmap")]
+        [True, True, False, True]
+        """
+        if phrase not in self._holds:  # several rules ask for the same
+            whole, text = _parts(phrase)
+            is_there = whole <= self.all and (phrase in whole or text in self.data)
+            self._holds[phrase] = is_there
+        return self._holds[phrase]
+
+    @functools.cached_property
+    def imported(self) -> dict[bytes, set[bytes]]:
+        """By dotted name, as what `from ... import` or `import ... as` may bring it in."""
+        found: dict[bytes, set[bytes]] = {}
+        for home, names in _FROM.findall(self.data):
+            for name, short in _AS.findall(names):
+                found.setdefault(b"%s.%s" % (home, name), set()).add(short or name)
+        for name, short in _IMPORT_AS.findall(self.data):
+            found.setdefault(name, set()).add(short)
+        return found
+
+    def may_name(self, name: bytes) -> bool:
+        """Return whether code may name such as `jax.core.Primitive`, or import it."""
+        home, _, last = name.rpartition(b".")
+        forms = (b"%s.%s" % (spelling, last) for spelling in self._spellings(home))
+        return name in self.imported or any(map(self.hold, forms))
+
+    def _spellings(self, module: bytes) -> set[bytes]:
+        """Return how the file may write a module: in full, as it is imported, by its last part."""
+        above, _, last = module.rpartition(b".")
+        is_internal = any(last in self.imported.get(home + last, ()) for home in _INTERNAL)
+        found = {module} if is_internal else {module, last}
+        found |= self.imported.get(module, set())
+        return found | {b"%s.%s" % (each, last) for each in self.imported.get(above, ())}
+
+    @functools.cached_property
+    def see_jax(self) -> bool:
+        """Whether the file may use public names of jax; most modules of jax itself do not."""
+        if not any(word in self.data for word in _LIBRARIES):
+            return False
+        is_internal = b"_src" in self.all and _WRAPPERS.isdisjoint(self.all)
+        return not is_internal or _PUBLIC_IMPORT.search(self.data) is not None
+
+
+@functools.cache
+def _parts(phrase: bytes) -> tuple[frozenset[bytes], bytes]:
+    """Return the words that must be whole, and the phrase without its star."""
+    text = phrase.replace(b"*", b"")
+    whole = phrase.replace(b"*", b"\xff").translate(_BLANKS).split()
+    return frozenset(each for each in whole if b"\xff" not in each), text
+
+
+@functools.lru_cache(maxsize=1)
+def words_of(data: bytes) -> Words:
+    """Return the words of a file, made once for all who ask one after the other."""
+    is_notebook = data[:9].lstrip(_BEFORE_JSON).startswith(b"{")  # whose lines end with "\\n"
+    return Words(data.replace(b"\\n", b"\n") if is_notebook else data)
