@@ -219,13 +219,6 @@ def test_a_collective_that_stands_in_several_fusions_is_counted_once():
     )  # fmt: skip
 
 
-def test_names_of_the_user_are_not_read_as_program():
-    name = '"} calls=%scattering, body=%scattering"'
-    text = _ASYNC.replace('"jit(step)/calls=%scattering"', name)
-
-    assert _collectives_of(text, _mesh().shape) == _collectives_of(_ASYNC, _mesh().shape)
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -267,7 +260,7 @@ _WRITTEN = {
 
 @pytest.mark.parametrize("written", _WRITTEN)
 def test_groups_are_read(written):
-    assert _hlo.groups_of(written, 6) == _WRITTEN[written]
+    assert tuple(map(tuple, _hlo.groups_of(written, 6))) == _WRITTEN[written]
 
 
 _SIZES = {"i": 3, "j": 2, "k": 1}
@@ -281,12 +274,11 @@ _SIZES = {"i": 3, "j": 2, "k": 1}
         (((0, 1, 2, 3, 4, 5),), False, ("i", "j")),
         (((0, 1, 2), (3, 4, 5)), False, ()),
         (((0, 2, 4),), False, ()),  # and the others?
-        (((0, 1, 2, 3, 4, 5, 6, 7),), False, ()),  # of a larger mesh
         (((0, 2), (2, 4), (4, 0)), True, ("i",)),
         (((0, 1),), True, ("j",)),
         (((0, 1), (0, 2)), True, ("i", "j")),
         (((0, 3),), True, ("i", "j")),
-        (((5, 6),), True, ()),  # of a larger mesh
+        ((), True, ()),
     ],
 )
 def test_axes_of_groups(groups, is_permute, axes):
