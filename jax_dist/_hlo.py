@@ -181,23 +181,14 @@ class Module:
         if kind not in (instruction.opcode, "all-reduce") and instruction.shape.startswith("("):
             sizes = array_bytes(re.sub(r", [us]32\[\]", "", instruction.shape))
             sizes = sizes[len(sizes) // 2 :]
-        result_bytes, is_permute = sum(sizes), kind == "collective-permute"
         groups = groups_of(instruction.attributes, self.devices)
-        size = len({*itertools.chain(*groups)}) if is_permute else max(map(len, groups))
-        axes: tuple[str, ...] = ()
-        for mesh in meshes:
-            if not axes and (axes := axes_of(groups, mesh, is_permute=is_permute)):
-                size = math.prod(mesh[axis] for axis in axes)
-        moved = float(_SENT[kind](result_bytes, size))
-        return Collective(kind, axes, size, 1, result_bytes, moved, runs)
+        axes, size = axes_of(groups, meshes, is_permute=kind == "collective-permute")
+        moved = float(_SENT[kind](sum(sizes), size))
+        return Collective(kind, axes, size, 1, sum(sizes), moved, runs)
 
 
 def array_bytes(shape: str) -> list[int]:
-    """Return the bytes of each array in a shape, at any depth of tuples.
-
-    >>> array_bytes("(f32[2,3]{1,0}, (bf16[<=5], pred[]), token[])")
-    [24, 10, 1, 0]
-    """
+    """Return the bytes of each array in a shape, at any depth of tuples."""
     sizes = []
     for dtype, bits, dims in re.findall(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]", shape):
         count = math.prod(int(size.removeprefix("<=")) for size in dims.split(",") if size)
@@ -239,22 +230,24 @@ def groups_of(attributes: str, devices: int) -> _Groups:
     raise ValueError(f"cannot read which devices a collective joins: {attribute}={text[:60]}")
 
 
-def axes_of(groups: _Groups, sizes: _Sizes, *, is_permute: bool = False) -> tuple[str, ...]:
-    """Return the fewest mesh axes along which the groups run; () if they are no axes' groups.
+def axes_of(
+    groups: _Groups, meshes: Sequence[_Sizes], *, is_permute: bool = False
+) -> tuple[tuple[str, ...], int]:
+    """Return the axes of a mesh along which the groups run, and the size of a group.
 
-    In a permutation, the groups are (source, target) pairs.
+    There are no axes if the groups are not theirs. In a permutation, groups are (source, target).
     """
-    numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    sets = set(map(frozenset, groups))
-    for count in range(1, len(sizes) + 1 if sets else 0):
-        for axes in itertools.combinations(sizes, count):
-            places = [list(sizes).index(axis) for axis in axes]
-            rows = np.moveaxis(numbers, places, range(-count, 0))
-            rows = rows.reshape(-1, math.prod(sizes[axis] for axis in axes))
-            along = set(map(frozenset, rows.tolist()))
-            if sets == along or (is_permute and all(any(s <= a for a in along) for s in sets)):
-                return axes
-    return ()
+    for sizes in meshes:
+        shape, varies = tuple(sizes.values()), np.zeros(len(sizes), bool)
+        for group in groups:
+            places = np.array(np.unravel_index(group, shape))  # a row for each axis
+            varies |= (places != places[:, :1]).any(axis=1)
+        axes = tuple(itertools.compress(sizes, varies))
+        size = math.prod(sizes[axis] for axis in axes)
+        is_whole = all(len(group) == size for group in groups)
+        if axes and (is_permute or (is_whole and len(groups) * size == math.prod(shape))):
+            return axes, size
+    return (), len(set().union(*groups)) if is_permute else max(map(len, groups))
 
 
 def _numbers(text: str) -> list[int]:

@@ -23,14 +23,7 @@ from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError
 from jax_dist.topology import Topology, topology
 
-STRATEGIES = {
-    "jax.pmap": "the program as it is",
-    "jax_dist.pmap": "the same, a gather that is only reduced replaced by a reduction",
-    "replicated": "by global_view, a copy of the state on each device",
-    "fsdp": "by global_view, the state sharded, gathered once in a step",
-    "hsdp": "by global_view, the state sharded over the devices of a host, copied over hosts",
-    "fsdp-regather": "sharded, gathered each time that it is read: less memory, more sent",
-}
+STRATEGIES = ("jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp", "fsdp-regather")
 DEFAULT = ("jax.pmap", "replicated", "fsdp", "fsdp-regather")
 _AT_ONCE = 4  # programs that are compiled side by side, at most
 _LEAST_EFFORT = 9  # of "O0" to "O3", 9 to 39; jax 0.10 takes the number alone, 0.12 both
@@ -169,15 +162,6 @@ def plan(
       ArgumentError: there is no such strategy or machine.
       NotImplementedError: nothing is mapped in `fun`.
       ImportError: the compiler of a machine is not installed.
-
-    >>> import jax, jax.numpy as jnp
-    >>> def step(w, x):
-    ...     gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
-    ...     return w - 0.1 * jax.lax.pmean(gradient, "i")
-    >>> mapped = jax.pmap(step, axis_name="i")
-    >>> result = plan(mapped, jnp.ones((2, 64, 64)), jnp.ones((2, 4, 64)), on=jax.devices())
-    >>> {row.strategy: row.program.argument_bytes for row in result.rows}["fsdp"]
-    3072
     """
     step = fun if isinstance(fun, MappedStep) else MappedStep.of(fun, args, dict(keywords or {}))
     machines = machines_of(on)
@@ -247,11 +231,7 @@ def _compile(
 
 
 def _needed_bytes(text: str) -> int | None:
-    """Return the bytes of a program that the compiler of TPUs rejects for its size.
-
-    >>> _needed_bytes("the total memory (16.47G) exceeds available HBM (15.75G).")
-    17684527841
-    """
+    """Return the bytes of a program that the compiler of TPUs rejects for its size."""
     match = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", text)
     return round(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1)) if match else None
 

@@ -59,10 +59,6 @@ class GpuChip(NamedTuple):
     clock: float  # GHz
     total_memory: int  # bytes
 
-    def parse(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the numbers of hosts and of GPUs on each; None for more numbers than two."""
-        return (1, *sizes)[-2:] if len(sizes) in (1, 2) else None
-
     @property
     def target(self) -> str:
         """Return the description that XLA compiles for, as the text of its proto."""
@@ -147,28 +143,23 @@ def topology(name: str) -> Topology:
       ValueError: there is no such chip, or no such slice of it; or JAX looked for GPUs before, and
         put their compiler aside: start with JAX_PLATFORMS=cpu.
       ImportError: its compiler is not installed; the message has the command.
-
-    >>> topology("v5:4x4")
-    Traceback (most recent call last):
-    ...
-    ValueError: 'v5:4x4' is not a known machine. Did you mean v5e?
     """
     chip, _, text = name.lower().replace("-", ":").partition(":")
     chip = _OTHER_NAMES.get(chip, chip)
-    if chip in TPUS:
-        machine = TPUS[chip]
-        usual = ("2x2", "4x4", "16x16") if machine.dimensions == 2 else ("2x2x1", "4x4x4")
-        examples = ", ".join(f"{chip}:{shape}" for shape in usual)
-        remedy = f"a slice of {machine.largest} chips at most, such as {examples}"
-    elif chip in GPUS:
-        machine, text = GPUS[chip], text or "8"
-        remedy = f"{chip}:8, or {chip}:2x8 for two hosts of 8"
-    else:
+    if chip not in TPUS and chip not in GPUS:
         known = sorted((*TPUS, *GPUS))
         near = _usage.hint(chip, known, f"The chips are {', '.join(known)}.")
         raise ValueError(f"{name!r} is not a known machine. {near}")
+    text = text or ("8" if chip in GPUS else "")
     is_grid = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text)
-    grid = machine.parse(tuple(map(int, text.split("x")))) if is_grid else None
+    sizes = tuple(map(int, text.split("x"))) if is_grid else ()
+    if chip in TPUS:
+        grid = TPUS[chip].parse(sizes)
+        example = f"{chip}:{'x'.join('4' * TPUS[chip].dimensions)}"
+        remedy = f"a slice of {TPUS[chip].largest} chips at most, such as {example}"
+    else:
+        grid = (1, *sizes)[-2:] if len(sizes) in (1, 2) else None
+        remedy = f"{chip}:8, or {chip}:2x8 for two hosts of 8"
     if grid is None:
         raise ValueError(f"{name!r} is not a machine of {chip}. Give {remedy}.")
     return _load(chip, grid)
