@@ -147,10 +147,10 @@ class Module:
                 often, inner = 1, runs
                 if attribute in _BRANCHES:
                     inner = "in a branch" if runs == "always" else runs
-                elif attribute in ("body", "condition") and trips is None:
+                elif attribute in ("body", "condition") and trips:
+                    often = int(trips[1]) + (attribute == "condition")  # once more, to end the loop
+                elif attribute in ("body", "condition"):
                     inner = "in a loop of unknown length"
-                elif attribute in ("body", "condition"):  # which runs once more, to end the loop
-                    often = int(trips[1]) + (attribute == "condition")
                 for callee in re.findall(r"[^\s,%]+", several or single):
                     yield from self.executed(callee, times * often, inner)
 

@@ -213,8 +213,9 @@ def _compile(
     """Return the row of a program, compiled with less effort if that is enough to tell."""
     start = time.perf_counter()
     row = PlanRow(machine.name, strategy, machine.memory, is_quick=quick)
+    options: dict[str, Any] = {"optimization_level": _LEAST_EFFORT} if quick else {}
     try:
-        compiled = lowered.compile({"optimization_level": _LEAST_EFFORT} if quick else {})
+        compiled = lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:
         needed = _needed_bytes(str(error))
         row = dataclasses.replace(row, needed=needed, problem="" if needed else _first_line(error))

@@ -31,11 +31,7 @@ class TpuChip(NamedTuple):
     options: dict[str, str] = {}  # of libtpu, that are not its defaults
 
     def parse(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the grid of a slice, flat ones also by their number of chips; None if none fits.
-
-        >>> TPUS["v5e"].parse((4, 4)), TPUS["v5e"].parse((16,)), TPUS["v5e"].parse((5,))
-        ((4, 4), (4, 4), None)
-        """
+        """Return the grid of a slice, a flat one also by its chips alone; None if none fits."""
         if self.dimensions == 2 and len(sizes) == 1:  # a square, or two beside each other
             rows = 2 ** ((sizes[0].bit_length() - 1) // 2)
             return self.parse((rows, sizes[0] // rows)) if sizes[0] % rows == 0 else None

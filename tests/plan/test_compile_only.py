@@ -49,11 +49,9 @@ def _view():
 _ROWS = np.ones((N, 4, 16), np.float32)
 _MAPPED = {
     "pmap": (lambda: jax_dist.pmap(_averaged, "i", devices=jax.devices()), (_X,)),
-    "rewrite": (
-        lambda: jax_dist.rewrite(jax.pmap(_averaged, "i", devices=jax.devices())), (_X,)
-    ),
+    "rewrite": (lambda: jax_dist.rewrite(jax.pmap(_averaged, "i", devices=jax.devices())), (_X,)),
     "global view": (_view, (_TABLE, _ROWS)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("make", [np.asarray, jax.typeof], ids=["of arrays", "of types"])

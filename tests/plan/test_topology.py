@@ -85,6 +85,7 @@ def test_a_topology_has_hosts_and_the_same_devices_each_time(asked):
         ("v5e", "a slice of 256 chips at most, such as v5e:4x4"),
         ("v5e:32x32", "a slice of 256 chips at most"),
         ("v5e:4x4x4", "'v5e:4x4x4' is not a machine of v5e"),
+        ("v5e-5", "such as v5e:4x4"),
         ("v5p-8", "such as v5p:4x4x4"),
         ("h100:0x8", "Give h100:8, or h100:2x8 for two hosts of 8."),
         ("h100:1x2x8", "Give h100:8"),
