@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import jax
 import numpy as np
 
-_Groups: TypeAlias = tuple[tuple[int, ...], ...]
+_Groups: TypeAlias = Sequence[Sequence[int]]  # of devices
 _Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh, by name
 Runs: TypeAlias = Literal["always", "in a branch", "in a loop of unknown length"]
 
@@ -78,13 +78,26 @@ class ProgramCost:
         return cls(
             collectives=module.collectives(meshes),
             stablehlo_bytes=len(stablehlo.encode()),
-            constants_bytes=sum(sum(i.sizes) for i in instructions if i.opcode == "constant"),
+            constants_bytes=sum(
+                sum(array_bytes(i.shape)) for i in instructions if i.opcode == "constant"
+            ),
             peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
             **sizes,
         )
 
 
 # The text of a compiled program: computations, instructions, and which calls which.
+
+_HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(={]+) (\(.*)?\{\s*$")
+# "%name = shape opcode(operands), attributes"; a shape of several results is in parentheses.
+_ASSIGNED = re.compile(r"\s+(?:ROOT )?%?[^\s=]+ = (\(.*?\)|\S+) ([\w-]+)\((.*)")
+_CALLED = re.compile(
+    r"\b(to_apply|calls|body|condition|true_computation|false_computation|branch_computations"
+    r"|called_computations)=(?:\{([^}]*)\}|%?([^\s,}]+))"
+)
+_BRANCHES = ("true_computation", "false_computation", "branch_computations")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CHAIN_PART = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,24 +107,6 @@ class Instruction:
     shape: str  # "f32[2,3]{1,0}", or of several results "(f32[2,3]{1,0}, f32[])"
     opcode: str
     attributes: str  # from the operands on
-
-    @property
-    def sizes(self) -> list[int]:
-        """Return the bytes of each result."""
-        return _array_bytes(self.shape)
-
-    @property
-    def unquoted(self) -> str:
-        """Return the attributes without the user's names, which may look like anything."""
-        return re.sub(r'"(?:[^"\\]|\\.)*"', '""', self.attributes)
-
-    def calls(self) -> Iterator[tuple[str, str]]:
-        """Yield the computations that it runs, with the attribute that names each."""
-        if self.opcode in ("async-update", "async-done"):  # ran at the start of the three
-            return
-        for attribute, several, single in _CALLED.findall(self.unquoted):
-            for callee in re.findall(r"[^\s,%]+", several or single):
-                yield callee, attribute
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,17 +140,19 @@ class Module:
         """Yield the instructions of a computation and of what it calls, and how often each runs."""
         for instruction in self.computations.get(name, ()):
             yield instruction, times, runs
+            if instruction.opcode in ("async-update", "async-done"):  # it ran at async-start
+                continue
             trips = _TRIP_COUNT.search(instruction.attributes)  # if the compiler found out
-            for callee, attribute in instruction.calls():
+            for attribute, several, single in _CALLED.findall(instruction.attributes):
                 often, inner = 1, runs
-                if attribute in ("body", "condition"):
-                    if trips is None:
-                        inner = "in a loop of unknown length"
-                    else:  # the condition runs once more, to end the loop
-                        often = int(trips[1]) + (attribute == "condition")
-                elif attribute in _BRANCHES:
+                if attribute in _BRANCHES:
                     inner = "in a branch" if runs == "always" else runs
-                yield from self.executed(callee, times * often, inner)
+                elif attribute in ("body", "condition") and trips:
+                    often = int(trips[1]) + (attribute == "condition")  # once more, to end the loop
+                elif attribute in ("body", "condition"):
+                    inner = "in a loop of unknown length"
+                for callee in re.findall(r"[^\s,%]+", several or single):
+                    yield from self.executed(callee, times * often, inner)
 
     def collectives(self, meshes: Sequence[_Sizes] = ()) -> tuple[Collective, ...]:
         """Return the collectives, equal ones merged, in order, with axes of one of the meshes."""
@@ -179,47 +176,40 @@ class Module:
         kind = instruction.opcode.removesuffix("-start")
         if kind not in _SENT:
             return None
-        sizes = instruction.sizes
+        sizes = array_bytes(instruction.shape)
         # The first half of a split one has operands before results, and perhaps two contexts.
         if kind not in (instruction.opcode, "all-reduce") and instruction.shape.startswith("("):
-            sizes = _array_bytes(re.sub(r", [us]32\[\]", "", instruction.shape))
+            sizes = array_bytes(re.sub(r", [us]32\[\]", "", instruction.shape))
             sizes = sizes[len(sizes) // 2 :]
-        result_bytes, is_permute = sum(sizes), kind == "collective-permute"
-        groups = groups_of(instruction.unquoted, self.devices)
-        size = len({*itertools.chain(*groups)}) if is_permute else max(map(len, groups))
-        axes: tuple[str, ...] = ()
-        for mesh in meshes:
-            if not axes and (axes := axes_of(groups, mesh, is_permute=is_permute)):
-                size = math.prod(mesh[axis] for axis in axes)
-        moved = float(_SENT[kind](result_bytes, size))
-        return Collective(kind, axes, size, 1, result_bytes, moved, runs)
+        groups = groups_of(instruction.attributes, self.devices)
+        axes, size = axes_of(groups, meshes, is_permute=kind == "collective-permute")
+        moved = float(_SENT[kind](sum(sizes), size))
+        return Collective(kind, axes, size, 1, sum(sizes), moved, runs)
 
 
-def _array_bytes(shape: str) -> list[int]:
+def array_bytes(shape: str) -> list[int]:
     """Return the bytes of each array in a shape, at any depth of tuples."""
     sizes = []
-    for dtype, dims in re.findall(r"([a-z]+\d*\w*)\[([\d,<=]*)\]", shape):
+    for dtype, bits, dims in re.findall(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]", shape):
         count = math.prod(int(size.removeprefix("<=")) for size in dims.split(",") if size)
-        # Of one element: 32 bits for "f32", 8 for "f8e4m3fn"; none for "token" and "opaque".
-        width = re.match(r"[a-z]+(\d+)", dtype)
-        bits = 8 if dtype == "pred" else int(width[1]) if width else 0
-        sizes.append(math.ceil(count * bits / 8))
+        sizes.append(math.ceil(count * int(bits or 8 * (dtype == "pred")) / 8))
     return sizes
 
 
-_HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(={]+) (\(.*)?\{\s*$")
-# "%name = shape opcode(operands), attributes"; a shape of several results is in parentheses.
-_ASSIGNED = re.compile(r"\s+(?:ROOT )?%?[^\s=]+ = (\(.*?\)|\S+) ([\w-]+)\((.*)")
-_CALLED = re.compile(
-    r"\b(to_apply|calls|body|condition|true_computation|false_computation|branch_computations"
-    r"|called_computations)=(?:\{([^}]*)\}|%?([^\s,}]+))"
-)
-_BRANCHES = ("true_computation", "false_computation", "branch_computations")
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CHAIN_PART = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
-
-
 # The groups of devices that a collective names, and the mesh axes that they run along.
+
+_LISTS = re.compile(r"\{((?:\{[\d,]*\},?)*)\}")
+# Without a shape, as jax 0.10.2 prints the devices of a mesh: "[4,2]T(1,0)".
+_IOTA = re.compile(
+    r"(?:\[(?P<shape>[\d,]+)\]<=)?\[(?P<reshape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
+)
+_NAME = r"'?([^',={}\[\]:]+)'?"
+_MESH = re.compile(
+    r"mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\((?P<devices>[^)]*(?:\([^)]*\))?)\))?"
+    r" \{(?P<joined>[^}]*)\}"
+)
+_MESH_AXIS = re.compile(rf"{_NAME}=(\d+)")
+_JOINED = re.compile(rf"{_NAME}(?::\((\d+)\)(\d+))?")
 
 
 def groups_of(attributes: str, devices: int) -> _Groups:
@@ -228,46 +218,40 @@ def groups_of(attributes: str, devices: int) -> _Groups:
     Raises:
       ValueError: the groups are written in an unknown form.
     """
-    lists = re.search(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}", attributes)
-    if lists and (lists[1] or "source_target_pairs" in lists[0]):
-        return tuple(map(_numbers, re.findall(r"\{([\d,]*)\}", lists[1])))
-    if iota := re.search(rf"replica_groups={_IOTA}", attributes):
-        return _rows(_iota(iota))
-    if mesh := _MESH.search(attributes):
+    named = re.search(r"\b(replica_groups|source_target_pairs)=(.*)", attributes)
+    attribute, text = named.groups() if named else ("replica_groups", "{}")
+    if lists := _LISTS.match(text):
+        groups = [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", lists[1])]
+        return groups if groups or attribute == "source_target_pairs" else [[*range(devices)]]
+    if iota := _IOTA.match(text):
+        return _iota(iota).tolist()
+    if mesh := _MESH.match(text):
         return _mesh_groups(mesh)
-    unknown = re.search(r"(?:replica_groups|source_target_pairs)=.{,60}", attributes)
-    if unknown and not lists:
-        raise ValueError(f"cannot read which devices a collective joins: {unknown[0]}")
-    return (tuple(range(devices)),)
+    raise ValueError(f"cannot read which devices a collective joins: {attribute}={text[:60]}")
 
 
-def axes_of(groups: _Groups, sizes: _Sizes, *, is_permute: bool = False) -> tuple[str, ...]:
-    """Return the fewest mesh axes along which the groups run; () if they are no axes' groups.
+def axes_of(
+    groups: _Groups, meshes: Sequence[_Sizes], *, is_permute: bool = False
+) -> tuple[tuple[str, ...], int]:
+    """Return the axes of a mesh along which the groups run, and the size of a group.
 
-    In a permutation, the groups are (source, target) pairs.
+    There are no axes if the groups are not theirs. In a permutation, groups are (source, target).
     """
-    devices = math.prod(sizes.values())
-    if max(itertools.chain(*groups), default=devices) >= devices:
-        return ()
-    numbers = np.arange(devices).reshape(tuple(sizes.values()))
-    sets = {frozenset(group) for group in groups}
-    for count in range(1, len(sizes) + 1):
-        for axes in itertools.combinations(sizes, count):
-            places = [list(sizes).index(axis) for axis in axes]
-            rows = np.moveaxis(numbers, places, range(-count, 0))
-            rows = rows.reshape(-1, math.prod(sizes[axis] for axis in axes))
-            along = set(map(frozenset, rows.tolist()))
-            if sets == along or (is_permute and all(any(s <= a for a in along) for s in sets)):
-                return axes
-    return ()
+    for sizes in meshes:
+        shape, varies = tuple(sizes.values()), np.zeros(len(sizes), bool)
+        for group in groups:
+            places = np.array(np.unravel_index(group, shape))  # a row for each axis
+            varies |= (places != places[:, :1]).any(axis=1)
+        axes = tuple(itertools.compress(sizes, varies))
+        size = math.prod(sizes[axis] for axis in axes)
+        is_whole = all(len(group) == size for group in groups)
+        if axes and (is_permute or (is_whole and len(groups) * size == math.prod(shape))):
+            return axes, size
+    return (), len(set().union(*groups)) if is_permute else max(map(len, groups))
 
 
-def _rows(numbers: np.ndarray) -> _Groups:
-    return tuple(map(tuple, numbers.tolist()))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number.strip())
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
 
 
 def _iota(match: re.Match[str]) -> np.ndarray:
@@ -285,30 +269,17 @@ def _mesh_groups(match: re.Match[str]) -> _Groups:
     "(2)2" is the part of size 2 after one of size 2: of a place along an axis of 4, the last bit.
     """
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(match["axes"])}
-    numbers, text = np.arange(math.prod(sizes.values())), match["devices"]
-    others = dict(zip(sizes, np.unravel_index(numbers, tuple(sizes.values())), strict=True))
+    devices = np.arange(math.prod(sizes.values()))
+    others = dict(zip(sizes, np.unravel_index(devices, tuple(sizes.values())), strict=True))
     along = []  # the place of each device in its group, by part
-    group_size = 1
     for name, before, size in _JOINED.findall(match["joined"]):
         size = int(size or sizes[name])
         step = sizes[name] // (int(before or 1) * size)
         along.append(others[name] // step % size)
         others[name] = others[name] - along[-1] * step
-        group_size *= size
-    if text:
-        iota = re.fullmatch(_IOTA, text) or re.fullmatch(_TRANSPOSED, text)
-        numbers = _iota(iota).ravel() if iota else np.array(_numbers(text.strip("[]")))
+    if text := match["devices"]:
+        iota = _IOTA.fullmatch(text)
+        devices = _iota(iota).ravel() if iota else np.array(_numbers(text))
     order = np.lexsort([*reversed(along), *reversed(others.values())])  # the last sorts first
-    return _rows(numbers[order].reshape(-1, group_size))
-
-
-_IOTA = r"\[(?P<shape>[\d,]+)\]<=\[(?P<reshape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
-# Without a shape, as jax 0.10.2 prints the devices of a mesh: "[4,2]T(1,0)".
-_TRANSPOSED = r"(?P<shape>)\[(?P<reshape>[\d,]+)\]T\((?P<order>[\d,]+)\)"
-_NAME = r"'?([^',={}\[\]:]+)'?"
-_MESH = re.compile(
-    r"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\((?P<devices>[^)]*(?:\([^)]*\))?)\))?"
-    r" \{(?P<joined>[^}]*)\}"
-)
-_MESH_AXIS = re.compile(rf"{_NAME}=(\d+)")
-_JOINED = re.compile(rf"{_NAME}(?::\((\d+)\)(\d+))?")
+    size = math.prod(int(places.max()) + 1 for places in along)
+    return devices[order].reshape(-1, size).tolist()

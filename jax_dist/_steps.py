@@ -20,6 +20,11 @@ from jax_dist._pmap.body import Call, Options, any_tracer, type_of
 from jax_dist.errors import ArgumentError
 from jax_dist.global_view.view import global_view
 from jax_dist.pmap import Mapped, pmap
+from jax_dist.topology import Topology
+
+
+class _Found(BaseException):
+    """The end of a trace or a program that has shown its step; `except Exception` lets it pass."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,25 +56,25 @@ class MappedStep:
         else:
             options, call = _intercept_pmap(fun, args, kwargs)
         _ = call.size  # raises if the sizes differ
-        slices, dims = [], []
-        for leaf, axis in zip(map(type_of, call.leaves), call.axes, strict=True):
-            shape = list(leaf.shape)
-            if axis is not None:
-                axis %= len(shape)
-                del shape[axis]
-            slices.append(type_of(leaf, shape))
-            dims.append(axis)
+        types = list(map(type_of, call.leaves))
+        dims = [
+            None if axis is None else axis % len(leaf.shape)
+            for leaf, axis in zip(types, call.axes, strict=True)
+        ]
+        slices = [
+            leaf if dim is None else type_of(leaf, leaf.shape[:dim] + leaf.shape[dim + 1 :])
+            for leaf, dim in zip(types, dims, strict=True)
+        ]
         return cls(options, call, tuple(slices), tuple(dims))
 
     def leaves(self, devices: int, whole: Sequence[int] = ()) -> list[jax.ShapeDtypeStruct]:
         """Return the types of the leaves, `[N, *s]`; of the arguments `whole`, `[*s]`."""
-        types = []
-        for leaf, axis, owner in zip(self.slices, self.axes, self.call.owners, strict=True):
-            shape = list(leaf.shape)
-            if axis is not None and owner not in whole:
-                shape.insert(axis, devices)
-            types.append(type_of(leaf, shape))
-        return types
+        return [
+            leaf
+            if dim is None or owner in whole
+            else type_of(leaf, (*leaf.shape[:dim], devices, *leaf.shape[dim:]))
+            for leaf, dim, owner in zip(self.slices, self.axes, self.call.owners, strict=True)
+        ]
 
     def mapped(self, pmap: Callable[..., Any], devices: Sequence[Any]) -> Any:
         """Return the step mapped over devices, a function of leaves."""
@@ -94,12 +99,9 @@ class MappedStep:
 
         What comes back after an argument that does not may be anything.
         """
-        trace = jax.make_jaxpr(
-            lambda *leaves: self.call.run(leaves),
-            axis_env=[(self.options.mesh_axis, devices)],
-            return_shape=True,
-        )
-        _, results = trace(*self.slices)
+        axis_env = [(self.options.mesh_axis, devices)]
+        trace = jax.make_jaxpr(self.call.run, axis_env=axis_env, return_shape=True)
+        _, results = trace(self.slices)
         parts = [results, *results] if isinstance(results, tuple | list) else [results]
         kinds = [_kind_of(part) for part in parts]
         positions = []
@@ -115,13 +117,13 @@ class MappedStep:
         return tuple(positions)
 
     def lower(
-        self, strategy: str, devices: Sequence[Any], state: Sequence[int] | None
+        self, strategy: str, machine: Topology, state: Sequence[int] | None
     ) -> jax.stages.Lowered:
         """Return the program of the step with one of the `STRATEGIES`."""
-        count = len(devices)
+        count, options = len(machine.devices), self.options
         if strategy.endswith(".pmap"):
             function = jax.pmap if strategy == "jax.pmap" else pmap
-            return self.mapped(function, devices).lower(*self.leaves(count))
+            return self.mapped(function, machine.devices).lower(*self.leaves(count))
         carried = self.state(count) if state is None else tuple(state)
         if not carried:
             raise ArgumentError(
@@ -130,17 +132,16 @@ class MappedStep:
             )
         args, kwargs = self.call.rebuild(self.leaves(count, whole=carried))
         dims, _ = self.call.rebuild(self.axes)
-        options = self.options
-        rows, names = np.array(devices), (options.mesh_axis,)
+        devices, names = np.array(machine.devices), (options.mesh_axis,)
         if strategy == "hsdp":
-            rows, names = rows.reshape(_count_hosts(devices), -1), ("hosts", "devices")
+            devices, names = devices.reshape(machine.hosts, -1), ("hosts", "devices")
         view = global_view(
             self.call.fun,
             options.mesh_axis,
             in_axes=tuple(None if n in options.static else dim for n, dim in enumerate(dims)),
             out_axes=options.out_axes,
             state=carried,
-            mesh=_compat.auto_mesh(rows, names),
+            mesh=_compat.auto_mesh(devices, names),
             mesh_axes=names,
             static_broadcasted_argnums=options.static,
             donate_argnums=options.donated,
@@ -150,17 +151,9 @@ class MappedStep:
         return view.lower(*args, **kwargs)
 
 
-def _count_hosts(devices: Sequence[Any]) -> int:
-    return len({device.process_index for device in devices})
-
-
 def _kind_of(tree: Any) -> tuple:
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-
-
-class _Intercepted(Exception):  # noqa: N818  # it ends a trace, and is no error
-    """The first pmap that a function calls."""
 
 
 def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, Call]:
@@ -169,7 +162,7 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
     types = {n: type_of(leaf) for n, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
 
     def intercept(taken: Any, mapped: Sequence[Any]) -> Any:
-        raise _Intercepted(taken, [type_of(jax.typeof(leaf)) for leaf in mapped])
+        raise _Found(taken, [type_of(jax.typeof(leaf)) for leaf in mapped])
 
     def traced(arrays: dict[int, Any]) -> None:
         values = [arrays.get(n, leaf) for n, leaf in enumerate(leaves)]  # others may be static
@@ -180,8 +173,8 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
     try:
         with _compat.intercept_pmaps(intercept), contextlib.suppress(NameError):
             jax.eval_shape(traced, types)
-    except _Intercepted as intercepted:
-        taken, mapped_types = intercepted.args
+    except _Found as found:
+        taken, mapped_types = found.args
     else:  # nothing was mapped, or a collective stands outside of any map
         raise NotImplementedError(
             f"'{name}' maps nothing. Give the mapped function, as in jax.pmap(step, axis_name='i')."
@@ -193,30 +186,14 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
     return Options(name, taken.axis_name, out_axes=taken.out_axes, donated=donated), call
 
 
-class _Reached(BaseException):
-    """The end of the program: no `except Exception` of its own keeps it."""
-
-
 def find_step(program: Callable[[], object], name: str | None = None) -> MappedStep:
     """Run a program until it calls its training step, and return the step.
 
-    Without a name, it is the first mapped function that takes what one of its results is like, and
-    something else, as a batch.
-
-    Args:
-      program: runs it; what it maps with `jax.pmap` or `jax_dist.pmap` is looked at.
-      name: the name of the function that is mapped.
+    It is the function of this name that `jax.pmap` or `jax_dist.pmap` maps; without a name, the
+    first that takes what one of its results is like, and something else, as a batch.
 
     Raises:
       NotImplementedError: the program ended, or raised, before it called such a function.
-
-    >>> def train():
-    ...     step = jax.pmap(lambda w, x: (w - x, (w * x).sum()))
-    ...     w = x = jax.numpy.ones((8, 3))
-    ...     while True:
-    ...         w, loss = step(w, x)
-    >>> find_step(train).slices
-    (ShapeDtypeStruct(shape=(3,), dtype=float32), ShapeDtypeStruct(shape=(3,), dtype=float32))
     """
     steps: list[MappedStep] = []
     called: dict[Callable, str] = {}  # by mapped function, its name
@@ -232,7 +209,7 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
         if name == called[function] or (name is None and trains):
             steps.append(step)
         if steps or trains:
-            raise _Reached
+            raise _Found
 
     end, cause = "ended", None
     with contextlib.ExitStack() as stack:
@@ -240,9 +217,9 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
             stack.enter_context(mock.patch.object(home, "pmap", _watch(home.pmap, check)))
         try:
             program()
-        except (Exception, SystemExit, _Reached) as error:  # noqa: BLE001  # reported below
+        except (Exception, SystemExit, _Found) as error:  # noqa: BLE001  # reported below
             cause = error
-            end = "trains" if isinstance(error, _Reached) else f"raised {error!r}"
+            end = "trains" if isinstance(error, _Found) else f"raised {error!r}"
     if steps:  # even if the program caught what was to end it
         return steps[0]
     what = f"'{name}'" if name else "a training step, which takes a state and gives it back"

@@ -23,14 +23,7 @@ from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError
 from jax_dist.topology import Topology, topology
 
-STRATEGIES = {
-    "jax.pmap": "the program as it is",
-    "jax_dist.pmap": "the same, a gather that is only reduced replaced by a reduction",
-    "replicated": "by global_view, a copy of the state on each device",
-    "fsdp": "by global_view, the state sharded, gathered once in a step",
-    "hsdp": "by global_view, the state sharded over the devices of a host, copied over hosts",
-    "fsdp-regather": "sharded, gathered each time that it is read: less memory, more sent",
-}
+STRATEGIES = ("jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp", "fsdp-regather")
 DEFAULT = ("jax.pmap", "replicated", "fsdp", "fsdp-regather")
 _AT_ONCE = 4  # programs that are compiled side by side, at most
 _LEAST_EFFORT = 9  # of "O0" to "O3", 9 to 39; jax 0.10 takes the number alone, 0.12 both
@@ -66,6 +59,18 @@ class PlanRow:
         about = "about " * self.is_quick
         return f"fits, {about}{spare} free" if self.fits else f"does NOT fit, by {spare}"
 
+    @property
+    def cells(self) -> list[str]:
+        """Return the numbers of its line in the table."""
+        peak = "" if self.needed is None else human_bytes(self.needed)
+        if self.program is None:
+            return ["", peak, "", ""]
+        # A loop of unknown length counts once.
+        runs = [collective.runs for collective in self.program.collectives]
+        sent = ">" * ("in a loop of unknown length" in runs) + human_bytes(self.program.moved_bytes)
+        arguments = human_bytes(self.program.argument_bytes or 0)
+        return [arguments, peak, sent, f"{self.seconds or 0:.0f} s"]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
@@ -81,8 +86,7 @@ class Plan:
         return " ".join(map(self._advice, self.machines))
 
     def _advice(self, machine: Topology) -> str:
-        rows = [row for row in self.rows if row.machine == machine.name]
-        rows = [row for row in rows if row.needed is not None]
+        rows = [row for row in self.rows if row.machine == machine.name and row.needed is not None]
         if not rows:
             return f"There is no program for {machine.name}."
         least = min(rows, key=lambda row: row.needed or 0)
@@ -96,9 +100,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as dicts, lists, strings and numbers, for JSON."""
-        rows = [{**dataclasses.asdict(row), "fits": row.fits} for row in self.rows]
-        for row, source in zip(rows, self.rows, strict=True):
-            row["moved_bytes"] = source.program and source.program.moved_bytes
+        rows = []
+        for row in self.rows:
+            moved = row.program and row.program.moved_bytes
+            rows.append({**dataclasses.asdict(row), "fits": row.fits, "moved_bytes": moved})
         machines = [
             {"name": m.name, "devices": len(m.devices), "hosts": m.hosts, "memory": m.memory}
             for m in self.machines
@@ -106,10 +111,6 @@ class Plan:
         return {"name": self.name, "advice": self.advice, "machines": machines, "rows": rows}
 
     def __str__(self) -> str:
-        return self.render()
-
-    def render(self, width: int = 80) -> str:
-        """Return the text of the plan, a table for each machine."""
         from rich.table import Table  # noqa: PLC0415  # slow to import
 
         parts: list[Any] = [f"{self.name}: {self.advice}"]
@@ -123,21 +124,11 @@ class Plan:
                 table.add_column(header, justify="right")
             for row in self.rows:
                 if row.machine == machine.name:
-                    table.add_row(row.strategy, row.verdict, *_cells(row))
+                    table.add_row(row.strategy, row.verdict, *row.cells)
             parts += [title, table]
         if any(row.program for row in self.rows):
             parts.append("\nsent: by each device in one step, around a ring")
-        return _usage.render(*parts, width=width)
-
-
-def _cells(row: PlanRow) -> list[str]:
-    peak = "" if row.needed is None else human_bytes(row.needed)
-    if row.program is None:
-        return ["", peak, "", ""]
-    # A loop of unknown length counts once.
-    is_bound = any(each.runs == "in a loop of unknown length" for each in row.program.collectives)
-    sent = ">" * is_bound + human_bytes(row.program.moved_bytes)
-    return [human_bytes(row.program.argument_bytes or 0), peak, sent, f"{row.seconds or 0:.0f} s"]
+        return _usage.render(*parts, width=78)
 
 
 def plan(
@@ -167,23 +158,10 @@ def plan(
         70 % of the memory. The other peaks are estimates, mostly too high.
       progress: is called with a line of text for each program.
 
-    Returns:
-      The plan: `rows`, with what each device holds, whether it fits, and what is sent; `advice`;
-      a table when printed.
-
     Raises:
       ArgumentError: there is no such strategy or machine.
       NotImplementedError: nothing is mapped in `fun`.
       ImportError: the compiler of a machine is not installed.
-
-    >>> import jax, jax.numpy as jnp
-    >>> def step(w, x):
-    ...     gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
-    ...     return w - 0.1 * jax.lax.pmean(gradient, "i")
-    >>> mapped = jax.pmap(step, axis_name="i")
-    >>> result = plan(mapped, jnp.ones((2, 64, 64)), jnp.ones((2, 4, 64)), on=jax.devices())
-    >>> {row.strategy: row.program.argument_bytes for row in result.rows}["fsdp"]
-    3072
     """
     step = fun if isinstance(fun, MappedStep) else MappedStep.of(fun, args, dict(keywords or {}))
     machines = machines_of(on)
@@ -192,23 +170,24 @@ def plan(
         if strategy not in STRATEGIES:
             near = _usage.hint(strategy, STRATEGIES, f"They are {', '.join(STRATEGIES)}.")
             raise ArgumentError(f"unknown strategy {strategy!r}. {near}")
-    rows: list[PlanRow | concurrent.futures.Future] = []
-    workers = min(_AT_ONCE, os.cpu_count() or 1)
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    tasks: list[concurrent.futures.Future[PlanRow]] = []
+    rows: list[PlanRow] = []
+    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
         for machine, strategy in itertools.product(machines, strategies or DEFAULT):
             try:  # tracing is Python's, one at a time
-                lowered = step.lower(strategy, machine.devices, state)
+                lowered = step.lower(strategy, machine, state)
             except Exception as error:  # noqa: BLE001  # whatever fails is a row of the table
-                rows.append(PlanRow(machine.name, strategy, problem=_first_line(error)))
+                problem = _first_line(error)
+                tasks.append(pool.submit(PlanRow, machine.name, strategy, problem=problem))
             else:
-                rows.append(pool.submit(_compile, machine, strategy, lowered, quick=quick))
-        done = []
-        for number, row in enumerate(rows, 1):
-            done.append(row if isinstance(row, PlanRow) else row.result())
+                tasks.append(pool.submit(_compile, machine, strategy, lowered, quick=quick))
+        for task in tasks:
+            row = task.result()
+            rows.append(row)
             if progress:
-                words = f"{done[-1].strategy} on {done[-1].machine}: {done[-1].verdict}"
-                progress(f"{number} of {len(rows)}: {words}")
-    return Plan(step.name, tuple(machines), tuple(done))
+                words = f"{row.strategy} on {row.machine}: {row.verdict}"
+                progress(f"{len(rows)} of {len(tasks)}: {words}")
+    return Plan(step.name, tuple(machines), tuple(rows))
 
 
 def machines_of(on: Any) -> list[Topology]:
@@ -233,14 +212,13 @@ def _compile(
 ) -> PlanRow:
     """Return the row of a program, compiled with less effort if that is enough to tell."""
     start = time.perf_counter()
-    options: dict[str, Any] = {"optimization_level": _LEAST_EFFORT} if quick else {}
     row = PlanRow(machine.name, strategy, machine.memory, is_quick=quick)
+    options: dict[str, Any] = {"optimization_level": _LEAST_EFFORT} if quick else {}
     try:
-        compiled = lowered.compile(compiler_options=options)
+        compiled = lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:
         needed = _needed_bytes(str(error))
-        problem = "" if needed else _first_line(error)
-        row = dataclasses.replace(row, needed=needed, problem=problem)
+        row = dataclasses.replace(row, needed=needed, problem="" if needed else _first_line(error))
     else:
         program = ProgramCost.of(lowered, compiled)
         needed = program.peak_bytes
@@ -254,11 +232,7 @@ def _compile(
 
 
 def _needed_bytes(text: str) -> int | None:
-    """Return the bytes of a program that the compiler of TPUs rejects for its size.
-
-    >>> _needed_bytes("the total memory (16.47G) exceeds available HBM (15.75G).")
-    17684527841
-    """
+    """Return the bytes of a program that the compiler of TPUs rejects for its size."""
     match = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", text)
     return round(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1)) if match else None
 

@@ -6,16 +6,15 @@ a GPU, JAX takes three quarters at its start, which `XLA_PYTHON_CLIENT_MEM_FRACT
 other numbers of a GPU are public figures: by them the compiler decides how to cut its loops.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
 import math
 import os
+import re
 import sys
-import tempfile
-from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 
@@ -32,11 +31,7 @@ class TpuChip(NamedTuple):
     options: dict[str, str] = {}  # of libtpu, that are not its defaults
 
     def parse(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the grid of a slice, flat ones also by their number of chips; None if none fits.
-
-        >>> TPUS["v5e"].parse((4, 4)), TPUS["v5e"].parse((16,)), TPUS["v5e"].parse((5,))
-        ((4, 4), (4, 4), None)
-        """
+        """Return the grid of a slice, a flat one also by its chips alone; None if none fits."""
         if self.dimensions == 2 and len(sizes) == 1:  # a square, or two beside each other
             rows = 2 ** ((sizes[0].bit_length() - 1) // 2)
             return self.parse((rows, sizes[0] // rows)) if sizes[0] % rows == 0 else None
@@ -59,11 +54,6 @@ class GpuChip(NamedTuple):
     bandwidth: int  # GB per second
     clock: float  # GHz
     total_memory: int  # bytes
-
-    @property
-    def memory(self) -> float:
-        """Return the GiB that a program may use."""
-        return 0.75 * self.total_memory / 2**30
 
     @property
     def target(self) -> str:
@@ -111,6 +101,14 @@ GPUS = {
     "h200": GpuChip("H200", (9, 0), 132, 128, 2048, 233472, 50, 4800, 1.98, 150_754_820_096),
     "l4": GpuChip("L4", (8, 9), 58, 128, 1536, 102400, 48, 300, 2.04, 24_152_899_584),
 }
+# While a compiler is loaded: it looks for hardware, waits for it, and warns that there is none.
+_WITHOUT_HARDWARE = {
+    "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks Google's cloud what it runs on
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # and warns without it; any will do
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # libtpu locks the TPU
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # JAX rejects its CUDA plugin without a GPU
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,32 +136,26 @@ def topology(name: str) -> Topology:
         "h100:4" for one of 4, "h100:2x8" for two hosts of 8.
 
     Raises:
-      ValueError: there is no such chip, or no such slice of it.
+      ValueError: there is no such chip, or no such slice of it; or JAX looked for GPUs before, and
+        put their compiler aside: start with JAX_PLATFORMS=cpu.
       ImportError: its compiler is not installed; the message has the command.
-
-    >>> topology("v5:4x4")
-    Traceback (most recent call last):
-    ...
-    ValueError: 'v5:4x4' is not a known machine. Did you mean v5e?
     """
     chip, _, text = name.lower().replace("-", ":").partition(":")
     chip = _OTHER_NAMES.get(chip, chip)
-    parts = text.split("x") if text else []
-    is_grid = all(part.isdecimal() and int(part) for part in parts)
-    sizes = tuple(map(int, parts)) if is_grid else ()
-    if chip in TPUS:
-        grid = TPUS[chip].parse(sizes)
-        usual = ("2x2", "4x4", "16x16") if TPUS[chip].dimensions == 2 else ("2x2x1", "4x4x4")
-        examples = ", ".join(f"{chip}:{shape}" for shape in usual)
-        remedy = f"a slice of {TPUS[chip].largest} chips at most, such as {examples}"
-    elif chip in GPUS:
-        hosts_and_gpus = (1, *(sizes if parts else (8,)))[-2:]
-        grid = hosts_and_gpus if is_grid and len(parts) <= 2 else None
-        remedy = f"{chip}:8, or {chip}:2x8 for two hosts of 8"
-    else:
+    if chip not in TPUS and chip not in GPUS:
         known = sorted((*TPUS, *GPUS))
         near = _usage.hint(chip, known, f"The chips are {', '.join(known)}.")
         raise ValueError(f"{name!r} is not a known machine. {near}")
+    text = text or ("8" if chip in GPUS else "")
+    is_grid = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text)
+    sizes = tuple(map(int, text.split("x"))) if is_grid else ()
+    if chip in TPUS:
+        grid = TPUS[chip].parse(sizes)
+        example = f"{chip}:{'x'.join('4' * TPUS[chip].dimensions)}"
+        remedy = f"a slice of {TPUS[chip].largest} chips at most, such as {example}"
+    else:
+        grid = (1, *sizes)[-2:] if len(sizes) in (1, 2) else None
+        remedy = f"{chip}:8, or {chip}:2x8 for two hosts of 8"
     if grid is None:
         raise ValueError(f"{name!r} is not a machine of {chip}. Give {remedy}.")
     return _load(chip, grid)
@@ -194,39 +186,10 @@ def _load(chip: str, grid: tuple[int, ...]) -> Topology:
             f"Run: {sys.executable} -m pip install '{package}'"
         )
     try:
-        with _without_hardware():
+        with mock.patch.dict(os.environ, {**_WITHOUT_HARDWARE, **os.environ}):
             description = topologies.get_topology_desc(**options)
-    except NotImplementedError as error:
-        # JAX has looked for GPUs before, found none, and put its CUDA plugin aside.
-        raise NotImplementedError(
-            f"The compiler for {name} was not loaded: {error}. Start Python with "
-            "JAX_PLATFORMS=cpu, or call jax_dist.topology before anything asks for devices."
-        ) from error
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         line = str(error).splitlines()[0]
         raise ValueError(f"The compiler rejects the machine {name!r}: {line}") from error
-    memory = (TPUS.get(chip) or GPUS[chip]).memory
-    return Topology(name, tuple(description.devices), round(memory * 2**30))
-
-
-@contextlib.contextmanager
-def _without_hardware() -> Iterator[None]:
-    """Keep compilers that are loaded inside from looking for hardware, and from warning of it."""
-    settings = {
-        "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks Google's cloud what it runs on, and waits
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # libtpu locks the TPU, of which there is none
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # JAX rejects its CUDA plugin without a GPU
-    }
-    settings = {name: value for name, value in settings.items() if name not in os.environ}
-    os.environ.update(settings)
-    sys.stderr.flush()
-    saved = os.dup(2)  # libtpu writes there by itself
-    try:
-        with tempfile.TemporaryFile() as sink:
-            os.dup2(sink.fileno(), 2)
-            yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        for name in settings:
-            del os.environ[name]
+    memory = TPUS[chip].memory * 2**30 if chip in TPUS else 0.75 * GPUS[chip].total_memory
+    return Topology(name, tuple(description.devices), round(memory))

@@ -175,7 +175,7 @@ def _sections(report: Report) -> Iterator[Any]:
     if has_findings or not report.cache_after.stable:
         yield _titled("Key in the persistent cache", _cache_table(report))
     if report.plan:
-        yield rich.text.Text(f"\nWays to run it\n\n{report.plan.render(width=78)}")
+        yield rich.text.Text(f"\nWays to run it\n\n{report.plan}")
 
 
 def _titled(title: str, table: rich.table.Table) -> rich.console.Group:

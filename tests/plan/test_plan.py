@@ -1,9 +1,10 @@
 """`jax_dist.plan`: what each strategy takes, and the step that a program calls."""
 
+import contextlib
 import functools
-import importlib
 import json
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ from jax_dist.topology import Topology
 
 pytestmark = pytest.mark.rewriting
 
-module = importlib.import_module("jax_dist._steps")
 N = jax.local_device_count()
 PARAMS = {"w": np.ones((64, 128), np.float32), "v": np.ones((128, 8), np.float32)}
 BATCH = {"x": np.ones((4, 64), np.float32)}
@@ -69,25 +69,23 @@ def test_each_strategy_is_compiled_and_measured():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("slices", [1, 64])
 @pytest.mark.parametrize(
-    "make",
+    ("wrap", "slices"),
     [
-        lambda: jax.pmap(step, "i", donate_argnums=0),
-        lambda: jax_dist.pmap(step, "i", donate_argnums=0),
-        lambda: jax.jit(jax.pmap(step, "i", donate_argnums=0)),
-        lambda: lambda *args: jax.pmap(step, "i", donate_argnums=0)(*args),
+        (lambda _: jax_dist.pmap(step, "i", donate_argnums=0), 1),
+        (jax.jit, 64),
+        (lambda mapped: lambda *args: mapped(*args), 1),
     ],
-    ids=["jax.pmap", "jax_dist.pmap", "jit of jax.pmap", "a caller"],
+    ids=["jax_dist.pmap", "jit of jax.pmap", "a caller"],
 )
-def test_any_mapped_function_is_planned_for_as_many_devices_as_there_are(make, slices):
-    results = [planned(make(), slices), planned()]
+def test_any_mapped_function_is_planned_for_as_many_devices_as_there_are(wrap, slices):
+    mapped = wrap(jax.pmap(step, "i", donate_argnums=0))
 
-    sizes = [
-        [(row.needed, row.program.argument_bytes, row.program.collectives) for row in result.rows]
-        for result in results
-    ]
-    assert sizes[0] == sizes[1]
+    rows, expected = planned(mapped, slices).rows, planned().rows
+
+    for row, other in zip(rows, expected, strict=True):
+        assert (row.needed, row.program.collectives) == (other.needed, other.program.collectives)
+        assert row.program.argument_bytes == other.program.argument_bytes
 
 
 def test_axes_static_arguments_and_keywords_stay_what_they_are():
@@ -109,14 +107,13 @@ def test_axes_static_arguments_and_keywords_stay_what_they_are():
 def test_a_step_without_a_state_has_no_sharded_strategy():
     mapped = jax.pmap(lambda x: jax.lax.pmean(x.sum(), "i"), "i")
 
-    row, *others = plan(mapped, stacked(2, BATCH["x"]), on=jax.devices()).rows
+    rows = plan(mapped, stacked(2, BATCH["x"]), on=jax.devices()).rows
 
-    assert row.program is not None
-    assert all("'<lambda>' carries no state" in other.problem for other in others)
+    assert ["'<lambda>' carries no state" in row.problem for row in rows] == [False, *[True] * 3]
 
 
 def test_hsdp_shards_the_state_over_the_devices_of_a_host(monkeypatch):
-    monkeypatch.setattr(module, "_count_hosts", lambda devices: 2)
+    monkeypatch.setattr(Topology, "hosts", 2)
 
     (row,) = planned(strategies=["hsdp"]).rows
 
@@ -129,9 +126,7 @@ def test_hsdp_shards_the_state_over_the_devices_of_a_host(monkeypatch):
         ({"strategies": ["fsdp-regater"]}, ArgumentError, "Did you mean fsdp-regather?"),
         ({"on": "v5:4x4"}, ValueError, "Did you mean v5e?"),
         ({"on": [3]}, ArgumentError, "on=3 is not a machine"),
-        ({"on": []}, ArgumentError, "on=[] is not a machine"),
         ({"function": lambda *args: args}, NotImplementedError, "'<lambda>' maps nothing"),
-        ({"function": step}, NotImplementedError, "'step' maps nothing"),
     ],
 )
 def test_what_cannot_be_planned(options, kind, line):
@@ -139,49 +134,47 @@ def test_what_cannot_be_planned(options, kind, line):
         planned(**options)
 
 
-@pytest.mark.parametrize("line", ["(20.45G) exceeds available HBM (15.75G).", "INTERNAL: no"])
-def test_a_program_that_the_compiler_rejects_is_a_row(line, monkeypatch):
-    def reject(self, compiler_options=None):
+TOO_LARGE = "(20.45G) exceeds available HBM (15.75G)."
+
+
+@pytest.mark.parametrize(
+    ("line", "fits", "verdict"),
+    [(TOO_LARGE, False, "does NOT fit, by 5.0 GB"), ("INTERNAL: no", None, "INTERNAL: no")],
+)
+def test_a_program_that_the_compiler_rejects_is_a_row(line, fits, verdict, monkeypatch):
+    def reject(self, options):
         raise jax.errors.JaxRuntimeError(f"{line}\nat line 3")
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", reject)
 
     (row,) = planned(strategies=["fsdp"], on=[machine("v5e:16x16", LIMIT)]).rows
 
-    if "HBM" in line:
-        verdict = "does NOT fit, by 5.0 GB"
-        assert (row.fits, row.needed, row.verdict) == (False, 21_958_020_301, verdict)
-    else:
-        assert (row.fits, row.needed, row.problem) == (None, None, line)
+    assert (row.fits, row.verdict) == (fits, verdict)
 
 
 @pytest.mark.parametrize(
-    ("memory", "efforts"),
-    [(None, [9]), (10**9, [9]), (10**5, [9, None]), (10, [9, None])],
-    ids=["no limit", "much is free", "little is free", "it does not fit"],
+    ("memory", "efforts"), [(None, [9]), (10**9, [9]), (10**5, [9, None])], ids=str
 )
 def test_a_quick_plan_compiles_in_full_what_comes_near_the_limit(memory, efforts, monkeypatch):
-    levels = []
-    original = jax.stages.Lowered.compile
+    levels, compile_ = [], jax.stages.Lowered.compile
 
-    def compile_(self, compiler_options=None):
-        levels.append(compiler_options.get("optimization_level"))
-        return original(self, compiler_options)
+    def watched(self, options):
+        levels.append(options.get("optimization_level"))
+        return compile_(self, options)
 
-    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", watched)
 
-    result = planned(strategies=["jax.pmap"], quick=True, on=[machine("a thimble", memory)])
+    (row,) = planned(strategies=["jax.pmap"], quick=True, on=[machine("a box", memory)]).rows
 
-    (row,) = result.rows
     assert (levels, row.is_quick) == (efforts, efforts == [9])
     assert ("about" in row.verdict) == (memory == 10**9)
 
 
 def test_the_table_and_the_data():
-    def row(machine, strategy, needed, memory=LIMIT, runs="always"):
+    def row(machine, strategy, needed, runs="always"):
         reduced = Collective("all-reduce", ("i",), 16, 2, 64, 118e6, runs)
         cost = ProgramCost((reduced,), argument_bytes=377_600_000)
-        return PlanRow(machine, strategy, memory, needed, cost, 41.7)
+        return PlanRow(machine, strategy, LIMIT, needed, cost, 41.7)
 
     rows = (
         row("v5e:2x4", "jax.pmap", 906_200_000),
@@ -189,8 +182,7 @@ def test_the_table_and_the_data():
         PlanRow("tiny", "jax.pmap", 500_000_000, 906_000_000, seconds=3.0),
         PlanRow("tiny", "replicated", problem="the step maps inside"),
     )
-    machines = (machine("v5e:2x4", LIMIT), machine("tiny", 500_000_000))
-    result = Plan("step", machines, rows)
+    result = Plan("step", (machine("v5e:2x4", LIMIT), machine("tiny", 500_000_000)), rows)
 
     assert result.advice == (
         "It fits on v5e:2x4 with jax.pmap, fsdp; fsdp needs least, 546.6 MB. It does not fit on "
@@ -198,15 +190,14 @@ def test_the_table_and_the_data():
     )
     lines = [" ".join(line.split()) for line in str(result).splitlines()]
     assert max(map(len, str(result).splitlines())) <= 80
-    for line in (
+    assert set(lines) >= {
         "v5e:2x4: 8 devices on 1 host, 16.9 GB for programs on each",
         "strategy on one device arguments peak sent compiled",
         "jax.pmap fits, 16.0 GB free 377.6 MB 906.2 MB 236.0 MB 42 s",
         "fsdp fits, 16.4 GB free 377.6 MB 546.6 MB >236.0 MB 42 s",
         "jax.pmap does NOT fit, by 406.0 MB 906.0 MB",
         "replicated the step maps inside",
-    ):
-        assert line in lines, str(result)
+    }
     data = json.loads(json.dumps(result.to_dict()))
     assert data["machines"][1] == {"name": "tiny", "devices": 8, "hosts": 1, "memory": 500_000_000}
     assert [row["fits"] for row in data["rows"]] == [True, True, False, None]
@@ -259,52 +250,31 @@ def test_the_first_that_takes_its_result_and_a_batch_is_the_step(package):
 
     found = find_step(lambda: train(package.pmap, calls))
 
-    assert (found.name, found.state(N), found.options.donated, calls) == (
-        "train_step", (0,), (0,), []
-    )  # fmt: skip
+    assert (found.name, found.state(N), found.options.donated) == ("train_step", (0,), (0,))
+    assert calls == []
     assert [leaf.shape for leaf in found.slices] == [(8,), (3, 8)]
     assert find_step(lambda: train(package.pmap, []), "init").name == "init"
     assert (jax.pmap, jax_dist.pmap) == before
 
 
-def run_and_catch_everything():
-    try:
-        jax.pmap(train_step, "i")(jnp.ones((N, 8)), rows_of(2))
-    except BaseException:  # noqa: BLE001  # as some programs do
-        return
-
-
-class Trainer:
-    scale = 3.0
-
-    def make(self):
-        """Decorate while the program runs."""
-
-        class Own(Trainer):
+def test_a_method_is_found_in_a_program_that_catches_everything():
+    def run():
+        class Trainer:
             @functools.partial(jax.pmap, axis_name="i", static_broadcasted_argnums=0)
             def step(self, weights, batch):
-                return weights * self.scale - jax.lax.pmean(batch.sum(), "i")
+                return weights - jax.lax.pmean(batch.sum(), "i")
 
-        return Own()
+        with contextlib.suppress(BaseException):
+            Trainer().step(jnp.ones((N, 2)), rows_of(1))
 
-
-@pytest.mark.parametrize(
-    ("run", "name", "shapes"),
-    [
-        (run_and_catch_everything, "train_step", [(8,), (2, 8)]),
-        (lambda: Trainer().make().step(jnp.ones((N, 2)), rows_of(1)), "step", [(2,), (1, 8)]),
-    ],
-    ids=["caught", "a method"],
-)
-def test_the_step_of_other_programs(run, name, shapes):
     found = find_step(run)
 
-    assert (found.name, [leaf.shape for leaf in found.slices]) == (name, shapes)
+    assert (found.name, [leaf.shape for leaf in found.slices]) == ("step", [(2,), (1, 8)])
 
 
-def leave():
+def fail():
     jax.pmap(init)(jax.random.split(jax.random.key(0), N))
-    raise SystemExit(3)
+    raise KeyError("rows")
 
 
 def run_under_jit():
@@ -312,23 +282,13 @@ def run_under_jit():
     assert mapped(jnp.ones((N, 8)), rows_of(2))[0].shape == (N, 8)
 
 
-def fail():
-    jax.pmap(lambda x: x + 1)(jnp.ones(N))
-    raise KeyError("rows")
-
-
 @pytest.mark.parametrize(
     ("run", "name", "lines"),
     [
-        (leave, None, ["raised SystemExit(3), and did not call a training step", "called: init"]),
-        (fail, "train_step", ["raised KeyError('rows'), and did not call 'train_step'"]),
-        (
-            lambda: train(jax.pmap, []),
-            "train_stepp",
-            ["trains, and did not call", "called: <lambda>, init, <lambda>, train_step"],
-        ),
+        (fail, None, ["raised KeyError('rows'), and did not call a training", "called: init"]),
+        (lambda: sys.exit(3), "train_step", ["raised SystemExit(3), and did not", "'train_step'"]),
+        (lambda: train(jax.pmap, []), "other", ["trains", "<lambda>, init, <lambda>, train_step"]),
         (run_under_jit, None, ["The program ended", "called: none"]),
-        (lambda: None, None, ["The program ended", "called: none"]),
     ],
 )
 def test_a_program_without_such_a_step_says_what_it_called(run, name, lines):

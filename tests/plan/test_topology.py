@@ -1,17 +1,21 @@
 """`jax_dist.topology`: names of machines, and errors for unknown ones."""
 
+import importlib
 import importlib.util
 import os
 import re
 import sys
+import types
 
 import jax
 import pytest
 
 import jax_dist
-from jax_dist.topology import _load
 
 pytestmark = pytest.mark.rewriting
+
+topology = importlib.import_module("jax_dist.topology")
+environment = {}  # while a compiler is loaded
 
 
 @pytest.fixture
@@ -23,20 +27,21 @@ def asked(monkeypatch):
 
     def get(**request):
         requests.append(request)
-        return type("Found", (), {"devices": jax.devices()})
+        environment.update(os.environ)
+        return types.SimpleNamespace(devices=jax.devices())
 
     monkeypatch.setattr(topologies, "get_topology_desc", get)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    _load.cache_clear()
+    topology._load.cache_clear()
     yield requests
-    _load.cache_clear()
+    topology._load.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("v5e:4x4", {"topology_name": "v5e:4x4"}),
-        ("V5E-16", {"topology_name": "v5e:4x4"}),
+        ("V5litepod-8", {"topology_name": "v5e:2x4"}),
         ("v6e-1", {"topology_name": "v6e:1x1", "chips_per_host_bounds": (1, 1, 1)}),
         ("v5p:2x2", {"topology_name": "v5p:2x2x1"}),
         ("v4:2x2x4", {"topology_name": "v4:2x2x4", "chip_config_name": "megacore"}),
@@ -50,19 +55,18 @@ def test_a_slice_of_tpus_is_asked_for_in_the_words_of_its_compiler(name, expecte
 
 
 @pytest.mark.parametrize(
-    ("name", "grid", "said"),
-    [
-        ("H100", "1x1x8", "h100:1x8"),
-        ("b200:2x8", "1x2x8", "b200:2x8"),
-        ("l4:4", "1x1x4", "l4:1x4"),
-    ],
+    ("name", "full_name", "gib"),
+    [("H100", "h100:1x8", 59.33), ("b200:2x8", "b200:2x8", 134.3), ("l4:4", "l4:1x4", 16.87)],
 )
-def test_gpus_are_asked_for_by_hosts_and_devices(name, grid, said, asked):
-    found = jax_dist.topology(name)
+def test_gpus_are_asked_for_by_hosts_and_devices(name, full_name, gib, asked):
+    machine = jax_dist.topology(name)
 
     (request,) = asked
-    assert (request["platform"], request["topology"], found.name) == ("cuda", grid, said)
-    assert f'device_description_str: "{said.partition(":")[0].upper()}' in request["target_config"]
+    chip, _, grid = full_name.partition(":")
+    assert (machine.name, request["platform"]) == (full_name, "cuda")
+    assert request["topology"] == f"1x{grid}"
+    assert f'device_description_str: "{chip.upper()}' in request["target_config"]
+    assert machine.memory / 2**30 == pytest.approx(gib, rel=1e-3)  # three quarters
 
 
 def test_a_topology_has_hosts_and_the_same_devices_each_time(asked):
@@ -78,11 +82,13 @@ def test_a_topology_has_hosts_and_the_same_devices_each_time(asked):
     [
         ("v5:4x4", "Did you mean v5e?"),
         ("abacus", "The chips are a100, b200, h100, h200, l4, v4, v5e, v5p, v6e, v7x"),
-        ("v5e", "such as v5e:2x2, v5e:4x4, v5e:16x16"),
+        ("v5e", "a slice of 256 chips at most, such as v5e:4x4"),
         ("v5e:32x32", "a slice of 256 chips at most"),
         ("v5e:4x4x4", "'v5e:4x4x4' is not a machine of v5e"),
-        ("v5p-8", "such as v5p:2x2x1, v5p:4x4x4"),
+        ("v5e-5", "such as v5e:4x4"),
+        ("v5p-8", "such as v5p:4x4x4"),
         ("h100:0x8", "Give h100:8, or h100:2x8 for two hosts of 8."),
+        ("h100:1x2x8", "Give h100:8"),
     ],
 )
 def test_an_unknown_machine_is_an_error(name, line, asked):
@@ -97,10 +103,9 @@ def test_an_unknown_machine_is_an_error(name, line, asked):
     [("v5e:4x4", "libtpu", "tpu"), ("h100", "jax_cuda12_plugin or jax_cuda13_plugin", "cuda12")],
 )
 def test_a_compiler_that_is_not_installed_is_named_with_its_command(
-    name, module, package, monkeypatch
+    name, module, package, asked, monkeypatch
 ):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    _load.cache_clear()
 
     with pytest.raises(ImportError) as raised:
         jax_dist.topology(name)
@@ -109,40 +114,12 @@ def test_a_compiler_that_is_not_installed_is_named_with_its_command(
     assert f"{sys.executable} -m pip install 'jax[{package}]==" in str(raised.value)
 
 
-def test_a_plugin_that_was_put_aside_is_told_from_one_that_is_missing(asked, monkeypatch):
-    from jax.experimental import topologies
-
-    def get(**request):
-        raise NotImplementedError("topology not implemented for cuda")
-
-    monkeypatch.setattr(topologies, "get_topology_desc", get)
-
-    with pytest.raises(NotImplementedError, match="Start Python with JAX_PLATFORMS=cpu"):
-        jax_dist.topology("h100")
-
-
-def test_what_the_compiler_writes_is_dropped_and_the_environment_stays(asked, monkeypatch, capfd):
-    from jax.experimental import topologies
-
+def test_the_environment_stays(asked, monkeypatch):
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "0")  # the user's
-    monkeypatch.delenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", raising=False)
-    environment = {}
-
-    def get(**request):
-        environment.update(os.environ)
-        os.write(2, b"WARNING: could not determine TPU accelerator type\n")
-        return type("Found", (), {"devices": jax.devices()})
-
-    monkeypatch.setattr(topologies, "get_topology_desc", get)
+    before = dict(os.environ)
+    environment.clear()
 
     jax_dist.topology("v5e:2x2")
 
-    assert capfd.readouterr().err == ""
-    assert environment["TPU_SKIP_MDS_QUERY"] == "0"
-    assert environment["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] == "1"
-    assert "JAX_SKIP_CUDA_CONSTRAINTS_CHECK" not in os.environ
-
-
-def test_three_quarters_of_a_gpu_are_there_for_programs(asked):
-    assert jax_dist.topology("h100").memory == 63_707_234_304
-    assert "device_memory_size: 84942979072" in asked[0]["target_config"]
+    assert dict(os.environ) == before
+    assert environment == {**topology._WITHOUT_HARDWARE, **before}
