@@ -126,6 +126,8 @@ class TracedBody:
         jaxpr = jax.make_jaxpr(run, axis_env=environment)(*slices)
         consts = list(interpreter.constants(jaxpr))
         places = [place for place, value in enumerate(consts) if isinstance(value, Tracer)]
+        if not places:  # traced anew, for the kernel of a pallas_call cannot be evaluated elsewhere
+            return self.ungroup(self.on_devices(self.call.leaves, axis.name))
 
         def evaluate(values: Sequence[Any]) -> list[Any]:
             for place, value in zip(places, values, strict=False):

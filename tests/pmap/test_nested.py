@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas
 
 import jax_dist
 
@@ -147,6 +148,21 @@ def test_an_inner_pmap_may_shadow_the_name_of_the_outer():
     result = jax_dist.pmap(lambda x: inner(x), "i")(_X)
 
     assert result.tolist() == [[6] * 4, [22] * 4]
+
+
+def test_a_kernel_in_an_inner_body():
+    def kernel(source, target):
+        target[...] = jnp.cos(source[...])
+
+    def inner(y):
+        shape = jax.ShapeDtypeStruct((1,), y.dtype)
+        return lax.psum(pallas.pallas_call(kernel, shape, interpret=True)(y[None])[0], "j")
+
+    x = np.ones((2, 4), np.float32)
+
+    result = jax_dist.pmap(lambda row: jax_dist.pmap(inner, "j")(row), "i")(x)
+
+    np.testing.assert_allclose(result, 4 * np.cos(x), rtol=1e-6)
 
 
 def test_under_jit_scan_and_grad():
