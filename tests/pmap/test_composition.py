@@ -79,14 +79,6 @@ def test_custom_rules_of_the_body_are_kept():
     assert gradient.tolist() == [100.0] * 8
 
 
-def test_vmap_may_use_the_name_of_an_axis_without_collectives():
-    mapped = jax_dist.pmap(lambda x: x * 2, "i")
-
-    result = jax.vmap(mapped, axis_name="i")(np.ones((2, 8), np.float32))
-
-    np.testing.assert_array_equal(result, np.full((2, 8), 2.0))
-
-
 def test_collectives_over_a_vmap_outside():
     x = np.arange(16.0, dtype=np.float32).reshape(2, 8)
 

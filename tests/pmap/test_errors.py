@@ -188,7 +188,7 @@ _CASES = {  # the call, the class of its error, and words of its text
     "under a vmap of its name": (
         lambda: jax.vmap(jax_dist.pmap(_psum("i"), "i"), axis_name="i")(np.ones((2, 8))),
         _AXIS,
-        "has collectives over axis 'i', which a vmap around it maps, too",  # jax.pmap gives 2
+        "maps axis 'i', as does a vmap around it. Use another axis_name",  # jax.pmap gives 2
     ),
     "static, unhashable": (
         _call(_EIGHT, [3, 4], fun=lambda x, layers: x, static_broadcasted_argnums=1),
@@ -219,7 +219,7 @@ _CASES = {  # the call, the class of its error, and words of its text
     "shards, structures": (
         lambda: jax_dist.device_put_sharded([{"w": 1}, {"v": 1}], _TWO),
         errors.ArgumentError,
-        "shard 1 is PyTreeDef({'v': *})",
+        "shard 0['w'] is int32[]; shard 1['w'] is nothing",
     ),
     "copies, no devices": (
         lambda: jax_dist.device_put_replicated(1.0, []),

@@ -94,6 +94,8 @@ def test_a_result_can_be_computed_with_where_shardings_are_types():
         x = jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P(("a", "b"))))
         sum_of_both = jax_dist.pmap(_ranked, "i")(x) + x
 
+        first = jax_dist.unreplicate({"both": sum_of_both})
+    assert first["both"] == 0
     assert sum_of_both.sharding == NamedSharding(mesh, P(("a", "b")))
     np.testing.assert_allclose(sum_of_both, np.arange(8) * 30.0)
 
