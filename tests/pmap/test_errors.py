@@ -255,28 +255,6 @@ def test_the_error_of_a_mistake(name):
     assert (type(again), str(again)) == (type(caught.value), str(caught.value))
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        _psum("i", axis_index_groups=[[0, 1], [2, 3]]),
-        _psum("i", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 8]]),
-        lambda x: lax.all_gather(x, "i", axis=5),
-        lambda x: lax.all_gather(x, "j"),
-        lambda x: lax.ppermute(x, "i", [(0, 1), (0, 2)]),
-        lambda x: lax.all_to_all(x, "i", 0, 0),
-        lambda x: lax.psum_scatter(x, "i"),
-    ],
-)
-def test_errors_of_collectives_are_those_of_jax_pmap(body):
-    raised = []
-    for pmap in (jax.pmap, jax_dist.pmap):
-        with pytest.raises(Exception) as caught:  # noqa: PT011
-            pmap(body, "i")(_EIGHT)
-        raised.append((type(caught.value), str(caught.value).split("\n")[0]))
-
-    assert raised[0] == raised[1]
-
-
 @pytest.mark.parametrize("error", [ValueError("mine"), TypeError("mine"), KeyError("mine")])
 @pytest.mark.parametrize("place", [lambda x: x, lambda x: jax.device_put(x, jax.devices()[3])])
 def test_errors_of_the_body_come_through_once(error, place):
