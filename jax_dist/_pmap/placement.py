@@ -245,9 +245,7 @@ def check_runs(devices: Iterable[Device], what: str) -> None:
 def can_be_put(leaf: Any) -> bool:
     """Return whether `device_put` takes a leaf as jit does; jit raises for the others."""
     if isinstance(leaf, jax.Array):
-        # JAX notes on this very object that a random key was used, where it watches keys.
-        is_watched = is_key(leaf) and _compat.config_value("jax_debug_key_reuse")
-        return leaf.is_fully_addressable and not is_watched
+        return leaf.is_fully_addressable
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype != jax.dtypes.float0
     return isinstance(leaf, bool | int | float | complex)

@@ -31,7 +31,7 @@ from jax_dist._pmap.options import Options
 from jax_dist._pmap.placement import is_key, with_data
 from jax_dist._rewrite.interpreter import equations, named_axes, names_of
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist.errors import ArgumentError
+from jax_dist.errors import MappedAxisError
 
 if TYPE_CHECKING:
     from jax_dist._pmap.dispatch import Signature
@@ -307,22 +307,14 @@ def _is_global(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def _misfit(call: Call, view: _LocalView) -> ValueError:
-    layout = view.layout
-    sizes = {
-        path: jnp.shape(leaf)[axis]
-        for path, leaf, axis in zip(call.paths(), call.leaves, call.axes, strict=True)
-        if axis is not None and not _is_global(leaf)
-    }
-    for path, size in sizes.items():
-        if size not in (layout.local_size, layout.size):
-            return axes.unequal_sizes(call.fun_name, sizes)
-        if size != layout.local_size:
-            return ArgumentError(
-                f"pmap of '{call.fun_name}' got {path} with mapped size {size}. Pass the "
-                f"{layout.local_size} slices of this process, or a global array of {layout.size}."
-            )
-    raise AssertionError("every array fits")
+def _misfit(call: Call, view: _LocalView) -> MappedAxisError:
+    layout, triples = view.layout, zip(call.paths(), call.leaves, call.axes, strict=True)
+    mapped = [(path, jnp.shape(leaf)[axis]) for path, leaf, axis in triples if axis is not None]
+    return MappedAxisError(
+        f"pmap of '{call.fun_name}' got arguments of different sizes along the mapped axis; pass "
+        f"the {layout.local_size} slices of this process, or global arrays of {layout.size} "
+        f"({', '.join(f'{path}: {size}' for path, size in mapped)})."
+    )
 
 
 def agree_to_run(

@@ -250,14 +250,3 @@ def test_a_moved_array_that_was_deleted_is_refused_as_by_jax():
     for _ in range(2):
         with pytest.raises(RuntimeError, match="Array has been deleted"):
             mapped(array)
-
-
-@pytest.mark.parametrize("pmap", [jax.pmap, jax_dist.pmap])
-def test_a_key_that_two_calls_use_is_refused_where_jax_watches_keys(pmap):
-    """JAX notes it on the array itself: another one in its place would hide the second use."""
-    draw = pmap(lambda key: jax.random.bits(key))
-    with jax.debug_key_reuse(True):  # noqa: FBT003
-        keys = jax.random.split(jax.random.key(0), 8)
-        draw(keys)
-        with pytest.raises(jax.errors.KeyReuseError):
-            draw(keys)

@@ -106,23 +106,15 @@ def test_the_result_looks_like_the_function():
 # ------------------------------------------------------------------------------------- values
 
 
-_DTYPES = (np.float32, jnp.bfloat16, jnp.int4, np.bool_)
-
-
-@pytest.mark.parametrize("dtype", _DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)], ids=str)
-@pytest.mark.parametrize("axis", [0, 1, None, -1])
-def test_results_of_size_zero_are_placed_as_by_jax_pmap(shape, axis, dtype):
-    body = lambda x: (jnp.zeros(shape, dtype), x)
-    axes = (axis, 0)
-    ours = jax_dist.pmap(body, "i", out_axes=axes)(_EIGHT)[0]
-    if axis == -1:  # which jax.pmap puts at 0
-        assert ours.shape == (*shape, 8)
-        return
-    theirs = jax.pmap(body, "i", out_axes=axes)(_EIGHT)[0]
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_results_of_size_zero_are_placed_as_by_jax_pmap(shape, axis):
+    body = lambda x: (jnp.zeros(shape), x)
+    ours, theirs = (
+        pmap(body, "i", out_axes=(axis, 0))(_EIGHT)[0] for pmap in (jax_dist.pmap, jax.pmap)
+    )
 
-    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-    assert ours.sharding == theirs.sharding
+    assert (ours.shape, ours.sharding) == (theirs.shape, theirs.sharding)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

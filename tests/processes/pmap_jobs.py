@@ -210,6 +210,7 @@ def mistakes() -> list[str]:
         lambda: mapped(np.ones(8)),
         lambda: jax_dist.pmap(_psum, "i", arrays="global")(np.ones(8)),
         lambda: jax.grad(lambda x: mapped(x).sum())(mapped(x)),
+        lambda: jax.jit(jax_dist.pmap(_psum, "i", arrays="global"))(np.ones(7)),
         lambda: jax.jit(jax_dist.pmap(_psum, "i", devices=scattered))(x),
         lambda: jax_dist.pmap(_psum, "i", axis_size=4)(x),
         lambda: jax_dist.device_put_replicated(x, jax.devices()),
