@@ -258,6 +258,7 @@ class Dispatcher:
     ) -> Signature:
         """Look for what is to be changed in a traced program."""
         options, jaxpr = self.options, traced.jaxpr
+        emission.check_collectives(body, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
         evaluate, source = None, jaxpr
         if not lifted.captures:

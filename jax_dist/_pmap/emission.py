@@ -23,6 +23,7 @@ from jax_dist._pmap.body import Call, type_of
 from jax_dist._pmap.meshes import PROCESS_AXIS, Frame, InnerAxis, Layout
 from jax_dist._pmap.options import Options
 from jax_dist._rewrite import interpreter, rebind
+from jax_dist._rewrite.interpreter import named_axes
 from jax_dist.errors import DeviceCountError, MappedAxisError
 
 _MAX_RANK = 64  # of NumPy arrays
@@ -35,6 +36,7 @@ class TracedBody:
     options: Options
     call: Call
     frame: Frame
+    shadows: bool = False  # whether a vmap around has the same axis name
     out_tree: Any = None
     out_axes: tuple[Axis, ...] = ()  # of each leaf of the output
 
@@ -168,14 +170,10 @@ def emit(
       DeviceCountError: with `as_view`, the devices of a process are not side by side.
       MappedAxisError: a vmap or a mesh around does not fit.
     """
-    if _is_bound(layout.name):  # JAX would take collectives for those of the vmap
-        raise MappedAxisError(
-            f"pmap of '{call.fun_name}' maps axis {layout.name!r}, as does a vmap around it. "
-            "Use another axis_name."
-        )
     user = meshes.mesh_of_user()
     body = TracedBody(options, call, Frame((layout.name,), layout.inner if user is None else ()))
     leaves: Sequence[Any] = call.leaves
+    body.shadows = _is_bound(layout.name)
     as_view = as_view and layout.processes > 1
     if as_view:
         if layout.process_mesh is None:
@@ -206,6 +204,16 @@ def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
     axis, frame, on_mesh = outer.enter_axis(options.axis_name, call.size)
     body = TracedBody(options, call, frame)
     return body.unflatten(body.inside_region(axis) if on_mesh else body.as_vmap(axis.name))
+
+
+def check_collectives(body: TracedBody, jaxpr: Any) -> None:
+    """Raise MappedAxisError if collectives would be taken for those of a vmap around."""
+    name = body.frame.names[0]
+    if body.shadows and interpreter.contains(jaxpr, lambda eqn: name in named_axes(eqn)):
+        raise MappedAxisError(
+            f"pmap of '{body.options.fun_name}' has collectives over axis {name!r}, which a vmap "
+            "around it maps, too. Use another axis_name."
+        )
 
 
 def _is_bound(name: str) -> bool:

@@ -57,14 +57,12 @@ _psum = lambda name, **options: lambda x: lax.psum(x, name, **options)
 _CASES = {  # the call, the class of its error, and words of its text
     "no function": (lambda: jax_dist.pmap(3), TypeError, "pmap needs a function, got 3."),
     "unknown option": (_decorate(axis="i"), TypeError, "unexpected keyword argument 'axis'"),
-    "virtual": (_decorate(virtual=True), TypeError, "unexpected keyword argument 'virtual'"),
     "axis name": (_decorate(axis_name=["i"]), _KIND, "must be a str, got ['i']"),
     "in_axes type": (_decorate(in_axes="i"), _KIND, "pmap in_axes must be an int, None"),
     "out_axes type": (_decorate(out_axes=True), _KIND, "pmap out_axes must be an int, None"),
     "axes in a tuple": (_decorate(in_axes=(1.0,)), _KIND, "(1.0,) holds 1.0"),
     "no devices": (_decorate(devices=[]), ValueError, "must be non-empty, or None"),
     "a number of devices": (_decorate(devices=3), _KIND, "Give jax.devices()[:3]."),
-    "devices as text": (_decorate(devices="cpu"), _KIND, "must be a sequence of devices"),
     "arrays": (_decorate(arrays="whole"), ValueError, "arrays must be 'local' or 'global'"),
     "captures": (_decorate(captures="some"), ValueError, "must be 'lift' or 'warn' or"),
     "gathers": (_decorate(gathers="some"), ValueError, "gathers must be 'reduce' or 'exact'"),
@@ -80,17 +78,12 @@ _CASES = {  # the call, the class of its error, and words of its text
         "(batch['x']: 8, mask: 7).",
     ),
     "nothing mapped": (_call(_EIGHT, in_axes=None), _AXIS, "with a mapped axis (x). Map one"),
-    "no argument": (_call(fun=lambda: 1), _AXIS, "(it got no arrays)"),
     "empty axis": (_call(np.ones((0, 3))), _AXIS, "got an empty mapped axis (size 0)"),
-    "in_axes, prefix": (
-        _call((_EIGHT, _EIGHT), _EIGHT, fun=_two, in_axes=((0, 0, 0), 0)),
-        _AXIS,
-        "in_axes ((0, 0, 0), 0) is not a tree prefix of the positional arguments: pytree",
-    ),
     "in_axes, path": (
         _call((_EIGHT, _EIGHT), _EIGHT, fun=_two, in_axes=((0, 0, 0), 0)),
         _AXIS,
-        "pmap in_axes[0][0]",
+        "in_axes ((0, 0, 0), 0) is not a tree prefix of the positional arguments: pytree "
+        "structure error: different lengths of tuple at key path\n    pmap in_axes[0][0]",
     ),
     "in_axes, keywords": (
         _call(fun=_two, in_axes=(0, 0), keywords={"x": _EIGHT, "y": _EIGHT}),
@@ -164,7 +157,7 @@ _CASES = {  # the call, the class of its error, and words of its text
     "under a vmap of its name": (
         lambda: jax.vmap(jax_dist.pmap(_psum("i"), "i"), axis_name="i")(np.ones((2, 8))),
         _AXIS,
-        "maps axis 'i', as does a vmap around it. Use another axis_name",  # jax.pmap gives 2
+        "has collectives over axis 'i', which a vmap around it maps, too",  # jax.pmap gives 2
     ),
     "static, unhashable": (
         _call(_EIGHT, [3, 4], fun=lambda x, layers: x, static_broadcasted_argnums=1),
@@ -177,11 +170,6 @@ _CASES = {  # the call, the class of its error, and words of its text
         "has static_broadcasted_argnums (1,), but the call has only 1 positional arguments",
     ),
     "unbound axis": (_call(_EIGHT, fun=_psum("batch")), NameError, "unbound axis name: batch"),
-    "a name that is no axis": (
-        _call(_EIGHT, fun=lambda x: missing),  # noqa: F821
-        NameError,
-        "name 'missing' is not defined",
-    ),
     "shards": (
         lambda: jax_dist.device_put_sharded([1.0], _TWO),
         errors.ArgumentError,
@@ -192,11 +180,6 @@ _CASES = {  # the call, the class of its error, and words of its text
         errors.ArgumentError,
         "shard 0['w'] is float64[2]; shard 1['w'] is float64[3]",
     ),
-    "shards, structures": (
-        lambda: jax_dist.device_put_sharded([{"w": 1}, {"v": 1}], _TWO),
-        errors.ArgumentError,
-        "shard 0['w'] is int32[]; shard 1['w'] is nothing",
-    ),
     "copies, no devices": (
         lambda: jax_dist.device_put_replicated(1.0, []),
         errors.ArgumentError,
@@ -206,11 +189,6 @@ _CASES = {  # the call, the class of its error, and words of its text
         lambda: jax_dist.unreplicate({"w": 3}),
         errors.ArgumentError,
         "but tree['w'] has shape ().",
-    ),
-    "unreplicate, empty": (
-        lambda: jax_dist.unreplicate(np.ones((0, 2))),
-        errors.ArgumentError,
-        "but tree has shape (0, 2).",
     ),
     "shard, rows": (
         lambda: jax_dist.shard({"x": np.ones((9, 2))}),

@@ -59,13 +59,6 @@ def test_unreplicate_reads_one_device_only():
     assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(result))
 
 
-def test_unreplicate_of_arrays_on_several_sets_of_devices():
-    whole = jax_dist.replicate(np.arange(2, 6))
-    other = jax_dist.device_put_replicated(4, jax.devices()[3:5])
-
-    assert [int(x) for x in jax_dist.unreplicate([jnp.arange(7, 10), whole, other])] == [7, 2, 4]
-
-
 def test_shard_without_a_mesh_splits_a_batch_over_the_devices():
     batch = {"x": np.arange(48, dtype=np.float32).reshape(16, 3), "y": np.arange(16)}
 

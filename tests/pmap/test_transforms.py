@@ -149,12 +149,13 @@ def test_jit_of_pmap_runs_on_all_devices_with_one_all_reduce():
     assert len(jitted(_X).sharding.device_set) == 8
 
 
-def test_collectives_over_a_vmap_outside():
-    mapped = jax_dist.pmap(lambda x: lax.psum(x, ("batch", "i")), "i")
+def test_under_a_vmap_that_has_a_name():
+    summed = jax_dist.pmap(lambda x: lax.psum(x, ("batch", "i")), "i")
+    without = jax_dist.pmap(lambda x: x * 2, "i")  # collectives, so the names may be the same
+    x = np.stack([_X, _X + 1])
 
-    result = jax.vmap(mapped, axis_name="batch")(np.stack([_X, _X + 1]))
-
-    np.testing.assert_array_equal(result, np.full((2, 8), 64.0))
+    assert jax.vmap(summed, axis_name="batch")(x).tolist() == [[64.0] * 8] * 2
+    np.testing.assert_array_equal(jax.vmap(without, axis_name="i")(x), 2 * x)
 
 
 def test_nothing_is_copied_that_is_not_of_the_function():
