@@ -27,9 +27,6 @@ def _double(x):
     return 2 * x
 
 
-# ------------------------------------------------------------------------------ compile counts
-
-
 def test_decorating_again_compiles_once():
     def body(x):
         return lax.psum(x, "i") * 3
@@ -173,9 +170,6 @@ def test_in_the_steady_state_no_python_runs(kind, monkeypatch):
     assert names == ["step", "<lambda>", *explains]
 
 
-# ------------------------------------------------------------------------------------ donation
-
-
 _DONATING = {  # by the names of jax.jit's options; and how the argument is passed
     "number, by position": ({"donate_argnums": 0}, lambda f, x, y: f(x, y)),
     "number, by keyword": ({"donate_argnums": 0}, lambda f, x, y: f(y=y, x=x)),
@@ -205,8 +199,6 @@ def test_one_array_twice_in_the_donated_state():
 
     chex.assert_trees_all_equal(state, {"p": jnp.arange(8.0) + 2, "target": jnp.arange(8.0)})
 
-
-# ---------------------------------------------------------------------------- misplaced arrays
 
 _MISPLACED = {
     "on another device": lambda: jax.device_put(_EIGHT, jax.devices()[3]),

@@ -18,9 +18,6 @@ pytestmark = pytest.mark.mapping
 _EIGHT = np.arange(8.0, dtype=np.float32)
 
 
-# ------------------------------------------------------------------------------ forms of use
-
-
 def _double(x):
     return 2 * x
 
@@ -101,9 +98,6 @@ def test_the_result_looks_like_the_function():
 
     assert (mapped.__name__, mapped.__doc__) == ("step", "Takes a step.")
     assert mapped.__wrapped__ is step
-
-
-# ------------------------------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)], ids=str)
@@ -196,9 +190,6 @@ def test_chex_fakes_our_pmap_too():
     lies_on(jax_dist.pmap(share, "i", in_axes=(0, None))(jnp.arange(4.0), 2.0), jax.devices()[:4])
     with pytest.raises(ValueError, match="must not wrap JAX-transformed function"):
         chex.assert_max_traces(jax_dist.pmap(share), n=1)
-
-
-# -------------------------------------------------------------------------------- the program
 
 
 def test_program_and_cache_key_have_no_address_in_them():
