@@ -302,9 +302,6 @@ class Mapped(Generic[_P, _R]):
         # chex tells functions that JAX traces from others by "pmap." in this text.
         return f"<jax_dist.pmap.Mapped of {self.__qualname__}{f' at {where}' if where else ''}>"
 
-    def __copy__(self) -> "Mapped[_P, _R]":
-        return self
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[_P, _R]":
         return self
 

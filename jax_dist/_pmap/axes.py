@@ -7,7 +7,6 @@ import contextlib
 import functools
 import inspect
 import operator
-import re
 import reprlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -130,7 +129,10 @@ def mapped_size(
             continue
         shape = jnp.shape(leaf)
         if not -len(shape) <= axis < len(shape):
-            raise _out_of_range(paths()[place], leaf, axis, fun_name)
+            raise MappedAxisError(
+                f"pmap of '{fun_name}': in_axes {axis} is out of range for {paths()[place]}, which "
+                f"has shape {shape}."
+            )
         sizes[place] = shape[axis]
     if not sizes:
         unmapped = ", ".join(paths()) or "it got no arrays"
@@ -154,18 +156,6 @@ def unequal_sizes(fun_name: str, sizes: Mapping[str, int]) -> MappedAxisError:
         f"pmap of '{fun_name}' got arguments of different sizes along the mapped axis; all must be "
         f"equal ({listed})."
     )
-
-
-def _out_of_range(path: str, leaf: Any, axis: int, fun_name: str) -> MappedAxisError:
-    text = (
-        f"pmap of '{fun_name}': in_axes {axis} is out of range for {path}, which has shape "
-        f"{jnp.shape(leaf)}."
-    )
-    element = re.fullmatch(r"(.+)\[\d+\]", path)
-    if element and isinstance(leaf, bool | int | float | complex):
-        # A list of numbers is a tree of scalars, where an array was meant.
-        text += f" Pass jax.numpy.asarray({element[1]})."
-    return MappedAxisError(text)
 
 
 def argument_paths(

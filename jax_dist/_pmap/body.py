@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import ShapedArray, Tracer
+from jax.core import Tracer
 from jax.sharding import Sharding
 
 from jax_dist import _compat
@@ -129,9 +129,4 @@ def type_of(leaf: Any, shape: Sequence[int] | None = None, sharding: Sharding | 
     aval: Any = leaf if is_described else jax.typeof(leaf)
     weak = bool(getattr(aval, "weak_type", False))
     sizes: Sequence[int] = aval.shape if shape is None else shape
-    is_array = not is_described or isinstance(leaf, ShapedArray)
-    canonical = jax.dtypes.canonicalize_dtype(aval.dtype, allow_extended_dtype=True)
-    if is_array and aval.dtype != canonical and sharding is None:
-        # One of 64 bits while x64 is off, which a ShapeDtypeStruct cannot say.
-        return ShapedArray(tuple(sizes), aval.dtype, weak_type=weak)
     return jax.ShapeDtypeStruct(sizes, aval.dtype, weak_type=weak, sharding=sharding)

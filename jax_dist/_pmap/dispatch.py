@@ -20,13 +20,10 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
-from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -44,6 +41,8 @@ from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
 
 if TYPE_CHECKING:
     from jax_dist._pmap.process_calls import ProcessCalls
+
+_Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NO_CAPTURES = PlacedCaptures(())
 _NOTHING_LIFTED = Lifted(None, (), (), [])  # pyright: ignore[reportArgumentType]
@@ -114,22 +113,18 @@ class Dispatcher:
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
         call = self._bind(args, kwargs)
-        if any_tracer(call.leaves):
-            place, signature = self._find(call, args, kwargs, staged=True)
-            return self._program(place, signature).lower(*args, **kwargs)
-        layout, signature, described = self._find_described(call)
-        args, kwargs = call.rebuild(described)
-        placed = self._place_captures(signature, layout)
-        program = self._program(_Place(layout), signature)
+        place, signature, (args, kwargs) = self._find_described(call)
+        placed = self._place_captures(signature, place.layout)
+        program = self._program(place, signature)
         given = args if placed is _NO_CAPTURES else (placed.values, *args)
         lowered = program.lower(*given, **kwargs)
-        _compat.describe_arguments(lowered, described)
+        _compat.describe_arguments(lowered, self._describe(call, place.layout))
         return lowered if placed is _NO_CAPTURES else programs.Lowered(lowered, placed.values)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""
         self._choose()
-        place, signature = self._find(self._bind(args, kwargs), args, kwargs, staged=True)
+        place, signature = self._find_staged(self._bind(args, kwargs), (args, kwargs))
         return self._program(place, signature).trace(*args, **kwargs)
 
     # ---- a call that the front does not know
@@ -182,26 +177,24 @@ class Dispatcher:
         args, kwargs = call.rebuild(leaves)
         if misplaced and call.size in self._layouts:
             return self._front(*args, **kwargs), None, False
-        signature = self._signature(_Place(layout), call, args, kwargs)
-        if signature.inner != layout.inner:
-            layout = self._lay_out(call, signature.inner)
-            args, kwargs = call.rebuild(self._place(call, layout)[0])
-            signature = self._signature(_Place(layout), call, args, kwargs)
-        self._check_devices_used(layout)
-        self._layouts[call.size] = layout
+        again = lambda other: call.rebuild(self._place(call, other)[0])
+        place, signature, (args, kwargs) = self._find(
+            _Place(layout), call, lambda other: (args, kwargs) if other is layout else again(other)
+        )
+        layout = self._layouts[call.size] = place.layout
         self._watch.warn_of(signature.lifted.captures, lifted=True)
         if self._processes is not None:
             self._processes.agree(call, signature, layout)
         placed = self._place_captures(signature, layout)
         given = args if placed is _NO_CAPTURES else (placed.values, *args)
-        program = self._program(_Place(layout), signature)
+        program = self._program(place, signature)
         results, memory, stale = _compat.run_jit(program, given, kwargs)
         self._use(placed, is_full=programs.can_be_full(layout.mesh))
         return results, None if misplaced or placed is not asking else memory, stale
 
     def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program as part of an outer trace. Captured arrays become constants of that."""
-        place, signature = self._find(call, args, kwargs, staged=True)
+        place, signature = self._find_staged(call, (args, kwargs))
         if not captures.is_lifted_outside():
             self._watch.warn_of(signature.lifted.captures, lifted=False)
         try:
@@ -218,28 +211,29 @@ class Dispatcher:
     # ---- programs
 
     def _find(
-        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, staged: bool
-    ) -> tuple[_Place, Signature]:
-        """Return where a call runs and its program, for arguments as they are."""
-        as_view = staged and self._processes is not None and self.options.arrays == "local"
-        place = _Place(self._lay_out(call, whole=not as_view), staged, as_view)
+        self, place: _Place, call: Call, arguments: Callable[[Layout], _Arguments]
+    ) -> tuple[_Place, Signature, _Arguments]:
+        """Return where a call runs, its program, and `arguments` there."""
+        args, kwargs = arguments(place.layout)
         signature = self._signature(place, call, args, kwargs)
-        if signature.inner:
-            layout = self._lay_out(call, signature.inner, whole=not as_view)
+        if signature.inner != place.layout.inner:
+            layout = self._lay_out(call, signature.inner, whole=not place.as_view)
             place = place._replace(layout=layout)
+            args, kwargs = arguments(layout)
             signature = self._signature(place, call, args, kwargs)
         self._check_devices_used(place.layout)
-        return place, signature
+        return place, signature, (args, kwargs)
 
-    def _find_described(self, call: Call) -> tuple[Layout, Signature, list[Any]]:
-        """Return the mesh and the program of a call on arrays, and their types there."""
-        layout = self._lay_out(call)
-        described = self._describe(call, layout)
-        place, signature = self._find(call, *call.rebuild(described), staged=False)
-        if place.layout is not layout:
-            described = self._describe(call, place.layout)
-            signature = self._signature(place, call, *call.rebuild(described))
-        return place.layout, signature, described
+    def _find_staged(self, call: Call, arguments: _Arguments) -> tuple[_Place, Signature]:
+        """Return where a call runs as part of an outer trace, and its program."""
+        as_view = self._processes is not None and self.options.arrays == "local"
+        place = _Place(self._lay_out(call, whole=not as_view), staged=True, as_view=as_view)
+        return self._find(place, call, lambda _: arguments)[:2]
+
+    def _find_described(self, call: Call) -> tuple[_Place, Signature, _Arguments]:
+        """Return where a call on arrays runs, its program, and the types of arguments there."""
+        types = lambda layout: call.rebuild(self._describe(call, layout))
+        return self._find(_Place(self._lay_out(call)), call, types)
 
     def _describe(self, call: Call, layout: Layout) -> list[Any]:
         pairs = zip(map(type_of, call.leaves), call.axes, strict=True)
@@ -265,17 +259,15 @@ class Dispatcher:
         """Look for what is to be changed in a traced program."""
         options, jaxpr = self.options, traced.jaxpr
         emission.check_collectives(body, jaxpr)
-        has_arrays, has_gathers = _survey(jaxpr)
-        lifted = None
-        if has_arrays:
-            lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
+        lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
         evaluate, source = None, jaxpr
-        if lifted is None or not lifted.captures:
+        if not lifted.captures:
             lifted = _NOTHING_LIFTED  # another jaxpr here would keep the key of this one alive
         elif not place.staged:
             source = lifted.jaxpr
             evaluate = lambda *values: interpreter.run(source, values, {})
-        if options.gathers != "keep" and has_gathers:
+        gathers = interpreter.contains(jaxpr, lambda eqn: eqn.primitive.name in GATHERS)
+        if options.gathers != "keep" and gathers:
             plan = plan_gathers(source, exact=options.gathers == "exact")
             evaluate = plan.evaluate or evaluate
         moves: Sequence[str] = ()
@@ -456,37 +448,9 @@ class Dispatcher:
             self.options,
             self._fun,
             run=lambda *args, **kwargs: self._front(*args, **kwargs),
-            layout_of=lambda call: self._find_described(call)[0],
+            layout_of=lambda call: self._find_described(call)[0].layout,
         )
         self._update_callers()
-
-
-def _survey(jaxpr: Any) -> tuple[bool, bool]:
-    """Return whether a program holds constant arrays, and whether it gathers.
-
-    Nearly always it does not, and nothing else needs to look at it.
-    """
-    has_arrays = has_gathers = False
-    seen, todo = set(), [jaxpr]
-    while todo:
-        jaxpr = todo.pop()
-        if id(jaxpr) in seen:
-            continue
-        seen.add(id(jaxpr))
-        has_arrays |= any(map(_is_array, interpreter.constants(jaxpr)))
-        body = interpreter.open_jaxpr(jaxpr)
-        has_arrays |= any(isinstance(v, Literal) and _is_array(v.val) for v in body.outvars)
-        for eqn in body.eqns:
-            has_gathers |= eqn.primitive.name in GATHERS
-            has_arrays |= any(type(v) is Literal and _is_array(v.val) for v in eqn.invars)
-            todo += interpreter.bodies(eqn)
-    return has_arrays, has_gathers
-
-
-def _is_array(value: Any) -> bool:
-    if isinstance(value, jax.Array):  # a random key is lifted, whatever its shape
-        return not isinstance(value, Tracer)
-    return np.ndim(value) > 0
 
 
 class _LastTrace(threading.local):

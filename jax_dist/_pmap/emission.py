@@ -126,6 +126,8 @@ class TracedBody:
         jaxpr = jax.make_jaxpr(run, axis_env=environment)(*slices)
         consts = list(interpreter.constants(jaxpr))
         places = [place for place, value in enumerate(consts) if isinstance(value, Tracer)]
+        if not places:  # traced anew, for the kernel of a pallas_call cannot be evaluated elsewhere
+            return self.ungroup(self.on_devices(self.call.leaves, axis.name))
 
         def evaluate(values: Sequence[Any]) -> list[Any]:
             for place, value in zip(places, values, strict=False):
@@ -170,8 +172,8 @@ def emit(
     """
     user = meshes.mesh_of_user()
     body = TracedBody(options, call, Frame((layout.name,), layout.inner if user is None else ()))
-    body.shadows = _is_bound(layout.name)
     leaves: Sequence[Any] = call.leaves
+    body.shadows = _is_bound(layout.name)
     as_view = as_view and layout.processes > 1
     if as_view:
         if layout.process_mesh is None:

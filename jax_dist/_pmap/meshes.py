@@ -224,17 +224,11 @@ def reshard_to(mesh: Mesh, results: Any) -> Any:
 
     def reshard(array: jax.Array) -> jax.Array:
         sharding: Any = array.sharding
-        if not isinstance(sharding, NamedSharding):
+        is_nested = len(sharding.mesh.axis_names) > 1
+        if is_nested or [*sharding.mesh.devices.flat] != [*mesh.devices.flat]:
             return array
-        devices: Any = sharding.mesh.devices
-        if [*devices.flat] != [*mesh.devices.flat]:
-            return array
-        spec = [None if part is None else whole for part in sharding.spec]
-        if spec.count(whole) > 1:  # of a pmap in a pmap
-            return array
-        target = NamedSharding(mesh, PartitionSpec(*spec))
-        same = target.is_equivalent_to(sharding, array.ndim)
-        return jax.device_put(array, target) if same else array
+        spec = PartitionSpec(*[None if part is None else whole for part in sharding.spec])
+        return jax.device_put(array, NamedSharding(mesh, spec))
 
     return jax.tree.map(reshard, results)
 

@@ -5,7 +5,6 @@ those of the data inside: `[*s]` as `[*s, n]`.
 """
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -128,15 +127,27 @@ def unreplicate(tree: Any) -> Any:
     >>> unreplicate(device_put_replicated(np.float32(3), jax.devices()))
     Array(3., dtype=float32)
     """
-    leaves, structure = jax.tree.flatten_with_path(tree)
-    by_device: dict[Any, dict[int, Any]] = {}  # for one program cannot take arrays of several
-    for index, (path, leaf) in enumerate(leaves):
-        block = _first_block(leaf, "tree" + jax.tree_util.keystr(path))
-        is_placed = isinstance(block, jax.Array) and not isinstance(block, Tracer)
-        device = next(iter(block.devices())) if is_placed else None
-        by_device.setdefault(device, {})[index] = block
-    rows = {index: row for group in by_device.values() for index, row in _first_rows(group).items()}
-    return jax.tree.unflatten(structure, [rows[i] for i in range(len(leaves))])
+    with _no_mesh():
+        return jax.tree.map_with_path(_first_slice, tree)
+
+
+def _first_slice(path: Any, leaf: Any) -> Any:
+    problem, shape = "", jnp.shape(leaf)
+    if not shape or not shape[0]:
+        problem = f"has shape {shape}"
+    elif not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+        return jnp.asarray(leaf[0])
+    else:
+        block = leaf.addressable_data(0)  # in the order of the mesh: the first slices
+        if block.shape[1:] == shape[1:]:
+            return block[0]
+        if leaf.is_fully_addressable:
+            return jax.device_put(leaf[0], next(iter(block.devices())))
+        problem = "is sharded over processes along another dimension"
+    raise ArgumentError(
+        "unreplicate takes the first slice along the leading axis of each array, but "
+        f"tree{jax.tree_util.keystr(path)} {problem}."
+    )
 
 
 def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
@@ -188,25 +199,25 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
             f"device_put_sharded got {len(shards)} shards for {len(devices)} devices; each device "
             "gets one."
         )
-    structures = [jax.tree.structure(shard) for shard in shards]
-    if len(set(structures)) > 1:
-        raise _unequal_shards("", structures)
-    paths = [path for path, _ in jax.tree.leaves_with_path(shards[0])]
-    columns = zip(*[jax.tree.leaves(shard) for shard in shards], strict=True)
-    for path, column in zip(paths, columns, strict=True):
-        dtypes = [x.dtype if hasattr(x, "dtype") else jnp.result_type(x) for x in column]
-        kinds = [f"{dtype}{list(jnp.shape(x))}" for dtype, x in zip(dtypes, column, strict=True)]
-        if len(set(kinds)) > 1:
-            raise _unequal_shards(jax.tree_util.keystr(path), kinds)
+    first, *others = map(_types_by_path, shards)
+    for number, other in enumerate(others, start=1):
+        for path in first | other:
+            kinds = first.get(path, "nothing"), other.get(path, "nothing")
+            if kinds[0] != kinds[1]:
+                raise ArgumentError(
+                    "device_put_sharded got shards that differ in structure, shape or dtype: "
+                    f"shard 0{path} is {kinds[0]}; shard {number}{path} is {kinds[1]}."
+                )
     shards = copy_if_aliased(shards, _over(devices))
     return jax.tree.map(lambda *column: _stack(column, devices), *shards)
 
 
-def _unequal_shards(path: str, kinds: Sequence[Any]) -> ArgumentError:
-    listed = "; ".join(f"shard {i}{path} is {kind}" for i, kind in enumerate(kinds))
-    return ArgumentError(
-        f"device_put_sharded got shards that differ in structure, shape or dtype: {listed}."
-    )
+def _types_by_path(tree: Any) -> dict[str, str]:
+    types = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+        types[jax.tree_util.keystr(path)] = f"{dtype}{list(jnp.shape(leaf))}"
+    return types
 
 
 def _check_local(devices: Iterable[Device], name: str) -> tuple[Device, ...]:
@@ -234,9 +245,7 @@ def check_runs(devices: Iterable[Device], what: str) -> None:
 def can_be_put(leaf: Any) -> bool:
     """Return whether `device_put` takes a leaf as jit does; jit raises for the others."""
     if isinstance(leaf, jax.Array):
-        # JAX notes on this very object that a random key was used, where it watches keys.
-        is_watched = is_key(leaf) and _compat.config_value("jax_debug_key_reuse")
-        return leaf.is_fully_addressable and not is_watched
+        return leaf.is_fully_addressable
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype != jax.dtypes.float0
     return isinstance(leaf, bool | int | float | complex)
@@ -351,51 +360,15 @@ def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
         return with_data(slices[0], lambda _: _stack(data, devices))
     sharding = _over(devices)
     with _no_mesh():
-        if all(map(_is_weak, slices)):  # only programs make weak types
-            everywhere = NamedSharding(sharding.mesh, P())
-            return _stacks(sharding)(*jax.device_put(list(slices), everywhere))
         # One row `[1, *s]` for all copies of the same array, without a copy on the host.
         row_of = {
             id(x): (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, 0) for x in slices
         }
     rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
     shape = (len(devices), *jnp.shape(slices[0]))
-    return jax.make_array_from_single_device_arrays(shape, sharding, rows)
-
-
-@functools.lru_cache(maxsize=64)
-def _stacks(sharding: NamedSharding) -> Callable[..., jax.Array]:
-    return jax.jit(lambda *rows: jnp.stack(rows), out_shardings=sharding)
-
-
-def _is_weak(x: Any) -> bool:
-    if isinstance(x, jax.Array):
-        return x.weak_type
-    return isinstance(x, int | float | complex) and not isinstance(x, bool | np.generic)
-
-
-def _first_block(leaf: Any, path: str) -> Any:
-    """Return the block `[1, *s]` of `[N, *s]`, or `[n, *s]` if one device holds n slices."""
-    shape = jnp.shape(leaf)
-    why_not = None if shape and shape[0] else f"has shape {shape}"
-    if why_not is None:
-        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
-            return leaf
-        block = leaf.addressable_data(0)  # in the order of the mesh: the first slices
-        if block.shape[1:] == leaf.shape[1:]:
-            return block
-        if leaf.is_fully_addressable:
-            return jax.device_put(leaf[:1], next(iter(block.devices())))
-        why_not = "is sharded over processes along another dimension"
-    raise ArgumentError(
-        f"unreplicate takes the first slice along the leading axis of each array, but {path} "
-        f"{why_not}."
-    )
-
-
-@jax.jit
-def _first_rows(blocks: dict[int, Any]) -> dict[int, Any]:
-    return {index: block[0] for index, block in blocks.items()}
+    stacked = jax.make_array_from_single_device_arrays(shape, sharding, rows)
+    weak = all(jax.typeof(x).weak_type for x in slices)
+    return _compat.rewrap(stacked, ShapedArray(shape, stacked.dtype, weak_type=weak), sharding)
 
 
 def is_key(x: Any) -> bool:

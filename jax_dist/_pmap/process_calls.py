@@ -31,7 +31,7 @@ from jax_dist._pmap.options import Options
 from jax_dist._pmap.placement import is_key, with_data
 from jax_dist._rewrite.interpreter import equations, named_axes, names_of
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist.errors import ArgumentError
+from jax_dist.errors import MappedAxisError
 
 if TYPE_CHECKING:
     from jax_dist._pmap.dispatch import Signature
@@ -58,7 +58,7 @@ class _HostTransfer(NamedTuple):
 
 
 class _MisfitError(Exception):
-    """An array has neither the slices of this process nor those of all."""
+    """A process-local array does not have the slices of this process."""
 
 
 class _LocalView:
@@ -69,10 +69,8 @@ class _LocalView:
     up by shape and dtype.
     """
 
-    def __init__(self, layout: Layout, *, accepts_global: bool):
-        """`accepts_global`: whether this process may also hold an array of all slices."""
+    def __init__(self, layout: Layout):
         self.layout = layout
-        self._accepts_global = accepts_global
         self._to_global: dict[tuple[int, Axis], _Conversion] = {}
         self._to_local: dict[int, _Conversion] = {}
         self._from_numpy: dict[tuple, _HostTransfer] = {}  # by shape, dtype and axis
@@ -83,7 +81,7 @@ class _LocalView:
         `axis` is the mapped dimension; None: the same on all processes.
 
         Raises:
-          _MisfitError: it has neither the slices of this process nor those of all.
+          _MisfitError: it does not have the slices of this process.
         """
         if type(leaf) is np.ndarray:
             transfer = self._from_numpy.get((leaf.shape, leaf.dtype, axis))
@@ -105,17 +103,9 @@ class _LocalView:
 
     def global_shape(self, shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
         """Return the global shape. Raises _MisfitError as `to_global` does."""
-        if axis is None or self._holds_all(shape, axis):
-            return shape
-        return axes.resized(shape, axis, self.layout.size)
-
-    def _holds_all(self, shape: tuple[int, ...], axis: int) -> bool:
-        """Return whether an array has the slices of all processes."""
-        if shape[axis] == self.layout.local_size:
-            return False
-        if not self._accepts_global or shape[axis] != self.layout.size:
+        if axis is not None and shape[axis] != self.layout.local_size:
             raise _MisfitError
-        return True
+        return axes.resized(shape, axis, self.layout.size)
 
     def _convert_to_global(self, leaf: Any, axis: Axis) -> Any:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -126,9 +116,7 @@ class _LocalView:
             from_left = None if axis is None else axis % leaf.ndim
             return with_data(leaf, lambda data: self._convert_to_global(data, from_left))
         target = self.layout.sharding(axis, jnp.ndim(leaf))
-        if axis is not None and self._holds_all(jnp.shape(leaf), axis):
-            host = np.asarray(leaf)
-            return jax.make_array_from_callback(host.shape, target, lambda index: host[index])
+        shape = self.global_shape(jnp.shape(leaf), axis)
         local = NamedSharding(self.layout.local_mesh, target.spec)
         placed = leaf
         if not (
@@ -137,7 +125,6 @@ class _LocalView:
             and leaf.sharding.is_equivalent_to(local, leaf.ndim)
         ):
             placed = jax.device_put(leaf, local)
-        shape = axes.resized(placed.shape, axis, self.layout.size)
         aval = ShapedArray(shape, placed.dtype)  # not weak, as with jax.pmap
         if placed is leaf:
             conversion = _Conversion(leaf.aval, leaf.sharding, aval, target)
@@ -242,8 +229,6 @@ class ProcessCalls:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as types of global arrays, for lower."""
         call = Call.bind(self._options, self._fun(), args, kwargs)
-        if any_tracer(call.leaves):
-            return args, kwargs
         kind = (jax.tree.structure((args, kwargs)), len(args))
         view = self._view(kind, call.leaves, call.axes, lambda: call)
         return call.rebuild(self._describe(call, view))
@@ -313,14 +298,10 @@ class ProcessCalls:
 
     def _new_view(self, call: Call, size: int, *, whole: bool) -> _LocalView:
         """Return a view with the mesh that the body wants, traced on the types of global arrays."""
-        if self._is_global and not whole:
-            here = jax.process_index()
-            local = sum(device.process_index == here for device in self._options.candidates())
-            whole = size > local  # more than this process can run: the slices of all of them
-        first = _LocalView(self._options.lay_out(size, whole=whole), accepts_global=self._is_global)
+        first = _LocalView(self._options.lay_out(size, whole=whole))
         args, kwargs = call.rebuild(self._describe(call, first))
         layout = self._layout_of(Call.bind(self._options, self._fun(), args, kwargs))
-        return _LocalView(layout, accepts_global=self._is_global)
+        return _LocalView(layout)
 
 
 def _is_global(leaf: Any) -> bool:
@@ -328,22 +309,14 @@ def _is_global(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def _misfit(call: Call, view: _LocalView) -> ValueError:
-    layout = view.layout
-    sizes = {
-        path: jnp.shape(leaf)[axis]
-        for path, leaf, axis in zip(call.paths(), call.leaves, call.axes, strict=True)
-        if axis is not None and not _is_global(leaf)
-    }
-    for path, size in sizes.items():
-        if size not in (layout.local_size, layout.size):
-            return axes.unequal_sizes(call.fun_name, sizes)
-        if size != layout.local_size:
-            return ArgumentError(
-                f"pmap of '{call.fun_name}' got {path} with mapped size {size}. Pass the "
-                f"{layout.local_size} slices of this process, or a global array of {layout.size}."
-            )
-    raise AssertionError("every array fits")
+def _misfit(call: Call, view: _LocalView) -> MappedAxisError:
+    layout, triples = view.layout, zip(call.paths(), call.leaves, call.axes, strict=True)
+    mapped = [(path, jnp.shape(leaf)[axis]) for path, leaf, axis in triples if axis is not None]
+    return MappedAxisError(
+        f"pmap of '{call.fun_name}' got arguments of different sizes along the mapped axis; pass "
+        f"the {layout.local_size} slices of this process, or global arrays of {layout.size} "
+        f"({', '.join(f'{path}: {size}' for path, size in mapped)})."
+    )
 
 
 def agree_to_run(

@@ -1,8 +1,6 @@
 """Captured arrays that lie anywhere, and what becomes of them later: as with jax.pmap."""
 
 import jax
-import jax.export
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,36 +64,11 @@ def test_a_captured_array_keeps_its_value(name, captures):
     np.testing.assert_array_equal(found, expected)
     assert (found.dtype, found.weak_type) == (expected.dtype, expected.weak_type)
     np.testing.assert_array_equal(jax.jit(mapped)(_X), expected)
+    np.testing.assert_array_equal(mapped.lower(_X).compile()(_X), expected)
+    np.testing.assert_array_equal(mapped.trace(_X).lower().compile()(_X), expected)
     np.testing.assert_array_equal(jax.grad(lambda x: mapped(x).sum())(_X), np.ones(8))
 
     jax.block_until_ready(found)
     array.delete()
     np.testing.assert_array_equal(mapped(_X), expected)
     np.testing.assert_array_equal(mapped(_X + 1), expected + 1)
-
-
-_AHEAD = {
-    "lower": lambda mapped, x: mapped.lower(x).compile()(x),
-    "trace": lambda mapped, x: mapped.trace(x).lower().compile()(x),
-    "jit": lambda mapped, x: jax.jit(mapped).lower(x).compile()(x),
-    "jaxpr": lambda mapped, x: jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(mapped)(x))(x)[0],
-    "export": lambda mapped, x: jax.export.export(jax.jit(mapped))(x).call(_everywhere(x)),
-}
-
-
-def _everywhere(x):
-    return jax.device_put(x, NamedSharding(Mesh(np.array(jax.devices()), ("q",)), P()))
-
-
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
-@pytest.mark.parametrize("kind", ["NumPy", "on one device", "of weak type", "a key"])
-@pytest.mark.parametrize("use", _AHEAD)
-def test_ahead_of_time_it_takes_what_the_function_takes(use, kind):
-    """A captured array that is lifted is no argument of the user's."""
-    array = _ARRAYS.get(kind, lambda: np.ones(3000, np.float32))()
-    body = _body(array)
-
-    found = _AHEAD[use](jax_dist.pmap(body, "i", captures="lift"), _X)
-
-    np.testing.assert_array_equal(found, jax.pmap(body, "i")(_X))

@@ -3,7 +3,6 @@
 import functools
 import pickle
 import re
-import typing
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist import errors
-from jax_dist._pmap import meshes
-from jax_dist._pmap.options import Options
 
 pytestmark = pytest.mark.mapping
 
@@ -42,17 +39,6 @@ def _inside(rows=2, **options):
     return lambda: jax_dist.pmap(lambda x: inner(x), "i")(np.ones((rows, 2)))
 
 
-class _Device(typing.NamedTuple):
-    process_index: int
-    id: int
-    platform: str = "cpu"
-
-
-def _on_processes(*counts):
-    devices = [_Device(owner, number) for owner, n in enumerate(counts) for number in range(n)]
-    meshes.make_layout(Options(fun_name="f", axis_name="i"), tuple(devices), 7, whole=True)
-
-
 def _in_foreign_shard_map(x):
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
     inner = jax_dist.pmap(_identity, "j")
@@ -71,14 +57,12 @@ _psum = lambda name, **options: lambda x: lax.psum(x, name, **options)
 _CASES = {  # the call, the class of its error, and words of its text
     "no function": (lambda: jax_dist.pmap(3), TypeError, "pmap needs a function, got 3."),
     "unknown option": (_decorate(axis="i"), TypeError, "unexpected keyword argument 'axis'"),
-    "virtual": (_decorate(virtual=True), TypeError, "unexpected keyword argument 'virtual'"),
     "axis name": (_decorate(axis_name=["i"]), _KIND, "must be a str, got ['i']"),
     "in_axes type": (_decorate(in_axes="i"), _KIND, "pmap in_axes must be an int, None"),
     "out_axes type": (_decorate(out_axes=True), _KIND, "pmap out_axes must be an int, None"),
     "axes in a tuple": (_decorate(in_axes=(1.0,)), _KIND, "(1.0,) holds 1.0"),
     "no devices": (_decorate(devices=[]), ValueError, "must be non-empty, or None"),
     "a number of devices": (_decorate(devices=3), _KIND, "Give jax.devices()[:3]."),
-    "devices as text": (_decorate(devices="cpu"), _KIND, "must be a sequence of devices"),
     "arrays": (_decorate(arrays="whole"), ValueError, "arrays must be 'local' or 'global'"),
     "captures": (_decorate(captures="some"), ValueError, "must be 'lift' or 'warn' or"),
     "gathers": (_decorate(gathers="some"), ValueError, "gathers must be 'reduce' or 'exact'"),
@@ -94,17 +78,12 @@ _CASES = {  # the call, the class of its error, and words of its text
         "(batch['x']: 8, mask: 7).",
     ),
     "nothing mapped": (_call(_EIGHT, in_axes=None), _AXIS, "with a mapped axis (x). Map one"),
-    "no argument": (_call(fun=lambda: 1), _AXIS, "(it got no arrays)"),
     "empty axis": (_call(np.ones((0, 3))), _AXIS, "got an empty mapped axis (size 0)"),
-    "in_axes, prefix": (
-        _call((_EIGHT, _EIGHT), _EIGHT, fun=_two, in_axes=((0, 0, 0), 0)),
-        _AXIS,
-        "in_axes ((0, 0, 0), 0) is not a tree prefix of the positional arguments: pytree",
-    ),
     "in_axes, path": (
         _call((_EIGHT, _EIGHT), _EIGHT, fun=_two, in_axes=((0, 0, 0), 0)),
         _AXIS,
-        "pmap in_axes[0][0]",
+        "in_axes ((0, 0, 0), 0) is not a tree prefix of the positional arguments: pytree "
+        "structure error: different lengths of tuple at key path\n    pmap in_axes[0][0]",
     ),
     "in_axes, keywords": (
         _call(fun=_two, in_axes=(0, 0), keywords={"x": _EIGHT, "y": _EIGHT}),
@@ -115,11 +94,6 @@ _CASES = {  # the call, the class of its error, and words of its text
         _call(_EIGHT, {"w": 3.0}, fun=_two),
         _AXIS,
         "in_axes 0 is out of range for y['w'], which has shape ().",
-    ),
-    "list of numbers": (
-        _call({"a": [1.0] * 8}),
-        _AXIS,
-        "out of range for x['a'][0], which has shape (). Pass jax.numpy.asarray(x['a']).",
     ),
     "out_axes, range": (
         _call(_EIGHT, fun=lambda x: {"a": x}, out_axes=1),
@@ -167,11 +141,6 @@ _CASES = {  # the call, the class of its error, and words of its text
         errors.DeviceCountError,
         "got 2 devices for an axis of size 1",
     ),
-    "uneven processes": (
-        lambda: _on_processes(4, 2),
-        errors.DeviceCountError,
-        "cannot spread an axis of size 7 evenly over 2 processes",
-    ),
     "axis_size": (
         _call(np.ones(4), axis_size=8),
         _AXIS,
@@ -201,11 +170,6 @@ _CASES = {  # the call, the class of its error, and words of its text
         "has static_broadcasted_argnums (1,), but the call has only 1 positional arguments",
     ),
     "unbound axis": (_call(_EIGHT, fun=_psum("batch")), NameError, "unbound axis name: batch"),
-    "a name that is no axis": (
-        _call(_EIGHT, fun=lambda x: missing),  # noqa: F821
-        NameError,
-        "name 'missing' is not defined",
-    ),
     "shards": (
         lambda: jax_dist.device_put_sharded([1.0], _TWO),
         errors.ArgumentError,
@@ -216,11 +180,6 @@ _CASES = {  # the call, the class of its error, and words of its text
         errors.ArgumentError,
         "shard 0['w'] is float64[2]; shard 1['w'] is float64[3]",
     ),
-    "shards, structures": (
-        lambda: jax_dist.device_put_sharded([{"w": 1}, {"v": 1}], _TWO),
-        errors.ArgumentError,
-        "shard 1 is PyTreeDef({'v': *})",
-    ),
     "copies, no devices": (
         lambda: jax_dist.device_put_replicated(1.0, []),
         errors.ArgumentError,
@@ -230,11 +189,6 @@ _CASES = {  # the call, the class of its error, and words of its text
         lambda: jax_dist.unreplicate({"w": 3}),
         errors.ArgumentError,
         "but tree['w'] has shape ().",
-    ),
-    "unreplicate, empty": (
-        lambda: jax_dist.unreplicate(np.ones((0, 2))),
-        errors.ArgumentError,
-        "but tree has shape (0, 2).",
     ),
     "shard, rows": (
         lambda: jax_dist.shard({"x": np.ones((9, 2))}),
@@ -253,28 +207,6 @@ def test_the_error_of_a_mistake(name):
             call()
     again = pickle.loads(pickle.dumps(caught.value))  # errors travel between processes
     assert (type(again), str(again)) == (type(caught.value), str(caught.value))
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        _psum("i", axis_index_groups=[[0, 1], [2, 3]]),
-        _psum("i", axis_index_groups=[[0, 1, 2, 3], [4, 5, 6, 8]]),
-        lambda x: lax.all_gather(x, "i", axis=5),
-        lambda x: lax.all_gather(x, "j"),
-        lambda x: lax.ppermute(x, "i", [(0, 1), (0, 2)]),
-        lambda x: lax.all_to_all(x, "i", 0, 0),
-        lambda x: lax.psum_scatter(x, "i"),
-    ],
-)
-def test_errors_of_collectives_are_those_of_jax_pmap(body):
-    raised = []
-    for pmap in (jax.pmap, jax_dist.pmap):
-        with pytest.raises(Exception) as caught:  # noqa: PT011
-            pmap(body, "i")(_EIGHT)
-        raised.append((type(caught.value), str(caught.value).split("\n")[0]))
-
-    assert raised[0] == raised[1]
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), TypeError("mine"), KeyError("mine")])

@@ -88,15 +88,6 @@ def test_as_equinox_has_it(name):
     )
 
 
-def test_negative_axes():
-    """As under vmap; jax.pmap on 0.10 joins the slices instead, and equinox with it."""
-    options = {"in_axes": -1, "out_axes": -1}
-
-    assert_same(
-        jax_dist.filter_pmap(jnp.sin, **options)(X.T), eqx.filter_vmap(jnp.sin, **options)(X.T)
-    )
-
-
 def test_each_constant_has_one_program():
     traced = []
 

@@ -1,4 +1,4 @@
-"""pmap inside pmap, on one mesh. Expected numbers were made with jax 0.7.2, which could do it."""
+"""pmap inside pmap, on one mesh, beside vmap inside vmap."""
 
 import chex
 import jax
@@ -6,12 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas
 
 import jax_dist
 
 pytestmark = pytest.mark.mapping
 
 _X = np.arange(8.0, dtype=np.float32).reshape(2, 4)
+
+
+def _vmap(fun, axis_name=None, **options):
+    return jax.vmap(fun, axis_name=axis_name or "unnamed", **options)
 
 
 def _lies_in_order(array, depth):
@@ -24,58 +29,66 @@ def _lies_in_order(array, depth):
     assert len(shards) == np.prod(array.shape[:depth])
 
 
-@pytest.mark.parametrize(
-    ("axes", "expected"),
-    [
-        ("i", [[4, 6, 8, 10], [4, 6, 8, 10]]),
-        ("j", [[6, 6, 6, 6], [22, 22, 22, 22]]),
-        (("i", "j"), [[28] * 4, [28] * 4]),
-    ],
-)
-def test_collectives_over_either_axis_and_both(axes, expected):
-    inner = jax_dist.pmap(lambda y: lax.psum(y, axes), "j")
-
-    result = jax_dist.pmap(lambda x: inner(x), "i")(_X)
-
-    assert result.tolist() == expected
-    _lies_in_order(result, 2)
+def _twice(outer_name, inner_name, body):
+    return lambda pmap: pmap(lambda row: pmap(body, inner_name)(row), outer_name)
 
 
-@pytest.mark.parametrize("outer_name", ["i", None])
-@pytest.mark.parametrize("inner_name", ["j", None])
-def test_either_axis_may_have_no_name(outer_name, inner_name):
-    inner = jax_dist.pmap(lambda y: y * 2, inner_name)
+def _closing_over(outside, inside=lambda value: value):
+    """Read in the inner body what `outside` makes of the outer one's slice `[4]`."""
 
-    result = jax_dist.pmap(lambda x: inner(x) + 1, outer_name)(_X)
+    def outer(pmap, row):
+        value = outside(row)
+        return pmap(lambda x: x + inside(value), "j")(row)
 
-    np.testing.assert_array_equal(result, _X * 2 + 1)
-    _lies_in_order(result, 2)
+    return lambda pmap: pmap(lambda row: outer(pmap, row), "i")
 
 
-_CLOSED_OVER = {  # what the inner body reads of the outer one's slice `[4]`
-    "a slice": (lambda row: row, [[0, 2, 4, 6], [8, 10, 12, 14]]),
-    "a sum of it": (lambda row: row.sum(), [[6, 7, 8, 9], [26, 27, 28, 29]]),
-    "a sum over the outer axis": (
-        lambda row: lax.psum(row.sum(), "i"),
-        [[28, 29, 30, 31], [32, 33, 34, 35]],
-    ),
-    "the index": (lambda row: lax.axis_index("i"), [[0, 1, 2, 3], [5, 6, 7, 8]]),
-    "a key": (lambda row: jax.random.bits(jax.random.key(3)) * 0, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+def _turned_and_indexed(y):
+    turned = lax.ppermute(y, "j", [(0, 1), (1, 2), (2, 3), (3, 0)])
+    return turned, 10 * lax.axis_index("i") + lax.axis_index("j")
+
+
+def _one_after_the_other(pmap):
+    def outer(x):
+        a = pmap(lambda y: lax.psum(y, "j"), "j")(x)
+        return pmap(lambda y: y + lax.axis_index("j"), "j")(a)
+
+    return pmap(outer, "i")
+
+
+def _kernel(y):
+    def run(source, target):
+        target[...] = jnp.cos(source[...])
+
+    shape = jax.ShapeDtypeStruct((1,), y.dtype)
+    return lax.psum(pallas.pallas_call(run, shape, interpret=True)(y[None])[0], "j")
+
+
+_CASES = {  # on `[2, 4]`
+    "over the outer axis": _twice("i", "j", lambda y: lax.psum(y, "i")),
+    "over the inner axis": _twice("i", "j", lambda y: lax.psum(y, "j")),
+    "over both": _twice("i", "j", lambda y: lax.psum(y, ("i", "j"))),
+    "no outer name": _twice(None, "j", lambda y: y * 2),
+    "no inner name": _twice("i", None, lambda y: y * 2),
+    "indices and permutations": _twice("i", "j", _turned_and_indexed),
+    "one after the other": _one_after_the_other,
+    "a kernel": _twice("i", "j", _kernel),
+    "a gather": _twice("i", "j", lambda y: lax.all_gather(lax.all_gather(y, "j").sum(), "i").sum()),
+    "a slice": _closing_over(lambda row: row, lambda row: row[lax.axis_index("j")]),
+    "a sum": _closing_over(jnp.sum),
+    "a sum over the outer axis": _closing_over(lambda row: lax.psum(row.sum(), "i")),
+    "the outer index": _closing_over(lambda row: lax.axis_index("i")),
+    "a key": _closing_over(lambda row: jax.random.uniform(jax.random.key(3))),
 }
 
 
-@pytest.mark.parametrize("name", _CLOSED_OVER)
-def test_an_inner_body_may_close_over_values_of_the_outer(name):
-    outside, expected = _CLOSED_OVER[name]
+@pytest.mark.parametrize("case", _CASES)
+def test_the_numbers_of_vmap_on_one_mesh(case):
+    result = _CASES[case](jax_dist.pmap)(_X)
 
-    def outer(row):
-        value = outside(row)
-        part = (lambda v: v[lax.axis_index("j")]) if jnp.ndim(value) else (lambda v: v)
-        return jax_dist.pmap(lambda x: x + part(value), "j")(row)
-
-    result = jax_dist.pmap(outer, "i")(_X)
-
-    np.testing.assert_array_equal(result, expected)
+    chex.assert_trees_all_close(result, _CASES[case](_vmap)(_X), rtol=1e-6)
+    for array in jax.tree.leaves(result):
+        _lies_in_order(array, 2)
 
 
 def test_gradients_of_what_an_inner_body_closes_over():
@@ -88,81 +101,53 @@ def test_gradients_of_what_an_inner_body_closes_over():
     assert jax.grad(lambda weight: mapped(_X, weight).sum())(3.0) == 2 * 56 * 3.0
 
 
-def test_indices_and_permutations():
-    def body(y):
-        turned = lax.ppermute(y, "j", [(0, 1), (1, 2), (2, 3), (3, 0)])
-        return turned, 10 * lax.axis_index("i") + lax.axis_index("j")
-
-    turned, index = jax_dist.pmap(lambda x: jax_dist.pmap(body, "j")(x), "i")(_X)
-
-    assert turned.tolist() == [[3, 0, 1, 2], [7, 4, 5, 6]]
-    assert index.tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
-
-
 def test_three_deep():
     x = np.arange(8.0, dtype=np.float32).reshape(2, 2, 2)
 
-    @jax_dist.pmap(axis_name="i")
-    def outer(x):
-        @jax_dist.pmap(axis_name="j")
-        def middle(y):
-            return jax_dist.pmap(lambda z: z - lax.pmean(z, ("i", "k")), "k")(y) + lax.psum(1, "j")
+    def nested(pmap):
+        innermost = lambda z: z - lax.pmean(z, ("i", "k"))
+        middle = lambda y: pmap(innermost, "k")(y) + lax.psum(1, "j")
+        return pmap(lambda x: pmap(middle, "j")(x), "i")
 
-        return middle(x)
+    result = nested(jax_dist.pmap)(x)
 
-    # The mean over i and k leaves j: 2.5 and 4.5. Then 2 is added.
-    expected = x - x.mean(axis=(0, 2), keepdims=True) + 2
-    np.testing.assert_allclose(outer(x), expected)
-    assert len(outer(x).sharding.device_set) == 8
-
-
-def test_two_inner_pmaps_of_one_size_and_name_share_the_axis():
-    def outer(x):
-        a = jax_dist.pmap(lambda y: lax.psum(y, "j"), "j")(x)
-        return jax_dist.pmap(lambda y: y + lax.axis_index("j"), "j")(a)
-
-    result = jax_dist.pmap(outer, "i")(_X)
-
-    assert result.tolist() == [[6, 7, 8, 9], [22, 23, 24, 25]]
-    assert len(result.sharding.device_set) == 8
+    np.testing.assert_allclose(result, nested(_vmap)(x))
+    _lies_in_order(result, 3)
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_inner_pmaps_of_another_name_or_size(size):
-    def outer(x):
-        a = jax_dist.pmap(lambda y: lax.psum(y, ("i", "j")), "j")(x)
-        b = jax_dist.pmap(lambda y: lax.psum(y, "k") + lax.axis_index("k"), "k")(x[:size])
-        return a.sum() + b
+    def nested(pmap):
+        def outer(x):
+            a = pmap(lambda y: lax.psum(y, ("i", "j")), "j")(x)
+            b = pmap(lambda y: lax.psum(y, "k") + lax.axis_index("k"), "k")(x[:size])
+            return a.sum() + b
 
-    result = jax_dist.pmap(outer, "i")(_X)
+        return pmap(outer, "i")
 
-    np.testing.assert_array_equal(
-        result, 112 + _X[:, :size].sum(1, keepdims=True) + np.arange(size)
-    )
+    np.testing.assert_array_equal(nested(jax_dist.pmap)(_X), nested(_vmap)(_X))
 
 
 def test_an_inner_pmap_may_shadow_the_name_of_the_outer():
-    inner = jax_dist.pmap(lambda y: lax.psum(y, "i"), "i")
-
-    result = jax_dist.pmap(lambda x: inner(x), "i")(_X)
+    result = _twice("i", "i", lambda y: lax.psum(y, "i"))(jax_dist.pmap)(_X)
 
     assert result.tolist() == [[6] * 4, [22] * 4]
 
 
-def test_under_jit_scan_and_grad():
-    def nested(pmap):
-        inner = pmap(lambda y: jnp.sin(y) + lax.pmean(y, ("i", "j")), axis_name="j")
-        return pmap(lambda x: inner(x), axis_name="i")
+_AROUND = {
+    "jit": jax.jit,
+    "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
+    "grad": lambda f: jax.grad(lambda x: jnp.sum(f(x) ** 2)),
+    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
+}
 
-    ours, oracle = nested(jax_dist.pmap), nested(jax.vmap)
 
-    for way in (
-        jax.jit,
-        lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
-        lambda f: jax.grad(lambda x: jnp.sum(f(x) ** 2)),
-        lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x + 1])),
-    ):
-        chex.assert_trees_all_close(way(ours)(_X), way(oracle)(_X), rtol=1e-5)
+@pytest.mark.parametrize("around", _AROUND)
+def test_under_a_transformation(around):
+    nested = _twice("i", "j", lambda y: jnp.sin(y) + lax.pmean(y, ("i", "j")))
+    ours, theirs = (_AROUND[around](nested(pmap))(_X) for pmap in (jax_dist.pmap, _vmap))
+
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
 def test_donated_and_misplaced_arguments_go_to_the_mesh_of_both_axes():

@@ -1,11 +1,13 @@
-"""What is made of a mapped function, in every way to run or describe it.
+"""What is made of a mapped function, in every way to run or describe it, beside vmap.
 
 `functools.wraps` and `jax.wraps` copy the attributes of a function. If methods such as `trace` were
 among them, the gradient of a mapped function would have the trace of the function itself.
 """
 
 import functools
+from collections.abc import Callable
 
+import chex
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -25,12 +27,7 @@ def _share(x):
     return x * x + lax.psum(x, "i")
 
 
-def _share_of_all(x):  # the same without a map
-    return x * x + x.sum()
-
-
-def _mapped():
-    return jax_dist.pmap(_share, "i")
+_VMAPPED = jax.vmap(_share, axis_name="i")  # the same numbers, on one device
 
 
 def _loss(fun):
@@ -51,6 +48,27 @@ def _wrapped(fun):
     return doubled
 
 
+def _custom_vjp(fun):
+    @jax.custom_vjp
+    def clipped(x):
+        return fun(x)
+
+    clipped.defvjp(lambda x: (fun(x), x), lambda x, ct: (jnp.clip(ct * x, 0, 3),))
+    return jax.grad(lambda x: jnp.sum(clipped(x)))
+
+
+_LOOPS = {  # and other functions around it, which are called and jitted only
+    "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c) / 9, c.sum()), x, None, length=3),
+    "fori_loop": lambda f: lambda x: lax.fori_loop(0, 3, lambda _, c: f(c) / 9, x),
+    "while_loop": lambda f: lambda x: lax.while_loop(lambda c: c[0] < 50, f, x),
+    "cond": lambda f: lambda x: lax.cond(x[0] < 1, f, lambda x: x, x),
+    "hessian": lambda f: jax.hessian(lambda x: jnp.sum(f(x) ** 2)),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x + 1,)),
+    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x),
+    "vmap over the last": lambda f: lambda x: jax.vmap(f, 1, 1)(jnp.stack([x, 2 * x], axis=1)),
+    "two in a row": lambda f: lambda x: f(jnp.sin(f(x))),
+    "custom_vjp": _custom_vjp,
+}
 _TRANSFORMS = {
     "itself": (lambda fun: fun, _X),
     "grad": (lambda fun: jax.grad(_loss(fun)), _X),
@@ -104,13 +122,40 @@ def _on_its_devices(x):
 @pytest.mark.parametrize("transform", _TRANSFORMS)
 def test_it_is_the_transform_of_the_function(transform: str, use: str):
     make, x = _TRANSFORMS[transform]
-    expected = make(_share_of_all)(jnp.asarray(x))
+    expected = make(_VMAPPED)(jnp.asarray(x))
 
-    results = _USES[use](make(_mapped()), jnp.asarray(x))
+    results = _USES[use](make(jax_dist.pmap(_share, "i")), jnp.asarray(x))
 
     assert jax.tree.structure(results) == jax.tree.structure(expected)
     for result, wanted in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", ""])
+@pytest.mark.parametrize("name", _LOOPS)
+def test_inside_of_other_functions_it_gives_the_numbers_of_vmap(name: str, jit: Callable):
+    ours, theirs = (jit(_LOOPS[name](f))(_X) for f in (jax_dist.pmap(_share, "i"), _VMAPPED))
+
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
+
+
+def test_jit_of_pmap_runs_on_all_devices_with_one_all_reduce():
+    jitted = jax.jit(jax_dist.pmap(_share, "i"))
+
+    text = jitted.lower(_X).compile().as_text()
+
+    assert text.count(" all-reduce(") == 1
+    assert "all-gather" not in text
+    assert len(jitted(_X).sharding.device_set) == 8
+
+
+def test_under_a_vmap_that_has_a_name():
+    summed = jax_dist.pmap(lambda x: lax.psum(x, ("batch", "i")), "i")
+    without = jax_dist.pmap(lambda x: x * 2, "i")  # collectives, so the names may be the same
+    x = np.stack([_X, _X + 1])
+
+    assert jax.vmap(summed, axis_name="batch")(x).tolist() == [[64.0] * 8] * 2
+    np.testing.assert_array_equal(jax.vmap(without, axis_name="i")(x), 2 * x)
 
 
 def test_nothing_is_copied_that_is_not_of_the_function():

@@ -184,14 +184,12 @@ def global_arrays() -> dict[str, Any]:
     state: Any = np.zeros(jax.local_device_count(), np.float32)
     for _ in range(3):
         state = step(state, _own())  # the batch is NumPy and holds the slices of this process
-    whole = jax_dist.pmap(_psum, "i", arrays="global")(np.arange(8, dtype=np.float32))
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("z",))
     spec = jax.sharding.PartitionSpec("z")
     placed = jax_dist.shard(_own(), mesh, spec)
     return {
         "whole": (state.shape, state.is_fully_addressable),
         "state": _slices(state),
-        "from an array of all slices": _slices(whole),
         "from shard": _slices(jax_dist.pmap(_psum, "i", arrays="global")(placed)),
         "in jit": _slices(jax.jit(jax_dist.pmap(_psum, "i", arrays="global"))(placed)),
     }
@@ -210,7 +208,9 @@ def mistakes() -> list[str]:
         lambda: whole(x, np.ones(3)),
         lambda: mapped(np.ones(6)),
         lambda: mapped(np.ones(8)),
+        lambda: jax_dist.pmap(_psum, "i", arrays="global")(np.ones(8)),
         lambda: jax.grad(lambda x: mapped(x).sum())(mapped(x)),
+        lambda: jax.jit(jax_dist.pmap(_psum, "i", arrays="global"))(np.ones(7)),
         lambda: jax.jit(jax_dist.pmap(_psum, "i", devices=scattered))(x),
         lambda: jax_dist.pmap(_psum, "i", axis_size=4)(x),
         lambda: jax_dist.device_put_replicated(x, jax.devices()),

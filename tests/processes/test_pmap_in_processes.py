@@ -115,7 +115,6 @@ def test_global_arrays_are_never_halved():
         assert value == {
             "whole": ((8,), False),
             "state": [84.0] * 4,
-            "from an array of all slices": [28.0] * 4,
             "from shard": [28.0] * 4,
             "in jit": [28.0] * 4,
         }
@@ -123,11 +122,12 @@ def test_global_arrays_are_never_halved():
 
 _MISTAKES = (
     "MappedAxisError: pmap of '<lambda>' got arguments of different sizes along the mapped axis",
-    "ArgumentError: pmap of '<lambda>' got y with mapped size 8. Pass the 4 slices",
+    "MappedAxisError: pmap of '<lambda>' got arguments of different sizes along the mapped axis",
     "MappedAxisError: pmap of '<lambda>' got arguments of different sizes along the mapped axis",
     "DeviceCountError: pmap of '_psum' needs 6 devices, but there are 4",
-    "DeviceCountError: pmap of '_psum' needs 8 devices, but there are 4",
+    *["DeviceCountError: pmap of '_psum' needs 8 devices, but there are 4"] * 2,
     "ArgumentError: pmap of '_psum' got an array of this process only, while traced",
+    "DeviceCountError: pmap of '_psum' cannot spread an axis of size 7 evenly over 2 processes",
     "DeviceCountError: pmap of '_psum' cannot be traced over these devices",
     "MappedAxisError: pmap of '_psum': axis_size=4 does not match the mapped axis",
     "ArgumentError: device_put_replicated got devices of other processes. Pass jax.local_devices()",
