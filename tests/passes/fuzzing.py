@@ -46,6 +46,11 @@ def program_of(seed: int, dtype: Any = jnp.float32) -> Program:
     return Program(function, x, differentiable=seed % 5 == 0)
 
 
+def values_from(x: Array, seed: int, axes: tuple[str, ...]) -> list[Array]:
+    """Return the values of the program of a seed, without its shard_map."""
+    return _Maker(seed, axes, jnp.float32).values_from(x)
+
+
 def _steps_by_device(index: Array) -> Array:
     body = lambda carry: (carry[0] + 1, carry[1] * 1.5)
     return lax.while_loop(lambda carry: carry[0] < index, body, (0, 1.0))[1]

@@ -4,12 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fuzzing import values_from
+from gather_cases import CASES
 from gather_checks import blocks, mesh_of
 from jax import lax
 from jax.extend import random as extended_random
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
+from uniformity_truth import measured
 
 import jax_dist
 from jax_dist._rewrite.interpreter import equations
@@ -226,3 +229,19 @@ def test_random_bits_of_a_users_own_keys_may_differ():
 
     assert same(lambda x: bits(impl=implementation)) == NONE
     assert same(lambda x: bits()) == BOTH
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_programs_are_as_the_analysis_says_when_they_run(seed):
+    x = np.random.default_rng(seed).normal(size=(6, 2, 3, 2)).astype(np.float32)
+    count = measured(lambda x: values_from(x, seed, ("i", "j")), x, {"i": 2, "j": 3})
+
+    assert not count.wrong
+    assert count.known >= 0.85 * count.equal, count.missed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_gather_cases_are_as_the_analysis_says_when_they_run(name):
+    x = np.random.default_rng(1).normal(size=(8, 2, 3)).astype(np.float32)
+    assert not measured(CASES[name].body, x, {"i": 8}).wrong
