@@ -21,7 +21,7 @@ from jax_dist.testing import assert_same_as_pmap, compare_device_counts, simulat
 
 
 def _python(code: str, **environment: str) -> subprocess.CompletedProcess:
-    """Runs code in a fresh Python, where JAX does not run yet."""
+    """Run code in a fresh Python, where JAX does not run yet."""
     inherited = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -88,12 +88,12 @@ def step(x):
 
 
 def changed_inside(change):
-    """A `jax.pmap` that changes what the function returns, on each device."""
+    """Return a `jax.pmap` that changes what the function returns, on each device."""
     return lambda fun, axis_name: jax.pmap(lambda x: change(fun(x)), axis_name)
 
 
 def changed_after(change):
-    """A `jax.pmap` that changes what the mapped function returns."""
+    """Return a `jax.pmap` that changes what the mapped function returns."""
     return lambda fun, axis_name: lambda x: change(jax.pmap(fun, axis_name)(x))
 
 
@@ -220,7 +220,7 @@ def refuse(x):
 
 
 def raising(error):
-    """A pmap whose mapped functions raise."""
+    """Return a pmap whose mapped functions raise."""
 
     def mapped(*args):
         raise error

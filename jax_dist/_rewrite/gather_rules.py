@@ -109,7 +109,7 @@ def _transpose(eqn: JaxprEqn, first: Deferred) -> Result:
 
 
 def _squeeze(eqn: JaxprEqn, first: Deferred) -> Result:
-    """The gathered dimension is longer than 1, so it is none of those that go."""
+    """Squeeze on each block: the gathered dimension is longer than 1, so it stays."""
     return Blockwise(first.dim - sum(d < first.dim for d in eqn.params["dimensions"]))
 
 

@@ -418,7 +418,7 @@ def _with_captures(placed: PlacedCaptures, args: _Args) -> _Args:
 
 
 def _described(leaf: Any) -> Any:
-    """The type without its mesh, unless that is what the user wrote types with."""
+    """Return the type without its mesh, unless the user wrote it with one."""
     if isinstance(leaf, jax.Array):
         kind: Any = jax.typeof(leaf)
         if all(axis == AxisType.Auto for axis in kind.sharding.mesh.axis_types):
@@ -427,7 +427,7 @@ def _described(leaf: Any) -> Any:
 
 
 def _placed(value: Any, mesh: Mesh | None) -> Any:
-    """A captured array on every device of the program, once."""
+    """Return a captured array on every device of the program, once."""
     if lies_on_many(value):
         return put_copy(value, value.sharding)  # the user has said where
     if mesh is not None:

@@ -57,7 +57,7 @@ def load(path: pathlib.Path, name: str) -> ModuleType:
 
 
 def rewritten() -> ModuleType:
-    """The old program with `rewrite` around its function."""
+    """Return the old program with `rewrite` around its function."""
     module = load(_BEFORE, "rewritten")
     make_update = module.make_update
     mesh = Mesh(np.array(jax.devices()), ("i",))
@@ -86,7 +86,7 @@ def programs(tmp_path_factory) -> dict[str, ModuleType]:
 
 @pytest.fixture(scope="module")
 def texts(programs) -> dict[str, str]:
-    """The StableHLO of each."""
+    """Return the StableHLO of each program."""
     texts = {}
     for name in _NAMES:
         update, args = programs[name].example_update(0, 8)

@@ -18,7 +18,7 @@ def key_of(number=0):
 
 
 def trained(plan, devices):
-    """The parameters, and the mean losses."""
+    """Return the parameters, and the mean losses."""
     losses = []
     _, (params, _) = es_eggroll.train(
         plan,
@@ -41,7 +41,7 @@ def program():
 
 
 def formed(noise, sign):
-    """What is added to each matrix by one member of a pair."""
+    """Return the sums that one member of a pair adds to each matrix."""
     scale = sign * es_eggroll.SIGMA / math.sqrt(_PLAN.rank)
     return {name: scale * left @ right.T for name, (left, right) in noise.items()}
 

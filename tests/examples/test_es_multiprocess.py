@@ -28,7 +28,7 @@ def example() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> np.ndarray:
-    """`[generations, 3]`, in this one process, on its 8 devices."""
+    """Return `[generations, 3]`, in this one process, on its 8 devices."""
     out = tmp_path_factory.mktemp("alone")
     result = es_quickstart.train(0, jax.devices(), _GENERATIONS, out=out)
     assert (len(result.curve), result.left) == (_GENERATIONS, False)

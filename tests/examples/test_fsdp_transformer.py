@@ -67,7 +67,7 @@ def test_two_processes_have_the_losses_of_one(tmp_path):
 
 
 def _losses(command: list[str], environment: dict[str, str]) -> list[str]:
-    """The first and the last of both ways, with four digits."""
+    """Return the first and the last of both ways, with four digits."""
     ran = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True, timeout=600
     )

@@ -169,7 +169,7 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _launcher(script: str, *options: str) -> Iterator[subprocess.Popen]:
-    """A launcher with two ranks, each of which has written `up`."""
+    """Return a launcher with two ranks, each of which has written `up`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "jax_dist", "launch", "-n", "2", *options, *_shell(script)],
         env=_environment(),

@@ -21,7 +21,7 @@ f = jax.pmap(g)
 
 
 def found(code: str, name: str = "it") -> tuple[Module, tuple[Origin, ...]]:
-    """The origins of the last read of `name` in `use(name)`."""
+    """Return the origins of the last read of `name` in `use(name)`."""
     module = Module(sources.read("case.py", (_TOP + code).encode()))
     reads = [
         node

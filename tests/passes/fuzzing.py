@@ -31,7 +31,7 @@ class Program:
 
 
 def program_of(seed: int, dtype: Any = jnp.float32) -> Program:
-    """The seed decides on the mesh (the same for ten in a row), on check_vma and on all steps."""
+    """Return the program of a seed, which decides on the mesh, check_vma and all steps."""
     sizes = {"i": 4} if seed // 10 % 2 else {"i": 2, "j": 3}
     axes = tuple(sizes)
     devices = int(np.prod(list(sizes.values())))
@@ -82,7 +82,7 @@ class _Maker:
         self.dtype = dtype
 
     def values_from(self, x: Array) -> list[Array]:
-        """The last two values of all, as vectors. The first step gathers."""
+        """Return the last two values of all, as vectors. The first step gathers."""
         values = [x, jnp.tanh(self._gathered(x))]
         for _ in range(STEPS):
             recent = 1 if self._chance(0.7) else int(self.rng.integers(1, len(values) + 1))
@@ -96,7 +96,7 @@ class _Maker:
         ]
 
     def _steps(self, x: Array) -> list[Callable[[Array], Array]]:
-        """The more likely ones twice."""
+        """Return the steps, the more likely ones twice."""
         steps = [self._gathered, self._unary, self._in_a_body]
         steps += 2 * [self._mixed, self._moved, self._reshaped]
         of_dimensions = [*2 * [self._reduced], self._multiplied, self._sliced, self._joined]
@@ -120,7 +120,7 @@ class _Maker:
         return self._pick([jnp.add, jnp.multiply, jnp.subtract])(x, other)
 
     def _operand(self, shape: tuple[int, ...]) -> Array:
-        """The same on all devices three times of four."""
+        """Return a value that is the same on all devices, three times of four."""
         same = jnp.asarray(self.rng.uniform(0.5, 1.5, shape), self.dtype)
         if self._chance(0.75):
             return same
@@ -137,7 +137,7 @@ class _Maker:
         return self._pick(choices)(x)
 
     def _reshaped(self, x: Array) -> Array:
-        """Merges two neighbours, or splits one in two."""
+        """Merge two neighbours, or split one in two."""
         shape = list(x.shape)
         if len(shape) >= 2 and self._chance(0.6):
             place = self._dimension(len(shape) - 1)

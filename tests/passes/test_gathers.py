@@ -154,13 +154,13 @@ def _looped_and_branched(x):
 
 
 def _twice(x):
-    """The two calls share one jaxpr: its gathers are two all the same."""
+    """Call one jaxpr twice: its gathers are two all the same."""
     layer = jax.jit(lambda x: average(2 * x))
     return on_four(lambda x: layer(layer(x) + x))(x)
 
 
 def _constants(x):
-    """A constant has no variable of its own."""
+    """Return a constant, which has no variable of its own."""
     each = jax.jit(total)
     return on_four(lambda x: x * each(2.0) + each(3.0), check_vma=False)(x)
 

@@ -67,7 +67,7 @@ def collectives(compiled):
 
 
 def texts(plan):
-    """What was found, without the code and the line."""
+    """Return the findings, without the code and the line."""
     return [(f.outcome, f.what.removeprefix("custom_partitioning "), f.why) for f in plan.findings]
 
 
@@ -301,7 +301,7 @@ def test_where_nothing_is_known_each_device_computes_all_and_that_is_noted():
 
 
 def odd_op(lower=lambda x: x * 2, *, operand=None, other=None, **options):
-    """An op whose partition() keeps its operand as it is sharded, but for what is given."""
+    """Return an op whose partition() keeps its operand as it is sharded, but for what is given."""
 
     def odd(x):
         return x * 2

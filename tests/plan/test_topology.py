@@ -20,7 +20,7 @@ environment = {}  # while a compiler is loaded
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What JAX is asked for, in place of an answer."""
+    """Record what JAX is asked for."""
     from jax.experimental import topologies
 
     requests = []

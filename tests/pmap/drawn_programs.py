@@ -176,7 +176,7 @@ def _wrapped(rng: random.Random, body: _Body, other: _Body) -> _Body:
 
 
 def draw(seed: int) -> _Body:
-    """A body of one to four parts."""
+    """Return a body of one to four parts."""
     rng = random.Random(seed)
     body = _collective(rng) if rng.random() < 0.8 else _plain(rng)
     for _ in range(rng.randint(0, 3)):

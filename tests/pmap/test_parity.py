@@ -116,7 +116,7 @@ def leaves(draw: st.DrawFn, size: int, axis: int | None) -> np.ndarray:
 
 @st.composite
 def trees(draw: st.DrawFn, size: int) -> tuple[Any, Any]:
-    """An argument and its in_axes: one for all leaves, or a tree."""
+    """Return an argument and its in_axes: one for all leaves, or a tree."""
     axis = draw(st.sampled_from([0, 0, 1, 2, None]))
     kind = draw(st.sampled_from(["leaf", "dict", "tuple with own axes", "with None in it"]))
     if kind == "leaf":

@@ -91,7 +91,7 @@ def test_every_form_of_use_runs_on_all_devices(form):
 
 def test_the_result_looks_like_the_function():
     def step(state):
-        """Takes a step."""
+        """Take a step."""
         return state
 
     mapped = jax_dist.pmap(step)

@@ -20,7 +20,7 @@ _TABLE = jnp.arange(1000.0)  # 4 kB
 
 
 def _looking_up():
-    """A new function each time: pmap knows one that it has seen, and has warned of it."""
+    """Return a new function each time, for pmap warns once of each."""
 
     def look_up(x):
         return x + _TABLE[3] * lax.axis_size("i")

@@ -37,7 +37,7 @@ _FIRST_STATES = {
 
 
 def _step(state: dict, batch: jax.Array) -> tuple[dict, dict]:
-    """A state in a tuple with metrics."""
+    """Return a state in a tuple with metrics."""
 
     def loss(params: dict) -> jax.Array:
         return jnp.sum((params["w"] @ batch + params["b"]) ** 2)

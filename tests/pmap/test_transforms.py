@@ -23,7 +23,7 @@ _X = np.arange(8, dtype=np.float32)
 
 
 def _share(x):
-    """A collective, so that a gradient is none of a single slice."""
+    """Sum over devices, so that a gradient is none of a single slice."""
     return x * x + lax.psum(x, "i")
 
 
@@ -113,7 +113,7 @@ _USES = {
 
 
 def _on_its_devices(x):
-    """An exported program for 8 devices wants to be told of them."""
+    """Call an exported program on its 8 devices."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("any",))
     return jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
 

@@ -47,7 +47,7 @@ def lies_on(array, devices):
 
 
 def python_calls(call):
-    """The names of all Python functions that `call` enters."""
+    """Return the names of all Python functions that `call` enters."""
     names = []
 
     def saw(frame, event, _):

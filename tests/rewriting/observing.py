@@ -22,7 +22,7 @@ def mesh_of(**sizes: int) -> jax.sharding.Mesh:
 
 
 def numbers(*shape: int, seed: int = 0) -> jax.Array:
-    """Normal numbers of f32."""
+    """Return normal numbers of f32."""
     return jax.numpy.asarray(np.random.default_rng(seed).normal(size=shape), np.float32)
 
 
@@ -64,7 +64,7 @@ def told_of_pmaps(fun: Any, *args: Any, mesh: Any = None) -> list[tuple[str, str
 
 
 def line_of(function: Callable, after: int = 0) -> int:
-    """The line where a function begins, or one `after` it."""
+    """Return the line where a function begins, or one `after` it."""
     return function.__code__.co_firstlineno + after
 
 

@@ -17,7 +17,7 @@ _PROGRAMS = ("closure", "decorated", "key", "mapped", "model", "partitioned", "v
 
 
 def _process(cache: pathlib.Path, *arguments: str) -> dict[str, int]:
-    """Runs the programs in a fresh interpreter; `{name of program: found in the cache}`."""
+    """Run the programs in a fresh interpreter; `{name of program: found in the cache}`."""
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",

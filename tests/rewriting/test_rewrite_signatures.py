@@ -33,7 +33,7 @@ _QUIET = pytest.mark.filterwarnings(
 
 
 def _counting(body):
-    """A function, and the number of times that its Python ran."""
+    """Return a function, and the number of times that its Python ran."""
     runs = []
 
     @functools.wraps(body)
@@ -45,7 +45,7 @@ def _counting(body):
 
 
 def _heard(call):
-    """What the call warns of."""
+    """Return the warnings of a call."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         call()

@@ -78,7 +78,7 @@ def _unstable() -> dict[str, jax.stages.Lowered]:
 
 
 def print_programs() -> None:
-    """Runs in fresh processes."""
+    """Run in fresh processes."""
     programs = {name: lowered.as_text() for name, lowered in (_stable() | _unstable()).items()}
     json.dump(programs, sys.stdout)
 
