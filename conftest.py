@@ -33,11 +33,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _TESTS = pathlib.Path(__file__).parent / "tests"
 _PAGES = ("test_docs.py", "test_error_pages.py")
-_RUNTIME = ("cache", "guards", "launch", "multihost", "test_private_parts.py", *_PAGES)
 # Their tests start programs, send signals and wait by the clock, which a busy machine upsets.
 _REAL = ("cache", "examples", "launch", "migrate", "multihost", "processes", *_PAGES)
-# What to run while editing: texts and small programs; nothing drawn, and nothing migrated runs.
-_QUICK = ("lint", "test_golden.py", "test_axes.py", "test_pmap.py", "test_refusals.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,11 +92,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name != "guards")
     for item in items:
         place = item.path.relative_to(_TESTS).parts[0] if item.path.is_relative_to(_TESTS) else ""
-        if place in _RUNTIME:
-            item.add_marker("runtime")
-        is_long = item.path.name == "test_fuzz.py" or item.get_closest_marker("thorough")
-        if (place in _QUICK or item.path.name in _QUICK) and not is_long:
-            item.add_marker("quick")
         if place in _REAL:
             item.add_marker(pytest.mark.flaky(reruns=1))
 

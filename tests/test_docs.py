@@ -111,8 +111,6 @@ def _run_console(code: str, folder: pathlib.Path) -> None:
 
 def _page_case(page: pathlib.Path) -> Any:
     marks = [] if page.stem in ("README", "pmap") else [pytest.mark.thorough]
-    if marks and "```console" in page.read_text():
-        marks.append(pytest.mark.commands)
     return pytest.param(page, id="/".join(page.parts[-2:]), marks=marks)
 
 

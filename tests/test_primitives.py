@@ -26,8 +26,6 @@ from jax_dist._rewrite import interpreter, primitive_facts
 from jax_dist._rewrite.interpreter import equations
 from jax_dist.primitives import RECORDS
 
-pytestmark = [pytest.mark.mapping, pytest.mark.runtime]
-
 _PACKAGE = pathlib.Path(jax_dist.__file__).parent
 _VERSION = jax.__version_info__[:2]
 

@@ -11,8 +11,6 @@ import pytest
 from jax_dist.cli.main import main
 from jax_dist.topology import Topology
 
-pytestmark = pytest.mark.rewriting
-
 _TRAINER = """
 import jax, jax.numpy as jnp
 

@@ -13,8 +13,6 @@ import jax_dist
 from jax_dist import rewrite
 from jax_dist.errors import CapturedArrayWarning
 
-pytestmark = pytest.mark.rewriting
-
 _DEVICES = np.array(jax.devices())
 _TARGETS = {
     "jax.pmap, 4x2": (jax.pmap, Mesh(_DEVICES.reshape(4, 2), ("data", "model"))),

@@ -13,8 +13,6 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.rewriting
-
 _ROOT = pathlib.Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "fsdp_transformer.py"
 

@@ -13,8 +13,6 @@ from steps import X, Y
 
 from jax_dist import global_view
 
-pytestmark = pytest.mark.rewriting
-
 _W = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
 _X = np.random.default_rng(1).normal(size=(8, 4, 16)).astype(np.float32)
 

@@ -20,8 +20,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 
-pytestmark = pytest.mark.rewriting
-
 BATCH = 3  # steps compiled as one
 
 

@@ -19,8 +19,6 @@ from jax_dist import global_view
 from jax_dist.errors import ArgumentError, DeviceCountError
 from jax_dist.global_view.mesh_axes import MeshAxes
 
-pytestmark = pytest.mark.rewriting
-
 HSDP = ("replica", "shard")
 A = steps.weights()["a"]
 

@@ -12,8 +12,6 @@ from steps import CASES, LAYERED, LOSSES, ROWS, with_loss
 
 from jax_dist import global_view
 
-pytestmark = pytest.mark.rewriting
-
 
 def mesh(**sizes: int) -> Mesh:
     return Mesh(np.array(jax.devices()).reshape(*sizes.values()), tuple(sizes))

@@ -17,8 +17,6 @@ from steps import LAYERED, ROWS, UPDATES, X, Y, momentum, with_loss, with_update
 
 from jax_dist import global_view
 
-pytestmark = pytest.mark.rewriting
-
 _WEIGHTS = 2 * 64 * 256 * 4  # bytes of what is sharded
 
 

@@ -15,8 +15,6 @@ from steps import unsynchronized
 from jax_dist import global_view
 from jax_dist.errors import ArgumentError
 
-pytestmark = pytest.mark.rewriting
-
 _X = np.random.default_rng(0).normal(size=(8, 4, 64)).astype(np.float32)
 _W = np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32)
 _KEY = jax.random.key(1)

@@ -11,8 +11,6 @@ from jax import lax
 from jax_dist import global_view
 from jax_dist.errors import ArgumentError, ArgumentTypeError, CapturedArrayWarning
 
-pytestmark = pytest.mark.rewriting
-
 _TABLE = np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32)
 _X = np.random.default_rng(1).normal(size=(8, 4, 64)).astype(np.float32)
 _W = np.ones((16, 256), np.float32)

@@ -10,8 +10,6 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import global_view
 
-pytestmark = pytest.mark.rewriting
-
 ocp = pytest.importorskip("orbax.checkpoint")
 
 _X = np.random.default_rng(0).normal(size=(32, 16)).astype(np.float32)

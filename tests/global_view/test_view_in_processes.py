@@ -5,7 +5,6 @@ import hashlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -13,8 +12,6 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import global_view
 from jax_dist.errors import ArgumentError
 from jax_dist.testing import run_processes
-
-pytestmark = pytest.mark.rewriting
 
 # Processes sum in another order than devices; of such numbers, any order gives the same.
 _ROWS = np.random.default_rng(0).integers(-1, 2, (32, 16)).astype(np.float32)

@@ -24,8 +24,6 @@ from jax_dist.migrate import _mapped
 from jax_dist.migrate._mapped import device_put_replicated, device_put_sharded, mapped
 from jax_dist.testing import run_processes
 
-pytestmark = pytest.mark.rewriting
-
 
 @pytest.mark.filterwarnings("ignore:The function jit")  # of jax.pmap
 @pytest.mark.parametrize("name", CASES)

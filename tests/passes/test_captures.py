@@ -16,8 +16,6 @@ from jax_dist._rewrite.captures import Capture, find_captures, lift, warning_tex
 from jax_dist._rewrite.constants import lift_arrays
 from jax_dist._rewrite.interpreter import equations, run
 
-pytestmark = pytest.mark.rewriting
-
 _NUMBERS = np.random.RandomState(0)
 _W = jnp.asarray(_NUMBERS.randn(3, 5), jnp.float32)
 _N = _NUMBERS.randn(5, 7).astype(np.float32)

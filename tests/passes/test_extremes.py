@@ -10,8 +10,6 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist._rewrite.reductions import extreme
 
-pytestmark = pytest.mark.rewriting
-
 NAN, INF = np.nan, np.inf
 # One row a device, one column a case.
 SPECIAL = np.array(

@@ -21,8 +21,6 @@ from jax.sharding import PartitionSpec as P
 from jax_dist._rewrite.interpreter import equations
 from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 
-pytestmark = pytest.mark.rewriting
-
 X = jnp.asarray(blocks(8, 3))
 REDUCED = ("rewritten", "all_gather over 'i', reduce_sum: one psum")
 

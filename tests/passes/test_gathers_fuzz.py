@@ -13,8 +13,6 @@ from gather_checks import planned, rewritten_leaves
 
 from jax_dist._rewrite import gathers
 
-pytestmark = pytest.mark.rewriting
-
 BATCH = 10  # programs compiled as one
 IN_EVERY_RUN = range(60)
 TOLERANCE = 1e-4  # of values of about 1, summed over up to 4000 elements in another order

@@ -11,8 +11,6 @@ from gather_cases import CASES, Case
 from gather_checks import assert_close, blocks, count, mesh_of, planned, rewritten_leaves
 from jax.sharding import PartitionSpec as P
 
-pytestmark = pytest.mark.rewriting
-
 Function = Callable[[jax.Array], Any]
 
 

@@ -8,8 +8,6 @@ import pytest
 
 from jax_dist._rewrite.captures import find_captures
 
-pytestmark = pytest.mark.rewriting
-
 _HEADER = """\
 import functools
 import types

@@ -17,8 +17,6 @@ from jax_dist import rewrite
 from jax_dist._rewrite import partition, propagation
 from jax_dist.errors import ArgumentError
 
-pytestmark = pytest.mark.rewriting
-
 ROWS, WIDTH = 8, 6
 X = np.sin(np.arange(ROWS * WIDTH, dtype="float32") ** 2).reshape(ROWS, WIDTH)
 SCALE = np.linspace(1, 2, WIDTH, dtype="float32")

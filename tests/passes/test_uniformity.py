@@ -18,8 +18,6 @@ import jax_dist
 from jax_dist._rewrite.interpreter import equations
 from jax_dist._rewrite.uniformity import NOWHERE, Invariance, cut_along
 
-pytestmark = pytest.mark.rewriting
-
 X = jnp.asarray(blocks(12, 5))
 BOTH, ONLY_I, ONLY_J, NONE = {"i", "j"}, {"i"}, {"j"}, set()
 

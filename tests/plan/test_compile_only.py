@@ -15,7 +15,6 @@ import jax_dist
 from jax_dist import _compat
 
 pytestmark = [
-    pytest.mark.rewriting,
     pytest.mark.filterwarnings("ignore::jax_dist.errors.CapturedArrayWarning"),
 ]
 

@@ -14,8 +14,6 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _hlo
 from jax_dist._hlo import Collective
 
-pytestmark = pytest.mark.rewriting
-
 _X = np.arange(48.0, dtype=np.float32).reshape(8, 6)
 
 

@@ -18,8 +18,6 @@ from jax_dist.errors import ArgumentError
 from jax_dist.plan import Plan, PlanRow, plan
 from jax_dist.topology import Topology
 
-pytestmark = pytest.mark.rewriting
-
 N = jax.local_device_count()
 PARAMS = {"w": np.ones((64, 128), np.float32), "v": np.ones((128, 8), np.float32)}
 BATCH = {"x": np.ones((4, 64), np.float32)}

@@ -12,8 +12,6 @@ import pytest
 
 import jax_dist
 
-pytestmark = pytest.mark.rewriting
-
 topology = importlib.import_module("jax_dist.topology")
 environment = {}  # while a compiler is loaded
 

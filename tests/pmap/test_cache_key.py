@@ -8,8 +8,6 @@ import textwrap
 
 import pytest
 
-pytestmark = pytest.mark.mapping
-
 _PROGRAM = textwrap.dedent("""
     import functools
     import sys

@@ -9,8 +9,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 
-pytestmark = pytest.mark.mapping
-
 _X = np.arange(8.0, dtype=np.float32)
 
 

@@ -18,8 +18,6 @@ import jax_dist
 from jax_dist._rewrite import programs
 from jax_dist.pmap import _dispatchers as _known
 
-pytestmark = pytest.mark.mapping
-
 _EIGHT = np.arange(8.0, dtype=np.float32)
 
 

@@ -15,8 +15,6 @@ from drawn_programs import SLICES, draw
 
 import jax_dist
 
-pytestmark = pytest.mark.mapping
-
 _X = (np.arange(4.0 * SLICES, dtype=np.float32).reshape(SLICES, 4) - 9) / 16
 _TWO = np.stack([_X, _X])
 _WAYS = {

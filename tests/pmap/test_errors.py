@@ -15,8 +15,6 @@ from jax.sharding import PartitionSpec as P
 import jax_dist
 from jax_dist import errors
 
-pytestmark = pytest.mark.mapping
-
 _EIGHT = np.arange(8.0)
 _TWO = jax.devices()[:2]
 _AXIS, _KIND = errors.MappedAxisError, errors.ArgumentTypeError

@@ -12,7 +12,6 @@ import jax_dist
 from jax_dist.errors import ArgumentTypeError, MappedAxisError
 
 eqx = pytest.importorskip("equinox")
-pytestmark = pytest.mark.mapping
 
 X = jnp.arange(16.0).reshape(8, 2)
 KEYS = jax.random.split(jax.random.PRNGKey(0), 8)

@@ -10,8 +10,6 @@ from jax.experimental import pallas
 
 import jax_dist
 
-pytestmark = pytest.mark.mapping
-
 _X = np.arange(8.0, dtype=np.float32).reshape(2, 4)
 
 

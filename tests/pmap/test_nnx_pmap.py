@@ -11,8 +11,6 @@ import jax_dist
 
 nnx = pytest.importorskip("flax.nnx")
 optax = pytest.importorskip("optax")
-
-pytestmark = pytest.mark.mapping
 N = 4
 SAME = nnx.StateAxes({...: None})
 X = np.random.default_rng(0).normal(size=(N, 3, 2)).astype(np.float32)

@@ -20,7 +20,6 @@ from jax import lax
 from jax_dist.testing import assert_same_as_pmap
 
 pytestmark = [
-    pytest.mark.mapping,
     # Drawn programs also donate what no result can take over.
     pytest.mark.filterwarnings("ignore:Some donated buffers were not usable"),
 ]

@@ -10,8 +10,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 
-pytestmark = pytest.mark.mapping
-
 _TREE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": 3, "b": jnp.ones(4, jnp.int8)}
 
 

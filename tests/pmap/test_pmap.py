@@ -13,8 +13,6 @@ from watching import lies_on
 
 import jax_dist
 
-pytestmark = pytest.mark.mapping
-
 _EIGHT = np.arange(8.0, dtype=np.float32)
 
 

@@ -13,8 +13,6 @@ from jax import lax
 import jax_dist
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
-pytestmark = pytest.mark.rewriting
-
 _X = np.arange(8.0, dtype=np.float32)
 _TABLE = jnp.arange(1000.0)  # 4 kB
 

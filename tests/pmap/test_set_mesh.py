@@ -12,8 +12,6 @@ from jax.sharding import PartitionSpec as P
 import jax_dist
 from jax_dist import errors
 
-pytestmark = pytest.mark.mapping
-
 _MESHES = {
     "another name": ((8,), ("q",)),
     "its own name": ((8,), ("i",)),

@@ -14,8 +14,6 @@ from watching import compilations, mesh
 
 import jax_dist
 
-pytestmark = pytest.mark.mapping
-
 _BATCH = np.ones((8, 4), np.float32)
 
 

@@ -17,8 +17,6 @@ from jax import lax
 
 import jax_dist
 
-pytestmark = pytest.mark.mapping
-
 _X = np.arange(8, dtype=np.float32)
 
 

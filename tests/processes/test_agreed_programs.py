@@ -20,8 +20,6 @@ from jax_dist import errors
 from jax_dist._multihost import agreement
 from jax_dist.testing import run_processes
 
-pytestmark = pytest.mark.mapping
-
 
 def one(x: jax.Array) -> jax.Array:
     return lax.psum(x.sum(), "i")

@@ -7,8 +7,6 @@ import pytest
 
 from jax_dist.testing import run_processes
 
-pytestmark = pytest.mark.mapping
-
 
 def compare(first: int, last: int) -> list[str]:
     """Run in every process: what differs from jax.pmap, by program."""

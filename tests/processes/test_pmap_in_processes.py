@@ -15,8 +15,6 @@ import pytest
 
 from jax_dist.testing import run_processes
 
-pytestmark = pytest.mark.mapping
-
 _KNOWN = {  # jax.pmap inside jit, scan and cond sums over one process: 6 and 22 of these 28
     "alone": [28.0] * 8,
     "jit": [28.0] * 8,

@@ -19,8 +19,6 @@ import jax_dist
 from jax_dist import explain, rewrite
 from jax_dist.testing import run_processes
 
-pytestmark = pytest.mark.rewriting
-
 
 def _own() -> np.ndarray:
     """Return the slices of this process of 0 to 7."""

@@ -4,13 +4,10 @@ import itertools
 
 import jax
 import numpy as np
-import pytest
 from jax import lax
 
 import jax_dist
 from jax_dist.testing import run_processes
-
-pytestmark = pytest.mark.mapping
 
 _CALLS = 64  # of 48 without a wait, jax 0.10 hangs
 

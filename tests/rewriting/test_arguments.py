@@ -13,8 +13,6 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import explain, rewrite
 from jax_dist.errors import ArgumentError
 
-pytestmark = pytest.mark.rewriting
-
 _X = np.arange(12.0, dtype=np.float32).reshape(4, 3)
 _MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
 

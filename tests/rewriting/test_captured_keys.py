@@ -10,8 +10,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.rewriting
-
 _HERE = pathlib.Path(__file__).parent
 _PROGRAMS = ("closure", "decorated", "key", "mapped", "model", "partitioned", "viewed")
 

@@ -15,8 +15,6 @@ from observing import line_of, mesh_of
 from jax_dist import explain, rewrite
 from jax_dist._rewrite.diagnostics import find_gradient_sums
 
-pytestmark = pytest.mark.rewriting
-
 _MESH = mesh_of(i=4)
 _X = jnp.arange(12.0).reshape(4, 3)
 _W = jnp.float32(2.0)

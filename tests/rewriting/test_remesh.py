@@ -18,8 +18,6 @@ from observing import assert_same, compiled_collectives, line_of, mesh_of, numbe
 import jax_dist
 from jax_dist import explain, rewrite
 
-pytestmark = pytest.mark.rewriting
-
 _X = numbers(4, 3)
 _CUBE = numbers(5, 4, 3, seed=1)
 _FOUR, _WIDE = mesh_of(data=4), mesh_of(data=4, model=2)

@@ -13,8 +13,6 @@ from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
 from jax_dist.plan import Plan, PlanRow
 from jax_dist.topology import Topology
 
-pytestmark = pytest.mark.rewriting
-
 _STABLE = CacheVerdict(stable=True)
 _BEFORE = ProgramCost(
     collectives=(

@@ -25,7 +25,6 @@ from jax_dist._rewrite.interpreter import equations
 from jax_dist.errors import CapturedArrayWarning
 
 pytestmark = [
-    pytest.mark.rewriting,
     pytest.mark.filterwarnings("ignore:JXD401. '.*' captures:jax_dist.errors.CapturedArrayWarning"),
 ]
 

@@ -19,8 +19,6 @@ import jax_dist
 from jax_dist import rewrite
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
-pytestmark = pytest.mark.rewriting
-
 _MESH = mesh_of(data=4)
 _X = numbers(4, 100)
 _W = jnp.linspace(0.0, 1.0, 400).reshape(4, 100)

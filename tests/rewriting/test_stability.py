@@ -17,8 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist._rewrite.report import CacheVerdict
 
-pytestmark = pytest.mark.rewriting
-
 _X = np.arange(12.0, dtype=np.float32).reshape(4, 3)
 
 

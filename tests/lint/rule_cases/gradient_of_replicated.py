@@ -22,7 +22,7 @@ def _silent(why: str, code: str) -> Negative:
 
 
 def _found(why: str, code: str, line: int) -> Positive:
-    """Assert that the gradient is found in that line of the code, from 1."""
+    """Return a case whose gradient is found in that line of the code, from 1."""
     return Positive(why, _TOP + code, (_LINE + line - 1,))
 
 
