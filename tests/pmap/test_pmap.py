@@ -94,7 +94,7 @@ def test_the_result_looks_like_the_function():
 
     mapped = jax_dist.pmap(step)
 
-    assert (mapped.__name__, mapped.__doc__) == ("step", "Takes a step.")
+    assert (mapped.__name__, mapped.__doc__) == ("step", "Take a step.")
     assert mapped.__wrapped__ is step
 
 
