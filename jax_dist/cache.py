@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import logging
-import operator
 import os
 import pathlib
 import re
@@ -235,12 +234,35 @@ class Stats:
         """The counts of all functions together."""
         return sum(self.functions.values(), Counts())
 
-    requests = property(operator.attrgetter("total.requests"), doc="Programs that were looked up.")
-    hits = property(operator.attrgetter("total.hits"), doc="Programs that were loaded.")
-    misses = property(operator.attrgetter("total.misses"), doc="Programs that were compiled.")
-    written = property(operator.attrgetter("total.written"), doc="Misses that are kept now.")
-    unwritten = property(operator.attrgetter("total.unwritten"), doc="Other misses, by reason.")
-    seconds_saved = property(operator.attrgetter("total.seconds_saved"), doc="By all hits.")
+    @property
+    def requests(self) -> int:
+        """Programs that were looked up."""
+        return self.total.requests
+
+    @property
+    def hits(self) -> int:
+        """Programs that were loaded."""
+        return self.total.hits
+
+    @property
+    def misses(self) -> int:
+        """Programs that were compiled."""
+        return self.total.misses
+
+    @property
+    def written(self) -> int:
+        """Misses that are kept now."""
+        return self.total.written
+
+    @property
+    def unwritten(self) -> collections.Counter[str]:
+        """Other misses, by reason."""
+        return self.total.unwritten
+
+    @property
+    def seconds_saved(self) -> float:
+        """By all hits."""
+        return self.total.seconds_saved
 
     def __str__(self) -> str:
         functions = self.functions

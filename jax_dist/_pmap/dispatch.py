@@ -73,7 +73,8 @@ class Dispatcher:
 
     def __init__(self, options: Options, fun: Callable[[], Callable]):
         """`fun` returns the function, which is held weakly: this is cached on its account."""
-        self.options, self._fun = options, fun
+        self.options: Options = options
+        self._fun = fun
         self._placed = placement.PlacementCache()
         self._watch = Watch(options.fun_name)
         self._placements = Placements()

@@ -58,7 +58,7 @@ class VendoredNames:
     title = "mapped"
 
     def __init__(self, home: Home):
-        self.source = home.module
+        self.source: str = home.module
         self.is_used = False  # whether the file needs the module
 
     def named(self, module: Module, function: str, at: ast.AST) -> Name:

@@ -22,7 +22,7 @@ class ProjectFiles:
     """
 
     def __init__(self, paths: Sequence[str] = (), project: Project | None = None):
-        self.project = project or Project(tuple(paths))
+        self.project: Project = project or Project(tuple(paths))
         self.shown: Mapping[str, str] = {os.path.abspath(path): path for path in paths}
         self._texts: dict[str, bytes] = {}
         self._folders: set[str] = set()

@@ -66,10 +66,11 @@ class Module:
         self.name = name
         self.tree: ast.Module = sources.parse(source.python)
         self.scopes: scopes.Scopes = scopes.build(self.tree, is_whole=is_whole)
-        self.scope, self.statement = self.scopes.scope, self.scopes.statement
-        self.ancestors = self.scopes.ancestors
+        self.scope: Callable[[ast.AST], NameScope] = self.scopes.scope
+        self.statement: Callable[[ast.AST], ast.stmt] = self.scopes.statement
+        self.ancestors: Callable[[ast.AST], Iterator[ast.AST]] = self.scopes.ancestors
         self._reaching = Reaching(self.scopes)
-        self.reaching = self._reaching.bindings_of
+        self.reaching: Callable[[ast.Name], list[Binding] | None] = self._reaching.bindings_of
         self._elsewhere = elsewhere
         self._depth = 0
         self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}

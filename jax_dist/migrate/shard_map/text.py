@@ -65,9 +65,9 @@ class Writer:
         self._sharded: dict[tuple[ast.AST, str], str] = {}
         self._bound_in: dict[ast.AST, set[str]] = {}
         self.hang = "    "
-        self.unit = indentation_of(module.source.code.decode())
+        self.unit: str = indentation_of(module.source.code.decode())
         self._width = _WIDTHS.get(len(self.unit), 88)
-        self.bound = {name for scope in module.scopes.all for name in scope.bindings}
+        self.bound: set[str] = {name for scope in module.scopes.all for name in scope.bindings}
 
     def replace(self, node: Any, text: str) -> None:
         """Put text in the place of a node."""
