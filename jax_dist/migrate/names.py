@@ -59,7 +59,7 @@ class VendoredNames:
 
     def __init__(self, home: Home):
         self.source: str = home.module
-        self.is_used = False  # whether the file needs the module
+        self.is_used: bool = False  # whether the file needs the module
 
     def named(self, module: Module, function: str, at: ast.AST) -> Name:
         function = "mapped" if function == "pmap" else function
