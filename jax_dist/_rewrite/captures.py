@@ -96,8 +96,8 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, jax.Array):
         return id(value)
     content = np.ascontiguousarray(value)
-    digest = hashlib.blake2b(content.data.cast("B") if content.size else b"").digest()
-    return digest, content.shape, content.dtype.str
+    digest = hashlib.blake2b(content.view(np.uint8)).digest()
+    return digest, content.shape, content.dtype.name  # `str` is one for all types of ml_dtypes
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:

@@ -41,7 +41,7 @@ def array_identity(value: Any) -> Identity | None:
     if not hasattr(value, "__array__") or np.ndim(value) == 0:  # a Python or NumPy scalar
         return None
     array = np.asarray(value)
-    return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str)
+    return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.name)
 
 
 @dataclasses.dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Which arrays a program captures, once each, what is said of them, and programs without them."""
 
 import re
+import warnings
 
 import chex
 import jax
@@ -11,6 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jax_dist
 from jax_dist import _compat
 from jax_dist._rewrite.captures import Capture, find_captures, lift, warning_text
 from jax_dist._rewrite.constants import lift_arrays
@@ -216,3 +218,16 @@ def test_numpy_constants_that_stay_are_copied():
     lifted = lift(jax.make_jaxpr(fun)(_X), fun, "fun", "allow")
     small[:] = 5
     chex.assert_trees_all_close(run(lifted.jaxpr, [_X], {})[0], _X + 2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "int4", "float16", "bool"])
+@pytest.mark.parametrize("size", [4, 2000])
+def test_numpy_arrays_of_every_type_may_be_captured(dtype, size):
+    table = np.arange(size).astype(bool).astype(jnp.dtype(dtype))
+    fun = lambda x: x * jnp.asarray(table).astype(jnp.float32).sum()
+    x = np.ones(8, np.float32)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jax_dist.CapturedArrayWarning)
+        for changed in (jax_dist.rewrite(fun), jax_dist.pmap(fun)):
+            np.testing.assert_array_equal(changed(x), x * (size - 1))
