@@ -72,7 +72,7 @@ def eval_step(params, batch):
 
 
 def make_batch(rng, real=BATCH_SIZE):
-    """The last batch of an epoch is filled up with examples of weight 0."""
+    """Fill the last batch of an epoch up with examples of weight 0."""
     meaning = rng.normal(size=(BATCH_SIZE, 4))
     image_of, text_of = np.random.default_rng(7).normal(size=(2, 4, FEATURES))
     noise = 0.1 * rng.normal(size=(2, BATCH_SIZE, FEATURES))

@@ -38,7 +38,7 @@ def reset(key):
 
 
 def step(key, state, action):
-    """A new ball starts at the top as soon as one is down."""
+    """Drop a new ball as soon as one is down."""
     paddle = jnp.clip(state.paddle + action - 1, 0, SIZE - 1)
     moved = EnvState(state.ball_x, state.ball_y + 1, paddle)
     done = moved.ball_y == SIZE - 1

@@ -5,6 +5,7 @@ loading another package.
 """
 
 import argparse
+import errno
 import gc
 import re
 import sys
@@ -79,7 +80,11 @@ def main(
     except MisuseError as error:
         print(f"jax-dist {options.command}: {error}", file=err)
         return Exit.USAGE
-    except Exception:  # noqa: BLE001 - Python would exit with 1, which means findings
+    except Exception as error:  # noqa: BLE001 - Python would exit with 1, which means findings
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            terminal.silence(out)
+            print(f"jax-dist {options.command}: {error.strerror}", file=err)
+            return Exit.USAGE
         traceback.print_exc(file=err)
         print(f"jax-dist {options.command}: internal error; please report it", file=err)
         return Exit.USAGE

@@ -76,6 +76,16 @@ def test_a_reader_that_leaves_early_gets_no_traceback(streams, tmp_path):
     assert (run.returncode, run.stderr or "") == (2, "")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")
+def test_a_full_disk_is_named_in_one_line(tmp_path):
+    (tmp_path / "a.py").write_text("import jax\njax.pmap(f)\n")
+    command = [sys.executable, "-m", "jax_dist", "lint", str(tmp_path)]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert (run.returncode, run.stderr) == (2, "jax-dist lint: No space left on device\n")
+
+
 def test_an_internal_error_has_a_traceback_and_never_the_code_of_a_finding(monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("broken")

@@ -124,6 +124,10 @@ class TestReading:
             (b"[1]", "the file is no notebook: it has no list of cells"),
             (b"{}", "the file is no notebook: it has no list of cells"),
             (
+                b'{"cells": [{"cell_type": "code", "source": [1, 2]}]}',
+                "the file is no notebook: sequence item 0: expected str instance, int found",
+            ),
+            (
                 b'{"cells": [}',
                 "the file is no notebook: Expecting value: line 1 column 12 (char 11)",
             ),

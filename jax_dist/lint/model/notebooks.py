@@ -116,7 +116,7 @@ def read_notebook(path: str, data: bytes) -> Notebook:
     try:
         raw = data.decode("utf-8-sig")
         found = [(*each, "".join(line for line, _, _ in each[2]).encode()) for each in _cells(raw)]
-    except (ValueError, RecursionError) as error:  # also what json and decoding raise
+    except (TypeError, ValueError, RecursionError) as error:  # also of json and decoding
         raise UnreadableError(f"the file is no notebook: {error}") from error
     marker = "# cell"  # which no cell holds
     while any(f"{marker} ".encode() in text for *_, text in found):
