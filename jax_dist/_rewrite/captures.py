@@ -96,7 +96,7 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, jax.Array):
         return id(value)
     content = np.ascontiguousarray(value)
-    digest = hashlib.blake2b(content.view(np.uint8)).digest()
+    digest = hashlib.blake2b(content.view(np.uint8).data).digest()
     return digest, content.shape, content.dtype.name  # `str` is one for all types of ml_dtypes
 
 
