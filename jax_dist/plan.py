@@ -111,7 +111,7 @@ class Plan:
         return {"name": self.name, "advice": self.advice, "machines": machines, "rows": rows}
 
     def __str__(self) -> str:
-        from rich.table import Table  # noqa: PLC0415  # slow to import
+        from rich.table import Table  # slow to import
 
         parts: list[Any] = [f"{self.name}: {self.advice}"]
         for machine in self.machines:

@@ -208,8 +208,8 @@ def explain(
     if devices is None:
         return rewrite(fun, **options).report(*args, **kwargs)
     # A rewriting does without the global view, which is among the strategies of a plan.
-    from jax_dist._steps import MappedStep  # noqa: PLC0415
-    from jax_dist.plan import machines_of, plan  # noqa: PLC0415
+    from jax_dist._steps import MappedStep
+    from jax_dist.plan import machines_of, plan
 
     (machine,) = machines_of(devices)
     step = MappedStep.of(fun, args, kwargs)

@@ -222,7 +222,7 @@ class DeviceCountReport:
         return all(result.same for result in self.results)
 
     def __str__(self) -> str:
-        from rich.table import Table  # noqa: PLC0415  # slow to import
+        from rich.table import Table  # slow to import
 
         table = Table("result", "devices", "compared with 1 device", "distance", "tolerance")
         table.box = None
@@ -343,7 +343,7 @@ class _Program:
     def of(
         cls, fun: Callable, args: tuple, axis_name: Any, in_axes: Any, mesh: Mesh | None
     ) -> "_Program":
-        from jax_dist._steps import MappedStep  # noqa: PLC0415  # which few tests need
+        from jax_dist._steps import MappedStep  # which few tests need
 
         takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
         of_leaves = lambda leaves, mesh: fun(

@@ -164,7 +164,7 @@ def topology(name: str) -> Topology:
 @functools.cache
 def _load(chip: str, grid: tuple[int, ...]) -> Topology:
     """Return the topology, the same devices each time: they are in the keys of JAX's caches."""
-    from jax.experimental import topologies  # noqa: PLC0415  # loads parts of JAX that few need
+    from jax.experimental import topologies  # loads parts of JAX that few need
 
     shape = "x".join(map(str, grid))
     name = f"{chip}:{shape}"

@@ -192,7 +192,7 @@ def _of_operands() -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
             for operands in ((each,) * count for each in _OPERANDS for count in (1, 2, 3)):
                 try:
                     (eqn,) = jax.make_jaxpr(maker)(*operands).eqns
-                except Exception:  # noqa: BLE001, S112  # of another type or number of operands
+                except Exception:  # noqa: BLE001  # of another type or number of operands
                     continue
                 if eqn.primitive.name == name:
                     yield maker, operands

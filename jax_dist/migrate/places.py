@@ -63,7 +63,7 @@ class FileMigration:
         return FileMigration(self.path, self.before, self.before, self.places, problem)
 
 
-class Left(Exception):  # noqa: N818 - a result, not an error
+class Left(Exception):
     """Raised where a place cannot be migrated.
 
     The reason has the same words at each such place, so that reports can count them.

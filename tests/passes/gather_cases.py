@@ -143,7 +143,7 @@ CASES: dict[str, Case] = {
         f"mul{DIFFERS}",
         lambda x: (gather(x) * jax.random.normal(jax.random.fold_in(KEY, lax.axis_index("i")))).sum(
             0
-        ),  # noqa: E501
+        ),
     ),  # fmt: skip
     # ---- weights and products
     "einsum with weights": rewritten(lambda x: jnp.einsum("i,i...->...", weights(), gather(x))),
@@ -202,7 +202,7 @@ CASES: dict[str, Case] = {
         f"scan{WHOLE}",
         lambda x: (lambda g: lax.scan(lambda c, y: (c + g.mean(0) * y, None), x, jnp.ones(3))[0])(
             gather(x)
-        ),  # noqa: E501
+        ),
     ),  # fmt: skip
     "inside while": rewritten(
         lambda x: looped(lambda x: x + gather(x).mean(0), x), differentiable=False

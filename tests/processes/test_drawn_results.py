@@ -10,13 +10,13 @@ from jax_dist.testing import run_processes
 
 def compare(first: int, last: int) -> list[str]:
     """Run in every process: what differs from jax.pmap, by program."""
-    import jax  # noqa: PLC0415  # in the children alone
-    import numpy as np  # noqa: PLC0415
+    import jax  # in the children alone
+    import numpy as np
 
     sys.path.append(str(pathlib.Path(__file__).parents[1] / "pmap"))
-    from drawn_programs import draw_results  # noqa: PLC0415
+    from drawn_programs import draw_results
 
-    import jax_dist  # noqa: PLC0415
+    import jax_dist
 
     def attempt(pmap, seed):
         body, out_axes = draw_results(seed)

@@ -97,7 +97,7 @@ def _width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(each) > 0 for each in text)
 
 
-def _concise(findings: Sequence[Finding], colour: bool) -> str:  # noqa: ARG001, FBT001
+def _concise(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - as _text
     """Return a line for each finding, for editors and `grep`."""
     return "".join(
         f"{display(finding.path)}:{_place(finding)} {finding.code} {display(finding.message)}\n"
@@ -105,7 +105,7 @@ def _concise(findings: Sequence[Finding], colour: bool) -> str:  # noqa: ARG001,
     )
 
 
-def _json(findings: Sequence[Finding], colour: bool) -> str:  # noqa: ARG001, FBT001
+def _json(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - as _text
     """Return one array, for programs; lines, columns and cells count from 1, bytes from 0."""
     return json.dumps(list(map(_entry, findings)), indent=2) + "\n"
 
@@ -137,7 +137,7 @@ def _position(position: Position) -> dict[str, Any]:
     return entry if position.cell is None else {"cell": position.cell, **entry}
 
 
-def _github(findings: Sequence[Finding], colour: bool) -> str:  # noqa: ARG001, FBT001
+def _github(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - as _text
     """Return workflow commands, which become annotations of the changed lines."""
     return "".join(map(_command, findings))
 

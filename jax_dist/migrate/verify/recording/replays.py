@@ -21,7 +21,7 @@ _RATIO = 1e-2  # a factor is as near to the number of devices
 _PRECISIONS = {"f8_": 2.0**-3, "bf16[": 2.0**-8, "f16[": 2.0**-11}
 
 
-class Difference(Exception):  # noqa: N818 - a result
+class Difference(Exception):
     """Raised where a step differs from what pmap gave."""
 
     def __init__(self, text: str, reason: str = ""):
