@@ -5,7 +5,6 @@ before that is bound.
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -220,9 +219,3 @@ class _File:
 
 def _in_order(places: Sequence[Place]) -> tuple[Place, ...]:
     return tuple(sorted(places, key=lambda place: (place.cell or 0, place.line)))
-
-
-def display_path(path: str) -> str:
-    """Return a path as seen from the current folder, if it is below that."""
-    inside = os.path.relpath(path)
-    return path if inside.startswith(os.pardir) else inside

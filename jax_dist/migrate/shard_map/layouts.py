@@ -30,7 +30,7 @@ class Layouts:
 
     def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values):
         self._module, self._mapped, self._values = module, mapped, values
-        self._of_value = {id(value): self._first_guess(value) for value in values.all()}
+        self._of_value = {id(value): self._first_guess(value) for value in values.all}
         self.arguments: dict[tuple[int, int], Layout] = {}  # by number of mapped, position
         self.results: dict[tuple[int, int], Layout] = {}
         while self._is_changed():
@@ -186,7 +186,7 @@ class Layouts:
     def _lower_unpacked(self) -> None:
         """Keep one layout for all that one expression defines: `a, b = replicate((a, b))`."""
         by_node: dict[ast.AST, list[Value]] = {}
-        for value in self._values.all():
+        for value in self._values.all:
             for definition in value.definitions:
                 if definition.kind == "replicate":
                     by_node.setdefault(definition.node, []).append(value)
@@ -197,7 +197,7 @@ class Layouts:
 
     def _lower_read_together(self) -> None:
         """Keep one layout for all parts of `unreplicate((a, b))`."""
-        for value in self._values.all():
+        for value in self._values.all:
             for use in value.uses:
                 if use.kind == "first" and use.of is not None:
                     parts = [*parts_of(self._module, use.of)]

@@ -231,7 +231,7 @@ class _Rewriting:
             for call in mapped.calls:
                 self._write_arguments(number, mapped, call)
                 self._write_direct_read(mapped, call)
-        for value in self._values.all():
+        for value in self._values.all:
             self._write_value(value)
         self.writer.define_meshes()
 
@@ -300,10 +300,11 @@ class _Rewriting:
             start = self._module.span(self._module.statement(node))[0]
             indent = self._indent(node)
             rows = [row for line in lines for row in line.split("\n")]
-            before = self._module.source.code[: start - len(indent)].decode().rpartition("\n")[0]
-            last = before.rpartition("\n")[2].strip()
-            if rows[0].startswith("def ") and indent and last and last[-1] != ":":
-                self.writer.insert(start - len(indent), "\n")
+            if rows[0].startswith("def ") and indent:
+                above = start - len(indent) - 1  # the end of the line before
+                last = self._module.source.line_text(above).strip()
+                if last and last[-1] != ":":
+                    self.writer.insert(above + 1, "\n")
             text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
             self.writer.insert(start, f"{text[len(indent) :]}\n{indent}")
 
@@ -564,7 +565,7 @@ class _Rewriting:
     @functools.cached_property
     def _firsts(self) -> set[ast.AST]:
         """Return the reads of one device's copy."""
-        return {use.node for value in self._values.all() for use in value.uses if use.of}
+        return {use.node for value in self._values.all for use in value.uses if use.of}
 
     def _is_plain(self, call: ast.Call, arguments: Sequence[ast.expr]) -> bool:
         """Return whether no other edits are made inside of the arguments, on one line each."""

@@ -102,12 +102,9 @@ class Values:
             for target, _ in self.targets(call):
                 self._visit(target)
 
-    def all(self) -> list[Value]:
-        """Return all values."""
-        return self._all
-
     @functools.cached_property
-    def _all(self) -> list[Value]:
+    def all(self) -> list[Value]:
+        """All values."""
         return [self._value(root) for root in self._members]
 
     def of(self, node: ast.expr) -> Value | None:
