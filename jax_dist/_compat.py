@@ -24,6 +24,7 @@ Where one is missing, the feature raises NotImplementedError, or does what stand
 import contextlib
 import functools
 import importlib
+import inspect
 import sys
 import threading
 import time
@@ -53,9 +54,9 @@ else:
 
 # No attribute shows these two; no version between 0.10.2 and 0.12.0.1 was tried.
 CPU_HANGS_WHEN_FULL = jax.__version_info__ < (0, 12)
-"""Whether the CPU backend hangs over more than 32 executions on several devices in flight."""
+"""True if the CPU backend hangs over more than 32 executions on several devices in flight."""
 CACHES_HOST_CALLBACKS = jax.__version_info__ >= (0, 12)
-"""Whether a program with a host callback is written to the persistent cache."""
+"""True if a program with a host callback is written to the persistent cache."""
 
 
 def find(module: str, name: str) -> Any | None:
@@ -146,11 +147,6 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return aval.manual_axis_type.varying
 
 
-def is_unreduced(aval: Any) -> bool:
-    """Return whether, by the type, a sum over devices is still to come, or has to be undone."""
-    return bool(aval.manual_axis_type.unreduced or aval.manual_axis_type.reduced)
-
-
 def typed_collectives(*, check_vma: bool) -> Any:
     """Return the context in which a shard_map of this `check_vma` traces its body."""
     return require("jax._src.config", "_check_vma")(check_vma)
@@ -228,7 +224,7 @@ class JitOptions(NamedTuple):
     compiler_options: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, fun: Any) -> "JitOptions":
+    def read(cls, fun: Any) -> "JitOptions":
         """Return the options of a jit object; the defaults for any other callable."""
         if not _is_jit(fun):
             return cls()
@@ -391,6 +387,8 @@ def watch_cache(watcher: Any) -> None:
         open_file_cache = require(_CACHE, "get_file_cache")
         require(_COMPILER, "_cache_read")
         compile_and_write = require(_COMPILER, "_compile_and_write_cache")
+        # Taken by 0.10.2, which never writes a program with callbacks, and not by 0.12.0.1.
+        parameters = inspect.signature(require(_COMPILER, "_cache_write")).parameters
 
         def open_store(path: str) -> Any:
             store = watcher.open_store(path)
@@ -400,7 +398,7 @@ def watch_cache(watcher: Any) -> None:
         cache.get_file_cache = open_store
         compiler._cache_read = functools.partial(_read, watcher, cache)
         compiler._compile_and_write_cache = functools.partial(
-            _compile_and_write, watcher, cache, compile_and_write
+            _compile_and_write, watcher, cache, compile_and_write, "host_callbacks" in parameters
         )
 
 
@@ -418,7 +416,8 @@ def _read(watcher: Any, cache: Any, name: str, key: str, *rest: Any) -> Any:
     return executable, seconds
 
 
-def _compile_and_write(watcher: Any, cache: Any, original: Callable, *arguments: Any) -> Any:
+def _compile_and_write(watcher: Any, cache: Any, original: Callable, *rest: Any) -> Any:
+    rejects_callbacks, *arguments = rest
     backend, _, _, _, callbacks, name, key = arguments
     start = time.monotonic()
     seconds, reason = 0.0, "compiling it failed"
@@ -426,7 +425,7 @@ def _compile_and_write(watcher: Any, cache: Any, original: Callable, *arguments:
         with watcher.compiling(name, key):
             executable = original(*arguments)
         seconds = time.monotonic() - start
-        reason = _reason_not_to_write(seconds, () if CACHES_HOST_CALLBACKS else callbacks)
+        reason = _reason_not_to_write(seconds, callbacks if rejects_callbacks else ())
         if reason is None and jax.process_index() != 0 and not watcher.is_enabled():
             reason = "only the first process writes"
         elif reason is None and jax.process_index() != 0:
@@ -573,7 +572,7 @@ class JoinedProcess(NamedTuple):
     address: str  # of JAX's service: "host:port"
 
 
-def joined_as() -> JoinedProcess | None:
+def find_joined_process() -> JoinedProcess | None:
     """Return this process among the others, or None if `jax.distributed` has not joined it."""
     state = require("jax._src.distributed", "global_state")
     if state.client is None:

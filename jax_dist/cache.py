@@ -261,7 +261,7 @@ class Stats:
 
     @property
     def seconds_saved(self) -> float:
-        """By all hits."""
+        """Seconds of compiling that all hits saved."""
         return self.total.seconds_saved
 
     def __str__(self) -> str:

@@ -144,7 +144,7 @@ def agree_on(
     Raises:
       RuntimeError: there are several processes, but `jax.distributed` has not joined them.
     """
-    joined = _compat.joined_as()
+    joined = _compat.find_joined_process()
     if joined is None:
         if _compat.backend_started() and jax.process_count() > 1:
             raise RuntimeError(

@@ -111,7 +111,7 @@ def initialize(
     """
     agreement.program_timeout = program_timeout
     asked = Place(coordinator_address, num_processes, process_id)
-    joined = _compat.joined_as()
+    joined = _compat.find_joined_process()
     if joined is None and num_processes != 1:
         place, devices = _complete(asked, local_device_ids, initialization_timeout)
         if place.processes not in (None, 1):
@@ -127,7 +127,7 @@ def initialize(
                 heartbeat_timeout_seconds=max(1, round(heartbeat_timeout)),
                 shutdown_timeout_seconds=max(1, round(shutdown_timeout)),
             )
-            joined = _compat.joined_as()
+            joined = _compat.find_joined_process()
     elif joined is not None:
         actual = Place(joined.address, joined.processes, joined.rank)
         for name, value, now in zip(Place._fields, asked, actual, strict=True):

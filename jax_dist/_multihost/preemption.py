@@ -65,7 +65,7 @@ def preempted(step: int) -> bool:
     """
     if not _notice.is_preempted and step != _notice.last_step:  # JAX answers once for each step
         _notice.last_step = step
-        if _compat.joined_as() is None:
+        if _compat.find_joined_process() is None:
             _notice.is_preempted = _notice.get_signal()
         else:
             _notice.is_preempted = multihost_utils.reached_preemption_sync_point(step)

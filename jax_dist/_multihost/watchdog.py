@@ -90,7 +90,7 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
                 self._end()
 
     def _end(self) -> None:
-        joined = _compat.joined_as()
+        joined = _compat.find_joined_process()
         prefix = ""
         if joined is not None:
             launch.note("failed", joined.rank)

@@ -16,7 +16,6 @@ be changed (arrays it captures, gathers that are reduced), it is evaluated again
 """
 
 import dataclasses
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ from jax_dist._pmap.emission import TracedBody
 from jax_dist._pmap.meshes import InnerAxis, Layout
 from jax_dist._pmap.options import Options
 from jax_dist._rewrite import captures, interpreter, programs
-from jax_dist._rewrite.captures import Lifted, PlacedCaptures, Placements, Watch
+from jax_dist._rewrite.captures import NO_CAPTURES, Lifted, PlacedCaptures, Placements, Watch
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.gathers import GATHERS, plan_gathers
 from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
-_NO_CAPTURES = PlacedCaptures(())
 _NOTHING_LIFTED = Lifted(None, (), (), [])  # pyright: ignore[reportArgumentType]
 
 
@@ -80,13 +78,18 @@ class Dispatcher:
         self._placements = Placements()
         self._layouts: dict[int, Layout] = {}  # by size of the mapped axis, the last one
         self._jits: dict[Any, Any] = {}
-        self._fronts = weakref.WeakKeyDictionary[PlacedCaptures, Callable[..., Any]]()
         self._signatures = weakref.WeakKeyDictionary[Any, Signature]()  # by jaxpr
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._processes: ProcessCalls | None = None
         self._is_chosen = False  # whether there are several processes
-        self._used: tuple[PlacedCaptures, bool] = (_NO_CAPTURES, False)  # by the last call
-        self._front = self._front_for(_NO_CAPTURES)
+        self._fronts = programs.Fronts(
+            options.fun_name,
+            self._call_anew,
+            function=fun,
+            rerun=lambda _, args, kwargs: self._call_without_jit(args, kwargs),
+            without_jit=self._call_without_jit,
+            static_argnums=options.static,
+        )
         self._update_callers()
 
     @property
@@ -117,10 +120,9 @@ class Dispatcher:
         place, signature, (args, kwargs) = self._find_described(call)
         placed = self._place_captures(signature, place.layout)
         program = self._program(place, signature)
-        given = args if placed is _NO_CAPTURES else (placed.values, *args)
-        lowered = program.lower(*given, **kwargs)
+        lowered = program.lower(*placed.prepend(args), **kwargs)
         _compat.describe_arguments(lowered, self._describe(call, place.layout))
-        return lowered if placed is _NO_CAPTURES else programs.Lowered(lowered, placed.values)
+        return lowered if placed is NO_CAPTURES else programs.Lowered(lowered, placed.values)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""
@@ -129,15 +131,6 @@ class Dispatcher:
         return self._program(place, signature).trace(*args, **kwargs)
 
     # ---- a call that the front does not know
-
-    def _miss(
-        self, asking: PlacedCaptures, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _compat.Answer:
-        try:
-            return self._call_anew(asking, args, kwargs)
-        except Exception as error:
-            programs.hide_own_frames(error)
-            raise
 
     def _call_anew(
         self, asking: PlacedCaptures, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -177,7 +170,7 @@ class Dispatcher:
         leaves, misplaced = self._place(call, layout)
         args, kwargs = call.rebuild(leaves)
         if misplaced and call.size in self._layouts:
-            return self._front(*args, **kwargs), None, False
+            return self._fronts.call(*args, **kwargs), None, False
         again = lambda other: call.rebuild(self._place(call, other)[0])
         place, signature, (args, kwargs) = self._find(
             _Place(layout), call, lambda other: (args, kwargs) if other is layout else again(other)
@@ -187,10 +180,10 @@ class Dispatcher:
         if self._processes is not None:
             self._processes.agree(call, signature, layout)
         placed = self._place_captures(signature, layout)
-        given = args if placed is _NO_CAPTURES else (placed.values, *args)
         program = self._program(place, signature)
-        results, memory, stale = _compat.run_jit(program, given, kwargs)
-        self._use(placed, is_full=programs.can_be_full(layout.mesh))
+        results, memory, stale = _compat.run_jit(program, placed.prepend(args), kwargs)
+        if self._fronts.use(placed, is_full=programs.can_be_full(layout.mesh)):
+            self._update_callers()
         return results, None if misplaced or placed is not asking else memory, stale
 
     def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -377,51 +370,19 @@ class Dispatcher:
     def _place_captures(self, signature: Signature, layout: Layout) -> PlacedCaptures:
         everywhere = NamedSharding(layout.mesh, P())
         place = lambda value: put_copy(value, everywhere)
-        return self._placements.of(signature.lifted, layout.mesh, place) or _NO_CAPTURES
+        return self._placements.of(signature.lifted, layout.mesh, place)
 
     # ---- the way to call it
 
-    def _front_for(self, placed: PlacedCaptures) -> Callable[..., Any]:
-        """Return the front of programs that take these captured arrays first, if any."""
-        if placed in self._fronts:
-            return self._fronts[placed]
-        first, options = int(placed is not _NO_CAPTURES), self.options
-        reference = weakref.ref(placed)  # the front is kept as long as they are
-
-        def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
-            captured = reference()
-            return self._miss(captured or _NO_CAPTURES, args[first:], kwargs)
-
-        def without_jit(*args: Any, **kwargs: Any) -> Any:
-            call = self._bind(args[first:], kwargs)
-            outer = meshes.Frame.current()
-            if outer is not None:
-                return emission.emit_inside(options, call, outer)
-            return emission.emit(options, call, self._lay_out(call))[0]
-
-        front = _compat.front(
-            options.fun_name,
-            miss,
-            fun=without_jit,
-            without_jit=without_jit,
-            static_argnums=tuple(first + number for number in options.static),
-        )
-        self._fronts[placed] = front
-        return front
-
-    def _use(self, placed: PlacedCaptures, *, is_full: bool) -> None:
-        """Have the next call go to the front of the program that ran now."""
-        if self._used == (placed, is_full):
-            return
-        self._used = placed, is_full
-        front = self._front_for(placed)
-        if placed is not _NO_CAPTURES:
-            front = functools.partial(front, placed.values)
-        self._front = programs.throttled(front) if is_full else front
-        self._update_callers()
+    def _call_without_jit(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        call = self._bind(args, kwargs)
+        outer = meshes.Frame.current()
+        if outer is not None:
+            return emission.emit_inside(self.options, call, outer)
+        return emission.emit(self.options, call, self._lay_out(call))[0]
 
     def _update_callers(self) -> None:
-        call = self._front
+        call = self._fronts.call
         if self._processes is not None and self.options.arrays == "local":
             call = self._processes.call
 
@@ -448,7 +409,7 @@ class Dispatcher:
         self._processes = ProcessCalls(
             self.options,
             self._fun,
-            run=lambda *args, **kwargs: self._front(*args, **kwargs),
+            run=lambda *args, **kwargs: self._fronts.call(*args, **kwargs),
             layout_of=lambda call: self._find_described(call)[0].layout,
         )
         self._update_callers()

@@ -331,7 +331,7 @@ def agree_to_run(
       DisagreementError: they are about to run different ones.
       TimeoutError: some of them did not come.
     """
-    if _compat.joined_as() is None:  # nothing to compare over
+    if _compat.find_joined_process() is None:  # nothing to compare over
         return
     numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
     fingerprint = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})

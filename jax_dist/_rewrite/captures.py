@@ -49,7 +49,7 @@ class Capture:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is worth a warning, and an argument of its own."""
+        """True if it is worth a warning, and an argument of its own."""
         return self.bytes >= _LARGE
 
     def __str__(self) -> str:
@@ -203,6 +203,13 @@ class PlacedCaptures:
         self.values: tuple[Any, ...] = tuple(values)
         self._originals = originals  # kept, for the identity of jax arrays is their key
 
+    def prepend(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the program, which takes the captured arrays first."""
+        return args if self is NO_CAPTURES else (self.values, *args)
+
+
+NO_CAPTURES = PlacedCaptures(())  # of a program that takes none
+
 
 class Placements:
     """The copies of captured arrays that programs of one function share."""
@@ -210,15 +217,13 @@ class Placements:
     def __init__(self):
         self._sets = weakref.WeakValueDictionary[Hashable, PlacedCaptures]()
 
-    def of(
-        self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]
-    ) -> PlacedCaptures | None:
-        """Return the captured arrays of a program, which keeps them alive; None without any.
+    def of(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> PlacedCaptures:
+        """Return the captured arrays of a program, which keeps them alive.
 
         `where` is the same for the same places; `place` puts an array there.
         """
         if not lifted.captures:
-            return None
+            return NO_CAPTURES
         if where not in lifted.placed:
             key = (tuple(capture.key for capture in lifted.captures), where)
             placed = self._sets.get(key)

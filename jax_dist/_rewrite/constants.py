@@ -143,7 +143,7 @@ def lift_arrays(jaxpr: ClosedJaxpr, arrays: Sequence[Any]) -> ClosedJaxpr:
     Other NumPy constants are copied: their owner may write to them.
     """
     types = {array_identity(value): jax.typeof(value) for value in arrays}
-    return _Lifting(types).with_inputs(jaxpr, tuple(types))
+    return _Lifting(types).add_inputs(jaxpr, tuple(types))
 
 
 class _Lifting:
@@ -154,14 +154,14 @@ class _Lifting:
         self._held: dict[int, tuple[Identity, ...]] = {}  # by the identity of a body
         self._changed: dict[Hashable, Any] = {}
 
-    def with_inputs(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
+    def add_inputs(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
         """Return a jaxpr, open or closed as it came, with these arrays as its first inputs."""
         key = (id(jaxpr), inputs)
         if key not in self._changed:
-            self._changed[key] = self._with_inputs(jaxpr, inputs)
+            self._changed[key] = self._rebuild(jaxpr, inputs)
         return self._changed[key]
 
-    def _with_inputs(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
+    def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
         body, consts = open_jaxpr(jaxpr), list(map(own_copy, constants(jaxpr)))
         new = {identity: Var(self._types[identity]) for identity in inputs}
         held = list(map(array_identity, constants(jaxpr)))
@@ -192,26 +192,26 @@ class _Lifting:
         self, eqn: JaxprEqn, new: Mapping[Identity, Var], read: Callable[[Atom], Atom]
     ) -> JaxprEqn:
         invars, inner = list(map(read, eqn.invars)), bodies(eqn)
-        needed = self._held_in_bodies(eqn, inner)
+        needed = self._collect_from_bodies(eqn, inner)
         if needed:
-            widen = lambda body: self.with_inputs(body, needed)
+            widen = lambda body: self.add_inputs(body, needed)
             return _widened(eqn, widen, [new[identity] for identity in needed], invars)
-        if any(self.with_inputs(body, ()) is not body for body in inner):
-            eqn = with_bodies(eqn, lambda body: self.with_inputs(body, ()))
+        if any(self.add_inputs(body, ()) is not body for body in inner):
+            eqn = with_bodies(eqn, lambda body: self.add_inputs(body, ()))
         is_same = all(after is before for after, before in zip(invars, eqn.invars, strict=True))
         return eqn if is_same else eqn.replace(invars=invars)
 
-    def _held_in_bodies(self, eqn: JaxprEqn, inner: Sequence[Any]) -> tuple[Identity, ...]:
+    def _collect_from_bodies(self, eqn: JaxprEqn, inner: Sequence[Any]) -> tuple[Identity, ...]:
         """Return the wanted arrays in the bodies of an equation, each once, in order."""
         if not inner or _compat.name_of(eqn) not in _WIDENED:
             return ()
-        return tuple(dict.fromkeys(identity for body in inner for identity in self._held_in(body)))
+        return tuple(dict.fromkeys(identity for body in inner for identity in self._collect(body)))
 
-    def _held_in(self, jaxpr: Any) -> tuple[Identity, ...]:
+    def _collect(self, jaxpr: Any) -> tuple[Identity, ...]:
         if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
             held = list(map(array_identity, constants(jaxpr)))
             for eqn in open_jaxpr(jaxpr).eqns:
-                held += self._held_in_bodies(eqn, bodies(eqn))
+                held += self._collect_from_bodies(eqn, bodies(eqn))
             self._held[id(jaxpr)] = tuple(dict.fromkeys(i for i in held if i in self._types))
         return self._held[id(jaxpr)]
 

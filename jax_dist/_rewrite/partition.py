@@ -68,7 +68,7 @@ class _Route:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all values are replicated."""
+        """True if all values are replicated."""
         return not any(map(any, (*self.chosen.operands, *self.chosen.results)))
 
     def skip_detours(self, eqn: JaxprEqn, internal: Collection[int]) -> "_Route":

@@ -35,7 +35,7 @@ class PmapSite:
 
     @property
     def devices(self) -> Sequence[Device] | None:
-        """Those of the mesh, in its order; None if it names none."""
+        """The devices of the mesh, in its order; None if it names none."""
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else None
 
     @property

@@ -24,6 +24,7 @@ from jax_dist._pmap import placement, process_calls
 from jax_dist._pmap.body import any_tracer, type_of
 from jax_dist._rewrite import interpreter, pipeline, programs, remesh
 from jax_dist._rewrite.captures import (
+    NO_CAPTURES,
     Capture,
     Captures,
     Lifted,
@@ -46,8 +47,6 @@ Partitioning: TypeAlias = Literal["route", "keep"]
 Specs: TypeAlias = Mapping[str, tuple[Any, Any]]
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
-
-_NO_CAPTURES = PlacedCaptures(())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class RewrittenProgram:
         self.findings: tuple[PassFinding, ...] = ()
         self.found: tuple[Capture, ...] = ()
         self.lifted: tuple[Capture, ...] = ()
-        self._jit_options = _compat.JitOptions.of(fun)
+        self._jit_options = _compat.JitOptions.read(fun)
         self._mesh_seen: Mesh | None = None
         self._is_warned = False
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
@@ -119,15 +118,21 @@ class RewrittenProgram:
         # Caches of JAX may keep a token longer than this lives; what it stands for, they do not.
         self._traces = weakref.WeakKeyDictionary[_Token, _TracedCall]()
         self._jits = weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Any]]()
-        self._fronts = weakref.WeakKeyDictionary[PlacedCaptures, Callable[..., Any]]()
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._used: tuple[PlacedCaptures, bool] = (_NO_CAPTURES, False)  # by the last call
-        self._call = self._front_for(_NO_CAPTURES)
+        self._fronts = programs.Fronts(
+            name,
+            self._call_anew,
+            function=lambda: self.fun,
+            rerun=self._rewrite,
+            without_jit=lambda args, kwargs: self.fun(*args, **kwargs),
+            static_argnums=self._jit_options.static_argnums,
+            static_argnames=self._jit_options.static_argnames,
+        )
 
     def serve(self, caller: Any) -> None:
         """Keep `caller.__call__` the fastest way to call."""
         self._callers.add(caller)
-        caller.__call__ = self._call
+        caller.__call__ = self._fronts.call
 
     def again(self) -> "RewrittenProgram":
         """Return the same with nothing traced: what jit has in its cache tells no findings."""
@@ -136,22 +141,15 @@ class RewrittenProgram:
     def lower(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Lowered:
         call = self._find(args, kwargs)
         placed = self._place_captures(call)
-        lowered = self._jit(placed, call.variant).lower(*_with_captures(placed, args), **kwargs)
-        return lowered if placed is _NO_CAPTURES else programs.Lowered(lowered, placed.values)
+        lowered = self._jit(placed, call.variant).lower(*placed.prepend(args), **kwargs)
+        return lowered if placed is NO_CAPTURES else programs.Lowered(lowered, placed.values)
 
     def trace(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Traced:
         """Return the rewritten jaxpr, with the captured arrays in it."""
         call = self._find(args, kwargs)
-        return self._jit(_NO_CAPTURES, call.variant).trace(*args, **kwargs)
+        return self._jit(NO_CAPTURES, call.variant).trace(*args, **kwargs)
 
     # ---- a call that the front does not know
-
-    def _miss(self, asking: PlacedCaptures, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
-        try:
-            return self._call_anew(asking, args, kwargs)
-        except Exception as error:
-            programs.hide_own_frames(error)
-            raise
 
     def _call_anew(self, asking: PlacedCaptures, args: _Args, kwargs: _Kwargs) -> _compat.Answer:
         call = self._find(args, kwargs)
@@ -175,7 +173,7 @@ class RewrittenProgram:
             self._warn_unrouted()
         if not is_lifted_outside():
             self._watch.warn_of(call.traced.lifted.captures, lifted=False)
-        return self._jit(_NO_CAPTURES, call.variant)(*args, **kwargs)
+        return self._jit(NO_CAPTURES, call.variant)(*args, **kwargs)
 
     def _warn_unrouted(self) -> None:
         """Warn once that custom_partitioning operations stay, if there is more than one device."""
@@ -198,8 +196,11 @@ class RewrittenProgram:
         if call.mesh is not None and jax.process_count() > 1:
             self._agree(call, call.mesh)
         jitted = self._jit(placed, call.variant)
-        results, memory, stale = _compat.run_jit(jitted, _with_captures(placed, args), kwargs)
-        self._use(placed, is_full=call.mesh is not None and programs.can_be_full(call.mesh))
+        results, memory, stale = _compat.run_jit(jitted, placed.prepend(args), kwargs)
+        is_full = call.mesh is not None and programs.can_be_full(call.mesh)
+        if self._fronts.use(placed, is_full=is_full):
+            for caller in self._callers:
+                caller.__call__ = self._fronts.call
         return results, memory if placed is asking else None, stale
 
     def _place_captures(self, call: _KnownCall) -> PlacedCaptures:
@@ -208,7 +209,7 @@ class RewrittenProgram:
             # One with devices of other processes too, where arrays of this one cannot be used.
             mesh = next((each for each in self._meshes(call) if each.is_multi_process), None)
         place = lambda value: _placed(value, mesh)
-        return self._placements.of(call.traced.lifted, mesh, place) or _NO_CAPTURES
+        return self._placements.of(call.traced.lifted, mesh, place)
 
     def _find(self, args: _Args, kwargs: _Kwargs) -> _KnownCall:
         """Return what is known of a call, whose arguments may be tracers."""
@@ -332,7 +333,7 @@ class RewrittenProgram:
         """Return the jit object of a program; captured arrays are its first argument, if any."""
         jits = self._jits.setdefault(placed, {})
         if variant not in jits:
-            options, first = self._jit_options, int(placed is not _NO_CAPTURES)
+            options, first = self._jit_options, int(placed is not NO_CAPTURES)
 
             # As jax.pmap names them: jit takes a keyword `args` for the position of that name.
             def traced(*flat_args: Any, **kwargs: Any) -> Any:
@@ -351,41 +352,6 @@ class RewrittenProgram:
                 compiler_options=options.compiler_options,
             )
         return jits[variant]
-
-    def _front_for(self, placed: PlacedCaptures) -> Callable[..., Any]:
-        """Return the front of programs that take these captured arrays first, if any."""
-        if placed in self._fronts:
-            return self._fronts[placed]
-        first, options = int(placed is not _NO_CAPTURES), self._jit_options
-        reference = weakref.ref(placed)  # the front is kept as long as they are
-
-        def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
-            return self._miss(reference() or _NO_CAPTURES, args[first:], kwargs)
-
-        def without_front(*args: Any, **kwargs: Any) -> Any:
-            return self._rewrite(args[0] if first else (), args[first:], kwargs)
-
-        front = self._fronts[placed] = _compat.front(
-            self.name,
-            miss,
-            fun=without_front,
-            without_jit=lambda *args, **kwargs: self.fun(*args[first:], **kwargs),
-            static_argnums=tuple(first + number for number in options.static_argnums),
-            static_argnames=options.static_argnames,
-        )
-        return front
-
-    def _use(self, placed: PlacedCaptures, *, is_full: bool) -> None:
-        """Have the next call go to the front of the program that ran now."""
-        if self._used == (placed, is_full):
-            return
-        self._used = placed, is_full
-        front = self._front_for(placed)
-        if placed is not _NO_CAPTURES:
-            front = functools.partial(front, placed.values)
-        self._call = programs.throttled(front) if is_full else front
-        for caller in self._callers:
-            caller.__call__ = self._call
 
     def _agree(self, call: _KnownCall, mesh: Mesh) -> None:
         """Agree with the other processes on what runs next; see `_pmap.process_calls`."""
@@ -411,10 +377,6 @@ def set_mesh_explained(name: str) -> Iterator[None]:
             f"'{name}' enters jax.set_mesh itself, which JAX does not trace. Enter it around the "
             "call of the rewritten function, or give the mesh to jax.shard_map."
         ) from error
-
-
-def _with_captures(placed: PlacedCaptures, args: _Args) -> _Args:
-    return args if placed is _NO_CAPTURES else (placed.values, *args)
 
 
 def _described(leaf: Any) -> Any:

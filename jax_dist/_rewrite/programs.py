@@ -1,11 +1,13 @@
 """Parts of programs that pmap, rewrite and global_view share.
 
-Lowered and Compiled, as the user sees them, hide the captured arrays; and calls on CPU wait for
-their result now and then.
+Lowered and Compiled, as the user sees them, hide the captured arrays; each set of captured arrays
+has a front of its own; and calls on CPU wait for their result now and then.
 """
 
+import functools
 import itertools
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -14,6 +16,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from jax_dist import _compat
+from jax_dist._rewrite.captures import NO_CAPTURES, PlacedCaptures
 from jax_dist._rewrite.interpreter import OURS
 
 _Args: TypeAlias = tuple[Any, ...]
@@ -75,6 +78,82 @@ class _Compiled(_hiding(jax.stages.Compiled)):
 # --- calls
 
 
+class Fronts:
+    """The fronts (see `_compat.front`) of one function: one for each set of captured arrays.
+
+    Args:
+      name: in profiles.
+      miss: makes a call that no front knows, of (captured arrays, args, kwargs).
+      function: returns the user's function.
+      rerun: what `jax.debug_nans` runs once more, of (values of captured arrays, args, kwargs).
+      without_jit: makes a call under `jax.disable_jit`, of (args, kwargs).
+      static_argnums: positions of static arguments, without the captured arrays.
+      static_argnames: the same by keyword.
+
+    Attributes:
+      call: the front of the program that ran last, as a user calls it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        miss: Callable[[PlacedCaptures, _Args, _Kwargs], _compat.Answer],
+        *,
+        function: Callable[[], Callable[..., Any]],
+        rerun: Callable[[Sequence[Any], _Args, _Kwargs], Any],
+        without_jit: Callable[[_Args, _Kwargs], Any],
+        static_argnums: Sequence[int] = (),
+        static_argnames: Sequence[str] = (),
+    ):
+        self._name, self._miss, self._function = name, miss, function
+        self._rerun, self._without_jit = rerun, without_jit
+        self._static_argnums, self._static_argnames = static_argnums, static_argnames
+        self._fronts = weakref.WeakKeyDictionary[PlacedCaptures, Callable[..., Any]]()
+        self._used = NO_CAPTURES, False  # by the last call
+        self.call: Callable[..., Any] = self._front(NO_CAPTURES)
+
+    @property
+    def fun(self) -> Callable[..., Any]:
+        """The user's function, which `strict` names in its errors."""
+        return self._function()
+
+    def use(self, placed: PlacedCaptures, *, is_full: bool) -> bool:
+        """Have `call` go to the front of the program that ran now; return whether it changed."""
+        if self._used == (placed, is_full):
+            return False
+        self._used = placed, is_full
+        front = self._front(placed)
+        if placed is not NO_CAPTURES:
+            front = functools.partial(front, placed.values)
+        self.call = throttled(front) if is_full else front
+        return True
+
+    def _front(self, placed: PlacedCaptures) -> Callable[..., Any]:
+        """Return the front of programs that take these captured arrays first, if any."""
+        if placed in self._fronts:
+            return self._fronts[placed]
+        first = int(placed is not NO_CAPTURES)
+        reference = weakref.ref(placed)  # the front is kept as long as they are
+        rerun, without_jit = self._rerun, self._without_jit
+
+        def miss(*args: Any, **kwargs: Any) -> _compat.Answer:
+            try:
+                return self._miss(reference() or NO_CAPTURES, args[first:], kwargs)
+            except Exception as error:
+                _hide_own_frames(error)
+                raise
+
+        front = self._fronts[placed] = _compat.front(
+            self._name,
+            miss,
+            fun=lambda *args, **kwargs: rerun(args[0] if first else (), args[first:], kwargs),
+            without_jit=lambda *args, **kwargs: without_jit(args[first:], kwargs),
+            static_argnums=tuple(first + number for number in self._static_argnums),
+            static_argnames=self._static_argnames,
+        )
+        return front
+
+
 def is_staged() -> bool:
     """Return whether what is computed now is recorded for later, by a jit or a scan around."""
     with jax.transfer_guard("allow"):
@@ -103,7 +182,7 @@ def throttled(call: Callable) -> Callable:
     return waiting
 
 
-def hide_own_frames(error: Exception) -> None:
+def _hide_own_frames(error: Exception) -> None:
     """Take the frames of this package out of the traceback.
 
     JAX hides its own frames likewise, and only at its own functions;

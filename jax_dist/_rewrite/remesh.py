@@ -32,7 +32,7 @@ class _RemeshRefused(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Move:
-    """Where one pmap goes."""
+    """A pmap and the axis of the mesh that it goes to."""
 
     site: PmapSite
     mesh: Mesh  # the caller's
@@ -41,7 +41,7 @@ class _Move:
 
     @property
     def keeps_types(self) -> bool:
-        """Whether the body can be replayed as it is, for JAX sees the same mesh."""
+        """True if the body can be replayed as it is, for JAX sees the same mesh."""
         return dict(self.inside.shape) == dict(self.site.mesh.shape)
 
 

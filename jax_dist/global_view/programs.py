@@ -105,7 +105,7 @@ class StepProgram:
 
     @property
     def is_cacheable(self) -> bool:
-        """Whether it holds nothing of a trace outside."""
+        """True if it holds nothing of a trace outside."""
         return not any(isinstance(value, Tracer) for value in self.plan.consts)
 
     @functools.cached_property

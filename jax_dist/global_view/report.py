@@ -32,7 +32,7 @@ class Leaf:
 
     @property
     def uniform(self) -> bool:
-        """Whether all devices have the same one."""
+        """True if all devices have the same value."""
         return self.origin is None
 
     @property
@@ -47,7 +47,7 @@ class Leaf:
 
     @property
     def is_kept_from_sharding(self) -> bool:
-        """Whether it was to be sharded over the mapped axis, along which it varies."""
+        """True if it was to be sharded over the mapped axis, along which it varies."""
         mapped = names_of(self.sharding.spec[0]) if not self.uniform else ()
         return not cut_along(self.wanted).isdisjoint(mapped)
 

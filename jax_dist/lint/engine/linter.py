@@ -69,7 +69,7 @@ class Examiner:
         """Return the findings of one file that are not switched off, in order of place."""
         codes, is_notebook = self._codes_for(path), path.endswith(".ipynb")
         # A notebook's code stands in strings.
-        may_match = words_of(data).see_jax if is_notebook else bool(likely(data, codes))
+        may_match = words_of(data).may_use_jax if is_notebook else bool(likely(data, codes))
         if not may_match and sources.looks_like_python(path, data):  # else a finding
             return []
         try:
@@ -127,7 +127,7 @@ def load(path: str, data: bytes) -> Source:
 def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
     """Return those rules that may have findings in a file, by the words that it holds."""
     words = words_of(data)
-    if not words.see_jax:
+    if not words.may_use_jax:
         return frozenset()
     return frozenset(code for code in codes if code in RULES and RULES[code].may_match(words))
 

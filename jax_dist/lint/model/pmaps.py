@@ -1,4 +1,4 @@
-"""Where a file applies a transformation: to what, with which arguments, who holds the result."""
+"""Places where a file applies a transformation, with its arguments and the names of its result."""
 
 import ast
 import dataclasses
@@ -43,7 +43,7 @@ class Site:
 
     @property
     def by_position(self) -> bool:
-        """Whether the function is the first argument, or stands below."""
+        """True if the function is the first argument, or stands below."""
         return self.fun is not None and all(each.value is not self.fun for each in self.keywords)
 
     @property
@@ -56,7 +56,7 @@ class Site:
 
     @property
     def unknown(self) -> str:
-        """Why not all arguments can be read: "**kwargs"; "" where they can."""
+        """The arguments that cannot be read: "**kwargs"; "" if all can."""
         if any(isinstance(each, ast.Starred) for each in self.args):
             return "*args"
         return "**kwargs" if any(each.arg is None for each in self.keywords) else ""

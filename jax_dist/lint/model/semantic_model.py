@@ -94,7 +94,7 @@ class Module:
     # --- text
 
     def offset(self, line: int, column: int) -> int:
-        """From `ast`'s line (from 1) and column (bytes, from 0)."""
+        """Return the offset of `ast`'s line (from 1) and column (bytes, from 0)."""
         return self.source.line_starts[line - 1] + column
 
     def span(self, node: Any) -> tuple[int, int]:
@@ -319,7 +319,7 @@ class Module:
 
     @functools.cached_property
     def _uses(self) -> dict[str, list[ast.expr]]:
-        """By meaning, the widest names and attributes: `jax.lax.psum`, not `jax`."""
+        """The widest names and attributes, by meaning: `jax.lax.psum`, not `jax`."""
         found: dict[str, list[ast.expr]] = {}
         parents, canonical = self.scopes.parents, self.canonical
         for scope in self.scopes.all:

@@ -51,7 +51,7 @@ class Words:
 
     @functools.cached_property
     def imported(self) -> dict[bytes, set[bytes]]:
-        """By dotted name, as what `from ... import` or `import ... as` may bring it in."""
+        """The names that `from ... import` or `import ... as` may give a dotted name."""
         found: dict[bytes, set[bytes]] = {}
         for home, names in _FROM.findall(self.data):
             for name, short in _AS.findall(names):
@@ -75,8 +75,8 @@ class Words:
         return found | {b"%s.%s" % (each, last) for each in self.imported.get(above, ())}
 
     @functools.cached_property
-    def see_jax(self) -> bool:
-        """Whether the file may use public names of jax; most modules of jax itself do not."""
+    def may_use_jax(self) -> bool:
+        """True if the file may use public names of jax; most modules of jax itself do not."""
         if not any(word in self.data for word in _LIBRARIES):
             return False
         is_internal = b"_src" in self.all and _WRAPPERS.isdisjoint(self.all)
