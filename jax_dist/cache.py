@@ -69,6 +69,10 @@ def enable(
     """
     if failures not in (None, "raise", "retry"):
         raise ArgumentError(f"failures={failures!r} is not one of None, 'raise' and 'retry'.")
+    if not isinstance(min_compile_seconds, int | float) or not min_compile_seconds >= 0:
+        raise ArgumentError(
+            f"min_compile_seconds={min_compile_seconds!r} is not a time in seconds."
+        )
     size = _compat.config_value(_MAX_SIZE) if max_size is None else max_size
     limit = None if size == -1 else _parse_size(size)
     if path is None:
@@ -90,7 +94,7 @@ def enable(
     settings = {
         "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": folder,
-        "jax_persistent_cache_min_compile_time_secs": min_compile_seconds,
+        "jax_persistent_cache_min_compile_time_secs": float(min_compile_seconds),
         "jax_persistent_cache_min_entry_size_bytes": 0,
     }
     if is_url:
@@ -129,9 +133,10 @@ def _prepare(folder: pathlib.Path) -> str | None:
 def _parse_size(text: int | str) -> int:
     """Return the bytes of `500`, `"500 MB"` or `"2GiB"`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text).lower())
-    if match is None or match[2] not in _UNITS:
+    size = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
+    if size == 0:
         raise ArgumentError(f"max_size={text!r} is not a size such as 500MB or 2GiB.")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return size
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,11 +176,8 @@ class _Watcher:
         return self._store
 
     def is_enabled(self) -> bool:
-        # The user may have set another directory since.
-        return (
-            self.folder is not None
-            and self.folder == jax.config.values["jax_compilation_cache_dir"]
-        )
+        in_use = jax.config.values["jax_compilation_cache_dir"]  # the user may have set another
+        return self.folder is not None and self.folder == in_use
 
     def on_hit(self, name: str, seconds_saved: float) -> None:
         saved = max(seconds_saved, 0.0)  # JAX keeps whole seconds: a quick program seems to take 0
@@ -269,9 +271,7 @@ class Stats:
         items = list(functions.items())
         if len(items) != 1:
             items.append(("all", self.total))
-        rows: list[tuple[str, ...]] = [
-            ("function", "requests", "hits", "misses", "written", "saved")
-        ]
+        rows: list[Any] = [("function", "requests", "hits", "misses", "written", "saved")]
         for name, counts in items:
             numbers = (counts.requests, counts.hits, counts.misses, counts.written)
             rows.append((name, *map(str, numbers), f"{counts.seconds_saved:.1f} s"))

@@ -18,7 +18,7 @@ _CPU_FACTS = re.compile(
 def choose(path: str | os.PathLike[str], environment: Mapping[str, str]) -> str:
     """Return the directory or URL: the argument, or a variable, or the default of the user."""
     variables = ("JAX_DIST_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
-    choices = [os.fspath(path), *(environment.get(name, "") for name in variables)]
+    choices = [os.fsdecode(path), *(environment.get(name, "") for name in variables)]
     chosen = next(filter(None, choices), "")
     if chosen:
         return os.path.expanduser(chosen.removeprefix("file://"))
