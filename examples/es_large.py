@@ -5,8 +5,8 @@
 The noise of a population is as large as the population itself: 128 rows of a million parameters are
 half a gigabyte, which need not exist at any one time. What is sent can be the gradient, or scores
 alone, where each device makes everyone's noise again. Prints what the choice costs: bytes, memory
-and CPU time. All choices but `--noise table` and `--rank` learn with the same noise, so they have
-the same curve, on any number of devices.
+and CPU time. All choices but `--noise table` learn with the same noise, so they have the same
+curve, on any number of devices.
 
 Shapes: `N` parameters in `BLOCKS` blocks, `P` mirrored pairs, `D` devices. A row is the noise of
 one pair, `[N]`, or those of its blocks that are asked for.
@@ -14,7 +14,6 @@ one pair, `[N]`, or those of its blocks that are asked for.
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -48,13 +47,6 @@ flags.DEFINE_enum(
     " its share of the gradient, which is summed. slice: each updates a part of the parameters,"
     " with everyone's noise for that part, and sends the part.",
 )
-flags.DEFINE_integer(
-    "rank",
-    0,
-    "Parameters as a matrix, whose noise is a product of two thin ones of this rank (EGGROLL, arXiv"
-    " 2511.16652): less to draw. 0: every parameter has noise of its own.",
-    lower_bound=0,
-)
 
 PAIRS, SIGMA, BLOCKS = 128, 0.1, 8
 ADAM = optax.adam(0.02)
@@ -71,24 +63,13 @@ class Plan:
     parameters: int  # N
     noise: str = "scan"
     comm: str = "gradient"
-    rank: int = 0
 
     def __post_init__(self) -> None:
         chex.assert_is_divisible(self.parameters, BLOCKS)
-        if self.rank and self.noise == "table":
-            raise ValueError("noise of low rank is drawn: take --noise scan or materialise")
 
     @property
     def block(self) -> int:
         return self.parameters // BLOCKS
-
-    @property
-    def matrix(self) -> tuple[int, int]:
-        """Return rows in BLOCKS equal parts, and columns; as square as that can be."""
-        best = max(
-            n for n in range(1, math.isqrt(self.parameters) // BLOCKS + 1) if self.block % n == 0
-        )
-        return BLOCKS * best, self.block // best
 
     @property
     def table_size(self) -> int:
@@ -122,15 +103,6 @@ def row_maker(plan: Plan, key: jax.Array, table: jax.Array) -> Row:
         keys = es_common.keys_of(jax.random.fold_in(key, pair), blocks)
         return jax.vmap(lambda k: jax.random.normal(k, (plan.block,)))(keys).ravel()
 
-    def of_low_rank(pair: jax.Array, blocks: jax.Array) -> jax.Array:
-        rows, columns = plan.matrix
-        left_key, right_key = jax.random.split(jax.random.fold_in(key, pair))
-        left = jax.random.normal(left_key, (BLOCKS, rows // BLOCKS, plan.rank))[blocks]
-        right = jax.random.normal(right_key, (columns, plan.rank))
-        return (left @ right.T / math.sqrt(plan.rank)).ravel()  # of variance 1, as the others
-
-    if plan.rank:
-        return of_low_rank
     return from_table if plan.noise == "table" else drawn
 
 
@@ -275,7 +247,7 @@ def train(
 
 def main() -> None:
     out = es_common.prepare()
-    plan = Plan(FLAGS.parameters, FLAGS.noise, FLAGS.comm, FLAGS.rank)
+    plan = Plan(FLAGS.parameters, FLAGS.noise, FLAGS.comm)
     curve, start = es_common.Curve(out, FLAGS.generations), time.process_time()
     with es_common.checkpoints(out, FLAGS.save_every) as saved:
         devices, seed = es_common.devices(), FLAGS.seed

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/es.md, by running the programs that it is about.
+"""Draw the pictures of docs/examples.md by running the programs that it is about.
 
 python docs/images/es.py
 """
@@ -21,8 +21,6 @@ import es_common  # noqa: E402  # beside the programs that it runs
 _WAYS = {
     "noise drawn, --noise scan": ["--noise=scan"],
     "from a table, --noise table": ["--noise=table", "--comm=scalar"],
-    "of rank 1, --rank 1": ["--rank=1"],
-    "of rank 4, --rank 4": ["--rank=4"],
 }
 _SIZE = ["--parameters=10000", "--generations=60"]
 

@@ -29,13 +29,9 @@ class Program:
     mapped: int  # how many pmaps it has
     captured: str | None = None  # what `jax_dist.pmap` warns of, for the before has it so
     needs: str = "optax"
-    to: str = "shard_map"  # the target of its after
 
 
 _PROGRAMS = {
-    "gathered_evaluation": Program(
-        lambda program: program.train_and_evaluate(steps=20), mapped=2, needs="jax"
-    ),
     "flax_train_step": Program(
         lambda program: program.train_and_evaluate(steps=20), mapped=2, needs="flax"
     ),
@@ -45,11 +41,6 @@ _PROGRAMS = {
         mapped=1,
         captured=r"data\[0\]: float32\[100,3\]",
         needs="jax",
-    ),
-    "rl_learner": Program(
-        lambda program: program.run_experiment(evaluations=1, updates=20),
-        mapped=1,
-        to="jax_dist",  # its state holds environments of each device beside shared parameters
     ),
 }
 _each = pytest.mark.parametrize("name", sorted(_PROGRAMS))
@@ -91,10 +82,10 @@ def test_the_after_is_what_the_migration_makes_of_the_before(name: str):
     program, before = _PROGRAMS[name], text(f"{name}_before")
     after = text(f"{name}_after")
 
-    assert migrated(name, program.to) == after
+    assert migrated(name, "shard_map") == after
     assert before.count("pmap(") + before.count("jax.pmap,") == program.mapped
     assert "jax.pmap" not in after
-    assert ("jax_dist" in after) == (program.to == "jax_dist")
+    assert "jax_dist" not in after
 
 
 @_each_slow_but_one
@@ -123,5 +114,5 @@ def _warning_of(captured: str | None) -> contextlib.AbstractContextManager:
 
 
 if __name__ == "__main__":
-    for each, program in _PROGRAMS.items():
-        (_FOLDER / f"{each}_after.py").write_text(migrated(each, program.to))
+    for name in _PROGRAMS:
+        (_FOLDER / f"{name}_after.py").write_text(migrated(name, "shard_map"))
