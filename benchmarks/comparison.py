@@ -30,18 +30,18 @@ Mapped = Callable[..., Any]
 X = np.arange(8.0, dtype=np.float32)  # [8]: one number for each device
 
 
-def by_jax(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
+def use_jax(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
     return jax.pmap(fun, axis, in_axes=in_axes)
 
 
-def by_hand(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
-    """As one writes it at first: a mesh with Auto axes, and every other option left alone."""
+def use_shard_map(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
+    """Map as a first port does: a mesh with Auto axes, and every other option left alone."""
     axes = in_axes if isinstance(in_axes, tuple) else (in_axes,)
 
     def call(*args: Any) -> Any:
         mesh = jax.sharding.Mesh(jax.devices()[: args[-1].shape[0]], (axis,))
         whole = (axes * len(args))[: len(args)]
-        specs = tuple(P() if each is None else P(axis) for each in whole)
+        specs = tuple(P() if dimension is None else P(axis) for dimension in whole)
 
         def body(*slices: Any) -> Any:
             inside = [y if spec == P() else y[0] for y, spec in zip(slices, specs, strict=True)]
@@ -52,16 +52,16 @@ def by_hand(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
     return call
 
 
-def by_equinox(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
+def use_equinox(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
     return equinox.filter_pmap(fun, axis_name=axis, in_axes=in_axes)
 
 
-def by_flax(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
+def use_flax(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
     return nnx.pmap(fun, axis_name=axis, in_axes=in_axes)
 
 
-def by_chex(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
-    """vmap in the place of pmap, for tests on one device."""
+def use_chex(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
+    """Replace pmap by vmap, as for tests on one device."""
 
     def call(*args: Any) -> Any:
         with chex.fake_pmap():
@@ -70,17 +70,17 @@ def by_chex(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
     return call
 
 
-def by_jax_dist(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
+def use_jax_dist(fun: Mapped, axis: str, in_axes: Any = 0) -> Mapped:
     return jax_dist.pmap(fun, axis, in_axes=in_axes)
 
 
 WAYS = {
-    "jax.pmap": by_jax,
-    "shard_map by hand": by_hand,
-    "equinox.filter_pmap": by_equinox,
-    "flax.nnx.pmap": by_flax,
-    "chex.fake_pmap": by_chex,
-    "jax_dist.pmap": by_jax_dist,
+    "jax.pmap": use_jax,
+    "shard_map by hand": use_shard_map,
+    "equinox.filter_pmap": use_equinox,
+    "flax.nnx.pmap": use_flax,
+    "chex.fake_pmap": use_chex,
+    "jax_dist.pmap": use_jax_dist,
 }
 
 
@@ -95,34 +95,34 @@ def gradient(pmap: Mapped) -> Any:
     return pmap(update, "i", in_axes=(None, 0))(jnp.float32(1), X), [3.5] * 8
 
 
-def nested(pmap: Mapped) -> Any:
+def map_twice(pmap: Mapped) -> Any:
     inner = pmap(lambda y: lax.psum(y, "j"), "j")
     return pmap(lambda row: inner(row), "i")(X.reshape(2, 4)), [[6.0] * 4, [22.0] * 4]
 
 
-def elsewhere(pmap: Mapped) -> Any:
+def map_on_one_device(pmap: Mapped) -> Any:
     on_one = jax.device_put(X, jax.devices()[3])
     return pmap(lambda x: lax.psum(x, "i"), "i")(on_one), [28.0] * 8
 
 
-def fed_back(pmap: Mapped) -> Any:
+def feed_state_back(pmap: Mapped) -> Any:
     step = pmap(lambda w, x: w + lax.pmean(x, "i"), "i")
     w = step(np.zeros(8, np.float32), X)[0]
     return step(jnp.stack([w] * 8), X), [7.0] * 8
 
 
-def under_a_mesh(pmap: Mapped) -> Any:
+def map_under_mesh(pmap: Mapped) -> Any:
     auto = (jax.sharding.AxisType.Auto,) * 2
     with jax.set_mesh(jax.make_mesh((2, 4), ("a", "b"), axis_types=auto)):
         return pmap(lambda x: lax.psum(x, "i"), "i")(X), [28.0] * 8
 
 
-def in_a_scan(pmap: Mapped) -> Any:
+def map_in_scan(pmap: Mapped) -> Any:
     mapped = pmap(lambda x: x + lax.pmean(x, "i"), "i")
     return lax.scan(lambda x, _: (mapped(x), None), X, length=2)[0], [k + 10.5 for k in range(8)]
 
 
-def on_all_devices(pmap: Mapped) -> Any:
+def count_devices(pmap: Mapped) -> Any:
     result = pmap(lambda x: 2 * x, "i")(X)
     return len(result.sharding.device_set), 8
 
@@ -130,12 +130,12 @@ def on_all_devices(pmap: Mapped) -> Any:
 CASES = {
     "`psum`": psum,
     "gradient, then `pmean`": gradient,
-    "inside a `scan`": in_a_scan,
-    "nested": nested,
-    "an array on one device": elsewhere,
-    "state by `[0]`, fed back": fed_back,
-    "under `jax.set_mesh`": under_a_mesh,
-    "runs on all devices": on_all_devices,
+    "inside a `scan`": map_in_scan,
+    "nested": map_twice,
+    "an array on one device": map_on_one_device,
+    "state by `[0]`, fed back": feed_state_back,
+    "under `jax.set_mesh`": map_under_mesh,
+    "runs on all devices": count_devices,
 }
 
 
@@ -179,17 +179,17 @@ def _sum(way: Mapped, half: Any, wrap: Mapped) -> str:
         return type(error).__name__
 
 
-def of_two_processes() -> dict[str, list[str]]:
-    """`{way: [alone, inside jit]}`, such as "right" or "6 and 22, not 28"."""
+def run_two_processes() -> dict[str, list[str]]:
+    """Return `{way: [alone, inside jit]}`, such as "right" or "6 and 22, not 28"."""
     outcomes = run_processes(sums_of_two_processes, processes=2, cpu_devices=4, timeout=300)
     first, second = (outcome.value for outcome in outcomes)
     return {
-        name: [_agreed(*pair) for pair in zip(first[name], second[name], strict=True)]
+        name: [_join_sums(*pair) for pair in zip(first[name], second[name], strict=True)]
         for name in first
     }
 
 
-def _agreed(one: str, other: str) -> str:
+def _join_sums(one: str, other: str) -> str:
     if one == other == "28":
         return "right"
     return one if one == other else f"{one} and {other}, not 28"
@@ -199,9 +199,9 @@ def rows() -> Iterator[tuple[str, ...]]:
     """Return the cases with the outcome for each way."""
     for name, case in CASES.items():
         yield (name, *(verdict(case, functools.partial(way)) for way in WAYS.values()))
-    found = of_two_processes()
+    outcomes = run_two_processes()
     for place, name in enumerate(("2 processes", "2 processes, inside `jit`")):
-        yield (name, *(found[way][place] if way in found else "not run" for way in WAYS))
+        yield (name, *(outcomes[way][place] if way in outcomes else "not run" for way in WAYS))
 
 
 def main() -> None:

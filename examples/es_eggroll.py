@@ -175,8 +175,8 @@ def first_params(plan: Plan, key: jax.Array) -> Params:
     """Return matrices by name. The key is consumed."""
     keys = jax.random.split(key, len(plan.shapes))
     params = {
-        name: jax.random.normal(each, shape) / math.sqrt(shape[0])
-        for each, (name, shape) in zip(keys, plan.shapes.items(), strict=True)
+        name: jax.random.normal(matrix_key, shape) / math.sqrt(shape[0])
+        for matrix_key, (name, shape) in zip(keys, plan.shapes.items(), strict=True)
     }
     params["letters"] *= math.sqrt(len(LETTERS))  # its rows are looked up, not summed
     return params
@@ -207,8 +207,10 @@ def generation(
         return jax.vmap(member_loss, in_axes=(None, None, 0, None))(params, noise, signs, rows)
 
     blocks = pairs.reshape(-1, plan.pairs // BLOCKS)
-    own = lax.map(jax.vmap(play), blocks).reshape(-1, 2)  # [P / D, 2]
-    losses = lax.all_gather(own, "devices", tiled=True)  # [P, 2]; nothing else is ever sent
+    local_losses = lax.map(jax.vmap(play), blocks).reshape(-1, 2)  # [P / D, 2]
+    losses = lax.all_gather(
+        local_losses, "devices", tiled=True
+    )  # [P, 2]; nothing else is ever sent
 
     weights = (losses[:, 0] - losses[:, 1]) / (2 * plan.pairs * scale * plan.rank)  # [P]
     noise = jax.vmap(functools.partial(noise_of, plan, noise_key))(jnp.arange(plan.pairs))

@@ -58,7 +58,7 @@ State: TypeAlias = tuple[jax.Array, optax.OptState]  # theta, [N], and Adam's
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the flags ask for."""
+    """Sizes, and the choices of the flags."""
 
     parameters: int  # N
     noise: str = "scan"
@@ -114,8 +114,8 @@ def play(theta: jax.Array, row: jax.Array) -> jax.Array:
 def weighted_sum(weights: jax.Array, row: Callable, pairs: jax.Array) -> jax.Array:
     """Return `[p], [p] -> [b * N / BLOCKS]`, of rows that are there one after the other."""
 
-    def add(total: jax.Array, each: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        weight, pair = each
+    def add(total: jax.Array, item: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        weight, pair = item
         return total + weight * row(pair), None
 
     size = jax.eval_shape(row, pairs[0])
@@ -140,10 +140,10 @@ def generation(
 
     if plan.noise == "materialise":
         rows = jax.vmap(whole)(pairs)  # [P / D, N]
-        own = jax.vmap(play, in_axes=(None, 0))(theta, rows)
+        local_losses = jax.vmap(play, in_axes=(None, 0))(theta, rows)
     else:
-        own = lax.map(lambda pair: play(theta, whole(pair)), pairs)
-    losses = lax.all_gather(own, "devices", tiled=True)  # [P, 2]
+        local_losses = lax.map(lambda pair: play(theta, whole(pair)), pairs)
+    losses = lax.all_gather(local_losses, "devices", tiled=True)  # [P, 2]
     ranks = es_common.centred_ranks(losses.ravel()).reshape(PAIRS, 2)
     weights = (ranks[:, 0] - ranks[:, 1]) / (2 * PAIRS * SIGMA)  # [P]
 

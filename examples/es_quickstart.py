@@ -117,8 +117,12 @@ def generation(
     """Play the `pairs` of one device, `[P / D]`, and update theta. The key is consumed."""
     noise_key, start_key = jax.random.split(key)
     own_noise = noise_of(noise_key, pairs)  # [P / D, N]
-    own = jax.vmap(play, in_axes=(None, 0, 0))(theta, own_noise, keys_of(start_key, pairs))
-    fitness = lax.all_gather(own, "devices", tiled=True)  # [P, 2]; nothing else is ever sent
+    local_returns = jax.vmap(play, in_axes=(None, 0, 0))(
+        theta, own_noise, keys_of(start_key, pairs)
+    )
+    fitness = lax.all_gather(
+        local_returns, "devices", tiled=True
+    )  # [P, 2]; nothing else is ever sent
 
     ranks = centred_ranks(fitness.ravel()).reshape(fitness.shape)
     noise = noise_of(noise_key, jnp.arange(len(fitness)))  # [P, N]

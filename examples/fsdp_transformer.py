@@ -82,20 +82,20 @@ def forward(params: Any, rows: jax.Array) -> jax.Array:
     """Return `[b, T] -> [b, T, V]`."""
     x = params["letters"][rows] + params["places"]
     x, _ = lax.scan(lambda x, layer: (_layer(layer, x), None), x, params["layers"])
-    return _normed(x, params["scale"]) @ params["letters"].T
+    return _normalize(x, params["scale"]) @ params["letters"].T
 
 
 def _layer(layer: Any, x: jax.Array) -> jax.Array:
     """Return `[b, T, H] -> [b, T, H]`."""
     per_head = (*x.shape[:-1], HEADS, x.shape[-1] // HEADS)
-    read = _normed(x, layer["scales"][0]) @ layer["read"]
+    read = _normalize(x, layer["scales"][0]) @ layer["read"]
     query, key, value = (part.reshape(per_head) for part in jnp.split(read, 3, axis=-1))
     seen = jax.nn.dot_product_attention(query, key, value, is_causal=True)
     x = x + seen.reshape(x.shape) @ layer["write"]
-    return x + jax.nn.gelu(_normed(x, layer["scales"][1]) @ layer["up"]) @ layer["down"]
+    return x + jax.nn.gelu(_normalize(x, layer["scales"][1]) @ layer["up"]) @ layer["down"]
 
 
-def _normed(x: jax.Array, scale: jax.Array) -> jax.Array:
+def _normalize(x: jax.Array, scale: jax.Array) -> jax.Array:
     return scale * x * lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
 
 
@@ -103,19 +103,19 @@ def first_state(size: Size, seed: int) -> State:
     """Return the state without a device axis, on the host."""
     random, width, layers = np.random.default_rng(seed), size.width, size.layers
 
-    def drawn(*shape: int) -> np.ndarray:
+    def draw(*shape: int) -> np.ndarray:
         return (random.normal(size=shape) / math.sqrt(shape[-2])).astype(np.float32)
 
     params = {
-        "letters": drawn(len(LETTERS), width),
-        "places": drawn(size.length, width),
+        "letters": draw(len(LETTERS), width),
+        "places": draw(size.length, width),
         "scale": np.ones(width, np.float32),
         "layers": {
             "scales": np.ones((layers, 2, width), np.float32),
-            "read": drawn(layers, width, 3 * width),
-            "write": drawn(layers, width, width),
-            "up": drawn(layers, width, 4 * width),
-            "down": drawn(layers, 4 * width, width),
+            "read": draw(layers, width, 3 * width),
+            "write": draw(layers, width, width),
+            "up": draw(layers, width, 4 * width),
+            "down": draw(layers, 4 * width, width),
         },
     }
     adam = jax.tree.map(np.asarray, jax.jit(ADAM.init)(params))
@@ -145,13 +145,13 @@ class Run(NamedTuple):
     seconds: float  # of a step, the median
 
 
-def under_pmap(size: Size, seed: int, steps: int) -> Run:
+def train_with_pmap(size: Size, seed: int, steps: int) -> Run:
     step = jax_dist.pmap(train_step, axis_name="batch", donate_argnums=0)
     state = jax_dist.device_put_replicated(first_state(size, seed), jax.local_devices())
-    return _trained(step, state, batches(size, seed, steps))
+    return _measure(step, state, batches(size, seed, steps))
 
 
-def sharded(size: Size, seed: int, steps: int, model_parallel: int = 1) -> Run:
+def train_sharded(size: Size, seed: int, steps: int, model_parallel: int = 1) -> Run:
     step = jax_dist.global_view(
         train_step,
         "batch",
@@ -161,8 +161,8 @@ def sharded(size: Size, seed: int, steps: int, model_parallel: int = 1) -> Run:
         out_axes=(0, None),
     )
     grouped = lambda rows: rows.reshape(-1, model_parallel * size.rows, rows.shape[-1])
-    rows = (step.place_batch(grouped(each)) for each in batches(size, seed, steps))
-    return _trained(step, step.place(first_state(size, seed), stacked=False), rows)
+    rows = (step.place_batch(grouped(batch)) for batch in batches(size, seed, steps))
+    return _measure(step, step.place(first_state(size, seed), stacked=False), rows)
 
 
 def over_both(path: str, leaf: jax.ShapeDtypeStruct) -> P:
@@ -175,14 +175,14 @@ def over_both(path: str, leaf: jax.ShapeDtypeStruct) -> P:
     return P()
 
 
-def _trained(step: Any, state: State, rows: Iterator[Any]) -> Run:
+def _measure(step: Any, state: State, rows: Iterator[Any]) -> Run:
     losses, seconds, peak = [], [], 0
-    for each in rows:
+    for batch in rows:
         if not peak:
-            memory = step.lower(state, each).compile().memory_analysis()
+            memory = step.lower(state, batch).compile().memory_analysis()
             peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes
         start = time.perf_counter()
-        state, loss = step(state, each)
+        state, loss = step(state, batch)
         losses.append(float(np.ravel(loss.addressable_data(0))[0]))
         seconds.append(time.perf_counter() - start)
     return Run(losses, bytes_on_one_device(state), peak, float(np.median(seconds)))
@@ -237,7 +237,10 @@ def main() -> None:
     multihost.initialize()
     size = SIZES[flags.size]
     options = size, flags.seed, flags.steps
-    runs = {"pmap": under_pmap(*options), "global view": sharded(*options, flags.model_parallel)}
+    runs = {
+        "pmap": train_with_pmap(*options),
+        "global view": train_sharded(*options, flags.model_parallel),
+    }
     if jax.process_index():
         return
     count = sum(leaf.size for leaf in jax.tree.leaves(first_state(size, 0)["params"]))

@@ -10,7 +10,7 @@ from jax_dist import _compat
 
 
 class _Notice:
-    """Whether, and since which step, this process has been told to leave."""
+    """A request to this process to leave, and the step that was last asked about."""
 
     def __init__(self) -> None:
         self.is_preempted = False

@@ -111,12 +111,12 @@ class _Migrate:
     def run(self) -> Exit:
         from jax_dist.migrate.report import MigrationReport
 
-        files, looked_at = self._migrated()
+        files, looked_at = self._migrate()
         verified = None
         if self._options.program and any(file.changed for file in files):
-            files, verified = self._verified(files)
+            files, verified = self._verify(files)
         if self._options.write and self._options.paths != [_STDIN]:
-            files = self._written(files)
+            files = self._write_all(files)
         results: Any = () if verified is None else (verified.to_dict(), str(verified))
         report = MigrationReport(self._options.to, files, *results)
         self._show(report)
@@ -126,7 +126,7 @@ class _Migrate:
         differs = differs or (self._options.check and bool(report.changed))
         return Exit.FINDINGS if self._failed or differs else Exit.OK
 
-    def _migrated(self) -> tuple[list[Any], int]:
+    def _migrate(self) -> tuple[list[Any], int]:
         """Return what each file becomes, and how many were looked at."""
         from jax_dist.lint.engine import config
         from jax_dist.lint.model import sources
@@ -147,7 +147,7 @@ class _Migrate:
             count = lambda done, total: show(f"{done} of {total} files migrated")
             return migration.migrate(seen.files, self._target, progress=count), len(seen.files)
 
-    def _verified(self, files: Sequence[Any]) -> tuple[list[Any], Any]:
+    def _verify(self, files: Sequence[Any]) -> tuple[list[Any], Any]:
         """Return what is left of a migration after its runs, and their verdicts."""
         from jax_dist.migrate.verify import trial
 
@@ -159,7 +159,7 @@ class _Migrate:
                 files, verification = trial.verify(
                     options.program,
                     files,
-                    self._migrated_again,
+                    self._migrate_again,
                     devices=options.devices,
                     timeout=options.timeout,
                     progress=progress,
@@ -172,13 +172,13 @@ class _Migrate:
             files = [file.unchanged() for file in files if not file.is_new]
         return list(files), verification
 
-    def _migrated_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
+    def _migrate_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
         """Return the files with other forms of places, by path and line."""
         back: dict[str, dict[int, Any]] = {}
         for (path, line), form in places.items():
             back.setdefault(path, {})[line] = form
         self._target = dataclasses.replace(self._target, back=back)
-        return self._migrated()[0]
+        return self._migrate()[0]
 
     def _show(self, report: Any) -> None:
         from jax_dist.lint.engine import fixer, linter
@@ -204,7 +204,7 @@ class _Migrate:
             if report.review:
                 print(review_text(report), file=self._out if options.write else self._err)
 
-    def _written(self, files: Sequence[Any]) -> list[Any]:
+    def _write_all(self, files: Sequence[Any]) -> list[Any]:
         """Return the files as they are now; one that cannot be written stays as it was.
 
         A vendored module is written first, for its files need it.

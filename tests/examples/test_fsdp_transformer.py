@@ -26,7 +26,10 @@ def example() -> ModuleType:
 def test_both_ways_have_the_same_losses_and_the_state_is_an_eighth(example, tmp_path):
     size = example.SIZES["small"]
 
-    runs = {"pmap": example.under_pmap(size, 0, 4), "global view": example.sharded(size, 0, 4)}
+    runs = {
+        "pmap": example.train_with_pmap(size, 0, 4),
+        "global view": example.train_sharded(size, 0, 4),
+    }
 
     one, other = runs.values()
     # Adam divides by a root: where XLA fuses otherwise, the last bit of a gradient shows.
@@ -45,10 +48,11 @@ def test_both_ways_have_the_same_losses_and_the_state_is_an_eighth(example, tmp_
 def test_devices_may_share_a_layer(example):
     size = example.SIZES["small"]
 
-    one, other = example.under_pmap(size, 0, 4), example.sharded(size, 0, 4, model_parallel=2)
+    replicated = example.train_with_pmap(size, 0, 4)
+    over_both = example.train_sharded(size, 0, 4, model_parallel=2)
 
-    np.testing.assert_allclose(one.losses, other.losses, rtol=1e-6)
-    assert other.kept < one.kept / 4
+    np.testing.assert_allclose(replicated.losses, over_both.losses, rtol=1e-6)
+    assert over_both.kept < replicated.kept / 4
 
 
 @pytest.mark.slow
