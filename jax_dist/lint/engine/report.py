@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich.cells import cell_len
+
 from jax_dist import _codes
 from jax_dist._usage import counted
 from jax_dist.lint.engine.linter import RULES
@@ -80,21 +82,16 @@ def _marked_line(finding: Finding) -> tuple[str, int, int]:
         text = f"{left}{text[start : start + _WIDEST]}{right}"
         first, last = first - start + len(left), min(last - start, _WIDEST) + len(left)
     before, marked, after = map(_visible, (text[:first], text[first:last], text[last:]))
-    return before + marked + after, _width(before), max(_width(marked), 1)
+    return before + marked + after, cell_len(before), max(cell_len(marked), 1)
 
 
 def _visible(text: str) -> str:
     """Return four blanks for a tab, and a sign for what would move the cursor."""
-    return "".join(
-        each if each.isprintable() or unicodedata.combining(each) else "�"
-        for each in text.replace("\t", "    ")
-    )
-
-
-def _width(text: str) -> int:
-    """Return the columns that a text takes on a terminal."""
-    wide = sum(unicodedata.east_asian_width(each) in "WF" for each in text)
-    return len(text) + wide - sum(unicodedata.combining(each) > 0 for each in text)
+    text = text.replace("\t", "    ")
+    if text.isprintable():
+        return text
+    is_shown = lambda character: character.isprintable() or unicodedata.combining(character)
+    return "".join(character if is_shown(character) else "\ufffd" for character in text)
 
 
 def _concise(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - as _text
