@@ -6,12 +6,9 @@ in the same function, in the same `try`.
 
 import ast
 import dataclasses
-from typing import Protocol
 
 from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.migrate.places import Left
-from jax_dist.migrate.vendored import Home
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,98 +20,63 @@ class Name:
     edits: tuple[Edit, ...] = ()  # imports inside of functions
 
 
-class Namer(Protocol):
-    """Provides the functions of a target."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Names:
+    """The functions of jax_dist, or of the vendored module, as a file writes them."""
 
-    title: str  # of its pmap
-    source: str  # the module that it comes from
+    source: str  # the module that they come from: "jax_dist", "pkg._mapped"
+    pmap: str  # its name for pmap
 
     def named(self, module: Module, function: str, at: ast.AST) -> Name:
-        """Return how to write a function at a place. Raises Left."""
-        ...
+        """Return how to write a function at a place."""
+        if self.source == "jax_dist":
+            text, imports = module.name_for(f"jax_dist.{function}", at)
+        else:
+            text, imports = self._by_name(module, self.pmap if function == "pmap" else function)
+        beside = _local_import(module, at) if imports else None
+        if beside is None:
+            return Name(text, imports)
+        # Below the line, so that a comment stays with the import that it is about.
+        start, end = module.span(beside)
+        _, behind = module.margins(beside)
+        if not behind.strip() or behind.lstrip().startswith("#"):
+            end += len(behind.rstrip().encode())
+        lead = f"\n{indentation(module.source.line_text(start))}"
+        return Name(text, edits=tuple(Edit(end, end, f"{lead}{line}") for line in imports))
 
     def import_as(self, bound: str) -> str:
         """Return the line that imports its pmap under a name."""
-        ...
+        return f"from {self.source} import {self.pmap}{_alias(self.pmap, bound)}"
 
-
-class LibraryNames:
-    """The functions of jax_dist."""
-
-    title = "jax_dist.pmap"
-    source = "jax_dist"
-
-    def named(self, module: Module, function: str, at: ast.AST) -> Name:
-        text, imports = module.name_for(f"jax_dist.{function}", at)
-        return within_reach(module, at, text, imports)
-
-    def import_as(self, bound: str) -> str:
-        return f"from jax_dist import pmap{'' if bound == 'pmap' else f' as {bound}'}"
-
-
-class VendoredNames:
-    """The functions of the vendored module of one file."""
-
-    title = "mapped"
-
-    def __init__(self, home: Home):
-        self.source: str = home.module
-        self.is_used: bool = False  # whether the file needs the module
-
-    def named(self, module: Module, function: str, at: ast.AST) -> Name:
-        function = "mapped" if function == "pmap" else function
-        self.is_used = True
-        target = f"{self.source}.{function}"
+    def _by_name(self, module: Module, function: str) -> tuple[str, tuple[str, ...]]:
+        """Return a name that the file has for a function, or one that is free, and its import."""
         for name, bindings in module.scopes.module.bindings.items():
-            if [binding.target for binding in bindings] == [target]:
-                return Name(name)
+            if [binding.target for binding in bindings] == [f"{self.source}.{function}"]:
+                return name, ()
         bound = {name for scope in module.scopes.all for name in scope.bindings}
         names = (function, f"{function}_over_devices", f"_{function}_over_devices")
         text = next((name for name in names if name not in bound), names[-1])
-        alias = "" if text == function else f" as {text}"
-        return within_reach(module, at, text, (f"from {self.source} import {function}{alias}",))
-
-    def import_as(self, bound: str) -> str:
-        self.is_used = True
-        return f"from {self.source} import mapped{'' if bound == 'mapped' else f' as {bound}'}"
+        return text, (f"from {self.source} import {function}{_alias(function, text)}",)
 
 
-def within_reach(module: Module, at: ast.AST, text: str, imports: tuple[str, ...]) -> Name:
-    """Return a name whose imports stand where jax is imported. Raises Left."""
-    beside = _local_import(module, at) if imports else None
-    if beside is None:
-        return Name(text, imports)
-    start, end = module.span(beside)
-    row = module.source.line_text(start)
-    before = row[: module.source.position(start).column - 1].strip()
-    behind = module.source.line_text(end)[module.source.position(end).column - 1 :].strip()
-    if before or not (behind == "" or behind.startswith("#")):
-        lead = "; "
-    else:  # below the line, so that a comment stays with the import that it is about
-        end = module.source.code.index(behind.encode(), end) + len(behind.encode())
-        lead = f"\n{indentation(row)}"
-    return Name(text, edits=tuple(Edit(end, end, f"{lead}{line}") for line in imports))
+LIBRARY = Names("jax_dist", "pmap")
+
+
+def _alias(name: str, bound: str) -> str:
+    return "" if bound == name else f" as {bound}"
 
 
 def _local_import(module: Module, at: ast.AST) -> ast.stmt | None:
-    """Return the import in a function or block by which a place knows jax; None: at the top.
-
-    Raises Left if only type checkers see the import.
-    """
+    """Return the import in a function or block by which a place knows jax; None: at the top."""
     root: ast.AST = at
     while isinstance(root, ast.Attribute):
         root = root.value
     binding = module.scope(root).lookup(root.id) if isinstance(root, ast.Name) else None
     nodes = [part.node for part in binding[1] if part.kind == "import"] if binding else []
-    if not nodes:
-        return None
     statements = sorted(map(module.statement, nodes), key=lambda statement: statement.lineno)
     if any(module.parent(statement) is module.tree for statement in statements):
         return None
-    for around in module.ancestors(statements[0]):
-        if isinstance(around, ast.If) and "TYPE_CHECKING" in module.text(around.test):
-            raise Left("jax is imported for type checkers only", "Import jax at run time.")
-    return statements[0]
+    return next(iter(statements), None)
 
 
 def indentation(line: str) -> str:

@@ -75,10 +75,6 @@ class Left(Exception):
         self.by_hand: str = by_hand
 
 
-class UnsafeTextError(Exception):
-    """The new text would break the file, so it is left whole."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlannedPlace:
     """A place with the fix that migrates it; `span` are its bytes."""

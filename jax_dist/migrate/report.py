@@ -117,12 +117,8 @@ def _as_text(report: MigrationReport) -> str:
 def review_text(report: MigrationReport) -> str:
     """Return the lines that a run did not reach, below a title."""
     title = "Review these lines: they read a changed value, and did not run"
-    return "\n".join([title, *(f"  {where}: {text}" for where, text in _review(report))])
-
-
-def _review(report: MigrationReport) -> Iterator[tuple[str, str]]:
-    for line in report.review:
-        yield f"{line['path']}:{line['line']}", line["text"]
+    lines = (f"  {line['path']}:{line['line']}: {line['text']}" for line in report.review)
+    return "\n".join([title, *lines])
 
 
 def _outcome(place: Place) -> str:
@@ -143,14 +139,12 @@ def _markdown_lines(report: MigrationReport) -> Iterator[str]:
         f"{counted(len(report.changed), 'file')} changed, "
         f"{counted(len(report.done), 'place')} done, {len(report.left)} left."
     )
-    if report.by_form():
-        yield "\n| form | places |\n|---|---:|"
-        yield from (f"| {form} | {count} |" for form, count in report.by_form().items())
     if report.verification_text:
         yield f"\n## Verification\n\n```text\n{report.verification_text}\n```"
     if report.review:
         yield "\n## Review\n\nThese lines read a changed value, and did not run.\n"
-        yield from (f"* `{where}` `{text}`" for where, text in _review(report))
+        for line in report.review:
+            yield f"* `{line['path']}:{line['line']}` `{line['text']}`"
     if report.left:
         yield "\n## Left"
         for places in report.by_reason():
@@ -163,14 +157,8 @@ def _markdown_lines(report: MigrationReport) -> Iterator[str]:
         yield "\n## Files left whole\n"
         yield from (f"* `{file.path}`: {file.problem}" for file in report.problems)
     if report.done:
-        yield "\n## Done\n\n| place | what | form | |\n|---|---|---|---|"
-        for place in report.done:
-            what, remark = _in_table(_first_line(place.what)), _in_table(place.reason)
-            yield f"| `{place.where}` | `{what}` | {place.form} | {remark} |"
-
-
-def _in_table(text: str) -> str:
-    return text.replace("|", "\\|")
+        yield "\n## Done\n"
+        yield from (f"* `{place.where}` {_outcome(place)}" for place in report.done)
 
 
 def _first_line(text: str) -> str:

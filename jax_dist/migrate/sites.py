@@ -34,9 +34,14 @@ def find(module: Module, target: Target) -> list[Site]:
     return pmaps.sites(module, names_of(module, "pmap", target))
 
 
+def is_home(dotted: str) -> bool:
+    """Return whether a dotted name is that of a vendored module."""
+    return dotted.rpartition(".")[2] in MODULE_NAMES
+
+
 def is_vendored(dotted: str) -> bool:
-    """Return whether a dotted name is of a vendored module."""
-    return dotted.rpartition(".")[0].rpartition(".")[2].lstrip(".") in MODULE_NAMES
+    """Return whether a dotted name is of a function of a vendored module."""
+    return is_home(dotted.rpartition(".")[0])
 
 
 def _vendored_names(module: Module, function: str) -> Iterator[str]:
@@ -45,5 +50,5 @@ def _vendored_names(module: Module, function: str) -> Iterator[str]:
         if name == function and is_vendored(binding.target):
             yield binding.target
             yield module.absolute(binding.target)
-        elif binding.target.rpartition(".")[2] in MODULE_NAMES:
+        elif is_home(binding.target):
             yield f"{module.absolute(binding.target)}.{function}"

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.migrate.places import FileMigration
 from jax_dist.migrate.sites import MODULE_NAMES
@@ -31,26 +30,20 @@ class Home:
     module: str  # "_mapped", "pkg._mapped", ".._mapped"
 
 
-def home_of(module: Module, project: Project) -> Home:
+def home_of(module: Module) -> Home:
     """Return the home of a file's copy."""
     path = os.path.abspath(module.source.path)
     folder = os.path.dirname(path)
     top = _package_by_files(folder)
     if path.endswith(".ipynb"):
-        return _beside(folder)
+        return _in(folder, "")
     if top and any(node.level for node in module.nodes(ast.ImportFrom)):
         depth = os.path.relpath(folder, top)
-        dots = "." * (1 if depth == os.curdir else 2 + depth.count(os.sep))
-        name = _name_in(top)
-        return Home(os.path.join(top, f"{name}.py"), f"{dots}{name}")
+        return _in(top, "." * (1 if depth == os.curdir else 2 + depth.count(os.sep)))
     package = _package_by_imports(module, folder)
     if not package and top and not _is_script(module):
         package = top
-    if not package:
-        return _beside(folder)
-    name = _name_in(package)
-    dotted = project.dotted_name(os.path.join(package, "__init__.py")) or os.path.basename(package)
-    return Home(os.path.join(package, f"{name}.py"), f"{dotted}.{name}")
+    return _in(package, f"{os.path.basename(package)}.") if package else _in(folder, "")
 
 
 def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
@@ -62,9 +55,14 @@ def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
 
 
 def _package_by_files(folder: str) -> str:
-    """Return the outermost folder in a row that has `__init__.py`; "" if there is none."""
+    """Return the outermost folder in a row that has `__init__.py`; "" if there is none.
+
+    Not one that cannot be imported by its name, as a checkout of `my-project`.
+    """
     top = ""
     while os.path.isfile(os.path.join(folder, "__init__.py")):
+        if not os.path.basename(folder).isidentifier():
+            break
         top, folder = folder, os.path.dirname(folder)
     return top
 
@@ -96,9 +94,9 @@ def _is_script(module: Module) -> bool:
     )
 
 
-def _beside(folder: str) -> Home:
+def _in(folder: str, prefix: str) -> Home:
     name = _name_in(folder)
-    return Home(os.path.join(folder, f"{name}.py"), name)
+    return Home(os.path.join(folder, f"{name}.py"), f"{prefix}{name}")
 
 
 def _name_in(folder: str) -> str:

@@ -25,7 +25,7 @@ _REASONS = {
 
 
 def reductions(
-    module: Module, mapped: Mapped, number: int, layouts: Layouts, axis: str, keys: Sequence[str]
+    module: Module, mapped: Mapped, layouts: Layouts, axis: str, keys: Sequence[str]
 ) -> list[tuple[ast.Call, ast.expr]]:
     """Return the reductions of a step that go, each with its argument. Raises Left.
 
@@ -39,7 +39,7 @@ def reductions(
     """
     if keys:
         raise Left("keys per device")
-    if any(layouts.results[number, i] is not Layout.WHOLE for i in range(mapped.results or 1)):
+    if any(layouts.results[mapped, i] is not Layout.WHOLE for i in range(mapped.results or 1)):
         raise Left("a result differs from device to device")
     step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
     if mapped.static or not isinstance(step, ast.FunctionDef) or not module.holds(step):

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
+from jax_dist.migrate.shard_map.expressions import parts_of, takes_first
 from jax_dist.migrate.shard_map.mappings import Mapped
-from jax_dist.migrate.shard_map.values import Definition, Value, Values, parts_of, takes_first
+from jax_dist.migrate.shard_map.values import Definition, Value, Values
 
 _MOST_UNKNOWN = 5  # reads that get a call each; with more, the axis stays
 
@@ -31,20 +32,19 @@ class Layouts:
     def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values):
         self._module, self._mapped, self._values = module, mapped, values
         self._of_value = {id(value): self._first_guess(value) for value in values.all}
-        self.arguments: dict[tuple[int, int], Layout] = {}  # by number of mapped, position
-        self.results: dict[tuple[int, int], Layout] = {}
+        self.arguments: dict[tuple[Mapped, int], Layout] = {}  # by position
+        self.results: dict[tuple[Mapped, int], Layout] = {}
         while self._is_changed():
             pass
 
     def of_value(self, value: Value) -> Layout:
         return self._of_value[id(value)]
 
-    def loses_axis(self, number: int) -> bool:
+    def loses_axis(self, mapped: Mapped) -> bool:
         """Return whether a mapped argument of a mapped function loses the axis."""
-        mapped = self._mapped[number]
         return any(
-            key[0] == number and mapped.axes[key[1]] is not None and layout is not Layout.SLICES
-            for key, layout in self.arguments.items()
+            axis is not None and self.arguments.get((mapped, p)) not in (None, Layout.SLICES)
+            for p, axis in enumerate(mapped.axes)
         )
 
     def _first_guess(self, value: Value) -> Layout:
@@ -88,16 +88,14 @@ class Layouts:
     def _is_changed(self) -> bool:
         """Lower layouts once; return whether any was."""
         before = dict(self._of_value), dict(self.arguments), dict(self.results)
-        for number, mapped in enumerate(self._mapped):
+        for mapped in self._mapped:
             for position, axis in enumerate(mapped.axes):
-                if position in mapped.static:
-                    continue
-                layout = self._of_argument(mapped, position, axis)
-                self.arguments[number, position] = layout
+                if position not in mapped.static:
+                    self.arguments[mapped, position] = self._of_argument(mapped, position, axis)
             for index in range(mapped.results or 1):
-                self.results[number, index] = self._of_result(mapped, index)
-        for number, mapped in enumerate(self._mapped):
-            self._lower_values(number, mapped)
+                self.results[mapped, index] = self._of_result(mapped, index)
+        for mapped in self._mapped:
+            self._lower_values(mapped)
         self._lower_unpacked()
         self._lower_read_together()
         return before != (self._of_value, self.arguments, self.results)
@@ -158,23 +156,23 @@ class Layouts:
         is_first = isinstance(parent, ast.Call) and takes_first(self._module, parent) is call
         return mapped.results is None and is_first
 
-    def _lower_values(self, number: int, mapped: Mapped) -> None:
+    def _lower_values(self, mapped: Mapped) -> None:
         """Take the layout from values that do not fit where they go."""
         for call in mapped.calls:
             for position, argument in enumerate(mapped.arguments(call)):
                 for part in parts_of(self._module, argument):
                     value = self._values.of(part)
                     if value is not None and position not in mapped.static:
-                        self._lower_argument(number, mapped, position, value)
+                        self._lower_argument(mapped, position, value)
             for target, index in self._values.targets(call):
                 value = self._values.of(target)
-                layout = self.results.get((number, index or 0), Layout.SLICES)
+                layout = self.results.get((mapped, index or 0), Layout.SLICES)
                 if value is not None and self.of_value(value) is not layout:
                     self._of_value[id(value)] = Layout.SLICES
 
-    def _lower_argument(self, number: int, mapped: Mapped, position: int, value: Value) -> None:
+    def _lower_argument(self, mapped: Mapped, position: int, value: Value) -> None:
         """Take the layout from a value that an argument has in another one."""
-        layout, value_layout = self.arguments[number, position], self.of_value(value)
+        layout, value_layout = self.arguments[mapped, position], self.of_value(value)
         fits = value_layout is layout
         if mapped.axes[position] is None:  # stacked copies, given to all devices
             fits = value_layout is not Layout.WHOLE or all(

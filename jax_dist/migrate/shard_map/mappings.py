@@ -20,6 +20,7 @@ class Mapped:
     """One place that maps a function, with its calls."""
 
     site: Site
+    texts: dict[str, str]  # of the arguments of pmap, as this file would write them
     calls: list[ast.Call]
     parameters: list[str]  # the names of what the calls give, in their order
     axes: list[int | None]  # of in_axes, for each of them
@@ -30,16 +31,23 @@ class Mapped:
     named: frozenset[str] = frozenset()  # parameters that the function takes by name only
 
     @property
-    def axis_name(self) -> ast.expr | None:
-        name = self.site.arguments.get("axis_name")
-        is_none = isinstance(name, ast.Constant) and name.value is None
-        return None if is_none else name
+    def axis_name(self) -> str | None:
+        return self.texts.get("axis_name")
 
     @property
     def devices(self) -> ast.expr | None:
-        devices = self.site.arguments.get("devices")
-        is_none = isinstance(devices, ast.Constant) and devices.value is None
-        return None if is_none else devices
+        return self.site.arguments["devices"] if "devices" in self.texts else None
+
+    @property
+    def dynamic(self) -> list[str]:
+        """Return the parameters that are not static."""
+        return [name for p, name in enumerate(self.parameters) if p not in self.static]
+
+    def donates(self, position: int) -> bool:
+        """Return whether an argument may be donated."""
+        donated = _literal(self.site.arguments.get("donate_argnums"), ())
+        is_one = donated is NotImplemented or donated == position
+        return is_one or (isinstance(donated, tuple | list) and position in donated)
 
     def arguments(self, call: ast.Call) -> list[ast.expr]:
         """Return what a call gives, in the order of the parameters."""
@@ -75,7 +83,27 @@ def read(module: Module, site: Site) -> Mapped:
     if any(axis not in (0, None) for axis in outs):
         raise Left("out_axes places the mapped axis elsewhere", "Transpose the results by hand.")
     results, is_plain = _results(module, function, calls)
-    return Mapped(site, calls, parameters, axes, static, results, is_plain, out, named)
+    texts = {
+        name: _text(module, site, node)
+        for name, node in site.arguments.items()
+        if not (isinstance(node, ast.Constant) and node.value is None)
+    }
+    return Mapped(site, texts, calls, parameters, axes, static, results, is_plain, out, named)
+
+
+def _text(module: Module, site: Site, node: ast.expr) -> str:
+    """Return an argument of pmap as this file would write it. Raises Left.
+
+    A partial of another file has its arguments from there: those of `constants.pmap` are literals,
+    or names such as `constants.AXIS`.
+    """
+    if module.holds(node):
+        return module.text(node)
+    if isinstance(node, ast.Name) and isinstance(site.reference, ast.Attribute):
+        return f"{module.text(site.reference.value)}.{node.id}"
+    if _literal(node, None) is NotImplemented:
+        raise Left("its arguments are given in another file", "Write them out here.")
+    return ast.unparse(node)
 
 
 def _calls(module: Module, site: Site) -> list[ast.Call]:
@@ -231,17 +259,14 @@ def _positions(node: ast.expr | None) -> tuple[int, ...]:
 def _axes(node: ast.expr | None, count: int) -> list[int | None]:
     """Return in_axes for each argument. Raises Left."""
     value = _literal(node, 0)
-    axes = [value] * count if value in (0, None) else list(value) if _is_flat(value) else None
+    is_flat = isinstance(value, tuple | list)
+    axes = [value] * count if value in (0, None) else list(value) if is_flat else None
     if axes is None or len(axes) != count or any(axis not in (0, None) for axis in axes):
         raise Left(
             "in_axes maps another axis than 0, or parts of an argument",
             "Write the specs of such arguments by hand.",
         )
     return axes
-
-
-def _is_flat(value: Any) -> bool:
-    return isinstance(value, tuple | list)
 
 
 def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> tuple[int | None, bool]:

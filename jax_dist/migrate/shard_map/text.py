@@ -113,6 +113,39 @@ class Writer:
             call = Call(name, [part for part in (first, text, last) if part])
             self.replace(node, self.render(call, node))
 
+    def remove(self, statement: Any) -> None:
+        """Remove a statement with its line."""
+        if any(map(str.strip, self.module.margins(statement))):
+            self.replace(statement, "pass")
+        else:
+            self.edits.append(self.module.line_edit(statement))
+
+    def indent(self, node: ast.AST) -> str:
+        """Return the indentation of the statement of a node."""
+        return indentation(self.module.margins(self.module.statement(node))[0])
+
+    def above(self, node: ast.AST, lines: Sequence[str]) -> None:
+        """Put lines above the statement of a node, as far in as that is."""
+        if not lines:
+            return
+        statement = self.module.statement(node)
+        start, indent = self.module.span(statement)[0], self.indent(node)
+        rows = [row for line in lines for row in line.split("\n")]
+        before = self.module.margins(statement)[0]
+        if before.strip():  # it stands behind `def f(x):`, or behind a semicolon
+            indent += self.unit * before.rstrip().endswith(":")
+            text = "".join(f"\n{indent}{row}" for row in (*rows, ""))
+            blank = len(before) - len(before.rstrip())
+            self.edits.append(Edit(start - blank, start, text))
+            return
+        if rows[0].startswith("def ") and indent:
+            above = start - len(indent) - 1  # the end of the line before
+            last = self.module.source.line_text(above).strip()
+            if last and last[-1] != ":":
+                self.insert(above + 1, "\n")
+        text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
+        self.insert(start, f"{text[len(indent) :]}\n{indent}")
+
     def around(self, node: Any, inner: Any, before: str, behind: str) -> None:
         """Put text around a part of a node, in which other edits may be made."""
         (start, end), (low, high) = self.module.span(node), self.module.span(inner)
@@ -207,6 +240,9 @@ class Writer:
                 named = self.name("jax.sharding.NamedSharding", first)
                 spec = self.spec(first, axis)
                 lines += f"{self._sharded[home, name]} = {named}({name}, {spec})\n{indent}"
+            below = self._inserted.get(start, [self.module.source.line_text(start).strip()])[0]
+            if below.startswith(("def ", "class ", "@")):
+                lines = lines.removesuffix(indent) + "\n" * (1 if indent else 2) + indent
             self.insert(start, lines, first=True)
 
     # --- comments

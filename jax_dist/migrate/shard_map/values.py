@@ -8,14 +8,21 @@ import ast
 import collections
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes, stacking
-from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.scopes import Binding
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
+from jax_dist.migrate.shard_map.expressions import (
+    container_around,
+    list_reads,
+    parent_of_parts,
+    parts_of,
+    takes_first,
+    waits,
+)
 
 DefinitionKind: TypeAlias = Literal[
     "replicate",  # replicate(x): copies of one value
@@ -71,16 +78,19 @@ _KINDS: dict[Kind, DefinitionKind] = {
 }
 
 
+_NOT_FIELDS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at", "T"))
+
+
 class Values:
     """The values of one file.
 
     Args:
       module: the file.
-      calls: the calls of mapped functions, each with the place that maps.
+      calls: the calls of mapped functions.
     """
 
-    def __init__(self, module: Module, calls: dict[ast.Call, Site]):
-        self._module, self._calls = module, calls
+    def __init__(self, module: Module, calls: Collection[ast.Call]):
+        self._module, self._calls = module, frozenset(calls)
         self._parents: dict[Hashable, Hashable] = {}
         self._names: dict[Hashable, str] = {}
         self._definitions: dict[Hashable, list[Definition]] = {}
@@ -323,7 +333,7 @@ class Values:
         if isinstance(parent, ast.keyword):
             parent = module.parent(parent)
         container = whole
-        while (around := _container_around(module, container)) is not None:
+        while (around := container_around(module, container)) is not None:
             container = around
         call = module.parent(container)
         call = module.parent(call) if isinstance(call, ast.keyword) else call
@@ -340,7 +350,7 @@ class Values:
         if isinstance(parent, ast.keyword):
             parent = module.parent(parent)
         if isinstance(parent, ast.Call):
-            if _waits(module, parent):
+            if waits(module, parent):
                 return
             if whole is load and self._is_listed(parent):
                 yield Use("listed", whole)
@@ -403,90 +413,6 @@ class Values:
             case ast.Attribute(value=ast.Name() as listed, attr="append"):
                 return list_reads(self._module, listed) is not None
         return False
-
-
-def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
-    """Return the calls of `get_metrics` of a list; None if something else reads it, too."""
-    scope_and_bindings = module.scope(listed).lookup(listed.id)
-    bindings = {id(binding.node) for binding in module.reaching(listed) or ()}
-    reads: list[ast.Call] = []
-    for load in module.reads(scope_and_bindings[0], listed.id) if scope_and_bindings else ():
-        if bindings.isdisjoint(id(binding.node) for binding in module.reaching(load) or ()):
-            continue  # of another value of that name
-        parent = module.parent(load)
-        if isinstance(parent, ast.Call) and parent.args == [load]:
-            if module.qualified_name(parent.func) == "flax.training.common_utils.get_metrics":
-                reads.append(parent)
-                continue
-            if module.builtin(parent.func) == "len":
-                continue
-        is_method = isinstance(parent, ast.Attribute) and parent.attr in ("append", "clear")
-        if not is_method and not isinstance(parent, ast.If | ast.UnaryOp):
-            return None
-    return reads or None
-
-
-def _waits(module: Module, call: ast.Call) -> bool:
-    """Return whether a call only waits for the value."""
-    is_waiting = module.qualified_name(call.func) == "jax.block_until_ready"
-    return is_waiting or [word.arg for word in call.keywords] == ["wait_for"]
-
-
-_NOT_FIELDS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at", "T"))
-
-
-def takes_first(module: Module, call: ast.expr) -> ast.expr | None:
-    """Return the tree of which a call takes the first copy, also by a function of the file."""
-    stacked = stacking.stacking(module, call)
-    if stacked is not None and stacked.kind is Kind.ONE:
-        return stacked.of
-    tree = stacking.first_of_leaves(module, call)
-    if tree is not None or not isinstance(call, ast.Call) or len(call.args) != 1:
-        return tree
-    function = pmaps.definition(module, call.func)
-    if not isinstance(function, scopes.Function) or not module.holds(function):
-        return None
-    returned = stacking.returned(function)
-    tree = None if returned is None else takes_first(module, returned)
-    parameters = scopes.parameters(function.args)
-    is_parameter = isinstance(tree, ast.Name) and [p.arg for p in parameters] == [tree.id]
-    return call.args[0] if is_parameter else None
-
-
-def parent_of_parts(module: Module, node: ast.expr) -> ast.AST:
-    """Return what holds an expression, or the tuple or dict that it is a part of."""
-    while (around := _container_around(module, node)) is not None:
-        node = around
-    return module.parent(node)
-
-
-def parts_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the parts of an argument that is a literal or a dict of values; else itself."""
-    match node:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
-            pass
-        case ast.Call(args=[], keywords=words) if words and _makes_dict(module, node):
-            parts = [word.value for word in words]
-        case _:
-            yield node
-            return
-    for part in parts:
-        yield from parts_of(module, part)
-
-
-def _makes_dict(module: Module, call: ast.Call) -> bool:
-    is_dict = module.builtin(call.func) == "dict"
-    return is_dict or (module.qualified_name(call.func) or "").startswith("flax.core.")
-
-
-def _container_around(module: Module, node: ast.expr) -> ast.expr | None:
-    """Return the literal or dict that holds an expression as one of its parts."""
-    parent = module.parent(node)
-    if isinstance(parent, ast.keyword):
-        parent = module.parent(parent)
-        return parent if isinstance(parent, ast.Call) and _makes_dict(module, parent) else None
-    is_store = isinstance(getattr(parent, "ctx", None), ast.Store)
-    return parent if isinstance(parent, ast.Tuple | ast.List | ast.Dict) and not is_store else None
 
 
 def _loads(expression: ast.expr) -> Iterator[ast.expr]:

@@ -4,16 +4,17 @@ import ast
 import dataclasses
 import difflib
 import functools
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 from jax_dist._usage import MisuseError
 from jax_dist.migrate import review
 from jax_dist.migrate.places import Back, FileMigration, Target
 from jax_dist.migrate.verify import comparison, runs
-from jax_dist.migrate.verify.comparison import Key, Verdict, Verification
+from jax_dist.migrate.verify.comparison import Key, Verification
 from jax_dist.migrate.verify.runs import Progress
 
 # Migrates again with other forms of places, by path and line.
@@ -44,12 +45,13 @@ def verify(
       program still differs.
     """
     root = runs.root_of([file.path for file in files])
-    within = _Within(root)
-    if any(within(file.path).startswith(os.pardir) for file in files):
+    paths = {os.path.relpath(os.path.abspath(file.path), root): file.path for file in files}
+    if any(path.startswith(os.pardir) for path in paths):
         raise MisuseError(f"all files must be in one project: {root} does not hold them")
+    by_path = dict(zip(paths, files, strict=True))
     forms = {
-        (within(file.path), place.line): place.form
-        for file in files
+        (path, place.line): place.form
+        for path, file in by_path.items()
         for place in file.places
         if place.status == "done" and place.form and place.is_mapped
     }
@@ -57,59 +59,47 @@ def verify(
         run = functools.partial(
             runs.recorded, command, root, devices=devices, timeout=timeout, progress=progress
         )
-        texts = {
-            within(file.path): review.marked(file, within(file.path))
-            for file in files
-            if file.touched
-        }
+        texts = {path: review.marked(file, path) for path, file in by_path.items() if file.touched}
         before = run(texts, title="running the old program", kept=kept)
 
         def trial(files: Sequence[FileMigration], title: str) -> Verification:
-            changed = {within(file.path): file for file in files if file.changed}
-            texts = {path: file.after for path, file in changed.items()}
-            lines = {path: written_lines(file) for path, file in changed.items()}
+            changed = {
+                os.path.relpath(os.path.abspath(file.path), root): file
+                for file in files
+                if file.changed
+            }
             jits = [
                 (path, place.line)
                 for path, file in changed.items()
                 for place in file.places
                 if place.form == "jit"
             ]
-            after = run(texts, written=lines, title=title, replayed=kept if jits else "")
+            after = run(
+                {path: file.after for path, file in changed.items()},
+                written={path: written_lines(file) for path, file in changed.items()},
+                title=title,
+                replayed=kept if jits else "",
+            )
             result = comparison.compare(command, before, after, [*forms], jits)
-            lines_left = [
-                line
-                for path, file in changed.items()
-                for line in review.unreached(file, path, before.ran)
-            ]
-            return dataclasses.replace(result, review=lines_left)
+            lines = (review.unreached(file, path, before.ran) for path, file in changed.items())
+            return dataclasses.replace(result, review=[*itertools.chain.from_iterable(lines)])
 
         first = trial(files, "running the new program")
         back = {} if again is None else _going_back(first, forms)
         if again is None or not back:
             return files, dataclasses.replace(first, written=not first.has_differences)
-        files = again({(within.shown(path), line): to for (path, line), to in back.items()})
+        files = again({(paths[path], line): to for (path, line), to in back.items()})
         second = trial(files, "running it again, without what differs")
     old = {(verdict.path, verdict.line): verdict for verdict in first.verdicts}
-    verdicts = [_joined(verdict, old) for verdict in second.verdicts]
+    verdicts = [
+        dataclasses.replace(verdict, went_back=True)
+        if old[verdict.path, verdict.line].difference and not verdict.difference
+        else verdict
+        for verdict in second.verdicts
+    ]
     seconds = [*first.seconds, second.seconds[1]]
     written = not second.has_differences
     return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds, written=written)
-
-
-class _Within:
-    """Paths within the project, and as they were given."""
-
-    def __init__(self, root: str):
-        self._root = root
-        self._shown: dict[str, str] = {}
-
-    def __call__(self, path: str) -> str:
-        inside = os.path.relpath(os.path.abspath(path), self._root)
-        self._shown[inside] = path
-        return inside
-
-    def shown(self, inside: str) -> str:
-        return self._shown[inside]
 
 
 def _going_back(verification: Verification, forms: Mapping[Key, str]) -> dict[Key, Back]:
@@ -142,13 +132,6 @@ _BELOW: dict[str, Target | None] = {
 }
 
 
-def _joined(verdict: Verdict, before: Mapping[Key, Verdict]) -> Verdict:
-    first = before[verdict.path, verdict.line]
-    if first.difference and not verdict.difference:
-        return dataclasses.replace(first, went_back=True)
-    return verdict
-
-
 def written_lines(file: FileMigration) -> list[tuple[int, int]]:
     """Return the lines of the calls of jax.jit in a new text that the old one has not."""
     if not file.path.endswith(".py"):
@@ -171,17 +154,16 @@ def written_lines(file: FileMigration) -> list[tuple[int, int]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for decorator in node.decorator_list
     }
-    return [
+    spans = [
         (node.lineno, node.end_lineno or node.lineno)
         for node in ast.walk(tree)
-        if _makes_jit(node, is_decorator=node in decorators)
-        and added & {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+        if isinstance(node, ast.expr) and (node in decorators or _is_call_of_jit(node))
+        if "jit" in ast.unparse(node)
     ]
+    return [(start, end) for start, end in spans if added & {*range(start, end + 1)}]
 
 
-def _makes_jit(node: ast.AST, *, is_decorator: bool) -> TypeGuard[ast.expr]:
-    """Return whether an expression is `jit(...)`, `partial(jax.jit, ...)`, or `@jax.jit`."""
-    if isinstance(node, ast.Call):
-        name = ast.unparse(node.func).rpartition(".")[2]
-        return name in ("jit", "partial") and "jit" in ast.unparse(node)
-    return is_decorator and isinstance(node, ast.Name | ast.Attribute) and "jit" in ast.dump(node)
+def _is_call_of_jit(node: ast.expr) -> bool:
+    """Return whether an expression is `jit(...)`, or a partial, as of jit."""
+    last = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    return last in ("jit", "partial")

@@ -221,8 +221,6 @@ def _array(leaf: Any, side: str, key: str, values: dict[str, Any], most: float) 
     if isinstance(leaf, jax.Array):
         if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        about["weak"] = bool(leaf.weak_type)
-        about["devices"] = len(leaf.sharding.device_set)
         shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
         if leaf.is_fully_replicated:
             copies = [np.asarray(shard.data) for shard in shards]
@@ -235,7 +233,7 @@ def _array(leaf: Any, side: str, key: str, values: dict[str, Any], most: float) 
         array = np.asarray(leaf)
     if side == "in" and not array.dtype.hasobject:  # as jit takes it
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-        about |= {"dtype": str(array.dtype), "weak": False}
+        about["dtype"] = str(array.dtype)
     about["shape"] = list(array.shape)
     about["digest"] = _digest(array)
     if array.ndim and array.shape[0] <= 64:

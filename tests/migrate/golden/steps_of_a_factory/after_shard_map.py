@@ -14,6 +14,7 @@ def make_update_fn(rate):
         return params - rate * grads, opt_state + 1, jax.lax.pmean(loss, axis_name="batch")
 
     mesh = jax.sharding.Mesh(jax.devices(), ("batch",))
+
     def update_fn_on_device(params, opt_state, batch):
         batch = jax.tree.map(lambda x: x[0], batch)
         return update_fn(params, opt_state, batch)

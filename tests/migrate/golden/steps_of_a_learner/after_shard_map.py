@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 class Learner:
     def __init__(self, size):
         mesh = jax.sharding.Mesh(jax.devices(), ("i",))
+
         def _step_on_device(state, batch):
             batch = jax.tree.map(lambda x: x[0], batch)
             return self._step(state, batch)

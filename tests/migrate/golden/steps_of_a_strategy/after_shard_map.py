@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 mesh = jax.sharding.Mesh(jax.devices(), ("pop",))
 sharded = NamedSharding(mesh, P("pop"))
+
+
 @jax.jit
 @functools.partial(
     jax.shard_map,

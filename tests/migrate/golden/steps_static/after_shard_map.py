@@ -18,6 +18,7 @@ def result():
 
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
     sharded = NamedSharding(mesh, P("i"))
+
     def step_on_device(state, batch, rate, power):
         batch = jax.tree.map(lambda x: x[0], batch)
         return step(state, batch, rate, power)

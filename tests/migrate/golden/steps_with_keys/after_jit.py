@@ -19,6 +19,7 @@ def result():
 
     mesh = jax.sharding.Mesh(jax.devices(), ("i",))
     sharded = NamedSharding(mesh, P("i"))
+
     def step_on_device(params, batch, rng):
         rng = rng[0]
         batch = jax.tree.map(lambda x: x[0], batch)

@@ -1,0 +1,79 @@
+"""Expressions around values: parts of arguments, and what takes the first copy."""
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from jax_dist.lint.model import stacking
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.stacking import Kind
+
+
+def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
+    """Return the calls of `get_metrics` of a list; None if something else reads it, too."""
+    scope_and_bindings = module.scope(listed).lookup(listed.id)
+    bindings = {id(binding.node) for binding in module.reaching(listed) or ()}
+    reads: list[ast.Call] = []
+    for load in module.reads(scope_and_bindings[0], listed.id) if scope_and_bindings else ():
+        if bindings.isdisjoint(id(binding.node) for binding in module.reaching(load) or ()):
+            continue  # of another value of that name
+        parent: Any = module.parent(load)
+        is_argument = isinstance(parent, ast.Call) and parent.args == [load]
+        name = module.qualified_name(parent.func) if is_argument else ""
+        if name == "flax.training.common_utils.get_metrics":
+            reads.append(parent)
+            continue
+        is_method = isinstance(parent, ast.Attribute) and parent.attr in ("append", "clear")
+        if not is_method and not isinstance(parent, ast.If | ast.UnaryOp):
+            return None
+    return reads or None
+
+
+def waits(module: Module, call: ast.Call) -> bool:
+    """Return whether a call only waits for the value."""
+    is_waiting = module.qualified_name(call.func) == "jax.block_until_ready"
+    return is_waiting or [word.arg for word in call.keywords] == ["wait_for"]
+
+
+def takes_first(module: Module, call: ast.expr) -> ast.expr | None:
+    """Return the tree of which a call takes the first copy."""
+    stacked = stacking.stacking(module, call)
+    if stacked is not None and stacked.kind is Kind.ONE:
+        return stacked.of
+    return stacking.first_of_leaves(module, call)
+
+
+def parent_of_parts(module: Module, node: ast.expr) -> ast.AST:
+    """Return what holds an expression, or the tuple or dict that it is a part of."""
+    while (around := container_around(module, node)) is not None:
+        node = around
+    return module.parent(node)
+
+
+def parts_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the parts of an argument that is a literal or a dict of values; else itself."""
+    match node:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            pass
+        case ast.Call(args=[], keywords=words) if words and _makes_dict(module, node):
+            parts = [word.value for word in words]
+        case _:
+            yield node
+            return
+    for part in parts:
+        yield from parts_of(module, part)
+
+
+def _makes_dict(module: Module, call: ast.Call) -> bool:
+    is_dict = module.builtin(call.func) == "dict"
+    return is_dict or (module.qualified_name(call.func) or "").startswith("flax.core.")
+
+
+def container_around(module: Module, node: ast.expr) -> ast.expr | None:
+    """Return the literal or dict that holds an expression as one of its parts."""
+    parent = module.parent(node)
+    if isinstance(parent, ast.keyword):
+        parent = module.parent(parent)
+        return parent if isinstance(parent, ast.Call) and _makes_dict(module, parent) else None
+    is_store = isinstance(getattr(parent, "ctx", None), ast.Store)
+    return parent if isinstance(parent, ast.Tuple | ast.List | ast.Dict) and not is_store else None

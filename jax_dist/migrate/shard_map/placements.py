@@ -1,0 +1,251 @@
+"""The text of values: what mapped calls are given, where that is placed, and what reads it."""
+
+import ast
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax_dist.lint.model import stacking
+from jax_dist.lint.model.findings import Edit
+from jax_dist.migrate.shard_map.expressions import list_reads, parts_of, takes_first
+from jax_dist.migrate.shard_map.layouts import Layout
+from jax_dist.migrate.shard_map.mappings import Mapped
+from jax_dist.migrate.shard_map.plan import Plan
+from jax_dist.migrate.shard_map.text import Call
+from jax_dist.migrate.shard_map.values import Definition, Use, Value
+
+_PLACE_BATCH = "jax.make_array_from_process_local_data"
+_STACKED = '''
+def stacked(tree):
+{unit}"""Return one copy of each array for each device of this process, stacked."""
+{unit}n = jax.local_device_count()
+{unit}return jax.tree.map(lambda x: jax.device_get(x)[None].repeat(n, 0), tree)
+'''
+
+
+class _Around(NamedTuple):
+    """Text around a part of an argument, by which it is placed on the devices."""
+
+    of: ast.expr
+    before: str
+    behind: str
+
+
+class Placements:
+    """Writes the values of a file that go through mapped functions."""
+
+    def __init__(self, plan: Plan):
+        self._plan, self._module, self._writer = plan, plan.module, plan.writer
+        self._values, self._layouts = plan.values, plan.layouts
+        self.touched: set[ast.AST] = set()  # what defines and reads values of another form
+        self._replaced: set[ast.AST] = set()
+
+    # --- calls
+
+    def write_calls(self, mapped: Mapped) -> None:
+        """Place what the calls of a mapped function give, unless its definition is placed."""
+        for call in mapped.calls:
+            self._write_arguments(mapped, call)
+            parent: Any = self._module.parent(call)
+            is_read = isinstance(parent, ast.Call) and takes_first(self._module, parent) is call
+            is_whole = self._layouts.results[mapped, 0] is Layout.WHOLE
+            if is_read and is_whole and mapped.results is None:  # `unreplicate(f(x))`
+                self._write_first(parent, call)
+
+    def _write_arguments(self, mapped: Mapped, call: ast.Call) -> None:
+        arguments = mapped.arguments(call)
+        placed = [self._argument(mapped, *item, call) for item in enumerate(arguments)]
+        if not any(placed) and not call.keywords:
+            return
+        inside = {node for argument in arguments for node in ast.walk(argument)}
+        if inside.isdisjoint(self._edited):
+            texts = [
+                self._module.text(old)
+                if new is None
+                else f"{new.before}{self._module.text(new.of)}{new.behind}"
+                for old, new in zip(arguments, placed, strict=True)
+            ]
+            function = self._module.text(call.func)
+            text = self._writer.render(Call(function, texts), call)
+            start = self._module.span(call.func)[1]
+            edit = Edit(start, self._module.span(call)[1], text[len(function) :])
+            self._writer.edits.append(edit)
+            return
+        for old, new in zip(arguments, placed, strict=True):
+            if new is not None:
+                self._writer.around(old, new.of, new.before, new.behind)
+        for word in call.keywords:
+            start = self._module.span(word)[0]
+            self._writer.edits.append(Edit(start, self._module.span(word.value)[0], ""))
+
+    @functools.cached_property
+    def _edited(self) -> set[ast.AST]:
+        """Return the expressions that have edits of their own."""
+        firsts = {use.node for value in self._values.all for use in value.uses if use.of}
+        return {*firsts, *self._plan.mapped_of, *(fun.site.node for fun in self._plan.mapped)}
+
+    def _argument(
+        self, mapped: Mapped, position: int, argument: ast.expr, call: ast.Call
+    ) -> _Around | None:
+        """Return how an argument is placed; None if it stays."""
+        layout = self._layouts.arguments.get((mapped, position))
+        is_shared = position in mapped.static or mapped.axes[position] is None
+        is_tree = [*parts_of(self._module, argument)] != [argument]
+        value = self._values.of(argument)
+        if is_shared or (is_tree and layout is Layout.WHOLE):
+            return None
+        if value is not None and self._is_placed_at_definition(value):
+            return None
+        stacked = stacking.stacking(self._module, argument)
+        if layout is Layout.WHOLE:
+            if value is not None or stacked is None:
+                return None
+            sharding = self._plan.replicated(argument, mapped)
+            put = self._writer.name("jax.device_put", argument)
+            return _Around(stacked.of, f"{put}(", f", {sharding.flat()})")
+        inner = stacked.of if layout is Layout.ROWS and stacked is not None else argument
+        place = self._writer.name(_PLACE_BATCH, argument)
+        sharded, flattened = self._plan.sharded(argument, mapped), ""
+        if mapped in self._plan.reductions and layout is Layout.SLICES:  # slices become rows
+            flattened = "jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), "
+        before, behind = f"{place}({sharded}, {flattened}", "))" if flattened else ")"
+        if inner is argument and self._rebinds(argument, call):
+            text = self._module.text(argument)
+            self._writer.above(argument, [f"{text} = {before}{text}{behind}"])
+            return None
+        return _Around(inner, before, behind)
+
+    def _rebinds(self, node: ast.expr, call: ast.Call) -> bool:
+        """Return whether a name may be set to what is placed, above its only use."""
+        value = self._values.of(node)
+        statement = self._module.statement(call)
+        is_plain = isinstance(node, ast.Name) and isinstance(statement, ast.Assign | ast.Expr)
+        return value is not None and is_plain and len(value.uses) == 1
+
+    def _is_placed_at_definition(self, value: Value) -> bool:
+        """Return whether a value is placed where it is defined, and not where it is used."""
+        if self._layouts.of_value(value) is not Layout.SLICES or _has_results(value):
+            return True
+        mapped_of, reductions = self._plan.mapped_of, self._plan.reductions
+        if any(mapped_of[use.call] in reductions for use in value.uses if use.call):
+            return False
+        is_made = all(_is_expression(definition.node) for definition in value.definitions)
+        return is_made and all(map(self._is_mapped_argument, value.uses))
+
+    def _is_mapped_argument(self, use: Use) -> bool:
+        if use.kind != "argument" or use.call is None:
+            return False
+        mapped = self._plan.mapped_of[use.call]
+        return use.position not in mapped.static and mapped.axes[use.position] is not None
+
+    # --- definitions
+
+    def write_values(self) -> None:
+        """Write what defines and what reads each value."""
+        is_sliced = lambda value: self._layouts.of_value(value) is Layout.SLICES
+        for value in sorted(self._values.all, key=is_sliced):  # those hold reads of the others
+            mapped, layout = self._plan.first_mapped(value), self._layouts.of_value(value)
+            if mapped is None:
+                continue
+            if layout is not Layout.SLICES:
+                self.touched |= {use.node for use in value.uses}
+                self.touched |= {definition.node for definition in value.definitions}
+            for definition in value.definitions:
+                self._write_definition(value, layout, mapped, definition)
+            if layout is Layout.WHOLE:
+                is_donated = any(
+                    self._plan.mapped_of[use.call].donates(use.position)
+                    for use in value.uses
+                    if use.call is not None
+                )
+                for use in value.uses:
+                    self._write_use(use, is_donated=is_donated)
+
+    def _write_definition(
+        self, value: Value, layout: Layout, mapped: Mapped, definition: Definition
+    ) -> None:
+        node: Any = definition.node
+        if layout is Layout.WHOLE and definition.kind == "replicate":
+            stacked = stacking.stacking(self._module, node)
+            if stacked is not None and self._is_first_edit(node):
+                put = self._writer.name("jax.device_put", node)
+                sharding = self._plan.replicated(node, mapped).flat()
+                self._writer.wrap(node, stacked.of, put, last=sharding)
+        elif layout is Layout.WHOLE and definition.kind == "unknown":
+            if self._is_first_edit(node):  # other code makes stacked copies
+                put = self._writer.name("jax.device_put", node)
+                tree_map = self._writer.name("jax.tree.map", node)
+                sharding = self._plan.replicated(node, mapped).flat()
+                self._writer.around(
+                    node, node, f"{put}({tree_map}(lambda x: x[0], ", f"), {sharding})"
+                )
+        elif layout is Layout.ROWS and definition.kind == "rows":
+            self._write_placed(mapped, node, definition.of)
+        elif (
+            layout is Layout.SLICES
+            and self._is_placed_at_definition(value)
+            and _is_expression(node)
+            and (definition.kind == "keys" or not _has_results(value))
+        ):
+            self._write_placed(mapped, node, node)
+
+    def _write_placed(self, mapped: Mapped, node: Any, of: Any) -> None:
+        """Write rows or slices of this process as part of a global array."""
+        nested = {*ast.walk(node), *self._module.ancestors(node)}
+        if nested.isdisjoint(self._replaced) and self._is_first_edit(node):
+            place = self._writer.name(_PLACE_BATCH, node)
+            self._writer.wrap(node, of, place, first=self._plan.sharded(node, mapped))
+
+    def _is_first_edit(self, node: ast.AST) -> bool:
+        """Note that an expression is written anew; return whether it was not yet."""
+        is_first = node not in self._replaced
+        self._replaced.add(node)
+        return is_first
+
+    # --- reads
+
+    def _write_use(self, use: Use, *, is_donated: bool) -> None:
+        if use.kind == "first" and use.of is not None:
+            self._write_first(use.node, use.of, is_donated=is_donated)
+        elif use.kind == "listed":
+            call: Any = self._module.parent(use.node)
+            for read in list_reads(self._module, call.func.value) or ():
+                self._write_list_read(read)
+        elif use.kind == "unknown" and self._is_first_edit(use.node):
+            self._writer.below[_STACKED.format(unit=self._writer.unit)] = None
+            self._writer.name("jax", use.node)
+            self._writer.replace(use.node, f"stacked({self._module.text(use.node)})")
+
+    def _write_list_read(self, read: Any) -> None:
+        """Write `get_metrics(list)`, which takes the first copies of all in a list."""
+        if self._is_first_edit(read):
+            stack = self._module.text(read.func).replace("get_metrics", "stack_forest")
+            get = self._writer.name("jax.device_get", read)
+            self._writer.replace(read, f"{stack}({get}({self._module.text(read.args[0])}))")
+
+    def _write_first(self, node: Any, of: Any, *, is_donated: bool = False) -> None:
+        """Write the first copy of a whole value as the value."""
+        if not self._is_first_edit(node):
+            return
+        module, before, behind = self._module, "", ""
+        parent = module.parent(node)
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
+            is_same = module.text(parent.targets[0]) == module.text(of)
+            body: Sequence[ast.stmt] = getattr(module.parent(parent), "body", ())
+            if is_same and isinstance(module.parent(parent), ast.Module):
+                pass
+            elif is_same and len(body) > 1 and parent in body:
+                self._writer.remove(parent)
+                return
+            elif is_donated and not is_same:
+                tree_map = self._writer.name("jax.tree.map", node)
+                before, behind = f"{tree_map}({self._writer.name('jax.numpy.copy', node)}, ", ")"
+        self._writer.around(node, of, before, behind)
+
+
+def _has_results(value: Value) -> bool:
+    return any(definition.kind == "result" for definition in value.definitions)
+
+
+def _is_expression(node: ast.AST) -> bool:
+    return isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)

@@ -1,0 +1,140 @@
+"""The plan of a file: its mapped functions with their meshes, specs and forms."""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax_dist.lint.model import stacking
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.migrate.places import Left
+from jax_dist.migrate.shard_map import global_steps
+from jax_dist.migrate.shard_map.layouts import Layout, Layouts
+from jax_dist.migrate.shard_map.mappings import Mapped
+from jax_dist.migrate.shard_map.text import Call, Writer
+from jax_dist.migrate.shard_map.values import Value, Values
+
+
+class Plan:
+    """What is written for each mapped function of a file, and the writer of the text."""
+
+    def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values, layouts: Layouts):
+        self.module, self.mapped, self.values, self.layouts = module, mapped, values, layouts
+        self.writer = Writer(module)
+        self.mapped_of = {call: fun for fun in mapped for call in fun.calls}
+        # By step over global arrays: its reductions, and their arguments.
+        self.reductions: dict[Mapped, list[tuple[ast.Call, ast.expr]]] = {}
+        self._reasons: dict[Mapped, str] = {}  # why others are none
+        at_top = any(isinstance(home_of(module, fun.site.node), ast.Module) for fun in mapped)
+        self._shared_home = module.tree if at_top else None
+        names = [fun.axis_name for fun in mapped if fun.axis_name]
+        self._default_axis = names[0] if names else '"devices"'
+
+    # --- forms
+
+    def find_global_steps(self, shard_map_lines: Mapping[int, str]) -> None:
+        """Find the mapped functions that become `jax.jit` over global arrays."""
+        for mapped in self.mapped:
+            start = self.module.span(mapped.site.reference)[0]
+            line = self.module.source.position(start).line
+            keys = [name for name, is_key in self.slices(mapped).items() if is_key]
+            try:
+                if line in shard_map_lines:
+                    reason = shard_map_lines[line]
+                    raise Left(reason or global_steps.why_it_differs(self.module, mapped))
+                self.reductions[mapped] = global_steps.reductions(
+                    self.module, mapped, self.layouts, self.axis(mapped), keys
+                )
+            except Left as left:
+                self._reasons[mapped] = left.reason
+
+    def remark(self, mapped: Mapped) -> str:
+        """Return why a mapped function does not become `jax.jit` alone."""
+        reason = self._reasons.get(mapped, "")
+        return f"not jit alone: {reason}" if reason else ""
+
+    # --- meshes
+
+    def axis(self, mapped: Mapped) -> str:
+        """Return the text of the name of the mapped axis."""
+        return mapped.axis_name or self._default_axis
+
+    def mesh(self, at: ast.AST, mapped: Mapped) -> str:
+        """Return the name of the mesh of a mapped function, where it is used."""
+        home = self._shared_home or home_of(self.module, at)
+        return self.writer.mesh(at, self.axis(mapped), self._devices(mapped, at), home)
+
+    def sharded(self, at: ast.AST, mapped: Mapped) -> str:
+        """Return the name of the sharding over the mapped axis."""
+        home = self._shared_home or home_of(self.module, at)
+        return self.writer.sharded(self.mesh(at, mapped), home)
+
+    def replicated(self, at: ast.AST, mapped: Mapped) -> Call:
+        """Return `NamedSharding(mesh, P())`."""
+        return self.writer.replicated(at, self.mesh(at, mapped))
+
+    def _devices(self, mapped: Mapped, at: ast.AST) -> str:
+        """Return the text of a mesh's devices: of devices=, or of what replicates the state."""
+        devices, text = mapped.devices, mapped.texts.get("devices", "")
+        if devices is None:
+            devices = next(self._devices_of_copies(mapped), None)
+            text = "" if devices is None else self.module.text(devices)
+        jax_devices = self.writer.name("jax.devices", at)
+        if devices is None or stacking.lists_devices(self.module, devices):
+            return f"{jax_devices}()"
+        may_be_none = isinstance(devices, ast.Name | ast.Attribute)
+        return f"{jax_devices}() if {text} is None else {text}" if may_be_none else text
+
+    def _devices_of_copies(self, mapped: Mapped) -> Iterator[ast.expr]:
+        """Yield the devices over which arguments of a mapped function are replicated."""
+        replicate = ("jax.device_put_replicated", "flax.jax_utils.replicate")
+        for argument in (a for call in mapped.calls for a in mapped.arguments(call)):
+            value = self.values.of(argument)
+            for definition in () if value is None else value.definitions:
+                node: Any = definition.node
+                has_devices = isinstance(node, ast.Call) and len(node.args) > 1
+                if has_devices and self.module.qualified_name(node.func) in replicate:
+                    yield node.args[1]
+
+    # --- arguments and results
+
+    def is_whole(self, mapped: Mapped, position: int) -> bool:
+        return self.layouts.arguments[mapped, position] is Layout.WHOLE
+
+    def sliced_results(self, mapped: Mapped) -> list[bool]:
+        """Return for each result whether it has one slice for each device."""
+        layouts = self.layouts.results
+        return [layouts[mapped, i] is Layout.SLICES for i in range(mapped.results or 1)]
+
+    def slices(self, mapped: Mapped) -> dict[str, bool]:
+        """Return the parameters that get slices, and whether these are keys."""
+        return {
+            name: all(self._is_keys(mapped.arguments(call)[p]) for call in mapped.calls)
+            for p, name in enumerate(mapped.parameters)
+            if p not in mapped.static and self.layouts.arguments[mapped, p] is Layout.SLICES
+        }
+
+    def _is_keys(self, node: ast.expr) -> bool:
+        value = self.values.of(node)
+        if value is not None and isinstance(node, ast.Name):
+            kinds = {definition.kind for definition in value.definitions}
+            return "keys" in kinds and kinds <= {"keys", "result"}
+        stacked = stacking.stacking(self.module, node)
+        return stacked is not None and stacked.kind is stacking.Kind.KEYS
+
+    def first_mapped(self, value: Value) -> Mapped | None:
+        """Return the first mapped function of the file that a value goes through."""
+        calls = {use.call for use in value.uses} | {d.call for d in value.definitions}
+        mapped = {self.mapped_of[call] for call in calls if call is not None}
+        return next((fun for fun in self.mapped if fun in mapped), None)
+
+
+def home_of(module: Module, node: ast.AST) -> ast.AST:
+    """Return the outermost function around a node; the tree if there is none."""
+    home: ast.AST = module.tree
+    inner = node
+    for around in module.ancestors(node):
+        is_function = isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and inner in around.body:  # not one of its decorators
+            home = around
+        inner = around
+    return home

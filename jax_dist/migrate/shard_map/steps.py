@@ -1,0 +1,228 @@
+"""The text of mapped functions: `jax.jit(jax.shard_map(...))`, or `jax.jit` with shardings."""
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from jax_dist.lint.model import functions
+from jax_dist.migrate.shard_map.layouts import Layout
+from jax_dist.migrate.shard_map.mappings import Mapped
+from jax_dist.migrate.shard_map.plan import Plan
+from jax_dist.migrate.shard_map.text import Call, Expression
+
+_Options = list[tuple[str, Expression]]
+
+
+class Steps:
+    """Writes the mapped functions of a file."""
+
+    def __init__(self, plan: Plan):
+        self._plan, self._module, self._writer = plan, plan.module, plan.writer
+
+    def write(self, mapped: Mapped) -> None:
+        """Write one mapped function in the place of its pmap."""
+        site = mapped.site
+        kept = [*site.arguments.values()]
+        if site.form == "call":
+            kept.append(site.fun)
+            call = self._jitted(mapped, self._module.text(site.fun))
+            self._writer.replace(site.node, self._writer.render(call, site.node))
+        else:
+            self._write_decorator(mapped)
+        self._writer.above(site.node, [*self._writer.comments(site.node, kept)])
+
+    # --- of a call
+
+    def _jitted(self, mapped: Mapped, fun: str) -> Expression:
+        """Return `jax.jit(jax.shard_map(...), donate_argnums=...)`."""
+        at = mapped.site.node
+        options = self._donation(mapped)
+        if mapped in self._plan.reductions:
+            fun, options = self._by_position(mapped, fun), [*self._shardings(mapped), *options]
+            return Call(self._writer.name("jax.jit", at), [fun, *options])
+        body: Expression = self._shard_map(mapped, self._per_device(mapped, fun))
+        if mapped.static:
+            options.insert(0, ("static_argnums=", repr(mapped.static)))
+            body = self._mapped_per_static(mapped, fun, body)
+        return Call(self._writer.name("jax.jit", at), [body, *options])
+
+    def _donation(self, mapped: Mapped) -> _Options:
+        donated = mapped.texts.get("donate_argnums")
+        return [] if donated is None else [("donate_argnums=", donated)]
+
+    def _shardings(self, mapped: Mapped) -> _Options:
+        """Return `in_shardings=..., out_shardings=...`."""
+        plan, at = self._plan, mapped.site.node
+        replicated = plan.replicated(at, mapped).flat()
+        ins = [
+            replicated if plan.is_whole(mapped, p) else plan.sharded(at, mapped)
+            for p in range(len(mapped.axes))
+        ]
+        return [("in_shardings=", _one_or_tuple(ins)), ("out_shardings=", replicated)]
+
+    def _shard_map(self, mapped: Mapped, body: str) -> Call:
+        """Return `jax.shard_map(body, mesh=..., in_specs=..., ...)`."""
+        plan, at = self._plan, mapped.site.node
+        axis, results = plan.axis(mapped), plan.layouts.results
+        ins = [
+            self._writer.spec(at, None if plan.is_whole(mapped, p) else axis)
+            for p in range(len(mapped.axes))
+            if p not in mapped.static
+        ]
+        outs = [
+            self._writer.spec(at, None if results[mapped, i] is Layout.WHOLE else axis)
+            for i in range(mapped.results or 1)
+        ]
+        options: _Options = [
+            ("mesh=", plan.mesh(at, mapped)),
+            ("in_specs=", _one_or_tuple(ins)),
+            ("out_specs=", _one_or_tuple(outs)),
+            ("check_vma=", "False"),
+        ]
+        return Call(self._writer.name("jax.shard_map", at), [*filter(None, [body]), *options])
+
+    def _mapped_per_static(self, mapped: Mapped, fun: str, body: Call) -> str:
+        """Return the name of a function that maps for each value of its static arguments."""
+        name = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
+        unit = self._writer.unit
+        lines = [
+            f"def {name}({', '.join(mapped.parameters)}):",
+            f"{unit}mapped = {self._writer.laid_out(body, unit)}",
+            f"{unit}return mapped({', '.join(mapped.dynamic)})",
+            "",
+        ]
+        self._writer.above(mapped.site.node, lines)
+        return name
+
+    def _per_device(self, mapped: Mapped, fun: str) -> str:
+        """Return the function of blocks: `fun`, or one that takes slices out and puts them back."""
+        names, at = mapped.parameters, mapped.site.node
+        taken, results = self._plan.slices(mapped), self._plan.sliced_results(mapped)
+        if not (taken or any(results) or mapped.static):
+            return self._by_position(mapped, fun)
+        tree_map = self._writer.name("jax.tree.map", at)
+        lines = [f"{name} = {name}[0]" for name, is_key in taken.items() if is_key]
+        if trees := [name for name, is_key in taken.items() if not is_key]:
+            packed = ", ".join(trees)
+            of = f"({packed})" if trees[1:] else packed
+            lines.append(f"{packed} = {tree_map}(lambda x: x[0], {of})")
+        call = self._writer.laid_out(self._call_of(mapped, fun), self._writer.unit)
+        if all(results):
+            lines.append(f"return {tree_map}(lambda x: x[None], {call})")
+        elif any(results):
+            outs = self._result_names(mapped)
+            back = [
+                f"{tree_map}(lambda x: x[None], {out})" if is_slice else out
+                for out, is_slice in zip(outs, results, strict=True)
+            ]
+            lines += [f"{', '.join(outs)} = {call}", f"return {', '.join(back)}"]
+        else:
+            lines.append(f"return {call}")
+        name = self._writer.free_name(f"{_base_name(mapped, fun)}_on_device")
+        body = (f"{self._writer.unit}{line}" for line in lines)
+        self._writer.above(at, [f"def {name}({', '.join(names)}):", *body, ""])
+        if mapped.static:
+            return f"lambda {', '.join(mapped.dynamic)}: {name}({', '.join(names)})"
+        return name
+
+    def _by_position(self, mapped: Mapped, fun: str) -> str:
+        """Return a function whose arguments may all be given by position."""
+        if not mapped.named:
+            return fun
+        return f"lambda {', '.join(mapped.parameters)}: {self._call_of(mapped, fun).flat()}"
+
+    def _call_of(self, mapped: Mapped, fun: str) -> Call:
+        """Return the call of a mapped function, or of the function of a partial with keywords."""
+        arguments = [
+            f"{name}={name}" if name in mapped.named else name for name in mapped.parameters
+        ]
+        node = mapped.site.fun
+        match node:
+            case ast.Call(args=[inner], keywords=[*words]) if words and all(w.arg for w in words):
+                if self._module.qualified_name(node.func) == "functools.partial":
+                    arguments += [self._module.text(word) for word in words]
+                    node, fun = inner, self._module.text(inner)
+        if self._is_rebound(mapped, node):
+            name = self._writer.free_name(f"{_base_name(mapped, fun)}_per_device")
+            self._writer.above(mapped.site.node, [f"{name} = {fun}", ""])
+            fun = name
+        return Call(_called(fun), arguments)
+
+    def _is_rebound(self, mapped: Mapped, fun: ast.expr) -> bool:
+        """Return whether `step = pmap(step)` gives a name in a function another meaning."""
+        statement = self._module.statement(mapped.site.node)
+        if isinstance(fun, ast.Lambda) or not isinstance(statement, ast.Assign):
+            return False
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute)]
+        bound = {self._module.text(node) for node in names if isinstance(node.ctx, ast.Store)}
+        return any(self._module.text(node) in bound for node in ast.walk(fun) if node in names)
+
+    def _result_names(self, mapped: Mapped) -> list[str]:
+        """Return names for the results: those that a call gives them, if they are plain."""
+        for call in mapped.calls:
+            targets = [target for target, _ in self._plan.values.targets(call)]
+            texts = [getattr(target, "id", "") for target in targets]
+            if len(targets) == mapped.results and all(texts) and len({*texts}) == len(texts):
+                is_taken = "_" in mapped.parameters
+                return ["__" if text == "_" and is_taken else text for text in texts]
+        return [f"out{i}" for i in range(mapped.results or 1)]
+
+    # --- of a decorator
+
+    def _write_decorator(self, mapped: Mapped) -> None:
+        """Write the decorators of a function; slices are taken out at the top of its body."""
+        at, function, options = mapped.site.node, mapped.site.fun, self._donation(mapped)
+        partial = self._writer.name("functools.partial", at)
+        jit: Expression = self._writer.name("jax.jit", at)
+        if mapped in self._plan.reductions:
+            decorator = Call(partial, [jit, *self._shardings(mapped), *options])
+            self._writer.replace(at, self._writer.render(decorator, at))
+            return
+        if options:
+            jit = Call(partial, [jit, *options])
+        shard_map = self._shard_map(mapped, "")
+        mapping = Call(partial, [shard_map.name, *shard_map.arguments])
+        indent = self._writer.indent(function)
+        text = f"{self._writer.render(jit, at)}\n{indent}@{self._writer.render(mapping, at)}"
+        self._writer.replace(at, text)
+        self._write_body(mapped, function)
+
+    def _write_body(self, mapped: Mapped, function: Any) -> None:
+        tree_map = self._writer.name("jax.tree.map", function)
+        lines = [
+            f"{name} = {f'{name}[0]' if is_key else f'{tree_map}(lambda x: x[0], {name})'}"
+            for name, is_key in self._plan.slices(mapped).items()
+        ]
+        body = function.body
+        is_docstring = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+        first = body[1] if is_docstring and body[1:] else body[0]
+        self._writer.above(first, [f"{line}  # of this device" for line in lines])
+        results = self._plan.sliced_results(mapped)
+        returned = [n for n in functions.own_nodes(function) if isinstance(n, ast.Return)]
+        for statement in returned:
+            parts: Sequence[Any] = [statement.value]
+            if mapped.results is not None and isinstance(statement.value, ast.Tuple):
+                parts = statement.value.elts
+            for is_slice, part in zip(results, parts, strict=False):
+                if is_slice and part is not None:
+                    text = self._module.text(part)
+                    self._writer.replace(part, f"{tree_map}(lambda x: x[None], {text})")
+
+
+def _one_or_tuple(specs: Sequence[str]) -> Expression:
+    return specs[0] if len(set(specs)) == 1 else Call("", list(specs))
+
+
+def _called(fun: str) -> str:
+    """Return a function's text as it is called."""
+    return f"({fun})" if fun.startswith("lambda") else fun
+
+
+def _base_name(mapped: Mapped, fun: str) -> str:
+    """Return the name of a function, or of the one inside of a partial or vmap."""
+    name = fun.rpartition(".")[2]
+    if name.isidentifier():
+        return name
+    target = mapped.site.fun
+    inner = target.args[0] if isinstance(target, ast.Call) and target.args else None
+    return getattr(inner, "id", getattr(inner, "attr", "")) or "step"
