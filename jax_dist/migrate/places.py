@@ -84,43 +84,23 @@ class PlannedPlace:
     fix: Fix | None = None
 
     @classmethod
-    def done(
+    def at(
         cls,
         module: Module,
         node: ast.expr | ast.alias,
         code: Code,
-        fix: Fix | None,
-        remark: str = "",
-        form: str = "",
-        *,
-        is_mapped: bool = False,
-    ) -> "PlannedPlace":
-        """Return a place that is migrated by its own fix, or by that of another place (None)."""
-        more = {"reason": remark, "form": form, "is_mapped": is_mapped}
-        return cls._at(module, node, code, fix, "done", **more)
-
-    @classmethod
-    def left(
-        cls, module: Module, node: ast.expr | ast.alias, code: Code, why: Left
-    ) -> "PlannedPlace":
-        """Return a place that stays as it is."""
-        return cls._at(module, node, code, None, "left", reason=why.reason, by_hand=why.by_hand)
-
-    @classmethod
-    def _at(
-        cls,
-        module: Module,
-        node: ast.expr | ast.alias,
-        code: Code,
-        fix: Fix | None,
-        status: Status,
+        fix: Fix | None = None,
+        left: Left | None = None,
         **more: Any,
     ) -> "PlannedPlace":
+        """Return a place that is left, or is migrated by its fix, or by that of another place."""
         span = module.span(node)
-        at = module.source.position(span[0])
-        what = module.text(node)
-        place = Place(module.source.path, at.line, at.cell, code, status, what, **more)
-        return cls(place, span, fix)
+        position = module.source.position(span[0])
+        if left is not None:
+            more = {"reason": left.reason, "by_hand": left.by_hand}
+        status: Status = "done" if left is None else "left"
+        where = module.source.path, position.line, position.cell
+        return cls(Place(*where, code, status, module.text(node), **more), span, fix)
 
 
 def unparsed_cells(source: Source) -> Iterator[Place]:

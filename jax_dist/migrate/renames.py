@@ -84,7 +84,7 @@ class Renames:
                 "pmap is inside an f-string",  # where Python 3.11 knows no positions
                 "Take it out of the string, then migrate again.",
             )
-            return PlannedPlace.left(module, reference, _codes.PMAP_CALL, why)
+            return PlannedPlace.at(module, reference, _codes.PMAP_CALL, left=why)
         fix, remark = self._fix(site), _remark(module, site)
         if fix is None:
             remark = "the definition of this alias is migrated"
@@ -95,9 +95,10 @@ class Renames:
                     "Migrate that file too: jax-dist migrate "
                     f"{module.source.path} {os.path.relpath(home)}",
                 )
-                return PlannedPlace.left(module, reference, _codes.PMAP_CALL, why)
-        place = module, reference, _codes.PMAP_CALL, fix, remark, self._target
-        return PlannedPlace.done(*place, is_mapped=site.is_application)
+                return PlannedPlace.at(module, reference, _codes.PMAP_CALL, left=why)
+        place = module, reference, _codes.PMAP_CALL, fix
+        is_mapped, form = site.is_application, self._target
+        return PlannedPlace.at(*place, reason=remark, form=form, is_mapped=is_mapped)
 
     def _fix(self, site: Site) -> Fix | None:
         """Return the fix of one reference; None if the fix of another place does it."""
@@ -143,8 +144,9 @@ class Renames:
                 is_source = binding.kind == "import" and self._imports_pmap(binding.target)
                 if is_source and not self._module.reads(scope, name):
                     fix = self._fix_of_import(alias, name)
+                    reason, form = "other files import it from here", self._target
                     place = self._module, alias, _codes.PMAP_CALL, fix
-                    yield PlannedPlace.done(*place, "other files import it from here", self._target)
+                    yield PlannedPlace.at(*place, reason=reason, form=form)
 
     # --- other functions
 
@@ -155,7 +157,7 @@ class Renames:
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
                 fix = self._renamed(node, function, self._names)
-                yield PlannedPlace.done(self._module, node, code, fix, form=self._target)
+                yield PlannedPlace.at(self._module, node, code, fix, form=self._target)
 
     def _renamed(self, node: ast.expr, function: str, names: Names) -> Fix:
         new = names.named(self._module, function, node)
@@ -180,12 +182,9 @@ class Renames:
                         f"jax_dist.{ours} takes no {', '.join(filter(None, unknown))}",
                         "Leave it out, then migrate again; or use flax.nnx.shard_map.",
                     )
-                place = self._module, node, _codes.PMAP_CALL
-                if why is not None:
-                    yield PlannedPlace.left(*place, why)
-                else:
-                    fix = self._renamed(node, ours, LIBRARY)
-                    yield PlannedPlace.done(*place, fix, form=self._target)
+                fix = self._renamed(node, ours, LIBRARY) if why is None else None
+                place = self._module, node, _codes.PMAP_CALL, fix, why
+                yield PlannedPlace.at(*place, form=self._target)
 
 
 def places_of_rules(module: Module, jax: Version | None) -> list[PlannedPlace]:

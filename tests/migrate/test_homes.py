@@ -31,6 +31,11 @@ _HOMES = {
         "pkg/_mapped.py",
         "from _mapped import mapped",
     ),
+    "a checkout whose name is no name of a package": (
+        {"my-project/__init__.py": "", "my-project/a.py": f"import jax\nfrom b import c\n{_USE}"},
+        "my-project/_mapped.py",
+        "from _mapped import mapped",
+    ),
     "a name that is taken": (
         {"_mapped.py": "mine = 1\n", "a.py": f"import jax\n{_USE}"},
         "_mapped_devices.py",

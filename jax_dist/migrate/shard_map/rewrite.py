@@ -59,8 +59,9 @@ def rewrite(
     writer.define_meshes()
     for mapped in plan.mapped:
         form = "jit" if mapped in plan.reductions else "shard_map"
-        place = module, mapped.site.reference, _codes.PMAP_CALL, None, plan.remark(mapped), form
-        places.append(PlannedPlace.done(*place, is_mapped=True))
+        place = module, mapped.site.reference, _codes.PMAP_CALL
+        reason = plan.remark(mapped)
+        places.append(PlannedPlace.at(*place, reason=reason, form=form, is_mapped=True))
     if not writer.edits:
         return Rewritten(places, None, "", frozenset())
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
@@ -77,7 +78,7 @@ def _plan(
     places: list[PlannedPlace] = []
 
     def leave(site: Site, why: Left) -> None:
-        places.append(PlannedPlace.left(module, site.reference, _codes.PMAP_CALL, why))
+        places.append(PlannedPlace.at(module, site.reference, _codes.PMAP_CALL, left=why))
 
     for site in sites.find(module, target):
         line = module.source.position(module.span(site.reference)[0]).line

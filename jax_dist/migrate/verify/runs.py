@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jax_dist._usage import MisuseError
+from jax_dist.lint.model import sources
 from jax_dist.lint.rules._old_names import NAMES
 
 Progress: TypeAlias = Callable[[str], None]
@@ -56,15 +57,15 @@ class Run:
 def root_of(paths: Sequence[str]) -> str:
     """Return the folder of the project that holds all paths, and the current folder if it can."""
     folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
-    here = os.getcwd()
-    common = os.path.commonpath([*folders, here])
-    if common == os.path.abspath(os.sep) or common == os.path.expanduser("~"):
+    outside = (os.path.abspath(os.sep), os.path.expanduser("~"))
+    common = os.path.commonpath([*folders, os.getcwd()])
+    if common in outside:
         common = os.path.commonpath(folders)
-    folder = common
-    while os.path.dirname(folder) != folder and folder != os.path.expanduser("~"):
+    for folder in sources.folders_above(common):
+        if folder in outside:
+            break
         if any(os.path.exists(os.path.join(folder, sign)) for sign in _ROOT_SIGNS):
             return folder
-        folder = os.path.dirname(folder)
     return common
 
 
