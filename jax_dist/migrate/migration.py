@@ -65,17 +65,13 @@ def migrate(
             problem = f"it cannot be read: {error.strerror or error}"
             migrated.append(FileMigration(path, b"", b"", problem=problem))
             continue
-        is_named = any(word in data for word in _WORDS)
-        if not sources.looks_like_python(path, data) or is_named or _has_old_name(data):
+        may_change = any(word in data for word in _WORDS) or linter.likely(data, renames.CODES)
+        if may_change or not sources.looks_like_python(path, data):
             result = migrate_text(path, data, options, files)
             if result is not None:
                 migrated.append(result)
         progress(number, len(paths))
     return [*migrated, *vendored.new_modules(migrated)]
-
-
-def _has_old_name(data: bytes) -> bool:
-    return bool(linter.likely(data, renames.CODES))
 
 
 def migrate_text(
@@ -147,11 +143,8 @@ class _File:
 
         left: set[int] = set()
         if self._chosen is not None:
-            lines = {
-                module.source.position(module.span(site.reference)[0]).line
-                for site in sites.find(module, self._to)
-            }
-            left = lines - self._chosen
+            spans = (module.span(site.reference) for site in sites.find(module, self._to))
+            left = {module.source.position(start).line for start, _ in spans} - self._chosen
         lower = {line: reason for line, (_, reason) in self._back.items()}
         result = rewrite(module, self._to, left, lower)
         if result.fix is None:

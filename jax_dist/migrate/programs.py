@@ -3,7 +3,7 @@
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,21 @@ def run(command: Sequence[str]) -> int:
     Returns:
       Its exit code.
     """
-    return _run(command, library=_library())
+    return _run(command)
 
 
 def explain(command: Sequence[str]) -> tuple[int, list[str]]:
     """Run a command, and return its exit code and `jax_dist.explain` of its mapped functions."""
     with tempfile.TemporaryDirectory(prefix="jax-dist-") as folder:
         path = Path(folder, "reports")
-        code = _run(command, library=_library(), explain=str(path))
+        code = _run(command, explain=str(path))
         text = path.read_text(encoding="utf-8") if path.exists() else ""
     return code, text.split("\0")[:-1]
 
 
-def _library() -> str:
-    return str(Path(jax_dist.__file__).parents[1])
-
-
 def _run(command: Sequence[str], **more: Any) -> int:
-    with runs.injected(runs.settings(seed=False, **more)) as folder:
-        inherited = os.environ.get("PYTHONPATH")
-        path = os.pathsep.join([folder, *([inherited] if inherited else [])])
-        environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": path}
+    library = str(Path(jax_dist.__file__).parents[1])
+    with runs.injected(runs.settings(seed=False, library=library, **more)) as folder:
+        path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path}
         return subprocess.run(command, env=environment, check=False).returncode

@@ -1,11 +1,9 @@
 """The report of a migration: text, Markdown and JSON.
 
 The JSON is one object:
-  schema: 4; grows when a field changes its meaning, not when one is added
+  schema: 5; grows when a field changes its meaning, not when one is added
   to: the target
   summary: files (with places or problems), changed, done, left (places), problems
-  forms: the number of places by form: {"shard_map": 3, "vendored": 1}
-  reasons: [{reason, by_hand, places}], the most frequent first
   files: [{path, changed, problem}]; a problem is why the file was left whole, or ""
   places: [{path, line, cell, code, status, form, what, reason, by_hand}]; line is of the file
     before (in a notebook: of the cell, counted from 1)
@@ -15,14 +13,13 @@ The JSON is one object:
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax_dist._usage import counted
 from jax_dist.migrate.places import FileMigration, Place, Target
 
-_SCHEMA = 4
+_SCHEMA = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +51,6 @@ class MigrationReport:
     def problems(self) -> list[FileMigration]:
         return [file for file in self.files if file.problem]
 
-    def by_form(self) -> dict[str, int]:
-        """Return the number of places that are done, by form."""
-        return dict(Counter(place.form for place in self.done if place.form).most_common())
-
     def by_reason(self) -> list[list[Place]]:
         """Return the places that were left, by reason, the most frequent first."""
         groups: dict[str, list[Place]] = {}
@@ -81,15 +74,6 @@ class MigrationReport:
                 "left": len(self.left),
                 "problems": len(self.problems),
             },
-            "forms": self.by_form(),
-            "reasons": [
-                {
-                    "reason": places[0].reason,
-                    "by_hand": places[0].by_hand,
-                    "places": len(places),
-                }
-                for places in self.by_reason()
-            ],
             "files": [
                 {"path": file.path, "changed": file.changed, "problem": file.problem}
                 for file in self.files

@@ -17,11 +17,6 @@ from jax_dist.migrate.sites import MODULE_NAMES
 _MARK = "# Written by jax-dist migrate"
 
 
-def text() -> str:
-    """Return the module, which is always the same."""
-    return Path(__file__).with_name("_mapped.py").read_text(encoding="utf-8")
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Home:
     """Path of the copy for one file, and its import."""
@@ -48,10 +43,10 @@ def home_of(module: Module) -> Home:
 
 def new_modules(files: list[FileMigration]) -> Iterator[FileMigration]:
     """Yield the copies that files need and that do not exist."""
+    text = Path(__file__).with_name("_mapped.py").read_bytes()  # always the same
     for path in dict.fromkeys(file.needs_module for file in files if file.changed):
         if path and not os.path.exists(path):
-            shown = os.path.relpath(path)
-            yield FileMigration(shown, b"", text().encode(), is_new=True)
+            yield FileMigration(os.path.relpath(path), b"", text, is_new=True)
 
 
 def _package_by_files(folder: str) -> str:

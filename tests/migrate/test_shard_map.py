@@ -177,6 +177,25 @@ def test_a_file_goes_back_to_the_vendored_module_as_a_whole():
     assert result.needs_module
 
 
+_READS = {
+    "a method": ("state.save(path)", "stacked(state).save(path)"),
+    "a field": ("save(state.params)", "save(stacked(state.params))"),
+    "a wait": (
+        "pause(wait_for=(state.params, state.opt))",
+        "pause(wait_for=(state.params, state.opt))",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _READS)
+def test_other_code_gets_the_copies_of_a_state(name: str):
+    before, after = _READS[name]
+    text = "def main(state, x):\n    f = jax.pmap(step)\n    state = jax_utils.replicate(state)\n"
+    text += f"    for _ in range(2):\n        state = f(state, x)\n    {before}\n"
+
+    assert f"    {after}\n" in golden.migrate(_HEAD + text, "shard_map").after.decode()
+
+
 def test_comments_of_the_old_call_stay():
     text = textwrap.dedent(
         """\

@@ -148,8 +148,11 @@ def _import_edit(source: Source, tree: ast.Module, wanted: ast.stmt, line: str) 
 
     if group(wanted) == _OF_PROJECT:
         run = _below_path_edits(code, tree, run) or run
+    head = [each for each in _preamble(tree) if isinstance(each, _IMPORTS)]
+    if group(wanted) == 1 and any(group(each) == 1 for each in head):
+        run = head  # the standard library may stand above jax
     imports = [each for each in run if isinstance(each, _IMPORTS)]
-    of_group = [each for each in imports if group(each) == group(wanted)]
+    of_group = _first_block(code, [each for each in imports if group(each) == group(wanted)])
     if not of_group:
         earlier = [each for each in run if each not in imports or group(each) < group(wanted)]
         at, lead = _after(code, earlier[-1] if earlier else run[0])
@@ -164,6 +167,16 @@ def _import_edit(source: Source, tree: ast.Module, wanted: ast.stmt, line: str) 
         at, lead = _after(code, of_group[-1])
         return Edit(at, at, f"{lead}{line}\n")
     return Edit(at, at, f"{line}\n")
+
+
+def _first_block(code: bytes, imports: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the imports above the first blank line, below which are those of the project."""
+    lines = code.splitlines()
+    for number, (one, two) in enumerate(itertools.pairwise(imports), start=1):
+        between = lines[one.end_lineno or one.lineno : two.lineno - 1]
+        if not all(map(bytes.strip, between)):
+            return imports[:number]
+    return imports
 
 
 def _at_top(code: bytes, tree: ast.Module, line: str) -> Edit:

@@ -43,13 +43,6 @@ def takes_first(module: Module, call: ast.expr) -> ast.expr | None:
     return stacking.first_of_leaves(module, call)
 
 
-def parent_of_parts(module: Module, node: ast.expr) -> ast.AST:
-    """Return what holds an expression, or the tuple or dict that it is a part of."""
-    while (around := container_around(module, node)) is not None:
-        node = around
-    return module.parent(node)
-
-
 def parts_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:
     """Yield the parts of an argument that is a literal or a dict of values; else itself."""
     match node:

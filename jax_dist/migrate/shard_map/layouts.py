@@ -15,7 +15,7 @@ from jax_dist.migrate.shard_map.expressions import parts_of, takes_first
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.values import Definition, Value, Values
 
-_MOST_UNKNOWN = 5  # reads that get a call each; with more, the axis stays
+_MOST_UNKNOWN = 8  # reads that get a call each; with more, the axis stays
 
 
 class Layout(enum.Enum):
@@ -140,15 +140,9 @@ class Layouts:
                     return Layout.SLICES  # one name for all results
                 if value is not None and self.of_value(value) is not Layout.WHOLE:
                     return Layout.SLICES
-                if value is not None and at is None and not self._is_sure(mapped, value):
-                    return Layout.SLICES
+                if value is not None and at is None and _has_index(value):
+                    return Layout.SLICES  # it may take the first result of a tuple
         return Layout.WHOLE
-
-    def _is_sure(self, mapped: Mapped, value: Value) -> bool:
-        """Return whether `x[0]` of a single result takes the first copy, not the first result."""
-        return mapped.is_plain or not any(
-            use.kind == "first" and isinstance(use.node, ast.Subscript) for use in value.uses
-        )
 
     def _takes_first(self, call: ast.Call, mapped: Mapped) -> bool:
         """Return whether `unreplicate(f(x))` is all that is done with a call."""
@@ -202,6 +196,11 @@ class Layouts:
                     layouts = {self.of_expression(part) for part in parts}
                     if len(parts) > 1 and layouts != {Layout.WHOLE}:
                         self._of_value[id(value)] = Layout.SLICES
+
+
+def _has_index(value: Value) -> bool:
+    """Return whether `x[0]` reads a value."""
+    return any(use.kind == "first" and isinstance(use.node, ast.Subscript) for use in value.uses)
 
 
 def _makes_copies(maker: object) -> bool:

@@ -26,7 +26,6 @@ class Mapped:
     axes: list[int | None]  # of in_axes, for each of them
     static: tuple[int, ...]
     results: int | None  # how many it returns; None: one value
-    is_plain: bool  # the function is seen, and returns no tuple if `results` is None
     out_axes: int | tuple[int | None, ...] | None = 0
     named: frozenset[str] = frozenset()  # parameters that the function takes by name only
 
@@ -82,13 +81,13 @@ def read(module: Module, site: Site) -> Mapped:
     outs = out if isinstance(out, tuple) else (out,)
     if any(axis not in (0, None) for axis in outs):
         raise Left("out_axes places the mapped axis elsewhere", "Transpose the results by hand.")
-    results, is_plain = _results(module, function, calls)
+    results = _results(module, function, calls)
     texts = {
         name: _text(module, site, node)
         for name, node in site.arguments.items()
         if not (isinstance(node, ast.Constant) and node.value is None)
     }
-    return Mapped(site, texts, calls, parameters, axes, static, results, is_plain, out, named)
+    return Mapped(site, texts, calls, parameters, axes, static, results, out, named)
 
 
 def _text(module: Module, site: Site, node: ast.expr) -> str:
@@ -269,32 +268,17 @@ def _axes(node: ast.expr | None, count: int) -> list[int | None]:
     return axes
 
 
-def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> tuple[int | None, bool]:
-    """Return how many results there are, and whether that is sure. Raises Left."""
-    counts: set[int | None] = set()
+def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
+    """Return how many results there are; None: one. Raises Left."""
     if function is not None and module.holds(function):
-        returned = functions.results_of(_undecorated(function)) or ()
-        counts |= {
-            len(result.elts) if isinstance(result, ast.Tuple) else None for result in returned
-        }
-        if len(counts) == 1 and (counts != {None} or all(map(_is_no_tuple, returned))):
-            return counts.pop(), True
+        returned = functions.results_of(function) or ()
+        counts = {len(result.elts) if isinstance(result, ast.Tuple) else 0 for result in returned}
+        if len(counts) == 1 and counts != {0}:
+            return counts.pop()
     unpacked = {_unpacked(module, call) for call in calls} - {0}
     if len(unpacked) > 1:
         raise Left("its calls unpack different numbers of results", "Unpack them alike.")
-    return (unpacked.pop() if unpacked else None), False
-
-
-def _undecorated(function: Any) -> Any:
-    if getattr(function, "decorator_list", ()):
-        function = ast.copy_location(
-            ast.FunctionDef(function.name, function.args, function.body, [], None), function
-        )
-    return function
-
-
-def _is_no_tuple(node: ast.expr) -> bool:
-    return isinstance(node, ast.Dict | ast.BinOp | ast.Compare | ast.Constant)
+    return unpacked.pop() if unpacked else None
 
 
 def _unpacked(module: Module, call: ast.Call) -> int | None:

@@ -116,11 +116,17 @@ class Placements:
         return _Around(inner, before, behind)
 
     def _rebinds(self, node: ast.expr, call: ast.Call) -> bool:
-        """Return whether a name may be set to what is placed, above its only use."""
-        value = self._values.of(node)
-        statement = self._module.statement(call)
+        """Return whether a name may be set to what is placed, above its only use.
+
+        Not in a loop that does not set it, which would place it again and again.
+        """
+        module, value = self._module, self._values.of(node)
+        statement = module.statement(call)
         is_plain = isinstance(node, ast.Name) and isinstance(statement, ast.Assign | ast.Expr)
-        return value is not None and is_plain and len(value.uses) == 1
+        if value is None or not is_plain or len(value.uses) != 1:
+            return False
+        loops = [a for a in module.ancestors(statement) if isinstance(a, ast.For | ast.While)]
+        return not loops or all(module.is_inside(d.node, loops[0]) for d in value.definitions)
 
     def _is_placed_at_definition(self, value: Value) -> bool:
         """Return whether a value is placed where it is defined, and not where it is used."""

@@ -1,8 +1,7 @@
 """The plan of a file: its mapped functions with their meshes, specs and forms."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
@@ -73,27 +72,13 @@ class Plan:
         return self.writer.replicated(at, self.mesh(at, mapped))
 
     def _devices(self, mapped: Mapped, at: ast.AST) -> str:
-        """Return the text of a mesh's devices: of devices=, or of what replicates the state."""
+        """Return the text of a mesh's devices."""
         devices, text = mapped.devices, mapped.texts.get("devices", "")
-        if devices is None:
-            devices = next(self._devices_of_copies(mapped), None)
-            text = "" if devices is None else self.module.text(devices)
         jax_devices = self.writer.name("jax.devices", at)
         if devices is None or stacking.lists_devices(self.module, devices):
             return f"{jax_devices}()"
         may_be_none = isinstance(devices, ast.Name | ast.Attribute)
         return f"{jax_devices}() if {text} is None else {text}" if may_be_none else text
-
-    def _devices_of_copies(self, mapped: Mapped) -> Iterator[ast.expr]:
-        """Yield the devices over which arguments of a mapped function are replicated."""
-        replicate = ("jax.device_put_replicated", "flax.jax_utils.replicate")
-        for argument in (a for call in mapped.calls for a in mapped.arguments(call)):
-            value = self.values.of(argument)
-            for definition in () if value is None else value.definitions:
-                node: Any = definition.node
-                has_devices = isinstance(node, ast.Call) and len(node.args) > 1
-                if has_devices and self.module.qualified_name(node.func) in replicate:
-                    yield node.args[1]
 
     # --- arguments and results
 

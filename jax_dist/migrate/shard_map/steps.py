@@ -10,8 +10,6 @@ from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.plan import Plan
 from jax_dist.migrate.shard_map.text import Call, Expression
 
-_Options = list[tuple[str, Expression]]
-
 
 class Steps:
     """Writes the mapped functions of a file."""
@@ -42,15 +40,15 @@ class Steps:
             return Call(self._writer.name("jax.jit", at), [fun, *options])
         body: Expression = self._shard_map(mapped, self._per_device(mapped, fun))
         if mapped.static:
-            options.insert(0, ("static_argnums=", repr(mapped.static)))
+            options.insert(0, f"static_argnums={mapped.static}")
             body = self._mapped_per_static(mapped, fun, body)
         return Call(self._writer.name("jax.jit", at), [body, *options])
 
-    def _donation(self, mapped: Mapped) -> _Options:
+    def _donation(self, mapped: Mapped) -> list[Expression]:
         donated = mapped.texts.get("donate_argnums")
-        return [] if donated is None else [("donate_argnums=", donated)]
+        return [] if donated is None else [f"donate_argnums={donated}"]
 
-    def _shardings(self, mapped: Mapped) -> _Options:
+    def _shardings(self, mapped: Mapped) -> list[Expression]:
         """Return `in_shardings=..., out_shardings=...`."""
         plan, at = self._plan, mapped.site.node
         replicated = plan.replicated(at, mapped).flat()
@@ -58,7 +56,7 @@ class Steps:
             replicated if plan.is_whole(mapped, p) else plan.sharded(at, mapped)
             for p in range(len(mapped.axes))
         ]
-        return [("in_shardings=", _one_or_tuple(ins)), ("out_shardings=", replicated)]
+        return [_keyword("in_shardings", ins), f"out_shardings={replicated}"]
 
     def _shard_map(self, mapped: Mapped, body: str) -> Call:
         """Return `jax.shard_map(body, mesh=..., in_specs=..., ...)`."""
@@ -73,11 +71,11 @@ class Steps:
             self._writer.spec(at, None if results[mapped, i] is Layout.WHOLE else axis)
             for i in range(mapped.results or 1)
         ]
-        options: _Options = [
-            ("mesh=", plan.mesh(at, mapped)),
-            ("in_specs=", _one_or_tuple(ins)),
-            ("out_specs=", _one_or_tuple(outs)),
-            ("check_vma=", "False"),
+        options: list[Expression] = [
+            f"mesh={plan.mesh(at, mapped)}",
+            _keyword("in_specs", ins),
+            _keyword("out_specs", outs),
+            "check_vma=False",
         ]
         return Call(self._writer.name("jax.shard_map", at), [*filter(None, [body]), *options])
 
@@ -209,8 +207,9 @@ class Steps:
                     self._writer.replace(part, f"{tree_map}(lambda x: x[None], {text})")
 
 
-def _one_or_tuple(specs: Sequence[str]) -> Expression:
-    return specs[0] if len(set(specs)) == 1 else Call("", list(specs))
+def _keyword(name: str, specs: Sequence[str]) -> Expression:
+    """Return a keyword with one value for all, or with a tuple."""
+    return f"{name}={specs[0]}" if len(set(specs)) == 1 else Call(f"{name}=", specs)
 
 
 def _called(fun: str) -> str:

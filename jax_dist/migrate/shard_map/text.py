@@ -14,41 +14,34 @@ from jax_dist.migrate.names import indentation
 Expression: TypeAlias = "str | Call"
 
 _WIDTHS = {2: 80, 4: 88}  # of a line, by the steps of indentation
+_HANG = "    "  # of the arguments of a call on lines of their own
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """A call, or a tuple if it has no name, to be laid out."""
+    """A call to be laid out; a tuple if its name is "", or ends as that of a keyword does."""
 
     name: str
-    arguments: Sequence["Expression | tuple[str, Expression]"]
+    arguments: Sequence[Expression]
 
     def flat(self) -> str:
         """Return the call on one line."""
-        parts = [_flat(argument) for argument in self.arguments]
-        comma = "," if not self.name and len(parts) == 1 else ""
+        parts = [x if isinstance(x, str) else x.flat() for x in self.arguments]
+        is_tuple = not self.name or self.name.endswith("=")
+        comma = "," if is_tuple and len(parts) == 1 else ""
         return f"{self.name}({', '.join(parts)}{comma})"
 
-    def lines(self, indent: str, used: int, hang: str, width: int) -> str:
+    def lines(self, indent: str, used: int, width: int) -> str:
         """Return the call on as few lines as fit; `used` columns stand around its first line."""
-        flat = self.flat()
+        flat, inner = self.flat(), indent + _HANG
         if "\n" not in flat and used + len(flat) <= width:
             return flat
-        inner = indent + hang
-        text = f"{self.name}(\n"
-        for argument in self.arguments:
-            start, value = argument if isinstance(argument, tuple) else ("", argument)
-            start = f"{inner}{start}"
-            body = value
-            if isinstance(value, Call):
-                body = value.lines(inner, len(start) + 1, hang, width)
-            text += f"{start}{body},\n"
-        return f"{text}{indent})"
-
-
-def _flat(argument: Any) -> str:
-    start, value = argument if isinstance(argument, tuple) else ("", argument)
-    return start + (value.flat() if isinstance(value, Call) else value)
+        parts = [
+            x if isinstance(x, str) else x.lines(inner, len(inner) + 1, width)
+            for x in self.arguments
+        ]
+        rows = "".join(f"{inner}{part},\n" for part in parts)
+        return f"{self.name}(\n{rows}{indent})"
 
 
 class Writer:
@@ -64,7 +57,6 @@ class Writer:
         # By function and mesh: the name of the sharding over its axis.
         self._sharded: dict[tuple[ast.AST, str], str] = {}
         self._bound_in: dict[ast.AST, set[str]] = {}
-        self.hang = "    "
         self.unit: str = indentation_of(module.source.code.decode())
         self._width = _WIDTHS.get(len(self.unit), 88)
         self.bound: set[str] = {name for scope in module.scopes.all for name in scope.bindings}
@@ -97,11 +89,11 @@ class Writer:
         after = len(source.line_text(end)) - (source.position(end).column - 1)
         used = source.position(start).column - 1 + after
         indent = indentation(source.line_text(start))
-        return call.lines(indent, used, self.hang, self._width)
+        return call.lines(indent, used, self._width)
 
     def laid_out(self, call: Call, indent: str) -> str:
         """Return the text of a call on lines of its own, as far in as `indent`."""
-        return call.lines(indent, 24 + len(indent), self.hang, self._width)
+        return call.lines(indent, 24 + len(indent), self._width)
 
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
         """Put a call around a part of a node, in the place of the whole; with more arguments."""
@@ -234,7 +226,7 @@ class Writer:
             if decorators:
                 start = self.module.span(decorators[0])[0] - 1  # "@"
             indent = indentation(self.module.source.line_text(start))
-            text = mesh.lines(indent, len(indent) + len(name) + 3, self.hang, self._width)
+            text = mesh.lines(indent, len(indent) + len(name) + 3, self._width)
             lines = f"{name} = {text}\n{indent}"
             if (home, name) in self._sharded:
                 named = self.name("jax.sharding.NamedSharding", first)

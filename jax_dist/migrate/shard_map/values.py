@@ -18,7 +18,6 @@ from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.shard_map.expressions import (
     container_around,
     list_reads,
-    parent_of_parts,
     parts_of,
     takes_first,
     waits,
@@ -66,7 +65,6 @@ class Use:
 class Value:
     """One value: its definitions and uses."""
 
-    name: str
     definitions: list[Definition] = dataclasses.field(default_factory=list)
     uses: list[Use] = dataclasses.field(default_factory=list)
 
@@ -92,11 +90,8 @@ class Values:
     def __init__(self, module: Module, calls: Collection[ast.Call]):
         self._module, self._calls = module, frozenset(calls)
         self._parents: dict[Hashable, Hashable] = {}
-        self._names: dict[Hashable, str] = {}
-        self._definitions: dict[Hashable, list[Definition]] = {}
-        self._uses: dict[Hashable, list[Use]] = {}
-        self._values: dict[Hashable, Value] = {}
-        self._seen: dict[Hashable, None] = {}  # in the order of their first visit
+        self._of_key: dict[Hashable, Value] = {}  # in the order of their first visit
+        self._values: dict[Hashable, Value] = {}  # by the root of joined keys
         self._bindings: dict[Hashable, Binding] = {}  # by node
         self._reads: dict[Hashable, dict[Hashable, list[ast.expr]]] = {}  # by scope and name
         waiting = [
@@ -123,7 +118,7 @@ class Values:
         while isinstance(base, ast.Attribute | ast.Subscript) and self._key(base) is None:
             base = base.value
         key = self._key(base)
-        return None if key is None or key not in self._seen else self._value(key)
+        return None if key is None or key not in self._of_key else self._value(key)
 
     def is_of_file(self, definition: Definition) -> bool:
         """Return whether a function of the file makes a value in a way that is not followed."""
@@ -175,7 +170,7 @@ class Values:
     def _members(self) -> dict[Hashable, list[Hashable]]:
         """Return the keys of each value, by its root; asked when all are joined."""
         members = collections.defaultdict(list)
-        for key in self._seen:
+        for key in self._of_key:
             members[self._root(key)].append(key)
         return members
 
@@ -183,10 +178,10 @@ class Values:
         root = self._root(key)
         if root not in self._values:
             members = self._members[root]
-            definitions = {d.node: d for member in members for d in self._definitions[member]}
-            uses = {id(use.node): use for member in members for use in self._uses[member]}
-            name = self._names[root]
-            self._values[root] = Value(name, [*definitions.values()], [*uses.values()])
+            parts = [self._of_key[member] for member in members]
+            definitions = {d.node: d for part in parts for d in part.definitions}
+            uses = {id(use.node): use for part in parts for use in part.uses}
+            self._values[root] = Value([*definitions.values()], [*uses.values()])
         return self._values[root]
 
     # --- definitions and uses
@@ -200,10 +195,8 @@ class Values:
             key = self._key(node)
             keys = [] if key is None else [key]
         for key in keys:
-            if key not in self._seen:
-                self._seen[key] = None
-                self._names[key] = scopes.last_name(node)
-                self._definitions[key], self._uses[key] = [], []
+            if key not in self._of_key:
+                self._of_key[key] = Value()
                 self._note(key, node)
             self._join(keys[0], key)
 
@@ -259,7 +252,7 @@ class Values:
             for call in calls or ()
         ]
         if not calls or any(argument is None for argument in arguments):
-            self._definitions[key].append(Definition("unknown", parameter))
+            self._of_key[key].definitions.append(Definition("unknown", parameter))
         for argument in filter(None, arguments):
             self._define(key, argument, argument, None)
 
@@ -267,7 +260,7 @@ class Values:
         self, key: Hashable, node: ast.AST, value: ast.expr | None, index: int | None
     ) -> None:
         """Note what an expression makes, or join its key with that of the name that it is."""
-        module, definitions = self._module, self._definitions[key]
+        module, definitions = self._module, self._of_key[key].definitions
         if value is None:
             definitions.append(Definition("unknown", node))
         elif isinstance(value, ast.Call) and value in self._calls:
@@ -309,63 +302,64 @@ class Values:
 
     def _use(self, key: Hashable, load: ast.expr) -> None:
         """Note what reads a value: a mapped call, the first copy, another name, or unknown code."""
-        module, uses = self._module, self._uses[key]
-        whole = load
+        module, uses = self._module, self._of_key[key].uses
+        whole = load  # with its fields and entries
         while True:
             parent = module.parent(whole)
             if isinstance(parent, ast.Subscript) and parent.value is whole:
-                if isinstance(parent.slice, ast.Constant) and parent.slice.value == 0:
+                index = parent.slice.value if isinstance(parent.slice, ast.Constant) else None
+                if index == 0:
                     uses.append(Use("first", parent, of=whole))
                     return
-                if not (
-                    isinstance(parent.slice, ast.Constant) and isinstance(parent.slice.value, str)
-                ):
+                if not isinstance(index, str):
                     break
-            elif not (isinstance(parent, ast.Attribute) and parent.attr not in _NOT_FIELDS):
+            elif not isinstance(parent, ast.Attribute) or self._is_no_field(parent):
                 break
             whole = parent
-        for use in self._of_parent(key, whole, load):
+        use = self._use_of(key, whole, load)
+        if use is not None:
             uses.append(use)
 
-    def _of_parent(self, key: Hashable, whole: ast.expr, load: ast.expr) -> Iterator[Use]:
-        module = self._module
-        parent = module.parent(whole)
-        if isinstance(parent, ast.keyword):
-            parent = module.parent(parent)
-        container = whole
+    def _is_no_field(self, node: ast.Attribute) -> bool:
+        """Return whether an attribute is of the array itself, or a method of the tree."""
+        return node.attr in _NOT_FIELDS or self._module.call_of(node) is not None
+
+    def _use_of(self, key: Hashable, whole: ast.expr, load: ast.expr) -> Use | None:
+        """Return the use of a value or a part of it; None if it only waits, or is followed."""
+        module, container = self._module, whole
         while (around := container_around(module, container)) is not None:
             container = around
-        call = module.parent(container)
-        call = module.parent(call) if isinstance(call, ast.keyword) else call
-        if isinstance(call, ast.Call) and call in self._calls:
+        outside = module.parent(container)
+        call = module.parent(outside) if isinstance(outside, ast.keyword) else outside
+        if isinstance(call, ast.Call) and call in self._calls and container is not call.func:
             arguments = [*call.args, *(word.value for word in call.keywords)]
-            if container in arguments:
-                yield Use("argument", whole, call=call, position=arguments.index(container))
-                return
-        first = parent_of_parts(module, whole)
-        tree = takes_first(module, first) if isinstance(first, ast.Call) else None
+            return Use("argument", whole, call=call, position=arguments.index(container))
+        tree = takes_first(module, outside) if isinstance(outside, ast.Call) else None
         if tree is not None and (whole is tree or tree in module.ancestors(whole)):
-            yield Use("first", first, of=tree)  # type: ignore[arg-type] # a call
-            return
-        if isinstance(parent, ast.keyword):
-            parent = module.parent(parent)
+            return Use("first", outside, of=tree)  # type: ignore[arg-type] # a call
+        if isinstance(call, ast.Call) and waits(module, call):
+            return None
+        parent = module.parent(whole)
+        parent = module.parent(parent) if isinstance(parent, ast.keyword) else parent
         if isinstance(parent, ast.Call):
-            if waits(module, parent):
-                return
             if whole is load and self._is_listed(parent):
-                yield Use("listed", whole)
-                return
-            if whole is load and self._is_passed(key, parent, load):
-                return
-        if whole is load and isinstance(parent, ast.Assign) and parent.value is whole:
-            for target in parent.targets:  # another name for it
+                return Use("listed", whole)
+            is_followed = whole is load and self._is_passed(key, parent, load)
+        else:
+            is_followed = whole is load and (
+                self._is_renamed(key, parent, load) or self._is_returned(key, load)
+            )
+        return None if is_followed else Use("unknown", whole)
+
+    def _is_renamed(self, key: Hashable, parent: ast.AST, load: ast.expr) -> bool:
+        """Join with another name for the value."""
+        if isinstance(parent, ast.Assign) and parent.value is load:
+            for target in parent.targets:
                 if isinstance(target, ast.Name | ast.Attribute) and self._key(target) is not None:
                     self._visit(target)
                     self._join(key, self._key(target))
-                    return
-        if whole is load and self._is_returned(key, whole):
-            return
-        yield Use("unknown", whole)
+                    return True
+        return False
 
     def _is_passed(self, key: Hashable, call: ast.Call, load: ast.expr) -> bool:
         """Join with the parameter of a function of the file that gets the value."""
@@ -376,10 +370,8 @@ class Values:
             return False
         for parameter in scopes.parameters(function.args):
             if functions.argument_of(self._module, call, function, parameter) is load:
-                if parameter not in self._seen:
-                    self._seen[parameter] = None
-                    self._names[parameter] = parameter.arg
-                    self._definitions[parameter], self._uses[parameter] = [], []
+                if parameter not in self._of_key:
+                    self._of_key[parameter] = Value()
                     self._note(parameter, _load_of(parameter))
                 self._join(key, parameter)
                 return True

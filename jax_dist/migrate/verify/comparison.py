@@ -212,32 +212,35 @@ def _is_close(
     one: Mapping[str, Any], other: Mapping[str, Any], old: Call, new: Call, number: int
 ) -> bool:
     """Return whether two arrays differ by no more than rounding may make of them by then."""
-    import numpy as np
-
-    x, y = old.values.get(one.get("key", "")), new.values.get(other.get("key", ""))
-    if x is None or y is None or x.dtype.kind != "f":
+    x, y = _arrays(one, other, old, new)
+    if x is None or "float" not in one["dtype"]:
         return False
-    x = x[0] if x.shape[1:] == y.shape else x.reshape(y.shape)
-    bound = min(_ROUNDING * _GROWTH**number, 0.1) * max(float(np.max(np.abs(x))), 1e-3)
-    return bool(np.all(np.abs(x.astype(float) - y.astype(float)) <= bound))
+    bound = min(_ROUNDING * _GROWTH**number, 0.1) * max(float(abs(x).max()), 1e-3)
+    return bool((abs(x - y) <= bound).all())
 
 
 def _amount(one: Mapping[str, Any], other: Mapping[str, Any], old: Call, new: Call) -> str:
     """Return by how much two recorded arrays differ, and by which factor."""
     import numpy as np
 
-    x, y = old.values.get(one.get("key", "")), new.values.get(other.get("key", ""))
-    if x is None or y is None or x.dtype.kind not in "fiu":
+    x, y = _arrays(one, other, old, new)
+    if x is None:
         return ""
-    if x.size != y.size:
-        if x.shape[1:] != y.shape:
-            return ""
-        x = x[0]
-    x, y = x.ravel().astype(float), y.ravel().astype(float)
     text = f" by up to {np.max(np.abs(x - y)):.3g}"
     usual = (x != 0) & np.isfinite(x) & np.isfinite(y)
     ratio = float(np.median(y[usual] / x[usual])) if usual.any() else 1.0
     return text + (f", {ratio:.4g} times what it was" if abs(ratio - 1) > _RATIO else "")
+
+
+def _arrays(one: Mapping[str, Any], other: Mapping[str, Any], old: Call, new: Call) -> Any:
+    """Return two recorded arrays as floats of one shape; None and None if they are not kept."""
+    x, y = old.values.get(one.get("key", "")), new.values.get(other.get("key", ""))
+    if x is None or y is None or x.dtype.kind not in "fiu":
+        return None, None
+    if x.size != y.size and x.shape[1:] != y.shape:
+        return None, None
+    x = x.reshape(y.shape) if x.size == y.size else x[0]  # rows, or copies
+    return x.astype(float), y.astype(float)
 
 
 # What differs from run to run: times, rates, addresses, names of temporary files.

@@ -28,23 +28,16 @@ def install(jax: Any, path: str) -> None:
             leaves = jax.tree.leaves((args, kwargs))
             if not is_known and not any(isinstance(x, jax.core.Tracer) for x in leaves):
                 is_known = True
-                _append(path, f"{place} {_report(mapped, args, kwargs)}")
+                import jax_dist
+
+                try:
+                    report = str(jax_dist.explain(mapped, *args, **kwargs))
+                except Exception as error:  # noqa: BLE001 - the program goes on
+                    report = f"{type(error).__name__}: {error}"
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write(f"{place} {report}\0")
             return mapped(*args, **kwargs)
 
         return call
 
     jax.pmap = pmap
-
-
-def _report(mapped: Any, args: Any, kwargs: Any) -> str:
-    import jax_dist
-
-    try:
-        return str(jax_dist.explain(mapped, *args, **kwargs))
-    except Exception as error:  # noqa: BLE001 - the program goes on
-        return f"{type(error).__name__}: {error}"
-
-
-def _append(path: str, text: str) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(f"{text}\0")

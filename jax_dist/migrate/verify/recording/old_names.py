@@ -2,8 +2,8 @@
 
 import builtins
 import functools
-import importlib
 import importlib.util
+import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -83,19 +83,10 @@ def _get(module: ModuleType, name: str) -> Any:
 
 def _resolve(dotted: str) -> Any:
     """Return what a dotted name means, or `_MISSING`."""
-    module, _, name = dotted.rpartition(".")
-    if not module:
-        return getattr(builtins, dotted, _MISSING)
     try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError:
-        value = _resolve(module) if "." in module else _MISSING
-        return getattr(value, name, _MISSING)
-    except AttributeError:
-        try:
-            return importlib.import_module(dotted)
-        except ModuleNotFoundError:
-            return _MISSING
+        return pkgutil.resolve_name(dotted) if "." in dotted else getattr(builtins, dotted)
+    except (ImportError, AttributeError):
+        return _MISSING
 
 
 def _exists(name: str) -> bool:
