@@ -199,8 +199,12 @@ class Layouts:
 
 
 def _has_index(value: Value) -> bool:
-    """Return whether `x[0]` reads a value."""
-    return any(use.kind == "first" and isinstance(use.node, ast.Subscript) for use in value.uses)
+    """Return whether `x[0]` reads a value; `x["w"][0]` is of no tuple."""
+    reads = [use for use in value.uses if use.kind == "first"]
+    return any(
+        isinstance(use.node, ast.Subscript) and not isinstance(use.of, ast.Subscript)
+        for use in reads
+    )
 
 
 def _makes_copies(maker: object) -> bool:

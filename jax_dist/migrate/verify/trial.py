@@ -144,10 +144,7 @@ def written_lines(file: FileMigration) -> list[tuple[int, int]]:
         if tag != "equal"
         for line in range(start, end)
     }
-    try:
-        tree = ast.parse(file.after)
-    except (SyntaxError, ValueError):
-        return []
+    tree = ast.parse(file.after)
     decorators = {
         decorator
         for node in ast.walk(tree)
