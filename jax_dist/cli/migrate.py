@@ -167,7 +167,7 @@ class _Migrate:
         except KeyboardInterrupt:
             print("jax-dist migrate: interrupted; nothing was written", file=self._err)
             raise
-        if not verification.written:
+        if verification.has_differences:
             self._complain("the program differs, so nothing is written")
             files = [file.unchanged() for file in files if not file.is_new]
         return list(files), verification

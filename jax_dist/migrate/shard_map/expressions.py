@@ -4,9 +4,16 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.lint.model import stacking
+from jax_dist.lint.model import pmaps, stacking
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
+
+
+def called_function(module: Module, call: ast.Call) -> ast.FunctionDef | None:
+    """Return the function of the file that a call calls."""
+    function = pmaps.definition(module, call.func)
+    is_here = isinstance(function, ast.FunctionDef) and module.holds(function)
+    return function if is_here else None  # type: ignore[return-value]
 
 
 def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:

@@ -8,9 +8,10 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax_dist.lint.model import functions, pmaps
+from jax_dist.lint.model import functions
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import Left
+from jax_dist.migrate.shard_map.expressions import called_function
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
 
@@ -77,16 +78,14 @@ def why_it_differs(module: Module, mapped: Mapped) -> str:
 
 
 def _called_by(module: Module, step: ast.FunctionDef) -> Iterator[ast.FunctionDef]:
-    """Yield the functions of the file that a step calls, that are called by no other code."""
+    """Yield the functions of the file that a step calls, at any depth."""
     seen: set[ast.AST] = {*ast.walk(step)}
     waiting: list[ast.AST] = [step]
     while waiting:
         around = waiting.pop()
         for node in ast.walk(around):
-            function = pmaps.definition(module, node.func) if isinstance(node, ast.Call) else None
-            is_seen = function in seen or not isinstance(function, ast.FunctionDef)
-            if not is_seen and module.holds(function):
-                assert isinstance(function, ast.FunctionDef)
+            function = called_function(module, node) if isinstance(node, ast.Call) else None
+            if function is not None and function not in seen:
                 seen.add(function)
                 waiting.append(function)
                 yield function

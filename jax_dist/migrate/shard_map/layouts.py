@@ -15,7 +15,7 @@ from jax_dist.migrate.shard_map.expressions import parts_of, takes_first
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.values import Definition, Value, Values
 
-_MOST_UNKNOWN = 8  # reads that get a call each; with more, the axis stays
+_MOST_UNKNOWN = 6  # reads that get a call each; with more, the axis stays
 
 
 class Layout(enum.Enum):
@@ -75,7 +75,7 @@ class Layouts:
             if (value := self._values.of(argument)) is None
             else value
             for position, argument in enumerate(mapped.arguments(call))
-            if position not in mapped.static and mapped.axes[position] is not None
+            if mapped.is_mapped(position)
         ]
         is_copied = bool(makers) and all(map(_makes_copies, makers))
         return "replicate" if is_copied else definition.kind
@@ -200,11 +200,9 @@ class Layouts:
 
 def _has_index(value: Value) -> bool:
     """Return whether `x[0]` reads a value; `x["w"][0]` is of no tuple."""
-    reads = [use for use in value.uses if use.kind == "first"]
-    return any(
-        isinstance(use.node, ast.Subscript) and not isinstance(use.of, ast.Subscript)
-        for use in reads
-    )
+    reads = [(use.node, use.of) for use in value.uses if use.kind == "first"]
+    index = ast.Subscript
+    return any(isinstance(x, index) and not isinstance(of, index) for x, of in reads)
 
 
 def _makes_copies(maker: object) -> bool:

@@ -9,6 +9,7 @@ from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import Left
+from jax_dist.migrate.shard_map.expressions import called_function
 
 _TAKEN = frozenset(
     ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums", "devices")
@@ -41,6 +42,9 @@ class Mapped:
     def dynamic(self) -> list[str]:
         """Return the parameters that are not static."""
         return [name for p, name in enumerate(self.parameters) if p not in self.static]
+
+    def is_mapped(self, position: int) -> bool:
+        return position not in self.static and self.axes[position] is not None
 
     def donates(self, position: int) -> bool:
         """Return whether an argument may be donated."""
@@ -193,18 +197,13 @@ def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence
 
 def _of_parameter(module: Module, handle: ast.expr, call: Any) -> Sequence[ast.expr] | None:
     """Return the reads of the parameter of a function of the file that gets it."""
-    if not isinstance(call, ast.Call):
-        return None
-    function = pmaps.definition(module, call.func)
-    if not isinstance(function, ast.FunctionDef) or not module.holds(function):
-        return None
-    callers = functions.callers(module, function)
-    if callers is None or len(callers) != 1:  # others pass other functions
+    function = called_function(module, call) if isinstance(call, ast.Call) else None
+    callers = None if function is None else functions.callers(module, function)
+    if function is None or callers is None or len(callers) != 1:  # others pass other functions
         return None
     for parameter in scopes.parameters(function.args):
         if functions.argument_of(module, call, function, parameter) is handle:
-            inner = module.scopes.of[function]
-            return module.reads(inner, parameter.arg)
+            return module.reads(module.scopes.of[function], parameter.arg)
     return None
 
 
@@ -216,7 +215,12 @@ def _parameters(
     if function is not None:
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
         is_method = isinstance(module.parent(function), ast.ClassDef) and names[:1] == ["self"]
-        names = names[1:] if is_method and isinstance(site.fun, ast.Attribute) else names
+        match site.fun:
+            case ast.Attribute() if is_method:
+                names = names[1:]
+            case ast.Call(func=maker, args=[_, *bound]):
+                is_partial = module.qualified_name(maker) == "functools.partial"
+                names = names[len(bound) :] if is_partial else names
     argument_lists = {_given(call, names) for call in calls}
     if len(argument_lists) != 1:
         raise Left("its calls give different arguments", "Give the same arguments in each call.")
@@ -225,11 +229,9 @@ def _parameters(
 
 
 def _given(call: ast.Call, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if any(isinstance(argument, ast.Starred) for argument in call.args) or any(
-        word.arg is None for word in call.keywords
-    ):
+    words = tuple(word.arg or "**" for word in call.keywords)
+    if "**" in words or any(isinstance(argument, ast.Starred) for argument in call.args):
         raise Left("a call gives arguments by * or **", "Write the arguments out.")
-    words = tuple(word.arg for word in call.keywords if word.arg is not None)
     positional = len(call.args)
     if len(names) < positional:
         names = [*names, *(f"x{position}" for position in range(len(names), positional))]

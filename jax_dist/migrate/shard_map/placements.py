@@ -89,10 +89,9 @@ class Placements:
     ) -> _Around | None:
         """Return how an argument is placed; None if it stays."""
         layout = self._layouts.arguments.get((mapped, position))
-        is_shared = position in mapped.static or mapped.axes[position] is None
         is_tree = [*parts_of(self._module, argument)] != [argument]
         value = self._values.of(argument)
-        if is_shared or (is_tree and layout is Layout.WHOLE):
+        if not mapped.is_mapped(position) or (is_tree and layout is Layout.WHOLE):
             return None
         if value is not None and self._is_placed_at_definition(value):
             return None
@@ -136,13 +135,10 @@ class Placements:
         if any(mapped_of[use.call] in reductions for use in value.uses if use.call):
             return False
         is_made = all(_is_expression(definition.node) for definition in value.definitions)
-        return is_made and all(map(self._is_mapped_argument, value.uses))
-
-    def _is_mapped_argument(self, use: Use) -> bool:
-        if use.kind != "argument" or use.call is None:
-            return False
-        mapped = self._plan.mapped_of[use.call]
-        return use.position not in mapped.static and mapped.axes[use.position] is not None
+        return is_made and all(
+            use.call is not None and mapped_of[use.call].is_mapped(use.position)
+            for use in value.uses
+        )
 
     # --- definitions
 

@@ -25,16 +25,15 @@ class Plan:
         self._reasons: dict[Mapped, str] = {}  # why others are none
         at_top = any(isinstance(home_of(module, fun.site.node), ast.Module) for fun in mapped)
         self._shared_home = module.tree if at_top else None
-        names = [fun.axis_name for fun in mapped if fun.axis_name]
-        self._default_axis = names[0] if names else '"devices"'
+        named = (fun.axis_name for fun in mapped if fun.axis_name)
+        self._default_axis = next(named, '"devices"')
 
     # --- forms
 
     def find_global_steps(self, shard_map_lines: Mapping[int, str]) -> None:
         """Find the mapped functions that become `jax.jit` over global arrays."""
         for mapped in self.mapped:
-            start = self.module.span(mapped.site.reference)[0]
-            line = self.module.source.position(start).line
+            line = self.module.source.position(self.module.span(mapped.site.reference)[0]).line
             keys = [name for name, is_key in self.slices(mapped).items() if is_key]
             try:
                 if line in shard_map_lines:

@@ -112,7 +112,7 @@ def _is_worth_it(mapped: Mapped, layouts: Layouts, values: Values) -> bool:
         values.of(argument)
         for call in mapped.calls
         for position, argument in enumerate(mapped.arguments(call))
-        if position not in mapped.static and mapped.axes[position] is not None
+        if mapped.is_mapped(position)
     ]
     definitions = [d for value in arguments if value for d in value.definitions]
     if any(values.is_of_file(definition) for definition in definitions):

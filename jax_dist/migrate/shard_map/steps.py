@@ -135,25 +135,34 @@ class Steps:
             f"{name}={name}" if name in mapped.named else name for name in mapped.parameters
         ]
         node = mapped.site.fun
+        if self._changes_meaning(mapped):
+            name = self._writer.free_name(f"{_base_name(mapped, fun)}_per_device")
+            self._writer.above(mapped.site.node, [f"{name} = {fun}", ""])
+            return Call(name, arguments)
         match node:
             case ast.Call(args=[inner], keywords=[*words]) if words and all(w.arg for w in words):
                 if self._module.qualified_name(node.func) == "functools.partial":
-                    arguments += [self._module.text(word) for word in words]
-                    node, fun = inner, self._module.text(inner)
-        if self._is_rebound(mapped, node):
-            name = self._writer.free_name(f"{_base_name(mapped, fun)}_per_device")
-            self._writer.above(mapped.site.node, [f"{name} = {fun}", ""])
-            fun = name
+                    more = [self._module.text(word) for word in words]
+                    return Call(_called(self._module.text(inner)), [*arguments, *more])
         return Call(_called(fun), arguments)
 
-    def _is_rebound(self, mapped: Mapped, fun: ast.expr) -> bool:
-        """Return whether `step = pmap(step)` gives a name in a function another meaning."""
-        statement = self._module.statement(mapped.site.node)
-        if isinstance(fun, ast.Lambda) or not isinstance(statement, ast.Assign):
-            return False
-        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute)]
-        bound = {self._module.text(node) for node in names if isinstance(node.ctx, ast.Store)}
-        return any(self._module.text(node) in bound for node in ast.walk(fun) if node in names)
+    def _changes_meaning(self, mapped: Mapped) -> bool:
+        """Return whether names of the function mean something else in one that calls it.
+
+        As the names of its parameters do, and `step` in `step = pmap(step)`.
+        """
+        module, fun = self._module, mapped.site.fun
+        statement = module.statement(mapped.site.node)
+        bound = {*mapped.parameters}
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            names = (n for n in ast.walk(statement) if isinstance(n, ast.Name | ast.Attribute))
+            bound |= {module.text(name) for name in names if isinstance(name.ctx, ast.Store)}
+        for node in ast.walk(fun) if not isinstance(fun, ast.Lambda) else ():
+            if isinstance(node, ast.Name | ast.Attribute) and module.text(node) in bound:
+                scope = module.scope(node).lookup(node.id) if isinstance(node, ast.Name) else None
+                if scope is None or not module.is_inside(scope[0].node, fun):
+                    return True
+        return False
 
     def _result_names(self, mapped: Mapped) -> list[str]:
         """Return names for the results: those that a call gives them, if they are plain."""

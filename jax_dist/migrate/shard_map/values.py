@@ -11,11 +11,12 @@ import functools
 from collections.abc import Collection, Hashable, Iterator
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.lint.model import functions, pmaps, scopes, stacking
+from jax_dist.lint.model import functions, scopes, stacking
 from jax_dist.lint.model.scopes import Binding
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.shard_map.expressions import (
+    called_function,
     container_around,
     list_reads,
     parts_of,
@@ -122,11 +123,9 @@ class Values:
 
     def is_of_file(self, definition: Definition) -> bool:
         """Return whether a function of the file makes a value in a way that is not followed."""
-        node = definition.node
-        if definition.kind != "unknown" or not isinstance(node, ast.Call):
-            return False
-        function = pmaps.definition(self._module, node.func)
-        return isinstance(function, ast.FunctionDef) and self._module.holds(function)
+        node, is_unknown = definition.node, definition.kind == "unknown"
+        is_call = is_unknown and isinstance(node, ast.Call)
+        return is_call and called_function(self._module, node) is not None
 
     def targets(self, call: ast.Call) -> Iterator[tuple[ast.expr, int | None]]:
         """Yield the names and fields that get the results of a call, each with its index."""
@@ -283,13 +282,9 @@ class Values:
 
     def _define_by_function(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
         """Join the result of a function of the file with what it returns, if that is seen."""
-        if not isinstance(value, ast.Call):
-            return False
-        function = pmaps.definition(self._module, value.func)
-        if not isinstance(function, ast.FunctionDef) or not self._module.holds(function):
-            return False
-        returned = functions.results_of(function)
-        if not returned or functions.callers(self._module, function) is None:
+        function = called_function(self._module, value) if isinstance(value, ast.Call) else None
+        returned = None if function is None else functions.results_of(function)
+        if function is None or not returned or functions.callers(self._module, function) is None:
             return False
         parts = [
             result if index is None else functions.part_of(result, (index,)) for result in returned
@@ -363,10 +358,8 @@ class Values:
 
     def _is_passed(self, key: Hashable, call: ast.Call, load: ast.expr) -> bool:
         """Join with the parameter of a function of the file that gets the value."""
-        function = pmaps.definition(self._module, call.func)
-        if not isinstance(function, ast.FunctionDef) or not self._module.holds(function):
-            return False
-        if functions.callers(self._module, function) is None:
+        function = called_function(self._module, call)
+        if function is None or functions.callers(self._module, function) is None:
             return False
         for parameter in scopes.parameters(function.args):
             if functions.argument_of(self._module, call, function, parameter) is load:

@@ -53,7 +53,6 @@ class Verification:
     verdicts: Sequence[Verdict]
     problems: Sequence[str]  # of the runs as a whole
     seconds: Sequence[float]  # of each run
-    written: bool = True  # whether the result may be written
     review: Sequence[Unreached] = ()  # lines that touch a changed value and did not run
 
     @property

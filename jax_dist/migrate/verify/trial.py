@@ -41,20 +41,14 @@ def verify(
       progress: is called with what runs, and since when.
 
     Returns:
-      The files as they may be written, and the verdicts. `Verification.written` is False if the
-      program still differs.
+      The files as they may be written, and the verdicts. Nothing may be written if the program
+      still differs: if `Verification.has_differences`.
     """
     root = runs.root_of([file.path for file in files])
-    paths = {os.path.relpath(os.path.abspath(file.path), root): file.path for file in files}
-    if any(path.startswith(os.pardir) for path in paths):
+    by_path = _by_path(files, root)
+    if any(path.startswith(os.pardir) for path in by_path):
         raise MisuseError(f"all files must be in one project: {root} does not hold them")
-    by_path = dict(zip(paths, files, strict=True))
-    forms = {
-        (path, place.line): place.form
-        for path, file in by_path.items()
-        for place in file.places
-        if place.status == "done" and place.form and place.is_mapped
-    }
+    forms = _forms(by_path)
     with tempfile.TemporaryDirectory(prefix="jax-dist-records-") as kept:
         run = functools.partial(
             runs.recorded, command, root, devices=devices, timeout=timeout, progress=progress
@@ -63,17 +57,8 @@ def verify(
         before = run(texts, title="running the old program", kept=kept)
 
         def trial(files: Sequence[FileMigration], title: str) -> Verification:
-            changed = {
-                os.path.relpath(os.path.abspath(file.path), root): file
-                for file in files
-                if file.changed
-            }
-            jits = [
-                (path, place.line)
-                for path, file in changed.items()
-                for place in file.places
-                if place.form == "jit"
-            ]
+            changed = {path: file for path, file in _by_path(files, root).items() if file.changed}
+            jits = [key for key, form in _forms(changed).items() if form == "jit"]
             after = run(
                 {path: file.after for path, file in changed.items()},
                 written={path: written_lines(file) for path, file in changed.items()},
@@ -87,8 +72,8 @@ def verify(
         first = trial(files, "running the new program")
         back = {} if again is None else _going_back(first, forms)
         if again is None or not back:
-            return files, dataclasses.replace(first, written=not first.has_differences)
-        files = again({(paths[path], line): to for (path, line), to in back.items()})
+            return files, first
+        files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
         second = trial(files, "running it again, without what differs")
     old = {(verdict.path, verdict.line): verdict for verdict in first.verdicts}
     verdicts = [
@@ -98,8 +83,22 @@ def verify(
         for verdict in second.verdicts
     ]
     seconds = [*first.seconds, second.seconds[1]]
-    written = not second.has_differences
-    return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds, written=written)
+    return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds)
+
+
+def _by_path(files: Sequence[FileMigration], root: str) -> dict[str, FileMigration]:
+    """Return the files by their paths within the project."""
+    return {os.path.relpath(os.path.abspath(file.path), root): file for file in files}
+
+
+def _forms(files: Mapping[str, FileMigration]) -> dict[Key, str]:
+    """Return the form of each mapped function that is migrated."""
+    return {
+        (path, place.line): place.form
+        for path, file in files.items()
+        for place in file.places
+        if place.status == "done" and place.form and place.is_mapped
+    }
 
 
 def _going_back(verification: Verification, forms: Mapping[Key, str]) -> dict[Key, Back]:

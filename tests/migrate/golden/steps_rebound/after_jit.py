@@ -1,4 +1,7 @@
-# The mapped function takes the name of its own function, as in learners of Anakin.
+# The mapped function takes the name of its own function, as in learners of Anakin; and a partial
+# holds a value of the name that a parameter has.
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 
-def decay(state, rate):
+def decay(rate, state):
     return {"w": state["w"] * rate}
 
 
@@ -32,17 +35,15 @@ def result():
             check_vma=False,
         ),
     )
-    shrink = decay
+    rate = 0.5
 
-    shrink_per_device = shrink
-
-    def shrink_on_device(state):
+    def decay_on_device(state):
         state = jax.tree.map(lambda x: x[0], state)
-        return jax.tree.map(lambda x: x[None], shrink_per_device(state, rate=0.5))
+        return jax.tree.map(lambda x: x[None], functools.partial(decay, rate)(state))
 
     shrink = jax.jit(
         jax.shard_map(
-            shrink_on_device,
+            decay_on_device,
             mesh=mesh,
             in_specs=P("device"),
             out_specs=P("device"),

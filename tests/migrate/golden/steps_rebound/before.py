@@ -1,4 +1,5 @@
-# The mapped function takes the name of its own function, as in learners of Anakin.
+# The mapped function takes the name of its own function, as in learners of Anakin; and a partial
+# holds a value of the name that a parameter has.
 
 import functools
 
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def decay(state, rate):
+def decay(rate, state):
     return {"w": state["w"] * rate}
 
 
@@ -16,8 +17,8 @@ def result():
         return {"w": state["w"] - 0.1 * jax.lax.pmean(state["w"], "device")}
 
     learn = jax.pmap(learn, axis_name="device")
-    shrink = decay
-    shrink = jax.pmap(functools.partial(shrink, rate=0.5), axis_name="device")
+    rate = 0.5
+    shrink = jax.pmap(functools.partial(decay, rate), axis_name="device")
     state = {"w": jnp.asarray(np.arange(16, dtype=np.float32).reshape(8, 2))}
     for _ in range(3):
         learned = learn(state)
