@@ -56,16 +56,7 @@ class MappedStep:
         else:
             options, call = _intercept_pmap(fun, args, kwargs)
         _ = call.size  # raises if the sizes differ
-        types = list(map(type_of, call.leaves))
-        dims = [
-            None if axis is None else axis % len(leaf.shape)
-            for leaf, axis in zip(types, call.axes, strict=True)
-        ]
-        slices = [
-            leaf if dim is None else type_of(leaf, leaf.shape[:dim] + leaf.shape[dim + 1 :])
-            for leaf, dim in zip(types, dims, strict=True)
-        ]
-        return cls(options, call, tuple(slices), tuple(dims))
+        return cls(options, call, tuple(call.slices()), tuple(call.dims))
 
     def leaves(self, devices: int, whole: Sequence[int] = ()) -> list[jax.ShapeDtypeStruct]:
         """Return the types of the leaves, `[N, *s]`; of the arguments `whole`, `[*s]`."""

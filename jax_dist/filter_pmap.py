@@ -2,21 +2,18 @@
 
 import dataclasses
 import functools
-import inspect
-import itertools
 import types
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jax_dist.errors import ArgumentTypeError, MappedAxisError
+from jax_dist._pmap.axes import is_none, spread
+from jax_dist.errors import ArgumentTypeError
 from jax_dist.pmap import pmap
-
-_AXES = (None, *range(-32, 33))  # of results: the body returns a list of arrays for each
 
 
 def _is_array(leaf: Any) -> bool:
@@ -44,12 +41,12 @@ def filter_pmap(
     Args:
       fun: called with positional arguments only. Without it, `filter_pmap` returns a decorator.
       in_axes: an integer, None, a function of a leaf that gives one of these, such as
-        `equinox.if_array(0)`, or a tree of these that is a prefix of the arguments; or a dictionary
-        from names of parameters to these. By default, arrays are mapped over dimension 0.
+        `equinox.if_array(0)`, or a tree of these that is a prefix of the arguments. By default,
+        arrays are mapped over dimension 0.
       out_axes: the same for the results. None for an array gives the value of the first device.
       donate: "all" donates the memory of every array; "warn" too, and warns where it is of no use.
       **options: those of `jax_dist.pmap`, such as `axis_name`, but for static and donated
-        positions. `axis_size` is needed where no argument is mapped.
+        positions.
 
     Returns:
       The mapped function, with `__wrapped__` and `lower`.
@@ -65,8 +62,8 @@ def filter_pmap(
     (4, 3)
     """
     if fun is None:
-        axes = {"in_axes": in_axes, "out_axes": out_axes}
-        return functools.partial(filter_pmap, **axes, donate=donate, **options)
+        options |= {"in_axes": in_axes, "out_axes": out_axes, "donate": donate}
+        return functools.partial(filter_pmap, **options)
     if donate not in ("all", "warn", "none"):
         raise ValueError(f"donate must be 'all', 'warn' or 'none', not {donate!r}.")
     for name in {"static_broadcasted_argnums", "donate_argnums"} & options.keys():
@@ -83,26 +80,23 @@ class _Static:
     key: Any
     tree: Any = dataclasses.field(compare=False)
     leaves: list[Any] = dataclasses.field(compare=False)  # None for arrays
-    positions: Sequence[int] = dataclasses.field(default=(), compare=False)  # of arrays of results
+    axes: Any = dataclasses.field(compare=False)  # of results
 
 
 class _Filtered:
     """A function mapped by `filter_pmap`."""
 
     def __init__(self, fun: Any, in_axes: Any, out_axes: Any, donate: str, options: dict) -> None:
-        self.__wrapped__, self._in_axes, self._donate, self._options = fun, in_axes, donate, options
-        # Weakly, for programs live on in the caches of JAX.
-        self._function = weakref.ref(fun) if isinstance(fun, types.FunctionType) else fun
-        leaves, tree = jax.tree.flatten(out_axes, is_leaf=lambda axis: axis is None)
-        self._out_axes = tuple(leaves), tree
+        self.__wrapped__, self._in_axes, self._out_axes = fun, in_axes, out_axes
+        self._name = getattr(fun, "__name__", type(fun).__name__)
+        self._donate, self._options = donate, options
         self._mapped = functools.cache(self._map)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         mapped, *call = self._partition(args, kwargs)
-        if self._donate != "all":
-            return _combine(*mapped(*call))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            if self._donate == "all":
+                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             return _combine(*mapped(*call))
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -114,41 +108,32 @@ class _Filtered:
         return self if instance is None else types.MethodType(self, instance)
 
     def _map(self, axes: tuple[int | None, ...]) -> Any:
-        name = getattr(self.__wrapped__, "__name__", type(self.__wrapped__).__name__)
+        axes_of_body = {"in_axes": (None, list(axes)), "out_axes": (None, None, 0)}
         donated = () if self._donate == "none" else 1
-        options = {"in_axes": (None, list(axes), 0), "out_axes": (None, _AXES)} | self._options
-        return pmap(_body(name), donate_argnums=donated, **options)
+        return pmap(_body(self._name), donate_argnums=donated, **axes_of_body, **self._options)
 
     def _partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the mapped body, and its arguments: constants, arrays and an array to map."""
+        """Return the mapped body, and its arguments: constants and arrays."""
         import equinox as eqx  # where it is not installed, nobody calls this
 
         if kwargs:
             raise ArgumentTypeError(f"filter_pmap got keyword arguments: {', '.join(kwargs)}.")
-        axes = self._in_axes
-        if isinstance(axes, dict):
-            names = list(inspect.signature(self.__wrapped__).parameters)[: len(args)]
-            for name in axes.keys() - names:
-                raise MappedAxisError(f"in_axes names {name!r}, which is no argument of the call.")
-            axes = tuple(axes.get(name, _first) for name in names)
-        axes = _resolve("in_axes", axes, args)
-        leaves, tree = jax.tree.flatten((self._function, args))
+        axes = _resolve(self._in_axes, args, "in_axes", self._name)
+        leaves, tree = jax.tree.flatten((self.__wrapped__, args))
         arrays, rest = eqx.partition(leaves, _is_array)
         # 1, 1.0 and True are equal, as 0.0 and -0.0 are.
         numbers = tuple(repr(leaf) for leaf in rest if isinstance(leaf, int | float | complex))
-        static = _Static((tree, tuple(rest), numbers, self._out_axes), tree, rest)
+        out_axes, out_tree = jax.tree.flatten(self._out_axes, is_leaf=is_none)
+        key = tree, tuple(rest), numbers, tuple(out_axes), out_tree
         try:
-            hash(static)
+            hash(key)
         except TypeError as error:
-            text = str(error)  # of static fields, too, which are no leaves
-            for path, leaf in jax.tree.leaves_with_path(args):
-                if not _is_array(leaf) and type(leaf).__hash__ is None:
-                    text = f"got {type(leaf).__name__} at args{jax.tree_util.keystr(path)}"
-            raise ArgumentTypeError(f"non-array leaves must be hashable: {text}") from error
-        size = self._options.get("axis_size")
-        filler = None if size is None else np.broadcast_to(np.int32(0), size)
-        mapped = self._mapped((*[None] * (len(leaves) - len(axes)), *axes))
-        return mapped, static, arrays, filler
+            raise ArgumentTypeError(
+                f"leaves other than arrays must be hashable: {error}"
+            ) from error
+        of_function = [None] * (len(leaves) - len(axes))
+        mapped = self._mapped((*of_function, *axes))
+        return mapped, _Static(key, tree, rest, self._out_axes), arrays
 
 
 @functools.cache
@@ -156,50 +141,28 @@ def _body(name: str) -> Callable[..., Any]:
     """Return what is mapped for all functions of a name, which is that of the program."""
     import equinox as eqx
 
-    def body(static: _Static, arrays: list[Any], filler: Any) -> tuple[Any, ...]:
+    def body(static: _Static, arrays: list[Any]) -> tuple[_Static, list, list]:
         function, args = static.tree.unflatten(eqx.combine(arrays, static.leaves))
-        if isinstance(function, weakref.ref):
-            function: Any = function()
         result = function(*args)
         leaves, tree = jax.tree.flatten(result)
-        axes, axes_tree = static.key[-1]
-        axes = _resolve("out_axes", axes_tree.unflatten(axes), result)
-        positions, results = list[int](), [[] for _ in _AXES]
-        # An axis that is too far off counts as the last, and pmap raises.
-        indices = [0 if axis is None else 33 + max(-32, min(axis, 32)) for axis in axes]
-        for position in sorted(range(len(leaves)), key=indices.__getitem__):
-            if axes[position] is not None or _is_array(leaves[position]):
-                positions.append(position)
-                results[indices[position]].append(leaves[position])
-                leaves[position] = None
-        return _Static(object(), tree, leaves, positions), tuple(results)
+        axes = _resolve(static.axes, result, "out_axes", name)
+        mapped, rest = eqx.partition(leaves, [axis is not None for axis in axes])
+        shared, rest = eqx.partition(rest, _is_array)
+        return _Static(object(), tree, rest, axes), shared, mapped
 
     body.__name__ = body.__qualname__ = name
     return body
 
 
-def _combine(static: _Static, results: tuple[list[Any], ...]) -> Any:
-    leaves = list(static.leaves)
-    for position, array in zip(static.positions, itertools.chain(*results), strict=True):
-        leaves[position] = array
-    return static.tree.unflatten(leaves)
+def _combine(static: _Static, shared: list[Any], mapped: list[Any]) -> Any:
+    import equinox as eqx
+
+    pairs = zip(mapped, static.axes, strict=True)
+    moved = [jnp.moveaxis(leaf, 0, axis) if axis else leaf for leaf, axis in pairs]
+    return static.tree.unflatten(eqx.combine(moved, shared, static.leaves))
 
 
-def _resolve(argument: str, axes: Any, tree: Any) -> list[Any]:
+def _resolve(prefix: Any, tree: Any, argument: str, name: str) -> list[Any]:
     """Return an axis for each leaf, from a prefix of the tree."""
-    resolved: list[Any] = []
-
-    def resolve(axis: Any, part: Any) -> None:
-        leaves = jax.tree.leaves(part)
-        resolved.extend(axis(leaf) if callable(axis) else axis for leaf in leaves)
-
-    try:
-        jax.tree.map(resolve, axes, tree, is_leaf=lambda axis: axis is None)
-    except ValueError as error:
-        text = f"a prefix of {jax.tree.structure(tree)}, not {axes!r}"
-        raise MappedAxisError(f"{argument} of filter_pmap must be {text}.") from error
-    for axis in resolved:
-        if axis is not None and not isinstance(axis, int):
-            text = f"integers, None or functions such as equinox.if_array(0), not {axis!r}"
-            raise ArgumentTypeError(f"{argument} of filter_pmap must be {text}.")
-    return resolved
+    pairs = zip(spread(prefix, tree, argument, name), jax.tree.leaves(tree), strict=True)
+    return [axis(leaf) if callable(axis) else axis for axis, leaf in pairs]

@@ -47,17 +47,14 @@ def nnx_pmap(
     (4, 3)
     """
     if f is None:
-        axes = {"in_axes": in_axes, "out_axes": out_axes}
-        return functools.partial(nnx_pmap, axis_name=axis_name, **axes, **options)
+        options |= {"axis_name": axis_name, "in_axes": in_axes, "out_axes": out_axes}
+        return functools.partial(nnx_pmap, **options)
     from flax import nnx  # where it is not installed, nobody calls this
 
-    inner = f
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    if inspect.ismethod(inner) and isinstance(inner.__self__, nnx.Module):
+    if inspect.ismethod(f) and isinstance(f.__self__, nnx.Module):
         raise ValueError(
-            f"nnx_pmap does not support bound methods: map {inner.__qualname__} of the class, and "
-            "pass the module as its first argument."
+            f"nnx_pmap does not support bound methods: map {f.__qualname__} of the class, and pass "
+            "the module as its first argument."
         )
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
 

@@ -207,20 +207,18 @@ def _weak_function(fun: Callable[..., Any]) -> Callable[[], Any]:
         return lambda: fun
 
 
-class _DocOfFunction:
-    """`Mapped.__doc__` on the class, `fun.__doc__` on instances."""
-
-    def __init__(self, of_class: str):
-        self._of_class = of_class
-
-    def __get__(self, mapped: Any, owner: type) -> str | None:
-        return self._of_class if mapped is None else mapped.__wrapped__.__doc__
-
-
 _CALL = ("__call__",)  # apart: a type checker takes a slot of that name for no method
 
 
 class Mapped(Generic[_P, _R]):
+    """A function that is mapped over devices.
+
+    It copies the name, docstring, signature and attributes of its function, and binds as a method.
+
+    Attributes:
+      __wrapped__: the function that it was made from.
+    """
+
     # The call stands in a slot of the object. Python looks `__call__` up in the class, where it
     # finds the slot, and calls what is in it: in the steady state a callable in C++, with no Python
     # in between. A method would cost as much again as all the rest.
@@ -234,16 +232,6 @@ class Mapped(Generic[_P, _R]):
         "_dispatcher",
         "_options",
     )
-    __doc__ = _DocOfFunction(  # pyright: ignore[reportAssignmentType]
-        """A function that is mapped over devices.
-
-        It copies the name, docstring, signature and attributes of its function, and binds as a
-        method.
-
-        Attributes:
-          __wrapped__: the function that it was made from.
-        """
-    )
     if TYPE_CHECKING:  # an annotation would be taken for one of the function
 
         def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
@@ -254,8 +242,8 @@ class Mapped(Generic[_P, _R]):
         self.__wrapped__ = fun
         self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
         self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
-        self.__dict__["__module__"] = getattr(fun, "__module__", None)
-        self.__dict__["__annotations__"] = getattr(fun, "__annotations__", {})
+        for name, default in {"__module__": None, "__doc__": None, "__annotations__": {}}.items():
+            self.__dict__[name] = getattr(fun, name, default)
         self._dispatcher, self._options = dispatcher, options
         dispatcher.serve(self)
 

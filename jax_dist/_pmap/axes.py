@@ -8,7 +8,7 @@ import functools
 import inspect
 import operator
 import reprlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -45,6 +45,32 @@ def check_axes(argument: str, prefix: AxisPrefix) -> None:
             )
 
 
+def spread(
+    prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, has_keywords: bool = False
+) -> tuple[Any, ...]:
+    """Return the axis in `prefix` of each leaf of the tree.
+
+    Raises:
+      MappedAxisError: it is no prefix of the tree.
+    """
+    try:
+        subtrees = jax.tree.structure(prefix, is_leaf=is_none).flatten_up_to(tree)
+    except (ValueError, TypeError, KeyError):
+        text = f"pmap of '{fun_name}': {argument} {prefix!r} is not a tree prefix of the "
+        text += "output" if argument == "out_axes" else "positional arguments"
+        pair = (prefix, tree) if argument == "out_axes" else ((prefix, 0), (tree, {}))
+        try:
+            jax.tree.broadcast(*pair, is_leaf=is_none)
+        except ValueError as error:  # it has the place, in terms of (args, kwargs)
+            text += ": " + str(error).replace("broadcast_prefix prefix_tree", f"pmap {argument}")
+        if has_keywords:
+            text += " Note that each argument passed by keyword is mapped over its leading axis."
+        raise MappedAxisError(text) from None
+    axes = jax.tree.leaves(prefix, is_leaf=is_none)
+    counts = [len(jax.tree.leaves(subtree)) for subtree in subtrees]
+    return tuple(axis for axis, count in zip(axes, counts, strict=True) for _ in range(count))
+
+
 def spread_in_axes(
     in_axes: AxisPrefix, args: tuple[Any, ...], kwargs: dict[str, Any], fun_name: str
 ) -> tuple[Axis, ...]:
@@ -54,7 +80,7 @@ def spread_in_axes(
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
-    positional = _spread(in_axes, args, "in_axes", fun_name, has_keywords=bool(kwargs))
+    positional = spread(in_axes, args, "in_axes", fun_name, has_keywords=bool(kwargs))
     return (*positional, *[0] * len(jax.tree.leaves(kwargs)))
 
 
@@ -65,14 +91,15 @@ def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[A
       MappedAxisError: out_axes is no prefix of the output, or out of range.
       ArgumentTypeError: the output holds something that is no array.
     """
-    axes = _spread(out_axes, output, "out_axes", fun_name)
+    axes = spread(out_axes, output, "out_axes", fun_name)
     leaves, _ = jax.tree.flatten_with_path(output)
     normalized: list[Axis] = []
     for (path, leaf), axis in zip(leaves, axes, strict=True):
         name = f"output{jax.tree_util.keystr(path)}"
         if not _is_array_like(leaf):
             raise ArgumentTypeError(
-                f"pmap of '{fun_name}' returned a non-array value: {name} is {_describe(leaf)}."
+                f"pmap of '{fun_name}' returned a non-array value: {name} is a "
+                f"{type(leaf).__name__} ({reprlib.repr(leaf)})."
             )
         rank = jnp.ndim(leaf) + 1  # of the stacked result
         if axis is not None and not -rank <= axis < rank:
@@ -119,11 +146,11 @@ def mapped_size(
     """
     sizes = {}
     for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
-        if not _is_argument(leaf):
+        if not _is_array_like(leaf):
             raise ArgumentTypeError(
-                f"pmap of '{fun_name}' got a non-array argument: {paths()[place]} is "
-                f"{_describe(leaf)}. Mark it static with static_broadcasted_argnums or bind it "
-                "with functools.partial."
+                f"pmap of '{fun_name}' got a non-array argument: {paths()[place]} is a "
+                f"{type(leaf).__name__} ({reprlib.repr(leaf)}). Mark it static with "
+                "static_broadcasted_argnums or bind it with functools.partial."
             )
         if axis is None:
             continue
@@ -143,19 +170,14 @@ def mapped_size(
     distinct = set(sizes.values())
     if len(distinct) > 1:
         names = paths()
-        raise unequal_sizes(fun_name, {names[place]: size for place, size in sizes.items()})
+        listed = ", ".join(f"{names[place]}: {size}" for place, size in sizes.items())
+        raise MappedAxisError(
+            f"pmap of '{fun_name}' got arguments of different sizes along the mapped axis; all "
+            f"must be equal ({listed})."
+        )
     if distinct == {0}:
         raise MappedAxisError(f"pmap of '{fun_name}' got an empty mapped axis (size 0).")
     return distinct.pop()
-
-
-def unequal_sizes(fun_name: str, sizes: Mapping[str, int]) -> MappedAxisError:
-    """Return the error for arguments of different mapped sizes, by argument path."""
-    listed = ", ".join(f"{path}: {size}" for path, size in sizes.items())
-    return MappedAxisError(
-        f"pmap of '{fun_name}' got arguments of different sizes along the mapped axis; all must be "
-        f"equal ({listed})."
-    )
 
 
 def argument_paths(
@@ -184,62 +206,20 @@ def function_name(fun: Callable) -> str:
 
 def argument_name(fun: Callable, number: int) -> str:
     """Return the name of a positional argument: "x", or "args[2]" if it has none."""
-    names = _positional_names(fun)
-    return names[number] if number < len(names) else f"args[{number}]"
-
-
-def _positional_names(fun: Callable) -> list[str]:
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):  # builtins have no signature
-        return []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]
-
-
-def _spread(
-    prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, has_keywords: bool = False
-) -> tuple[Axis, ...]:
-    try:
-        subtrees = jax.tree.structure(prefix, is_leaf=is_none).flatten_up_to(tree)
-    except (ValueError, TypeError, KeyError):
-        raise _prefix_error(prefix, tree, argument, fun_name, has_keywords=has_keywords) from None
-    axes = jax.tree.leaves(prefix, is_leaf=is_none)
-    counts = [len(jax.tree.leaves(subtree)) for subtree in subtrees]
-    return tuple(axis for axis, count in zip(axes, counts, strict=True) for _ in range(count))
-
-
-def _prefix_error(
-    prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, has_keywords: bool
-) -> MappedAxisError:
-    """Return the error for axes that are no tree prefix, with the place where JAX sees that."""
-    detail = ""
-    pair = (prefix, tree) if argument == "out_axes" else ((prefix, 0), (tree, {}))
-    try:
-        jax.tree.broadcast(*pair, is_leaf=is_none)
-    except ValueError as error:  # in its words: of (args, kwargs)
-        detail = ": " + str(error).replace("broadcast_prefix prefix_tree", f"pmap {argument}")
-    full = "positional arguments" if argument == "in_axes" else "output"
-    text = f"pmap of '{fun_name}': {argument} {prefix!r} is not a tree prefix of the {full}{detail}"
-    if has_keywords:
-        text += " Note that each argument passed by keyword is mapped over its leading axis."
-    return MappedAxisError(text)
-
-
-def _is_argument(leaf: Any) -> bool:
-    if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.dtype.kind not in "OSUmM"
-    return _is_array_like(leaf) or hasattr(leaf, "__jax_array__")
+    with contextlib.suppress(TypeError, ValueError):  # builtins have no signature
+        parameters = inspect.signature(fun).parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.kind in kinds]
+        if number < len(names):
+            return names[number]
+    return f"args[{number}]"
 
 
 def _is_array_like(value: Any) -> bool:
-    return hasattr(value, "shape") or isinstance(value, bool | int | float | complex)
-
-
-def _describe(value: Any) -> str:
     if isinstance(value, np.ndarray | np.generic):
-        return f"an array of {value.dtype}"
-    return f"a {type(value).__name__} ({reprlib.repr(value)})"
+        return value.dtype.kind not in "OSUmM"
+    is_number = isinstance(value, bool | int | float | complex)
+    return is_number or hasattr(value, "shape") or hasattr(value, "__jax_array__")
 
 
 def is_none(value: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding
@@ -36,6 +37,20 @@ class Call:
         """The size of the mapped axis. Raises MappedAxisError if there is no one size."""
         return axes.mapped_size(self.leaves, self.axes, self.paths, self.fun_name)
 
+    @functools.cached_property
+    def dims(self) -> list[Axis]:
+        """The mapped dimension of each leaf, counted from the left."""
+        pairs = zip(self.axes, self.leaves, strict=True)
+        return [None if axis is None else axis % jnp.ndim(leaf) for axis, leaf in pairs]
+
+    def slices(self) -> list[jax.ShapeDtypeStruct]:
+        """Return the types of slices `[*s]` of the leaves."""
+        types = []
+        for leaf, dim in zip(map(type_of, self.leaves), self.dims, strict=True):
+            shape = [size for n, size in enumerate(leaf.shape) if n != dim]
+            types.append(type_of(leaf, shape))
+        return types
+
     def run(self, leaves: Sequence[Any]) -> Any:
         """Call the user's function on slices of the leaves."""
         args, kwargs = self.rebuild(leaves)
@@ -49,9 +64,13 @@ class Call:
 
         Raises:
           MappedAxisError: in_axes is no prefix of the arguments.
-          ArgumentError: a static argument is not among `args`, or cannot be hashed.
+          ArgumentError: a static argument is not among `args`.
         """
-        check_static(options, fun, args)
+        if options.static and options.static[-1] >= len(args):
+            raise ArgumentError(
+                f"pmap of '{options.fun_name}' has static_broadcasted_argnums {options.static}, "
+                f"but the call has only {len(args)} positional arguments."
+            )
         numbers = [number for number in range(len(args)) if number not in options.static]
         mapped_args = tuple(args[number] for number in numbers)
         in_axes = options.in_axes
@@ -93,25 +112,6 @@ class Call:
         owners = tuple(owner_of[place] for place in range(len(leaves)))
         paths = lambda: axes.argument_paths(fun, args, kwargs, range(len(args)))
         return cls(fun, rebuild, list(leaves), taken.in_axes, owners, paths, name)
-
-
-def check_static(options: Options, fun: Callable, args: tuple[Any, ...]) -> None:
-    """Raise ArgumentError for a static argument that is missing or cannot be hashed."""
-    static, name = options.static, options.fun_name
-    if static and static[-1] >= len(args):
-        raise ArgumentError(
-            f"pmap of '{name}' has static_broadcasted_argnums {static}, but the call has only "
-            f"{len(args)} positional arguments."
-        ) from None
-    for number in static:
-        try:
-            hash(args[number])
-        except TypeError:
-            path, value = axes.argument_name(fun, number), args[number]
-            raise ArgumentError(
-                f"Non-hashable static arguments are not supported by pmap of '{name}': {path} is a "
-                f"{type(value).__name__}, {value!r}."
-            ) from None
 
 
 def any_tracer(leaves: Iterable[Any]) -> bool:

@@ -16,32 +16,30 @@ be changed (arrays it captures, gathers that are reduced), it is evaluated again
 """
 
 import dataclasses
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._pmap import axes, emission, meshes, placement
-from jax_dist._pmap.body import Call, any_tracer, check_static, type_of
+from jax_dist._pmap.body import Call, any_tracer, type_of
 from jax_dist._pmap.emission import TracedBody
 from jax_dist._pmap.meshes import InnerAxis, Layout
 from jax_dist._pmap.options import Options
+from jax_dist._pmap.process_calls import ProcessCalls, collectives
 from jax_dist._rewrite import captures, interpreter, programs
 from jax_dist._rewrite.captures import NO_CAPTURES, Lifted, PlacedCaptures, Placements, Watch
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.gathers import GATHERS, plan_gathers
 from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
-
-if TYPE_CHECKING:
-    from jax_dist._pmap.process_calls import ProcessCalls
-
-_Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NOTHING_LIFTED = Lifted(None, (), (), [])  # pyright: ignore[reportArgumentType]
 
@@ -62,7 +60,6 @@ class Signature:
     out_tree: Any
     lifted: Lifted
     evaluate: Callable[..., list[Any]] | None  # the changed program; None: as it was traced
-    results: Any  # their types, as a tree
     collectives: tuple[str, ...]  # with several processes
 
 
@@ -76,12 +73,9 @@ class Dispatcher:
         self._placed = placement.PlacementCache()
         self._watch = Watch(options.fun_name)
         self._placements = Placements()
-        self._layouts: dict[int, Layout] = {}  # by size of the mapped axis, the last one
         self._jits: dict[Any, Any] = {}
         self._signatures = weakref.WeakKeyDictionary[Any, Signature]()  # by jaxpr
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._processes: ProcessCalls | None = None
-        self._is_chosen = False  # whether there are several processes
         self._fronts = programs.Fronts(
             options.fun_name,
             self._call_anew,
@@ -90,7 +84,7 @@ class Dispatcher:
             without_jit=self._call_without_jit,
             static_argnums=options.static,
         )
-        self._update_callers()
+        self._call = self._fronts.call  # the fastest way to call
 
     @property
     def fun(self) -> Callable:
@@ -101,6 +95,31 @@ class Dispatcher:
         """Keep `caller.__call__` the fastest way to call."""
         self._callers.add(caller)
         caller.__call__ = self._call
+
+    def _serve_by(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        for caller in self._callers:
+            caller.__call__ = call
+
+    @functools.cached_property
+    def _processes(self) -> ProcessCalls | None:
+        """The calls of several processes that map together; to read it starts the backend."""
+        if len(set(map(meshes.owner_of, self.options.candidates()))) <= 1:
+            return None
+        calls = ProcessCalls(
+            self.options,
+            self._fun,
+            run=lambda *args, **kwargs: self._fronts.call(*args, **kwargs),
+            layout_of=lambda call: self._find(call)[0].layout,
+        )
+        if self.options.arrays == "local":
+            self._serve_by(calls.call)
+        return calls
+
+    @property
+    def _is_local_view(self) -> bool:
+        """Whether arguments and results are those of this process, of several."""
+        return self._processes is not None and self.options.arrays == "local"
 
     def jitted(self) -> Any:
         """Return a jit object that moves no arguments."""
@@ -113,21 +132,18 @@ class Dispatcher:
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the lowered program; with several processes, that on global arrays."""
-        self._choose()
         if self._processes is not None:
             args, kwargs = self._processes.abstract(args, kwargs)
         call = self._bind(args, kwargs)
-        place, signature, (args, kwargs) = self._find_described(call)
+        place, signature = self._find(call)
+        args, kwargs = call.rebuild(self._describe(call, place))
         placed = self._place_captures(signature, place.layout)
-        program = self._program(place, signature)
-        lowered = program.lower(*placed.prepend(args), **kwargs)
-        _compat.describe_arguments(lowered, self._describe(call, place.layout))
+        lowered = self._program(place, signature).lower(*placed.prepend(args), **kwargs)
         return lowered if placed is NO_CAPTURES else programs.Lowered(lowered, placed.values)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace the program as a caller sees it; captured arrays are in it."""
-        self._choose()
-        place, signature = self._find_staged(self._bind(args, kwargs), (args, kwargs))
+        place, signature = self._find(self._bind(args, kwargs), staged=True)
         return self._program(place, signature).trace(*args, **kwargs)
 
     # ---- a call that the front does not know
@@ -144,7 +160,6 @@ class Dispatcher:
                 f"pmap of '{call.fun_name}' is called inside a shard_map over {manual!r} that is "
                 "not ours. Map the outer function with jax_dist.pmap too, or use jax.vmap inside."
             )
-        self._choose()
         if any_tracer(call.leaves) or programs.is_staged():  # the latter: a call on constants
             return self._stage(call, args, kwargs), None, False
         user = meshes.mesh_of_user()
@@ -164,31 +179,25 @@ class Dispatcher:
         placement.check_runs((self.options.devices or ())[:1], f"pmap of '{call.fun_name}'")
         if self._processes is not None and self._processes.must_convert(call.leaves):
             return self._processes.call(*args, **kwargs), None, False
-        layout = self._layouts.get(call.size)
-        if layout is None:
-            layout = self._lay_out(call)
-        leaves, misplaced = self._place(call, layout)
+        place, signature = self._find(call)
+        leaves, misplaced = self._place(call, place.layout)
         args, kwargs = call.rebuild(leaves)
-        if misplaced and call.size in self._layouts:
+        if misplaced:
             return self._fronts.call(*args, **kwargs), None, False
-        again = lambda other: call.rebuild(self._place(call, other)[0])
-        place, signature, (args, kwargs) = self._find(
-            _Place(layout), call, lambda other: (args, kwargs) if other is layout else again(other)
-        )
-        layout = self._layouts[call.size] = place.layout
         self._watch.warn_of(signature.lifted.captures, lifted=True)
         if self._processes is not None:
-            self._processes.agree(call, signature, layout)
-        placed = self._place_captures(signature, layout)
+            self._processes.agree(call, signature, place.layout)
+        placed = self._place_captures(signature, place.layout)
         program = self._program(place, signature)
         results, memory, stale = _compat.run_jit(program, placed.prepend(args), kwargs)
-        if self._fronts.use(placed, is_full=programs.can_be_full(layout.mesh)):
-            self._update_callers()
-        return results, None if misplaced or placed is not asking else memory, stale
+        is_new = self._fronts.use(placed, is_full=programs.can_be_full(place.layout.mesh))
+        if is_new and not self._is_local_view:
+            self._serve_by(self._fronts.call)
+        return results, memory if placed is asking else None, stale
 
     def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program as part of an outer trace. Captured arrays become constants of that."""
-        place, signature = self._find_staged(call, (args, kwargs))
+        place, signature = self._find(call, staged=True)
         if not captures.is_lifted_outside():
             self._watch.warn_of(signature.lifted.captures, lifted=False)
         try:
@@ -204,54 +213,49 @@ class Dispatcher:
 
     # ---- programs
 
-    def _find(
-        self, place: _Place, call: Call, arguments: Callable[[Layout], _Arguments]
-    ) -> tuple[_Place, Signature, _Arguments]:
-        """Return where a call runs, its program, and `arguments` there."""
-        args, kwargs = arguments(place.layout)
-        signature = self._signature(place, call, args, kwargs)
+    def _find(self, call: Call, *, staged: bool = False) -> tuple[_Place, Signature]:
+        """Return where a call runs, and its program; `staged` in an outer trace."""
+        as_view = staged and self._is_local_view
+        lay_out = functools.partial(self.options.lay_out, call.size, whole=not as_view)
+        place = _Place(lay_out(), staged, as_view)
+        signature = self._signature(place, call)
         if signature.inner != place.layout.inner:
-            layout = self._lay_out(call, signature.inner, whole=not place.as_view)
-            place = place._replace(layout=layout)
-            args, kwargs = arguments(layout)
-            signature = self._signature(place, call, args, kwargs)
-        self._check_devices_used(place.layout)
-        return place, signature, (args, kwargs)
+            place = place._replace(layout=lay_out(signature.inner))
+            signature = self._signature(place, call)
+        devices, used = self.options.devices, place.layout.mesh.size
+        if devices is not None and used != len(devices):  # maybe by pmaps inside
+            raise DeviceCountError(
+                f"pmap of '{call.fun_name}' got {len(devices)} devices for an axis of size {used}; "
+                "with devices=, each of them runs one slice."
+            )
+        return place, signature
 
-    def _find_staged(self, call: Call, arguments: _Arguments) -> tuple[_Place, Signature]:
-        """Return where a call runs as part of an outer trace, and its program."""
-        as_view = self._processes is not None and self.options.arrays == "local"
-        place = _Place(self._lay_out(call, whole=not as_view), staged=True, as_view=as_view)
-        return self._find(place, call, lambda _: arguments)[:2]
-
-    def _find_described(self, call: Call) -> tuple[_Place, Signature, _Arguments]:
-        """Return where a call on arrays runs, its program, and the types of arguments there."""
-        types = lambda layout: call.rebuild(self._describe(call, layout))
-        return self._find(_Place(self._lay_out(call)), call, types)
-
-    def _describe(self, call: Call, layout: Layout) -> list[Any]:
+    def _describe(self, call: Call, place: _Place) -> list[Any]:
+        """Return the types of arguments on the mesh; those of an outer trace as they are."""
+        if place.staged:
+            return call.leaves
         pairs = zip(map(type_of, call.leaves), call.axes, strict=True)
-        return [type_of(t, sharding=layout.sharding(axis, len(t.shape))) for t, axis in pairs]
+        sharding = place.layout.sharding
+        return [type_of(kind, sharding=sharding(axis, len(kind.shape))) for kind, axis in pairs]
 
-    def _signature(
-        self, place: _Place, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Signature:
-        """Return the program for arguments on the mesh of `place`; JAX remembers its trace."""
+    def _signature(self, place: _Place, call: Call) -> Signature:
+        """Return the program for a call on the mesh of `place`; JAX remembers its trace."""
+        args, kwargs = call.rebuild(self._describe(call, place))
         with captures.tracing(self.options.captures):
-            traced = self._direct(place).trace(*args, **kwargs)
-        signature = self._signatures.get(traced.jaxpr)
+            jaxpr = self._direct(place).trace(*args, **kwargs).jaxpr
+        signature = self._signatures.get(jaxpr)
         if signature is None:
             body = _last_trace.body
             assert body is not None
-            signature = self._signatures[traced.jaxpr] = self._analyze(place, call, traced, body)
+            signature = self._signatures[jaxpr] = self._analyze(place, call, jaxpr, body)
         _last_trace.body = None
         return signature
 
     def _analyze(
-        self, place: _Place, call: Call, traced: jax.stages.Traced, body: TracedBody
+        self, place: _Place, call: Call, jaxpr: ClosedJaxpr, body: TracedBody
     ) -> Signature:
         """Look for what is to be changed in a traced program."""
-        options, jaxpr = self.options, traced.jaxpr
+        options = self.options
         emission.check_collectives(body, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
         evaluate, source = None, jaxpr
@@ -264,13 +268,8 @@ class Dispatcher:
         if options.gathers != "keep" and gathers:
             plan = plan_gathers(source, exact=options.gathers == "exact")
             evaluate = plan.evaluate or evaluate
-        moves: Sequence[str] = ()
-        if self._processes is not None:
-            from jax_dist._pmap.process_calls import collectives
-
-            moves = collectives(jaxpr)
-        results = traced.out_info
-        return Signature(body.inner, body.out_tree, lifted, evaluate, results, tuple(moves))
+        moves = () if self._processes is None else tuple(collectives(jaxpr))
+        return Signature(body.inner, body.out_tree, lifted, evaluate, moves)
 
     def _direct(self, place: _Place) -> Any:
         """Return the jit object into which the user's function is traced."""
@@ -292,9 +291,8 @@ class Dispatcher:
         first = int(takes_captures)
 
         def traced(*flat_args: Any, **kwargs: Any) -> Any:
-            args = flat_args[first:]
-            call = self._bind(args, kwargs)
-            signature = self._signature(place, call, args, kwargs)
+            call = self._bind(flat_args[first:], kwargs)
+            signature = self._signature(place, call)
             assert signature.evaluate is not None
             captured = flat_args[0] if first else ()
             flat = signature.evaluate(*captured, *call.leaves)
@@ -341,20 +339,6 @@ class Dispatcher:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         return Call.bind(self.options, self._fun(), args, kwargs)
 
-    def _lay_out(
-        self, call: Call, inner: tuple[InnerAxis, ...] = (), *, whole: bool = True
-    ) -> Layout:
-        return self.options.lay_out(call.size, inner, whole=whole)
-
-    def _check_devices_used(self, layout: Layout) -> None:
-        """Raise DeviceCountError unless all of `devices=` are used, maybe by pmaps inside."""
-        devices, used = self.options.devices, layout.mesh.size
-        if devices is not None and used != len(devices):
-            raise DeviceCountError(
-                f"pmap of '{self.options.fun_name}' got {len(devices)} devices for an axis of size "
-                f"{used}; with devices=, each of them runs one slice."
-            )
-
     def _place(self, call: Call, layout: Layout) -> tuple[list[Any], bool]:
         """Return the leaves on the mesh, and whether one was committed elsewhere."""
         leaves, misplaced = [], False
@@ -379,40 +363,7 @@ class Dispatcher:
         outer = meshes.Frame.current()
         if outer is not None:
             return emission.emit_inside(self.options, call, outer)
-        return emission.emit(self.options, call, self._lay_out(call))[0]
-
-    def _update_callers(self) -> None:
-        call = self._fronts.call
-        if self._processes is not None and self.options.arrays == "local":
-            call = self._processes.call
-
-        def checking(*args: Any, **kwargs: Any) -> Any:
-            try:  # a front compares static arguments before it asks Python about them
-                return call(*args, **kwargs)
-            except (TypeError, ValueError):
-                check_static(self.options, self._fun(), args)
-                raise
-
-        self._call = checking if self.options.static else call
-        for caller in self._callers:
-            caller.__call__ = self._call
-
-    def _choose(self) -> None:
-        """Find out whether several processes map together. Not before: it starts the backend."""
-        if self._is_chosen:
-            return
-        self._is_chosen = True
-        if len(set(map(meshes.owner_of, self.options.candidates()))) <= 1:
-            return
-        from jax_dist._pmap.process_calls import ProcessCalls  # most programs need none
-
-        self._processes = ProcessCalls(
-            self.options,
-            self._fun,
-            run=lambda *args, **kwargs: self._fronts.call(*args, **kwargs),
-            layout_of=lambda call: self._find_described(call)[0].layout,
-        )
-        self._update_callers()
+        return emission.emit(self.options, call, self.options.lay_out(call.size))[0]
 
 
 class _LastTrace(threading.local):

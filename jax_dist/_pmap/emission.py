@@ -7,6 +7,7 @@ global program that is declared to be replicated over processes, though its copi
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import Axis
-from jax_dist._pmap.body import Call, type_of
+from jax_dist._pmap.body import Call
 from jax_dist._pmap.meshes import PROCESS_AXIS, Frame, InnerAxis, Layout
 from jax_dist._pmap.options import Options
 from jax_dist._rewrite import interpreter, rebind
@@ -53,11 +54,6 @@ class TracedBody:
         leaves, self.out_tree = jax.tree.flatten(output)
         return leaves
 
-    def in_axes(self) -> list[Axis]:
-        """Return the mapped dimension of each argument leaf, counted from the left."""
-        pairs = zip(self.call.axes, self.call.leaves, strict=True)
-        return [None if axis is None else axis % jnp.ndim(leaf) for axis, leaf in pairs]
-
     def on_devices(
         self,
         leaves: Sequence[Any],
@@ -76,7 +72,7 @@ class TracedBody:
           run: instead of the method; `leaves` may then be preceded by values that it takes, too.
         """
         run = run or self.run
-        in_axes = [*[None] * (len(leaves) - len(self.call.leaves)), *self.in_axes()]
+        in_axes = [*[None] * (len(leaves) - len(self.call.leaves)), *self.call.dims]
 
         def body(*blocks: jax.Array) -> list[list[Any]]:
             pairs = zip(blocks, in_axes, strict=True)
@@ -117,13 +113,9 @@ class TracedBody:
 
         JAX cannot close over values of the outer body there, so they become operands.
         """
-        slices = []
-        for leaf, dim in zip(self.call.leaves, self.in_axes(), strict=True):
-            shape = list(jnp.shape(leaf))
-            slices.append(type_of(leaf, shape if dim is None else shape[:dim] + shape[dim + 1 :]))
         run = lambda *slices: self.run(slices)
         environment: Any = [tuple(axis)]
-        jaxpr = jax.make_jaxpr(run, axis_env=environment)(*slices)
+        jaxpr = jax.make_jaxpr(run, axis_env=environment)(*self.call.slices())
         consts = list(interpreter.constants(jaxpr))
         places = [place for place, value in enumerate(consts) if isinstance(value, Tracer)]
         if not places:  # traced anew, for the kernel of a pallas_call cannot be evaluated elsewhere
@@ -275,41 +267,24 @@ def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     """
     if axis is None:
         return view
-    if not jnp.issubdtype(view.dtype, jnp.inexact):  # has no derivative
-        return _relabel(view, axis, layout, to_whole=True)
-    padded = jnp.concatenate(
-        [view[None], jnp.zeros((layout.processes - 1, *view.shape), view.dtype)]
-    )
-    parts = _transposable(padded, axis, layout, to_whole=True)
+    rest = jnp.zeros_like(view, shape=(layout.processes - 1, *view.shape))
+    parts = _convert(jnp.concatenate([view[None], rest]), axis, layout, to_whole=True)
     merged = jnp.moveaxis(parts, 0, axis % view.ndim)
-    shape = list(view.shape)
-    shape[axis] *= layout.processes
-    return lax.reshape(merged, shape)
+    return lax.reshape(merged, axes.resized(view.shape, axis, view.shape[axis] * layout.processes))
 
 
 def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     """Invert `_view_as_whole`: `[P * L, *s] -> [L, *s]` (for axis 0)."""
     if axis is None:
         return whole
-    if not jnp.issubdtype(whole.dtype, jnp.inexact):
-        return _relabel(whole, axis, layout, to_whole=False)
     axis %= whole.ndim
     shape = whole.shape
     split = (*shape[:axis], layout.processes, shape[axis] // layout.processes, *shape[axis + 1 :])
     parts = jnp.moveaxis(lax.reshape(whole, split), axis, 0)
-    return _transposable(parts, axis, layout, to_whole=False)[0]
+    return _convert(parts, axis, layout, to_whole=False)[0]
 
 
-def _relabel(array: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
-    """Declare the blocks of `array` to be split over processes, or not."""
-    axis %= array.ndim
-    view = axes.spec_of_axis(axis, array.ndim, layout.name)
-    whole = P(*[None] * axis, (PROCESS_AXIS, layout.name))
-    specs = (view, whole) if to_whole else (whole, view)
-    return _on_blocks(lambda block: block, layout, *specs)(array)
-
-
-def _transposable(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
+def _convert(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
     """Convert `[P, ..., L, ...]`, with a transpose that is the inverse.
 
     The view stands in row 0, or there is one row for each process.
@@ -324,15 +299,14 @@ def _transposable(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool
     whole = P(PROCESS_AXIS, *[None] * axis, layout.name)
 
     def pad(block: jax.Array) -> jax.Array:
-        rest = jnp.zeros((layout.processes - 1, *block.shape[1:]), block.dtype)
+        rest = jnp.zeros_like(block, shape=(layout.processes - 1, *block.shape[1:]))
         return jnp.concatenate([block, rest])
 
-    as_whole = lambda _, array: _on_blocks(lambda block: block[:1], layout, view, whole)(array)
-    as_view = lambda _, array: _on_blocks(pad, layout, whole, view)(array)
-    solve, transpose = (as_whole, as_view) if to_whole else (as_view, as_whole)
+    relabel = functools.partial(jax.shard_map, mesh=layout.process_mesh, check_vma=False)
+    as_whole = relabel(lambda block: block[:1], in_specs=view, out_specs=whole)
+    as_view = relabel(pad, in_specs=whole, out_specs=view)
+    there, back = (as_whole, as_view) if to_whole else (as_view, as_whole)
+    if not jnp.issubdtype(parts.dtype, jnp.inexact):  # has no derivative
+        return there(parts)
+    solve, transpose = lambda _, x: there(x), lambda _, x: back(x)
     return lax.custom_linear_solve(lambda x: x, parts, solve, transpose)
-
-
-def _on_blocks(change: Callable, layout: Layout, in_specs: P, out_specs: P) -> Callable:
-    mesh = layout.process_mesh
-    return jax.shard_map(change, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

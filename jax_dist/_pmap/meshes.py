@@ -70,11 +70,11 @@ class Layout:
         return sharding
 
     @functools.cached_property
-    def local_mesh(self) -> Mesh:
+    def of_this_process(self) -> "Layout":
         """The rows of the mesh that this process holds, under the same names."""
         owner = jax.process_index()
-        rows = [row for row in self.mesh.devices if _process_of(row) == owner]
-        return _compat.auto_mesh(np.array(rows), self.mesh.axis_names)
+        rows = np.array([row for row in self.mesh.devices if _process_of(row) == owner])
+        return Layout(_compat.auto_mesh(rows, self.mesh.axis_names), self.local_size, 1)
 
     @functools.cached_property
     def process_mesh(self) -> Mesh | None:

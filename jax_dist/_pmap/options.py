@@ -83,7 +83,9 @@ class Options:
         """Return the devices to choose from, of all processes."""
         return self.devices if self.devices is not None else tuple(jax.devices(self.backend))
 
-    def lay_out(self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool) -> Layout:
+    def lay_out(
+        self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool = True
+    ) -> Layout:
         """Return the mesh for a mapped axis of `size`; see `make_layout`."""
         return make_layout(self, self.candidates(), size, inner, whole=whole)
 

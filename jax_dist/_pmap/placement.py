@@ -121,7 +121,7 @@ def unreplicate(tree: Any) -> Any:
       The tree with arrays `[*s]`, each on one device.
 
     Raises:
-      ArgumentError: an array has no leading axis, or this process does not hold the whole slice.
+      ArgumentError: an array has no leading axis.
 
     >>> import jax
     >>> unreplicate(device_put_replicated(np.float32(3), jax.devices()))
@@ -132,22 +132,18 @@ def unreplicate(tree: Any) -> Any:
 
 
 def _first_slice(path: Any, leaf: Any) -> Any:
-    problem, shape = "", jnp.shape(leaf)
+    shape = jnp.shape(leaf)
     if not shape or not shape[0]:
-        problem = f"has shape {shape}"
-    elif not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+        raise ArgumentError(
+            "unreplicate takes the first slice along the leading axis of each array, but "
+            f"tree{jax.tree_util.keystr(path)} has shape {shape}."
+        )
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return jnp.asarray(leaf[0])
-    else:
-        block = leaf.addressable_data(0)  # in the order of the mesh: the first slices
-        if block.shape[1:] == shape[1:]:
-            return block[0]
-        if leaf.is_fully_addressable:
-            return jax.device_put(leaf[0], next(iter(block.devices())))
-        problem = "is sharded over processes along another dimension"
-    raise ArgumentError(
-        "unreplicate takes the first slice along the leading axis of each array, but "
-        f"tree{jax.tree_util.keystr(path)} {problem}."
-    )
+    block = leaf.addressable_data(0)  # in the order of the mesh: the first slices
+    if block.shape[1:] == shape[1:]:
+        return block[0]
+    return jax.device_put(leaf[0], next(iter(block.devices())))
 
 
 def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
@@ -186,7 +182,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
       The tree with arrays `[N, *s]`, slice n on `devices[n]`.
 
     Raises:
-      ArgumentError: there are not as many shards as devices, or they differ in structure, shape or
+      ValueError: there are not as many shards as devices, or they differ in structure, shape or
         dtype.
 
     >>> import jax
@@ -199,25 +195,17 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
             f"device_put_sharded got {len(shards)} shards for {len(devices)} devices; each device "
             "gets one."
         )
-    first, *others = map(_types_by_path, shards)
-    for number, other in enumerate(others, start=1):
-        for path in first | other:
-            kinds = first.get(path, "nothing"), other.get(path, "nothing")
-            if kinds[0] != kinds[1]:
-                raise ArgumentError(
-                    "device_put_sharded got shards that differ in structure, shape or dtype: "
-                    f"shard 0{path} is {kinds[0]}; shard {number}{path} is {kinds[1]}."
-                )
-    shards = copy_if_aliased(shards, _over(devices))
-    return jax.tree.map(lambda *column: _stack(column, devices), *shards)
 
+    def stack(path: Any, *column: Any) -> jax.Array:
+        types = [f"{kind.dtype}{list(kind.shape)}" for kind in map(jax.typeof, column)]
+        if len({*types}) > 1:
+            raise ArgumentError(
+                f"device_put_sharded got shards{jax.tree_util.keystr(path)} that differ in shape "
+                f"or dtype: {', '.join(types)}."
+            )
+        return _stack(column, devices)
 
-def _types_by_path(tree: Any) -> dict[str, str]:
-    types = {}
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
-        types[jax.tree_util.keystr(path)] = f"{dtype}{list(jnp.shape(leaf))}"
-    return types
+    return jax.tree.map_with_path(stack, *copy_if_aliased(shards, _over(devices)))
 
 
 def _check_local(devices: Iterable[Device], name: str) -> tuple[Device, ...]:

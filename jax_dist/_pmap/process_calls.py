@@ -8,8 +8,6 @@ or hang. So before a signature is called for the first time, they compare it. A 
 collectives runs in one process alone as well, and is not compared.
 """
 
-import contextlib
-import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +29,7 @@ from jax_dist._pmap.options import Options
 from jax_dist._pmap.placement import is_key, with_data
 from jax_dist._rewrite.interpreter import equations, named_axes, names_of
 from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.variable_names import definition
 from jax_dist.errors import MappedAxisError
 
 if TYPE_CHECKING:
@@ -48,15 +47,6 @@ class _Conversion(NamedTuple):
     other_sharding: NamedSharding
 
 
-class _HostTransfer(NamedTuple):
-    """Transfer of a process-local NumPy array that becomes a shard of a global array."""
-
-    aval: Any  # of the global array
-    sharding: NamedSharding  # the same object each time: jit finds its program faster
-    indices: list[Any]  # of the slice for each device
-    devices: list[Any]  # of this process
-
-
 class _MisfitError(Exception):
     """A process-local array does not have the slices of this process."""
 
@@ -65,15 +55,13 @@ class _LocalView:
     """The process-local view of global arrays, for one layout.
 
     A training loop sees the same few avals again and again, as the very same objects; they are
-    looked up by identity, which is what makes a call with 100 leaves fast. NumPy arrays are looked
-    up by shape and dtype.
+    looked up by identity, which is what makes a call with 100 leaves fast.
     """
 
     def __init__(self, layout: Layout):
         self.layout = layout
         self._to_global: dict[tuple[int, Axis], _Conversion] = {}
         self._to_local: dict[int, _Conversion] = {}
-        self._from_numpy: dict[tuple, _HostTransfer] = {}  # by shape, dtype and axis
 
     def to_global(self, leaf: Any, axis: Axis) -> Any:
         """Convert `[L, *s]` to `[P * L, *s]` (for axis 0); what is global already stays.
@@ -83,12 +71,6 @@ class _LocalView:
         Raises:
           _MisfitError: it does not have the slices of this process.
         """
-        if type(leaf) is np.ndarray:
-            transfer = self._from_numpy.get((leaf.shape, leaf.dtype, axis))
-            if transfer is None:
-                return self._convert_to_global(leaf, axis)
-            slices = [leaf[index] for index in transfer.indices]
-            return _compat.put_slices(transfer.aval, transfer.sharding, slices, transfer.devices)
         known = self._to_global.get((id(getattr(leaf, "aval", None)), axis))
         if known is not None and known.sharding is leaf.sharding:
             return _compat.rewrap(leaf, known.other_aval, known.other_sharding)
@@ -101,40 +83,40 @@ class _LocalView:
             return _compat.rewrap(array, known.other_aval, known.other_sharding)
         return self._convert_to_local(array)
 
-    def global_shape(self, shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
-        """Return the global shape. Raises _MisfitError as `to_global` does."""
-        if axis is not None and shape[axis] != self.layout.local_size:
-            raise _MisfitError
-        return axes.resized(shape, axis, self.layout.size)
+    def describe(self, leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
+        """Return the type of the global array. Raises _MisfitError as `to_global` does."""
+        kind = type_of(leaf)
+        shape = kind.shape
+        if axis is not None and not _is_global(leaf):
+            if shape[axis] != self.layout.local_size:
+                raise _MisfitError
+            shape = axes.resized(shape, axis, self.layout.size)
+        # Not weak, as with jax.pmap.
+        sharding = self.layout.sharding(axis, len(shape))
+        return jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding)
 
     def _convert_to_global(self, leaf: Any, axis: Axis) -> Any:
-        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        if _is_global(leaf):
             return leaf
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
             leaf = np.zeros(leaf.shape, bool)
         if is_key(leaf):
             from_left = None if axis is None else axis % leaf.ndim
             return with_data(leaf, lambda data: self._convert_to_global(data, from_left))
-        target = self.layout.sharding(axis, jnp.ndim(leaf))
-        shape = self.global_shape(jnp.shape(leaf), axis)
-        local = NamedSharding(self.layout.local_mesh, target.spec)
-        placed = leaf
-        if not (
-            isinstance(leaf, jax.Array)
-            and leaf.committed
-            and leaf.sharding.is_equivalent_to(local, leaf.ndim)
-        ):
-            placed = jax.device_put(leaf, local)
-        aval = ShapedArray(shape, placed.dtype)  # not weak, as with jax.pmap
-        if placed is leaf:
+        kind = self.describe(leaf, axis)
+        aval, target = ShapedArray(kind.shape, kind.dtype), self.layout.sharding(axis, kind.ndim)
+        local = self.layout.of_this_process.sharding(axis, kind.ndim)
+        if type(leaf) is np.ndarray and leaf.dtype == aval.dtype:
+            indices = local.devices_indices_map(leaf.shape)
+            slices = [leaf[index] for index in indices.values()]
+            return _compat.put_slices(aval, target, slices, list(indices))
+        is_array = isinstance(leaf, jax.Array) and leaf.committed
+        if is_array and leaf.sharding.is_equivalent_to(local, leaf.ndim):
             conversion = _Conversion(leaf.aval, leaf.sharding, aval, target)
             _remember(self._to_global, (id(leaf.aval), axis), conversion)
-        elif type(leaf) is np.ndarray and leaf.dtype == aval.dtype:
-            indices = local.devices_indices_map(leaf.shape)
-            devices = list(self.layout.local_mesh.devices.flat)
-            transfer = _HostTransfer(aval, target, [indices[d] for d in devices], devices)
-            _remember(self._from_numpy, (leaf.shape, leaf.dtype, axis), transfer)
-        return _compat.rewrap(placed, aval, target)
+        else:
+            leaf = jax.device_put(leaf, local)
+        return _compat.rewrap(leaf, aval, target)
 
     def _convert_to_local(self, array: Any) -> Any:
         if is_key(array):
@@ -142,18 +124,17 @@ class _LocalView:
         if array.is_fully_addressable:
             return array
         spec, shape = array.sharding.spec, array.shape
-        local = NamedSharding(self.layout.local_mesh, spec)
+        local = NamedSharding(self.layout.of_this_process.mesh, spec)
         for axis, entry in enumerate(spec):
             if self.layout.name in names_of(entry):
                 shape = axes.resized(shape, axis, shape[axis] // self.layout.processes)
-                break
         aval = ShapedArray(shape, array.dtype)
         conversion = _Conversion(array.aval, array.sharding, aval, local)
         _remember(self._to_local, id(array.aval), conversion)
         return _compat.rewrap(array, aval, local)
 
 
-def _remember(known: dict, key: Any, value: _Conversion | _HostTransfer) -> None:
+def _remember(known: dict, key: Any, value: _Conversion) -> None:
     if len(known) >= _MANY:
         known.clear()
     known[key] = value
@@ -244,7 +225,7 @@ class ProcessCalls:
         key = hash((call.structure, kinds, call.static))
         if not signature.collectives or key in self._agreed:
             return
-        leaves = {}  # the arguments as the user passes them, and the global results
+        leaves = {}  # as the user passes them
         for path, kind, axis in zip(call.paths(), types, call.axes, strict=True):
             shape = list(kind.shape)
             if axis is not None and not self._is_global:
@@ -252,28 +233,14 @@ class ProcessCalls:
             leaves[path] = describe(type_of(kind, shape))
         for number, value in zip(self._options.static, call.static, strict=True):
             leaves[f"static argument {number}"] = describe(value)
-        flat, structure = jax.tree.flatten_with_path(signature.results)
-        for path, leaf in flat:
-            leaves[f"result{jax.tree_util.keystr(path)} of all processes"] = describe(leaf)
-        fingerprint = Fingerprint(containers(structure), leaves)
+        fingerprint = Fingerprint(containers(call.structure), leaves)
         agree_to_run("pmap of {}", self._fun(), fingerprint, signature.collectives, layout.mesh)
         self._agreed.add(key)
 
     def _describe(self, call: Call, view: _LocalView) -> list[jax.ShapeDtypeStruct]:
         """Return the types of the leaves as global arrays."""
-
-        def describe_leaf(leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
-            shape = (
-                jnp.shape(leaf) if _is_global(leaf) else view.global_shape(jnp.shape(leaf), axis)
-            )
-            # canonicalize_dtype raises for that of keys, which has no other form.
-            canonical = jax.dtypes.canonicalize_dtype
-            dtype = leaf.dtype if is_key(leaf) else canonical(jnp.result_type(leaf))
-            sharding = view.layout.sharding(axis, len(shape))
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
         try:
-            return [describe_leaf(*pair) for pair in zip(call.leaves, call.axes, strict=True)]
+            return [view.describe(*pair) for pair in zip(call.leaves, call.axes, strict=True)]
         except _MisfitError:
             raise _misfit(call, view) from None
 
@@ -290,10 +257,9 @@ class ProcessCalls:
                 shape = jnp.shape(leaf)
                 size = shape[axis] if -len(shape) <= axis < len(shape) else bind().size
                 key = (kind, size, _is_global(leaf))
-                view = self._views.get(key)
-                if view is None:
-                    view = self._views[key] = self._new_view(bind(), size, whole=key[2])
-                return view
+                if key not in self._views:
+                    self._views[key] = self._new_view(bind(), size, whole=key[2])
+                return self._views[key]
         raise AssertionError(bind().size)  # raises: nothing is mapped
 
     def _new_view(self, call: Call, size: int, *, whole: bool) -> _LocalView:
@@ -336,19 +302,9 @@ def agree_to_run(
     numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
     fingerprint = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
     ranks = tuple(sorted({device.process_index for device in mesh.devices.flat}))
-    timeout = agreement.program_timeout
-    agreement.agree_on(name.format(_locate(fun)), fingerprint, timeout=timeout, ranks=ranks)
-
-
-def _locate(fun: Any) -> str:
-    """Return the name and the line of a function: `'step' (train.py:12)`."""
-    name = getattr(fun, "__name__", type(fun).__name__)
-    with contextlib.suppress(ValueError):  # a wrapper around itself
-        fun = inspect.unwrap(fun)
-    code = getattr(fun, "__code__", None)
-    if code is None:
-        return f"'{name}'"
-    return f"'{name}' ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    line = os.path.basename(definition(fun))  # the folder may be another in each process
+    name = name.format(f"'{axes.function_name(fun)}'" + f" ({line})" * bool(line))
+    agreement.agree_on(name, fingerprint, timeout=agreement.program_timeout, ranks=ranks)
 
 
 def collectives(jaxpr: Any) -> list[str]:

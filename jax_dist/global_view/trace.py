@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.axes import Axis
-from jax_dist._pmap.body import Call, type_of
+from jax_dist._pmap.body import Call
 from jax_dist._pmap.meshes import InnerAxis
 from jax_dist._pmap.options import Options
 from jax_dist._rewrite import captures
@@ -52,14 +52,8 @@ class TracedFunction:
 
         body.__name__ = body.__qualname__ = options.fun_name
         body.__wrapped__ = call.fun  # pyright: ignore[reportFunctionMemberAccess]  # JAX names its line
-        types = []
-        for leaf, axis in zip(call.leaves, call.axes, strict=True):
-            shape = list(type_of(leaf).shape)
-            if axis is not None:
-                del shape[axis]
-            types.append(type_of(leaf, shape))
         mapped = (options.axis_name, call.size)
-        trace = functools.partial(jax.make_jaxpr(body, axis_env=[mapped]), *types)
+        trace = functools.partial(jax.make_jaxpr(body, axis_env=[mapped]), *call.slices())
         with captures.tracing(options.captures):
             jaxpr = _trace_on_mesh_if_needed(trace, mapped, model_axes)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
