@@ -45,9 +45,7 @@ class MappedStep:
     def of(cls, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "MappedStep":
         """Return the step in a mapped function, or the first that a larger function calls.
 
-        Raises:
-          NotImplementedError: it maps nothing.
-          MappedAxisError: the sizes of the mapped axis differ, or there is none.
+        Raises NotImplementedError if it maps nothing, MappedAxisError if the sizes differ.
         """
         inner = fun if isinstance(fun, Mapped) else getattr(fun, "__wrapped__", None)
         if isinstance(inner, Mapped):
@@ -60,11 +58,10 @@ class MappedStep:
 
     def leaves(self, devices: int, whole: Sequence[int] = ()) -> list[jax.ShapeDtypeStruct]:
         """Return the types of the leaves, `[N, *s]`; of the arguments `whole`, `[*s]`."""
+        triples = zip(self.slices, self.axes, self.call.owners, strict=True)
         return [
-            leaf
-            if dim is None or owner in whole
-            else type_of(leaf, (*leaf.shape[:dim], devices, *leaf.shape[dim:]))
-            for leaf, dim, owner in zip(self.slices, self.axes, self.call.owners, strict=True)
+            type_of(leaf, axes.stacked(leaf.shape, None if owner in whole else dim, devices))
+            for leaf, dim, owner in triples
         ]
 
     def mapped(self, pmap: Callable[..., Any], devices: Sequence[Any]) -> Any:
@@ -94,12 +91,14 @@ class MappedStep:
         trace = jax.make_jaxpr(self.call.run, axis_env=axis_env, return_shape=True)
         _, results = trace(self.slices)
         parts = [results, *results] if isinstance(results, tuple | list) else [results]
-        kinds = [_kind_of(part) for part in parts]
+        types = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+        kind_of = lambda tree: (jax.tree.structure(tree), types(tree))
+        kinds = [kind_of(part) for part in parts]
         positions = []
         for position, arg in enumerate(self.call.rebuild(self.slices)[0]):
             if position in self.options.static:
                 continue
-            kind = _kind_of(arg)
+            kind = kind_of(arg)
             if kind in kinds and jax.tree.leaves(arg):
                 kinds.remove(kind)
                 positions.append(position)
@@ -142,11 +141,6 @@ class MappedStep:
         return view.lower(*args, **kwargs)
 
 
-def _kind_of(tree: Any) -> tuple:
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-
-
 def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, Call]:
     """Return the options and the call of the first `jax.pmap` in a function."""
     leaves, tree = jax.tree.flatten((args, kwargs))
@@ -181,10 +175,8 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
     """Run a program until it calls its training step, and return the step.
 
     It is the function of this name that `jax.pmap` or `jax_dist.pmap` maps; without a name, the
-    first that takes what one of its results is like, and something else, as a batch.
-
-    Raises:
-      NotImplementedError: the program ended, or raised, before it called such a function.
+    first that takes what one of its results is like, and something else, as a batch. Raises
+    NotImplementedError if the program ended, or raised, before it called such a function.
     """
     steps: list[MappedStep] = []
     called: dict[Callable, str] = {}  # by mapped function, its name

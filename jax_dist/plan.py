@@ -80,24 +80,6 @@ class Plan:
     machines: tuple[Topology, ...]
     rows: tuple[PlanRow, ...]  # by machine
 
-    @property
-    def advice(self) -> str:
-        """Return what fits where, in a sentence for each machine."""
-        return " ".join(map(self._advice, self.machines))
-
-    def _advice(self, machine: Topology) -> str:
-        rows = [row for row in self.rows if row.machine == machine.name and row.needed is not None]
-        if not rows:
-            return f"There is no program for {machine.name}."
-        least = min(rows, key=lambda row: row.needed or 0)
-        needs = f"{least.strategy} needs least, {human_bytes(least.needed or 0)}"
-        if machine.memory is None:
-            return f"On {machine.name}, {needs}; its limit is unknown."
-        fitting = [row.strategy for row in rows if row.fits]
-        if not fitting:
-            return f"It does not fit on {machine.name}: {needs} of {human_bytes(machine.memory)}."
-        return f"It fits on {machine.name} with {', '.join(fitting)}; {needs}."
-
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as dicts, lists, strings and numbers, for JSON."""
         rows = []
@@ -108,12 +90,12 @@ class Plan:
             {"name": m.name, "devices": len(m.devices), "hosts": m.hosts, "memory": m.memory}
             for m in self.machines
         ]
-        return {"name": self.name, "advice": self.advice, "machines": machines, "rows": rows}
+        return {"name": self.name, "machines": machines, "rows": rows}
 
     def __str__(self) -> str:
         from rich.table import Table  # slow to import
 
-        parts: list[Any] = [f"{self.name}: {self.advice}"]
+        parts: list[Any] = [self.name]
         for machine in self.machines:
             devices = _usage.counted(len(machine.devices), "device")
             title = f"\n{machine.name}: {devices} on {_usage.counted(machine.hosts, 'host')}"

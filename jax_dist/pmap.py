@@ -113,8 +113,8 @@ def pmap(
         "global" leaves results global, which is faster when they are the next call's arguments.
 
     Returns:
-      The mapped function. It has `lower` and `trace`, as jit objects do; `jitted`, the bare jit
-      call, which moves no arguments; and `__wrapped__`, which is `fun`.
+      The mapped function. It has `lower` and `trace`, as jit objects do, and `__wrapped__`, which
+      is `fun`.
 
     Raises:
       TypeError: `fun` cannot be called, or in_axes or out_axes hold something else than integers.
@@ -267,14 +267,6 @@ class Mapped(Generic[_P, _R]):
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the types of the results for these arguments; nothing is compiled."""
         return self.trace(*args, **kwargs).out_info
-
-    @property
-    def jitted(self) -> Callable[_P, _R]:
-        """The bare jit object, which moves no arguments and does not explain its errors."""
-        bare: Any = functools.partial(self._dispatcher.jitted())  # Any: its class has no such names
-        # It keeps the function alive: in `pmap(lambda x: x).jitted` nothing else does.
-        bare.mapped, bare.lower, bare.trace = self, self.lower, self.trace
-        return bare
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> "Mapped[_P, _R]": ...

@@ -641,12 +641,18 @@ def run_processes(
             f"run_processes cannot pickle {getattr(fun, '__qualname__', fun)!r} and its arguments "
             f"({error}). Define it at the top of a module, and pass what it needs as arguments."
         ) from error
+    main = {}  # how a process imports the main program, if it defines `fun`
+    if getattr(fun, "__module__", None) == "__main__":
+        module = sys.modules["__main__"]
+        main = {"init_main_from_path": os.path.abspath(str(module.__file__))}
+        if module.__spec__ is not None:  # python -m package.module
+            main = {"init_main_from_name": module.__spec__.name}
     lines: list[list[str]] = [[] for _ in range(processes)]
     with tempfile.TemporaryDirectory(prefix="jax_dist_") as name:
         task = pathlib.Path(name, "task")
         deadline = time.time() + timeout
         with task.open("wb") as file:
-            pickle.dump({"sys_path": sys.path, **_find_main(fun)}, file)
+            pickle.dump({"sys_path": sys.path, **main}, file)
             pickle.dump({"call": call, "timeout": timeout, "deadline": deadline}, file)
         job = launch.run(
             [sys.executable, "-P", "-c", _RANK, str(task)],
@@ -660,16 +666,6 @@ def run_processes(
             _read_outcome(rank, job, pathlib.Path(name), lines[rank], timeout if is_late else None)
             for rank in range(processes)
         ]
-
-
-def _find_main(fun: Callable) -> dict[str, str]:
-    """Return how `multiprocessing.spawn.prepare` imports the main program, if it defines `fun`."""
-    main = sys.modules["__main__"]
-    if getattr(fun, "__module__", None) != "__main__":
-        return {}
-    if main.__spec__ is not None:  # python -m package.module
-        return {"init_main_from_name": main.__spec__.name}
-    return {"init_main_from_path": os.path.abspath(str(main.__file__))}
 
 
 def _read_outcome(

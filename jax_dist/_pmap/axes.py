@@ -23,11 +23,7 @@ AxisPrefix: TypeAlias = Any  # a tree of Axis, each standing for all leaves belo
 
 
 def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
-    """Return positions ascending, each once.
-
-    Raises:
-      ValueError: they are no non-negative integers.
-    """
+    """Return positions ascending, each once; raise ValueError for a negative one."""
     with contextlib.suppress(TypeError):
         numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
         if min(numbers, default=0) >= 0:
@@ -48,11 +44,7 @@ def check_axes(argument: str, prefix: AxisPrefix) -> None:
 def spread(
     prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, has_keywords: bool = False
 ) -> tuple[Any, ...]:
-    """Return the axis in `prefix` of each leaf of the tree.
-
-    Raises:
-      MappedAxisError: it is no prefix of the tree.
-    """
+    """Return the axis in `prefix` of each leaf; raise MappedAxisError if it is no prefix."""
     try:
         subtrees = jax.tree.structure(prefix, is_leaf=is_none).flatten_up_to(tree)
     except (ValueError, TypeError, KeyError):
@@ -85,12 +77,7 @@ def spread_in_axes(
 
 
 def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[Axis, ...]:
-    """Return one axis for each leaf of `output`, counted from the left in the stacked result.
-
-    Raises:
-      MappedAxisError: out_axes is no prefix of the output, or out of range.
-      ArgumentTypeError: the output holds something that is no array.
-    """
+    """Return one axis for each leaf of `output`, counted from the left in the stacked result."""
     axes = spread(out_axes, output, "out_axes", fun_name)
     leaves, _ = jax.tree.flatten_with_path(output)
     normalized: list[Axis] = []
@@ -138,12 +125,7 @@ def stacked(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
 def mapped_size(
     leaves: Sequence[Any], axes: Sequence[Axis], paths: Callable[[], list[str]], fun_name: str
 ) -> int:
-    """Return the size that all mapped leaves have along their axis.
-
-    Raises:
-      MappedAxisError: no leaf is mapped, their sizes differ, or a leaf has no such dimension.
-      ArgumentTypeError: a leaf is no array.
-    """
+    """Return the size that all mapped leaves have along their axis, or raise why there is none."""
     sizes = {}
     for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         if not _is_array_like(leaf):

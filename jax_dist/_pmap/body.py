@@ -60,12 +60,7 @@ class Call:
     def bind(
         cls, options: Options, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> "Call":
-        """Flatten the arguments, and find the mapped axis of each leaf.
-
-        Raises:
-          MappedAxisError: in_axes is no prefix of the arguments.
-          ArgumentError: a static argument is not among `args`.
-        """
+        """Flatten the arguments, and find the mapped axis of each leaf."""
         if options.static and options.static[-1] >= len(args):
             raise ArgumentError(
                 f"pmap of '{options.fun_name}' has static_broadcasted_argnums {options.static}, "
@@ -120,11 +115,7 @@ def any_tracer(leaves: Iterable[Any]) -> bool:
 
 
 def type_of(leaf: Any, shape: Sequence[int] | None = None, sharding: Sharding | None = None) -> Any:
-    """Return the type of an array, or that of another shape, without its sharding.
-
-    Raises:
-      TypeError: `leaf` is no array.
-    """
+    """Return the type of an array, maybe of another shape; raise TypeError if it is none."""
     is_described = hasattr(leaf, "shape") and not isinstance(leaf, jax.Array | np.ndarray)
     aval: Any = leaf if is_described else jax.typeof(leaf)
     weak = bool(getattr(aval, "weak_type", False))

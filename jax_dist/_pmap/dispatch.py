@@ -15,9 +15,9 @@ The user's function is traced once, straight into the program. Only if something
 be changed (arrays it captures, gathers that are reduced), it is evaluated again.
 """
 
+import contextvars
 import dataclasses
 import functools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from jax_dist._pmap.body import Call, any_tracer, type_of
 from jax_dist._pmap.emission import TracedBody
 from jax_dist._pmap.meshes import InnerAxis, Layout
 from jax_dist._pmap.options import Options
-from jax_dist._pmap.process_calls import ProcessCalls, collectives
+from jax_dist._pmap.process_calls import ProcessCalls, collectives, is_global
 from jax_dist._rewrite import captures, interpreter, programs
 from jax_dist._rewrite.captures import NO_CAPTURES, Lifted, PlacedCaptures, Placements, Watch
 from jax_dist._rewrite.constants import put_copy
@@ -121,15 +121,6 @@ class Dispatcher:
         """Whether arguments and results are those of this process, of several."""
         return self._processes is not None and self.options.arrays == "local"
 
-    def jitted(self) -> Any:
-        """Return a jit object that moves no arguments."""
-
-        def traced(*flat_args: Any, **kwargs: Any) -> Any:
-            call = self._bind(flat_args, kwargs)
-            return self._stage(call, flat_args, kwargs)
-
-        return self._jit(traced, "jitted", {})
-
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the lowered program; with several processes, that on global arrays."""
         if self._processes is not None:
@@ -177,7 +168,7 @@ class Dispatcher:
     ) -> _compat.Answer:
         """Run a call on arrays, outside of any trace and any mesh."""
         placement.check_runs((self.options.devices or ())[:1], f"pmap of '{call.fun_name}'")
-        if self._processes is not None and self._processes.must_convert(call.leaves):
+        if self._processes is not None and not all(map(is_global, call.leaves)):
             return self._processes.call(*args, **kwargs), None, False
         place, signature = self._find(call)
         leaves, misplaced = self._place(call, place.layout)
@@ -245,10 +236,10 @@ class Dispatcher:
             jaxpr = self._direct(place).trace(*args, **kwargs).jaxpr
         signature = self._signatures.get(jaxpr)
         if signature is None:
-            body = _last_trace.body
+            body = _last_body.get()
             assert body is not None
             signature = self._signatures[jaxpr] = self._analyze(place, call, jaxpr, body)
-        _last_trace.body = None
+        _last_body.set(None)
         return signature
 
     def _analyze(
@@ -278,17 +269,16 @@ class Dispatcher:
             call = self._bind(flat_args, kwargs)
             results, body = emission.emit(self.options, call, place.layout, as_view=place.as_view)
             body.call = None  # pyright: ignore[reportAttributeAccessIssue]  # it holds tracers
-            _last_trace.body = body
+            _last_body.set(body)
             return results
 
-        return self._jit(traced, place, self._out_shardings(place))
+        return self._jit(traced, place)
 
     def _program(self, place: _Place, signature: Signature) -> Any:
         """Return the jit object for a signature; captured arrays are its first argument."""
         if signature.evaluate is None:
             return self._direct(place)
-        takes_captures = bool(signature.lifted.captures) and not place.staged
-        first = int(takes_captures)
+        first = int(bool(signature.lifted.captures) and not place.staged)
 
         def traced(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args[first:], kwargs)
@@ -298,13 +288,14 @@ class Dispatcher:
             flat = signature.evaluate(*captured, *call.leaves)
             return jax.tree.unflatten(signature.out_tree, flat)
 
-        key = (place, takes_captures)
-        return self._jit(traced, key, self._out_shardings(place), first=first)
+        return self._jit(traced, place, first)
 
-    def _jit(
-        self, traced: Callable[..., Any], key: Any, shardings: dict[str, Any], *, first: int = 0
-    ) -> Any:
-        """Return a jit object, the same for the same key, with `first` arguments before."""
+    def _jit(self, traced: Callable[..., Any], place: _Place, first: int | None = None) -> Any:
+        """Return a jit object, the same for the same place, with `first` captured arguments.
+
+        `first` is None for the program as it was traced, which is another one.
+        """
+        key, first = (place, first), first or 0
         if key not in self._jits:
             # No functools.wraps: jit would read the user's signature.
             traced.__name__ = traced.__qualname__ = self.options.fun_name
@@ -313,7 +304,7 @@ class Dispatcher:
                 static_argnums=tuple(first + number for number in self.options.static),
                 donate_argnums=tuple(first + number for number in self.options.donated),
                 donate_argnames=self.options.donated_names or None,
-                **shardings,
+                **self._out_shardings(place),
             )
         return self._jits[key]
 
@@ -366,10 +357,5 @@ class Dispatcher:
         return emission.emit(self.options, call, self.options.lay_out(call.size))[0]
 
 
-class _LastTrace(threading.local):
-    """The body that this thread has traced last, for the signature that is made of it."""
-
-    body: TracedBody | None = None
-
-
-_last_trace = _LastTrace()
+# The body that was traced last, for the signature that is made of it.
+_last_body = contextvars.ContextVar[TracedBody | None]("last_body", default=None)

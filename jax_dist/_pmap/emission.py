@@ -64,12 +64,8 @@ class TracedBody:
     ) -> list[list[Any]]:
         """Run it on the devices along mesh axis `name`; return its output in groups.
 
-        Args:
-          leaves: global arrays.
-          name: of the mapped mesh axis.
-          mesh: None for that of the context.
-          manual: the mesh axes that become manual; along others than `name` all is computed alike.
-          run: instead of the method; `leaves` may then be preceded by values that it takes, too.
+        Along other axes that become `manual`, all is computed alike. `run` is called instead of the
+        method; `leaves`, global arrays, may then be preceded by values that it takes, too.
         """
         run = run or self.run
         in_axes = [*[None] * (len(leaves) - len(self.call.leaves)), *self.call.dims]
@@ -152,15 +148,7 @@ def emit(
 ) -> tuple[Any, TracedBody]:
     """Trace the user's function into a `shard_map`; return its results, and the traced body.
 
-    Args:
-      options: of the pmap.
-      call: on global arrays, or their types.
-      layout: the mesh.
-      as_view: whether arguments and results are the arrays of this process.
-
-    Raises:
-      DeviceCountError: with `as_view`, the devices of a process are not side by side.
-      MappedAxisError: a vmap or a mesh around does not fit.
+    With `as_view`, arguments and results are the arrays of this process, else global ones.
     """
     user = meshes.mesh_of_user()
     body = TracedBody(options, call, Frame((layout.name,), layout.inner if user is None else ()))

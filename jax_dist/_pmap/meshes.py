@@ -5,11 +5,11 @@ always Auto, and every process holds the same number of devices.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import math
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -43,9 +43,6 @@ class Layout:
     mesh: Mesh
     size: int  # of the mapped axis, over all processes
     processes: int  # that take part; 1 also where each process maps on its own
-    _shardings: dict[tuple[Axis, int], NamedSharding] = dataclasses.field(
-        default_factory=dict, init=False, repr=False
-    )
 
     @property
     def name(self) -> str:
@@ -61,13 +58,12 @@ class Layout:
         """The size of the mapped axis on one process."""
         return self.size // self.processes
 
-    def sharding(self, axis: Axis, ndim: int) -> NamedSharding:
-        """Return the sharding of a global array with this mapped axis, always the same object."""
-        sharding = self._shardings.get((axis, ndim))
-        if sharding is None:
-            sharding = NamedSharding(self.mesh, axes.spec_of_axis(axis, ndim, self.name))
-            self._shardings[axis, ndim] = sharding
-        return sharding
+    @functools.cached_property
+    def sharding(self) -> Callable[[Axis, int], NamedSharding]:
+        """The sharding of a global array by mapped axis and rank, always the same object."""
+        return functools.cache(
+            lambda axis, ndim: NamedSharding(self.mesh, axes.spec_of_axis(axis, ndim, self.name))
+        )
 
     @functools.cached_property
     def of_this_process(self) -> "Layout":
@@ -98,20 +94,10 @@ def make_layout(
     *,
     whole: bool,
 ) -> Layout:
-    """Return the mesh for a mapped axis of `size`, with axes for the pmaps inside.
+    """Return the mesh for a mapped axis, with axes for the pmaps inside, outermost first.
 
-    The same object for the same request, so that its shardings are the same objects too.
-
-    Args:
-      options: of the pmap.
-      candidates: the devices to choose from.
-      size: of the mapped axis.
-      inner: the axes of the pmaps inside, outermost first.
-      whole: whether `size` is that over all processes, or that of this one.
-
-    Raises:
-      DeviceCountError: the axes do not fit the devices.
-      MappedAxisError: `axis_size` is another.
+    `whole` says whether `size` is that over all processes, or that of this one. It is the same
+    object for the same request, so that its shardings are the same objects too.
     """
     owners = sorted({owner_of(device) for device in candidates})
     groups = {owner: [d for d in candidates if owner_of(d) == owner] for owner in owners}
@@ -260,20 +246,16 @@ class Frame:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Make this the frame of what is traced inside."""
-        outer, _innermost.frame = _innermost.frame, self
+        token = _innermost.set(self)
         try:
             yield
         finally:
-            _innermost.frame = outer
+            _innermost.reset(token)
 
     @staticmethod
     def current() -> "Frame | None":
         """Return the frame of the pmap whose body is being traced; None outside."""
-        return _innermost.frame
+        return _innermost.get()
 
 
-class _Innermost(threading.local):
-    frame: Frame | None = None
-
-
-_innermost = _Innermost()
+_innermost = contextvars.ContextVar[Frame | None]("innermost", default=None)

@@ -87,7 +87,7 @@ class _LocalView:
         """Return the type of the global array. Raises _MisfitError as `to_global` does."""
         kind = type_of(leaf)
         shape = kind.shape
-        if axis is not None and not _is_global(leaf):
+        if axis is not None and not is_global(leaf):
             if shape[axis] != self.layout.local_size:
                 raise _MisfitError
             shape = axes.resized(shape, axis, self.layout.size)
@@ -96,7 +96,7 @@ class _LocalView:
         return jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding)
 
     def _convert_to_global(self, leaf: Any, axis: Axis) -> Any:
-        if _is_global(leaf):
+        if is_global(leaf):
             return leaf
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
             leaf = np.zeros(leaf.shape, bool)
@@ -163,10 +163,6 @@ class ProcessCalls:
         self._views: dict[Any, _LocalView] = {}
         self._axes: dict[Any, tuple[Axis, ...]] = {}
 
-    def must_convert(self, leaves: Sequence[Any]) -> bool:
-        """Return whether some of the arrays are process-local."""
-        return not all(_is_global(leaf) for leaf in leaves)
-
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function on process-local arrays."""
         static = self._options.static
@@ -215,11 +211,7 @@ class ProcessCalls:
         return call.rebuild(self._describe(call, view))
 
     def agree(self, call: Call, signature: "Signature", layout: Layout) -> None:
-        """Compare a program that has collectives with the other processes, before its first run.
-
-        Raises:
-          DisagreementError: they are about to run another one.
-        """
+        """Compare a program that has collectives with the other processes, before its first run."""
         types = [type_of(leaf) for leaf in call.leaves]
         kinds = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
         key = hash((call.structure, kinds, call.static))
@@ -256,7 +248,7 @@ class ProcessCalls:
             if axis is not None:
                 shape = jnp.shape(leaf)
                 size = shape[axis] if -len(shape) <= axis < len(shape) else bind().size
-                key = (kind, size, _is_global(leaf))
+                key = (kind, size, is_global(leaf))
                 if key not in self._views:
                     self._views[key] = self._new_view(bind(), size, whole=key[2])
                 return self._views[key]
@@ -270,7 +262,7 @@ class ProcessCalls:
         return _LocalView(layout)
 
 
-def _is_global(leaf: Any) -> bool:
+def is_global(leaf: Any) -> bool:
     """Return whether a leaf is an array of all processes, not of this one alone."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
@@ -290,12 +282,10 @@ def agree_to_run(
 ) -> None:
     """Compare a program among the processes whose devices are in a mesh, before its first run.
 
-    `name` is that of the program, with {} for the function; `fingerprint` of arguments and results;
-    `moves` are its collectives, which are compared too.
+    `name` has {} for the function; `moves` are its collectives, which are compared too.
 
     Raises:
-      DisagreementError: they are about to run different ones.
-      TimeoutError: some of them did not come.
+      DisagreementError: they are about to run different ones, or some of them did not come.
     """
     if _compat.find_joined_process() is None:  # nothing to compare over
         return

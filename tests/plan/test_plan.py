@@ -182,10 +182,6 @@ def test_the_table_and_the_data():
     )
     result = Plan("step", (machine("v5e:2x4", LIMIT), machine("tiny", 500_000_000)), rows)
 
-    assert result.advice == (
-        "It fits on v5e:2x4 with jax.pmap, fsdp; fsdp needs least, 546.6 MB. It does not fit on "
-        "tiny: jax.pmap needs least, 906.0 MB of 500.0 MB."
-    )
     lines = [" ".join(line.split()) for line in str(result).splitlines()]
     assert max(map(len, str(result).splitlines())) <= 80
     assert set(lines) >= {

@@ -88,7 +88,6 @@ def test_functions_die_when_their_users_drop_them(captured):
 
 
 def test_what_comes_off_a_temporary_keeps_its_function():
-    assert jax_dist.pmap(lambda x: x + 1).jitted(_EIGHT)[7] == 8
     assert jax_dist.pmap(lambda x: x + 1).lower(_EIGHT).compile()(_EIGHT)[7] == 8
 
 

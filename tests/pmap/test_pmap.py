@@ -67,7 +67,6 @@ _FORMS = {
     "alias by partial": functools.partial(jax_dist.pmap, axis_name="i")(_double),
     "lowered": lambda x: jax_dist.pmap(_double).lower(x).compile()(x),
     "traced": lambda x: jax_dist.pmap(_double).trace(x).lower().compile()(x),
-    "bare jit object": jax_dist.pmap(_double).jitted,
     "no compile": lambda x: _without_jit(jax_dist.pmap(_double), x),
 }
 
@@ -216,7 +215,7 @@ def test_a_keyword_argument_may_have_any_name(name):
     mapped = jax_dist.pmap(lambda v, **named: v + named[name])
 
     assert mapped(_EIGHT, **named).tolist() == [2.0 * k for k in range(8)]
-    assert jax.jit(mapped)(_EIGHT, **named)[7] == mapped.jitted(_EIGHT, **named)[7] == 14
+    assert jax.jit(mapped)(_EIGHT, **named)[7] == 14
     assert mapped.lower(_EIGHT, **named).out_info.shape == (8,)
     assert mapped.eval_shape(_EIGHT, **named).shape == (8,)
     with jax.disable_jit():

@@ -24,7 +24,6 @@ def called() -> None:
     mapped(jnp.ones(3))  # pyright: ignore[reportCallIssue]
     mapped(jnp.ones(3), {"x": 1})  # pyright: ignore[reportArgumentType]
     assert_type(mapped.lower(jnp.ones(3)), jax.stages.Lowered)
-    assert_type(mapped.jitted(jnp.ones(3), {}), tuple[jax.Array, int])
 
 
 @jax_dist.pmap
