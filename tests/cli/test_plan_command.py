@@ -145,20 +145,16 @@ def test_a_command_that_gives_no_step(words, line, trainer, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "start"),
+    ("options", "code"),
     [
-        (["--on", "here"], 0, "step: On here, "),
-        (["--on", "here", "--on", "thimble"], 1, "step: On here, "),
-        (["--on", "thimble"], 1, "step: It does not fit on thimble: "),
-        (
-            ["--on", "here", "--state", "5", "--strategies", "fsdp"],
-            2,
-            "step: There is no program for here.",
-        ),
+        (["--on", "here"], 0),
+        (["--on", "here", "--on", "thimble"], 1),
+        (["--on", "thimble"], 1),
+        (["--on", "here", "--state", "5", "--strategies", "fsdp"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_exit_code_says_whether_it_fits(options, code, start, trainer, monkeypatch):
+def test_the_exit_code_says_whether_it_fits(options, code, trainer, monkeypatch):
     (trainer.parent / "main.py").write_text(_PROGRAM)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -166,5 +162,6 @@ def test_the_exit_code_says_whether_it_fits(options, code, start, trainer, monke
     result, out, err = _run("--quiet", *options, "--", "python", "main.py", "4")
 
     assert (result, err) == (code, "")
-    assert out.startswith(start)
+    assert ("does NOT fit" in out) == (code == 1)
+    assert out.startswith("step\n")
     assert "8 devices on 1 host" in out
