@@ -28,10 +28,6 @@ _ARRAYS = {
     "a result of the same name": lambda: jax_dist.pmap(lambda a: a * 2, "i")(_X),
     "a replicated number": lambda: jax_dist.replicate(jnp.float32(2.5)),
     "of weak type": lambda: jnp.full((3000,), 2.5),
-    "of weak type, on another device": lambda: jax.device_put(
-        jnp.full((3000,), 2.5), jax.devices()[3]
-    ),
-    "a replicated number of weak type": lambda: jax_dist.replicate(jnp.asarray(2.5) * 1),
     "cut, small": lambda: _cut(8),
     "cut, large": lambda: _cut(800),
 }

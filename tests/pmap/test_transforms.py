@@ -77,10 +77,6 @@ _TRANSFORMS = {
     "wraps": (_wrapped, _X),
     "partial": (functools.partial, _X),
     "jit of grad of wraps": (lambda fun: jax.jit(jax.grad(_loss(_wrapped(fun)))), _X),
-    "grad of jit of partial": (
-        lambda fun: jax.grad(_loss(jax.jit(functools.partial(fun)))),
-        _X,
-    ),
     "checkpoint": (jax.checkpoint, _X),
     "vmap of grad": (lambda fun: jax.vmap(jax.grad(_loss(fun))), np.stack([_X, _X + 1])),
 }
