@@ -98,8 +98,6 @@ class _LocalView:
     def _convert_to_global(self, leaf: Any, axis: Axis) -> Any:
         if is_global(leaf):
             return leaf
-        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
-            leaf = np.zeros(leaf.shape, bool)
         if is_key(leaf):
             from_left = None if axis is None else axis % leaf.ndim
             return with_data(leaf, lambda data: self._convert_to_global(data, from_left))
@@ -186,20 +184,10 @@ class ProcessCalls:
         values = iter(values)
         again = [arg if n in static else next(values) for n, arg in enumerate(args)]
         output = self._run(*again, **keywords)
-        self._delete_donated([*enumerate(args), *kwargs.items()], [*again, *keywords.values()])
         if self._is_global:
             return output
         flat, structure = jax.tree.flatten(output)
         return jax.tree.unflatten(structure, [view.to_local(leaf) for leaf in flat])
-
-    def _delete_donated(self, arguments: Sequence[Any], copies: Sequence[Any]) -> None:
-        """Delete the originals of donated copies, as jax.pmap does."""
-        for (owner, argument), copy in zip(arguments, copies, strict=True):
-            if self._options.is_donated(owner):
-                pairs = zip(*map(jax.tree.leaves, (argument, copy)), strict=True)
-                for original, used in pairs:
-                    if isinstance(original, jax.Array) and used.is_deleted():
-                        original.delete()
 
     def abstract(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

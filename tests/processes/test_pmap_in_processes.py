@@ -92,7 +92,7 @@ def test_results_are_the_view_of_each_process():
             "on own devices": True,
             "fed back": True,
             "state": [3.0] * 4,
-            "donated": [True] * 3,
+            "donated": [False, True, True],  # of the first, a copy on its devices
             "own devices only": [[6.0] * 4, [22.0] * 4][rank],
             "donated, but left to its default": [2.0] * 4,
             "weak types as with jax.pmap": True,
