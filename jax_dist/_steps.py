@@ -166,8 +166,9 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
         )
     of_device = lambda *args, **kwargs: taken.fun(*args, **kwargs)
     call = Call.of_taken(taken, mapped_types, of_device, name)
-    kept = {owner for owner, gone in zip(call.owners, taken.donated, strict=True) if not gone}
-    donated = tuple(n for n in {*call.owners} - kept if isinstance(n, int))
+    pairs = zip(call.owners, taken.donated, strict=True)
+    live = {owner for owner, is_donated in pairs if not is_donated}
+    donated = tuple(n for n in {*call.owners} - live if isinstance(n, int))
     return Options(name, taken.axis_name, out_axes=taken.out_axes, donated=donated), call
 
 

@@ -359,7 +359,7 @@ class _Program:
             of_leaves = lambda leaves, _: step.call.run(leaves)
             axes, axis_name = step.axes, step.options.mesh_axis
             is_array = [hasattr(leaf, "shape") for leaf in leaves]  # others are static
-            leaves, paths = (list(itertools.compress(each, is_array)) for each in (leaves, paths))
+            leaves, paths = (list(itertools.compress(row, is_array)) for row in (leaves, paths))
         elif mesh is None:
             in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             axes = jax.tree.broadcast(in_axes, args, is_leaf=is_none)

@@ -95,8 +95,8 @@ class TracedBody:
         The output is grouped since its structure is unknown before the trace, and so is which
         dimension a negative axis means.
         """
-        given = [axis for axis in jax.tree.leaves(self.options.out_axes)]
-        last = _MAX_RANK if any(axis < 0 for axis in given) else max(given, default=0)
+        dims = jax.tree.leaves(self.options.out_axes)
+        last = _MAX_RANK if any(dim < 0 for dim in dims) else max(dims, default=0)
         return [P(), *(axes.spec_of_axis(axis, axis + 1, name) for axis in range(last + 1))]
 
     def ungroup(self, groups: Sequence[Sequence[Any]]) -> list[Any]:

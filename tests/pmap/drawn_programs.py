@@ -94,8 +94,8 @@ def _custom_vjp(body: _Body, rule: _Body) -> _Body:
 
 
 def _scanned(body: _Body, over: jax.Array | None) -> _Body:
-    def step(carry: jax.Array, given: jax.Array | None):
-        return body(carry) * 0.5, carry if given is None else carry * given
+    def step(carry: jax.Array, scale: jax.Array | None):
+        return body(carry) * 0.5, carry if scale is None else carry * scale
 
     return lambda x: lax.scan(step, x, over, None if over is not None else 3)[1].sum(0)
 

@@ -61,9 +61,9 @@ def test_a_partial_object_is_known_by_itself():
         traced.append(n)
         return x + n
 
-    kept = functools.partial(add, 1)
-    for each in (kept, kept, functools.partial(add, 1)):  # what `add` reads may have changed
-        assert jax_dist.pmap(each)(_EIGHT)[1] == 2
+    first = functools.partial(add, 1)
+    for partial in (first, first, functools.partial(add, 1)):  # what `add` reads may have changed
+        assert jax_dist.pmap(partial)(_EIGHT)[1] == 2
     assert traced == [1, 1]
 
 

@@ -40,30 +40,30 @@ def _differences(seed: int) -> list[str]:
     body = draw(seed)
     expected, theirs = _attempt(lambda: jax.pmap(body, "i")(_X))
     result, error = _attempt(lambda: _WAYS[name](body))
-    said = f"program {seed}, {name}"
+    label = f"program {seed}, {name}"
     if error is None:
         same = theirs is not None or np.allclose(
             result, expected, rtol=1e-4, atol=1e-4, equal_nan=True
         )
-        return [] if same else [f"{said}: {result}, with jax.pmap {expected}"]
+        return [] if same else [f"{label}: {result}, with jax.pmap {expected}"]
     if theirs is None and name == "nested":  # traced as a vmap first, where JAX may fail, too
         theirs = _attempt(lambda: jax.vmap(body, axis_name="i")(_X))[1]
     if theirs is None and "groups of unlike sizes" in str(error):  # in what nobody reads
         return []
     if theirs is not None and not isinstance(error, _FOR_DEVELOPERS):
         return []
-    return [f"{said}: {type(error).__name__}: {error}, with jax.pmap {theirs!r}"]
+    return [f"{label}: {type(error).__name__}: {error}, with jax.pmap {theirs!r}"]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("first", range(0, 36, 6))
 def test_a_drawn_program_is_right_or_refused(first: int):
-    assert [each for seed in range(first, first + 6) for each in _differences(seed)] == []
+    assert [line for seed in range(first, first + 6) for line in _differences(seed)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(36, 5036, 50))
 def test_5_000_drawn_programs(first: int):
-    found = [each for seed in range(first, first + 50) for each in _differences(seed)]
+    lines = [line for seed in range(first, first + 50) for line in _differences(seed)]
     jax.clear_caches()
-    assert found == []
+    assert lines == []

@@ -35,7 +35,7 @@ def _step(net, optimizer, x):
 
 
 def _same(ours, theirs):
-    ours, theirs = (jax.tree.leaves_with_path(nnx.state(each)) for each in (ours, theirs))
+    ours, theirs = (jax.tree.leaves_with_path(nnx.state(tree)) for tree in (ours, theirs))
     assert [path for path, _ in ours] == [path for path, _ in theirs]
     for (_, one), (_, other) in zip(ours, theirs, strict=True):
         if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):

@@ -177,14 +177,14 @@ _PUT = {
 @pytest.mark.parametrize("own", _OWN)
 @pytest.mark.parametrize("put", _PUT)
 def test_what_is_put_shares_no_memory_with_what_the_user_has(put, own, shared_ones):
-    given = {"a": _OWN[own](shared_ones)}
+    tree = {"a": _OWN[own](shared_ones)}
 
-    placed = _PUT[put](given)
-    if isinstance(given["a"], np.ndarray):
-        given["a"][:] = 7
+    placed = _PUT[put](tree)
+    if isinstance(tree["a"], np.ndarray):
+        tree["a"][:] = 7
         assert np.asarray(placed["a"]).max() == 1
-        given["a"][:] = 1
+        tree["a"][:] = 1
     step = jax.jit(lambda tree: {"a": tree["a"] + 1}, donate_argnums=0)
     assert np.asarray(step(placed)["a"]).min() == 2
 
-    assert np.asarray(given["a"]).sum() == 8 * 64
+    assert np.asarray(tree["a"]).sum() == 8 * 64

@@ -74,12 +74,12 @@ def test_right_or_refused(shape: str, name: str, kind: AxisType):
         if cut and use == "jit":
             continue  # as in a jit of more
         with jax.set_mesh(mesh):
-            given = _on(mesh, x) if cut else x
+            argument = _on(mesh, x) if cut else x
             if refuses and use != "call":
                 with pytest.raises(errors.MappedAxisError, match="under a mesh"):
-                    wrap(make())(given)
+                    wrap(make())(argument)
                 continue
-            result = wrap(make())(given)
+            result = wrap(make())(argument)
         expected = oracle(x, np.arange(x.shape[-1]))
         np.testing.assert_allclose(result, expected, rtol=1e-6, err_msg=f"{use}, cut: {cut}")
 

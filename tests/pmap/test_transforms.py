@@ -161,5 +161,5 @@ def test_nothing_is_copied_that_is_not_of_the_function():
 
     assert mapped.answer == 42
     assert set(vars(mapped)) == {"__module__", "__doc__", "__annotations__", "answer"}
-    for each in (functools.wraps(mapped)(lambda x: x), jax.grad(_loss(mapped))):
-        assert not {"trace", "lower", "eval_shape"} & set(vars(each))
+    for wrapper in (functools.wraps(mapped)(lambda x: x), jax.grad(_loss(mapped))):
+        assert not {"trace", "lower", "eval_shape"} & set(vars(wrapper))
