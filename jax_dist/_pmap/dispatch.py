@@ -127,9 +127,11 @@ class Dispatcher:
             args, kwargs = self._processes.abstract(args, kwargs)
         call = self._bind(args, kwargs)
         place, signature = self._find(call)
-        args, kwargs = call.rebuild(self._describe(call, place))
+        types = self._describe(call, place)
+        args, kwargs = call.rebuild(types)
         placed = self._place_captures(signature, place.layout)
         lowered = self._program(place, signature).lower(*placed.prepend(args), **kwargs)
+        _compat.describe_arguments(lowered, types)
         return lowered if placed is NO_CAPTURES else programs.Lowered(lowered, placed.values)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> jax.stages.Traced:
