@@ -48,8 +48,7 @@ class _Place(NamedTuple):
     """The key of a jit object: where and how a program runs."""
 
     layout: Layout
-    staged: bool = False  # whether it is part of an outer trace
-    as_view: bool = False  # whether its arguments are those of this process
+    staged: bool  # whether it is part of an outer trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -208,9 +207,9 @@ class Dispatcher:
 
     def _find(self, call: Call, *, staged: bool = False) -> tuple[_Place, Signature]:
         """Return where a call runs, and its program; `staged` in an outer trace."""
-        as_view = staged and self._is_local_view
-        lay_out = functools.partial(self.options.lay_out, call.size, whole=not as_view)
-        place = _Place(lay_out(), staged, as_view)
+        whole = not (staged and self._is_local_view)
+        lay_out = functools.partial(self.options.lay_out, call.size, whole=whole)
+        place = _Place(lay_out(), staged)
         signature = self._signature(place, call)
         if signature.inner != place.layout.inner:
             place = place._replace(layout=lay_out(signature.inner))
@@ -269,7 +268,8 @@ class Dispatcher:
 
         def traced(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args, kwargs)
-            results, body = emission.emit(self.options, call, place.layout, as_view=place.as_view)
+            as_view = place.staged and self._is_local_view
+            results, body = emission.emit(self.options, call, place.layout, as_view=as_view)
             body.call = None  # pyright: ignore[reportAttributeAccessIssue]  # it holds tracers
             _last_body.set(body)
             return results
