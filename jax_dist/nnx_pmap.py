@@ -15,7 +15,6 @@ _TAG = "jax_dist.nnx_pmap"  # by which nnx tells calls within calls apart
 def nnx_pmap(
     f: Callable[..., Any] | None = None,
     *,
-    axis_name: str | None = None,
     in_axes: Any = 0,
     out_axes: Any = 0,
     **options: Any,
@@ -28,12 +27,11 @@ def nnx_pmap(
 
     Args:
       f: called with positional arguments only. Without it, `nnx_pmap` returns a decorator.
-      axis_name: names the mapped axis for collectives.
       in_axes: an integer, None, `nnx.StateAxes`, or a tree of these that is a prefix of the
         arguments. With None, a module is one copy for all devices; after the call, it has what the
         first device made of it.
       out_axes: the same for the results.
-      **options: those of `jax_dist.pmap`.
+      **options: those of `jax_dist.pmap`, such as `axis_name`.
 
     Raises:
       ValueError: `f` is a bound method of a module, or a module is given twice, with different
@@ -47,8 +45,7 @@ def nnx_pmap(
     (4, 3)
     """
     if f is None:
-        options |= {"axis_name": axis_name, "in_axes": in_axes, "out_axes": out_axes}
-        return functools.partial(nnx_pmap, **options)
+        return functools.partial(nnx_pmap, in_axes=in_axes, out_axes=out_axes, **options)
     from flax import nnx  # where it is not installed, nobody calls this
 
     if inspect.ismethod(f) and isinstance(f.__self__, nnx.Module):
@@ -71,7 +68,7 @@ def nnx_pmap(
     options |= {"in_axes": state_in_axes, "out_axes": (state_in_axes, state_out_axes)}
     is_module = lambda state: isinstance(state, nnx.NodeStates)
 
-    @functools.partial(pmap, axis_name=axis_name, **options)
+    @functools.partial(pmap, **options)
     @functools.wraps(f)
     def mapped(*states: Any) -> Any:
         args = nnx.from_tree(states, ctxtag=_TAG, is_inner=True)
