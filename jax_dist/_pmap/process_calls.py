@@ -99,7 +99,7 @@ class _LocalView:
         if is_global(leaf):
             return leaf
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
-            leaf = np.zeros(leaf.shape, bool)
+            return self._convert_to_global(np.zeros(leaf.shape, bool), axis)
         if is_key(leaf):
             from_left = None if axis is None else axis % leaf.ndim
             return with_data(leaf, lambda data: self._convert_to_global(data, from_left))
