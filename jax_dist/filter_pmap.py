@@ -93,16 +93,21 @@ class _Filtered:
         self._mapped = functools.cache(self._map)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        mapped, *call = self._partition(args, kwargs)
+        import equinox as eqx
+
+        function, *call = self._partition(args, kwargs)
         with warnings.catch_warnings():
             if self._donate == "all":
                 warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            return _combine(*mapped(*call))
+            static, shared, mapped = function(*call)
+        pairs = zip(mapped, static.axes, strict=True)
+        moved = [jnp.moveaxis(leaf, 0, axis) if axis else leaf for leaf, axis in pairs]
+        return static.tree.unflatten(eqx.combine(moved, shared, static.leaves))
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the program for these arguments; arrays may be `jax.ShapeDtypeStruct`s."""
-        mapped, *call = self._partition(args, kwargs)
-        return mapped.lower(*call)
+        function, *call = self._partition(args, kwargs)
+        return function.lower(*call)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -132,8 +137,8 @@ class _Filtered:
                 f"leaves other than arrays must be hashable: {error}"
             ) from error
         of_function = [None] * (len(leaves) - len(axes))
-        mapped = self._mapped((*of_function, *axes))
-        return mapped, _Static(key, tree, rest, self._out_axes), arrays
+        function = self._mapped((*of_function, *axes))
+        return function, _Static(key, tree, rest, self._out_axes), arrays
 
 
 @functools.cache
@@ -152,14 +157,6 @@ def _body(name: str) -> Callable[..., Any]:
 
     body.__name__ = body.__qualname__ = name
     return body
-
-
-def _combine(static: _Static, shared: list[Any], mapped: list[Any]) -> Any:
-    import equinox as eqx
-
-    pairs = zip(mapped, static.axes, strict=True)
-    moved = [jnp.moveaxis(leaf, 0, axis) if axis else leaf for leaf, axis in pairs]
-    return static.tree.unflatten(eqx.combine(moved, shared, static.leaves))
 
 
 def _resolve(prefix: Any, tree: Any, argument: str, name: str) -> list[Any]:
