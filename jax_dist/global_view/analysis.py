@@ -104,36 +104,27 @@ class VaryingOrigin:
         return f"{self.line or 'an unknown line'} ({self.primitive})"
 
     @classmethod
-    def find(cls, body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> "VaryingOrigin":
-        """Return the equation that makes a result, or the one of which nothing is known."""
+    def of(cls, body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> "VaryingOrigin | None":
+        """Return the equation that makes a result vary; None if the result is uniform.
+
+        It is one of which all operands are uniform, or else the one that makes the result.
+        """
+        if not isinstance(result, Var) or uniform[result]:
+            return None
         made_by = {var: eqn for eqn in body.eqns for var in eqn.outvars}
-        origin = None
+        origin = made_by.get(result)
         queue = [result]
-        for atom in queue:  # which grows
-            is_varying = isinstance(atom, Var) and not uniform[atom]
-            if not is_varying or (eqn := made_by.pop(atom, None)) is None:
+        for var in queue:  # which grows
+            if (eqn := made_by.pop(var, None)) is None:
                 continue
-            if (unknown := _unknown_in(eqn, uniform)) is not None:
-                line = interpreter.source_line(unknown) or interpreter.source_line(eqn)
-                return cls(line, f"{_compat.name_of(unknown)}, of which nothing is known")
-            origin = origin or eqn
-            queue += variables(eqn.invars)
+            varying = [operand for operand in variables(eqn.invars) if not uniform[operand]]
+            if not varying:
+                origin = eqn
+                break
+            queue += varying
         if origin is None:
-            return cls("", "it comes in so")
+            return cls("", "as an argument does")
         return cls(interpreter.source_line(origin), _compat.name_of(origin))
-
-
-def _unknown_in(eqn: JaxprEqn, uniform: Mapping[Var, bool]) -> JaxprEqn | None:
-    """Return the equation, here or in a body, that may make varying values of uniform ones."""
-    if not all(uniform[var] for var in variables(eqn.invars)):
-        return None
-    inner = (
-        eqn_inside for body in interpreter.bodies(eqn) for eqn_inside in interpreter.equations(body)
-    )
-    kinds = ("opaque", "callback")
-    return next(
-        (candidate for candidate in (eqn, *inner) if record_of(candidate).kind in kinds), None
-    )
 
 
 def variables(atoms: Sequence[Atom]) -> list[Var]:

@@ -28,7 +28,7 @@ from jax_dist._rewrite.interpreter import Atom, Handler, Values, fixed_in, opera
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.global_view import loops
 from jax_dist.global_view.analysis import variables
-from jax_dist.global_view.mesh_axes import MeshAxes, without_constraint
+from jax_dist.global_view.mesh_axes import MeshAxes
 from jax_dist.global_view.regions import BodyPlan, GlobalEquation, Region, TurnSum
 
 
@@ -54,8 +54,6 @@ class Emitter:
     axes: MeshAxes
     shards_state: bool  # whether any uniform value may be sharded
     reorders: bool  # whether sums may be taken over sharded values, in another order
-    rebinds: bool  # whether the equations name a mesh in their types, so that they are bound again
-    rebinds_inside: bool  # whether that is another one than regions have
 
     def run(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
         """Return the results of a body: uniform `[*s]`, others `[N, *s]`, as `plan.outs` says."""
@@ -113,11 +111,7 @@ class Emitter:
         is_whole = self.shards_state and self._needs_whole(step.eqn)
         if is_whole:
             operands = [self.replicate(value) for value in operands]
-        if self.rebinds:
-            with interpreter.located(step.eqn, anew=True):
-                outs = rebind.bind_again(step.eqn, operands, without_constraint)
-        else:
-            outs = interpreter.replay(step.eqn, operands)
+        outs = interpreter.replay(step.eqn, operands)
         # Or a body in it would be sharded, as its reader wants the result.
         return [self.replicate(out) for out in outs] if is_whole else outs
 
@@ -214,17 +208,12 @@ class Emitter:
 
     def _run_inside(self, jaxpr: Any, values: Sequence[Any], handlers: _Handlers) -> Values:
         """Run a body with some equations handled otherwise."""
-        if self.rebinds_inside:
-            handler_of = lambda eqn: handlers.get(id(eqn)) or self._handler_of(eqn)
+        if self.axes.rebinds:
+            handler_of = lambda eqn: handlers.get(id(eqn)) or self.axes.handler_of(eqn)
             return rebind.evaluate(jaxpr, values, handler_of)
         eqns = enumerate(interpreter.open_jaxpr(jaxpr).eqns)
         at = {place: handlers[id(eqn)] for place, eqn in eqns if id(eqn) in handlers}
         return interpreter.run(jaxpr, values, at, anew=True)
-
-    def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
-        if record_of(eqn).tied and not self.rebinds:
-            return interpreter.replay
-        return self.axes.handler_of(eqn)
 
     # ---- gathers in regions
 
@@ -249,8 +238,8 @@ class Emitter:
         gathered = {n: shard for n, shard in read.items() if n not in inside}
         whole = self._gather_operands(eqn, values, gathered, read) if gathered else values
         if not inside and sums.keys().isdisjoint(eqn.outvars):
-            if self.rebinds_inside:
-                return rebind.bind_again(eqn, whole, self._handler_of)
+            if self.axes.rebinds:
+                return rebind.bind_again(eqn, whole, self.axes.handler_of)
             return interpreter.replay(eqn, whole)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)

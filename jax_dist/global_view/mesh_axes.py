@@ -18,14 +18,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import JaxprEqn
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
 from jax_dist._rewrite.interpreter import Handler, Values, names_of
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist._rewrite.uniformity import cut_along
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +39,11 @@ class MeshAxes:
     def part(self) -> Any:
         """The part of a spec that shards a dimension over all devices of the mapped axis."""
         return tuple(self.sizes) if len(self.sizes) > 1 else next(iter(self.sizes))
+
+    @property
+    def rebinds(self) -> bool:
+        """Whether equations of the step are others on this mesh."""
+        return bool(self.model) or tuple(self.sizes) != (self.name,)
 
     def varying(self, rank: int) -> P:
         """Return the spec of a varying value, `[N, *s]`."""
@@ -94,71 +97,28 @@ class MeshAxes:
 
     # ---- equations in regions
 
-    def changes(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation is another one in regions on this mesh."""
-        # The mesh that it was traced with stands in its context.
-        is_index = bool(self.model) and _compat.name_of(eqn) == "axis_index"
-        return is_index or self._handler_of(eqn) is not None
-
     def handler_of(self, eqn: JaxprEqn) -> Handler | None:
         """Return what to do with an equation instead of binding it as it is."""
-        return self._handler_of(eqn) or without_constraint(eqn)
-
-    def _handler_of(self, eqn: JaxprEqn) -> Handler | None:
         record, name = record_of(eqn), _compat.name_of(eqn)
-        is_renamed = tuple(self.sizes) != (self.name,)
-        if self.name in interpreter.named_axes(eqn) and (is_renamed or self.model):
-            return self._collective
-        if not self.model:
-            return None
-        if name == "sharding_constraint" and hasattr(eqn.params["sharding"], "spec"):
-            return self._constraint
-        return (
-            self._replicate
-            if record.unsplit or record.kind == "branch" or name == "while"
-            else None
-        )
+        if self.name in interpreter.named_axes(eqn):
+            return self._run_collective
+        if self.model and (record.unsplit or record.kind == "branch" or name == "while"):
+            return self._run_whole
+        return interpreter.replay if record.tied else None
 
-    def _constraint(self, eqn: JaxprEqn, values: Values) -> Values:
-        # One that names no axis says that a value is whole along the model axes.
-        spec, free = eqn.params["sharding"].spec, eqn.params["unconstrained_dims"]
-        named = [*spec, *[None] * (jnp.ndim(values[0]) - len(spec))]
-        parts = [P.UNCONSTRAINED if dim in free else part for dim, part in enumerate(named)]
-        here = NamedSharding(jax.sharding.get_abstract_mesh(), P(*parts))
-        return [lax.with_sharding_constraint(values[0], here)]
-
-    def _collective(self, eqn: JaxprEqn, values: Values) -> Values:
+    def _run_collective(self, eqn: JaxprEqn, values: Values) -> Values:
         if _compat.name_of(eqn) == "axis_index":
             return [lax.axis_index(tuple(self.sizes))]
         record = record_of(eqn)
-        named = names_of(eqn.params[record.axes])
-        names = [each for name in named for each in (self.sizes if name == self.name else (name,))]
-        eqn = eqn.replace(params={**eqn.params, record.axes: tuple(names)})
+        eqn = eqn.replace(params={**eqn.params, record.axes: tuple(self.sizes)})
         if record.over not in ("sum", "max", "min", "scatter"):
             return rebind.bind_again(eqn, values)
         outs = rebind.bind_again(eqn, [self._widen(value) for value in values])
         return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]
 
-    def _replicate(self, eqn: JaxprEqn, values: Values) -> Values:
+    def _run_whole(self, eqn: JaxprEqn, values: Values) -> Values:
         """Run an equation whole on each device along the model axes."""
         inside = dataclasses.replace(self, model=frozenset())
-
-        def bind(*whole: Any) -> Values:
-            if record_of(eqn).tied:
-                return interpreter.replay(eqn, whole)
-            return rebind.bind_again(eqn, list(whole), inside.handler_of)
-
+        bind = lambda *whole: rebind.bind_again(eqn, list(whole), inside.handler_of)
         specs, axes = {"in_specs": P(), "out_specs": [P() for _ in eqn.outvars]}, set(self.model)
         return jax.shard_map(bind, **specs, axis_names=axes, check_vma=False)(*values)
-
-
-def without_constraint(eqn: JaxprEqn) -> Handler | None:
-    """Leave out a constraint, which holds for the mesh that it was traced with."""
-    return (lambda _, values: values) if _compat.name_of(eqn) == "sharding_constraint" else None
-
-
-def axes_of_constraint(eqn: JaxprEqn) -> frozenset[Any]:
-    """Return the mesh axes that a constraint of the user shards over; none of another equation."""
-    is_constraint = _compat.name_of(eqn) == "sharding_constraint"
-    spec = getattr(eqn.params["sharding"], "spec", P()) if is_constraint else P()
-    return cut_along(spec) - {P.UNCONSTRAINED}

@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._pmap.body import type_of
-from jax_dist._pmap.placement import copy_if_aliased, is_key, with_data
+from jax_dist._pmap.placement import is_key, shard
+from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.interpreter import names_of
 from jax_dist.errors import ArgumentError
 
@@ -57,27 +58,23 @@ class StateType:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GivenState:
+class UserState:
     """A state as the user has it; each leaf is `[*s]`, or `[N, *s]` where it is stacked."""
 
     type: StateType
     leaves: tuple[Any, ...]
-    paths: tuple[str, ...]  # "state['w']"
-    short_paths: tuple[str, ...]  # "w"
     stacked: tuple[bool, ...]
     by_device: NamedSharding
 
     @classmethod
     def of(
         cls, state: Any, name: str, by_device: NamedSharding, stacked: Any, known: StateType | None
-    ) -> "GivenState":
+    ) -> "UserState":
         """Take a state; `stacked` says, for all or as a tree, which leaves are `[N, *s]`.
 
         If it is None, none is, but for those of a state that was placed before, `known`.
         """
         with_paths, structure = jax.tree.flatten_with_path(state)
-        paths = tuple(name + jax.tree_util.keystr(path) for path, _ in with_paths)
-        short = tuple(jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in with_paths)
         leaves = tuple(leaf for _, leaf in with_paths)
         is_said, sizes = stacked is not None, {count(by_device), local_count(by_device)}
         if is_said:
@@ -88,49 +85,32 @@ class GivenState:
             is_said = known is not None and known.is_said
         flags = tuple(flags or [False] * len(leaves))
         types = []
-        for path, leaf, is_stacked in zip(paths, leaves, flags, strict=True):
+        for (path, leaf), is_stacked in zip(with_paths, flags, strict=True):
             kind = type_of(leaf)
             if is_stacked and not {*kind.shape[:1]} & sizes:
                 raise ArgumentError(
                     f"The state is given as stacked over {local_count(by_device)} devices, but "
-                    f"{path} has shape {tuple(kind.shape)}. Give stacked=False for it, or stack it."
+                    f"{name}{jax.tree_util.keystr(path)} has shape {tuple(kind.shape)}. Give "
+                    "stacked=False for it, or stack it."
                 )
             types.append(jax.ShapeDtypeStruct(kind.shape[int(is_stacked) :], kind.dtype))
-        kinds = StateType(structure, tuple(types), is_said)
-        return cls(kinds, leaves, paths, short, flags, by_device)
+        return cls(StateType(structure, tuple(types), is_said), leaves, flags, by_device)
 
-    def unequal_leaves(self, *, only_exact: bool) -> set[int]:
-        """Return the stacked leaves of which devices have different ones, as keys for dropout.
-
-        Whole numbers and keys do not drift apart as copies do that are to be equal.
-        """
-        kinds = self.type.leaves
-        return {
-            n
-            for n, is_stacked in enumerate(self.stacked)
-            if is_stacked
-            and not (only_exact and jnp.issubdtype(kinds[n].dtype, jnp.inexact))
-            and not _are_equal(put_slices(self.leaves[n], self.by_device))
-        }
+    def unequal_leaves(self) -> set[int]:
+        """Return the stacked leaves of which devices have different ones, as keys for dropout."""
+        stacked = [n for n, is_stacked in enumerate(self.stacked) if is_stacked]
+        return {n for n in stacked if not _are_equal(put_slices(self.leaves[n], self.by_device))}
 
     def put(self, place: int, sharding: NamedSharding, *, varies: bool) -> Any:
         """Place a leaf where it is kept."""
         leaf = self.leaves[place]
-        if not self.stacked[place]:
+        if self.stacked[place]:
             if varies:
-                whole = put(leaf, NamedSharding(sharding.mesh, P()))
-                return for_each_device(whole, sharding)
-            return put(leaf, sharding)
-        if varies:
-            return put_slices(leaf, sharding)
-        stacked = put_slices(leaf, self.by_device)
-        if not _are_equal(stacked):
-            raise ArgumentError(
-                f"{self.paths[place]} is replicated by the step, but other devices have other bits "
-                "than the first. To continue with those of the first, pass "
-                "jax_dist.unreplicate(state)."
-            )
-        return _first(stacked, sharding)
+                return put_slices(leaf, sharding)
+            return _first(put_slices(leaf, self.by_device), sharding)
+        if not isinstance(leaf, jax.Array):  # on CPU, `device_put` would share its memory
+            leaf = np.array(leaf, dtype=type_of(leaf).dtype)
+        return for_each_device(leaf, sharding) if varies else put_copy(leaf, sharding)
 
 
 def count(by_device: NamedSharding) -> int:
@@ -146,38 +126,18 @@ def local_count(by_device: NamedSharding) -> int:
     return math.prod(mesh.local_mesh.shape[name] for name in names_of(by_device.spec[0]))
 
 
-def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Place an array of which each process has the whole, in memory of its own."""
-    if is_key(leaf):
-        return with_data(leaf, lambda data: put(data, sharding))
-    leaf = copy_if_aliased(leaf, sharding)
-    if not isinstance(leaf, jax.Array):
-        leaf = np.asarray(leaf, dtype=type_of(leaf).dtype)
-    is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-    if is_global or sharding.is_fully_addressable:
-        return jax.device_put(leaf, sharding)
-    host = np.asarray(leaf)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-
 def put_slices(leaf: Any, by_device: NamedSharding) -> jax.Array:
     """Place `[N, *s]`, or the `[L, *s]` of this process, with a slice on each device."""
-    if is_key(leaf):
-        return with_data(leaf, lambda data: put_slices(data, by_device))
-    is_global = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
-    if is_global or by_device.is_fully_addressable:
-        return put(leaf, by_device)
-    host = np.asarray(leaf)
-    return jax.make_array_from_process_local_data(
-        by_device, host, (count(by_device), *host.shape[1:])
-    )
+    mesh: Any = by_device.mesh
+    return shard(leaf, mesh, by_device.spec)
 
 
 def for_each_device(value: Any, by_device: NamedSharding) -> Any:
     """`[*s] -> [N, *s]`: give each device its own copy."""
-    is_placed = isinstance(value, jax.Array) and not isinstance(value, Tracer)
-    if is_placed and value.sharding.device_set != by_device.device_set:
-        value = put(value, NamedSharding(by_device.mesh, P()))
+    is_host = not isinstance(value, jax.Array)
+    is_traced = isinstance(value, Tracer)
+    if is_host or not (is_traced or value.sharding.device_set == by_device.device_set):
+        value = put_copy(value, NamedSharding(by_device.mesh, P()))
     return _stack(value, by_device)
 
 
@@ -237,18 +197,16 @@ def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> A
 
 
 def shardings_of(
-    shardings: Shardings,
-    by_device: NamedSharding,
-    paths: Sequence[str],
-    leaves: Sequence[jax.ShapeDtypeStruct],
+    shardings: Shardings, by_device: NamedSharding, state: StateType
 ) -> list[NamedSharding]:
-    """Return how each leaf of a state, of type `[*s]`, is sharded if it is uniform.
+    """Return how each leaf of a state is sharded if it is uniform.
 
     Raises:
       ArgumentError: a rule gives a spec that does not fit.
     """
     mesh, results = by_device.mesh, []
-    for path, leaf in zip(paths, leaves, strict=True):
+    for keys, leaf in jax.tree.leaves_with_path(state.tree):
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
         if callable(shardings):
             spec: Any = shardings(path, leaf)
         elif shardings == "fsdp":

@@ -106,7 +106,6 @@ class PlanOptions:
 
     scatters: bool  # whether a psum may become a reduce-scatter
     regathers: bool  # whether regions gather what is sharded where they read it, each time
-    tied: bool  # whether types name a mesh, so that some equations can only run in a region
     # Whether all is one region, as nothing is sharded: the program of pmap, to the bit.
     in_one: bool
 
@@ -227,7 +226,6 @@ class _Planner:
             or not all(map(self._is_uniform, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self.axis.is_used_by(eqn)
-            or (self.options.tied and interpreter.holds(eqn, lambda inner: record_of(inner).tied))
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:

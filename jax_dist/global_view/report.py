@@ -7,9 +7,7 @@ import jax
 import rich.table
 import rich.text
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from jax_dist._rewrite.interpreter import names_of
 from jax_dist._rewrite.report import as_text
 from jax_dist._rewrite.uniformity import cut_along
 from jax_dist._usage import counted
@@ -26,7 +24,6 @@ class Leaf:
     path: str  # "state.params['w']"
     type: jax.ShapeDtypeStruct  # on one device, `[*s]`
     sharding: NamedSharding  # of `[*s]`, or of `[N, *s]` where it varies
-    wanted: P  # how it is sharded if all devices have the same one
     size: int  # N
     origin: VaryingOrigin | None  # where it began to vary
 
@@ -44,12 +41,6 @@ class Leaf:
     @property
     def is_sharded(self) -> bool:
         return bool(cut_along(self.sharding.spec))
-
-    @property
-    def is_kept_from_sharding(self) -> bool:
-        """True if it was to be sharded over the mapped axis, along which it varies."""
-        mapped = names_of(self.sharding.spec[0]) if not self.uniform else ()
-        return not cut_along(self.wanted).isdisjoint(mapped)
 
     @property
     def bytes_per_device(self) -> int:

@@ -1,21 +1,24 @@
 """The programs of a view by signature, and which leaves of its state vary."""
 
+import collections
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jax_dist._pmap import axes, meshes
 from jax_dist._pmap.body import Call, type_of
-from jax_dist._rewrite.pipeline import warn_user
-from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError, MappedAxisError
-from jax_dist.global_view import traced_steps
-from jax_dist.global_view.placement import GivenState, StateType, shardings_of
-from jax_dist.global_view.programs import Setting, StepProgram
+from jax_dist.global_view.analysis import VaryingOrigin
+from jax_dist.global_view.placement import StateType, UserState, shardings_of
+from jax_dist.global_view.programs import StepProgram
 from jax_dist.global_view.report import Leaf
+from jax_dist.global_view.setting import Setting
+from jax_dist.global_view.traced_steps import places_of
+
+_StateKey: TypeAlias = tuple[int, StateType]  # of an argument
 
 
 class Signatures:
@@ -23,22 +26,41 @@ class Signatures:
 
     def __init__(self, fun: Callable, setting: Setting):
         self._fun, self._setting = fun, setting
-        self._ready: dict[Any, StepProgram] = {}  # by the types of calls
-        self._programs: dict[Any, StepProgram] = {}  # by the types of the state on one device, too
+        self._programs: dict[Any, StepProgram] = {}
         # Of a state, the leaves that vary in one of the programs: then they do in all of them.
-        self._varying: dict[tuple[int, StateType], set[int]] = {}
-        self._warned: set[str] = set()  # paths
+        self._varying = collections.defaultdict[_StateKey, dict[int, VaryingOrigin]](dict)
         self.known: dict[int, StateType] = {}  # of each state argument
         self.last: StepProgram | None = None
 
     def program_for(self, call: Call) -> StepProgram:
-        types = [type_of(leaf) for leaf in call.leaves]
-        key = (call.structure, call.static, *map(_key_of, types))
-        program = self._ready.get(key)
-        if program is None:
-            program = self._find(call, types)
+        """Return the program for a call, its state in one form or the other."""
+        state = self._types_of_state(call)
+        places = {number: places_of(call, number) for number in state}
+        types, leaf_axes = [type_of(leaf) for leaf in call.leaves], list(call.axes)
+        for number, kind in state.items():
+            for place, leaf in zip(places[number], kind.leaves, strict=True):
+                shape = (self._setting.size, *leaf.shape)
+                types[place], leaf_axes[place] = jax.ShapeDtypeStruct(shape, leaf.dtype), 0
+        varying = {
+            places[number][n]: origin
+            for number, kind in state.items()
+            for n, origin in self._varying[number, kind].items()
+        }
+        key = (call.structure, call.static, *[(t.shape, t.dtype, t.weak_type) for t in types])
+        program = self._programs.get(key)
+        if program is None or any(program.leaves[place].uniform for place in varying):
+            typed = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
+            self._check_sizes(typed)
+            with meshes.outside_of_meshes():
+                program = StepProgram.build(self._setting, typed, state, varying)
             if program.is_cacheable:
-                self._ready[key] = program
+                self._programs[key] = program
+        for number, numbered in places.items():
+            for n, place in enumerate(numbered):
+                if (origin := program.leaves[place].origin) is not None:
+                    self._varying[number, state[number]][n] = origin
+        for place, leaf in program.leaves.items():
+            self._check_form(leaf, jnp.shape(call.leaves[place]))
         self.last = program
         return program
 
@@ -53,36 +75,26 @@ class Signatures:
 
     # ---- states
 
-    def take_state(self, number: int, state: Any, *, stacked: Any, alone: bool) -> GivenState:
-        """Take a state argument; leaves that differ between devices vary from now on.
-
-        With other arguments it is known which leaves the step keeps uniform; then only keys and
-        whole numbers count.
-        """
+    def take_state(self, number: int, state: Any, *, stacked: Any) -> UserState:
+        """Take a state argument; leaves that differ between devices vary from now on."""
         name, by_device = axes.argument_name(self._fun, number), self._setting.by_device
-        state_given = GivenState.of(state, name, by_device, stacked, self.known.get(number))
-        self.known[number] = state_given.type
-        self._add_varying(number, state_given.unequal_leaves(only_exact=not alone))
-        return state_given
+        taken = UserState.of(state, name, by_device, stacked, self.known.get(number))
+        self.known[number] = taken.type
+        origin = VaryingOrigin("place", "its copies differ")
+        self._varying[number, taken.type] |= dict.fromkeys(taken.unequal_leaves(), origin)
+        return taken
 
-    def place_state(self, number: int, state_given: GivenState, program: StepProgram | None) -> Any:
+    def place_state(self, number: int, state: UserState) -> Any:
         """Place one argument of the state on the mesh."""
-        if program is None:
-            setting, varying = self._setting, self._varying[number, state_given.type]
-            kinds, by_device = state_given.type.leaves, setting.by_device
-            shardings = shardings_of(setting.shardings, by_device, state_given.short_paths, kinds)
-            pairs = [
-                (by_device, True) if n in varying and state_given.stacked[n] else (sharding, False)
-                for n, sharding in enumerate(shardings)
-            ]
-        else:
-            leaves = [leaf for leaf in program.leaves.values() if leaf.argument == number]
-            pairs = [(leaf.sharding, not leaf.uniform) for leaf in leaves]
+        setting, varying = self._setting, self._varying[number, state.type]
+        shardings = shardings_of(setting.shardings, setting.by_device, state.type)
         values = [
-            state_given.put(n, sharding, varies=varies)
-            for n, (sharding, varies) in enumerate(pairs)
+            state.put(n, setting.sharding_of_varying(sharding.spec), varies=True)
+            if n in varying
+            else state.put(n, sharding, varies=False)
+            for n, sharding in enumerate(shardings)
         ]
-        return jax.tree.unflatten(state_given.type.structure, values)
+        return jax.tree.unflatten(state.type.structure, values)
 
     def map_state(self, change: Callable[[Leaf], Any], what: str) -> Any:
         """Return a tree like the state, or a tuple of trees, of what is made of each leaf."""
@@ -92,33 +104,31 @@ class Signatures:
             trees.append(jax.tree.unflatten(self.known[number].structure, values))
         return trees[0] if len(trees) == 1 else tuple(trees)
 
-    def _add_varying(self, number: int, leaves: set[int]) -> None:
-        varying = self._varying.setdefault((number, self.known[number]), set())
-        if not leaves <= varying:
-            varying |= leaves
-            self._ready.clear()  # of programs that took them for uniform
+    # ---- calls
 
-    # ---- a call whose types were not seen before
+    def _types_of_state(self, call: Call) -> dict[int, StateType]:
+        """Return the types of each state argument on one device."""
+        args, _ = call.rebuild(call.leaves)
+        for number in self._setting.state:
+            leaves, structure = jax.tree.flatten(args[number])
+            known, shapes = self.known.get(number), [jnp.shape(leaf) for leaf in leaves]
+            if known is None or not known.stacked_leaves(structure, shapes, self._setting.size):
+                types = [type_of(leaf) for leaf in leaves]
+                kinds = tuple(jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in types)
+                self.known[number] = StateType(structure, kinds)
+        return {number: self.known[number] for number in self._setting.state}
 
-    def _find(self, call: Call, types: list[Any]) -> StepProgram:
-        state, size = self._types_of_state(call, types), self._setting.size
-        leaf_axes = list(call.axes)
-        for place, kind in state.items():
-            types[place] = jax.ShapeDtypeStruct((size, *kind.shape), kind.dtype)
-            leaf_axes[place] = 0
-        for place, (kind, axis) in enumerate(zip(types, leaf_axes, strict=True)):
-            rank = len(kind.shape)
-            if axis is not None and (not -rank <= axis < rank or kind.shape[axis] != size):
+    def _check_sizes(self, call: Call) -> None:
+        """Raise MappedAxisError unless all that is mapped has the size of the axis."""
+        size = self._setting.size
+        for place, (leaf, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
+            rank = len(leaf.shape)
+            if axis is not None and (not -rank <= axis < rank or leaf.shape[axis] != size):
                 raise MappedAxisError(
                     f"'{call.fun_name}' is mapped over {size} devices, but {call.paths()[place]} "
-                    f"has shape {tuple(kind.shape)}, which is to be {size} along dimension {axis}. "
+                    f"has shape {tuple(leaf.shape)}, which is to be {size} along dimension {axis}. "
                     "Give [N, b, ...] for N devices, as place_batch makes it of rows."
                 )
-        typed = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
-        program = self._build(typed, state)
-        for place, leaf in program.leaves.items():
-            self._check_form(leaf, jnp.shape(call.leaves[place]))
-        return program
 
     def _check_form(self, leaf: Leaf, shape: tuple[int, ...]) -> None:
         """Raise ArgumentError for a leaf that is stacked and uniform, or may be stacked."""
@@ -135,64 +145,3 @@ class Signatures:
                 f"shape {leaf.type.shape}. Place a state of pmap once, by "
                 "state = view.place(state, stacked=True)."
             )
-
-    def _build(self, call: Call, state: dict[int, jax.ShapeDtypeStruct]) -> StepProgram:
-        places = {
-            number: [place for place in state if call.owners[place] == number]
-            for number in self._setting.state
-        }
-        varying = frozenset(
-            numbered[n]
-            for number, numbered in places.items()
-            for n in self._varying.get((number, self.known[number]), ())
-        )
-        key = (call.structure, call.static, varying, *map(_key_of, call.leaves))
-        if key in self._programs:
-            return self._programs[key]
-        with meshes.outside_of_meshes():
-            program = traced_steps.build(self._setting, call, state, varying)
-        if program.is_cacheable:
-            self._programs[key] = program
-        for number, numbered in places.items():
-            self._add_varying(
-                number, {n for n, place in enumerate(numbered) if not program.leaves[place].uniform}
-            )
-        self._warn_of_unsharded(program)
-        return program
-
-    def _warn_of_unsharded(self, program: StepProgram) -> None:
-        """Warn once of each leaf that was to be sharded and varies."""
-        leaves = [leaf for leaf in program.leaves.values() if leaf.is_kept_from_sharding]
-        lines = [
-            f"{leaf.path}, {human_bytes(leaf.bytes_per_device)} per device, begins to vary at "
-            f"{leaf.origin}"
-            for leaf in leaves
-            if leaf.path not in self._warned
-        ]
-        self._warned.update(leaf.path for leaf in leaves)
-        if lines:
-            warn_user(
-                f"Leaves of the state are not sharded, for each device has others: "
-                f"{'; '.join(lines)}. Average them, or their gradients, over devices "
-                "(jax.lax.pmean) before that line; or let shardings= be a function that gives "
-                "PartitionSpec() for them.",
-                UserWarning,
-            )
-
-    def _types_of_state(self, call: Call, types: Sequence[Any]) -> dict[int, jax.ShapeDtypeStruct]:
-        """Return the type of each leaf of the state on one device, `[*s]`, by its place."""
-        args, _ = call.rebuild(call.leaves)
-        by_place: dict[int, jax.ShapeDtypeStruct] = {}
-        for number in self._setting.state:
-            places = [place for place, owner in enumerate(call.owners) if owner == number]
-            known, structure = self.known.get(number), jax.tree.structure(args[number])
-            shapes = [types[place].shape for place in places]
-            if known is None or not known.stacked_leaves(structure, shapes, self._setting.size):
-                kinds = tuple(jax.ShapeDtypeStruct(types[n].shape, types[n].dtype) for n in places)
-                known = self.known[number] = StateType(structure, kinds)
-            by_place.update(zip(places, known.leaves, strict=True))
-        return by_place
-
-
-def _key_of(kind: Any) -> tuple:
-    return kind.shape, kind.dtype, kind.weak_type

@@ -19,8 +19,8 @@ from jax_dist._rewrite.variable_names import definition
 from jax_dist.errors import ArgumentError, ArgumentTypeError, DeviceCountError
 from jax_dist.global_view import placement
 from jax_dist.global_view.placement import Shardings
-from jax_dist.global_view.programs import Setting
 from jax_dist.global_view.report import GlobalViewReport
+from jax_dist.global_view.setting import Setting
 from jax_dist.global_view.signatures import Signatures
 
 Gradients: TypeAlias = Literal["scatter", "reduce"]
@@ -122,8 +122,10 @@ def global_view(
         captures=captures,
     )
     numbers = axes.argument_numbers("state", () if state is None else state)
-    setting = Setting(options, mapped, numbers, mesh, shardings, gradients, bool(regather))
-    return GlobalView(fun, setting)
+    reorders = gradients == "scatter"
+    return GlobalView(
+        fun, Setting(options, mapped, numbers, mesh, shardings, reorders, bool(regather))
+    )
 
 
 class GlobalView:
@@ -172,15 +174,15 @@ class GlobalView:
           *rest: the other arguments of a call, or their types. Then it is known which leaves vary;
             else the first call makes one for each device of these.
           stacked: whether the state is `[N, *s]`: True, False, or a tree of them as the state, or
-            the start of one; by default only what an earlier call keeps so. With `rest`, all slices
-            must be equal to the bit, unless the leaf varies; one of whole numbers or keys does if
-            they differ. Without, each leaf does whose slices differ.
+            the start of one; by default only what an earlier call keeps so. A leaf whose slices
+            differ in a bit varies.
 
         Returns:
           The state, on the mesh, in memory of its own.
 
         Raises:
-          ArgumentError: slices differ, or the state is not stacked as it is said to be.
+          ArgumentError: a leaf whose slices differ was to be sharded, or the state is not stacked
+            as it is said to be.
         """
         self._check_runs("place")
         numbers = self._setting.state
@@ -190,19 +192,16 @@ class GlobalView:
         flags = stacked if len(parts) > 1 and isinstance(stacked, tuple) else [stacked] * len(parts)
         with self._context(traced=False):
             states = {
-                number: self._signatures.take_state(number, part, stacked=flag, alone=not rest)
+                number: self._signatures.take_state(number, part, stacked=flag)
                 for number, part, flag in zip(numbers, parts, flags, strict=True)
             }
-        program = None
         if rest:
             others = iter(rest)
             places = range(len(parts) + len(rest))
             args = [states[n].type.tree if n in states else next(others) for n in places]
-            program = self._signatures.program_for(self._bind(tuple(args), {}))
+            self._signatures.program_for(self._bind(tuple(args), {}))
         with self._context(traced=False):
-            placed = [
-                self._signatures.place_state(n, value, program) for n, value in states.items()
-            ]
+            placed = [self._signatures.place_state(n, value) for n, value in states.items()]
         return tuple(placed) if len(placed) > 1 else placed[0]
 
     def first(self, state: Any) -> Any:

@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from steps import X, Y
 
+import jax_dist
 from jax_dist import global_view
 
 _W = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
@@ -54,6 +55,23 @@ def test_two_carried_arguments_and_a_static_one():
     for mine, other in zip(held, wanted, strict=True):
         assert np.array_equal(mine, other)
         assert mine.sharding.spec == P(None, "i")
+
+
+def _constrained(w, x):
+    return lax.with_sharding_constraint(w, jax.NamedSharding(jax.make_mesh((8,), ("i",)), P())), x
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        _constrained,
+        lambda w, x: (w, jax.pmap(jnp.sin)(x)),
+        lambda w, x: (w, jax_dist.pmap(jnp.sin)(x)),
+    ],
+)
+def test_a_step_that_constrains_or_maps_is_an_error_with_its_line(step):
+    with pytest.raises(NotImplementedError, match=r"at \S*test_calls.py:\d+, "):
+        global_view(step, "i")(_W, _X[:, :1])
 
 
 # ---- transforms

@@ -43,8 +43,9 @@ def _train() -> list:
     own = np.stack([_W] * local)  # as pmap has it: the slices of this process
     again = view.place({"w": own, "mean": np.zeros((local, 64), np.float32)}, batch, stacked=True)
     drifted = own + (index if count > 1 else 1) * np.arange(local, dtype=np.float32)[:, None, None]
+    other = global_view(_step, "i", shardings="fsdp", out_axes=(0, None))
     try:
-        view.place({"w": drifted, "mean": np.zeros((local, 64), np.float32)}, batch, stacked=True)
+        other.place({"w": drifted, "mean": np.zeros((local, 64), np.float32)}, batch, stacked=True)
     except ArgumentError as error:
         refused = "state['w']" in str(error)
     else:
