@@ -7,15 +7,15 @@ makes it vary.
 How a value is wanted sharded follows from the shardings of the state. A new parameter is the old
 one less a part of the gradient, element by element; if it is sharded, so may all be that it is made
 of. So the sum of a gradient over devices can be scattered. From the results, this goes backwards
-through equations that work element by element or only move dimensions, and through the bodies of
-loops and branches. What is made of such shards in the same way is sharded as they are.
+through equations that work element by element, and through the bodies of loops and branches. What
+is made of such shards, element by element or by moving dimensions, is sharded as they are.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
@@ -45,11 +45,6 @@ class AxisAnalysis:
         facts = self._invariance.facts(body, self._same(ins), self._scope)
         return {var: self.name in same for var, same in facts.items()}
 
-    def uniform_results(self, body: Any, ins: Sequence[bool]) -> list[bool]:
-        """Return for every result of a body whether it is uniform."""
-        results = self._invariance.outputs(body, self._same(ins), self._scope)
-        return [self.name in same for same in results]
-
     def uniform_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
         """Return the same for the inputs of each body of an equation, its loops at a fixpoint."""
         inputs = self._invariance.of_body_inputs(eqn, self._same(ins), self._scope)
@@ -64,8 +59,8 @@ class AxisAnalysis:
         """
         ins = list(ins)
         while True:
-            outs = self.uniform_results(body, ins)
-            varying = [place for place, result in pairs if ins[place] and not outs[result]]
+            results = self._invariance.outputs(body, self._same(ins), self._scope)
+            varying = [n for n, out in pairs if ins[n] and self.name not in results[out]]
             if not varying:
                 return ins
             for place in varying:
@@ -138,6 +133,20 @@ def variables(atoms: Sequence[Atom]) -> list[Var]:
 Specs: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wanted sharded
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ValueFacts:
+    """Facts about the values of one body."""
+
+    uniform: Mapping[Var, bool]
+    specs: Specs  # how uniform values are wanted sharded, where that is known
+
+    def is_uniform(self, atom: Atom) -> bool:
+        return isinstance(atom, Literal) or self.uniform[atom]
+
+    def spec_of(self, atom: Atom) -> P | None:
+        return None if isinstance(atom, Literal) else self.specs.get(atom)
+
+
 def wanted_specs(body: Jaxpr, results: Sequence[Any], uniform: Mapping[Var, bool]) -> Specs:
     """Return how the values of a body are wanted sharded, if its results are wanted so.
 
@@ -182,8 +191,6 @@ def _operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     if record.elementwise:
         shape = _shape(eqn.outvars[0])
         return [wanted[0] if _shape(atom) == shape else None for atom in eqn.invars]
-    if _compat.name_of(eqn) in ("squeeze", "transpose", "broadcast_in_dim"):
-        return [_spec_before_move(eqn, wanted[0]), *unknown[1:]]
     if record.kind in ("call", "branch", "loop"):
         return _through_bodies(eqn, wanted)
     return unknown
@@ -217,45 +224,25 @@ def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     return specs
 
 
-def _spec_before_move(eqn: JaxprEqn, spec: P) -> P | None:
-    """Return the spec of the operand of an equation that gives dimensions other places.
-
-    No element changes its shard. None where a broadcast makes a dimension that is sharded.
-    """
-    params, shape, new = eqn.params, _shape(eqn.invars[0]), _shape(eqn.outvars[0])
-    parts = dict(enumerate(spec))
-    match _compat.name_of(eqn):
-        case "squeeze":
-            kept = iter(spec)
-            dropped = params["dimensions"]
-            return P(*[None if dim in dropped else next(kept, None) for dim in range(len(shape))])
-        case "transpose":
-            order = params["permutation"]
-            return P(*[parts.get(order.index(dim)) for dim in range(len(order))])
-    places = params["broadcast_dimensions"]
-    sharded = {dim for dim, part in parts.items() if part is not None}
-    kept = {place for size, place in zip(shape, places, strict=True) if new[place] == size}
-    return P(*[parts.get(place) for place in places]) if sharded <= kept else None
-
-
 def _result_spec(eqn: JaxprEqn, specs: Specs) -> P | None:
     """Return how a result of shards is sharded: a parameter in half precision, or transposed."""
-    name, shape = _compat.name_of(eqn), _shape(eqn.outvars[0])
-    operands = [var for var in variables(eqn.invars) if var in specs]
+    operands, shape = [var for var in variables(eqn.invars) if var in specs], _shape(eqn.outvars[0])
     if record_of(eqn).elementwise:
         return next((specs[var] for var in operands if _shape(var) == shape), None)
-    if len(operands) != 1 or len(eqn.invars) != 1:
+    if not operands:
         return None
-    spec, before = specs[operands[0]], _shape(operands[0])
+    before, spec = _shape(operands[0]), specs[operands[0]]
     parts = [*spec, *[None] * (len(before) - len(spec))]
-    if name == "transpose":
-        return P(*[parts[dim] for dim in eqn.params["permutation"]])
-    if name == "squeeze":
-        return P(*[part for dim, part in enumerate(parts) if dim not in eqn.params["dimensions"]])
-    if name != "slice":
-        return None
-    sharded = [dim for dim, part in enumerate(parts) if part is not None]
-    return spec if all(before[dim] == shape[dim] for dim in sharded) else None
+    match _compat.name_of(eqn):
+        case "transpose":
+            return P(*[parts[dim] for dim in eqn.params["permutation"]])
+        case "squeeze":
+            dropped = eqn.params["dimensions"]
+            return P(*[part for dim, part in enumerate(parts) if dim not in dropped])
+        case "slice":
+            sharded = [dim for dim, part in enumerate(parts) if part is not None]
+            return spec if all(before[dim] == shape[dim] for dim in sharded) else None
+    return None
 
 
 def _shape(atom: Atom) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
 from jax_dist._rewrite.interpreter import Atom, Handler, Values, fixed_in, operands_of_bodies
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist.global_view import loops
-from jax_dist.global_view.analysis import variables
+from jax_dist.global_view.analysis import Specs, ValueFacts
+from jax_dist.global_view.loops import EnteredEquation, scan_as
 from jax_dist.global_view.mesh_axes import MeshAxes
 from jax_dist.global_view.regions import BodyPlan, GlobalEquation, Region, TurnSum
 
@@ -61,10 +61,13 @@ class Emitter:
         for stage in plan.stages:
             for step in stage.outside:
                 operands = _read(step.eqn.invars, known)
-                run = self._run_entered if step.inner else self._run_global
-                known.update(zip(step.eqn.outvars, run(plan, step, operands), strict=True))
+                if step.inner:
+                    outs = self._run_entered(plan.facts, step, operands)
+                else:
+                    outs = self._run_global(step.eqn, operands)
+                known.update(zip(step.eqn.outvars, outs, strict=True))
             if stage.region is not None:
-                outs = self._run_region(plan, stage.region, known)
+                outs = self._run_region(plan.facts, stage.region, known)
                 known.update(zip(stage.region.makes, outs, strict=True))
         return _read(plan.body.outvars, known)
 
@@ -92,69 +95,61 @@ class Emitter:
 
     # ---- on global arrays
 
-    def _run_entered(self, plan: BodyPlan, step: GlobalEquation, operands: Values) -> Values:
+    def _run_entered(self, facts: ValueFacts, step: GlobalEquation, operands: Values) -> Values:
         eqn = step.eqn
+        wanted = {
+            place
+            for inner, places in zip(step.inner, operands_of_bodies(eqn), strict=True)
+            for var, place in zip(inner.inputs, places, strict=True)
+            if inner.facts.spec_of(var) is not None
+        }
         # What no turn of a loop wants sharded is gathered once, before it.
-        fixed = {*fixed_in(eqn)} if record_of(eqn).kind == "loop" else set()
-        for inner, places in zip(step.inner, operands_of_bodies(eqn), strict=True):
-            pairs = zip(inner.inputs, places, strict=True)
-            fixed -= {place for var, place in pairs if inner.specs.get(var) is not None}
-        for place in fixed:
+        for place in fixed_in(eqn) if record_of(eqn).kind == "loop" else ():
             atom = eqn.invars[place]
-            if isinstance(atom, Var) and plan.is_uniform(atom):
-                operands[place] = self.gather(operands[place], plan.specs.get(atom))
+            if place not in wanted and isinstance(atom, Var) and facts.is_uniform(atom):
+                operands[place] = self.gather(operands[place], facts.spec_of(atom))
         with interpreter.located(eqn, anew=True):
-            return loops.run(self, plan, step, operands)
+            return EnteredEquation(self, facts, step).run(operands)
 
-    def _run_global(self, plan: BodyPlan, step: GlobalEquation, operands: Values) -> Values:
-        del plan
-        is_whole = self.shards_state and self._needs_whole(step.eqn)
-        if is_whole:
-            operands = [self.replicate(value) for value in operands]
-        outs = interpreter.replay(step.eqn, operands)
+    def _run_global(self, eqn: JaxprEqn, operands: Values) -> Values:
+        if not (self.shards_state and self._needs_whole(eqn)):
+            return interpreter.replay(eqn, operands)
+        outs = interpreter.replay(eqn, [self.replicate(value) for value in operands])
         # Or a body in it would be sharded, as its reader wants the result.
-        return [self.replicate(out) for out in outs] if is_whole else outs
+        return [self.replicate(out) for out in outs]
 
     def _needs_whole(self, eqn: JaxprEqn) -> bool:
         """Return whether an equation would give other bits on sharded operands."""
-        record = record_of(eqn)
+        record, first = record_of(eqn), eqn.invars[0].aval if eqn.invars else None
         # A maximum of shards loses a NaN in one of them, in XLA on CPU.
-        if record.elementwise or record.moves:
-            return False
-        if self.reorders and record.sums and not record.ordered:
-            return False
-        operands: list[Any] = [atom.aval for atom in eqn.invars]
-        if record.reduces and not jnp.issubdtype(operands[0].dtype, jnp.inexact):
-            return False  # exact in any order
-        bodies = interpreter.bodies(eqn)
-        if bodies and record.call in ("inline", "ruled"):
-            inside = [inner for body in bodies for inner in interpreter.open_jaxpr(body).eqns]
-            return any(map(self._needs_whole, inside))
-        return True
+        keeps_bits = record.elementwise or record.moves
+        is_sum = self.reorders and record.sums and not record.ordered
+        is_exact = record.reduces and not jnp.issubdtype(first.dtype, jnp.inexact)  # in any order
+        return not (keeps_bits or is_sum or is_exact)
 
     # ---- in regions
 
-    def _run_region(self, plan: BodyPlan, region: Region, known: Mapping[Var, Any]) -> Values:
-        is_uniform, specs = plan.is_uniform, plan.specs
+    def _run_region(self, facts: ValueFacts, region: Region, known: Mapping[Var, Any]) -> Values:
         body = _jaxpr_of(region.eqns, region.reads, region.makes)
+        is_gathered = lambda var: facts.is_uniform(var) and var not in region.shards
 
         def on_device(*blocks: Any) -> Values:
             args = [
-                block if is_uniform(var) else lax.squeeze(block, [0])
+                block if facts.is_uniform(var) else lax.squeeze(block, [0])
                 for var, block in zip(region.reads, blocks, strict=True)
             ]
-            shards = {var: _Shard(dim, specs[var]) for var, dim in region.shards.items()}
-            sums, handlers = self._sums(plan, region)
+            shards = {var: _Shard(dim, facts.specs[var]) for var, dim in region.shards.items()}
+            sums, handlers = self._sums(facts.specs, region)
             outs = self._run_inside(body, args, {**self._gathering(body, shards, sums), **handlers})
             return [
-                out if is_uniform(var) else lax.expand_dims(out, [0])
+                out if facts.is_uniform(var) else lax.expand_dims(out, [0])
                 for var, out in zip(region.makes, outs, strict=True)
             ]
 
         def spec_of(var: Var, dim: int | None) -> P:
-            if not is_uniform(var):
+            if not facts.is_uniform(var):
                 return P(self.axes.part)
-            return P() if dim is None else P(*[None] * dim, specs[var][dim])
+            return P() if dim is None else P(*[None] * dim, facts.specs[var][dim])
 
         mapped = jax.shard_map(
             on_device,
@@ -165,15 +160,14 @@ class Emitter:
             check_vma=False,
             axis_names=set(self.axes.sizes) if self.axes.model else set(self.mesh.axis_names),
         )
-        is_gathered = lambda var: is_uniform(var) and var not in region.shards
         return mapped(
             *[
-                self.gather(known[var], specs.get(var)) if is_gathered(var) else known[var]
+                self.gather(known[var], facts.spec_of(var)) if is_gathered(var) else known[var]
                 for var in region.reads
             ]
         )
 
-    def _sums(self, plan: BodyPlan, region: Region) -> tuple[_Sums, _Handlers]:
+    def _sums(self, specs: Specs, region: Region) -> tuple[_Sums, _Handlers]:
         """Return the sums in turns of scans, and handlers for the others that are scattered."""
         in_turns = {turn_sum.total for turn_sum in region.turn_sums.values()}
 
@@ -181,12 +175,12 @@ class Emitter:
             """Sum over devices; a turn of a scan has the dimensions from `first` on."""
             if (dim := region.scatters.get(var)) is None:
                 return self.axes.sum(value)
-            return self.axes.sum(value, dim - first, P(*plan.specs[var][first:]))
+            return self.axes.sum(value, dim - first, P(*specs[var][first:]))
 
         def turn_total(turn_sum: TurnSum, value: Any) -> Any:
             for eqn in turn_sum.between:
-                single = _jaxpr_of([eqn], variables(eqn.invars), eqn.outvars)
-                (value,) = self._run_inside(single, [value], {})
+                operands = [value if isinstance(a, Var) else a.val for a in eqn.invars]
+                (value,) = self._bind(eqn, operands)
             return total(turn_sum.total, value, 1)
 
         def run_psum(eqn: JaxprEqn, operands: Values) -> Values:
@@ -215,6 +209,11 @@ class Emitter:
         at = {place: handlers[id(eqn)] for place, eqn in eqns if id(eqn) in handlers}
         return interpreter.run(jaxpr, values, at, anew=True)
 
+    def _bind(self, eqn: JaxprEqn, values: Values) -> Values:
+        if self.axes.rebinds:
+            return rebind.bind_again(eqn, values, self.axes.handler_of)
+        return interpreter.replay(eqn, values)
+
     # ---- gathers in regions
 
     def _gathering(self, body: Jaxpr, shards: _Shards, sums: _Sums) -> _Handlers:
@@ -238,9 +237,7 @@ class Emitter:
         gathered = {n: shard for n, shard in read.items() if n not in inside}
         whole = self._gather_operands(eqn, values, gathered, read) if gathered else values
         if not inside and sums.keys().isdisjoint(eqn.outvars):
-            if self.axes.rebinds:
-                return rebind.bind_again(eqn, whole, self.axes.handler_of)
-            return interpreter.replay(eqn, whole)
+            return self._bind(eqn, whole)
         (jaxpr,) = interpreter.bodies(eqn)
         body = interpreter.open_jaxpr(jaxpr)
         shards = {body.invars[place]: shard for place, shard in inside.items()}
@@ -258,7 +255,7 @@ class Emitter:
             outs = [sums[var](out) if var in sums else out for var, out in named]
             return outs[:carried], outs[carried:]
 
-        return loops.scan_as(turn, eqn, whole[first : first + carried], whole[first + carried :])
+        return scan_as(turn, eqn, whole[first : first + carried], whole[first + carried :])
 
     def _gather_operands(
         self,

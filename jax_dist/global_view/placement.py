@@ -17,7 +17,6 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_dist import _compat
 from jax_dist._pmap.body import type_of
 from jax_dist._pmap.placement import is_key, shard
 from jax_dist._rewrite.constants import put_copy
@@ -121,8 +120,6 @@ def count(by_device: NamedSharding) -> int:
 def local_count(by_device: NamedSharding) -> int:
     """Return L."""
     mesh: Any = by_device.mesh
-    if _compat.is_compile_only(mesh.devices.flat[0]):  # of as many processes as it may be
-        return count(by_device)
     return math.prod(mesh.local_mesh.shape[name] for name in names_of(by_device.spec[0]))
 
 
@@ -141,11 +138,6 @@ def for_each_device(value: Any, by_device: NamedSharding) -> Any:
     return _stack(value, by_device)
 
 
-def _are_equal(stacked: jax.Array) -> bool:
-    """Return whether all slices have the same bits; compared on the devices."""
-    return bool(_is_one(jax.random.key_data(stacked) if is_key(stacked) else stacked))
-
-
 @functools.partial(jax.jit, static_argnums=1)
 def _stack(value: jax.Array, by_device: NamedSharding) -> jax.Array:
     stacked = jnp.broadcast_to(value, (count(by_device), *value.shape))
@@ -158,9 +150,11 @@ def _first(stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 @jax.jit
-def _is_one(stacked: jax.Array) -> jax.Array:
+def _are_equal(stacked: jax.Array) -> jax.Array:
+    """Return whether all slices have the same bits."""
+    data = jax.random.key_data(stacked) if is_key(stacked) else stacked
     # As bytes, so that NaN equals NaN, and -0 is not 0.
-    rows = stacked.reshape(stacked.shape[0], -1).view(jnp.uint8)
+    rows = data.reshape(data.shape[0], -1).view(jnp.uint8)
     return jnp.all(rows == rows[:1])
 
 

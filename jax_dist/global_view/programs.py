@@ -87,11 +87,6 @@ class StepProgram:
         leaves, name = tuple(self.leaves.values()), self.setting.options.fun_name
         return GlobalViewReport(name, self.setting.size, leaves, len(regions), scattered)
 
-    @property
-    def is_cacheable(self) -> bool:
-        """True if it holds nothing of a trace outside."""
-        return not any(isinstance(value, Tracer) for value in self.plan.consts)
-
     @functools.cached_property
     def emitter(self) -> Emitter:
         setting = self.setting
@@ -129,7 +124,8 @@ class StepProgram:
                 rank = traced.jaxpr.out_avals[place].ndim + 1
                 spec = axes.spec_of_axis(axis, rank, self.setting.axes.part)
                 out_shardings.append(NamedSharding(mesh, spec))
-        donated = (n - sum(number < n for number in options.static) for n in options.donated)
+        static = options.static
+        donated = (n - sum(m < n for m in static) for n in options.donated if n not in static)
         replicated = (NamedSharding(mesh, P()),) * len(traced.lifted.captures)
         return jax.jit(
             step,

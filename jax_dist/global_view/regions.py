@@ -6,8 +6,8 @@ takes all that can run when its stage has come, so a step of one all-reduce has 
 many leaves its gradients have. Loops, and branches on a uniform condition, are entered where they
 make something uniform, or keep something sharded: their bodies have stages of their own.
 
-Calls that hold both uniform and varying equations are inlined: an equation goes to one place, so a
-jit around a whole step would go into a region as one, with its update of uniform parameters.
+Calls are inlined: an equation goes to one place, so a jit around a whole step would go into a
+region as one, with its update of uniform parameters.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from jax_dist._rewrite.interpreter import Atom, Values, carries, names_of
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist.global_view.analysis import (
     AxisAnalysis,
-    Specs,
+    ValueFacts,
     variables,
     wanted_in_bodies,
     wanted_specs,
@@ -76,8 +76,7 @@ class BodyPlan:
     body: Jaxpr
     consts: tuple[Any, ...]  # the values of its first inputs
     ins: tuple[bool, ...]  # of each other input, whether it is uniform
-    uniform: Mapping[Var, bool]
-    specs: Specs  # how uniform values are wanted sharded, where that is known
+    facts: ValueFacts
     stages: tuple[Stage, ...]
 
     @property
@@ -86,10 +85,7 @@ class BodyPlan:
 
     @property
     def outs(self) -> list[bool]:
-        return [self.is_uniform(atom) for atom in self.body.outvars]
-
-    def is_uniform(self, atom: Atom) -> bool:
-        return isinstance(atom, Literal) or self.uniform[atom]
+        return [self.facts.is_uniform(atom) for atom in self.body.outvars]
 
     def regions(self) -> Iterator[Region]:
         """Yield all regions, those of entered bodies first."""
@@ -117,39 +113,29 @@ def plan(
 
     `ins` says of each input whether it is uniform, `wanted` how each result is wanted sharded.
     """
-    is_sharded = any(spec is not None for spec in wanted)
-    body, consts = _inline_calls(axis, jaxpr, ins, is_sharded=is_sharded)
+    body, consts = _inline_calls(jaxpr)
     uniform = axis.uniform_values(body, [*[True] * len(consts), *ins])
-    specs = wanted_specs(body, wanted, uniform)
-    stages = _Planner(axis, body, uniform, specs, options).stages()
-    return BodyPlan(body, tuple(consts), tuple(ins), uniform, specs, stages)
+    facts = ValueFacts(uniform, wanted_specs(body, wanted, uniform))
+    stages = _Planner(axis, body, facts, options).stages()
+    return BodyPlan(body, tuple(consts), tuple(ins), facts, stages)
 
 
-def _inline_calls(
-    axis: AxisAnalysis, jaxpr: Any, ins: Sequence[bool], *, is_sharded: bool
-) -> tuple[Jaxpr, list[Any]]:
-    """Inline calls whose equations may go to two places, or need whole what others take sharded.
+def _inline_calls(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
+    """Return a body without calls, and the values of its first inputs, the constants.
 
-    Return also the values of the first inputs, the constants: an open jaxpr of jax 0.12 has none.
+    An open jaxpr of jax 0.12 has no constants.
     """
-    facts, body = axis.uniform_values(jaxpr, ins), interpreter.open_jaxpr(jaxpr)
+    body = interpreter.open_jaxpr(jaxpr)
     constvars: list[Var] = [*body.constvars]
     consts: Values = [*interpreter.constants(jaxpr)]
     eqns: list[JaxprEqn] = []
-
-    def is_inlined(eqn: JaxprEqn) -> bool:
-        # Of a call in another that is inlined, nothing is known yet; so it is, too.
-        outs = {facts.get(var) for var in eqn.outvars}
-        is_split = None in outs or len(outs) > 1 or axis.is_used_by(eqn)
-        is_split |= is_sharded and interpreter.holds(eqn, _mixes_elements)
-        return record_of(eqn).call == "inline" and is_split
 
     def write(inner: Jaxpr, known: dict[Var, Atom]) -> list[Atom]:
         """Write a body with new variables; return those of its results."""
         renamed = lambda atom: atom if isinstance(atom, Literal) else known.get(atom, atom)
         for eqn in inner.eqns:
             invars = [renamed(atom) for atom in eqn.invars]
-            if is_inlined(eqn):
+            if record_of(eqn).call == "inline":
                 (called,) = interpreter.bodies(eqn)
                 callee = interpreter.open_jaxpr(called)
                 new = [Var(var.aval) for var in callee.constvars]
@@ -167,11 +153,6 @@ def _inline_calls(
     return Jaxpr((), inputs, outvars, eqns, body.effects, interpreter.unnamed()), consts
 
 
-def _mixes_elements(eqn: JaxprEqn) -> bool:
-    record = record_of(eqn)
-    return not (record.elementwise or record.moves or record.kind == "call")
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class _Planner:
     """Puts each equation of one body into a stage.
@@ -182,8 +163,7 @@ class _Planner:
 
     axis: AxisAnalysis
     body: Jaxpr
-    uniform: Mapping[Var, bool]
-    specs: Specs
+    facts: ValueFacts
     options: PlanOptions
     outside: list[list[GlobalEquation]] = dataclasses.field(default_factory=list)  # by stage
     inside: list[list[JaxprEqn]] = dataclasses.field(default_factory=list)
@@ -217,13 +197,10 @@ class _Planner:
             for number, outside in enumerate(self.outside)
         )
 
-    def _is_uniform(self, atom: Atom) -> bool:
-        return isinstance(atom, Literal) or self.uniform[atom]
-
     def _runs_inside(self, eqn: JaxprEqn) -> bool:
         return (
             self.options.in_one
-            or not all(map(self._is_uniform, [*eqn.invars, *eqn.outvars]))
+            or not all(map(self.facts.is_uniform, [*eqn.invars, *eqn.outvars]))
             or _compat.has_side_effects(eqn)
             or self.axis.is_used_by(eqn)
         )
@@ -232,17 +209,17 @@ class _Planner:
         """Return whether it makes something uniform or sharded; a condition is then uniform."""
         if self.options.in_one or record_of(eqn).kind not in ("loop", "branch"):
             return False
-        is_sharded = any(self.specs.get(var) is not None for var in eqn.outvars)
+        is_sharded = any(self.facts.spec_of(var) is not None for var in eqn.outvars)
         if not is_sharded and not self.axis.is_unified_by(eqn):
             return False
         # Under vmap a condition has many elements, and lax.while_loop takes one.
         if _compat.name_of(eqn) == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape != ():
             return False
-        return any(map(self._is_uniform, eqn.outvars))
+        return any(map(self.facts.is_uniform, eqn.outvars))
 
     def _plan_bodies(self, eqn: JaxprEqn) -> Iterator[BodyPlan]:
-        ins = self.axis.uniform_in_bodies(eqn, [self._is_uniform(atom) for atom in eqn.invars])
-        wanted = wanted_in_bodies(eqn, [self.specs.get(var) for var in eqn.outvars])
+        ins = self.axis.uniform_in_bodies(eqn, [*map(self.facts.is_uniform, eqn.invars)])
+        wanted = wanted_in_bodies(eqn, map(self.facts.spec_of, eqn.outvars))
         for body, of_body, results in zip(interpreter.bodies(eqn), ins, wanted, strict=True):
             yield plan(self.axis, body, of_body, results, self.options)
 
@@ -281,7 +258,7 @@ class _Planner:
         dims: dict[Var, int] = {}
         for var in candidates:
             aval: Any = var.aval
-            for dim, part in enumerate(self.specs.get(var) or ()):
+            for dim, part in enumerate(self.facts.spec_of(var) or ()):
                 sizes = [self.axis.sizes.get(name, 0) for name in names_of(part)]
                 if sizes and all(sizes) and aval.shape[dim] % math.prod(sizes) == 0:
                     dims.setdefault(var, dim)

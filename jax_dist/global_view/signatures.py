@@ -50,11 +50,15 @@ class Signatures:
         program = self._programs.get(key)
         if program is None or any(program.leaves[place].uniform for place in varying):
             typed = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
-            self._check_sizes(typed)
+            if typed.size != self._setting.size:
+                raise MappedAxisError(
+                    f"'{call.fun_name}' is mapped over {self._setting.size} devices, but its "
+                    f"arguments have {typed.size} slices. Give [N, b, ...] for N devices, as "
+                    "place_batch makes it of rows."
+                )
             with meshes.outside_of_meshes():
                 program = StepProgram.build(self._setting, typed, state, varying)
-            if program.is_cacheable:
-                self._programs[key] = program
+            self._programs[key] = program
         for number, numbered in places.items():
             for n, place in enumerate(numbered):
                 if (origin := program.leaves[place].origin) is not None:
@@ -117,18 +121,6 @@ class Signatures:
                 kinds = tuple(jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in types)
                 self.known[number] = StateType(structure, kinds)
         return {number: self.known[number] for number in self._setting.state}
-
-    def _check_sizes(self, call: Call) -> None:
-        """Raise MappedAxisError unless all that is mapped has the size of the axis."""
-        size = self._setting.size
-        for place, (leaf, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
-            rank = len(leaf.shape)
-            if axis is not None and (not -rank <= axis < rank or leaf.shape[axis] != size):
-                raise MappedAxisError(
-                    f"'{call.fun_name}' is mapped over {size} devices, but {call.paths()[place]} "
-                    f"has shape {tuple(leaf.shape)}, which is to be {size} along dimension {axis}. "
-                    "Give [N, b, ...] for N devices, as place_batch makes it of rows."
-                )
 
     def _check_form(self, leaf: Leaf, shape: tuple[int, ...]) -> None:
         """Raise ArgumentError for a leaf that is stacked and uniform, or may be stacked."""

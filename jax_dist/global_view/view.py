@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jax_dist._pmap import axes, meshes
@@ -78,7 +77,7 @@ def global_view(
       An object that is called like the step.
 
     Raises:
-      ArgumentTypeError: an argument is none of its choices.
+      ArgumentTypeError: `gradients` or `shardings` is none of its choices.
       DeviceCountError: the mesh has no such axes.
       NotImplementedError: when called, the step maps inside, or shards over the mapped axis itself.
       ArgumentError: when called, a leaf that varies was to be sharded; the message has its path,
@@ -97,11 +96,13 @@ def global_view(
     """
     if not callable(fun):
         raise ArgumentTypeError(f"global_view takes a function, not {fun!r}.")
-    _check_choice("gradients", gradients, get_args(Gradients))
-    _check_choice("captures", captures, get_args(Captures))
-    if not callable(shardings):
-        more = "or a function of a path and a shape that gives a spec"
-        _check_choice("shardings", shardings, ("replicated", "fsdp"), more)
+    if gradients not in get_args(Gradients):
+        raise ArgumentTypeError(f"gradients must be 'scatter' or 'reduce', not {gradients!r}.")
+    if not callable(shardings) and shardings not in ("replicated", "fsdp"):
+        raise ArgumentTypeError(
+            "shardings must be 'replicated', 'fsdp', or a function of a path and a type that gives "
+            f"a PartitionSpec, not {shardings!r}."
+        )
     mapped = (axis_name,) if mesh_axes is None else tuple(mesh_axes)
     names = mapped[:1] if mesh is None else mesh.axis_names
     if not mapped or len({*mapped}) < len(mapped) or not {*mapped} <= {*names}:
@@ -110,22 +111,19 @@ def global_view(
             f"The mesh of a global view needs the axes {mapped!r}, each once, but {has}. Name one "
             f"so, as in Mesh(devices, ({axis_name!r},)), or give mesh_axes=."
         )
-    static = axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums)
-    donated = axes.argument_numbers("donate_argnums", donate_argnums)
     options = Options(
         fun_name=axes.function_name(fun),
         axis_name=axis_name,
         in_axes=in_axes,
         out_axes=out_axes,
-        static=static,
-        donated=tuple(number for number in donated if number not in static),
+        static=axes.argument_numbers("static_broadcasted_argnums", static_broadcasted_argnums),
+        donated=axes.argument_numbers("donate_argnums", donate_argnums),
         captures=captures,
     )
     numbers = axes.argument_numbers("state", () if state is None else state)
     reorders = gradients == "scatter"
-    return GlobalView(
-        fun, Setting(options, mapped, numbers, mesh, shardings, reorders, bool(regather))
-    )
+    setting = Setting(options, mapped, numbers, mesh, shardings, reorders, bool(regather))
+    return GlobalView(fun, setting)
 
 
 class GlobalView:
@@ -134,6 +132,7 @@ class GlobalView:
     def __init__(self, fun: Callable, setting: Setting):
         self._fun, self._setting = fun, setting
         self._signatures = Signatures(fun, setting)
+        self._watch = Watch(setting.options.fun_name)
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -204,52 +203,6 @@ class GlobalView:
             placed = [self._signatures.place_state(n, value) for n, value in states.items()]
         return tuple(placed) if len(placed) > 1 else placed[0]
 
-    def first(self, state: Any) -> Any:
-        """Return the state of one device, as `flax.jax_utils.unreplicate` does under pmap.
-
-        Args:
-          state: the state as `place` or a call gave it, or one of several state arguments.
-
-        Returns:
-          Arrays `[*s]`, copied, so that a later call may take the memory of the state. What is
-          uniform stays sharded; of a leaf that varies, the one of the first device.
-
-        Raises:
-          ArgumentError: the tree is not the state.
-        """
-        return self._by_leaf(state, "first", jnp.copy, lambda leaf: jnp.copy(leaf[0]))
-
-    def stacked(self, state: Any) -> Any:
-        """Return the state as pmap has it, for a function that is still mapped by it.
-
-        Args:
-          state: the state as `place` or a call gave it, or one of several state arguments.
-
-        Returns:
-          Arrays `[N, *s]`, a whole copy on each device.
-
-        Raises:
-          ArgumentError: the tree is not the state.
-        """
-        repeat = lambda leaf: placement.for_each_device(leaf, self._setting.by_device)
-        return self._by_leaf(state, "stacked", repeat, jnp.copy)
-
-    def _by_leaf(self, state: Any, method: str, uniform: Callable, varying: Callable) -> Any:
-        """Change each leaf of the state, or of one of its arguments, as what it is."""
-        leaves, structure = jax.tree.flatten(state)
-        shapes = [jnp.shape(leaf) for leaf in leaves]
-        for known in self._signatures.known.values():
-            flags = known.stacked_leaves(structure, shapes, self._setting.size)
-            if flags is not None:
-                changes = [varying if is_stacked else uniform for is_stacked in flags]
-                with self._context(traced=any_tracer(leaves)):
-                    values = [change(x) for change, x in zip(changes, leaves, strict=True)]
-                return jax.tree.unflatten(structure, values)
-        raise ArgumentError(
-            f"'{method}' takes the state, or one of its arguments, as place or the last call gave "
-            "it; this is another tree, or has other shapes."
-        )
-
     def place_batch(self, batch: Any, *, rows: bool | None = None) -> Any:
         """Shard a batch over the devices.
 
@@ -290,10 +243,6 @@ class GlobalView:
 
     # ---- behind the scenes
 
-    @functools.cached_property
-    def _watch(self) -> Watch:
-        return Watch(self._setting.options.fun_name)
-
     def _bind(self, args: tuple, kwargs: dict) -> Call:
         call = Call.bind(self._setting.options, self._fun, args, kwargs)
         for number in self._setting.state:
@@ -317,11 +266,3 @@ class GlobalView:
         if jax.sharding.get_abstract_mesh().empty:
             return contextlib.nullcontext()
         return meshes.context_of(self._setting.mesh) if traced else meshes.no_mesh()
-
-
-def _check_choice(argument: str, value: object, choices: Sequence[str], *more: str) -> None:
-    if value not in choices:
-        choices = ", ".join([*map(repr, choices), *more])
-        raise ArgumentTypeError(
-            f"'{argument}' of global_view is {value!r}, and must be one of {choices}."
-        )

@@ -157,25 +157,6 @@ def test_what_is_computed_is_cut_as_the_state_is(sizes, regather):
     _close((state, mine), wanted)
 
 
-def test_several_mapped_axes_and_a_further_one():
-    mesh = _mesh(replica=2, shard=2, model=2)
-
-    def rule(path, leaf):
-        return P(*["shard" if part == "i" else part for part in _rule(path, leaf)])
-
-    x, y = X[:4], Y[:4]
-    view = global_view(_step, "i", mesh=mesh, mesh_axes=HSDP, shardings=rule)
-    state = view.place(_state(), x, y, stacked=False)
-    for _ in range(3):
-        state, _ = view(state, x, y)
-    (wanted, _), pmapped = _under_pmap(_step, _state(), x, y, times=3)
-
-    assert state["params"]["a"].sharding.spec == P("shard", "model")
-    assert state["own"].sharding.spec == P(HSDP, "model")
-    assert _flops(view.lower(state, x, y).compile()) < 0.6 * _flops(pmapped)
-    _close(state, wanted)
-
-
 def _with_callback(h):
     return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(h.shape, h.dtype), h)
 

@@ -10,8 +10,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from steps import CASES, LAYERED, LOSSES, ROWS, with_loss
 
-from jax_dist import global_view
-
 
 def mesh(**sizes: int) -> Mesh:
     return Mesh(np.array(jax.devices()).reshape(*sizes.values()), tuple(sizes))
@@ -93,18 +91,3 @@ def test_the_numbers_are_those_of_pmap_where_each_device_holds_a_layer(name):
     rule = lambda path, leaf: P("i") if leaf.ndim else P()
     step, w = with_loss(LOSSES[name]), LAYERED[:2].repeat(4, 0)
     compare(step, w, ROWS, shardings=rule, regather=True, **EXACT)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", LOSSES)
-def test_no_number_changes_where_types_name_a_mesh(name):
-    named = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-    with jax.set_mesh(named):
-        once, again = [
-            global_view(
-                with_loss(LOSSES[name]), "i", mesh=named, shardings="fsdp", regather=regather
-            )(LAYERED, ROWS)
-            for regather in (False, True)
-        ]
-
-    assert (np.asarray(once[0]) == np.asarray(again[0])).all()

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from jax_dist import global_view
-from jax_dist.errors import ArgumentError, ArgumentTypeError, CapturedArrayWarning
+from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 _TABLE = np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32)
 _X = np.random.default_rng(1).normal(size=(8, 4, 64)).astype(np.float32)
@@ -52,18 +52,6 @@ def test_the_program_without_captured_arrays_is_called_as_the_step():
     assert np.array_equal(state, wanted)
 
 
-def test_a_leaf_that_varies_through_a_captured_array_names_its_own_argument():
-    def drifting(w, x):
-        return w + (x[0] @ _TABLE)[:1]
-
-    view = global_view(drifting, "i")
-    with pytest.warns(CapturedArrayWarning):
-        view(np.float32([1]), _X)
-
-    (leaf,) = view.report().leaves
-    assert not leaf.uniform
-
-
 def test_in_a_trace_around_it_says_that_the_array_is_kept():
     view = global_view(_step, "i")
 
@@ -79,8 +67,3 @@ def test_in_a_trace_around_it_says_that_the_array_is_kept():
 def test_captured_arrays_can_be_refused():
     with pytest.raises(ArgumentError, match="_TABLE"):
         global_view(_step, "i", captures="error")(_W, _X)
-
-
-def test_an_unknown_choice_is_refused():
-    with pytest.raises(ArgumentTypeError, match="captures"):
-        global_view(_step, "i", captures="keep")
