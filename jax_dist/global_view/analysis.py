@@ -163,8 +163,6 @@ def wanted_specs(body: Jaxpr, results: Sequence[Any], uniform: Mapping[Var, bool
     for eqn in reversed(body.eqns):
         wanted = [specs.get(var) for var in eqn.outvars]
         if any(spec is not None for spec in wanted):
-            wanted = _settle_carries(eqn, wanted)
-            want(eqn.outvars, wanted)
             want(eqn.invars, _operand_specs(eqn, wanted))
     for eqn in body.eqns:
         if len(eqn.outvars) == 1:
@@ -194,18 +192,6 @@ def _operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
     if record.kind in ("call", "branch", "loop"):
         return _through_bodies(eqn, wanted)
     return unknown
-
-
-def _settle_carries(eqn: JaxprEqn, wanted: list[Any]) -> list[Any]:
-    """Return how the results of a loop are wanted: a carry, too, as earlier turns want it."""
-    while record_of(eqn).kind == "loop":
-        more, operands = list(wanted), _through_bodies(eqn, wanted)
-        for into, out in carries(eqn):
-            more[out] = operands[into] if more[out] is None else more[out]
-        if more == wanted:
-            break
-        wanted = more
-    return wanted
 
 
 def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:

@@ -120,11 +120,13 @@ class Emitter:
 
     def _needs_whole(self, eqn: JaxprEqn) -> bool:
         """Return whether an equation would give other bits on sharded operands."""
-        record, first = record_of(eqn), eqn.invars[0].aval if eqn.invars else None
+        record = record_of(eqn)
+        operands: list[Any] = [atom.aval for atom in eqn.invars]
         # A maximum of shards loses a NaN in one of them, in XLA on CPU.
         keeps_bits = record.elementwise or record.moves
         is_sum = self.reorders and record.sums and not record.ordered
-        is_exact = record.reduces and not jnp.issubdtype(first.dtype, jnp.inexact)  # in any order
+        # Whole numbers are reduced to the same bits in any order.
+        is_exact = record.reduces and not jnp.issubdtype(operands[0].dtype, jnp.inexact)
         return not (keeps_bits or is_sum or is_exact)
 
     # ---- in regions

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec as P
 
@@ -42,7 +41,7 @@ class MeshAxes:
 
     @property
     def rebinds(self) -> bool:
-        """Whether equations of the step are others on this mesh."""
+        """True if equations of the step are others on this mesh."""
         return bool(self.model) or tuple(self.sizes) != (self.name,)
 
     def varying(self, rank: int) -> P:
@@ -59,21 +58,12 @@ class MeshAxes:
         wide, over = self._widen(value), tuple(self.sizes)
         if dim is not None:
             names = names_of(spec[dim])
-            wide = self._send(functools.partial(self._scatter, names, dim), wide, spec)
+            scatter = functools.partial(
+                lax.psum_scatter, axis_name=names, scatter_dimension=dim, tiled=True
+            )
+            wide = self._send(scatter, wide, spec)
             over = tuple(name for name in over if name not in names)
-        out = (lax.psum(wide, over) if over else wide).astype(value.dtype)
-        if self.platform != "tpu" or jnp.ndim(out) < 2:
-            return out
-        # By rows, as the state is. XLA for TPU would rather copy all of the state, and early.
-        return with_layout_constraint(out, Layout(tuple(range(out.ndim))))
-
-    def _scatter(self, names: Any, dim: int, value: Any) -> Any:
-        """Scatter as XLA for TPU does it, whose own constants for it take more memory."""
-        if self.platform != "tpu":
-            return lax.psum_scatter(value, names, scatter_dimension=dim, tiled=True)
-        size = value.shape[dim] // lax.axis_size(names)
-        start = lax.axis_index(names).astype(jnp.uint32) * size  # never compared with zero
-        return lax.dynamic_slice_in_dim(lax.psum(value, names), start, size, dim)
+        return (lax.psum(wide, over) if over else wide).astype(value.dtype)
 
     def gather(self, value: Any, dim: int, spec: P) -> Any:
         """Return the whole of a dimension, of which each device has a shard."""

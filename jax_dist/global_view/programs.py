@@ -47,7 +47,8 @@ class StepProgram:
         varying: Mapping[int, VaryingOrigin],
     ) -> "StepProgram":
         """Trace and plan a step for a call of types; see `trace_step`."""
-        traced = trace_step(setting, call, state, varying)
+        analysis = AxisAnalysis(setting.options.axis_name, setting.axes.sizes)
+        traced = trace_step(setting, analysis, call, state, varying)
         wanted: list[P | None] = [None] * len(traced.out_axes)
         for result, place in traced.results.items():
             leaf = traced.leaves[place]
@@ -57,8 +58,7 @@ class StepProgram:
             regathers=setting.regathers,
             in_one=not setting.model_axes and not any(wanted),
         )
-        axis = AxisAnalysis(setting.options.axis_name, setting.axes.sizes)
-        body_plan = plan(axis, traced.jaxpr, traced.ins, wanted, options)
+        body_plan = plan(analysis, traced.jaxpr, traced.ins, wanted, options)
         in_axes, in_shardings = [], []
         for place, (kind, axis) in enumerate(zip(call.leaves, call.axes, strict=True)):
             leaf = traced.leaves.get(place)

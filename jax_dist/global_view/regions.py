@@ -219,7 +219,7 @@ class _Planner:
 
     def _plan_bodies(self, eqn: JaxprEqn) -> Iterator[BodyPlan]:
         ins = self.axis.uniform_in_bodies(eqn, [*map(self.facts.is_uniform, eqn.invars)])
-        wanted = wanted_in_bodies(eqn, map(self.facts.spec_of, eqn.outvars))
+        wanted = wanted_in_bodies(eqn, [*map(self.facts.spec_of, eqn.outvars)])
         for body, of_body, results in zip(interpreter.bodies(eqn), ins, wanted, strict=True):
             yield plan(self.axis, body, of_body, results, self.options)
 

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -26,7 +26,8 @@ class Signatures:
 
     def __init__(self, fun: Callable, setting: Setting):
         self._fun, self._setting = fun, setting
-        self._programs: dict[Any, StepProgram] = {}
+        self._called: dict[Any, StepProgram] = {}  # by the types of calls
+        self._programs: dict[Any, StepProgram] = {}  # by these, with the state as under pmap
         # Of a state, the leaves that vary in one of the programs: then they do in all of them.
         self._varying = collections.defaultdict[_StateKey, dict[int, VaryingOrigin]](dict)
         self.known: dict[int, StateType] = {}  # of each state argument
@@ -34,19 +35,27 @@ class Signatures:
 
     def program_for(self, call: Call) -> StepProgram:
         """Return the program for a call, its state in one form or the other."""
+        types = [type_of(leaf) for leaf in call.leaves]
+        key = (call.structure, call.static, *map(_key_of, types))
+        program = self._called.get(key)
+        if program is None:
+            program = self._find(call, types)
+            self._called[key] = program
+        self.last = program
+        return program
+
+    def _find(self, call: Call, types: list[Any]) -> StepProgram:
+        """Return the program for a call of types, which is built if it is not there."""
         state = self._types_of_state(call)
         places = {number: places_of(call, number) for number in state}
-        types, leaf_axes = [type_of(leaf) for leaf in call.leaves], list(call.axes)
+        leaf_axes, varying = list(call.axes), {}
         for number, kind in state.items():
             for place, leaf in zip(places[number], kind.leaves, strict=True):
                 shape = (self._setting.size, *leaf.shape)
                 types[place], leaf_axes[place] = jax.ShapeDtypeStruct(shape, leaf.dtype), 0
-        varying = {
-            places[number][n]: origin
-            for number, kind in state.items()
-            for n, origin in self._varying[number, kind].items()
-        }
-        key = (call.structure, call.static, *[(t.shape, t.dtype, t.weak_type) for t in types])
+            origins = self._varying[number, kind]
+            varying |= {places[number][n]: origin for n, origin in origins.items()}
+        key = (call.structure, call.static, *map(_key_of, types))
         program = self._programs.get(key)
         if program is None or any(program.leaves[place].uniform for place in varying):
             typed = dataclasses.replace(call, leaves=types, axes=tuple(leaf_axes))
@@ -59,14 +68,19 @@ class Signatures:
             with meshes.outside_of_meshes():
                 program = StepProgram.build(self._setting, typed, state, varying)
             self._programs[key] = program
-        for number, numbered in places.items():
-            for n, place in enumerate(numbered):
-                if (origin := program.leaves[place].origin) is not None:
-                    self._varying[number, state[number]][n] = origin
+        for number, kind in state.items():
+            leaves = [program.leaves[place] for place in places[number]]
+            self._add_varying(number, kind, {n: x.origin for n, x in enumerate(leaves) if x.origin})
         for place, leaf in program.leaves.items():
             self._check_form(leaf, jnp.shape(call.leaves[place]))
-        self.last = program
         return program
+
+    def _add_varying(
+        self, number: int, kind: StateType, origins: Mapping[int, VaryingOrigin]
+    ) -> None:
+        if not origins.keys() <= self._varying[number, kind].keys():
+            self._varying[number, kind] |= origins
+            self._called.clear()  # of programs that take them for uniform
 
     def known_program(self, what: str) -> StepProgram:
         """Return the last program, for its report."""
@@ -84,8 +98,10 @@ class Signatures:
         name, by_device = axes.argument_name(self._fun, number), self._setting.by_device
         taken = UserState.of(state, name, by_device, stacked, self.known.get(number))
         self.known[number] = taken.type
+        self._called.clear()  # of programs that take it for another state
         origin = VaryingOrigin("place", "its copies differ")
-        self._varying[number, taken.type] |= dict.fromkeys(taken.unequal_leaves(), origin)
+        unequal = dict.fromkeys(taken.unequal_leaves(), origin)
+        self._add_varying(number, taken.type, unequal)
         return taken
 
     def place_state(self, number: int, state: UserState) -> Any:
@@ -137,3 +153,7 @@ class Signatures:
                 f"shape {leaf.type.shape}. Place a state of pmap once, by "
                 "state = view.place(state, stacked=True)."
             )
+
+
+def _key_of(kind: Any) -> tuple:
+    return kind.shape, kind.dtype, kind.weak_type

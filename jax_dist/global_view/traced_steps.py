@@ -46,6 +46,7 @@ class TracedStep:
 
 def trace_step(
     setting: Setting,
+    analysis: AxisAnalysis,
     call: Call,
     state: dict[int, StateType],
     varying: Mapping[int, VaryingOrigin],
@@ -62,11 +63,10 @@ def trace_step(
     ins = [True] * captured
     for place, (owner, axis) in enumerate(zip(call.owners, call.axes, strict=True)):
         ins.append(axis is None or (owner in state and place not in varying))
-    axis = AxisAnalysis(setting.options.axis_name, setting.axes.sizes)
     pairs = [(captured + place, result) for result, place in results.items()]
-    ins = axis.settle_state(lifted.jaxpr, ins, pairs)
+    ins = analysis.settle_state(lifted.jaxpr, ins, pairs)
     body = interpreter.open_jaxpr(lifted.jaxpr)
-    uniform = axis.uniform_values(body, ins)
+    uniform = analysis.uniform_values(body, ins)
     origins = [VaryingOrigin.of(body, uniform, out) for out in body.outvars]
     _check_results(call.fun_name, out_tree, out_axes, origins, results)
     of_state = {place: varying.get(place, origins[result]) for result, place in results.items()}

@@ -194,12 +194,11 @@ class GlobalView:
                 number: self._signatures.take_state(number, part, stacked=flag)
                 for number, part, flag in zip(numbers, parts, flags, strict=True)
             }
-        if rest:
-            others = iter(rest)
-            places = range(len(parts) + len(rest))
-            args = [states[n].type.tree if n in states else next(others) for n in places]
-            self._signatures.program_for(self._bind(tuple(args), {}))
-        with self._context(traced=False):
+            if rest:
+                others = iter(rest)
+                places = range(len(parts) + len(rest))
+                args = [states[n].type.tree if n in states else next(others) for n in places]
+                self._signatures.program_for(self._bind(tuple(args), {}))
             placed = [self._signatures.place_state(n, value) for n, value in states.items()]
         return tuple(placed) if len(placed) > 1 else placed[0]
 

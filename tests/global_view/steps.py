@@ -95,17 +95,6 @@ def _by_rows(state, gradient):
     return {**state, "sums": {**state["sums"], "a": rows}}
 
 
-def _shifted(state, gradient):
-    """Return a carry that is wanted sharded by a turn before the last only."""
-
-    def turn(_, carry):
-        params, mean, older = carry
-        return jax.tree.map(jnp.subtract, params, mean), older, older
-
-    params, _, _ = lax.fori_loop(0, 3, turn, (state["params"], state["mean"], gradient))
-    return {**state, "params": params}
-
-
 def _in_calls(state, gradient):
     return jax.jit(lambda state, gradient: jax.jit(skips)(state, gradient))(state, gradient)
 
@@ -127,7 +116,6 @@ UPDATES = {
     "while": _while_small,
     "scan": _three_times,
     "rows": _by_rows,
-    "shifted": _shifted,
     "calls": _in_calls,
     "branch in a loop": _branch_in_a_loop,
 }

@@ -17,7 +17,6 @@ from steps import X, Y
 
 from jax_dist import global_view
 from jax_dist.errors import ArgumentError, DeviceCountError
-from jax_dist.global_view.mesh_axes import MeshAxes
 
 HSDP = ("replica", "shard")
 A = steps.weights()["a"]
@@ -76,27 +75,6 @@ def test_a_gradient_is_scattered_in_a_replica_and_summed_over_replicas():
     assert sorted(found) == ["all_reduce"] * 3 + ["reduce_scatter"] * 2  # one is for the loss
     parts = re.findall(r"all_reduce.*?-> (tensor<\S+>)", text, re.DOTALL)
     assert sorted(parts) == ["tensor<64x64xf32>"] * 2 + ["tensor<f32>"]
-
-
-@pytest.mark.parametrize("part", ["shard", HSDP, HSDP[::-1]])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_a_slice_of_the_whole_sum_is_the_piece_that_is_scattered(dim, part):
-    """As for TPUs, of whose reduce-scatter XLA makes these two."""
-    mesh, spec = _mesh(replica=2, shard=4), P(*[None] * dim, part)
-    rows = np.arange(8 * 64 * 64, dtype=np.int32).reshape(8, 64, 64) % 1009
-
-    def piece(x: jax.Array, *, platform: str) -> jax.Array:
-        return MeshAxes("i", dict(mesh.shape), platform=platform).sum(x[0], dim, spec)
-
-    texts = []
-    for platform in ("cpu", "tpu"):
-        own = functools.partial(piece, platform=platform)
-        made = jax.jit(
-            jax.shard_map(own, mesh=mesh, in_specs=P(HSDP), out_specs=spec, check_vma=False)
-        )
-        np.testing.assert_array_equal(made(rows), rows.sum(0))
-        texts.append(made.lower(rows).as_text())
-    assert ["reduce_scatter" in text for text in texts] == [True, False]
 
 
 @pytest.mark.parametrize("regather", [False, True])
