@@ -26,7 +26,7 @@ from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
 from jax_dist._rewrite.interpreter import Atom, Handler, Values, fixed_in, operands_of_bodies
 from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist.global_view.analysis import Specs, ValueFacts
+from jax_dist.global_view.analysis import Specs, ValueFacts, variables
 from jax_dist.global_view.loops import EnteredEquation, scan_as
 from jax_dist.global_view.mesh_axes import MeshAxes
 from jax_dist.global_view.regions import BodyPlan, GlobalEquation, Region, TurnSum
@@ -181,7 +181,7 @@ class Emitter:
 
         def turn_total(turn_sum: TurnSum, value: Any) -> Any:
             for eqn in turn_sum.between:
-                operands = [value if isinstance(a, Var) else a.val for a in eqn.invars]
+                operands = _read(eqn.invars, dict.fromkeys(variables(eqn.invars), value))
                 (value,) = self._bind(eqn, operands)
             return total(turn_sum.total, value, 1)
 
