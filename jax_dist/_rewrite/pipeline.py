@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import traceback
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from types import FrameType
@@ -33,15 +32,6 @@ def user_line() -> str:
     """Return the line of the user's code that runs now: "train.py:12", or "" without any."""
     _, frame = _user_frame()
     return "" if frame is None else f"{display_path(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def line_of(error: BaseException) -> str:
-    """Return the line of the user's code where an error was raised, as `user_line` gives it."""
-    line = ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        if not (file := frame.f_code.co_filename).startswith(OURS_AND_JAX):
-            line = f"{display_path(file)}:{number}"
-    return line
 
 
 def _user_frame() -> tuple[int, FrameType | None]:

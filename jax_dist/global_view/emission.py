@@ -10,9 +10,8 @@ more is sent for it. A scan over stacked layers gathers one layer in each turn.
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -38,7 +37,6 @@ class _Shard:
 
     dim: int  # that is sharded over the mapped axis
     spec: P
-    gathers: Iterator[int] = dataclasses.field(default_factory=itertools.count)  # their numbers
 
 
 _Shards: TypeAlias = Mapping[Var, _Shard]
@@ -274,14 +272,8 @@ class Emitter:
         tied = [*gathered, *(others if ties else ())]
         barred = lax.optimization_barrier(tuple(values[n] for n in tied))
         for n, value in zip(tied, barred, strict=True):
-            if (shard := gathered.get(n)) is not None:
-                # XLA on CPU drops barriers before it looks for equal instructions for the last
-                # time, so two gathers of one value differ: each has one more dimension of length 1.
-                more = tuple(range(next(shard.gathers)))
-                spec, dim = P(*[None for _ in more], *shard.spec), shard.dim + len(more)
-                value = self.axes.gather(jnp.expand_dims(value, more), dim, spec)
-                value = jnp.squeeze(value, more)
-            values[n] = value
+            shard = gathered.get(n)
+            values[n] = value if shard is None else self.axes.gather(value, shard.dim, shard.spec)
         return values
 
 

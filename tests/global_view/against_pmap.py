@@ -75,7 +75,7 @@ def compare(
     *batch: Any,
     times: int = 2,
     axis_name: str = "i",
-    given: Any = False,
+    slices: Any = False,
     bound: float = 0,
     scanned: bool = False,
     **options: Any,
@@ -88,41 +88,43 @@ def compare(
       *batch: `[N, ...]`, for the first N devices under pmap.
       times: how often it is run.
       axis_name: the mapped axis.
-      given: of each leaf of the state, whether it is `[N, *s]` already, as `place` takes it.
+      slices: of each leaf of the state, whether it is `[N, *s]` already, as `place` takes it.
       bound: 0 if all bits are to be those of pmap; else the difference that a leaf may have.
       scanned: whether the view runs in a scan of one program, and not in one program for each step.
       **options: of `global_view`.
     """
     count = len(jax.tree.leaves(batch)[0])
-    copy = lambda own, leaf: leaf if own else stacked(leaf, count)
-    reference = jax.tree.map(copy, jax.tree.broadcast(given, state), state)
+    copy = lambda flag, leaf: leaf if flag else stacked(leaf, count)
+    reference = jax.tree.map(copy, jax.tree.broadcast(slices, state), state)
     mapped = jax.pmap(step, axis_name=axis_name, devices=jax.devices()[:count])
     pmapped = jax.jit(mapped).lower(reference, *batch).compile(compiler_options=PLAIN)
     view = global_view(step, axis_name, **{"captures": "allow", **options})
-    held = view.place(state, *batch, stacked=given)
+    placed = view.place(state, *batch, stacked=slices)
     if scanned:
         turns = jax.tree.map(lambda leaf: np.stack([leaf] * times), batch)
-        run = jax.jit(lambda held, turns: lax.scan(lambda one, own: view(one, *own), held, turns))
-        program = run.lower(held, turns).compile(compiler_options=PLAIN)
-        held, rest = program(held, turns)
+        run = jax.jit(
+            lambda placed, turns: lax.scan(lambda state, one: view(state, *one), placed, turns)
+        )
+        program = run.lower(placed, turns).compile(compiler_options=PLAIN)
+        placed, rest = program(placed, turns)
         for turn in range(times):
             reference, wanted = pmapped(reference, *batch)
             assert_same(jax.tree.map(lambda leaf, turn=turn: leaf[turn], rest), wanted, bound)
-        assert_same(held, reference, bound)
-        return view, held
-    seen = view.lower(held, *batch).compile(compiler_options=PLAIN)
+        assert_same(placed, reference, bound)
+        return view, placed
+    seen = view.lower(placed, *batch).compile(compiler_options=PLAIN)
     others = [
         jax.device_put(leaf, sharding)
-        for leaf, sharding in zip(jax.tree.leaves(batch), _of_batch(view, held), strict=True)
+        for leaf, sharding in zip(jax.tree.leaves(batch), _of_batch(view, placed), strict=True)
     ]
     others = jax.tree.unflatten(jax.tree.structure(batch), others)
     for _ in range(times):
         wanted = pmapped(reference, *batch)
-        got = seen(held, *others)
+        got = seen(placed, *others)
         assert_same(got, wanted, bound)
         reference = wanted[0] if isinstance(wanted, tuple) else wanted
-        held = got[0] if isinstance(got, tuple) else got
-    return view, held
+        placed = got[0] if isinstance(got, tuple) else got
+    return view, placed
 
 
 def _of_batch(view: Any, state: Any) -> list[Any]:

@@ -303,11 +303,11 @@ def _flax_trainer() -> Case:
 
     model = Net()
     variables = model.init({"params": jax.random.key(0)}, jnp.ones((1, 4, 4, 3)), train=False)
-    held = State.create(apply_fn=model.apply, tx=optax.adamw(1e-3), **variables)
+    train = State.create(apply_fn=model.apply, tx=optax.adamw(1e-3), **variables)
     random = np.random.default_rng(0)
     image = random.normal(size=(8, 4, 4, 4, 3)).astype(np.float32)
     batch = {"image": image, "label": random.integers(0, 16, (8, 4)).astype(np.int32)}
-    return Case(step, held, (batch, jax.random.split(jax.random.key(1), 8)))
+    return Case(step, train, (batch, jax.random.split(jax.random.key(1), 8)))
 
 
 CASES: dict[str, Callable[[], Case]] = {

@@ -43,16 +43,16 @@ def test_two_carried_arguments_and_a_static_one():
         shardings="fsdp",
         donate_argnums=(0, 1),
     )
-    held = view.place((_W, np.zeros_like(_W)))
+    placed = view.place((_W, np.zeros_like(_W)))
     for rate in (0.5, 0.25):
-        held = view(*held, _X, rate)
+        placed = view(*placed, _X, rate)
 
     # Powers of two: one rounding or two is the same.
     pmapped = jax.pmap(step, "i", in_axes=(None, None, 0), static_broadcasted_argnums=3)
     wanted = (_W, np.zeros_like(_W))
     for rate in (0.5, 0.25):
         wanted = jax.tree.map(lambda leaf: np.asarray(leaf[0]), pmapped(*wanted, _X, rate))
-    for mine, other in zip(held, wanted, strict=True):
+    for mine, other in zip(placed, wanted, strict=True):
         assert np.array_equal(mine, other)
         assert mine.sharding.spec == P(None, "i")
 
@@ -151,7 +151,7 @@ def test_under_a_mesh_that_is_set(kind, named):
 
     with jax.set_mesh(mesh):
         view = global_view(step, "i", shardings="fsdp", mesh=mesh if named else None)
-        held = view.place(state)
-        ours = view(held, view.place_batch(steps.ROWS.reshape(32, 64)))
+        placed = view.place(state)
+        ours = view(placed, view.place_batch(steps.ROWS.reshape(32, 64)))
 
     jax.tree.map(np.testing.assert_array_equal, ours, wanted)

@@ -72,18 +72,18 @@ WAYS = [
 
 
 def drawn(seeds: Iterable[int], way: Way) -> Any:
-    """Several steps as one, both ways; gives what was found of the leaves of their state."""
+    """Several steps as one, both ways; return the facts about the leaves of their state."""
     count, exact = way.count, way.gradients == "reduce"
     steps = {f"{seed}": step_of(seed, count, jumps=exact) for seed in seeds}
     states = {name: state_of(int(name)) for name in steps}
     batch = {name: batch_of(int(name), count) for name in steps}
-    given: Any = False
+    slices: Any = False
     if way.mixed:
         for name, state in states.items():
             state["c"] = np.asarray(stacked(state["c"], count))
             state["own"] = batch_of(-2 - int(name), count)
         mixed = {"c": True, "own": True}
-        given = {name: {leaf: leaf in mixed for leaf in states[name]} for name in states}
+        slices = {name: {leaf: leaf in mixed for leaf in states[name]} for name in states}
 
     def step(state: dict, x: dict) -> tuple[dict, dict]:
         outs = {name: each(state[name], x[name]) for name, each in steps.items()}
@@ -97,7 +97,7 @@ def drawn(seeds: Iterable[int], way: Way) -> Any:
             step,
             states,
             batch,
-            given=given,
+            slices=slices,
             bound=0 if exact else 1e-9,
             scanned=way.scanned,
             mesh=Mesh(np.array(jax.devices()).reshape(*way.sizes.values()), tuple(way.sizes)),
@@ -167,9 +167,9 @@ def test_a_replicated_state_has_all_bits_of_pmap_with_all_of_xlas_fusions(number
     step, state, batch = step_of(number, 8, jumps=True), state_of(number), batch_of(number, 8)
     view = jax_dist.global_view(step, "i", captures="allow")
     mapped = jax.pmap(step, "i")
-    held, wanted = view.place(state, batch, stacked=False), stacked(state)
+    placed, wanted = view.place(state, batch, stacked=False), stacked(state)
     for _ in range(3):
-        held, _ = view(held, batch)
+        placed, _ = view(placed, batch)
         wanted, _ = mapped(wanted, batch)
     assert view.report().shard_maps == 1
-    assert_same(held, wanted)
+    assert_same(placed, wanted)

@@ -50,11 +50,11 @@ def _flops(compiled: Any) -> float:
 def _under_pmap(step: Any, state: dict, *batch: Any, times: int = 1) -> tuple[Any, Any]:
     """Return the last results on as many devices as the batch has slices, and the program."""
     mapped = jax.pmap(step, "i", devices=jax.devices()[: len(batch[0])])
-    held = stacked(state, len(batch[0]))
-    compiled = mapped.lower(held, *batch).compile()
+    placed = stacked(state, len(batch[0]))
+    compiled = mapped.lower(placed, *batch).compile()
     for _ in range(times):
-        held, rest = mapped(held, *batch)
-    return (held, rest), compiled
+        placed, rest = mapped(placed, *batch)
+    return (placed, rest), compiled
 
 
 def _close(got: Any, wanted: Any, atol: float = 3e-6) -> None:
@@ -71,15 +71,15 @@ def test_a_gradient_is_scattered_in_a_replica_and_summed_over_replicas():
     view = global_view(_step, "i", mesh=mesh, mesh_axes=HSDP, shardings="fsdp")
     text = view.lower(_state(), X, Y).as_text()
 
-    found = re.findall(r"stablehlo\.(reduce_scatter|all_reduce)", text)
-    assert sorted(found) == ["all_reduce"] * 3 + ["reduce_scatter"] * 2  # one is for the loss
+    sums = re.findall(r"stablehlo\.(reduce_scatter|all_reduce)", text)
+    assert sorted(sums) == ["all_reduce"] * 3 + ["reduce_scatter"] * 2  # one is for the loss
     parts = re.findall(r"all_reduce.*?-> (tensor<\S+>)", text, re.DOTALL)
     assert sorted(parts) == ["tensor<64x64xf32>"] * 2 + ["tensor<f32>"]
 
 
 @pytest.mark.parametrize("regather", [False, True])
 @pytest.mark.parametrize("part", ["shard", "replica", HSDP, HSDP[::-1]])
-def test_a_gradient_is_scattered_as_its_parameter_is_cut(part, regather):
+def test_a_gradient_is_scattered_as_its_parameter_is_sharded(part, regather):
     rule = lambda path, leaf: P(None, part) if path.endswith("/a") else P()
     options: Any = {"mesh": _mesh(replica=2, shard=4), "mesh_axes": HSDP, "shardings": rule}
     view = global_view(_step, "i", regather=regather, **options)
@@ -94,17 +94,17 @@ def test_a_gradient_is_scattered_as_its_parameter_is_cut(part, regather):
     ("names", "mesh"),
     [(("replica", "nothing"), True), (("replica", "replica"), True), ((), True), (HSDP, False)],
 )
-def test_axes_that_are_not_there_are_refused(names, mesh):
-    given = _mesh(replica=2, shard=4) if mesh else None
+def test_axes_that_the_mesh_lacks_are_an_error(names, mesh):
+    other = _mesh(replica=2, shard=4) if mesh else None
     with pytest.raises(DeviceCountError, match="needs the axes"):
-        global_view(_step, "i", mesh=given, mesh_axes=names)
+        global_view(_step, "i", mesh=other, mesh_axes=names)
 
 
 # ---- model axes
 
 
 def _rule(path: str, leaf: jax.ShapeDtypeStruct) -> P:
-    """As Megatron cuts two layers: the first by columns, the second by rows."""
+    """As Megatron shards two layers: the first by columns, the second by rows."""
     match path.rsplit("/", maxsplit=1)[-1]:
         case "a":
             return P("i", "model")
@@ -117,7 +117,7 @@ def _rule(path: str, leaf: jax.ShapeDtypeStruct) -> P:
 
 @pytest.mark.parametrize("regather", [False, True])
 @pytest.mark.parametrize("sizes", [{"i": 2, "model": 4}, {"i": 4, "model": 2}])
-def test_what_is_computed_is_cut_as_the_state_is(sizes, regather):
+def test_what_is_computed_is_sharded_as_the_state(sizes, regather):
     x, y = (np.tile(each, (1, 8, 1))[: sizes["i"]] for each in (X, Y))
     wanted, pmapped = _under_pmap(_step, _state(), x, y, times=3)
     view = global_view(_step, "i", mesh=_mesh(**sizes), shardings=_rule, regather=regather)
@@ -165,7 +165,7 @@ def _halved(_, h):
         lambda h: jax.checkpoint(lambda h: jnp.tanh(h) * lax.axis_index("i"))(h),
     ],
 )
-def test_what_xla_cannot_cut_is_whole_there(inner):
+def test_what_xla_cannot_shard_runs_whole(inner):
     def step(state, x, y):
         hidden = lax.stop_gradient(inner(x @ state["params"]["a"]))
         loss = lambda p: jnp.mean((hidden * (x @ p["a"])) @ p["b"] * y)
@@ -185,7 +185,7 @@ def test_what_xla_cannot_cut_is_whole_there(inner):
 def _sent_in_bodies(text: str) -> set[str]:
     """Return the collectives in loops and branches of a program, and in what these call."""
     named = [(re.match(r"(?:ENTRY )?%?(\S+) ", part), part) for part in text.split("\n\n")]
-    parts = {found[1]: part for found, part in named if found}
+    parts = {name[1]: part for name, part in named if name}
     called = r"(?:body|true_computation|false_computation)=(%[\w.\-]+)"
     bodies = [*re.findall(called, text), *re.findall(r"branch_computations=\{(.*?)\}", text)]
     queue = [name for each in bodies for name in re.findall(r"%([\w.\-]+)", each)]
@@ -222,9 +222,9 @@ def test_nothing_is_sent_where_devices_may_go_other_ways(inner, agree):
     view = global_view(
         step, "i", mesh=_mesh(i=4, model=2), shardings=lambda path, leaf: P("i", "model")
     )
-    held = view.place(state, x, stacked=False)
-    text = view.lower(held, x).compile().as_text()
-    new, hidden = view(held, x)
+    placed = view.place(state, x, stacked=False)
+    text = view.lower(placed, x).compile().as_text()
+    new, hidden = view(placed, x)
     assert bool(_sent_in_bodies(text)) == agree
     _close((new, hidden), _under_pmap(step, state, x)[0], atol=1e-5)
 
@@ -255,7 +255,7 @@ def test_each_device_gathers_what_it_has_of_a_parameter_along_further_axes():
     assert {"64x16", "1x64x16"} >= {*shapes} > set()
 
 
-def test_a_leaf_that_varies_cannot_be_cut_over_the_mapped_axis():
+def test_a_leaf_that_varies_cannot_be_sharded_over_the_mapped_axis():
     rule = lambda path, leaf: P(("shard",)) if path == "own" else P()
     mesh = _mesh(replica=2, shard=4)
     with pytest.raises(ArgumentError, match="each device has others"):

@@ -1,4 +1,4 @@
-"""Which leaves of a state vary, what place takes, and what is said of what it cannot take."""
+"""Which leaves of a state vary, what place takes, and the errors for what it cannot take."""
 
 import inspect
 
@@ -97,7 +97,7 @@ def test_a_leaf_that_varies_in_one_branch_of_a_static_argument_does_in_all(turns
     assert view(state, x, turns[1])["own"].shape == (8,)
 
 
-# ---- what is said of leaves that vary
+# ---- errors for leaves that vary
 
 
 def _skipping(w, x):
@@ -160,7 +160,7 @@ def test_a_leaf_that_varies_and_was_to_be_sharded_is_named_with_bytes_and_line()
         placed = view.place(state, _X, stacked=False)
     view(placed, _X)
 
-    (text,) = [str(each.message) for each in warned]
+    (text,) = [str(warning.message) for warning in warned]
     assert "state['last'], 16.4 kB per device" in text
     assert _line(step, "of one device") in text
     assert "state['mean']" not in text  # too small to be sharded
@@ -173,13 +173,13 @@ def test_a_leaf_that_varies_and_was_to_be_sharded_is_named_with_bytes_and_line()
 def test_a_stacked_state_gives_what_a_placed_one_gives():
     view, other = _view(), _view()
     expected, _ = other(other.place(_state()), _X)
-    given = jax.tree.map(jnp.asarray, stacked(_state()))
-    placed = view.place(given, stacked=True)
+    original = jax.tree.map(jnp.asarray, stacked(_state()))
+    placed = view.place(original, stacked=True)
     _same(placed, _state())
     state, _ = view(placed, _X)
 
     assert state["w"].sharding.spec == P("i")
-    assert given["w"].shape == (8, 64, 32)  # the caller's is as it was
+    assert original["w"].shape == (8, 64, 32)  # the caller's is as it was
     _same(state, expected)
     for placed_before in (state, jax.tree.map(np.asarray, state)):
         _same(view.place(placed_before, _X), state)
@@ -298,17 +298,17 @@ def test_a_placed_state_shares_no_memory_with_what_was_given(
 ):
     lead = (8,) if is_stacked else ()
     view = global_view(_step, "i", shardings=shardings)
-    given = {"w": shared_ones((*lead, 64, 32)), "own": shared_ones((*lead, 1))}
+    original = {"w": shared_ones((*lead, 64, 32)), "own": shared_ones((*lead, 1))}
     if on_device:
-        given = jax.tree.map(jnp.asarray, given)
+        original = jax.tree.map(jnp.asarray, original)
 
-    state = view.place(given, _X, stacked=is_stacked)
+    state = view.place(original, _X, stacked=is_stacked)
     if not on_device:
-        given["w"][:], given["own"][:] = 7, 7
+        original["w"][:], original["own"][:] = 7, 7
         assert max(np.asarray(leaf).max() for leaf in jax.tree.leaves(state)) == 1
     jax.tree.map(lambda leaf: leaf.delete(), state)
 
-    smallest = np.asarray(given["w"]).min(), np.asarray(given["own"]).min()
+    smallest = np.asarray(original["w"]).min(), np.asarray(original["own"]).min()
     assert smallest == ((1, 1) if on_device else (7, 7))
 
 

@@ -64,6 +64,6 @@ def test_in_a_trace_around_it_says_that_the_array_is_kept():
     np.testing.assert_allclose(inside, outside, rtol=1e-6)
 
 
-def test_captured_arrays_can_be_refused():
+def test_captured_arrays_can_be_an_error():
     with pytest.raises(ArgumentError, match="_TABLE"):
         global_view(_step, "i", captures="error")(_W, _X)

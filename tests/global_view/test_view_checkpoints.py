@@ -32,17 +32,17 @@ def test_a_state_of_pmap_goes_through_eight_four_and_two_devices(tmp_path):
     )
     wanted = np.asarray(of_pmap["w"][0])
     view = _view(8)
-    held = view.place(of_pmap, view.place_batch(_X), stacked=True)
+    placed = view.place(of_pmap, view.place_batch(_X), stacked=True)
 
     with ocp.StandardCheckpointer() as checkpointer:
         for devices in (8, 4, 2):
-            checkpointer.save(tmp_path / f"{devices}", held)
+            checkpointer.save(tmp_path / f"{devices}", placed)
             checkpointer.wait_until_finished()
             view = _view(devices)
             view.place(state, view.place_batch(_X))
-            held = checkpointer.restore(tmp_path / f"{devices}", view.types)
+            placed = checkpointer.restore(tmp_path / f"{devices}", view.types)
 
-            assert np.array_equal(held["w"], wanted)
-            assert held["w"].sharding.spec == P(None, "i")
-            assert held["w"].addressable_shards[0].data.shape == (16, 64 // devices)
-            assert int(view(held, view.place_batch(_X))["step"]) == 2
+            assert np.array_equal(placed["w"], wanted)
+            assert placed["w"].sharding.spec == P(None, "i")
+            assert placed["w"].addressable_shards[0].data.shape == (16, 64 // devices)
+            assert int(view(placed, view.place_batch(_X))["step"]) == 2

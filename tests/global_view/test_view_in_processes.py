@@ -35,10 +35,10 @@ def _train() -> list:
     state = view.place({"w": _W, "mean": np.zeros(64, np.float32)}, batch)
     for _ in range(2):
         state, _ = view(state, batch)
-    held = []
+    digests = []
     for leaf in jax.tree.leaves(state):
         for shard in sorted(leaf.addressable_shards, key=lambda shard: shard.device.id):
-            held.append(hashlib.sha256(np.asarray(shard.data).tobytes()).hexdigest())
+            digests.append(hashlib.sha256(np.asarray(shard.data).tobytes()).hexdigest())
     local = jax.local_device_count()
     own = np.stack([_W] * local)  # as pmap has it: the slices of this process
     again = view.place({"w": own, "mean": np.zeros((local, 64), np.float32)}, batch, stacked=True)
@@ -51,20 +51,20 @@ def _train() -> list:
     else:
         refused = False
     placed = again["w"].sharding.spec == jax.sharding.PartitionSpec(None, "i")
-    return [held, placed, refused, *(_refusals(view, state) if count > 1 else [])]
+    return [digests, placed, refused, *(_refusals(view, state) if count > 1 else [])]
 
 
 def _refusals(view, state) -> list[str]:
     """Return the errors of arguments that belong to one process alone."""
     own = np.zeros((8, 4, 16), np.float32)
     whole = {"w": _W, "mean": np.zeros((8, 64), np.float32)}
-    said = []
+    errors = []
     for args in ((state, own), (state, jnp.asarray(own)), (whole, view.place_batch(_ROWS[:16]))):
         try:
             view(*args)
         except ArgumentError as error:
-            said.append(str(error).partition(", and is")[0])
-    return said
+            errors.append(str(error).partition(", and is")[0])
+    return errors
 
 
 def test_two_processes_have_the_numbers_of_one():
@@ -75,12 +75,12 @@ def test_two_processes_have_the_numbers_of_one():
     mean, w = whole[:8], whole[8:]
     reports = [outcome.value for outcome in reports]
     joined = [report[0] for report in reports]
-    assert [leaf for held in joined for leaf in held[4:]] == w
-    assert [leaf for held in joined for leaf in held[:4]] == mean
-    for _, placed, refused, *said in reports:
+    assert [leaf for digests in joined for leaf in digests[4:]] == w
+    assert [leaf for digests in joined for leaf in digests[:4]] == mean
+    for _, placed, refused, *errors in reports:
         assert placed
         assert refused
-        assert said == [
+        assert errors == [
             "x of shape (8, 4, 16) is of this process alone",
             "x of shape (8, 4, 16) is of this process alone",
             "state['mean'] of shape (8, 64) is of this process alone",
@@ -96,17 +96,17 @@ def _on_meshes() -> list:
         {"mesh": Mesh(devices.reshape(2, 4), pair), "mesh_axes": pair, "shardings": "fsdp"},
         {"mesh": Mesh(devices.reshape(4, 2), ("i", "model")), "shardings": rule},
     )
-    held = []
+    digests = []
     for options in kinds:
         view = global_view(_step, "i", out_axes=(0, None), **options)
         batch = view.place_batch(np.split(_ROWS, jax.process_count())[jax.process_index()])
-        given = {"w": _W, "mean": np.zeros(64, np.float32)}
-        state = view.place(given, batch, stacked=False)
+        original = {"w": _W, "mean": np.zeros(64, np.float32)}
+        state = view.place(original, batch, stacked=False)
         for _ in range(2):
             state, _ = jax.block_until_ready(view(state, batch))
         shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
-        held += [(shard.device.id, np.asarray(shard.data).tolist()) for shard in shards]
-    return held
+        digests += [(shard.device.id, np.asarray(shard.data).tolist()) for shard in shards]
+    return digests
 
 
 def test_a_mesh_of_several_axes_may_be_of_two_processes():
