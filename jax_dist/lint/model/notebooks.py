@@ -8,6 +8,7 @@ import bisect
 import codecs
 import dataclasses
 import json
+import json.scanner
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,21 +17,23 @@ from jax_dist.lint.model import sources
 from jax_dist.lint.model.findings import Position
 from jax_dist.lint.model.sources import ParseError, Source, UnreadableError
 
-_decode = json.JSONDecoder().raw_decode
-_SPACES = re.compile(r"[ \t\r\n]*")
-
+_MARK = re.compile(r"(?:\A|\n)# cell \d+\n")
 _CELL_MAGIC = re.compile(rb"\s*%%(\w*).*\n?")
 # Their body runs as Python in the notebook's own namespace; that of all others is not looked at.
 _PYTHON_BODIES = (b"capture", b"debug", b"prun", b"px", b"time", b"timeit")
-# The code behind such a magic and its options runs: `%timeit -n 5 f(x)`.
-_RUNS = re.compile(
-    rb"(?m)^([ \t]*)(%?(?:time|timeit|prun)(?:[ \t]+-\w+(?:[ \t]*\d+)?)*)[ \t](?=[ \t]*[\w(\[])"
+# At the beginning of a line, or behind `name =`. What `%timeit -n 5 f(x)` runs is code.
+_MAGIC = re.compile(
+    rb"(?m)^([ \t]*|[^#'\"()=\n]*=[ \t]*)(?:(%?time(?:it)?(?: +-\w+ ?\d*)* )(?=[\w(\[])"
+    rb"|(?:%%?\w|!(?!=)|(?<![ \t])% \w)(?:.*\\\r?\n)*.*)"
 )
-_ASSIGNED = re.compile(rb"(?m)^([^#'\"()=\n]*?=[ \t]*)[%!](?!=)(?:.*\\\r?\n)*.*")
-_LINE_MAGIC = re.compile(
-    rb"(?m)^([ \t]*)(?:%[\w%]|(?<![ \t])% \w|!(?!=)|\?{1,2}[\w%]|[%\w.]+\?{1,2}[ \t]*$"
-    rb"|(?:pip|conda|cd|ls|cat|cp|mv|rm|mkdir|pwd)\b(?![ \t]*[=(.\[,:]))(?:.*\\\r?\n)*.*"
-)
+
+
+class _Text(str):
+    """A string of the JSON, and where that spells it."""
+
+    __slots__ = ("end", "start")
+    start: int
+    end: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,8 +42,11 @@ class _Cell:
 
     number: int  # among all cells, from 1
     start: int  # in bytes of the code
-    place: tuple[int, int]  # of its source in the JSON
-    lines: list[tuple[str, int, int]]  # of its source, each with its place in the JSON
+    source: _Text | list[_Text]
+
+    @property
+    def lines(self) -> list[_Text]:
+        return [self.source] if isinstance(self.source, str) else self.source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +54,6 @@ class Notebook(Source):
     """The Python cells of one notebook; positions count cells from 1, and lines within a cell."""
 
     raw: str = ""  # the file
-    marker: str = ""  # begins the comment above each cell
     cells: tuple[_Cell, ...] = ()
     unparsed: tuple[ParseError, ...] = ()  # of cells that are no Python; blank in `python`
 
@@ -67,18 +72,16 @@ class Notebook(Source):
         Raises:
           ValueError: the marks between the cells are not what they were.
         """
-        mark = rf"(?:\A|\n){re.escape(self.marker)} \d+\n"
-        above, *texts = re.split(mark, code.decode())
+        above, *texts = _MARK.split(code.decode())
         if len(texts) != len(self.cells):
             raise ValueError(f"an edit reaches over the end of a cell of {self.path}")
         if above:
             texts[0] = f"{above}\n{texts[0]}"
         pieces, at = [], 0
         for cell, text in zip(self.cells, texts, strict=True):
-            pieces += (self.raw[at : cell.place[0]], _spliced(self.raw, cell, text))
-            at = cell.place[1]
-        data = "".join((*pieces, self.raw[at:])).encode()
-        return codecs.BOM_UTF8 + data if self.bom else data
+            pieces += (self.raw[at : cell.lines[0].start], _spliced(self.raw, cell, text))
+            at = cell.lines[-1].end
+        return "".join((*pieces, self.raw[at:])).encode(self.encoding)
 
     def edited(self, code: bytes) -> "Notebook":
         """Return the notebook once `code` is in the place of its code.
@@ -94,38 +97,35 @@ class Notebook(Source):
 
 def _spliced(raw: str, cell: _Cell, text: str) -> str:
     """Return the JSON of a cell's source once it is `text`; lines that stay are not respelled."""
-    (start, end), old = cell.place, cell.lines
-    if text == "".join(line for line, _, _ in old):
-        return raw[start:end]
-    if raw[start] != "[":
+    old = cell.lines
+    if text == "".join(old):
+        return raw[old[0].start : old[-1].end]
+    if cell.source is old[0]:
         return json.dumps(text, ensure_ascii=raw.isascii())
-    spelled = {line: raw[one:two] for line, one, two in old}
+    spelled = {line: raw[line.start : line.end] for line in old}
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
     new = [spelled.get(line) or json.dumps(line, ensure_ascii=raw.isascii()) for line in lines]
-    first, last = (old[0][1], old[-1][2]) if old else (start + 1, end - 1)
-    between = raw[old[0][2] : old[1][1]] if len(old) > 1 else f",{raw[start + 1 : first] or ' '}"
-    return raw[start:first] + between.join(new) + raw[last:end]
+    if len(old) > 1:
+        return raw[old[0].end : old[1].start].join(new)
+    blanks = raw[raw.rindex("[", 0, old[0].start) + 1 : old[0].start]
+    return f",{blanks or ' '}".join(new)
 
 
 def read_notebook(path: str, data: bytes) -> Notebook:
-    """Return the Python cells of a notebook of format 4 or later; none if its language is another.
+    """Return the Python cells of a notebook of format 4 or later.
 
     Raises:
       UnreadableError: it is no notebook.
     """
     try:
         raw = data.decode("utf-8-sig")
-        found = [(*each, "".join(line for line, _, _ in each[2]).encode()) for each in _cells(raw)]
+        found = [(number, lines, "".join(lines).encode()) for number, lines in _cells(raw)]
     except (TypeError, ValueError, RecursionError) as error:  # also of json and decoding
         raise UnreadableError(f"the file is no notebook: {error}") from error
-    marker = "# cell"  # which no cell holds
-    while any(f"{marker} ".encode() in text for *_, text in found):
-        marker += "'"
     code, python, unparsed = bytearray(), bytearray(), []
     cells: list[_Cell] = []
-    for number, place, lines, text in found:
-        mark = f"{marker} {number}\n".encode()
-        mark = b"\n" + mark if cells else mark
+    for number, source, text in found:
+        mark = b"\n" * bool(cells) + b"# cell %d\n" % number
         try:
             shown = _parsable(text)
         except ParseError as error:
@@ -133,59 +133,38 @@ def read_notebook(path: str, data: bytes) -> Notebook:
             above = code.count(b"\n") + mark.count(b"\n")
             unparsed.append(ParseError(error.message, above + error.line, error.column))
         if shown is not None:
-            cells.append(_Cell(number, len(code) + len(mark), place, lines))
+            cells.append(_Cell(number, len(code) + len(mark), source))
             code += mark + text
             python += mark + shown
-    bom = data.startswith(codecs.BOM_UTF8)
+    encoding = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
     texts = (bytes(code), bytes(python))
-    return Notebook(path, *texts, "utf-8", bom, raw, marker, tuple(cells), tuple(unparsed))
+    return Notebook(path, *texts, encoding, raw, tuple(cells), tuple(unparsed))
 
 
-def _cells(raw: str) -> Iterator[tuple[int, tuple[int, int], list[tuple[str, int, int]]]]:
-    """Yield the number of each Python cell, where its source stands, and the lines of that."""
-    book = json.loads(raw)
-    match book:
-        case {"metadata": {"language_info": {"name": str(name)}}}:
-            language = name
-        case {"metadata": {"kernelspec": {"language": str(name)}}}:
-            language = name
-        case {"cells": [*_]}:
-            language = "python"
-        case _:
-            raise ValueError("it has no list of cells")
-    if language.lower() not in ("python", "ipython"):
-        return
-    (begin,) = [at for key, _, at, _ in _items(raw, _skip(raw, 0)) if key == "cells"][-1:]
-    for number, (_, cell, at, _) in enumerate(_items(raw, begin), start=1):
+def _cells(raw: str) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each code cell that is not empty, and its source."""
+    book = _decoded(raw)
+    if not isinstance(book, dict) or not isinstance(book.get("cells"), list):
+        raise ValueError("it has no list of cells")
+    for number, cell in enumerate(book["cells"], start=1):
         match cell:
-            case {"metadata": {"vscode": {"languageId": other}}} if other != "python":
-                continue
-            case {"cell_type": "code", "source": str() | [*_] as source}:
-                (place,) = [each[2:] for each in _items(raw, at) if each[0] == "source"][-1:]
-                is_text = isinstance(source, str)
-                items = [(None, source, *place)] if is_text else _items(raw, place[0])
-                yield number, place, [(line, one, two) for _, line, one, two in items]
+            case {"cell_type": "code", "source": [_, *_] | str() as source}:
+                yield number, source
 
 
-def _items(raw: str, at: int) -> Iterator[tuple[Any, Any, int, int]]:
-    """Yield the key (None in an array), value, start and end of what a JSON container holds."""
-    is_object = raw[at] == "{"
-    at = _skip(raw, at + 1)
-    while raw[at] not in "]}":
-        key = None
-        if is_object:
-            key, at = _decode(raw, at)
-            at = _skip(raw, raw.index(":", at) + 1)
-        value, end = _decode(raw, at)
-        yield key, value, at, end
-        at = _skip(raw, end)
-        at = _skip(raw, at + (raw[at] == ","))
+def _decoded(raw: str) -> Any:
+    """Return what the JSON holds, each string as a `_Text`."""
 
+    def parse_string(text: str, start: int, strict: Any) -> tuple[_Text, int]:
+        value, end = json.decoder.scanstring(text, start, strict)
+        located = _Text(value)
+        located.start, located.end = start - 1, end
+        return located, end
 
-def _skip(raw: str, at: int) -> int:
-    """Return the place behind blanks."""
-    match = _SPACES.match(raw, at)
-    return at if match is None else match.end()
+    decoder = json.JSONDecoder()
+    decoder.parse_string = parse_string
+    decoder.scan_once = json.scanner.py_make_scanner(decoder)
+    return decoder.decode(raw)
 
 
 def _parsable(code: bytes) -> bytes | None:
@@ -201,22 +180,17 @@ def _parsable(code: bytes) -> bytes | None:
         code = _blank(head[0]) + code[head.end() :]
     if sources.parses(code):
         return code
-    code = _RUNS.sub(lambda found: found[1] + _name_and(found[2]) + b";", code)
-    code = _ASSIGNED.sub(lambda found: found[1] + _name_and(found[0][len(found[1]) :]), code)
-    code = _LINE_MAGIC.sub(_hide, code)
+    code = _MAGIC.sub(_hide, code)
     sources.parse(code)
     return code
 
 
 def _hide(magic: re.Match[bytes]) -> bytes:
-    """Return blanks; in a block, where it may be the only statement, a name before them."""
-    indent = magic[1]
-    return indent + _name_and(magic[0][len(indent) :]) if indent else _blank(magic[0])
-
-
-def _name_and(text: bytes) -> bytes:
-    """Return `_`, whose value nobody knows, and blanks."""
-    return b"_" + _blank(text[1:])
+    """Return `_`, whose value nobody knows, for a magic; a statement may stand behind it."""
+    before, timed = magic[1], magic[2]
+    if timed:
+        return before + b"_" + b" " * (len(timed) - 2) + b";"
+    return before + b"_" + _blank(magic[0][len(before) + 1 :])
 
 
 def _blank(text: bytes) -> bytes:

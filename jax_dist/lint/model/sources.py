@@ -6,7 +6,6 @@ folders that are named hold.
 
 import ast
 import bisect
-import codecs
 import dataclasses
 import errno
 import fnmatch
@@ -18,7 +17,7 @@ import re
 import stat
 import tokenize
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from jax_dist._usage import MisuseError, hint
 from jax_dist.lint.model.findings import Position
@@ -52,7 +51,6 @@ class Source:
     code: bytes
     python: bytes
     encoding: str = "utf-8"
-    bom: bool = False
 
     @functools.cached_property
     def line_starts(self) -> list[int]:
@@ -64,26 +62,15 @@ class Source:
 
     def position(self, offset: int) -> Position:
         line = bisect.bisect_right(self.line_starts, offset) - 1
-        column = offset - self.line_starts[line]
-        if not self._is_ascii:  # bytes that begin no character do not count
-            column -= bisect.bisect_left(self._continuations(line), column)
+        start = self.line_starts[line]
+        column = offset - start + bisect.bisect_left(self._continuations, start)
+        column -= bisect.bisect_left(self._continuations, offset)
         return Position(line + 1, column + 1)
 
     @functools.cached_property
-    def _is_ascii(self) -> bool:
-        return self.code.isascii()
-
-    @functools.cached_property
-    def _by_line(self) -> dict[int, list[int]]:
-        return {}
-
-    def _continuations(self, line: int) -> list[int]:
-        """Return where in a line bytes stand that go on with a character."""
-        if line not in self._by_line:
-            end = self.line_starts[line + 1] if line + 1 < len(self.line_starts) else None
-            text = self.code[self.line_starts[line] : end]
-            self._by_line[line] = [at for at, byte in enumerate(text) if byte & 0xC0 == 0x80]
-        return self._by_line[line]
+    def _continuations(self) -> list[int]:
+        """The offsets of bytes that begin no character, and do not count."""
+        return [match.start() for match in re.finditer(rb"[\x80-\xbf]", self.code)]
 
     def line_text(self, offset: int) -> str:
         """Return the line that holds `offset`, without its end.
@@ -100,9 +87,7 @@ class Source:
 
     def written(self, code: bytes) -> bytes:
         """Return the file's bytes once `code` is in the place of its code."""
-        if self.encoding == "utf-8":
-            return codecs.BOM_UTF8 + code if self.bom else code
-        return code.decode("utf-8").encode(self.encoding)
+        return code.decode().encode(self.encoding)
 
     def edited(self, code: bytes) -> "Source":
         """Return the file as it will be read once `code` is in the place of its code."""
@@ -111,40 +96,15 @@ class Source:
 
 def read(path: str, data: bytes) -> Source:
     """Raise UnreadableError where the bytes are not what they say they are."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UnreadableError("the file is UTF-16, which Python does not read; save it as UTF-8")
+    encoding = "utf-8"
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        code = data.decode(encoding).encode()
     except SyntaxError as error:
         raise UnreadableError(str(error)) from error
-    if encoding in ("utf-8", "utf-8-sig"):
-        bom = data.startswith(codecs.BOM_UTF8)
-        code = data[len(codecs.BOM_UTF8) :] if bom else data
-        _check(code, "utf-8")
-        return Source(path, code, code, bom=bom)
-    _check(data, encoding)
-    code = data.decode(encoding).encode("utf-8")
-    return Source(path, code, code, encoding)
-
-
-def _check(data: bytes, encoding: str) -> None:
-    try:
-        data.decode(encoding)
     except (UnicodeError, LookupError) as error:
         raise UnreadableError(f"the file is not {encoding}: {error}") from error
-
-
-def looks_like_python(path: str, data: bytes) -> bool:
-    """Return whether a file can be judged by the words in its bytes, without parsing it.
-
-    Not one of UTF-16, with broken bytes, or with another name, which the user must have given.
-    """
-    if b"\0" in data or not (path == "-" or path.endswith(_SUFFIXES)):
-        return False
-    try:
-        return data.isascii() or bool(data.decode())
-    except UnicodeDecodeError:
-        return False
+    return Source(path, code, code, encoding)
 
 
 def parse(code: bytes) -> ast.Module:
@@ -189,39 +149,26 @@ class Patterns:
     texts: tuple[str, ...]
     folder: str
 
-    def match_name(self, name: str) -> bool:
-        """Return whether a pattern without a slash matches this one name."""
-        plain, expression = self._of_names
-        return name in plain or (expression is not None and bool(expression.match(name)))
+    def match(self, path: str, name: str = "") -> bool:
+        """Return whether a pattern matches the path, a folder above it, or a name in it.
 
-    def match_place(self, path: str) -> bool:
-        """Return whether a pattern with a slash matches the path or a folder above it."""
-        if self._of_places is None:
-            return False
-        places = itertools.accumulate(self._seen(path).split("/"), "{}/{}".format)
-        return any(map(self._of_places.match, places))
-
-    def match(self, path: str) -> bool:
-        """Return whether any pattern matches the path, a name in it, or a folder above it."""
-        names = self._seen(path).split("/")
-        return any(map(self.match_name, names)) or self.match_place(path)
+        Args:
+          path: of a file or folder.
+          name: the only one in it that counts, where the user has named the folders above.
+        """
+        parts = os.path.relpath(path, self.folder).replace(os.sep, "/").split("/")
+        places = itertools.accumulate(parts, "{}/{}".format)
+        return any(map(self._names.match, [name] if name else parts)) or any(
+            map(self._places.match, places)
+        )
 
     @functools.cached_property
-    def _of_names(self) -> tuple[frozenset[str], re.Pattern[str] | None]:
-        names = [name for name in map(_tidy, self.texts) if "/" not in name]
-        plain = frozenset(name for name in names if not re.search(r"[*?\[]", name))
-        return plain, _any_of([name for name in names if name not in plain])
+    def _names(self) -> re.Pattern[str]:
+        return _any_of([text for text in map(_tidy, self.texts) if "/" not in text])
 
     @functools.cached_property
-    def _of_places(self) -> re.Pattern[str] | None:
-        return _any_of([place for place in map(_tidy, self.texts) if "/" in place])
-
-    def _seen(self, path: str) -> str:
-        try:
-            seen = os.path.relpath(path, self.folder)
-        except ValueError:  # Windows: another drive
-            seen = path
-        return seen.replace(os.sep, "/")
+    def _places(self) -> re.Pattern[str]:
+        return _any_of([text for text in map(_tidy, self.texts) if "/" in text])
 
 
 def _tidy(text: str) -> str:
@@ -229,8 +176,8 @@ def _tidy(text: str) -> str:
     return text.removeprefix("./").removeprefix("**/")
 
 
-def _any_of(globs: Sequence[str]) -> re.Pattern[str] | None:
-    return re.compile("|".join(map(fnmatch.translate, globs))) if globs else None
+def _any_of(globs: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, globs)) or "(?!)")
 
 
 _NOT_OURS = """
@@ -249,11 +196,8 @@ def display(path: str) -> str:
     >>> display("a\n\x1b[31m.py")
     'a\\n\\x1b[31m.py'
     """
-    if path.isprintable():
-        return path
-    escaped = (each.encode("unicode_escape").decode() for each in path)
     return "".join(
-        each if each.isprintable() else new for each, new in zip(path, escaped, strict=True)
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in path
     )
 
 
@@ -269,8 +213,7 @@ def read_bytes(path: str) -> bytes:
 def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
     """Return the files to look at, each once.
 
-    Links to folders are not followed, so that no loop is entered. Links to files are followed
-    within the folder that was named, or the current one: what is read may be printed.
+    Links are not followed: what they lead to is found where it lies, or is not of the project.
 
     Args:
       paths: files, looked at whatever they are called, and folders.
@@ -279,95 +222,48 @@ def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
     Raises:
       MisuseError: a path does not exist.
     """
-    missing = [path for path in paths if not os.path.exists(path)]
+    missing = [path for path in paths if not os.path.lexists(path)]
     if missing:
         raise MisuseError("\n".join(map(_missing, missing)))
-    walk = _Walk(exclude)
+    files: set[str] = set()
+    skipped: list[str] = []
     for path in paths:
         if os.path.isdir(path):
-            walk.enter(path)
+            files.update(_files_in(os.path.normpath(path), exclude, skipped))
+        elif _is_regular(path):
+            files.add(os.path.normpath(path))
         else:
-            walk.add(path, os.path.dirname(path) or ".")
-    files = dict.fromkeys(map(_plain, walk.files))
-    known = {os.path.realpath(file): file for file in files if walk.links}
-    for link in sorted(walk.links):
-        known.setdefault(os.path.realpath(link), _plain(link))
-    return FoundFiles(
-        tuple(sorted(known.values() if known else files)), tuple(sorted(walk.skipped))
-    )
+            skipped.append(f"{display(path)} is not a regular file")
+    return FoundFiles(tuple(sorted(files)), tuple(sorted(skipped)))
 
 
-class _Walk:
-    def __init__(self, exclude: Patterns) -> None:
-        self.files: list[str] = []
-        self.links: list[str] = []
-        self.skipped: list[str] = []
-        self._exclude = exclude
+def _files_in(top: str, exclude: Patterns, skipped: list[str]) -> Iterator[str]:
+    """Yield the files below a folder; what cannot be read is added to `skipped`."""
 
-    def add(self, path: str, top: str) -> None:
-        """Take a file, if it is a regular one and no link leads out of `top`."""
-        is_link = os.path.islink(path)
-        if not os.path.isfile(path):
-            if os.path.exists(path):  # not a link that leads nowhere
-                self.skipped.append(f"{display(path)} is not a regular file")
-        elif is_link and not _is_below(path, (top, os.getcwd())):
-            self.skipped.append(f"{display(path)} is a link that leads out of {display(top)}")
-        else:
-            (self.links if is_link else self.files).append(path)
+    def skip(error: OSError) -> None:
+        skipped.append(f"the folder {display(error.filename)} cannot be read: {error.strerror}")
 
-    def enter(self, top: str) -> None:
-        folders = [*self._folders_in(_plain(top), top)]
-        while folders:  # not recursive: some trees are deeper than Python's stack
-            folder = folders.pop()
-            # A virtual environment, whatever it is called, holds the code of others.
-            if not os.path.isfile(os.path.join(folder, "pyvenv.cfg")):
-                folders += self._folders_in(folder, top)
-
-    def _folders_in(self, folder: str, top: str) -> Iterator[str]:
-        prefix = "" if folder == "." else folder
-        try:
-            entries = os.scandir(folder)
-        except OSError as error:
-            self.skipped.append(f"the folder {display(folder)} cannot be read: {error.strerror}")
-            return
-        with entries:
-            for entry in entries:
-                path = os.path.join(prefix, entry.name)
-                is_folder = entry.is_dir(follow_symlinks=False)
-                if not (is_folder or entry.name.endswith(_SUFFIXES)):
-                    continue
-                if self._exclude.match_name(entry.name) or self._exclude.match_place(path):
-                    continue
-                shown = path.encode(errors="backslashreplace").decode()
-                if shown != path:
-                    self.skipped.append(f"the name of {display(shown)} is not UTF-8")
-                elif is_folder:
-                    yield path
-                elif not os.path.isdir(path):
-                    self.add(path, top)
+    for folder, folders, names in os.walk(top, onerror=skip):
+        place = "" if folder == "." else folder
+        if "pyvenv.cfg" in names and folder != top:  # a virtual environment, however it is called
+            folders.clear()
+            continue
+        folders[:] = [
+            name for name in folders if not exclude.match(os.path.join(place, name), name)
+        ]
+        for name in names:
+            path = os.path.join(place, name)
+            if name.endswith(_SUFFIXES) and _is_regular(path) and not exclude.match(path, name):
+                yield path
 
 
-def _is_below(path: str, tops: Iterable[str]) -> bool:
-    real = os.path.realpath(path)
-    return any(real.startswith(os.path.join(os.path.realpath(top), "")) for top in tops)
-
-
-def _plain(path: str) -> str:
-    """Return one spelling of `./a//b.py` and `a/b.py`; `a/../b.py` stays, `a` may be a link."""
-    drive, rest = os.path.splitdrive(path)
-    start = os.sep if rest.startswith(("/", os.sep)) else ""
-    parts = [part for part in rest.replace(os.sep, "/").split("/") if part not in ("", ".")]
-    return drive + start + os.sep.join(parts) or "."
+def _is_regular(path: str) -> bool:
+    return os.path.isfile(path) and not os.path.islink(path)
 
 
 def _missing(path: str) -> str:
     folder, name = os.path.split(path)
-    while folder and not os.path.isdir(folder):
-        folder, name = os.path.split(folder)
-    try:
-        names = sorted(os.listdir(folder or "."))
-    except OSError:
-        names = []
+    names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     near = hint(name, names, f"There is no {display(name)} in {display(folder) or 'this folder'}.")
     return f"there is no file or folder {display(path)}, seen from {os.getcwd()}. {near}"
 

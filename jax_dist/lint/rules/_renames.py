@@ -266,9 +266,10 @@ def _edits_of_from(
 
 def removal(module: Module, statement: ast.stmt) -> Edit:
     """Take out a statement with its line; `pass` stands for it where its block would be empty."""
-    is_alone = len(module.scopes.block_of(statement)) == 1
+    field = module.scopes.fields[statement]
+    is_alone = len(getattr(module.parent(statement), field)) == 1
     shares_line = any(map(str.strip, module.margins(statement)))
-    if is_alone or shares_line or module.scopes.fields[statement] != "body":
+    if is_alone or shares_line or field != "body":
         return Edit(*module.span(statement), "pass")
     return module.line_edit(statement)
 
