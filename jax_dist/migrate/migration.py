@@ -65,8 +65,7 @@ def migrate(
             problem = f"it cannot be read: {error.strerror or error}"
             migrated.append(FileMigration(path, b"", b"", problem=problem))
             continue
-        may_change = any(word in data for word in _WORDS) or linter.likely(data, renames.CODES)
-        if may_change or not sources.looks_like_python(path, data):
+        if any(word in data for word in _WORDS) or linter.likely(data, renames.CODES):
             result = migrate_text(path, data, options, files)
             if result is not None:
                 migrated.append(result)

@@ -33,11 +33,8 @@ _MIXED = rb"""{ "nbformat":4,
  "metadata": {"language_info": {"name": "python"}}}"""
 
 
-def _notebook(*cells: str, **metadata: object) -> Notebook:
-    data = {
-        "cells": [{"cell_type": "code", "source": cell} for cell in cells],
-        "metadata": metadata,
-    }
+def _notebook(*cells: str) -> Notebook:
+    data = {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
     return read_notebook("a.ipynb", json.dumps(data).encode())
 
 
@@ -59,17 +56,14 @@ class TestReading:
             # cell 3
             %%time
             m = jax.lax.psum(1, 'j')
-            # done
-            # cell 4
-            """)
+            # done""")
         assert notebook.unparsed == ()
 
     def test_what_is_parsed_has_no_magics_and_the_same_places(self):
         notebook = read_notebook("a.ipynb", _MIXED)
 
-        assert notebook.python == notebook.code.replace(b"%matplotlib inline", b" " * 18).replace(
-            b"%%time", b" " * 6
-        )
+        shown = notebook.code.replace(b"%matplotlib inline", b"_" + b" " * 17)
+        assert notebook.python == shown.replace(b"%%time", b" " * 6)
 
     def test_positions_count_all_cells_and_the_lines_in_them(self):
         notebook = read_notebook("a.ipynb", _MIXED)
@@ -90,32 +84,11 @@ class TestReading:
         assert b"SELECT" not in notebook.python
         assert b"jax.pmap(f)" in notebook.python
 
-    def test_a_cell_that_looks_like_the_mark_between_cells(self):
+    def test_a_cell_that_looks_like_the_mark_between_cells_is_not_edited(self):
         notebook = _notebook("a = 1\n# cell 2\nb = 2", "c = 3")
 
-        assert notebook.code == b"# cell' 1\na = 1\n# cell 2\nb = 2\n# cell' 2\nc = 3"
-        assert json.loads(_replaced(notebook, b"c = 3", b"c = 4"))["cells"][1]["source"] == "c = 4"
-
-    @pytest.mark.parametrize(
-        "metadata",
-        [
-            {"language_info": {"name": "R"}},
-            {"kernelspec": {"language": "julia"}},
-            {"language_info": {"name": "scala"}, "kernelspec": {"language": "python"}},
-        ],
-    )
-    def test_another_language_has_no_cells(self, metadata):
-        assert _notebook("library(jax)", **metadata).code == b""
-
-    @pytest.mark.parametrize("metadata", [{}, {"kernelspec": None}, {"kernelspec": {"name": "x"}}])
-    def test_a_notebook_that_does_not_say_is_python(self, metadata):
-        assert _notebook("import jax", **metadata).code == b"# cell 1\nimport jax"
-
-    def test_a_cell_in_another_language_is_left_out(self):
-        cell = {"cell_type": "code", "source": "select 1", "metadata": {}}
-        cell["metadata"] = {"vscode": {"languageId": "sql"}}
-
-        assert read_notebook("a.ipynb", json.dumps({"cells": [cell]}).encode()).code == b""
+        with pytest.raises(ValueError, match="an edit reaches over the end of a cell"):
+            notebook.written(notebook.code)
 
     @pytest.mark.parametrize(
         ("data", "why"),
@@ -265,7 +238,9 @@ class TestWriting:
         assert edited.python == notebook.python.replace(b"1, 'i'", b"2, 'i'")
 
     @given(
-        st.lists(st.text(alphabet='ab"\\\n/é\u2028\U0001f600\t ', max_size=12), min_size=1),
+        st.lists(
+            st.text(alphabet='ab"\\\n/é\u2028\U0001f600\t ', min_size=1, max_size=12), min_size=1
+        ),
         st.lists(st.text(alphabet='ab"\\\né😀 ', max_size=12), min_size=1),
         st.booleans(),
         st.sampled_from([None, 1]),
@@ -278,10 +253,7 @@ class TestWriting:
         data = json.dumps({"cells": cells, "x": "é"}, indent=indent).encode()
         after = [*after, *before][: len(before)]
         notebook = read_notebook("a.ipynb", data)
-        marked = (
-            f"{notebook.marker} {number}\n{text}" for number, text in enumerate(after, start=1)
-        )
-        code = "\n".join(marked)
+        code = "\n".join(f"# cell {number}\n{text}" for number, text in enumerate(after, start=1))
 
         written = json.loads(notebook.written(code.encode()))
 
@@ -293,23 +265,20 @@ class TestMagics:
     @pytest.mark.parametrize(
         ("cell", "shown"),
         [
-            ("!pip install jax\nx = 1", "                \nx = 1"),
+            ("!pip install jax\nx = 1", "_               \nx = 1"),
             ("if colab:\n  !pip install jax\n", "if colab:\n  _               \n"),
             ("files = !ls\n", "files = _  \n"),
-            ("a, b = %time f(x)\n", "a, b = _         \n"),
+            ("a, b = %time f(x)\n", "a, b = _    ;f(x)\n"),
             ("%timeit -n 5 -r2 pmap(f)(x)\n", "_              ; pmap(f)(x)\n".replace("; ", " ;")),
-            ("timeit -n 5 pmap(f)(x)\ny = 1\n!ls\n", "_          ;pmap(f)(x)\ny = 1\n   \n"),
-            ("% matplotlib inline\nx = 1", " " * 19 + "\nx = 1"),
+            ("timeit -n 5 pmap(f)(x)\ny = 1\n!ls\n", "_          ;pmap(f)(x)\ny = 1\n_  \n"),
+            ("% matplotlib inline\nx = 1", "_" + " " * 18 + "\nx = 1"),
             ("  %time y = f(x)\n", None),
             ("if x:\n  %time y = f(x)\n", "if x:\n  _    ;y = f(x)\n"),
-            ("jax.pmap?\nx = 1", "         \nx = 1"),
-            ("??jax\n?x\n", "     \n  \n"),
-            ("%run \\\n  file.py\nx = 1", "      \n         \nx = 1"),
-            ("pip install -q jax==0.4\nx = 1", " " * 23 + "\nx = 1"),
-            ("!echo é\nx = 1", " " * 8 + "\nx = 1"),
-            ("x = (a\n  % b)\n!ls\n", "x = (a\n  % b)\n   \n"),
+            ("%run \\\n  file.py\nx = 1", "_     \n         \nx = 1"),
+            ("!echo é\nx = 1", "_" + " " * 7 + "\nx = 1"),
+            ("x = (a\n  % b)\n!ls\n", "x = (a\n  % b)\n_  \n"),
             ('s = """\n!no\n"""\n', 's = """\n!no\n"""\n'),
-            ("s = '(' # (\n!ls\n", "s = '(' # (\n   \n"),
+            ("s = '(' # (\n!ls\n", "s = '(' # (\n_  \n"),
             ("x = 5 % 3\nx %= 2\n", "x = 5 % 3\nx %= 2\n"),
         ],
     )

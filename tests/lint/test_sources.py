@@ -15,11 +15,6 @@ def _found(data: bytes) -> list[tuple[str, str]]:
     return [(finding.code, finding.message) for finding in found]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_a_file_of_wide_characters_has_a_finding(encoding: str):
-    assert [code for code, _ in _found(_TEXT.encode(encoding))] == ["JXD901"]
-
-
 def test_a_cookie_of_no_text_has_a_finding():
     data = f"# coding: rot13\n{_TEXT}".encode()
     message = (

@@ -69,8 +69,7 @@ class Examiner:
         """Return the findings of one file that are not switched off, in order of place."""
         codes, is_notebook = self._codes_for(path), path.endswith(".ipynb")
         # A notebook's code stands in strings.
-        may_match = words_of(data).may_use_jax if is_notebook else bool(likely(data, codes))
-        if not may_match and sources.looks_like_python(path, data):  # else a finding
+        if not (words_of(data).may_use_jax if is_notebook else likely(data, codes)):
             return []
         try:
             source = load(path, data)

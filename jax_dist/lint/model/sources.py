@@ -229,11 +229,11 @@ def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
     skipped: list[str] = []
     for path in paths:
         if os.path.isdir(path):
-            files.update(_files_in(os.path.normpath(path), exclude, skipped))
+            files.update(_files_in(path, exclude, skipped))
         elif _is_regular(path):
             files.add(os.path.normpath(path))
         else:
-            skipped.append(f"{display(path)} is not a regular file")
+            skipped.append(f"{display(path)} is no regular file, and links are not followed")
     return FoundFiles(tuple(sorted(files)), tuple(sorted(skipped)))
 
 
@@ -244,15 +244,14 @@ def _files_in(top: str, exclude: Patterns, skipped: list[str]) -> Iterator[str]:
         skipped.append(f"the folder {display(error.filename)} cannot be read: {error.strerror}")
 
     for folder, folders, names in os.walk(top, onerror=skip):
-        place = "" if folder == "." else folder
         if "pyvenv.cfg" in names and folder != top:  # a virtual environment, however it is called
             folders.clear()
             continue
-        folders[:] = [
-            name for name in folders if not exclude.match(os.path.join(place, name), name)
-        ]
+        folders[:] = (
+            name for name in folders if not exclude.match(os.path.join(folder, name), name)
+        )
         for name in names:
-            path = os.path.join(place, name)
+            path = os.path.normpath(os.path.join(folder, name))
             if name.endswith(_SUFFIXES) and _is_regular(path) and not exclude.match(path, name):
                 yield path
 
