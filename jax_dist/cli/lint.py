@@ -174,10 +174,10 @@ class _Lint:
         return self._report(left, self._out)
 
     def _report(self, findings: Sequence[Any], out: TextIO) -> Exit:
-        from jax_dist.lint.engine.report import FORMATS, summary
+        from jax_dist.lint.engine.report import formatted, summary
 
-        form = self._options.output_format
-        out.write(FORMATS[form](findings, terminal.wants_colour(self._options.color, out)))
+        form, colour = self._options.output_format, terminal.wants_colour(self._options.color, out)
+        out.write(formatted(findings, form, colour=colour))
         if form == "text" and not self._options.quiet:
             out.write(f"{chr(10) * bool(findings)}{summary(findings)}\n")
         return self._exit(len(findings))

@@ -102,22 +102,6 @@ def test_only_a_regular_file_with_our_table_can_be_asked_for():
         assert str(caught.value) == f"{name}: {reason}"
 
 
-def test_a_link_to_settings_is_followed_within_the_folder_only(project, monkeypatch):
-    (project / "ours.toml").write_text('ignore = ["JXD1"]')
-    (project / "src" / "link.toml").symlink_to(project / "ours.toml")
-    assert config.load(["src"], "src/link.toml").ignore == ("JXD1",)
-    monkeypatch.chdir(project / "src")
-
-    for names in (("link.toml",), ()):
-        (project / "src" / "pyproject.toml").unlink(missing_ok=True)
-        (project / "src" / "pyproject.toml").symlink_to(project / "ours.toml")
-        with pytest.raises(MisuseError) as caught:
-            config.load(["."], *names)
-        assert str(caught.value).endswith(
-            f".toml: is a link that leads out of {project}/src; name the file itself"
-        )
-
-
 @pytest.mark.parametrize(
     ("choices", "on"),
     [

@@ -17,7 +17,7 @@ _TEXT = "import jax\nn = jax.lax.psum(1, 'i')\nm = jax.lax.all_gather(x, 'i').me
 
 
 def _format(name: str, text: str = _TEXT, path: str = "train.py", *, colour=False) -> str:
-    return report.FORMATS[name](_findings(text, path), colour)
+    return report.formatted(_findings(text, path), name, colour=colour)
 
 
 def test_text():
@@ -46,7 +46,7 @@ def test_text():
         ("x = '\x1b', jax.pmap(f)", "2 | x = '�', jax.pmap(f)\n  |          ^^^^^^^^\n"),
         (
             f"x = '{'a' * 150}', jax.pmap(f)",
-            f"2 | …{'a' * 37}', jax.pmap(f)\n  | {' ' * 41}^^^^^^^^\n",
+            "2 | …jax.pmap(f)\n  |  ^^^^^^^^\n",
         ),
     ],
 )

@@ -5,7 +5,6 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 from jax_dist import _codes
@@ -51,7 +50,9 @@ def load(paths: Sequence[str], file: str | None = None) -> Config:
     Raises:
       MisuseError: the file, or a setting in it, cannot be read.
     """
-    config = _read(file, required=True) if file is not None else _nearest(paths)
+    config = _nearest(paths) if file is None else _read(file)
+    if config is None:
+        raise MisuseError(f"{file}: has no [tool.jax-dist]")
     if config.target_jax is None:
         config = dataclasses.replace(config, target_jax=_oldest_jax(config.folder))
     return config
@@ -65,36 +66,28 @@ def _nearest(paths: Sequence[str]) -> Config:
     top = os.path.commonpath(folders) if folders else os.getcwd()
     above = list(sources.folders_above(top))
     for path in (os.path.join(folder, name) for folder in above for name in _FILES):
-        if os.path.isfile(path):
-            config = _read(path, required=False)
-            if config.file is not None:
-                return config
-    for folder in above:
-        if any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS):
-            return Config(folder=folder)
-    return Config(folder=top)
+        config = _read(path) if os.path.isfile(path) else None
+        if config is not None:
+            return config
+    return Config(folder=next(filter(sources.is_project, above), top))
 
 
-def _read(path: str, *, required: bool) -> Config:
+def _read(path: str) -> Config | None:
+    """Return the settings in a file; None where it has none."""
     folder, name = os.path.split(os.path.abspath(path))
-    if _leads_out(path):
-        raise MisuseError(f"{path}: is a link that leads out of {folder}; name the file itself")
     try:
         table = tomllib.loads(sources.read_bytes(path).decode())
     except OSError as error:
         raise MisuseError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise MisuseError(f"{path}: is not TOML: {error}") from error
-    tool = table.get("tool", {})
-    settings = tool.get("jax-dist") if isinstance(tool, dict) else None
-    if settings is None and not name.startswith("pyproject"):
-        settings = table  # a file of our own needs no heading
-    if settings is None:
-        if required:
-            raise MisuseError(f"{path}: has no [tool.jax-dist]")
-        return Config(folder=folder)
-    if not isinstance(settings, dict):
-        raise MisuseError(f"{path}: tool.jax-dist must be a table, not {settings!r}")
+    match table:
+        case {"tool": {"jax-dist": {**settings}}}:
+            pass
+        case _ if name == "pyproject.toml":
+            return None
+        case settings:  # a file of our own needs no heading
+            pass
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in _KEYS:
@@ -105,13 +98,6 @@ def _read(path: str, *, required: bool) -> Config:
         except MisuseError as error:
             raise MisuseError(f"{path}: {key}: {error}") from error
     return Config(folder=folder, file=path, **values)
-
-
-def _leads_out(path: str) -> bool:
-    """Return whether a link leads out of its folder and of the current one."""
-    file = Path(path)
-    tops = (file.absolute().parent.resolve(), Path.cwd())
-    return file.is_symlink() and not any(map(file.resolve().is_relative_to, tops))
 
 
 def _words(value: Any) -> tuple[str, ...]:
@@ -154,7 +140,7 @@ def _oldest_jax(folder: str) -> Version | None:
     """Return the oldest jax that the requirements of a project allow; None if they do not say."""
     for path in (os.path.join(folder, name) for name in _REQUIREMENTS):
         try:
-            text = "" if _leads_out(path) else sources.read_bytes(path).decode("utf-8", "replace")
+            text = sources.read_bytes(path).decode("utf-8", "replace")
         except OSError:
             continue
         required = (_BOUND.findall(match["bounds"]) for match in _JAX.finditer(text))

@@ -1,12 +1,8 @@
-"""Findings as a report: text for people, JSON for programs, and commands for GitHub Actions.
-
-A form of report is a function `(findings, colour) -> str`; `FORMATS` has all of them by name.
-"""
+"""Findings as a report: text for people, JSON for programs, and commands for GitHub Actions."""
 
 import json
 import os
-import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -17,8 +13,7 @@ from jax_dist.lint.engine.linter import RULES
 from jax_dist.lint.model.findings import Finding, Position, Safety
 from jax_dist.lint.model.sources import display
 
-_WIDEST = 160  # characters of a source line; a longer one is cut around what is found
-_BEFORE = 40  # characters that are kept before it then
+_WIDEST = 160  # characters of a source line; a longer one is shown from what is found on
 _BOLD, _RED, _CYAN, _BLUE, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[36m", "\x1b[1;34m", "\x1b[0m"
 _HOW = {Safety.SAFE: "", Safety.UNSAFE: " (--unsafe-fixes)", Safety.DISPLAY: " (by hand)"}
 
@@ -36,15 +31,31 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"Found {counted(len(findings), 'finding')} in {counted(files, 'file')}{end}"
 
 
-def _place(finding: Finding) -> str:
+def formatted(findings: Sequence[Finding], form: str, *, colour: bool = False) -> str:
+    """Return a report.
+
+    Args:
+      findings: those of all files.
+      form: "text", a block for each finding, for people; "concise", a line for each, for editors
+        and `grep`; "json", one array, in which lines, columns and cells count from 1, and bytes
+        from 0; "github", workflow commands, which become annotations of the changed lines.
+      colour: whether text is for a terminal.
+    """
+    if form == "json":
+        return json.dumps(list(map(_entry, findings)), indent=2) + "\n"
+    if form == "text":
+        return "\n".join(_block(finding, colour=colour) for finding in findings)
+    return "".join(map(_command if form == "github" else _line, findings))
+
+
+def _line(finding: Finding) -> str:
+    return f"{_place(finding)} {finding.code} {display(finding.message)}\n"
+
+
+def _place(finding: Finding, path: str = "") -> str:
     start = finding.start
     cell = f"cell {start.cell}:" if start.cell is not None else ""
-    return f"{cell}{start.line}:{start.column}:"
-
-
-def _text(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - a table of functions
-    """Return a block for each finding, for people."""
-    return "\n".join(_block(finding, colour=colour) for finding in findings)
+    return f"{path or display(finding.path)}:{cell}{start.line}:{start.column}:"
 
 
 def _block(finding: Finding, *, colour: bool) -> str:
@@ -53,7 +64,7 @@ def _block(finding: Finding, *, colour: bool) -> str:
 
     mark = paint("[*] ", _CYAN) if finding.safety is Safety.SAFE else ""
     path, code = paint(display(finding.path), _BOLD), paint(finding.code, _RED)
-    lines = [f"{path}:{_place(finding)} {code} {mark}{display(finding.message)}"]
+    lines = [f"{_place(finding, path)} {code} {mark}{display(finding.message)}"]
     number = str(finding.start.line)
     blank = " " * len(number)
     if finding.line_text.strip():
@@ -69,18 +80,16 @@ def _block(finding: Finding, *, colour: bool) -> str:
 
 def _marked_line(finding: Finding) -> tuple[str, int, int]:
     """Return the line as shown, the columns before what was found, and those that it takes."""
-    text = finding.line_text.rstrip()
-    first = finding.start.column - 1
-    is_one_line = (finding.end.cell, finding.end.line) == (finding.start.cell, finding.start.line)
-    last = finding.end.column - 1 if is_one_line else len(text)
-    if text.startswith("…"):  # of a very long line, the part from what was found on
+    text, start, end = finding.line_text.rstrip(), finding.start, finding.end
+    first, last = start.column - 1, end.column - 1
+    if (end.cell, end.line) != (start.cell, start.line):
+        last = len(text)
+    if len(text) > _WIDEST and not text.startswith("…"):
+        text = f"…{text[first:]}"
+    if text.startswith("…"):  # also where the finding has no more of it
         first, last = 1, last - first + 1
     if len(text) > _WIDEST:
-        start = max(first - _BEFORE, 0)
-        left = "…" if start else ""
-        right = "…" if len(text) > start + _WIDEST else ""
-        text = f"{left}{text[start : start + _WIDEST]}{right}"
-        first, last = first - start + len(left), min(last - start, _WIDEST) + len(left)
+        text, last = f"{text[:_WIDEST]}…", min(last, _WIDEST)
     before, marked, after = map(_visible, (text[:first], text[first:last], text[last:]))
     return before + marked + after, cell_len(before), max(cell_len(marked), 1)
 
@@ -90,21 +99,7 @@ def _visible(text: str) -> str:
     text = text.replace("\t", "    ")
     if text.isprintable():
         return text
-    is_shown = lambda character: character.isprintable() or unicodedata.combining(character)
-    return "".join(character if is_shown(character) else "\ufffd" for character in text)
-
-
-def _concise(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - as _text
-    """Return a line for each finding, for editors and `grep`."""
-    return "".join(
-        f"{display(finding.path)}:{_place(finding)} {finding.code} {display(finding.message)}\n"
-        for finding in findings
-    )
-
-
-def _json(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - as _text
-    """Return one array, for programs; lines, columns and cells count from 1, bytes from 0."""
-    return json.dumps(list(map(_entry, findings)), indent=2) + "\n"
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def _entry(finding: Finding) -> dict[str, Any]:
@@ -134,12 +129,8 @@ def _position(position: Position) -> dict[str, Any]:
     return entry if position.cell is None else {"cell": position.cell, **entry}
 
 
-def _github(findings: Sequence[Finding], colour: bool) -> str:  # noqa: FBT001 - as _text
-    """Return workflow commands, which become annotations of the changed lines."""
-    return "".join(map(_command, findings))
-
-
 def _command(finding: Finding) -> str:
+    """Return a workflow command of GitHub."""
     start, end, message = finding.start, finding.end, finding.message
     if start.cell is not None:  # GitHub knows no cells: the first line of the file
         message = f"cell {start.cell}, line {start.line}: {message}"
@@ -165,11 +156,3 @@ def _command(finding: Finding) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-FORMATS: dict[str, Callable[[Sequence[Finding], bool], str]] = {
-    "text": _text,
-    "concise": _concise,
-    "json": _json,
-    "github": _github,
-}

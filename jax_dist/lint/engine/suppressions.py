@@ -4,9 +4,7 @@ A comment counts for the findings that begin or end on its line; on the first or
 statement, for all of it.
 """
 
-import bisect
 import io
-import itertools
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
@@ -14,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from jax_dist.lint.model.findings import Finding
 from jax_dist.lint.model.sources import Source
 
-_NOQA = re.compile(r"#\s*noqa\b\s*(:?)", re.IGNORECASE)
-_CODE = re.compile(r"[A-Za-z]+[0-9]+|JXD")
+_NOQA = re.compile(r"#\s*noqa\b(?:\s*:\s*((?:(?:[a-z]+[0-9]+|jxd)\b[\s,]*)*))?", re.IGNORECASE)
 _SILENT = frozenset({tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT})
 _EVERY = "JXD"
 
@@ -26,7 +23,7 @@ def unsuppressed(source: Source, findings: Sequence[Finding]) -> list[Finding]:
 
     def is_on(finding: Finding) -> bool:
         first, end = finding.span
-        rows = {_row_of(source, first), _row_of(source, max(first, end - 1))}
+        rows = {source.row(first), source.row(max(first, end - 1))}
         return not any(
             finding.code.startswith(prefix) for row in rows for prefix in prefixes.get(row, ())
         )
@@ -59,12 +56,9 @@ def _codes_in(comment: str) -> frozenset[str]:
     >>> sorted(_codes_in("# noqa: E501, JXD306 it is meant")), sorted(_codes_in("# noqa"))
     (['E501', 'JXD306'], ['JXD'])
     """
-    found: set[str] = set()
-    for match in _NOQA.finditer(comment):
-        words = re.finditer(r"[^\s,]+", comment[match.end() :]) if match[1] else iter(())
-        codes = itertools.takewhile(_CODE.fullmatch, (word[0] for word in words))
-        found.update([code.upper() for code in codes] or [_EVERY])
-    return frozenset(found)
+    matches = _NOQA.finditer(comment)
+    texts = ((match[1] or _EVERY).upper() for match in matches)
+    return frozenset(code for text in texts for code in re.findall(r"\w+", text))
 
 
 def _tokens(source: Source) -> Iterator[tokenize.TokenInfo]:
@@ -74,7 +68,3 @@ def _tokens(source: Source) -> Iterator[tokenize.TokenInfo]:
         yield from tokenize.generate_tokens(io.StringIO(text, newline="\n").readline)
     except (tokenize.TokenError, SyntaxError, SystemError):  # the last: a NUL, on Python 3.13
         return
-
-
-def _row_of(source: Source, offset: int) -> int:
-    return bisect.bisect_right(source.line_starts, offset) - 1

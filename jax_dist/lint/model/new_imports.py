@@ -5,6 +5,7 @@ before it imports jax, such as setting `os.environ`, stays above both.
 """
 
 import ast
+import functools
 import itertools
 import os
 import sys
@@ -23,148 +24,109 @@ _HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it n
 def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
     """Return the code with all fixes made, which do not clash; what they import is there once."""
     fixes = list(fixes)
-    source = module.source
-    made = [edit for fix in fixes for edit in fix.edits]
-    source = source.edited(apply_edits(source.code, made, newline_of(source.code)))
+    source = _edited(module.source, [edit for fix in fixes for edit in fix.edits])
     lines = dict.fromkeys(line for fix in fixes for line in fix.imports)
     # One by one, for each may stand beside the one before; those of the project last.
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
         tree = sources.parse(source.python)
         wanted = ast.parse(line).body[0]
-        if isinstance(wanted, ast.ImportFrom):
-            froms = (node for node in tree.body if isinstance(node, ast.ImportFrom))
-            joined = (_joined(source, node, wanted) for node in froms)
-            edit = next(filter(None, joined), None)
-        elif any(isinstance(node, _IMPORTS) and ast.unparse(node) == line for node in tree.body):
-            continue  # it has it
-        else:
-            edit = None
-        source = _edited(source, edit or _import_edit(source, tree, wanted, line))
+        joined = (_joined(source, statement, wanted) for statement in tree.body)
+        edit = next(filter(None, joined), None) or _import_edit(source, tree, wanted, line)
+        source = _edited(source, [edit])
     return source.code
-
-
-def _joined(source: Source, node: ast.ImportFrom, wanted: ast.ImportFrom) -> Edit | None:
-    """Return `from a import b` takes one name more, where it is a statement of one plain line."""
-    if (node.level, node.module) != (wanted.level, wanted.module) or node.col_offset:
-        return None
-    names = [ast.unparse(each) for each in node.names]
-    new = [name for each in wanted.names if (name := ast.unparse(each)) not in names]
-    line = _line_start(source.code, node.lineno)
-    if not new:
-        return Edit(line, line, "")
-    start, end = line, line + (node.end_col_offset or 0)
-    text = source.code[start:end].decode()
-    home = f"from {'.' * node.level}{node.module or ''} import"
-    joined = f"{home} {', '.join(sorted((*names, *new), key=str.lower))}"
-    fits = text == f"{home} {', '.join(names)}" and len(joined) <= _WIDTH
-    if not fits or node.end_lineno != node.lineno or (node.module or "").startswith("jax."):
-        return None
-    return Edit(start, end, joined)
 
 
 def with_block(source: Source, text: str) -> Source:
     """Return a file with definitions below its imports; in a notebook, in their cell."""
-    code, tree = source.code, sources.parse(source.python)
-    head = _run(tree) or _preamble(tree)
-    at, lead = _after(code, head[-1]) if head else (0, "")
-    rest = code[at:].splitlines()
+    head = _head(sources.parse(source.python))
+    at, lead = _line_below(source, head[-1]) if head else (0, "")
+    rest = source.code[at:].splitlines()
     gap = next((number for number, row in enumerate(rest) if row.strip()), len(rest))
-    below = "\n" * max(2 - gap, 0) if code[at:].strip() else ""
-    return _edited(source, Edit(at, at, f"{lead}\n\n{text.strip()}\n{below}"))
+    below = "\n" * max(2 - gap, 0) if source.code[at:].strip() else ""
+    return _edited(source, [Edit(at, at, f"{lead}\n\n{text.strip()}\n{below}")])
 
 
-def _edited(source: Source, edit: Edit) -> Source:
-    return source.edited(apply_edits(source.code, [edit], newline_of(source.code)))
+def _edited(source: Source, edits: Iterable[Edit]) -> Source:
+    return source.edited(apply_edits(source.code, edits, newline_of(source.code)))
 
 
-def anchor(tree: ast.Module) -> ast.stmt | None:
-    """Return the module's statement that first binds jax or flax; else the first import *.
+def _joined(source: Source, node: ast.stmt, wanted: ast.stmt) -> Edit | None:
+    """Return the edit by which `from a import b`, on one plain line, takes one name more."""
+    if not (isinstance(node, ast.ImportFrom) and isinstance(wanted, ast.ImportFrom)):
+        return None
+    if (node.level, node.module) != (wanted.level, wanted.module) or node.col_offset:
+        return None
+    names = [ast.unparse(each) for each in node.names]
+    new = [name for each in wanted.names if (name := ast.unparse(each)) not in names]
+    if not new:
+        return Edit(0, 0, "")
+    start = source.line_starts[node.lineno - 1]
+    end = start + (node.end_col_offset or 0)
+    home = f"from {_name(node)} import"
+    joined = f"{home} {', '.join(sorted((*names, *new), key=str.lower))}"
+    is_plain = source.code[start:end].decode() == f"{home} {', '.join(names)}"
+    if not is_plain or len(joined) > _WIDTH or (node.module or "").startswith("jax."):
+        return None
+    return Edit(start, end, joined)
 
-    It may be a whole `try` with such an import in it; an `if` only where nothing else is.
-    """
-    sure: list[ast.stmt] = []
-    maybe: list[ast.stmt] = []
-    stars: list[ast.stmt] = []
-    for statement in tree.body:
-        for node in _imports_in(statement):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            else:
-                names = [] if node.level else [node.module or ""]
-            if any(name.partition(".")[0] in _HOSTS for name in names):
-                (maybe if isinstance(statement, ast.If) else sure).append(statement)
-            elif any(alias.name == "*" for alias in node.names):
-                stars.append(statement)
-    return next(iter((*sure, *maybe, *stars)), None)
+
+def _head(tree: ast.Module) -> list[ast.stmt]:
+    """Return the anchor and the imports right below it; else the docstring and those at the top."""
+    anchors = [statement for statement in tree.body if _binds_jax(statement)]
+    if anchors:  # an `if` only where nothing else is
+        first = [min(anchors, key=lambda statement: isinstance(statement, ast.If))]
+    else:
+        first = [each for each in tree.body[:1] if isinstance(each, ast.Expr)]
+    below = tree.body[tree.body.index(first[0]) + 1 :] if first else tree.body
+    return [*first, *itertools.takewhile(lambda each: isinstance(each, _IMPORTS), below)]
 
 
-def _imports_in(statement: ast.stmt) -> Iterable[ast.Import | ast.ImportFrom]:
-    """Yield imports that run with the module: not in functions, or for type checkers only."""
-    if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
-        return
+def _binds_jax(statement: ast.stmt) -> bool:
+    """Return whether a statement imports jax as the module runs: not for type checkers only."""
     waiting: list[ast.AST] = [statement]
-    while waiting:
-        node = waiting.pop(0)
+    for node in waiting:
         if isinstance(node, _IMPORTS):
-            yield node
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            is_from = isinstance(node, ast.ImportFrom)
+            names = [_name(node)] if is_from else [alias.name for alias in node.names]
+            if any(name.partition(".")[0] in _HOSTS for name in names):
+                return True
+        elif not (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr)
+            or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        ):
             waiting += ast.iter_child_nodes(node)
-
-
-def _run(tree: ast.Module) -> list[ast.stmt]:
-    """Return the anchor and the imports right below it."""
-    first = anchor(tree)
-    if first is None:
-        return []
-    return [first, *_imports_on(tree.body[tree.body.index(first) + 1 :])]
-
-
-def _preamble(tree: ast.Module) -> list[ast.stmt]:
-    """Return what must stay at the top of a file without an anchor: docstring, imports."""
-    docstring = [each for each in tree.body[:1] if isinstance(each, ast.Expr)]
-    return [*docstring, *_imports_on(tree.body[len(docstring) :])]
-
-
-def _imports_on(statements: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
-    """Return the imports with which they begin."""
-    return itertools.takewhile(lambda each: isinstance(each, _IMPORTS), statements)
-
-
-# --- the place of one import
+    return False
 
 
 def _import_edit(source: Source, tree: ast.Module, wanted: ast.stmt, line: str) -> Edit:
-    """Return the edit that puts an import among those below the anchor, in their order."""
-    code = source.code
-    run = _run(tree)
-    if not run:  # a file that imports neither jax nor flax
-        return _at_top(code, tree, line)
+    """Return the edit that puts an import among those of the head, in their order."""
+    code, head = source.code, _head(tree)
+    if not head:  # below a licence, `#!`, the encoding
+        rows = code.splitlines(keepends=True)
+        at = sum(map(len, itertools.takewhile(lambda row: row.startswith(b"#"), rows)))
+        return Edit(at, at, f"{line}\n\n")
     root = _name(wanted).partition(".")[0]
     own = "" if root in KNOWN or root in sys.stdlib_module_names else root
-    folder = os.path.dirname(source.path)
-
-    def group(each: ast.stmt) -> int:
-        return _group(each, own, folder)
-
+    group = functools.partial(_group, own=own, folder=os.path.dirname(source.path))
     if group(wanted) == _OF_PROJECT:
-        run = _below_path_edits(code, tree, run) or run
-    head = [each for each in _preamble(tree) if isinstance(each, _IMPORTS)]
-    if group(wanted) == 1 and any(group(each) == 1 for each in head):
-        run = head  # the standard library may stand above jax
-    imports = [each for each in run if isinstance(each, _IMPORTS)]
+        head = _below_path_edits(tree, head) or head
+    above = [each for each in tree.body[: tree.body.index(head[0])] if isinstance(each, _IMPORTS)]
+    if group(wanted) == 1 and any(group(each) == 1 for each in above):
+        head = above  # the standard library may stand above jax
+    imports = [each for each in head if isinstance(each, _IMPORTS)]
     of_group = _first_block(code, [each for each in imports if group(each) == group(wanted)])
     if not of_group:
-        earlier = [each for each in run if each not in imports or group(each) < group(wanted)]
-        at, lead = _after(code, earlier[-1] if earlier else run[0])
+        earlier = [each for each in head if each not in imports or group(each) < group(wanted)]
+        at, lead = _line_below(source, earlier[-1] if earlier else head[0])
         return Edit(at, at, lead + "\n" * bool(earlier) + f"{line}\n")
     key = _by_form if sorted(of_group, key=_by_form) == of_group else _by_name
     # Nothing is put above the anchor, nor where a comment above would change its owner.
-    behind = (each for each in of_group if each is not run[0] and key(each) > key(wanted))
+    behind = (each for each in of_group if each is not head[0] and key(each) > key(wanted))
     before = next(behind, None)
-    at = _line_start(code, before.lineno) if before is not None else 0
+    at = source.line_starts[before.lineno - 1] if before is not None else 0
     above = code[:at].splitlines()[-1:]
     if before is None or before.col_offset or above[0].lstrip().startswith(b"#"):
-        at, lead = _after(code, of_group[-1])
+        at, lead = _line_below(source, of_group[-1])
         return Edit(at, at, f"{lead}{line}\n")
     return Edit(at, at, f"{line}\n")
 
@@ -177,16 +139,6 @@ def _first_block(code: bytes, imports: list[ast.stmt]) -> list[ast.stmt]:
         if not all(map(bytes.strip, between)):
             return imports[:number]
     return imports
-
-
-def _at_top(code: bytes, tree: ast.Module, line: str) -> Edit:
-    preamble = _preamble(tree)
-    if not preamble:
-        at = _first_line(code, tree)
-        return Edit(at, at, f"{line}\n\n" if tree.body else f"{line}\n")
-    at, lead = _after(code, preamble[-1])
-    gap = "" if isinstance(preamble[-1], _IMPORTS) else "\n"
-    return Edit(at, at, f"{lead}{gap}{line}\n")
 
 
 _OF_PROJECT = 3
@@ -226,36 +178,17 @@ def _by_form(statement: ast.stmt) -> tuple[bool, str]:
     return isinstance(statement, ast.ImportFrom), _name(statement).lower()
 
 
-def _below_path_edits(code: bytes, tree: ast.Module, run: list[ast.stmt]) -> list[ast.stmt]:
+def _below_path_edits(tree: ast.Module, head: list[ast.stmt]) -> list[ast.stmt]:
     """Return the first import below a change of `sys.path`, where the module's level has one."""
-    lines = code.splitlines()
-    changed = False
-    for statement in tree.body[tree.body.index(run[-1]) + 1 :]:
-        if isinstance(statement, _IMPORTS) and changed:
-            return [statement]
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            break
-        text = lines[statement.lineno - 1 : statement.end_lineno]
-        changed = changed or any(b"sys.path" in line for line in text)
-    return []
+    below = tree.body[tree.body.index(head[-1]) + 1 :]
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    above = itertools.takewhile(lambda each: not isinstance(each, definitions), below)
+    changed = itertools.dropwhile(lambda each: "sys.path" not in ast.unparse(each), above)
+    return [each for each in changed if isinstance(each, _IMPORTS)][:1]
 
 
-# --- lines
-
-
-def _first_line(code: bytes, tree: ast.Module) -> int:
-    """Return the place below the comments at the very top: a licence, `#!`, the encoding."""
-    lines = code.splitlines(keepends=True)
-    comments = itertools.takewhile(lambda each: each.lstrip().startswith(b"#"), lines)
-    return sum(map(len, comments)) if tree.body else len(code)
-
-
-def _line_start(code: bytes, line: int) -> int:
-    return sum(len(each) for each in code.splitlines(keepends=True)[: line - 1])
-
-
-def _after(code: bytes, statement: ast.stmt) -> tuple[int, str]:
+def _line_below(source: Source, statement: ast.stmt) -> tuple[int, str]:
     """Return where the next line begins, and a line end where the file lacks it."""
-    assert statement.end_lineno is not None
-    at = _line_start(code, statement.end_lineno + 1)
-    return at, "" if code[:at].endswith((b"\n", b"\r")) else "\n"
+    starts, line = source.line_starts, statement.end_lineno or 0
+    at = starts[line] if line < len(starts) else len(source.code)
+    return at, "" if source.code[:at].endswith((b"\n", b"\r")) else "\n"

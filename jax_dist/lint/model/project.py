@@ -140,12 +140,7 @@ def _top_of(path: str) -> str:
     if os.path.isdir(path):
         return path
     folder = os.path.dirname(path)
-    marked = [above for above in sources.folders_above(folder) if _has_mark(above)]
-    return marked[-1] if marked else folder
-
-
-def _has_mark(folder: str) -> bool:
-    return any(os.path.exists(os.path.join(folder, mark)) for mark in sources.PROJECT_MARKS)
+    return [folder, *filter(sources.is_project, sources.folders_above(folder))][-1]
 
 
 def _bound_words(path: str) -> frozenset[bytes]:

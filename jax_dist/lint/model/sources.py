@@ -60,8 +60,12 @@ class Source:
             lines.append(b"")
         return list(itertools.accumulate(map(len, lines[:-1]), initial=0))
 
+    def row(self, offset: int) -> int:
+        """Return the number of the line that holds a byte, from 0."""
+        return bisect.bisect_right(self.line_starts, offset) - 1
+
     def position(self, offset: int) -> Position:
-        line = bisect.bisect_right(self.line_starts, offset) - 1
+        line = self.row(offset)
         start = self.line_starts[line]
         column = offset - start + bisect.bisect_left(self._continuations, start)
         column -= bisect.bisect_left(self._continuations, offset)
@@ -77,7 +81,7 @@ class Source:
 
         Of a very long one, "…" and the part from `offset` on.
         """
-        line = bisect.bisect_right(self.line_starts, offset) - 1
+        line = self.row(offset)
         start = self.line_starts[line]
         end = self.line_starts[line + 1] if line + 1 < len(self.line_starts) else len(self.code)
         if end - start <= _LONGEST_LINE:
@@ -185,8 +189,7 @@ _NOT_OURS = """
 .tox .venv __pycache__ __pypackages__ build dist node_modules site-packages venv
 """
 EXCLUDED = tuple(_NOT_OURS.split())
-PROJECT_MARKS = (".git", ".github", "pyproject.toml", "setup.py", "setup.cfg")  # of its top folder
-
+_MARKS = (".git", ".github", "pyproject.toml", "setup.py", "setup.cfg")  # of a project's top folder
 _SUFFIXES = (".py", ".pyi", ".ipynb")
 
 
@@ -272,6 +275,11 @@ def folders_above(folder: str) -> Iterator[str]:
     yield folder
     while (parent := os.path.dirname(folder)) != folder:
         yield (folder := parent)
+
+
+def is_project(folder: str) -> bool:
+    """Return whether a folder holds what the top folder of a project does."""
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in _MARKS)
 
 
 def holds_module(folder: str, name: str) -> bool:
