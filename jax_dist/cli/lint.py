@@ -22,7 +22,7 @@ exit codes: 0 nothing was found, 1 something was (with --diff: something would c
             2 a path, an option or a setting is invalid
 
 suppress findings:
-  step = jax.pmap(f)  # noqa: JXD001            on this statement
+  step = jax.pmap(f)  # noqa: JXD001            on this line
 
 settings, in pyproject.toml or without the first line in jax-dist.toml:
   [tool.jax-dist]

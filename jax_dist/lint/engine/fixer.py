@@ -10,22 +10,17 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from jax_dist import _codes
 from jax_dist.lint.engine.linter import Examiner, load
 from jax_dist.lint.model import new_imports, sources
-from jax_dist.lint.model.findings import Finding, Safety, choose_fixes
+from jax_dist.lint.model.findings import Finding, Fix, Safety, choose_fixes
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.model.sources import ParseError, Source, UnreadableError
+from jax_dist.lint.model.sources import Source
 
 _MOST_ROUNDS = 10
 _TEXT_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _NO_END = "\\ No newline at end of file\n"
 _COLOURS = {"-": "\x1b[31m", "+": "\x1b[32m", "@": "\x1b[36m"}
 _PLAIN = "\x1b[0m"
-
-
-class _RejectedError(ValueError):
-    """Fixes that would break a file; they are not made."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,56 +34,41 @@ class FixResult:
 
 
 def fix(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) -> FixResult:
-    """Make fixes that are as safe as allowed, until nothing is left to fix."""
+    """Make fixes that are as safe as allowed, until nothing is left to fix.
+
+    All that can be made at once are made together; if that breaks the file, none of them.
+    """
     result = FixResult(data, tuple(examiner.examine(path, data)))
     for _ in range(_MOST_ROUNDS):
-        fixable = [each for each in result.findings if each.fix and each.fix.safety in allowed]
-        step = _round(path, result, fixable, examiner) if fixable else result
-        if step.made == result.made:
-            return step
-        result = step
+        fixes = [each.fix for each in result.findings if each.fix and each.fix.safety in allowed]
+        chosen = choose_fixes(fixes)
+        if not chosen:
+            break
+        try:
+            data, findings = _fixed(load(path, result.data), result.findings, chosen, examiner)
+        except (ValueError, SyntaxError) as error:  # also of encodings, notebooks and the parser
+            return dataclasses.replace(result, rejected=str(error))
+        result = FixResult(data, tuple(findings), result.made + len(chosen))
     return result
 
 
-def _round(
-    path: str, before: FixResult, fixable: Sequence[Finding], examiner: Examiner
-) -> FixResult:
-    """Make all fixes together; if that breaks the file, those that do not by themselves."""
-    source = load(path, before.data)
-    rejected = ""
-    for together in (fixable, *([finding] for finding in fixable)):
-        try:
-            after = _fixed(source, before.findings, together, examiner)
-        except _RejectedError as error:
-            rejected = rejected or str(error)
-        else:
-            return dataclasses.replace(after, made=before.made + after.made, rejected=rejected)
-    return dataclasses.replace(before, rejected=rejected)
-
-
 def _fixed(
-    source: Source, before: Sequence[Finding], fixable: Sequence[Finding], examiner: Examiner
-) -> FixResult:
-    """Raise _RejectedError, also where there would be more findings of a code than before."""
-    chosen = choose_fixes([finding.fix for finding in fixable if finding.fix])
-    try:
-        data = source.written(new_imports.placed(Module(source), chosen))
-        after = examiner.examine_source(load(source.path, data))
-    except (ParseError, SyntaxError, UnreadableError) as error:
-        raise _RejectedError(f"Python could not parse the file any more: {error}") from error
-    except UnicodeEncodeError as error:
-        raise _RejectedError(f"the file's encoding cannot hold it: {error}") from error
-    except ValueError as error:
-        raise _RejectedError(str(error)) from error
+    source: Source, before: Sequence[Finding], chosen: Sequence[Fix], examiner: Examiner
+) -> tuple[bytes, list[Finding]]:
+    """Return what the file becomes, and the findings that it then has.
+
+    Raises:
+      ValueError: it would have more findings of a code than before.
+    """
+    data = source.written(new_imports.placed(Module(source), chosen))
+    after = examiner.examine_source(load(source.path, data))
     counts = Counter(finding.code for finding in after)
     counts.subtract(finding.code for finding in before)
     for finding in after:
         if counts[finding.code] > 0:
             where = f"line {finding.start.line}: {finding.message}"
-            if finding.code == _codes.SYNTAX_ERROR:
-                raise _RejectedError(f"Python could not parse the file any more: {where}")
-            raise _RejectedError(f"there would be a new {finding.code} in {where}")
-    return FixResult(data, tuple(after), len(chosen))
+            raise ValueError(f"there would be a new {finding.code} in {where}")
+    return data, after
 
 
 def diff(

@@ -54,33 +54,37 @@ class Examiner:
         gc.disable()  # trees hold no circles, and looking for some takes as long as the parser
         try:
             for done, path in enumerate(paths, start=1):
-                try:
-                    data = sources.read_bytes(path)
-                except OSError as error:
-                    findings += self._unreadable(path, f"the file cannot be read: {error.strerror}")
-                else:
-                    findings += self.examine(path, data)
+                findings += self.examine(path)
                 progress(done, len(paths))
         finally:
             gc.enable()
         return findings
 
-    def examine(self, path: str, data: bytes) -> list[Finding]:
-        """Return the findings of one file that are not switched off, in order of place."""
+    def examine(self, path: str, data: bytes | None = None) -> list[Finding]:
+        """Return the findings of one file that are not switched off, in order of place.
+
+        Args:
+          path: the file.
+          data: what it holds, if that is known already.
+        """
         codes, is_notebook = self._codes_for(path), path.endswith(".ipynb")
-        # A notebook's code stands in strings.
-        if not (words_of(data).may_use_jax if is_notebook else likely(data, codes)):
-            return []
         try:
+            data = sources.read_bytes(path) if data is None else data
+            # A notebook's code stands in strings.
+            if not (words_of(data).may_use_jax if is_notebook else likely(data, codes)):
+                return []
             source = load(path, data)
             if is_notebook and not likely(source.code, codes):
                 return []
             return self.examine_source(source)
+        except OSError as error:
+            reason = f"the file cannot be read: {error.strerror}"
         except UnreadableError as error:
-            return self._unreadable(path, str(error))
+            reason = str(error)
         except Exception as error:  # noqa: BLE001 - other files must not suffer
             reason = f"jax-dist failed ({type(error).__name__}: {error}); please report it"
-            return [_without_place(path, reason)]
+        found = RULES[_codes.SYNTAX_ERROR].finding(Source(path, b"", b""), reason, (0, 0))
+        return [found] if found.code in codes else []
 
     def examine_source(self, source: Source) -> list[Finding]:
         """Return the same of a file that is read."""
@@ -104,10 +108,6 @@ class Examiner:
     def _codes_for(self, path: str) -> frozenset[Code]:
         off = (codes for patterns, codes in self.ignores if patterns.match(path))
         return self.codes.difference(*off)
-
-    def _unreadable(self, path: str, reason: str) -> list[Finding]:
-        is_on = _codes.SYNTAX_ERROR in self._codes_for(path)
-        return [_without_place(path, reason)] if is_on else []
 
 
 def load(path: str, data: bytes) -> Source:
@@ -156,9 +156,8 @@ def check_module(
 
 def _string_around(module: Module, node: ast.AST) -> ast.JoinedStr | None:
     """Return the outermost f-string around a node."""
-    if not module.has_f_strings:
-        return None
-    strings = [each for each in module.ancestors(node) if isinstance(each, ast.JoinedStr)]
+    around = module.ancestors(node) if any(module.nodes(ast.JoinedStr)) else ()
+    strings = [each for each in around if isinstance(each, ast.JoinedStr)]
     return strings[-1] if strings else None
 
 
@@ -175,7 +174,3 @@ def _unparsed(source: Source, error: ParseError) -> Finding:
     found = RULES[_codes.SYNTAX_ERROR].finding(source, message, (offset, offset))
     start = dataclasses.replace(found.start, column=max(error.column, 1))
     return dataclasses.replace(found, start=start, end=start)
-
-
-def _without_place(path: str, reason: str) -> Finding:
-    return RULES[_codes.SYNTAX_ERROR].finding(Source(path, b"", b""), reason, (0, 0))

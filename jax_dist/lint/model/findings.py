@@ -88,28 +88,24 @@ def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
     applied: list[Fix] = []
     for group in groups.values():
         wanted = sorted({edit for fix in group for edit in fix.edits})
-        clash_within = any(map(_clash, wanted, wanted[1:]))
-        places = [(bisect.bisect_left(taken, edit), edit) for edit in wanted]
-        near = [(edit, taken[max(place - 1, 0) : place + 1]) for place, edit in places]
-        has_room = all(
-            edit in around or not any(_clash(edit, other) for other in around)
-            for edit, around in near
-        )
-        if has_room and not clash_within:
+        if not any(map(_clash, wanted, wanted[1:])) and all(_fits(edit, taken) for edit in wanted):
             for edit in wanted:  # not sorted anew: a file may have thousands of groups
-                place = bisect.bisect_left(taken, edit)
-                if taken[place : place + 1] != [edit]:
-                    taken.insert(place, edit)
+                bisect.insort(taken, edit)
             applied += group
     return applied
 
 
-def _clash(one: Edit, two: Edit) -> bool:
+def _fits(edit: Edit, taken: list[Edit]) -> bool:
+    """Return whether an edit is among those that are taken, or clashes with none of them."""
+    place = bisect.bisect_left(taken, edit)
+    before, after = taken[max(place - 1, 0) : place], taken[place : place + 1]
+    near = [*before, edit, *after]
+    return after == [edit] or not any(map(_clash, near, near[1:]))
+
+
+def _clash(first: Edit, second: Edit) -> bool:
     """Two insertions at one place clash too: their order would be a guess."""
-    if one.start == two.start:
-        return True
-    first, second = (one, two) if one.start < two.start else (two, one)
-    return first.end > second.start
+    return first.start == second.start or first.end > second.start
 
 
 def apply_edits(code: bytes, edits: Iterable[Edit], newline: str = "\n") -> bytes:

@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import KNOWN, Meaning, Module
@@ -34,7 +34,7 @@ class Project:
         self._homes: dict[tuple[str, str], str | None] = {}
         self._packages: dict[str, str] = {}
         self._bound = functools.lru_cache(64)(_bound_words)
-        self._opened = functools.lru_cache(32)(self._open)
+        self.opened: Callable[[str], Module | None] = functools.lru_cache(32)(self._open)
 
     def module(self, source: sources.Source, *, is_whole: bool = True) -> Module:
         """Parse one file; raise ParseError if Python cannot."""
@@ -43,11 +43,8 @@ class Project:
         name, elsewhere = self.dotted_name(path), lambda name: self.meaning(name, folder)
         return Module(source, name, elsewhere, is_whole=is_whole)
 
-    def opened(self, path: str) -> Module | None:
-        """Return the names on the module's level of a file; None where it cannot be read."""
-        return self._opened(path)
-
     def _open(self, path: str) -> Module | None:
+        """Return the names on the module's level of a file; None where it cannot be read."""
         with contextlib.suppress(OSError, sources.UnreadableError, sources.ParseError):
             return self.module(sources.read(path, sources.read_bytes(path)), is_whole=False)
         return None

@@ -7,6 +7,7 @@ import ast
 import builtins
 import dataclasses
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -158,10 +159,6 @@ class Module:
         for kind in kinds:
             yield from self._by_class.get(kind, ())
 
-    @property
-    def has_f_strings(self) -> bool:
-        return ast.JoinedStr in self._by_class
-
     def is_inside(self, node: ast.AST | None, around: ast.AST) -> bool:
         """Return whether a node stands in another, at any depth."""
         return node is not None and any(each is around for each in self.ancestors(node))
@@ -238,16 +235,12 @@ class Module:
 
     def absolute(self, target: str) -> str:
         """Return `"..utils.f"` with the package of this file in the place of the dots."""
-        if not target.startswith("."):
-            return target
-        rest = target.lstrip(".")
-        up = len(target) - len(rest)
         is_package = os.path.basename(self.source.path) == "__init__.py"
-        parts = self.name.split(".") if self.name else []
-        package = parts if is_package else parts[:-1]
-        if up > 1:
-            package = package[: 1 - up]
-        return ".".join((*package, rest)) if package else target
+        package = self.name if is_package else self.name.rpartition(".")[0]
+        try:
+            return importlib.util.resolve_name(target, package)
+        except ImportError:  # it leads out of what is known
+            return target
 
     def _from_star(self, name: str) -> Meaning | None:
         key = (self.scopes.module, f"* {name}")
