@@ -88,18 +88,19 @@ def test_json():
         "code": "JXD306",
         "name": "psum-of-one",
         "message": "psum(1, axis) is axis_size(axis)",
-        "start": {"line": 2, "column": 5},
-        "end": {"line": 2, "column": 25},
-        "bytes": [15, 35],
-        "line": "n = jax.lax.psum(1, 'i')",
+        "start": {"line": 2, "column": 5, "cell": None},
+        "end": {"line": 2, "column": 25, "cell": None},
+        "span": [15, 35],
+        "line_text": "n = jax.lax.psum(1, 'i')",
         "fix": {
             "title": "use jax.lax.axis_size",
             "safety": "safe",
             "edits": [
-                {"bytes": [15, 27], "text": "jax.lax.axis_size"},
-                {"bytes": [28, 31], "text": ""},
+                {"start": 15, "end": 27, "text": "jax.lax.axis_size"},
+                {"start": 28, "end": 31, "text": ""},
             ],
             "imports": [],
+            "group": "",
         },
     }
 

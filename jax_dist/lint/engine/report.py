@@ -1,9 +1,9 @@
 """Findings as a report: text for people, JSON for programs, and commands for GitHub Actions."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from rich.cells import cell_len
 
@@ -37,12 +37,12 @@ def formatted(findings: Sequence[Finding], form: str, *, colour: bool = False) -
     Args:
       findings: those of all files.
       form: "text", a block for each finding, for people; "concise", a line for each, for editors
-        and `grep`; "json", one array, in which lines, columns and cells count from 1, and bytes
-        from 0; "github", workflow commands, which become annotations of the changed lines.
+        and `grep`; "json", the fields of `Finding`, in which lines, columns and cells count from
+        1, and bytes from 0; "github", workflow commands, which annotate the changed lines.
       colour: whether text is for a terminal.
     """
     if form == "json":
-        return json.dumps(list(map(_entry, findings)), indent=2) + "\n"
+        return json.dumps(list(map(dataclasses.asdict, findings)), indent=2) + "\n"
     if form == "text":
         return "\n".join(_block(finding, colour=colour) for finding in findings)
     return "".join(map(_command if form == "github" else _line, findings))
@@ -100,33 +100,6 @@ def _visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
-
-
-def _entry(finding: Finding) -> dict[str, Any]:
-    fix = finding.fix and {
-        "title": finding.fix.title,
-        "safety": str(finding.fix.safety),
-        "edits": [
-            {"bytes": [edit.start, edit.end], "text": edit.text} for edit in finding.fix.edits
-        ],
-        "imports": list(finding.fix.imports),
-    }
-    return {
-        "path": finding.path,
-        "code": finding.code,
-        "name": finding.name,
-        "message": finding.message,
-        "start": _position(finding.start),
-        "end": _position(finding.end),
-        "bytes": list(finding.span),
-        "line": finding.line_text,
-        "fix": fix,
-    }
-
-
-def _position(position: Position) -> dict[str, Any]:
-    entry = {"line": position.line, "column": position.column}
-    return entry if position.cell is None else {"cell": position.cell, **entry}
 
 
 def _command(finding: Finding) -> str:

@@ -30,10 +30,10 @@ class Project:
     def __init__(self, paths: Sequence[str] = ()):
         self._tops = tuple({os.path.join(_top_of(os.path.abspath(path)), "") for path in paths})
         self._meanings: dict[tuple[str, str], Meaning | None] = {}
-        self._files: dict[tuple[str, str], str | None] = {}
-        self._homes: dict[tuple[str, str], str | None] = {}
-        self._packages: dict[str, str] = {}
+        self._home = functools.cache(_home)
+        self._is_package = functools.cache(_is_package)
         self._bound = functools.lru_cache(64)(_bound_words)
+        self.file: Callable[[str, str], str | None] = functools.cache(self._file)
         self.opened: Callable[[str], Module | None] = functools.lru_cache(32)(self._open)
 
     def module(self, source: sources.Source, *, is_whole: bool = True) -> Module:
@@ -53,29 +53,18 @@ class Project:
         """Return such as `"scenic.train_lib.utils"`, from the outermost package on."""
         folder, file = os.path.split(path)
         parts = [] if file == "__init__.py" else [os.path.splitext(file)[0]]
-        package = self._package(folder)
-        return ".".join([*([package] if package else []), *parts])
-
-    def _package(self, folder: str) -> str:
-        if folder not in self._packages:
-            parent, name = os.path.split(folder)
-            if not os.path.isfile(os.path.join(folder, "__init__.py")) or parent == folder:
-                self._packages[folder] = ""
-            else:
-                above = self._package(parent)
-                self._packages[folder] = f"{above}.{name}" if above else name
-        return self._packages[folder]
+        while self._is_package(folder):
+            folder, name = os.path.split(folder)
+            parts.insert(0, name)
+        return ".".join(parts)
 
     def meaning(self, name: str, folder: str) -> Meaning | None:
         """Return what `pkg.module.name` means, seen from a file in `folder`; None: not ours."""
         parts = name.split(".")
-        if len(parts) < 2 or parts[0] in KNOWN or self._home(parts[0], folder) is None:
-            return None
         for length in range(len(parts) - 1, 0, -1):
             path = self.file(".".join(parts[:length]), folder)
-            if path is None:
-                continue
-            return self._meaning_in(path, ".".join(parts[length:]))
+            if path is not None:
+                return self._meaning_in(path, ".".join(parts[length:]))
         return None
 
     def _meaning_in(self, path: str, name: str) -> Meaning | None:
@@ -102,34 +91,32 @@ class Project:
         module = self.opened(path) if is_bound else None
         return None if module is None else module.meaning_of_name(module.scopes.module, name)
 
-    def file(self, name: str, folder: str) -> str | None:
+    def _file(self, name: str, folder: str) -> str | None:
         """Return the file of a module, as a file in `folder` would import it."""
-        key = (name, folder)
-        if key not in self._files:
-            parts = name.split(".")
-            home = None if parts[0] in KNOWN else self._home(parts[0], folder)
-            self._files[key] = None if home is None else self._file(os.path.join(home, *parts))
-        return self._files[key]
-
-    def _file(self, base: str) -> str | None:
-        """Return the file of a module or package, by its path without an ending."""
+        parts = name.split(".")
+        home = None if parts[0] in KNOWN else self._home(parts[0], folder)
+        if home is None:
+            return None
+        base = os.path.join(home, *parts)
         for path in (f"{base}.py", os.path.join(base, "__init__.py")):
             if path.startswith(self._tops) and os.path.isfile(path):
                 return path
         return None
 
-    def _home(self, root: str, folder: str) -> str | None:
-        """Return the nearest folder at or above `folder` in which a package or module `root` lies.
 
-        Or the `src` of such a folder: `tests/` imports what lies in `src/`.
-        """
-        key = (root, folder)
-        if key not in self._homes:
-            near = itertools.islice(sources.folders_above(folder), _DEEPEST)
-            places = (place for above in near for place in (above, os.path.join(above, "src")))
-            found = (place for place in places if sources.holds_module(place, root))
-            self._homes[key] = next(found, None)
-        return self._homes[key]
+def _home(root: str, folder: str) -> str | None:
+    """Return the nearest folder at or above `folder` in which a package or module `root` lies.
+
+    Or the `src` of such a folder: `tests/` imports what lies in `src/`.
+    """
+    near = itertools.islice(sources.folders_above(folder), _DEEPEST)
+    places = (place for above in near for place in (above, os.path.join(above, "src")))
+    return next((place for place in places if sources.holds_module(place, root)), None)
+
+
+def _is_package(folder: str) -> bool:
+    name = os.path.basename(folder)  # the root of all folders has none
+    return name != "" and os.path.isfile(os.path.join(folder, "__init__.py"))
 
 
 def _top_of(path: str) -> str:
