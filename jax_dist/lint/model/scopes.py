@@ -72,7 +72,7 @@ class Scopes:
     module: NameScope
     all: list[NameScope]
     of: dict[ast.AST, NameScope]  # by the node that makes it
-    nodes: list[Any]  # but for names and most constants
+    nodes: list[Any]  # but for names
     parents: dict[Any, Any]  # by node: the one around it; all but the module itself have one
     attribute_stores: list[tuple[ast.Attribute, ast.expr]]  # `self.x = value`
     scope_of: dict[ast.AST, NameScope]  # defaults, decorators and the like; others once asked for
@@ -145,13 +145,23 @@ class Scopes:
 _KINDS = [kind for kind in vars(ast).values() if isinstance(kind, type)]
 _WITH_BLOCKS = tuple(kind for kind in _KINDS if "body" in getattr(kind, "_fields", ()))
 _MAKE_SCOPES = frozenset((ast.ClassDef, *get_args(Function), *get_args(Comprehension)))
-# Fields that hold no node, or whose nodes say nothing of names and are shared (`ctx`, operators).
-_SKIPPED = {"arg", "attr", "ctx", "id", "kind", "level", "module", "op", "ops", "type_comment"}
+# Fields that hold no node, or shared ones that say nothing of names; below, those of what makes a
+# scope that are computed outside of it.
+_OTHER_FIELDS = """
+arg asname attr conversion ctx id is_async kind kwd_attrs level module name op ops rest simple
+type_comment type_ignores
+bases decorator_list defaults kw_defaults returns
+"""
+_SKIPPED = frozenset(_OTHER_FIELDS.split())
 _FIELDS = {
     kind: tuple(field for field in kind._fields if field not in _SKIPPED)
     for kind in _KINDS
     if issubclass(kind, ast.AST)
 }
+_FIELDS |= dict.fromkeys((ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal, ast.arg), ())
+_FIELDS[ast.ClassDef] = tuple(field for field in _FIELDS[ast.ClassDef] if field != "keywords")
+_FIELDS[ast.comprehension] = ("target", "ifs")
+_BIND_NAMES = (ast.Assign, ast.AnnAssign, ast.NamedExpr)  # themselves
 
 
 def build(tree: ast.Module, *, is_whole: bool = True) -> Scopes:
@@ -192,29 +202,32 @@ class _Walk:
 
     def see(self, nodes: list[Any]) -> None:
         """Note what nodes of the scope, and all below them, bind and read."""
-        pop, seen, parents = nodes.pop, self.scopes.nodes.append, self.scopes.parents
-        loads, fields_of, binders = self.scope.loads, _FIELDS, _BINDERS
-        name, load, constant, any_node = ast.Name, ast.Load, ast.Constant, ast.AST
+        pop, push, seen = nodes.pop, nodes.append, self.scopes.nodes.append
+        parents, loads = self.scopes.parents, self.scope.loads
+        fields_of, binders, name, load = _FIELDS, _BINDERS, ast.Name, ast.Load
         while nodes:
             node = pop()
             kind = node.__class__
             if kind is name:
                 if node.ctx.__class__ is load:
                     loads.setdefault(node.id, []).append(node)
-                else:
+                elif not isinstance(parents[node], _BIND_NAMES):
                     self.scope.bind(node.id, Binding("other", node))
                 continue
             seen(node)
             if kind in binders:
                 binders[kind](self, node)
-            push = self._enter(node, nodes).append if kind in _MAKE_SCOPES else nodes.append
+            below = self._enter(node, nodes).append if kind in _MAKE_SCOPES else push
             for field in fields_of[kind]:
-                value = getattr(node, field)
-                for child in value if value.__class__ is list else (value,):
-                    if isinstance(child, any_node) and child not in parents:
-                        parents[child] = node
-                        if child.__class__ is not constant:
-                            push(child)
+                child = getattr(node, field)
+                if child.__class__ is list:
+                    for each in child:
+                        if each is not None:
+                            parents[each] = node
+                            below(each)
+                elif child is not None:
+                    parents[child] = node
+                    below(child)
 
     def _enter(self, node: Any, nodes: list[Any]) -> list[Any]:
         """Begin a scope; return its nodes, of which there are none yet."""
@@ -225,7 +238,9 @@ class _Walk:
             self.scopes.parents[part] = parent
             self.scopes.scope_of[part] = self.scope
             nodes.append(part)
-        inside: list[Any] = []
+        others = getattr(node, "generators", ())[1:]
+        self.scopes.parents.update((generator.iter, generator) for generator in others)
+        inside = [generator.iter for generator in others]
         if self._is_whole:
             self.waiting.append((scope, inside))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -253,7 +268,6 @@ def _bind_named(walk: _Walk, node: Any) -> None:
     """Bind the name of `except E as name`, `case [*name]`, `case P() as name`, `type name = T`."""
     name = getattr(node, "name", None) or getattr(node, "rest", None)
     if isinstance(name, ast.Name):
-        walk.scopes.parents[name] = node
         name = name.id
     if name is not None:
         walk.scope.bind(name, Binding(_NAMED.get(node.__class__, "other"), node))
@@ -281,7 +295,6 @@ def _bind_targets(walk: _Walk, node: Any) -> None:
     """Bind the targets of `a = b.c = value`, `a: T = value`; `a: T` binds nothing."""
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         if isinstance(target, ast.Name):
-            walk.scopes.parents[target] = node  # and it is not looked at again
             if node.value is not None:
                 walk.scope.bind(target.id, Binding("assign", node, node.value))
         elif isinstance(target, ast.Attribute) and node.value is not None:
@@ -292,7 +305,6 @@ def _bind_walrus(walk: _Walk, node: ast.NamedExpr) -> None:
     """Bind in the function around a comprehension."""
     binding = Binding("assign", node, node.value)
     walk.scope.around_comprehensions.bind(node.target.id, binding)
-    walk.scopes.parents[node.target] = node
 
 
 def _bind_outside(walk: _Walk, node: ast.Global | ast.Nonlocal) -> None:

@@ -155,7 +155,7 @@ class Module:
         return found
 
     def nodes(self, *kinds: type[_Node]) -> Iterator[_Node]:
-        """Yield all nodes of some classes, in no order; not of ast.Name or ast.Constant."""
+        """Yield all nodes of some classes, in no order; not of ast.Name."""
         for kind in kinds:
             yield from self._by_class.get(kind, ())
 

@@ -160,10 +160,12 @@ class Patterns:
           path: of a file or folder.
           name: the only one in it that counts, where the user has named the folders above.
         """
+        if name and not self._places.pattern:
+            return bool(self._names.fullmatch(name))
         parts = os.path.relpath(path, self.folder).replace(os.sep, "/").split("/")
         places = itertools.accumulate(parts, "{}/{}".format)
-        return any(map(self._names.match, [name] if name else parts)) or any(
-            map(self._places.match, places)
+        return any(map(self._names.fullmatch, [name] if name else parts)) or any(
+            map(self._places.fullmatch, places)
         )
 
     @functools.cached_property
@@ -181,7 +183,7 @@ def _tidy(text: str) -> str:
 
 
 def _any_of(globs: Sequence[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(fnmatch.translate, globs)) or "(?!)")
+    return re.compile("|".join(map(fnmatch.translate, globs)))
 
 
 _NOT_OURS = """
