@@ -24,7 +24,7 @@ exit codes: 0 nothing was found, 1 something was (with --diff: something would c
 suppress findings:
   step = jax.pmap(f)  # noqa: JXD001            on this line
 
-settings, in pyproject.toml or without the first line in jax-dist.toml:
+settings, in pyproject.toml:
   [tool.jax-dist]
   select, extend-select, ignore = ["JXD405"]
   exclude = ["third_party"]

@@ -96,7 +96,8 @@ def test_a_file_that_cannot_be_read_is_a_finding(name, data, reason):
 def test_the_options_and_the_settings_choose_rules():
     _write(_PMAP)
     _write(_PSUM, "tests/b.py")
-    _write('ignore = ["pmap-call"]\nper-file-ignores = {"tests/*" = ["JXD3"]}', "jax-dist.toml")
+    settings = '[tool.jax-dist]\nignore = ["pmap-call"]\nper-file-ignores = {"tests/*" = ["JXD3"]}'
+    _write(settings, "pyproject.toml")
 
     assert _lint()[0] == 0
     assert "JXD001" in _lint("--extend-select", "JXD001,JXD306")[1]

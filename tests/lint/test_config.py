@@ -39,25 +39,16 @@ def test_all_settings(project):
     assert read.target_jax == (0, 7, 2)
 
 
+_A = '[tool.jax-dist]\nignore = ["A"]'
+
+
 @pytest.mark.parametrize(
     ("files", "paths", "ignore"),
     [
-        ({"pyproject.toml": '[tool.jax-dist]\nignore = ["A"]'}, ["src"], ("A",)),
-        (
-            {
-                "pyproject.toml": '[tool.jax-dist]\nignore = ["A"]',
-                "jax-dist.toml": 'ignore = ["B"]',
-            },
-            ["src"],
-            ("B",),
-        ),
-        (
-            {"jax-dist.toml": 'ignore = ["A"]', "src/pyproject.toml": "[tool.ruff]"},
-            ["src"],
-            ("A",),
-        ),
-        ({"src/a/jax-dist.toml": 'ignore = ["A"]'}, ["src/a"], ("A",)),
-        ({"src/a/jax-dist.toml": 'ignore = ["A"]'}, ["src/a", "src"], ()),
+        ({"pyproject.toml": _A}, ["src"], ("A",)),
+        ({"pyproject.toml": _A, "src/pyproject.toml": "[tool.ruff]"}, ["src"], ("A",)),
+        ({"src/a/pyproject.toml": _A}, ["src/a"], ("A",)),
+        ({"src/a/pyproject.toml": _A}, ["src/a", "src"], ()),
     ],
 )
 def test_the_nearest_file_above_all_paths_counts(files, paths, ignore):
@@ -81,7 +72,7 @@ def test_the_nearest_file_above_all_paths_counts(files, paths, ignore):
     ],
 )
 def test_a_setting_that_cannot_be_read_is_named(text, message):
-    pathlib.Path("s.toml").write_text(text + "\n")
+    pathlib.Path("s.toml").write_text(f"[tool.jax-dist]\n{text}\n")
 
     with pytest.raises(MisuseError) as caught:
         config.load(["src"], "s.toml")

@@ -1,4 +1,4 @@
-"""The settings of a project: `[tool.jax-dist]` in pyproject.toml, or a file jax-dist.toml."""
+"""The settings of a project: `[tool.jax-dist]` in its pyproject.toml."""
 
 import dataclasses
 import os
@@ -14,7 +14,6 @@ from jax_dist.lint.model.findings import Code
 from jax_dist.lint.model.sources import Patterns
 from jax_dist.lint.rules import Rule, Version
 
-_FILES = ("jax-dist.toml", "pyproject.toml")
 _REQUIREMENTS = ("pyproject.toml", "requirements.txt", "setup.cfg", "setup.py")
 
 
@@ -65,7 +64,7 @@ def _nearest(paths: Sequence[str]) -> Config:
     ]
     top = os.path.commonpath(folders) if folders else os.getcwd()
     above = list(sources.folders_above(top))
-    for path in (os.path.join(folder, name) for folder in above for name in _FILES):
+    for path in (os.path.join(folder, "pyproject.toml") for folder in above):
         config = _read(path) if os.path.isfile(path) else None
         if config is not None:
             return config
@@ -74,7 +73,6 @@ def _nearest(paths: Sequence[str]) -> Config:
 
 def _read(path: str) -> Config | None:
     """Return the settings in a file; None where it has none."""
-    folder, name = os.path.split(os.path.abspath(path))
     try:
         table = tomllib.loads(sources.read_bytes(path).decode())
     except OSError as error:
@@ -84,10 +82,8 @@ def _read(path: str) -> Config | None:
     match table:
         case {"tool": {"jax-dist": {**settings}}}:
             pass
-        case _ if name == "pyproject.toml":
+        case _:
             return None
-        case settings:  # a file of our own needs no heading
-            pass
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in _KEYS:
@@ -97,7 +93,7 @@ def _read(path: str) -> Config | None:
             values[key.replace("-", "_")] = _KEYS[key](value)
         except MisuseError as error:
             raise MisuseError(f"{path}: {key}: {error}") from error
-    return Config(folder=folder, file=path, **values)
+    return Config(folder=os.path.dirname(os.path.abspath(path)), file=path, **values)
 
 
 def _words(value: Any) -> tuple[str, ...]:

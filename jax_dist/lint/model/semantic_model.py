@@ -35,7 +35,6 @@ class Meaning:
     args: tuple[ast.expr, ...] = ()  # bound after the function itself
     keywords: tuple[ast.keyword, ...] = ()
     partials: tuple[ast.Call, ...] = ()  # the `partial(...)` calls, innermost first
-    home: "Module | None" = None  # where the partials stand
 
     @property
     def is_partial(self) -> bool:
@@ -273,7 +272,7 @@ class Module:
         if inner is None:
             return None
         args, keywords = (*inner.args, *node.args[1:]), (*inner.keywords, *node.keywords)
-        return Meaning(inner.name, args, keywords, (*inner.partials, node), inner.home or self)
+        return Meaning(inner.name, args, keywords, (*inner.partials, node))
 
     def name_for(self, name: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
         """Return how to write `name` at a place of this file, and the imports that this needs.
