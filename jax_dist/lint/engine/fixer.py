@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from jax_dist.errors import display_path
 from jax_dist.lint.engine.linter import Examiner, load
 from jax_dist.lint.model import new_imports, sources
 from jax_dist.lint.model.findings import Finding, Fix, Safety, choose_fixes
@@ -90,9 +91,7 @@ def diff(
       new: the file is not there yet.
       colour: mark what goes and what comes for a terminal.
     """
-    inside = os.path.relpath(path)
-    shown = path if inside.startswith(os.pardir) else inside
-    shown = sources.display(shown.replace(os.sep, "/").lstrip("/"))
+    shown = sources.display(display_path(path).replace(os.sep, "/").lstrip("/"))
     texts = (data.decode(encoding, "surrogateescape") for data in (before, after))
     old_lines, new_lines = map(_TEXT_LINE.findall, texts)
     name = "/dev/null" if new else f"a/{shown}"

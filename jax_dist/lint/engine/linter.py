@@ -151,7 +151,7 @@ def check_module(
             if fix is not None and _loses_comment(source, fix):
                 fix = None
             findings.append(rule.finding(source, found.message, module.span(node), fix))
-    return sorted(findings, key=lambda finding: finding.sort_key)
+    return sorted(findings, key=lambda finding: (finding.span[0], finding.code))
 
 
 def _string_around(module: Module, node: ast.AST) -> ast.JoinedStr | None:

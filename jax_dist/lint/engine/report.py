@@ -9,6 +9,7 @@ from rich.cells import cell_len
 
 from jax_dist import _codes
 from jax_dist._usage import counted
+from jax_dist.errors import display_path
 from jax_dist.lint.engine.linter import RULES
 from jax_dist.lint.model.findings import Finding, Position, Safety
 from jax_dist.lint.model.sources import display
@@ -108,11 +109,9 @@ def _command(finding: Finding) -> str:
     if start.cell is not None:  # GitHub knows no cells: the first line of the file
         message = f"cell {start.cell}, line {start.line}: {message}"
         start = end = Position(1, 1)
-    path = os.path.relpath(finding.path)
-    path = os.path.abspath(path) if path.startswith("..") else path
     properties = {
         "title": f"jax-dist ({finding.code})",
-        "file": display(path.replace(os.sep, "/")),
+        "file": display(display_path(finding.path).replace(os.sep, "/")),
         "line": str(start.line),
         "endLine": str(end.line),
     }

@@ -69,10 +69,6 @@ class Finding:
     fix: Fix | None = None
 
     @property
-    def sort_key(self) -> tuple[str, int, Code]:
-        return (self.path, self.span[0], self.code)
-
-    @property
     def safety(self) -> Safety | None:
         """Return the safety of its fix; None if there is no fix."""
         return self.fix.safety if self.fix else None

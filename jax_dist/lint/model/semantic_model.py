@@ -375,17 +375,8 @@ class Module:
 
     def _owner(self, node: ast.Attribute) -> ast.ClassDef | None:
         """Return the class whose method says `self.x` here."""
-        if not isinstance(node.value, ast.Name):
-            return None
-        found = self.scope(node).lookup(node.value.id)
-        if found is None or len(found[1]) != 1 or found[1][0].kind != "parameter":
-            return None
-        method = found[0].node
-        if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-            return None
-        first = scopes.parameters(method.args)[0].arg
-        owner = self.parent(method)
-        return owner if isinstance(owner, ast.ClassDef) and first == node.value.id else None
+        is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+        return self.class_of(node) if is_self else None
 
     def attribute_values(self, node: ast.Attribute) -> list[ast.expr]:
         """Return all values that the class gives to `self.x`; none if there are too many."""
