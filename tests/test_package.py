@@ -14,6 +14,20 @@ import pytest
 import jax_dist
 from jax_dist import errors
 
+_INIT = pathlib.Path(jax_dist.__file__)
+
+
+def _names_for_type_checkers() -> set[str]:
+    block = next(node for node in ast.parse(_INIT.read_text()).body if isinstance(node, ast.If))
+    return {alias.asname for line in block.body for alias in line.names}
+
+
+def test_the_three_lists_of_names_agree():
+    names = set(jax_dist.__all__) - {"__version__"}
+
+    assert names == {*jax_dist._MODULES, *jax_dist._HOMES}
+    assert names == _names_for_type_checkers()
+
 
 def test_every_name_resolves_and_is_listed():
     for name in jax_dist.__all__:
@@ -22,7 +36,7 @@ def test_every_name_resolves_and_is_listed():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="No jax_dist attribute nothing"):
+    with pytest.raises(AttributeError, match="module 'jax_dist' has no attribute 'nothing'"):
         jax_dist.nothing  # noqa: B018  # the access is what is tested
 
 
