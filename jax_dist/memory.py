@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 
 from jax_dist._calls import user_line
-from jax_dist.errors import MemoryGrowthError
+from jax_dist.errors import ArgumentError, MemoryGrowthError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SHOWN = 8  # kinds of arrays in one message
@@ -30,7 +30,7 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
         block.
 
     Raises:
-      ValueError: `slack` or `warmup` is negative.
+      ArgumentError: `slack` or `warmup` is negative.
 
     >>> import jax.numpy as jnp
     >>> losses = []
@@ -44,7 +44,7 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
     def __init__(self, *, slack: int = 0, warmup: int | None = None):
         for name, value in (("slack", slack), ("warmup", warmup or 0)):
             if value < 0:
-                raise ValueError(f"{name} must not be negative: {value!r}.")
+                raise ArgumentError(f"{name} must not be negative: {value!r}.")
         self._slack, self._warmup = slack, warmup
         self._step = itertools.count()
         self._entered = threading.local()

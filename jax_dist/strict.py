@@ -20,25 +20,25 @@ import jax
 import numpy as np
 
 from jax_dist._calls import Call, Facts, call_on_stack, leaves_by_path, user_line, variables_at
-from jax_dist.errors import DonationError, RecompileError, TransferError
+from jax_dist.errors import ArgumentError, DonationError, RecompileError, TransferError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Item = TypeVar("_Item")
 
+_HOST_TYPES = (np.ndarray, np.generic, bool, int, float, complex)
 _SHOWN = 8  # arguments in one message; programs of one function that are remembered
 _LOWER_EVENT = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _UNUSABLE = "Some donated buffers were not usable"
-_FILTER = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
-# As a list: filterwarnings() would forget which other warnings were shown, at each step.
-_filters: list[Any] = warnings.filters  # pyright: ignore[reportAssignmentType]
+_FILTER: Any = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
 
 
 class _Thread(threading.local):
     """Guards of one thread."""
 
     def __init__(self) -> None:
-        self.blocks: list[tuple[strict, contextlib.ExitStack]] = []  # outermost first
+        # Outermost first; with the list of warning filters, which catch_warnings() replaces.
+        self.blocks: list[tuple[strict, contextlib.ExitStack, Any]] = []
         self.stops_compilations = False
         self.call: Call | None = None  # the last one that was lowered
 
@@ -67,7 +67,7 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         without `steps`: then the warm-up is whatever ran before it.
 
     Raises:
-      ValueError: `donation` or `warmup` has an unknown value.
+      ArgumentError: `donation` or `warmup` has an unknown value.
 
     >>> import jax, jax.numpy as jnp
     >>> step = jax.jit(lambda state, batch: state + batch.sum(), donate_argnums=0)
@@ -91,21 +91,22 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         warmup: int | None = None,
     ):
         if donation not in ("first", "always", False):
-            raise ValueError(f'donation must be "first", "always" or False, not {donation!r}.')
+            raise ArgumentError(f'donation must be "first", "always" or False, not {donation!r}.')
         if warmup is not None and (not isinstance(warmup, int) or warmup < 0):
-            raise ValueError(f"warmup must be a number of steps from 0 on, not {warmup!r}.")
+            raise ArgumentError(f"warmup must be a number of steps from 0 on, not {warmup!r}.")
         self._transfers, self._recompiles = transfers, recompiles
         self._donation: Any = donation
         self._warmup = warmup
         self._count = itertools.count()
 
     def __enter__(self) -> "strict":
-        settings = contextlib.ExitStack()
-        _thread.blocks.append((self, settings))
+        settings, filters = contextlib.ExitStack(), cast(Any, warnings.filters)
+        _thread.blocks.append((self, settings, filters))
         if next(self._count) >= (self._warmup or 0):
             self._turn_on(settings)
         if self._donation:
-            _filters.insert(0, _FILTER)
+            # filterwarnings() would forget which other warnings were shown, at each step.
+            filters.insert(0, _FILTER)
         return self
 
     def _turn_on(self, settings: contextlib.ExitStack) -> None:
@@ -116,10 +117,10 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
             settings.enter_context(_compilations(stop=True))
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        _, settings = _thread.blocks.pop()
+        _, settings, filters = _thread.blocks.pop()
         settings.close()
-        if self._donation and _FILTER in _filters:
-            _filters.remove(_FILTER)
+        if self._donation and _FILTER in filters:
+            filters.remove(_FILTER)
         if isinstance(error, RecompileError | TransferError | DonationError):
             # JAX adds to each error that its own frames are hidden; here they would tell nothing.
             notes = getattr(error, "__notes__", [])
@@ -131,12 +132,12 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
             raise _unusable_error(error) from error
 
     def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Return an iterator over the items, each a step of the block around; first the warm-up.
+        """Yield the items, each as one step; the first `warmup` steps may compile and transfer.
 
         Raises:
           RuntimeError: at the first step, if there is no block around.
         """
-        blocks = [settings for guard, settings in _thread.blocks if guard is self]
+        blocks = [settings for guard, settings, _ in _thread.blocks if guard is self]
         if not blocks:
             raise RuntimeError("steps() needs the block of its guard: `with strict() as guard:`.")
         settings, items = blocks[-1], iter(items)
@@ -146,7 +147,7 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         try:
             yield from itertools.islice(items, 1 if self._warmup is None else self._warmup)
         finally:
-            if any(active is settings for _, active in _thread.blocks):  # it may have ended
+            if any(active is settings for _, active, _ in _thread.blocks):  # it may have ended
                 self._turn_on(settings)
         yield from items
 
@@ -304,8 +305,9 @@ def _with_donation_check(func: Any, *, every_call: bool) -> Any:
         result = func(*args, **kwargs)
         arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, jax.Array)}
         kept = {path: array for path, array in arrays.items() if not array.is_deleted()}
-        is_from_host = any(isinstance(leaf, np.ndarray) for leaf in leaves.values())
-        if len(arrays) - len(kept) < len(types) and not is_from_host:
+        from_host = (jax.typeof(leaf) for leaf in leaves.values() if isinstance(leaf, _HOST_TYPES))
+        is_copied = any((aval.shape, aval.dtype) in types for aval in from_host)
+        if len(arrays) - len(kept) < len(types) and not is_copied:
             names = [path for path, array in kept.items() if (array.shape, array.dtype) in types]
             raise DonationError(
                 f"'{func.__name__}' did not take the memory of the donated "

@@ -268,6 +268,14 @@ def test_a_program_that_cannot_use_a_donation_is_stopped():
         pmapped({"w": jnp.ones((8, 2))})
 
 
+def test_it_is_stopped_under_other_warning_filters_too():
+    sizes = jax.jit(lambda s: s.sum(), donate_argnums=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(DonationError), donations():
+            sizes(jnp.ones((3, 11)))
+
+
 def test_a_guarded_jit_object_checks_that_donated_arguments_are_gone():
     text = r"'<lambda>' did not take the memory of the donated s\['b'\], at "
     with pytest.raises(DonationError, match=text):
@@ -293,6 +301,11 @@ def test_donations_that_happen_pass():
         "jit": (double, {"w": jnp.ones(4)}, (2,)),
         "name": (jax.jit(lambda x: x + 1, donate_argnames="x"), jnp.ones(4), ()),
         "pmap": (jax_dist.pmap(lambda x: x + 1, donate_argnums=0), _XS + 0, ()),
+        "number": (
+            jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0),
+            {"step": 0, "w": jnp.ones(4)},
+            (),
+        ),
     }
     donations(donation="always")(double)({"w": np.ones(4, np.float32)}, 2)  # a first state
     for fun, state, rest in programs.values():
