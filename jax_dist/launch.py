@@ -176,9 +176,12 @@ class _Job:
                 self._send(self.schedule.pop(0)[1])
             time.sleep(_POLL_SECONDS)
         self._check_failed()
+        if self.reason == "finished" and any(rank.code for rank in self.ranks):
+            self.reason = "terminated"  # after SIGTERM, by ranks without a handler for it
 
     def _check_failed(self) -> None:
-        failed = [rank for rank in self.ranks if rank.poll() not in (None, 0)]
+        expected = (None, 0, -signal.SIGTERM) if self.was_terminated else (None, 0)
+        failed = [rank for rank in self.ranks if rank.poll() not in expected]
         if failed and self.reason == "finished":
             self.first = min(failed, key=self._failure_order).number
             self._stop("failed", (self.grace, signal.SIGTERM))
@@ -245,9 +248,12 @@ def run(
       cpu_devices: simulated CPU devices of each; None: real devices.
       gpus: GPUs of each, without `cpu_devices`.
       timeout: seconds for the whole job.
-      grace: seconds.
+      grace: seconds that the other ranks get to end by themselves after a failure.
       environment: what the ranks inherit; by default that of this process.
       pass_on_signals: whether the ranks get SIGINT and SIGTERM, instead of this program.
+
+    Raises:
+      OSError: the command cannot be started.
     """
     inherited = os.environ if environment is None else environment
     port = _choose_port()
@@ -300,12 +306,10 @@ def run_to_end(
     environment: Mapping[str, str],
     output: pathlib.Path,
     timeout: float | None,
-    at_end: Callable[[], None] = lambda: None,
 ) -> int | None:
     """Run one command, and return its exit code, or None if it was stopped at its time limit.
 
-    Its process group ends with it. The file `output` gets both of its streams. `at_end` is called
-    after it ended by itself, and before its group is ended.
+    Its process group ends with it. The file `output` gets both of its streams.
     """
     with open(output, "wb") as stream:
         process = subprocess.Popen(
@@ -317,9 +321,7 @@ def run_to_end(
             start_new_session=True,
         )
     try:
-        code = process.wait(timeout)
-        at_end()
-        return code
+        return process.wait(timeout)
     except subprocess.TimeoutExpired:
         return None
     finally:

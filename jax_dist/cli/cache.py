@@ -90,10 +90,10 @@ def _format_verdicts(report: "Report", *, colour: bool) -> Iterator[str]:
 
 def _format_failure(report: "Report") -> Iterator[str]:
     yield from report.output.splitlines()[-_TAIL:]
-    if report.exit_code is None:
-        end = "was stopped after --timeout"
-    elif report.exit_code > 0:
-        end = f"ended with exit code {report.exit_code}"
-    else:
-        end = f"was ended by signal {-report.exit_code}"
+    from jax_dist import launch  # only here: `--help` need not wait for it
+
+    code = report.exit_code
+    end = (
+        "was stopped after --timeout" if code is None else f"ended with {launch.format_code(code)}"
+    )
     yield f"jax-dist cache verify: run {report.runs} {end}"

@@ -128,7 +128,7 @@ def test_a_program_that_looks_nothing_up_proves_nothing(tmp_path):
 _FAILURES = [  # the program, options, and the last lines
     ("print('nearly')\nraise SystemExit('boom')", (), ["nearly", "boom", "ended with exit code 1"]),
     ("import time\ntime.sleep(60)", ("--timeout", 1), ["was stopped after --timeout"]),
-    ("import os\nos.kill(os.getpid(), 9)", (), ["was ended by signal 9"]),
+    ("import os\nos.kill(os.getpid(), 9)", (), ["ended with signal SIGKILL"]),
 ]
 
 
