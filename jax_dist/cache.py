@@ -47,6 +47,7 @@ def enable(
         left to JAX). Not given: $JAX_DIST_CACHE_DIR, or else $JAX_COMPILATION_CACHE_DIR, or else a
         directory of this user, such as ~/.cache/jax_dist. None: no cache.
       max_size: the bytes that it may hold, also as "20GB"; the least recently used are removed.
+        -1: no limit. None: JAX's setting.
       min_compile_seconds: programs that compile in less are not kept.
       failures: "raise": a program whose compilation failed before raises the recorded error, unless
         $JAX_DIST_RETRY_FAILED is 1. "retry": it is compiled again. None: failures are not recorded.
@@ -74,9 +75,9 @@ def enable(
             f"min_compile_seconds={min_compile_seconds!r} is not a time in seconds."
         )
     size = _compat.config_value(_MAX_SIZE) if max_size is None else max_size
-    limit = None if size == -1 else _parse_size(size)
-    if path is None:
+    if path is None or (max_size is None and size == 0):  # with 0, JAX's setting turns it off
         return _disable()
+    limit = None if size == -1 else _parse_size(size)
     directory = folders.choose(path, os.environ)
     is_url = folders.is_url(directory)
     if is_url and failures is not None:
@@ -125,7 +126,8 @@ def _prepare(folder: pathlib.Path) -> str | None:
     reason = folders.untrusted_reason(folder)
     if reason is not None:
         raise ArgumentError(
-            f"The cache directory {folder} is not safe to load code from: {reason}."
+            f"The cache directory {folder} is not safe to load code from: {reason}. Give "
+            "another directory, or take that permission away (chmod o-w)."
         )
     return None
 
@@ -166,7 +168,7 @@ class _Watcher:
         self.max_size: int | None = None
         self.failures: FailureRecords | None = None
         self.total: dict[str, Counts] = {}  # by function
-        self.counted: list[dict[str, Counts]] = [self.total]
+        self._counted: list[dict[str, Counts]] = [self.total]
         self._store: Store | None = None
         self._lock = threading.Lock()
 
@@ -200,9 +202,17 @@ class _Watcher:
         end = f"not written: {reason}" if reason else "written"
         _log.info("%s: compiled in %.1f s, %s", name, seconds, end)
 
+    def start_counting(self, functions: dict[str, Counts]) -> None:
+        with self._lock:
+            self._counted.append(functions)
+
+    def stop_counting(self, functions: dict[str, Counts]) -> None:
+        with self._lock:
+            self._counted = [item for item in self._counted if item is not functions]
+
     def _count(self, name: str, counts: Counts) -> None:
         with self._lock:
-            for functions in self.counted:
+            for functions in self._counted:
                 functions[name] = functions.get(name, Counts()) + counts
 
 
@@ -220,11 +230,11 @@ class Stats:
 
     def __enter__(self) -> Self:
         self._functions = {}
-        _watcher.counted = [*_watcher.counted, self._functions]
+        _watcher.start_counting(self._functions)
         return self
 
     def __exit__(self, *error: object) -> None:
-        _watcher.counted = [item for item in _watcher.counted if item is not self._functions]
+        _watcher.stop_counting(self._functions)
 
     @property
     def functions(self) -> dict[str, Counts]:

@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import warnings
 from typing import NamedTuple
 
 # -P and -c: no module of the current directory is imported.
 _PROBE = "import sys; sys.path.append(sys.argv[1]); from jax_dist.doctor import probe; probe()"
+_CACHE = "Set JAX_DIST_CACHE_DIR to a directory that only you can write to."
 _CPU = "JAX_PLATFORMS=cpu starts without accelerators."
 
 
@@ -54,7 +56,7 @@ def _problem(code: int | None, errors: str) -> str | None:
         for value in os.environ.get(variable, "").split():
             if value.partition("=")[0] in lines[-1]:
                 return f"{lines[-1]}\nRemove or correct {value} in the variable {variable}."
-    return f"{lines[-1]}\n{_CPU}"
+    return f"{lines[-1]}\n{_CACHE if 'Cache' in lines[-1] or 'cache' in lines[-1] else _CPU}"
 
 
 def probe() -> None:
@@ -63,7 +65,7 @@ def probe() -> None:
     import jax.numpy as jnp
 
     import jax_dist
-    from jax_dist import _compat
+    from jax_dist import _compat, errors
 
     jax.print_environment_info()
     count = jax.local_device_count()
@@ -72,5 +74,6 @@ def probe() -> None:
     sys.stdout.write(f"psum over {count} devices: {sums[0]:g}\n")
     if sums != [float(count * (count - 1) // 2)] * count:
         raise RuntimeError(f"psum over {count} devices is wrong: {sums}. Check them one by one.")
+    warnings.simplefilter("error", errors.CacheWarning)
     jax_dist.cache.enable()  # raises if others could write into the directory
     sys.stdout.write(f"cache: {_compat.config_value('jax_compilation_cache_dir')}\n")

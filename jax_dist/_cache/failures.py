@@ -15,6 +15,7 @@ from jax_dist._files import write_atomically
 from jax_dist.errors import CompilationError
 
 _log = logging.getLogger("jax_dist.cache")
+_TRANSIENT = ("UNAVAILABLE", "CANCELLED", "ABORTED", "DEADLINE_EXCEEDED")  # status codes of XLA
 
 
 class FailureRecords:
@@ -44,6 +45,8 @@ class FailureRecords:
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith(_TRANSIENT):
+                raise
             seconds = time.time() - start
             record = {"error": str(error), "time": start + seconds, "seconds": seconds}
             try:

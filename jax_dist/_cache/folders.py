@@ -55,7 +55,9 @@ def make(folder: pathlib.Path) -> None:
 
 
 def untrusted_reason(folder: pathlib.Path) -> str | None:
-    """Return why other users can put code into a directory, or None if they cannot.
+    """Return why any user of the machine can put files into a directory, or None.
+
+    Its owner and its group are trusted.
 
     Where everybody may create entries (`/tmp`), the owner of an entry decides what is below it.
     """

@@ -211,3 +211,13 @@ def test_a_limit_removes_the_least_recently_used(tmp_path, unit):
     assert len(left) == 2
     assert first in left
     assert second not in left
+
+
+def test_the_size_zero_of_jax_turns_the_cache_off(tmp_path):
+    jax.config.update("jax_compilation_cache_max_size", 0)
+    try:
+        assert cache.enable(tmp_path) is None
+        assert cache.enable(tmp_path, max_size=-1) is not None
+    finally:
+        jax.config.update("jax_compilation_cache_max_size", -1)
+        cache.enable(None)

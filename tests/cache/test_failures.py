@@ -3,8 +3,11 @@
 import json
 import pathlib
 
+import jax
 import pytest
 from cached_program import run
+
+from jax_dist._cache.failures import FailureRecords
 
 RAISE, RETRY = {"failures": "raise"}, {"failures": "retry"}
 RETRY_VARIABLE = {"JAX_DIST_RETRY_FAILED": "1"}
@@ -48,6 +51,14 @@ def test_it_is_compiled_again_if_asked_and_by_default(tmp_path, options):
     assert error.startswith("JaxRuntimeError")
     is_new = json.loads(path.read_text())["time"] > path.stat().st_mtime - 1000
     assert is_new == bool(options)  # by default nothing is recorded
+
+
+def test_an_error_that_passes_is_not_recorded(tmp_path):
+    records = FailureRecords(tmp_path, retry=False)
+    with pytest.raises(jax.errors.JaxRuntimeError), records.watch("step", "key"):
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: the service restarts")
+
+    assert not _records(tmp_path)
 
 
 def test_a_success_removes_the_record(tmp_path):

@@ -56,6 +56,17 @@ def test_a_bad_variable_is_named(monkeypatch, name, value, text, advice):
     assert advice in problem.splitlines()[1]
 
 
+def test_a_directory_that_cannot_be_used_is_a_problem(monkeypatch):
+    monkeypatch.setenv("JAX_DIST_CACHE_DIR", "/dev/null/cache")
+
+    code, out = _run()
+
+    assert code == 1
+    problem = out[out.index("problem: ") :].splitlines()
+    assert "The compilation cache is off: /dev/null" in problem[0]
+    assert problem[1] == "Set JAX_DIST_CACHE_DIR to a directory that only you can write to."
+
+
 def test_a_directory_that_others_can_write_to_is_a_problem(monkeypatch, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
