@@ -17,6 +17,7 @@ import jax
 
 from jax_dist import _compat, launch
 from jax_dist._multihost import agreement
+from jax_dist.errors import ArgumentError
 
 _SIZE_AND_RANK = (  # with JAX_COORDINATOR_ADDRESS; without it, JAX itself looks for MPI
     ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
@@ -26,6 +27,9 @@ _SIZE_AND_RANK = (  # with JAX_COORDINATOR_ADDRESS; without it, JAX itself looks
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 _INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
+
+
+_ARGUMENTS = ("coordinator_address", "num_processes", "process_id")
 
 
 class Place(NamedTuple):
@@ -59,10 +63,14 @@ def find_place(environment: Mapping[str, str]) -> Place:
 
 
 def _read_number(environment: Mapping[str, str], name: str) -> int:
+    return _parse_number(name, environment[name])
+
+
+def _parse_number(name: str, text: str) -> int:
     try:
-        return int(environment[name])
+        return int(text)
     except ValueError:
-        raise ValueError(f"{name} must be a number, not {environment[name]!r}.") from None
+        raise ArgumentError(f"{name} must be a number, not {text!r}.") from None
 
 
 def initialize(
@@ -82,8 +90,9 @@ def initialize(
     Call it at the start of the program, in each process, before anything computes. The arguments
     that are not given come from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as
     `jax-dist launch` sets them; else from torchrun's variables; else JAX detects SLURM, Open MPI,
-    Kubernetes or TPU. If none of them names a job, or it has one process, nothing is joined. A
-    second call, or a call after `jax.distributed.initialize`, joins nothing more.
+    Kubernetes or TPU. JAX_LOCAL_DEVICE_IDS and JAX_COORDINATOR_BIND_ADDRESS are read, too. If none
+    of them names a job, or it has one process, nothing is joined. A second call, or a call after
+    `jax.distributed.initialize`, joins nothing more.
 
     From then on an exception that nobody catches, or a `sys.exit` with a code other than 0, prints
     as usual, and then ends the process with `os._exit`, without clean-up: JAX would wait for the
@@ -104,7 +113,7 @@ def initialize(
         processes to come to the same program, before it first runs.
 
     Raises:
-      ValueError: the place of this process is known in part, or contradicts an earlier call.
+      ArgumentError: the place of this process is known in part, or contradicts an earlier call.
       RuntimeError: JAX has computed already, or the processes could not be joined.
 
     >>> initialize()  # in one process
@@ -130,10 +139,10 @@ def initialize(
             joined = _compat.find_joined_process()
     elif joined is not None:
         actual = Place(joined.address, joined.processes, joined.rank)
-        for name, value, now in zip(Place._fields, asked, actual, strict=True):
+        for name, value, now in zip(_ARGUMENTS, asked, actual, strict=True):
             if value not in (None, now):
-                raise ValueError(
-                    f"initialize got {name} {value!r}, but this process has joined with {now!r}."
+                raise ArgumentError(
+                    f"initialize({name}={value!r}): this process has joined a job with {now!r}."
                 )
     launch.note("joined", joined.rank if joined is not None else 0)
     if joined is not None and joined.processes > 1:
@@ -152,15 +161,20 @@ def _complete(
     )
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     if devices is None and os.environ.get("JAX_LOCAL_DEVICE_IDS"):
-        devices = [int(text) for text in os.environ["JAX_LOCAL_DEVICE_IDS"].split(",")]
+        ids = os.environ["JAX_LOCAL_DEVICE_IDS"].split(",")
+        devices = [_parse_number("JAX_LOCAL_DEVICE_IDS", text) for text in ids]
     if None in place:
-        address, processes, rank, devices = _compat.detect_cluster(*place, devices, round(timeout))
+        address, processes, rank, devices = _compat.detect_cluster(
+            *place, devices, max(1, round(timeout))
+        )
         place = Place(address, processes, rank)
     if None in place and any(value is not None for value in place) and place.processes != 1:
-        values = ", ".join(f"{name}={value!r}" for name, value in place._asdict().items())
-        raise ValueError(
-            f"initialize does not know the place of this process in its job: {values}. Pass the "
-            "rest, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."
+        pairs = zip(_ARGUMENTS, place, strict=True)
+        missing = " and ".join(name for name, value in pairs if value is None)
+        raise ArgumentError(
+            f"initialize cannot tell {missing} of this process. Pass all of "
+            f"{', '.join(_ARGUMENTS)}, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
+            "JAX_PROCESS_ID."
         )
     return place, None if devices is None else list(devices)
 

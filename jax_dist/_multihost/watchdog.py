@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from jax_dist import _compat, launch
+from jax_dist.errors import ArgumentError
 
 _Item = TypeVar("_Item")
 
@@ -25,29 +26,35 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
     in their next collective, without a limit. An exception whose clean-up (`__exit__`, `finally`)
     runs a collective waits there as well, and is never printed. Inside the context, each `step`
     starts a new period of `seconds`. When it is over, the process prints the exceptions that are
-    being handled and the stacks of all threads, and exits with code 1. Put it outermost.
+    being handled and the stacks of all threads, and exits with code 1. Enter it before other
+    context managers, so that their exits are timed, too.
 
-    It uses the timer of `faulthandler`, which a process has once: no two at a time.
+    It uses the timer of `faulthandler`, of which a process has one.
 
     Args:
       seconds: how long a step may take; the first one compiles.
 
     Raises:
-      ValueError: `seconds` is not positive.
+      ArgumentError: `seconds` is not positive.
+      RuntimeError: on entry, if another watchdog is active.
 
     >>> with watchdog(60) as dog:
     ...     for batch in dog.steps([1.0, 2.0]):
     ...         loss = batch**2
     """
 
+    _is_free = threading.Lock()
+
     def __init__(self, seconds: float) -> None:
         if not seconds > 0:
-            raise ValueError(f"watchdog(seconds={seconds}): seconds must be positive.")
+            raise ArgumentError(f"watchdog(seconds={seconds}): seconds must be positive.")
         self._seconds = seconds
         self._deadline = 0.0
         self._stopped = threading.Event()
 
     def __enter__(self) -> "watchdog":
+        if not watchdog._is_free.acquire(blocking=False):
+            raise RuntimeError("Another watchdog is active: enter one, around both blocks.")
         self._stopped = threading.Event()
         self._start_period()
         threading.Thread(target=self._watch, name="jax_dist watchdog", daemon=True).start()
@@ -56,6 +63,7 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         faulthandler.cancel_dump_traceback_later()
+        watchdog._is_free.release()
 
     def step(self) -> contextlib.AbstractContextManager[None]:
         """Start a new period; as a context manager, also at the end of the block."""

@@ -174,3 +174,12 @@ def test_seconds_of_a_watchdog_are_positive():
 
     with pytest.raises(ValueError, match="seconds must be positive"):
         multihost.watchdog(0.0)
+
+
+def test_a_process_has_one_watchdog():
+    from jax_dist import multihost
+
+    with multihost.watchdog(1000.0), pytest.raises(RuntimeError, match="Another watchdog"):
+        multihost.watchdog(1000.0).__enter__()
+    with multihost.watchdog(1000.0):
+        pass
