@@ -56,7 +56,7 @@ def write_atomically(
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Delay the signals that end a process, which would leave the temporary file."""
+    """Delay in this thread the signals that end a process and would leave the temporary file."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

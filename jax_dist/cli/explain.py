@@ -1,4 +1,4 @@
-"""Runs a program and prints what jax_dist.explain says of its mapped functions.
+"""Run a program and print what jax_dist.explain says of its mapped functions.
 
 Each function is explained at its first call. The program is not edited.
 """

@@ -111,7 +111,7 @@ class _Lint:
             config.version(target) if target else self._config.target_jax,
             ignores,
         )
-        self._has_skipped = False
+        self._has_skipped = self._has_failed = False
 
     def run(self) -> Exit:
         from jax_dist.lint.model import sources
@@ -125,7 +125,7 @@ class _Lint:
             self._has_skipped = bool(tree.skipped)
             if not tree.files:
                 self._say("There are no Python files or notebooks here.")
-            with terminal.progress(self._err, "checks files") as show:
+            with terminal.progress(self._err, "checking files") as show:
                 count = lambda done, total: show(f"{done} of {total} files checked")
                 findings = self._examiner.examine_files(tree.files, count)
         if self._options.fix or self._options.diff:
@@ -188,6 +188,7 @@ class _Lint:
             _files.write_atomically(path, after, expected=before)
         except OSError as error:
             self._complain(path, f"left as it is: {error.strerror or error}")
+            self._has_failed = True
             return False
         return True
 
@@ -203,7 +204,8 @@ class _Lint:
     def _exit(self, count: int) -> Exit:
         if self._has_skipped:
             return Exit.USAGE
-        return Exit.FINDINGS if count and not self._options.exit_zero else Exit.OK
+        has_findings = count and not self._options.exit_zero
+        return Exit.FINDINGS if has_findings or self._has_failed else Exit.OK
 
 
 def _words(texts: Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Moves programs from jax.pmap to what replaces it: prints a diff, or writes the changes.
+"""Move programs from jax.pmap to what replaces it: print a diff, or write the changes.
 
 Comments and formatting outside the changes stay as they are.
 """
@@ -143,7 +143,7 @@ class _Migrate:
         seen = sources.find_files(self._paths, patterns)
         for reason in seen.skipped:
             self._complain(f"skipped: {reason}")
-        with terminal.progress(self._err, "migrates files") as show:
+        with terminal.progress(self._err, "migrating files") as show:
             count = lambda done, total: show(f"{done} of {total} files migrated")
             return migration.migrate(seen.files, self._target, progress=count), len(seen.files)
 
@@ -226,7 +226,7 @@ class _Migrate:
         """Write a file; return why it cannot be written, or ""."""
         try:
             if file.is_new and os.path.exists(file.path):
-                return "somebody else made it meanwhile; start again"
+                return "it was created during the run; run migrate again"
             expected = None if file.is_new else file.before
             _files.write_atomically(file.path, file.after, expected=expected)
         except OSError as error:

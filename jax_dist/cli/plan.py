@@ -1,4 +1,4 @@
-"""Compiles a training step with several strategies for machines that are not attached.
+"""Compile a training step with several strategies for machines that are not attached.
 
 No such machine is needed: only its compiler, `jax[tpu]` or `jax[cuda12]`. The step is found by
 running the program behind `--` until it calls it.
@@ -11,10 +11,11 @@ import os
 import re
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from jax_dist._usage import MisuseError
+from jax_dist._usage import MisuseError, hint
 from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 
@@ -43,15 +44,15 @@ _MOST_DEVICES = 64  # to simulate here, each with its copy of the state
 def add_parser(commands: Any) -> None:
     text = "whether a step fits on a machine, and with which strategy"
     parser = terminal.add_command(commands, "plan", _run, __doc__, _EPILOG, help=text)
-    text = "of the mapped function, as step; by default it is found"
+    text = "name of the mapped function, such as step (default: found by running the program)"
     parser.add_argument("step", nargs="?", metavar="NAME", help=text)
-    text = "such as v5e:4x4, v5e-64, v5p:2x2x4, h100 or h100:2x8; can be repeated"
+    text = "target machine: v5e:4x4, v5e-64, v5p:2x2x4, h100, h100:2x8, ...; can be repeated"
     parser.add_argument("--on", action="append", metavar="MACHINE", help=text)
-    text = "with commas between"
+    text = "strategies to compile, with commas between (default: the first four below)"
     parser.add_argument("--strategies", metavar="NAMES", help=text)
-    text = "of the arguments that are carried, with commas between"
+    text = "positions of the arguments that carry state, with commas between"
     parser.add_argument("--state", type=_positions, metavar="POSITIONS", help=text)
-    text = "that the program sees here; by default as many as the first machine has"
+    text = "simulated devices of the program here (default: as many as the first machine has)"
     parser.add_argument("--devices", type=terminal.count, metavar="N", help=text)
     text = "compile with the least effort, and in full only what comes near the limit"
     terminal.flag(parser, "--quick", help=text)
@@ -60,7 +61,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _positions(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        message = f"must be positions such as 0,2, not {text[:30]!r}"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
@@ -87,12 +92,15 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not attached
     from jax_dist import testing  # not at the top: `--help` need not wait for jax
     from jax_dist._steps import find_step
+    from jax_dist.errors import ArgumentError
     from jax_dist.plan import STRATEGIES, machines_of, plan
 
     command, run = " ".join(options.program), _program_of(options.program)
     strategies = options.strategies.split(",") if options.strategies else None
-    if unknown := {*(strategies or ())} - {*STRATEGIES}:
-        raise MisuseError(f"unknown strategies {unknown}; they are {', '.join(STRATEGIES)}")
+    for strategy in strategies or ():
+        if strategy not in STRATEGIES:
+            near = hint(strategy, STRATEGIES, f"They are {', '.join(STRATEGIES)}.")
+            raise MisuseError(f"unknown strategy {strategy!r}. {near}")
     # What the user's code prints is no result.
     with contextlib.redirect_stdout(sys.stderr):
         try:
@@ -111,6 +119,8 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
         except MisuseError:
             raise
         except Exception as error:
+            if not isinstance(error, ArgumentError):  # mostly one of the user's program
+                traceback.print_exc()
             raise MisuseError(f"{command}: {type(error).__name__}: {error}") from error
 
 

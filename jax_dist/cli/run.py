@@ -1,4 +1,4 @@
-"""Runs an unedited program with jax_dist.pmap in the place of jax.pmap.
+"""Run an unedited program with jax_dist.pmap in the place of jax.pmap.
 
 Names that newer jax removed are put back where one other name takes their place. Both hold in all
 Python processes that the command starts.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax_dist
+from jax_dist._usage import MisuseError
 from jax_dist.migrate.verify import runs
 
 
@@ -17,7 +18,10 @@ def run(command: Sequence[str]) -> int:
     Names that newer jax removed, and that have a one-to-one replacement, are put back.
 
     Returns:
-      Its exit code.
+      Its exit code, as a shell counts it.
+
+    Raises:
+      MisuseError: it cannot be started.
     """
     return _run(command)
 
@@ -36,4 +40,8 @@ def _run(command: Sequence[str], **more: Any) -> int:
     with runs.injected(runs.settings(seed=False, library=library, **more)) as folder:
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": path}
-        return subprocess.run(command, env=environment, check=False).returncode
+        try:
+            code = subprocess.run(command, env=environment, check=False).returncode
+        except OSError as error:
+            raise MisuseError(f"{command[0]} cannot be started: {error.strerror}") from error
+        return code if code >= 0 else 128 - code  # as a shell counts signals

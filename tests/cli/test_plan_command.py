@@ -118,14 +118,14 @@ HERE = ["--on", "here"]
         ([*HERE, "--", "bash", "a_trainer.py"], "'bash a_trainer.py' cannot be run"),
         (
             [*HERE, "--strategies", "zero", "--", "python", "a_trainer.py"],
-            "unknown strategies {'zero'}",
+            "unknown strategy 'zero'",
         ),
         ([*HERE, "--", "python", "a_trainer.py"], "did not call a training step"),
         (HERE, "give a program, as in: jax-dist plan --on v5e:4x4 -- python train.py"),
         (["--", "python", "a_trainer.py"], "give a machine, as in: jax-dist plan --on v5e:4x4"),
         (
             [*HERE, "--state", "first", "--", "python", "a_trainer.py"],
-            "argument --state: invalid _positions value: 'first'",
+            "argument --state: must be positions such as 0,2, not 'first'",
         ),
         (["--on", "v5:4x4", "--", "python", "a_trainer.py"], "Did you mean v5e?"),
         (

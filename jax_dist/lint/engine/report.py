@@ -3,9 +3,8 @@
 import dataclasses
 import json
 import os
+import unicodedata
 from collections.abc import Sequence
-
-from rich.cells import cell_len
 
 from jax_dist import _codes
 from jax_dist._usage import counted
@@ -92,7 +91,7 @@ def _marked_line(finding: Finding) -> tuple[str, int, int]:
     if len(text) > _WIDEST:
         text, last = f"{text[:_WIDEST]}…", min(last, _WIDEST)
     before, marked, after = map(_visible, (text[:first], text[first:last], text[last:]))
-    return before + marked + after, cell_len(before), max(cell_len(marked), 1)
+    return before + marked + after, _width(before), max(_width(marked), 1)
 
 
 def _visible(text: str) -> str:
@@ -101,6 +100,13 @@ def _visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def _width(text: str) -> int:
+    """Return the columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
 
 
 def _command(finding: Finding) -> str:
