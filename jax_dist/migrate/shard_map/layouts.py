@@ -200,9 +200,9 @@ class Layouts:
 
 def _has_index(value: Value) -> bool:
     """Return whether `x[0]` reads a value; `x["w"][0]` is of no tuple."""
-    reads = [(use.node, use.of) for use in value.uses if use.kind == "first"]
-    index = ast.Subscript
-    return any(isinstance(x, index) and not isinstance(of, index) for x, of in reads)
+    firsts = [use for use in value.uses if use.kind == "first"]
+    indexed = [use for use in firsts if isinstance(use.node, ast.Subscript)]
+    return any(not isinstance(use.of, ast.Subscript) for use in indexed)
 
 
 def _makes_copies(maker: object) -> bool:

@@ -123,9 +123,9 @@ class Values:
 
     def is_of_file(self, definition: Definition) -> bool:
         """Return whether a function of the file makes a value in a way that is not followed."""
-        node, is_unknown = definition.node, definition.kind == "unknown"
-        is_call = is_unknown and isinstance(node, ast.Call)
-        return is_call and called_function(self._module, node) is not None
+        node: Any = definition.node
+        is_unknown = definition.kind == "unknown" and isinstance(node, ast.Call)
+        return is_unknown and called_function(self._module, node) is not None
 
     def targets(self, call: ast.Call) -> Iterator[tuple[ast.expr, int | None]]:
         """Yield the names and fields that get the results of a call, each with its index."""

@@ -57,7 +57,9 @@ class Verification:
 
     @property
     def has_differences(self) -> bool:
-        return bool(self.problems) or any(verdict.difference for verdict in self.verdicts)
+        """Return whether the program still differs."""
+        still = (verdict for verdict in self.verdicts if not verdict.went_back)
+        return bool(self.problems) or any(verdict.difference for verdict in still)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verification as the report's JSON has it."""

@@ -75,12 +75,11 @@ def verify(
             return files, first
         files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
         second = trial(files, "running it again, without what differs")
-    old = {(verdict.path, verdict.line): verdict for verdict in first.verdicts}
     verdicts = [
-        dataclasses.replace(verdict, went_back=True)
-        if old[verdict.path, verdict.line].difference and not verdict.difference
+        dataclasses.replace(first_verdict, went_back=True)
+        if first_verdict.difference and not verdict.difference
         else verdict
-        for verdict in second.verdicts
+        for first_verdict, verdict in zip(first.verdicts, second.verdicts, strict=True)
     ]
     seconds = [*first.seconds, second.seconds[1]]
     return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds)
