@@ -156,7 +156,7 @@ def _group(statement: ast.stmt, own: str, folder: str) -> int:
     root = name.partition(".")[0]
     if name == "__future__":
         return 0
-    is_beside = root == own or sources.holds_module(folder, root)
+    is_beside = root == own or (root not in KNOWN and sources.holds_module(folder, root))
     if name.startswith(".") or (own and is_beside):
         return _OF_PROJECT
     return 1 if root in sys.stdlib_module_names else 2
