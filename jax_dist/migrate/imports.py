@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from jax_dist.lint.model import sources
 from jax_dist.lint.model.findings import Edit, apply_edits
 from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.migrate.sites import is_vendored
@@ -19,9 +20,6 @@ def tidied(before: Module, after: Module) -> bytes:
     """
     if os.path.basename(before.source.path) == "__init__.py":
         return after.source.code
-    exports = after.scopes.module.bindings.get("__all__", ())
-    nodes = (node for binding in exports for node in ast.walk(binding.node))
-    kept = {node.value for node in nodes if isinstance(node, ast.Constant)}
     edits: list[Edit] = []
     for statement in after.tree.body:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
@@ -29,9 +27,8 @@ def tidied(before: Module, after: Module) -> bytes:
         unused = [
             alias
             for alias in statement.names
-            if (name := alias.asname or alias.name.partition(".")[0]) not in kept
-            and alias.asname != alias.name  # `import a as a` re-exports
-            and _is_read(before, name)
+            if alias.asname != alias.name  # `import a as a` re-exports
+            and _is_read(before, name := alias.asname or alias.name.partition(".")[0])
             and not _is_read(after, name)
             and not _is_of_project(after, statement, alias)  # its import may have effects
         ]
@@ -73,20 +70,14 @@ def _is_read(module: Module, name: str) -> bool:
 
 
 def _strings(module: Module) -> list[str]:
-    """Return the strings that are code: annotations, `x: "jax_utils.T"`, and doctests."""
+    """Return the strings that are code: annotations, entries of `__all__`, and doctests."""
     constants = (node for node in module.scopes.parents if isinstance(node, ast.Constant))
     texts = [node.value for node in constants if isinstance(node.value, str)]
     return [line for text in texts for line in (_EXAMPLE.findall(text) or [text]) if _is_code(line)]
 
 
 def _is_code(text: str) -> bool:
-    if text.startswith((">>>", "...")):
-        return True
-    try:
-        ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return False
-    return True
+    return text.startswith((">>>", "...")) or sources.parses(text.strip().encode())
 
 
 def _removals(

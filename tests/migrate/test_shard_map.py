@@ -140,6 +140,24 @@ def test_a_step_over_the_whole_batch_has_no_helper_and_no_collective():
     assert "return w - jax.grad(loss)(w, x)\n" in after
 
 
+def test_a_reduction_stays_where_a_step_of_shard_map_needs_it():
+    text = _STEP.format(body='return w - jax.lax.pmean(x.mean(0), "i")', more="", keys="")
+    second = '    g = jax.pmap(step, axis_name="i")\n    w = g(w, batch)\n'
+    text = (_HEAD + text).replace("    return jax_utils", f"{second}    return jax_utils")
+    back: Any = {"a.py": {16: ("shard_map", "it differs")}}
+    both = migration.migrate_text("a.py", text.encode(), MigrationOptions("jit"))
+    one = migration.migrate_text("a.py", text.encode(), MigrationOptions("jit", back=back))
+
+    assert both is not None
+    assert one is not None
+    assert [place.form for place in both.places] == ["jit", "jit"]
+    assert [place.reason.partition(": ")[2] for place in one.places] == [
+        "another mapped function shares its reductions",
+        "it differs",
+    ]
+    assert b"pmean" in one.after
+
+
 _TWO = ("steps_train_loop", "steps_of_a_factory", "steps_of_a_learner", "steps_handed_on")
 
 

@@ -45,29 +45,31 @@ def reductions(
     step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
     if mapped.static or not isinstance(step, ast.FunctionDef) or not module.holds(step):
         raise Left("the function of the step is not in this file")
-    parts = [step, *_called_by(module, step)]
-    edits = [
-        edit for part in parts for node in ast.walk(part) for edit in _reduction(module, node, axis)
-    ]
-    inside = {
-        id(argument)
+    nodes = nodes_of(module, mapped)
+    edits = [edit for node in nodes for edit in _reduction(module, node, axis)]
+    operands = {
+        operand
         for call, of in edits
-        for argument in (*call.args, *(word.value for word in call.keywords))
-        if argument is not of
+        for operand in (*call.args, *(word.value for word in call.keywords))
+        if operand is not of
     }
-    for part in parts:
-        for node in ast.walk(part):
-            is_axis = isinstance(node, ast.expr) and _text(module, node) == axis
-            if is_axis and id(node) not in inside and not _is_decorator(node, part):
-                raise Left("the step hands the name of its axis on, as to batch norm")
+    if any(_text(module, node) == axis for node in nodes if node not in operands):
+        raise Left("the step hands the name of its axis on, as to batch norm")
     return edits
+
+
+def nodes_of(module: Module, mapped: Mapped) -> list[ast.AST]:
+    """Return the text of a step and of the functions of the file that it calls."""
+    step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
+    parts = [step, *(_called_by(module, step) if isinstance(step, ast.FunctionDef) else ())]
+    decorators = (decorator for part in parts for decorator in getattr(part, "decorator_list", ()))
+    outside = {node for decorator in decorators for node in ast.walk(decorator)}
+    return [node for part in parts for node in ast.walk(part) if node not in outside]
 
 
 def why_it_differs(module: Module, mapped: Mapped) -> str:
     """Return why a step gives something else for the whole batch, as its text has it."""
-    step = functions.innermost(module, mapped.site.fun) or mapped.site.fun
-    parts = [step, *(_called_by(module, step) if isinstance(step, ast.FunctionDef) else ())]
-    nodes = [node for part in parts for node in ast.walk(part)]
+    nodes = nodes_of(module, mapped)
     words = {getattr(node, name, None) for node in nodes for name in ("id", "attr", "arg", "value")}
     if {"batch_stats", "BatchNorm", "batch_norm"} & {w for w in words if isinstance(w, str)}:
         return "batch norm sees the whole batch"
@@ -112,7 +114,3 @@ def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call,
 def _text(module: Module, node: Any) -> str:
     is_name = isinstance(node, ast.Name | ast.Attribute | ast.Constant)
     return module.text(node) if is_name and module.holds(node) else ""
-
-
-def _is_decorator(node: ast.AST, function: ast.FunctionDef) -> bool:
-    return any(node in set(ast.walk(decorator)) for decorator in function.decorator_list)

@@ -44,6 +44,17 @@ class Plan:
                 )
             except Left as left:
                 self._reasons[mapped] = left.reason
+        while True:
+            others = (fun for fun in self.mapped if fun not in self.reductions)
+            stays = {node for fun in others for node in global_steps.nodes_of(self.module, fun)}
+            shared = [
+                fun for fun, gone in self.reductions.items() if not stays.isdisjoint(dict(gone))
+            ]
+            if not shared:
+                return
+            for mapped in shared:
+                del self.reductions[mapped]
+                self._reasons[mapped] = "another mapped function shares its reductions"
 
     def remark(self, mapped: Mapped) -> str:
         """Return why a mapped function does not become `jax.jit` alone."""
