@@ -57,23 +57,18 @@ class Renames:
         self._target: Target = target
 
     def places(self, jax: Version | None) -> list[PlannedPlace]:
-        """Return the places; what a rule finds inside of another place is that place.
+        """Return the places.
 
         Args:
           jax: the oldest jax that the code must run on; None: the newest.
         """
-        places = [
+        return [
             *map(self._of_site, sites.find(self._module, self._target)),
             *self._of_imports(),
             *self._of_puts(),
             *self._of_other_pmaps(),
+            *places_of_rules(self._module, jax),
         ]
-        spans = [place.span for place in places]
-        for place in places_of_rules(self._module, jax):
-            low, high = place.span
-            if not any(start <= low and (high <= end or low == start) for start, end in spans):
-                places.append(place)
-        return places
 
     # --- references to pmap
 

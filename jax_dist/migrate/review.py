@@ -34,7 +34,7 @@ def touched_lines(module: Module, nodes: Collection[ast.AST]) -> Mapping[int, Se
         if isinstance(node, ast.expr) and _can_be_marked(module, node, nodes):
             span = module.span(node)
             lines.setdefault(source.position(span[0]).line, []).append(span)
-    return lines
+    return {line: sorted(spans) for line, spans in sorted(lines.items())}
 
 
 def _can_be_marked(module: Module, node: ast.expr, nodes: Collection[ast.AST]) -> bool:
