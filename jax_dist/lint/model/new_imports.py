@@ -17,7 +17,6 @@ from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.lint.model.sources import Source
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
-_WIDTH = 79  # of a line that takes another name
 _HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it needs a fix of ours
 
 
@@ -29,10 +28,8 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
     # One by one, for each may stand beside the one before; those of the project last.
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
         tree = sources.parse(source.python)
-        wanted = ast.parse(line).body[0]
-        joined = (_joined(source, statement, wanted) for statement in tree.body)
-        edit = next(filter(None, joined), None) or _import_edit(source, tree, wanted, line)
-        source = _edited(source, [edit])
+        if line not in map(ast.unparse, filter(_is_import, tree.body)):
+            source = _edited(source, [_import_edit(source, tree, line)])
     return source.code
 
 
@@ -50,35 +47,25 @@ def _edited(source: Source, edits: Iterable[Edit]) -> Source:
     return source.edited(apply_edits(source.code, edits, newline_of(source.code)))
 
 
-def _joined(source: Source, node: ast.stmt, wanted: ast.stmt) -> Edit | None:
-    """Return the edit by which `from a import b`, on one plain line, takes one name more."""
-    if not (isinstance(node, ast.ImportFrom) and isinstance(wanted, ast.ImportFrom)):
-        return None
-    if (node.level, node.module) != (wanted.level, wanted.module) or node.col_offset:
-        return None
-    names = [ast.unparse(each) for each in node.names]
-    new = [name for each in wanted.names if (name := ast.unparse(each)) not in names]
-    if not new:
-        return Edit(0, 0, "")
-    start = source.line_starts[node.lineno - 1]
-    end = start + (node.end_col_offset or 0)
-    home = f"from {_name(node)} import"
-    joined = f"{home} {', '.join(sorted((*names, *new), key=str.lower))}"
-    is_plain = source.code[start:end].decode() == f"{home} {', '.join(names)}"
-    if not is_plain or len(joined) > _WIDTH or (node.module or "").startswith("jax."):
-        return None
-    return Edit(start, end, joined)
-
-
 def _head(tree: ast.Module) -> list[ast.stmt]:
     """Return the anchor and the imports right below it; else the docstring and those at the top."""
     anchors = [statement for statement in tree.body if _binds_jax(statement)]
+    anchors = anchors or [statement for statement in tree.body if _imports_all(statement)]
     if anchors:  # an `if` only where nothing else is
         first = [min(anchors, key=lambda statement: isinstance(statement, ast.If))]
     else:
         first = [each for each in tree.body[:1] if isinstance(each, ast.Expr)]
     below = tree.body[tree.body.index(first[0]) + 1 :] if first else tree.body
-    return [*first, *itertools.takewhile(lambda each: isinstance(each, _IMPORTS), below)]
+    return [*first, *itertools.takewhile(_is_import, below)]
+
+
+def _imports_all(statement: ast.stmt) -> bool:
+    """Return whether a statement is `from a import *`, which may bind the new names too."""
+    return isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*"
+
+
+def _is_import(statement: ast.stmt) -> bool:
+    return isinstance(statement, _IMPORTS)
 
 
 def _binds_jax(statement: ast.stmt) -> bool:
@@ -98,9 +85,9 @@ def _binds_jax(statement: ast.stmt) -> bool:
     return False
 
 
-def _import_edit(source: Source, tree: ast.Module, wanted: ast.stmt, line: str) -> Edit:
+def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
     """Return the edit that puts an import among those of the head, in their order."""
-    code, head = source.code, _head(tree)
+    code, head, wanted = source.code, _head(tree), ast.parse(line).body[0]
     if not head:  # below a licence, `#!`, the encoding
         rows = code.splitlines(keepends=True)
         at = sum(map(len, itertools.takewhile(lambda row: row.startswith(b"#"), rows)))
@@ -110,10 +97,10 @@ def _import_edit(source: Source, tree: ast.Module, wanted: ast.stmt, line: str) 
     group = functools.partial(_group, own=own, folder=os.path.dirname(source.path))
     if group(wanted) == _OF_PROJECT:
         head = _below_path_edits(tree, head) or head
-    above = [each for each in tree.body[: tree.body.index(head[0])] if isinstance(each, _IMPORTS)]
+    above = list(filter(_is_import, tree.body[: tree.body.index(head[0])]))
     if group(wanted) == 1 and any(group(each) == 1 for each in above):
         head = above  # the standard library may stand above jax
-    imports = [each for each in head if isinstance(each, _IMPORTS)]
+    imports = list(filter(_is_import, head))
     of_group = _first_block(code, [each for each in imports if group(each) == group(wanted)])
     if not of_group:
         earlier = [each for each in head if each not in imports or group(each) < group(wanted)]
@@ -184,7 +171,7 @@ def _below_path_edits(tree: ast.Module, head: list[ast.stmt]) -> list[ast.stmt]:
     definitions = (ast.FunctionDef, ast.ClassDef)
     above = itertools.takewhile(lambda each: not isinstance(each, definitions), below)
     changed = itertools.dropwhile(lambda each: "sys.path" not in ast.unparse(each), above)
-    return [each for each in changed if isinstance(each, _IMPORTS)][:1]
+    return list(filter(_is_import, changed))[:1]
 
 
 def _line_below(source: Source, statement: ast.stmt) -> tuple[int, str]:

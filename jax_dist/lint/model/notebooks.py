@@ -59,8 +59,6 @@ class Notebook(Source):
 
     def position(self, offset: int) -> Position:
         place = super().position(offset)
-        if not self.cells:
-            return place
         after = bisect.bisect_right(self.cells, offset, key=lambda cell: cell.start)
         cell = self.cells[max(after - 1, 0)]
         first = super().position(cell.start).line
