@@ -97,7 +97,7 @@ def _read(path: str) -> Config | None:
 
 
 def _words(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise MisuseError(f'must be a list of strings, such as ["JXD1"], not {value!r}')
     return tuple(value)
 
@@ -140,7 +140,7 @@ def _oldest_jax(folder: str) -> Version | None:
         except OSError:
             continue
         required = (_BOUND.findall(match["bounds"]) for match in _JAX.finditer(text))
-        bounds = [max(map(version, each)) for each in required if each]
+        bounds = [max(map(version, versions)) for versions in required if versions]
         if bounds:
             return min(bounds)
     return None
@@ -161,7 +161,7 @@ def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Co
         words = (*(choice.select or ()), *choice.extend_select)
         asked = [(resolve(word, rules), True) for word in words]
         asked += [(resolve(word, rules), False) for word in choice.ignore]
-        for codes, turns_on in sorted(asked, key=lambda each: (-len(each[0]), not each[1])):
+        for codes, turns_on in sorted(asked, key=lambda choice: (-len(choice[0]), not choice[1])):
             on = on | codes if turns_on else on - codes
     return frozenset(on)
 

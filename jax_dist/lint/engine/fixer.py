@@ -41,8 +41,8 @@ def fix(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) 
     """
     result = FixResult(data, tuple(examiner.examine(path, data)))
     for _ in range(_MOST_ROUNDS):
-        fixes = [each.fix for each in result.findings if each.fix and each.fix.safety in allowed]
-        chosen = choose_fixes(fixes)
+        fixes = filter(None, (finding.fix for finding in result.findings))
+        chosen = choose_fixes(fix for fix in fixes if fix.safety in allowed)
         if not chosen:
             break
         try:

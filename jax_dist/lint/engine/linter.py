@@ -25,11 +25,11 @@ from jax_dist.lint.rules import Rule, Version
 
 
 def _rules_in_folder() -> dict[Code, Rule]:
-    names = [each.name for each in pkgutil.iter_modules(rules.__path__) if each.name[0] != "_"]
+    names = [entry.name for entry in pkgutil.iter_modules(rules.__path__) if entry.name[0] != "_"]
     modules = [importlib.import_module(f"{rules.__name__}.{name}") for name in names]
-    listed = (each for module in modules for each in vars(module).values())
-    found = [each for each in listed if isinstance(each, Rule)]
-    return {rule.code: rule for rule in sorted(found, key=lambda rule: rule.code)}
+    values = [value for module in modules for value in vars(module).values()]
+    listed = [value for value in values if isinstance(value, Rule)]
+    return {rule.code: rule for rule in sorted(listed, key=lambda rule: rule.code)}
 
 
 RULES: dict[Code, Rule] = _rules_in_folder()
@@ -83,8 +83,8 @@ class Examiner:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - other files must not suffer
             reason = f"jax-dist failed ({type(error).__name__}: {error}); please report it"
-        found = RULES[_codes.SYNTAX_ERROR].finding(Source(path, b"", b""), reason, (0, 0))
-        return [found] if found.code in codes else []
+        finding = RULES[_codes.SYNTAX_ERROR].finding(Source(path, b"", b""), reason, (0, 0))
+        return [finding] if finding.code in codes else []
 
     def examine_source(self, source: Source) -> list[Finding]:
         """Return the same of a file that is read."""
@@ -157,20 +157,20 @@ def check_module(
 def _string_around(module: Module, node: ast.AST) -> ast.JoinedStr | None:
     """Return the outermost f-string around a node."""
     around = module.ancestors(node) if any(module.nodes(ast.JoinedStr)) else ()
-    strings = [each for each in around if isinstance(each, ast.JoinedStr)]
+    strings = [node for node in around if isinstance(node, ast.JoinedStr)]
     return strings[-1] if strings else None
 
 
 def _loses_comment(source: Source, fix: Fix) -> bool:
     """Return whether a fix takes words of the author away; "#" in a string counts too."""
-    taken = (source.code[each.start : each.end].count(b"#") for each in fix.edits)
-    return sum(taken) > sum(each.text.count("#") for each in fix.edits)
+    taken = (source.code[edit.start : edit.end].count(b"#") for edit in fix.edits)
+    return sum(taken) > sum(edit.text.count("#") for edit in fix.edits)
 
 
 def _unparsed(source: Source, error: ParseError) -> Finding:
     line = min(max(error.line, 1), len(source.line_starts))
     offset = source.line_starts[line - 1]
     message = f"Python {platform.python_version()} cannot parse this file: {error.message}"
-    found = RULES[_codes.SYNTAX_ERROR].finding(source, message, (offset, offset))
-    start = dataclasses.replace(found.start, column=max(error.column, 1))
-    return dataclasses.replace(found, start=start, end=start)
+    finding = RULES[_codes.SYNTAX_ERROR].finding(source, message, (offset, offset))
+    start = dataclasses.replace(finding.start, column=max(error.column, 1))
+    return dataclasses.replace(finding, start=start, end=start)

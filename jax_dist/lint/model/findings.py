@@ -123,7 +123,7 @@ def indentation_of(text: str) -> str:
     >>> indentation_of("if a:\\n  b = 1\\n")
     '  '
     """
-    depths = [len(found[1]) for found in re.finditer(r"(?m)^( +)\S", text)]
+    depths = [len(match[1]) for match in re.finditer(r"(?m)^( +)\S", text)]
     if not depths and re.search(r"(?m)^\t", text):
         return "\t"
     return "  " if sum(depth % 4 == 2 for depth in depths) * 5 > len(depths) else "    "

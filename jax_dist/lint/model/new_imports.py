@@ -54,7 +54,7 @@ def _head(tree: ast.Module) -> list[ast.stmt]:
     if anchors:  # an `if` only where nothing else is
         first = [min(anchors, key=lambda statement: isinstance(statement, ast.If))]
     else:
-        first = [each for each in tree.body[:1] if isinstance(each, ast.Expr)]
+        first = [statement for statement in tree.body[:1] if isinstance(statement, ast.Expr)]
     below = tree.body[tree.body.index(first[0]) + 1 :] if first else tree.body
     return [*first, *itertools.takewhile(_is_import, below)]
 
@@ -93,22 +93,22 @@ def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
         at = sum(map(len, itertools.takewhile(lambda row: row.startswith(b"#"), rows)))
         return Edit(at, at, f"{line}\n\n")
     root = _name(wanted).partition(".")[0]
-    own = "" if root in KNOWN or root in sys.stdlib_module_names else root
-    group = functools.partial(_group, own=own, folder=os.path.dirname(source.path))
+    project = "" if root in KNOWN or root in sys.stdlib_module_names else root
+    group = functools.partial(_group, project=project, folder=os.path.dirname(source.path))
     if group(wanted) == _OF_PROJECT:
         head = _below_path_edits(tree, head) or head
     above = list(filter(_is_import, tree.body[: tree.body.index(head[0])]))
-    if group(wanted) == 1 and any(group(each) == 1 for each in above):
+    if group(wanted) == 1 and any(group(node) == 1 for node in above):
         head = above  # the standard library may stand above jax
     imports = list(filter(_is_import, head))
-    of_group = _first_block(code, [each for each in imports if group(each) == group(wanted)])
+    of_group = _first_block(code, [node for node in imports if group(node) == group(wanted)])
     if not of_group:
-        earlier = [each for each in head if each not in imports or group(each) < group(wanted)]
+        earlier = [node for node in head if node not in imports or group(node) < group(wanted)]
         at, lead = _line_below(source, earlier[-1] if earlier else head[0])
         return Edit(at, at, lead + "\n" * bool(earlier) + f"{line}\n")
     key = _by_form if sorted(of_group, key=_by_form) == of_group else _by_name
     # Nothing is put above the anchor, nor where a comment above would change its owner.
-    behind = (each for each in of_group if each is not head[0] and key(each) > key(wanted))
+    behind = (node for node in of_group if node is not head[0] and key(node) > key(wanted))
     before = next(behind, None)
     at = source.line_starts[before.lineno - 1] if before is not None else 0
     above = code[:at].splitlines()[-1:]
@@ -131,20 +131,20 @@ def _first_block(code: bytes, imports: list[ast.stmt]) -> list[ast.stmt]:
 _OF_PROJECT = 3
 
 
-def _group(statement: ast.stmt, own: str, folder: str) -> int:
+def _group(statement: ast.stmt, project: str, folder: str) -> int:
     """Return the group of an import, as sorters tell them apart: future, standard, others, project.
 
     Args:
       statement: an import.
-      own: the root of the project, where the new import is of it.
+      project: the root of the project, where the new import is of it.
       folder: of the file: what lies in it is of the project, too.
     """
     name = _name(statement)
     root = name.partition(".")[0]
     if name == "__future__":
         return 0
-    is_beside = root == own or (root not in KNOWN and sources.holds_module(folder, root))
-    if name.startswith(".") or (own and is_beside):
+    is_beside = root == project or (root not in KNOWN and sources.holds_module(folder, root))
+    if name.startswith(".") or (project and is_beside):
         return _OF_PROJECT
     return 1 if root in sys.stdlib_module_names else 2
 
@@ -169,8 +169,8 @@ def _below_path_edits(tree: ast.Module, head: list[ast.stmt]) -> list[ast.stmt]:
     """Return the first import below a change of `sys.path`, where the module's level has one."""
     below = tree.body[tree.body.index(head[-1]) + 1 :]
     definitions = (ast.FunctionDef, ast.ClassDef)
-    above = itertools.takewhile(lambda each: not isinstance(each, definitions), below)
-    changed = itertools.dropwhile(lambda each: "sys.path" not in ast.unparse(each), above)
+    above = itertools.takewhile(lambda node: not isinstance(node, definitions), below)
+    changed = itertools.dropwhile(lambda node: "sys.path" not in ast.unparse(node), above)
     return list(filter(_is_import, changed))[:1]
 
 

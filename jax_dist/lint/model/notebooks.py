@@ -117,12 +117,12 @@ def read_notebook(path: str, data: bytes) -> Notebook:
     """
     try:
         raw = data.decode("utf-8-sig")
-        found = [(number, lines, "".join(lines).encode()) for number, lines in _cells(raw)]
+        texts = [(number, lines, "".join(lines).encode()) for number, lines in _cells(raw)]
     except (TypeError, ValueError, RecursionError) as error:  # also of json and decoding
         raise UnreadableError(f"the file is no notebook: {error}") from error
     code, python, unparsed = bytearray(), bytearray(), []
     cells: list[_Cell] = []
-    for number, source, text in found:
+    for number, source, text in texts:
         mark = b"\n" * bool(cells) + b"# cell %d\n" % number
         try:
             shown = _parsable(text)
@@ -135,8 +135,7 @@ def read_notebook(path: str, data: bytes) -> Notebook:
             code += mark + text
             python += mark + shown
     encoding = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
-    texts = (bytes(code), bytes(python))
-    return Notebook(path, *texts, encoding, raw, tuple(cells), tuple(unparsed))
+    return Notebook(path, bytes(code), bytes(python), encoding, raw, tuple(cells), tuple(unparsed))
 
 
 def _cells(raw: str) -> Iterator[tuple[int, Any]]:

@@ -73,16 +73,12 @@ class Project:
         if key not in self._meanings:
             self._meanings[key] = None  # ends a circle of imports
             base, _, attribute = name.rpartition(".")
-            if base:
-                found = self._meaning_in(path, base)
-                if found is not None:
-                    whole = f"{found.name}.{attribute}"
-                    is_known = not found.is_partial
-                    found = self.meaning(whole, os.path.dirname(path)) or Meaning(whole)
-                    found = found if is_known else None
-            else:
-                found = self._bound_in(path, name)
-            self._meanings[key] = found
+            home = self._meaning_in(path, base) if base else None
+            if not base:
+                self._meanings[key] = self._bound_in(path, name)
+            elif home is not None and not home.is_partial:
+                whole = f"{home.name}.{attribute}"
+                self._meanings[key] = self.meaning(whole, os.path.dirname(path)) or Meaning(whole)
         return self._meanings[key]
 
     def _bound_in(self, path: str, name: str) -> Meaning | None:

@@ -221,10 +221,10 @@ class _Walk:
             for field in fields_of[kind]:
                 child = getattr(node, field)
                 if child.__class__ is list:
-                    for each in child:
-                        if each is not None:
-                            parents[each] = node
-                            below(each)
+                    for part in child:
+                        if part is not None:
+                            parents[part] = node
+                            below(part)
                 elif child is not None:
                     parents[child] = node
                     below(child)
@@ -259,7 +259,7 @@ def _parts_outside(node: Any) -> Iterator[tuple[ast.AST, ast.AST]]:
     else:
         arguments = node.args
         parts += [(part, arguments) for part in (*arguments.defaults, *arguments.kw_defaults)]
-        parts += [(each.annotation, each) for each in parameters(arguments)]
+        parts += [(argument.annotation, argument) for argument in parameters(arguments)]
         parts += [(getattr(node, "returns", None), node)]
     yield from ((part, parent) for part, parent in parts if part is not None)
 
@@ -333,7 +333,7 @@ for _kind in _KINDS:  # of other kinds too, some of them only since Python 3.12
 
 def parameters(arguments: ast.arguments) -> list[ast.arg]:
     """Return all parameters, in the order of a call; `*args` and `**kwargs` last."""
-    last = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
+    last = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *last]
 
 

@@ -144,14 +144,15 @@ class Module:
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """Return the innermost class around the node."""
-        return next((each for each in self.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+        around = (parent for parent in self.ancestors(node) if isinstance(parent, ast.ClassDef))
+        return next(around, None)
 
     @functools.cached_property
     def _by_class(self) -> dict[type, list[Any]]:
-        found: dict[type, list[Any]] = {}
+        by_class: dict[type, list[Any]] = {}
         for node in self.scopes.nodes:
-            found.setdefault(node.__class__, []).append(node)
-        return found
+            by_class.setdefault(node.__class__, []).append(node)
+        return by_class
 
     def nodes(self, *kinds: type[_Node]) -> Iterator[_Node]:
         """Yield all nodes of some classes, in no order; not of ast.Name."""
@@ -160,7 +161,7 @@ class Module:
 
     def is_inside(self, node: ast.AST | None, around: ast.AST) -> bool:
         """Return whether a node stands in another, at any depth."""
-        return node is not None and any(each is around for each in self.ancestors(node))
+        return node is not None and any(parent is around for parent in self.ancestors(node))
 
     def builtin(self, node: ast.expr) -> str | None:
         """Return the name of Python that a node is; None where the file hides it."""
@@ -193,16 +194,16 @@ class Module:
 
     def meaning_of_name(self, scope: NameScope, name: str) -> Meaning | None:
         """Return what a load of `name` in `scope` means, where all its bindings agree."""
-        found = scope.lookup(name)
-        if found is None:
+        home = scope.lookup(name)
+        if home is None:
             return self._from_star(name)
-        home, bindings = found
-        key = (home, name)
+        scope, bindings = home
+        key = (scope, name)
         if key not in self._meanings:
             self._meanings[key] = None  # ends a circle of aliases
             if self._depth < _LONGEST_CHAIN:
                 self._depth += 1
-                self._meanings[key] = self._agreed(home, bindings)
+                self._meanings[key] = self._agreed(scope, bindings)
                 self._depth -= 1
         return self._meanings[key]
 
@@ -246,10 +247,10 @@ class Module:
         if key not in self._meanings:
             self._meanings[key] = None  # ends a circle of files that import all of each other
             bases = self.scopes.module.star_imports
-            found = (self._elsewhere(f"{self.absolute(base)}.{name}") for base in bases)
+            meanings = (self._elsewhere(f"{self.absolute(base)}.{name}") for base in bases)
             is_of_jax = bases == ["jax"] and not hasattr(builtins, name)
             rest = Meaning(f"jax.{name}") if is_of_jax else None
-            self._meanings[key] = next((each for each in found if each is not None), rest)
+            self._meanings[key] = next(filter(None, meanings), rest)
         return self._meanings[key]
 
     def _meaning_of_attribute(self, node: ast.Attribute) -> Meaning | None:
@@ -301,18 +302,18 @@ class Module:
     @functools.cached_property
     def _imported_as(self) -> dict[str, list[str]]:
         """The names that the module's own level imports, by what they are there."""
-        found: dict[str, list[str]] = {}
+        by_target: dict[str, list[str]] = {}
         for name, bindings in self.scopes.module.bindings.items():
-            for target in dict.fromkeys(each.target for each in bindings if each.target):
-                found.setdefault(target, []).append(name)
-        return found
+            for target in dict.fromkeys(binding.target for binding in bindings if binding.target):
+                by_target.setdefault(target, []).append(name)
+        return by_target
 
     # --- use
 
     @functools.cached_property
     def _uses(self) -> dict[str, list[ast.expr]]:
         """The widest names and attributes, by meaning: `jax.lax.psum`, not `jax`."""
-        found: dict[str, list[ast.expr]] = {}
+        by_name: dict[str, list[ast.expr]] = {}
         parents, canonical = self.scopes.parents, self.canonical
         for scope in self.scopes.all:
             for name, loads in scope.loads.items():
@@ -325,8 +326,8 @@ class Module:
                     while not whole.partials and isinstance(parents[node], ast.Attribute):
                         node = parents[node]
                         whole = canonical(f"{whole.name}.{node.attr}")
-                    found.setdefault(whole.name, []).append(node)
-        return found
+                    by_name.setdefault(whole.name, []).append(node)
+        return by_name
 
     def uses(self, *names: str) -> list[ast.expr]:
         """Return every expression that means one of `names`, partials of it too, in order."""
@@ -366,12 +367,12 @@ class Module:
 
     @functools.cached_property
     def _attributes(self) -> dict[tuple[ast.ClassDef, str], list[ast.expr]]:
-        found: dict[tuple[ast.ClassDef, str], list[ast.expr]] = {}
+        by_attribute: dict[tuple[ast.ClassDef, str], list[ast.expr]] = {}
         for target, value in self.scopes.attribute_stores:
             owner = self._owner(target)
             if owner is not None:
-                found.setdefault((owner, target.attr), []).append(value)
-        return found
+                by_attribute.setdefault((owner, target.attr), []).append(value)
+        return by_attribute
 
     def _owner(self, node: ast.Attribute) -> ast.ClassDef | None:
         """Return the class whose method says `self.x` here."""

@@ -202,7 +202,7 @@ def display(path: str) -> str:
     'a\\n\\x1b[31m.py'
     """
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in path
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in path
     )
 
 

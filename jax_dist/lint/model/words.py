@@ -40,7 +40,7 @@ class Words:
         """Return whether the file has a phrase, as words of their own or, with a star, anywhere.
 
         >>> words = Words(b"f = jax.jit(g)  # not pmapped")
-        >>> [words.hold(each) for each in (b"jit", b"jax.jit", b"pmap", b"*pmap")]
+        >>> [words.hold(word) for word in (b"jit", b"jax.jit", b"pmap", b"*pmap")]
         [True, True, False, True]
         """
         if phrase not in self._holds:  # several rules ask for the same
@@ -52,13 +52,13 @@ class Words:
     @functools.cached_property
     def imported(self) -> dict[bytes, set[bytes]]:
         """The names that `from ... import` or `import ... as` may give a dotted name."""
-        found: dict[bytes, set[bytes]] = {}
+        by_name: dict[bytes, set[bytes]] = {}
         for home, names in _FROM.findall(self.data):
             for name, short in _AS.findall(names):
-                found.setdefault(b"%s.%s" % (home, name), set()).add(short or name)
+                by_name.setdefault(b"%s.%s" % (home, name), set()).add(short or name)
         for name, short in _IMPORT_AS.findall(self.data):
-            found.setdefault(name, set()).add(short)
-        return found
+            by_name.setdefault(name, set()).add(short)
+        return by_name
 
     def may_name(self, name: bytes) -> bool:
         """Return whether code may name such as `jax.core.Primitive`, or import it."""
@@ -70,9 +70,9 @@ class Words:
         """Return how the file may write a module: in full, as it is imported, by its last part."""
         above, _, last = module.rpartition(b".")
         is_internal = any(last in self.imported.get(home + last, ()) for home in _INTERNAL)
-        found = {module} if is_internal else {module, last}
-        found |= self.imported.get(module, set())
-        return found | {b"%s.%s" % (each, last) for each in self.imported.get(above, ())}
+        spellings = {module} if is_internal else {module, last}
+        spellings |= self.imported.get(module, set())
+        return spellings | {b"%s.%s" % (home, last) for home in self.imported.get(above, ())}
 
     @functools.cached_property
     def may_use_jax(self) -> bool:
@@ -88,7 +88,7 @@ def _parts(phrase: bytes) -> tuple[frozenset[bytes], bytes]:
     """Return the words that must be whole, and the phrase without its star."""
     text = phrase.replace(b"*", b"")
     whole = phrase.replace(b"*", b"\xff").translate(_BLANKS).split()
-    return frozenset(each for each in whole if b"\xff" not in each), text
+    return frozenset(word for word in whole if b"\xff" not in word), text
 
 
 @functools.lru_cache(maxsize=1)
