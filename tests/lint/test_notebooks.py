@@ -62,7 +62,7 @@ class TestReading:
     def test_what_is_parsed_has_no_magics_and_the_same_places(self):
         notebook = read_notebook("a.ipynb", _MIXED)
 
-        shown = notebook.code.replace(b"%matplotlib inline", b"_" + b" " * 17)
+        shown = notebook.code.replace(b"%matplotlib inline", b" " * 18)
         assert notebook.python == shown.replace(b"%%time", b" " * 6)
 
     def test_positions_count_all_cells_and_the_lines_in_them(self):
@@ -265,20 +265,20 @@ class TestMagics:
     @pytest.mark.parametrize(
         ("cell", "shown"),
         [
-            ("!pip install jax\nx = 1", "_               \nx = 1"),
+            ("!pip install jax\nx = 1", "                \nx = 1"),
             ("if colab:\n  !pip install jax\n", "if colab:\n  _               \n"),
             ("files = !ls\n", "files = _  \n"),
             ("a, b = %time f(x)\n", "a, b = _    ;f(x)\n"),
             ("%timeit -n 5 -r2 pmap(f)(x)\n", "_              ; pmap(f)(x)\n".replace("; ", " ;")),
-            ("timeit -n 5 pmap(f)(x)\ny = 1\n!ls\n", "_          ;pmap(f)(x)\ny = 1\n_  \n"),
-            ("% matplotlib inline\nx = 1", "_" + " " * 18 + "\nx = 1"),
+            ("timeit -n 5 pmap(f)(x)\ny = 1\n!ls\n", "_          ;pmap(f)(x)\ny = 1\n   \n"),
+            ("% matplotlib inline\nx = 1", " " * 19 + "\nx = 1"),
             ("  %time y = f(x)\n", None),
             ("if x:\n  %time y = f(x)\n", "if x:\n  _    ;y = f(x)\n"),
-            ("%run \\\n  file.py\nx = 1", "_     \n         \nx = 1"),
-            ("!echo é\nx = 1", "_" + " " * 7 + "\nx = 1"),
-            ("x = (a\n  % b)\n!ls\n", "x = (a\n  % b)\n_  \n"),
+            ("%run \\\n  file.py\nx = 1", "      \n         \nx = 1"),
+            ("!echo é\nx = 1", " " * 8 + "\nx = 1"),
+            ("x = (a\n  % b)\n!ls\n", "x = (a\n  % b)\n   \n"),
             ('s = """\n!no\n"""\n', 's = """\n!no\n"""\n'),
-            ("s = '(' # (\n!ls\n", "s = '(' # (\n_  \n"),
+            ("s = '(' # (\n!ls\n", "s = '(' # (\n   \n"),
             ("x = 5 % 3\nx %= 2\n", "x = 5 % 3\nx %= 2\n"),
         ],
     )

@@ -183,11 +183,11 @@ def _parsable(code: bytes) -> bytes | None:
 
 
 def _hide(magic: re.Match[bytes]) -> bytes:
-    """Return `_`, whose value nobody knows, for a magic; a statement may stand behind it."""
+    """Return blanks for a magic; `_`, whose value nobody knows, where a statement may be needed."""
     before, timed = magic[1], magic[2]
     if timed:
         return before + b"_" + b" " * (len(timed) - 2) + b";"
-    return before + b"_" + _blank(magic[0][len(before) + 1 :])
+    return before + (b"_" if before else b" ") + _blank(magic[0][len(before) + 1 :])
 
 
 def _blank(text: bytes) -> bytes:

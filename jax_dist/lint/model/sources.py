@@ -33,7 +33,7 @@ class ParseError(ValueError):
     """Python cannot parse the file; carries the line and column, from 1."""
 
     def __init__(self, message: str, line: int = 1, column: int = 1):
-        super().__init__(message)
+        super().__init__(f"line {line}: {message}")
         self.message: str = message
         self.line: int = line
         self.column: int = column
