@@ -1,24 +1,24 @@
 """Reaching definitions: which bindings of a name may hold where it is read.
 
-One pass over the statements that bind or read a name, for each name with several bindings that
-somebody asks for. A set of more than `LIMIT` bindings is not known, which keeps the work linear.
+From a read the way goes back and out, to the statements above it in each block around it, until one
+surely binds the name. More than `LIMIT` bindings are not known, which keeps the work linear.
 """
 
 import ast
 import bisect
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.lint.model.scopes import Binding, NameScope, Scopes, place
 
 LIMIT = 48
-_Set: TypeAlias = "tuple[Binding, ...] | None"  # None: more than LIMIT
 
-_TARGETS_LAST = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor)
+_Bindings: TypeAlias = dict[Binding, None]  # an ordered set
+
+_WITH_BODIES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_PARTS = (ast.ExceptHandler, ast.match_case)  # blocks that are no statements
+# All bindings in one of these may hold, in it and behind it; those in an `if` only behind it.
+_UNSURE = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
 
 
 class Reaching:
@@ -40,8 +40,7 @@ class Reaching:
         scope, bindings = home
         if len(bindings) == 1:
             return bindings
-        reached = self._name(scope, node.id).reads.get(node)
-        return None if reached is None else list(reached)
+        return self._name(scope, node.id).reads.get(node)
 
     def reads_of(self, scope: NameScope, name: str, binding: Binding) -> Sequence[ast.Name]:
         """Return the reads of a name of `scope` that may see one of its bindings."""
@@ -55,196 +54,100 @@ class Reaching:
         return self._names[scope, name]
 
 
-@dataclasses.dataclass(slots=True)
-class _Events:
-    """Effects of one statement on a name, without the statements in it."""
-
-    reads: list[ast.Name] = dataclasses.field(default_factory=list)
-    bindings: list[Binding] = dataclasses.field(default_factory=list)
-    inner: list[ast.Name] = dataclasses.field(default_factory=list)  # in functions made here
-
-
 class _Name:
-    """The flow of one name of one scope."""
+    """One name of one scope: by read, the bindings that reach it, and the other way round."""
 
     def __init__(self, tree: Scopes, scope: NameScope, name: str):
         self._tree = tree
+        self._scope = scope
         bindings = scope.bindings[name]
-        self._outer = tuple(each for each in bindings if each.kind == "outer")
-        ordered = [each for each in bindings if each.kind != "outer"]
-        self._ordered = sorted(ordered, key=lambda each: place(each.node))
+        self._parameters = dict.fromkeys(each for each in bindings if each.kind == "parameter")
+        inner = (each for each in bindings if each.kind not in ("outer", "parameter"))
+        self._ordered = sorted(inner, key=lambda each: place(each.node))
         self._places = [place(each.node) for each in self._ordered]
-        self._events: dict[ast.AST, _Events] = {}
-        self._inside: dict[tuple[ast.AST, str], list[ast.AST]] = {}  # what matters, by block
-        self.reads: dict[ast.Name, _Set] = {}
+        self._own: dict[ast.AST, Binding] = {}  # by statement: the last that is its own
+        self._binding: dict[tuple[ast.AST, str], list[ast.stmt]] = {}  # what binds it, by block
+        self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
         self.seen_by: dict[Binding, list[ast.Name]] = {}
-        loads = tree.loads.get((scope, name), [])
-        if isinstance(scope.node, (ast.Module, *_DEFINITIONS)):
-            self._collect(scope, loads)
-            parameters = tuple(each for each in self._ordered if each.kind == "parameter")
-            self._block(scope.node, "body", parameters)
-        everything = _union([self._ordered[: LIMIT + 1]])
-        for load in loads:
-            reached = self.reads.get(load, ())
+        is_block = isinstance(scope.node, _WITH_BODIES)
+        if is_block:
+            self._collect()
+        outer = dict.fromkeys(each for each in bindings if each.kind == "outer")
+        for load in tree.loads.get((scope, name), ()):
             # A read that no binding reaches may still run after one, in a way that is not seen.
-            reached = everything if reached == () else reached
-            reached = _union([reached, self._outer])
-            self.reads[load] = reached
-            for binding in reached or ():
+            reaching = (self._at(load) if is_block else {}) or self._between(0, len(self._places))
+            reaching = reaching | outer
+            self.reads[load] = list(reaching) if len(reaching) <= LIMIT else None
+            for binding in self.reads[load] or ():
                 self.seen_by.setdefault(binding, []).append(load)
 
-    def _collect(self, scope: NameScope, loads: Iterable[ast.Name]) -> None:
-        tree, home = self._tree, scope.node
+    def _collect(self) -> None:
+        """Note which statements bind the name, in all blocks around them."""
+        tree, home = self._tree, self._scope.node
+        seen: set[ast.AST] = {home}
         for binding in self._ordered:
-            if binding.kind != "parameter":
-                self._events_at(binding.node).bindings.append(binding)
-        for load in loads:
-            reader = tree.scope(load)
-            if reader is scope or reader.around_comprehensions is scope:
-                self._events_at(load).reads.append(load)
-                continue
-            while reader.parent is not None and reader.parent.around_comprehensions is not scope:
-                reader = reader.parent
-            self._events_at(reader.node).inner.append(load)
-        marked = {home}
-        for statement in self._events:
-            node: ast.AST = statement
-            while node not in marked:
-                marked.add(node)
+            node: ast.AST = tree.statement(binding.node)
+            self._own[node] = binding
+            while node not in seen:
+                seen.add(node)
                 around = tree.parents[node]
-                field = tree.fields.get(node) or _field_of_part(node)  # type: ignore[arg-type]
-                self._inside.setdefault((around, field), []).append(node)
-                node = around
-        for parts in self._inside.values():
-            parts.sort(key=_first_place)
+                self._binding.setdefault((around, tree.fields[node]), []).append(node)
+                node = around if around is home else tree.statement(around)
 
-    def _events_at(self, node: ast.AST) -> _Events:
-        """Return the events of the innermost statement, handler or case around a node."""
-        owner: ast.AST = self._tree.statement(node)
-        if owner is not node and isinstance(owner, ast.Try | ast.TryStar | ast.Match):
-            part = node
-            while part is not owner and not isinstance(part, _PARTS):
-                part = self._tree.parents[part]
-            owner = part
-        return self._events.setdefault(owner, _Events())
+    # --- from a read back
 
-    # --- the pass
+    def _at(self, load: ast.Name) -> _Bindings:
+        """Return the bindings that reach a read; more than LIMIT are not all of them."""
+        reader = self._tree.scope(load).around_comprehensions
+        if reader is self._scope:
+            statement = self._tree.statement(load)
+            again = self._within(statement) if isinstance(statement, ast.While) else {}
+            return self._before(statement) | again
+        # A function runs at any time once it is made, so later bindings count too.
+        while reader.parent and reader.parent.around_comprehensions is not self._scope:
+            reader = reader.parent.around_comprehensions
+        made = self._tree.statement(reader.node)
+        start = bisect.bisect_left(self._places, place(made))
+        return self._before(made) | self._between(start, len(self._places))
 
-    def _block(self, owner: ast.AST, field: str, state: _Set) -> _Set:
-        """Follow a list of statements; () behind one that always leaves it."""
-        for statement in self._inside.get((owner, field), ()):
-            state = self._statement(statement, state)
-        block = getattr(owner, field)
-        return () if block and isinstance(block[-1], _LEAVES) else state
+    def _before(self, node: Any) -> _Bindings:
+        """Return the bindings that may hold where a statement begins."""
+        reaching: _Bindings = {}
+        tree, home = self._tree, self._scope.node
+        while node is not home:
+            around, field = tree.parents[node], tree.fields[node]  # perhaps of a handler or case
+            siblings = self._binding.get((around, field), [])
+            above = siblings[: bisect.bisect_left(siblings, place(node), key=place)]
+            if self._add_behind(reaching, above):
+                return reaching
+            node = around if around is home else tree.statement(around)
+            is_target = isinstance(node, ast.For | ast.AsyncFor) and field == "body"
+            if node in self._own and (is_target or not isinstance(node, _UNSURE)):
+                return reaching | {self._own[node]: None}
+            if isinstance(node, _UNSURE):
+                reaching |= self._within(node)
+        return reaching | self._parameters
 
-    def _statement(self, node: Any, state: _Set) -> _Set:
-        match node:
-            case ast.If():
-                return self._branches(node, state)
-            case ast.For() | ast.AsyncFor() | ast.While():
-                return self._loop(node, state)
-            case ast.Try() | ast.TryStar():
-                return self._try(node, state)
-            case ast.Match():
-                state = self._header(node, state)
-                return _union([state, *(self._case(each, state) for each in node.cases)])
-            case ast.With() | ast.AsyncWith():
-                return self._block(node, "body", self._header(node, state))
-        return self._header(node, state)
-
-    def _header(self, node: ast.AST, state: _Set) -> _Set:
-        """Follow what a statement itself does; the state behind it."""
-        events = self._events.get(node)
-        if events is None:
-            return state
-        before = state
-        last = isinstance(node, (*_TARGETS_LAST, *_DEFINITIONS))
-        steps: list[tuple[Any, ast.Name | Binding]] = [(place(read), read) for read in events.reads]
-        steps += [(_time_of(each, last=last), each) for each in events.bindings]
-        for _, step in sorted(steps, key=lambda each: each[0]):
-            if isinstance(step, Binding):
-                state = (step,)
+    def _add_behind(self, reaching: _Bindings, statements: Sequence[ast.stmt]) -> bool:
+        """Add what holds behind some statements; return whether nothing from before can."""
+        for statement in reversed(statements):
+            if isinstance(statement, ast.With | ast.AsyncWith) and statement not in self._own:
+                if self._add_behind(reaching, self._binding[statement, "body"]):
+                    return True
+            elif isinstance(statement, (ast.If, *_UNSURE)):
+                reaching |= self._within(statement)
             else:
-                self.reads[step] = state
-        if events.inner:
-            # A function runs at any time once it is made, so later bindings count too.
-            start = bisect.bisect_right(self._places, place(node))
-            later = self._ordered[start : start + LIMIT + 1]
-            inside = _union([before, state, later])
-            self.reads.update(dict.fromkeys(events.inner, inside))
-        return state
+                reaching[self._own[statement]] = None
+                return True
+            if len(reaching) > LIMIT:
+                return True
+        return False
 
-    def _branches(self, node: ast.If, state: _Set) -> _Set:
-        ends: list[_Set] = []
-        while True:  # not recursive: `elif` may go deeper than Python's stack
-            state = self._header(node, state)
-            ends.append(self._block(node, "body", state))
-            match node.orelse:
-                case [ast.If() as below] if below in self._inside.get((node, "orelse"), ()):
-                    node = below
-                case _:
-                    ends.append(self._block(node, "orelse", state))
-                    return _union(ends)
+    def _within(self, node: Any) -> _Bindings:
+        """Return all bindings in a statement."""
+        start = bisect.bisect_left(self._places, place(node))
+        end = bisect.bisect_left(self._places, (node.end_lineno, node.end_col_offset))
+        return self._between(start, end)
 
-    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, state: _Set) -> _Set:
-        within = self._between(node, node)
-        if isinstance(node, ast.While):
-            state = self._header(node, _union([state, within]))
-            self._block(node, "body", state)
-        else:
-            # The iterable is computed once; the target is bound anew in each iteration.
-            first = self._header(node, state)
-            is_target = first is not state
-            self._block(node, "body", first if is_target else _union([state, within]))
-            state = _union([state, within])
-        return self._block(node, "orelse", state)
-
-    def _try(self, node: ast.Try | ast.TryStar, state: _Set) -> _Set:
-        raised = _union([state, self._between(node.body[0], node.body[-1])])
-        done = self._block(node, "orelse", self._block(node, "body", state))
-        ends = [done]
-        marked = self._inside.get((node, "handlers"), ())
-        for handler in node.handlers:
-            if handler in marked:
-                ends.append(self._block(handler, "body", self._header(handler, raised)))
-            elif not isinstance(handler.body[-1], _LEAVES):
-                ends.append(raised)
-        if node.finalbody:
-            anywhere = _union([*ends, raised])
-            final = self._block(node, "finalbody", anywhere)
-            return _union(ends) if final is anywhere else final
-        return _union(ends)
-
-    def _case(self, case: ast.match_case, state: _Set) -> _Set:
-        return self._block(case, "body", self._header(case, state))
-
-    def _between(self, first: Any, last: Any) -> _Set:
-        """Return all bindings from the beginning of one statement to the end of another."""
-        start = bisect.bisect_left(self._places, place(first))
-        end = bisect.bisect_left(self._places, (last.end_lineno, last.end_col_offset))
-        return _union([self._ordered[start : min(end, start + LIMIT + 1)]])
-
-
-def _union(sets: Sequence[Sequence[Binding] | None]) -> _Set:
-    found: dict[Binding, None] = {}
-    for each in sets:
-        if each is None or len(each) > LIMIT:
-            return None
-        found.update(dict.fromkeys(each))
-    return tuple(found) if len(found) <= LIMIT else None
-
-
-def _field_of_part(node: ast.AST) -> str:
-    return "handlers" if isinstance(node, ast.ExceptHandler) else "cases"
-
-
-def _first_place(node: Any) -> tuple[int, int]:
-    return place(node.pattern if isinstance(node, ast.match_case) else node)
-
-
-def _time_of(binding: Binding, *, last: bool) -> tuple[float, float]:
-    """Return when a binding happens within its statement, as a place."""
-    node: Any = binding.node
-    if isinstance(node, ast.NamedExpr):
-        return node.end_lineno or 0, node.end_col_offset or 0
-    return (float("inf"), 0) if last else place(node)
+    def _between(self, start: int, end: int) -> _Bindings:
+        return dict.fromkeys(self._ordered[start : min(end, start + LIMIT + 1)])
