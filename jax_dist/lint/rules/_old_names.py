@@ -34,7 +34,7 @@ def _trees() -> Iterator[Rename]:
     yield from _family("jax.tree_util", "jax.tree", "tree_multimap:map", "0.3.16", **new)
 
 
-_ARRAY: dict[str, Any] = {"new": "jax.Array", "safe": "annotation"}
+_ARRAY: dict[str, Any] = {"new": "jax.Array", "is_type": True}
 _SPEC = "PartitionSpec"
 _INTERNAL = "it was internal; jax.extend.core and jax.typeof have what is public"
 _BACKEND = "jax.extend.backend and jax have what is public"
@@ -48,7 +48,6 @@ NAMES: tuple[Rename, ...] = (
     Rename("jax.host_count", "jax.process_count", deprecated="0.2.13"),
     # Types of arrays and keys.
     Rename("jax.numpy.DeviceArray", gone="0.4.14", **_ARRAY),
-    Rename("jax.interpreters.xla.DeviceArray", gone="0.4.11", **_ARRAY),
     Rename("jax.interpreters.pxla.ShardedDeviceArray", gone="0.4.14", **_ARRAY),
     Rename("jax.random.KeyArray", gone="0.4.24", **_ARRAY),
     Rename("jax.random.PRNGKeyArray", gone="0.4.24", **_ARRAY),
@@ -57,7 +56,7 @@ NAMES: tuple[Rename, ...] = (
     *_family("jax.experimental.pjit", "jax.sharding", f"{_SPEC} NamedSharding", "0.4.11"),
     *_family("jax.interpreters.pxla", "jax.sharding", f"{_SPEC} Mesh", "0.4.11"),
     *_family("jax.experimental.maps", "jax.sharding", "Mesh", "0.4.11"),
-    Rename("jax.sharding.use_mesh", "jax.set_mesh", "0.7.1", needs=(0, 7, 1), safe="with"),
+    Rename("jax.sharding.use_mesh", "", "0.7.1", "use with jax.set_mesh(mesh)"),
     # Modules that moved whole.
     Rename("jax.api", "jax", "0.2.21"),
     Rename("jax.config.config", "jax.config", "0.4.25"),
@@ -70,8 +69,7 @@ NAMES: tuple[Rename, ...] = (
     ),
     *_family("jax.core", "jax.extend.core", "Primitive Token Var jaxpr_as_fun", "0.6.0", **_EXTEND),
     *_hints("jax.core", "axis_frame", "0.7.0", _INTERNAL),
-    *_hints("jax.core", "raise_to_shaped", "0.6.0", _INTERNAL),
-    *_hints("jax.core", "ConcreteArray get_aval", "", _INTERNAL),
+    *_hints("jax.core", "get_aval", "", _INTERNAL),
     Rename("jax.abstract_arrays.ShapedArray", "jax.core.ShapedArray", "0.4.17"),
     *_family("jax.lib.xla_bridge", "jax.extend.backend", "get_backend", "0.8.0", needs=(0, 4, 32)),
     *_family(
@@ -89,7 +87,6 @@ NAMES: tuple[Rename, ...] = (
     ),
     *_hints("jax.lib", "xla_bridge xla_client xla_extension", "0.8.0", _BACKEND),
     # Functions.
-    *_family("jax.numpy", "jax.numpy", "product:prod cumproduct:cumprod sometrue:any alltrue:all"),
     *_family("jax.numpy", "jax.numpy", "row_stack:vstack in1d:isin", "0.4.24"),
     *_family("jax.numpy", "jax.numpy", "round_:round", "0.4.38"),
     Rename("jax.numpy.trapz", "jax.scipy.integrate.trapezoid", "0.4.24", needs=(0, 4, 16)),
@@ -99,10 +96,7 @@ NAMES: tuple[Rename, ...] = (
     *_hints("jax.ops", "index_min index_max index", "0.3.2", _AT),
     Rename("jax.xla_computation", "", "0.4.34", "use jax.jit(f).lower(...).compiler_ir('hlo')"),
     *_family("jax", "jax.extend.backend", "clear_backends", "0.4.36", needs=(0, 4, 26)),
-    Rename("jax.experimental.enable_x64", "jax.enable_x64", needs=(0, 8, 0), safe="with"),
-    Rename("jax.experimental.disable_x64", "", hint="use jax.enable_x64(False)"),
-    Rename("jax.soft_pmap", "", "0.3.18", "use jax.vmap(f, axis_name=...)"),
-    *_family("jax.interpreters.pxla", "jax", "device_put", "0.4.14"),
+    Rename("jax.experimental.enable_x64", "jax.enable_x64", needs=(0, 8, 0)),
     # Modules that are gone, and what was internal.
     Rename("flax.optim", "", "flax 0.6.0", "use optax, which does not hold the parameters"),
     Rename("jax.experimental.export", "", "0.4.36", "use jax.export, whose calls differ"),
@@ -125,7 +119,6 @@ SHARDINGS: tuple[Rename, ...] = (
     Rename("jax.sharding.XLACompatibleSharding", "jax.sharding.Sharding", "0.4.34"),
     *_hints("jax.sharding", "PmapSharding", "0.10.0", "pmap's results have a NamedSharding now"),
     *_hints("jax.sharding", "PositionalSharding", "0.7.1", _NAMED),
-    *_hints("jax.sharding", "GSPMDSharding", "", _NAMED),
 )
 
 _PLACE = "use jax.device_put with a NamedSharding, or jax-dist migrate"
@@ -146,5 +139,4 @@ _CONSTRAINT = "with_sharding_constraint"
 OF_PJIT: tuple[Rename, ...] = (
     Rename("jax.experimental.pjit.pjit", "jax.jit", deprecated="0.8.0", needs=(0, 4, 14)),
     *_family("jax.experimental.pjit", "jax.lax", _CONSTRAINT, needs=(0, 4, 7)),
-    Rename("jax.experimental.pjit.AUTO", "", "0.10.1", "give the shardings"),
 )

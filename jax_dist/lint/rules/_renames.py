@@ -2,8 +2,8 @@
 
 import ast
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
 
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version, Words
 
@@ -18,7 +18,7 @@ class Rename:
     hint: str = ""  # what to do, where that is not to use `new`
     needs: Version = (0,)  # the first jax with the new name
     imported: str = ""  # what `from ... import` takes in its place, where that is not `new`
-    safe: Literal["everywhere", "annotation", "with"] = "everywhere"  # elsewhere it is unsafe
+    is_type: bool = False  # `isinstance` of the new name is true of more: safe in annotations only
     deprecated: str = ""  # "0.8.0", where it is not gone
 
     @property
@@ -30,12 +30,10 @@ class Rename:
         return f"{self.old} {state}: {self.hint or f'use {self.new}'}"
 
 
-# Of one use of an old name: how far its fix may be trusted, and what else changes there, such as
-# the names of arguments. None: the new name cannot take its place.
-Adapted: TypeAlias = tuple[Safety, Sequence[Edit]] | None
-_Adapt: TypeAlias = Callable[[Module, Rename, ast.expr], Adapted]
+# For one use of an old name: what else changes there, such as the names of arguments. None: the
+# new name cannot take its place.
+Adapt: TypeAlias = Callable[[Module, Rename, ast.expr], Sequence[Edit] | None]
 
-_ORDER = (Safety.SAFE, Safety.UNSAFE, Safety.DISPLAY)
 # `import jax` does not load these.
 _LOADED_APART = (
     "jax.extend.backend",
@@ -58,7 +56,7 @@ def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
     )
 
 
-def renamed(module: Module, table: Sequence[Rename], adapt: _Adapt | None = None) -> Findings:
+def renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None) -> Findings:
     """Yield a finding for each import of a name of the table, and each `a.b.name`.
 
     A use of an imported name is not reported again. Nor is what is ready for the name to be
@@ -71,9 +69,8 @@ def renamed(module: Module, table: Sequence[Rename], adapt: _Adapt | None = None
     """
     assigned = module.once(_assigned)
     entries = {entry.old: entry for entry in table if entry.old not in assigned}
-    renames = _Renames(module, entries, adapt)
-    yield from renames.in_imports()
-    yield from renames.in_attributes()
+    yield from _in_imports(module, entries, adapt)
+    yield from _in_attributes(module, entries, adapt)
 
 
 def _assigned(module: Module) -> set[str]:
@@ -82,16 +79,45 @@ def _assigned(module: Module) -> set[str]:
     return {f"{module.qualified_name(each.value)}.{each.attr}" for each in stores}
 
 
-def _by_place(module: Module, entry: Rename, node: ast.expr) -> Adapted:
-    """Return what the table says of the place at which a node stands."""
-    if entry.safe == "annotation":
-        is_safe = _in_annotation(module, node)
-    elif entry.safe == "with":
-        call = module.call_of(node)
-        is_safe = call is not None and isinstance(module.parent(call), ast.withitem)
-    else:
-        is_safe = True
-    return Safety.SAFE if is_safe else Safety.UNSAFE, ()
+def _entry_for(entries: Mapping[str, Rename], name: str) -> Rename | None:
+    """Return the entry of the name itself, or of the nearest module around it."""
+    while name and name not in entries:
+        name = name.rpartition(".")[0]
+    return entries.get(name)
+
+
+def _in_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
+    roots = sorted({old.partition(".")[0] for old in entries})
+    for name in (each for root in roots for each in module.used_names(root)):
+        entry = _entry_for(entries, name)
+        for use in module.uses(name) if entry else ():
+            node = use  # and then the part of `jax.old.name.more` that is the old name itself
+            for _ in range(name.count(".") - entry.old.count(".")):
+                node = node.value if isinstance(node, ast.Attribute) else node
+            # Other files' aliases do not spell the old name.
+            home = module.qualified_name(node.value) if isinstance(node, ast.Attribute) else None
+            if home == entry.old.rpartition(".")[0] and not is_guarded(module, node):
+                yield Found(node, entry.message, _use_fix(module, entry, node, adapt), entry.needs)
+
+
+def _use_fix(module: Module, entry: Rename, node: ast.expr, adapt: Adapt | None) -> Fix | None:
+    more = adapt(module, entry, node) if adapt else ()
+    if not entry.new or more is None:
+        return None
+    text, imports = module.name_for(entry.new, node)
+    if text.startswith("_"):
+        return None  # by the plain name the file means something else
+    if text == entry.new:
+        homes = (home for home in _LOADED_APART if f"{text}.".startswith(f"{home}."))
+        imports = (*imports, *(f"import {home}" for home in homes))
+    edits = (Edit(*module.span(node), text), *more)
+    return Fix(f"use {entry.new}", _safety(module, entry, [node]), edits, imports)
+
+
+def _safety(module: Module, entry: Rename, uses: Sequence[ast.expr]) -> Safety:
+    """Return how far the new name may be trusted in the place of the old one."""
+    is_safe = not entry.is_type or all(_in_annotation(module, use) for use in uses)
+    return Safety.SAFE if is_safe else Safety.UNSAFE
 
 
 def _in_annotation(module: Module, node: ast.AST) -> bool:
@@ -105,137 +131,66 @@ def _in_annotation(module: Module, node: ast.AST) -> bool:
     return False
 
 
-class _Renames:
-    """The names of a table in one file."""
-
-    def __init__(self, module: Module, entries: Mapping[str, Rename], adapt: _Adapt | None):
-        self._module = module
-        self._entries = entries
-        self._adapt = adapt or _by_place
-        # Other files may import a name from here, and use it as before.
-        self._needs_uses = adapt is not None
-        self._is_shared = adapt is not None and module.source.path.endswith("__init__.py")
-        self._fixes: dict[ast.ImportFrom, dict[ast.alias, tuple[Fix | None, Version]]] = {}
-
-    def in_attributes(self) -> Findings:
-        module = self._module
-        roots = sorted({old.partition(".")[0] for old in self._entries})
-        for name in (each for root in roots for each in module.used_names(root)):
-            entry = self._entry_for(name)
-            if entry is None:
-                continue
-            for use in module.uses(name):
-                node = use  # and then the part of `jax.old.name.more` that is the old name itself
-                for _ in range(name.count(".") - entry.old.count(".")):
-                    node = node.value if isinstance(node, ast.Attribute) else node
-                if _spells(module, node, entry.old) and not is_guarded(module, node):
-                    yield Found(node, entry.message, self._attribute_fix(node, entry), entry.needs)
-
-    def in_imports(self) -> Findings:
-        module = self._module
-        for scope, name, binding in module.imports():
-            alias = binding.node
-            statement = module.parent(alias)
-            if not isinstance(alias, ast.alias):
-                continue
-            target = alias.name if isinstance(statement, ast.Import) else binding.target
-            entry = self._entry_for(target)
-            if entry is None or is_guarded(module, statement):
-                continue
-            fix, needs = None, entry.needs
-            if not entry.new:
-                fix = self._without_import(alias, target, module.reads(scope, name))
-            elif isinstance(statement, ast.ImportFrom):
-                if statement not in self._fixes:
-                    self._fixes[statement] = self._fixes_of(statement)
-                fix, needs = self._fixes[statement].get(alias, (None, needs))
-            elif isinstance(statement, ast.Import) and alias.asname and entry.old == target:
-                edit = Edit(*module.span(alias), f"{entry.new} as {alias.asname}")
-                fix = Fix(f"import {entry.new}", Safety.SAFE, (edit,))
-            yield Found(alias, entry.message, fix, needs)
-
-    def _entry_for(self, name: str) -> Rename | None:
-        """Return the entry of the name itself, or of the nearest module around it."""
-        while name and name not in self._entries:
-            name = name.rpartition(".")[0]
-        return self._entries.get(name)
-
-    def _attribute_fix(self, node: ast.expr, entry: Rename) -> Fix | None:
-        new = entry.new
-        if not new:
-            return None
-        text, imports = self._module.name_for(new, node)
-        adapted = self._adapt(self._module, entry, node)
-        if text.startswith("_") or adapted is None:
-            return None  # by the plain name the file means something else
-        if text == new:
-            homes = (home for home in _LOADED_APART if f"{new}.".startswith(f"{home}."))
-            imports = (*imports, *(f"import {home}" for home in homes))
-        safety, more = adapted
-        edits = (Edit(*self._module.span(node), text), *more)
-        return Fix(f"use {new}", safety, edits, imports)
-
-    def _without_import(self, alias: ast.alias, target: str, reads: list[ast.Name]) -> Fix | None:
-        """Rename all that is read of a module that is gone, and import it no more."""
-        fixes: list[Fix] = []
-        for read in reads:
-            use = self._module.parent(read)
-            entry = self._entries.get(f"{target}.{getattr(use, 'attr', '')}")
-            fix = self._attribute_fix(use, entry) if entry and isinstance(use, ast.expr) else None
-            if fix is None or fix.safety is not Safety.SAFE:
-                return None
-            fixes.append(fix)
-        statement = self._module.parent(alias)
-        if not fixes or not isinstance(statement, ast.Import | ast.ImportFrom):
-            return None
-        edits = [*_removals(self._module, statement, {alias}), *(fix.edits[0] for fix in fixes)]
-        imports = tuple(dict.fromkeys(line for fix in fixes for line in fix.imports))
-        return Fix("use what took its place", Safety.SAFE, tuple(edits), imports)
-
-    def _fixes_of(self, statement: ast.ImportFrom) -> dict[ast.alias, tuple[Fix | None, Version]]:
-        """Return a fix for each name that moves; those that are equally safe move together."""
-        module = self._module
-        moves: dict[Safety, dict[ast.alias, str]] = {}
-        needs: dict[Safety, Version] = {}
-        more: dict[Safety, list[Edit]] = {}
-        for alias in statement.names:
-            target = f"{statement.module}.{alias.name}"
-            entry = self._entry_for(target)
-            if entry is None or not entry.new or self._is_shared:
-                continue
-            reads = module.reads(module.scope(statement), alias.asname or alias.name)
-            uses = [self._adapt(module, entry, read) for read in reads]
-            seen = [use for use in uses if use is not None]
-            if len(seen) < len(uses) or (self._needs_uses and not uses):
-                continue
-            safety = max((use[0] for use in seen), key=_ORDER.index, default=Safety.SAFE)
-            new = entry.imported or entry.new + target[len(entry.old) :]
-            moves.setdefault(safety, {})[alias] = new
-            more.setdefault(safety, []).extend(edit for _, edits in seen for edit in edits)
-            needs[safety] = max(entry.needs, needs.get(safety, (0,)))
-        fixes: dict[ast.alias, tuple[Fix | None, Version]] = {}
-        for safety, moved in moves.items():
-            edits = _edits_of_from(module, statement, moved)
-            title = f"import {', '.join(dict.fromkeys(moved.values()))}"
-            fix = Fix(title, safety, (*edits, *more[safety])) if edits is not None else None
-            fixes |= dict.fromkeys(moved, (fix, needs[safety]))
-        return fixes
+def _in_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
+    for statement in module.nodes(ast.Import, ast.ImportFrom):
+        home = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
+        if getattr(statement, "level", 0):
+            continue  # of the project itself
+        named = {each: _entry_for(entries, home + each.name) for each in statement.names}
+        old = {alias: entry for alias, entry in named.items() if entry is not None}
+        if old and not is_guarded(module, statement):
+            fixes = _without_unread(module, statement, old)
+            if isinstance(statement, ast.ImportFrom):
+                fixes |= _from_elsewhere(module, statement, old, adapt)
+            for alias, entry in old.items():
+                yield Found(alias, entry.message, fixes.get(alias), entry.needs)
 
 
-def _spells(module: Module, node: ast.expr, old: str) -> bool:
-    """Return whether the node says the old name as an attribute; other files' aliases do not."""
-    home = old.rpartition(".")[0]
-    return isinstance(node, ast.Attribute) and module.qualified_name(node.value) == home
+def _reads(module: Module, statement: ast.stmt, alias: ast.alias) -> list[ast.Name]:
+    """Return the reads of what an import binds."""
+    bound = alias.asname or alias.name.partition(".")[0]
+    return module.reads(module.scope(statement), bound)
 
 
-def _edits_of_from(
+def _without_unread(
+    module: Module, statement: ast.Import | ast.ImportFrom, old: Mapping[ast.alias, Rename]
+) -> dict[ast.alias, Fix]:
+    """Return one fix for all names without a successor that nothing reads."""
+    names = [each for each in old if not old[each].new and not _reads(module, statement, each)]
+    edits = tuple(_removals(module, statement, names)) if names else ()
+    return dict.fromkeys(names, Fix("leave it out", Safety.SAFE, edits))
+
+
+def _from_elsewhere(
+    module: Module,
+    statement: ast.ImportFrom,
+    old: Mapping[ast.alias, Rename],
+    adapt: Adapt | None,
+) -> dict[ast.alias, Fix]:
+    """Return one fix for all names of an import that move."""
+    moved: dict[ast.alias, str] = {}
+    more: list[Edit] = []
+    safety = Safety.SAFE
+    for alias, entry in old.items():
+        reads = _reads(module, statement, alias)
+        changes = [adapt(module, entry, read) if adapt else () for read in reads]
+        if not entry.new or None in changes or (adapt and not reads):
+            continue  # other files may import the name from here, and use it as before
+        rest = f"{statement.module}.{alias.name}"[len(entry.old) :]
+        moved[alias] = entry.imported or entry.new + rest
+        more += [edit for edits in changes for edit in edits or ()]
+        safety = safety if _safety(module, entry, reads) is Safety.SAFE else Safety.UNSAFE
+    edits = _moves(module, statement, moved) if moved else None
+    if edits is None:
+        return {}
+    title = f"import {', '.join(dict.fromkeys(moved.values()))}"
+    return dict.fromkeys(moved, Fix(title, safety, (*edits, *more)))
+
+
+def _moves(
     module: Module, statement: ast.ImportFrom, moved: Mapping[ast.alias, str]
 ) -> list[Edit] | None:
-    """Import names from elsewhere, under the names that the file knows them by.
-
-    `moved` has the dotted names that take the places of some. None where a comment would be lost
-    or the line holds more.
-    """
+    """Import names from elsewhere, under those that the file knows them by."""
     indent, _ = module.margins(statement)
     if indent.strip():
         return None  # after a semicolon or a colon
@@ -256,15 +211,31 @@ def _edits_of_from(
     start, end = module.span(statement)
     leaving = {alias for names in by_home.values() for alias in names}
     if len(leaving) == len(statement.names):
-        edits.append(Edit(start, end, f"\n{indent}".join(lines)))
-    elif leaving:
+        return [Edit(start, end, f"\n{indent}".join(lines))]
+    if leaving:
         edits.append(Edit(start, start, "".join(f"{line}\n{indent}" for line in lines)))
         edits += _removals(module, statement, leaving)
-    has_comment = any(b"#" in module.source.code[edit.start : edit.end] for edit in edits)
-    return None if has_comment else edits
+    return edits
 
 
-def removal(module: Module, statement: ast.stmt) -> Edit:
+def _removals(
+    module: Module, statement: ast.Import | ast.ImportFrom, gone: Collection[ast.alias]
+) -> list[Edit]:
+    """Take names out of an import, each with the comma that it no longer needs."""
+    spans = [module.span(alias) for alias in statement.names]
+    last = max((n for n, alias in enumerate(statement.names) if alias not in gone), default=-1)
+    if last < 0:
+        return [_removal(module, statement)]
+    edits = [
+        Edit(spans[place][0], spans[place + 1][0], "")
+        for place, alias in enumerate(statement.names[:last])
+        if alias in gone
+    ]
+    end = spans[-1][1]
+    return [*edits, Edit(spans[last][1], end, "")] if spans[last][1] < end else edits
+
+
+def _removal(module: Module, statement: ast.stmt) -> Edit:
     """Take out a statement with its line; `pass` stands for it where its block would be empty."""
     field = module.scopes.fields[statement]
     is_alone = len(getattr(module.parent(statement), field)) == 1
@@ -272,21 +243,6 @@ def removal(module: Module, statement: ast.stmt) -> Edit:
     if is_alone or shares_line or field != "body":
         return Edit(*module.span(statement), "pass")
     return module.line_edit(statement)
-
-
-def _removals(
-    module: Module, statement: ast.Import | ast.ImportFrom, gone: set[ast.alias]
-) -> list[Edit]:
-    """Take names out of an import, each with the comma that it no longer needs."""
-    spans = [module.span(alias) for alias in statement.names]
-    kept = [number for number, alias in enumerate(statement.names) if alias not in gone]
-    if not kept:
-        return [removal(module, statement)]
-    places = sorted(set(range(len(spans))) - set(kept))
-    edits = [Edit(spans[each][0], spans[each + 1][0], "") for each in places if each < kept[-1]]
-    if kept[-1] < len(spans) - 1:
-        edits.append(Edit(spans[kept[-1]][1], spans[-1][1], ""))
-    return edits
 
 
 _CAUGHT = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception"})

@@ -5,7 +5,7 @@ import ast
 from jax_dist.lint.model import pmaps
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
 from jax_dist.lint.rules._old_names import OLD_SHARD_MAP
-from jax_dist.lint.rules._renames import Adapted, Rename
+from jax_dist.lint.rules._renames import Rename
 
 _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the function
 
@@ -44,7 +44,7 @@ def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
     return Edit(start, start + len("check_rep"), "check_vma")
 
 
-def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> Adapted:
+def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
     """Put names before arguments, and rename keywords; None where not all is seen."""
     del entry
     used = pmaps.site(module, use)
@@ -60,4 +60,4 @@ def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> Adapted
         name = "check_vma" if parameter == "check_rep" else parameter
         edits.append(Edit(start, start, f"{name}="))
     renamed = (keyword for keyword in used.keywords if keyword.arg == "check_rep")
-    return Safety.SAFE, [*edits, *(_check_vma(module, keyword) for keyword in renamed)]
+    return [*edits, *(_check_vma(module, keyword) for keyword in renamed)]

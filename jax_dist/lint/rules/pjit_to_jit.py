@@ -1,12 +1,11 @@
 """JXD106: `pjit` in place of `jax.jit`."""
 
 import ast
-from collections.abc import Iterator
 
-from jax_dist.lint.model import pmaps, traced
-from jax_dist.lint.rules import Findings, Module, Rule, Safety, _renames
+from jax_dist.lint.model import pmaps
+from jax_dist.lint.rules import Edit, Findings, Module, Rule, _renames
 from jax_dist.lint.rules._old_names import OF_PJIT
-from jax_dist.lint.rules._renames import Adapted, Rename
+from jax_dist.lint.rules._renames import Rename
 
 _SAME = {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "inline"}
 _SAME |= {"keep_unused", "device", "backend", "compiler_options"}
@@ -28,38 +27,32 @@ def pjit_to_jit(module: Module) -> Findings:
     yield from _renames.renamed(module, OF_PJIT, _with_same_arguments)
 
 
-def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> Adapted:
-    """Return how surely a use may have the new name: its arguments keep their names."""
+def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
+    """Return no edits where the arguments of a use keep their names and their meaning."""
     if entry.new != "jax.jit":
         # `with_sharding_constraint(x, axis_resources=s)`: the argument is called shardings now.
         call = module.call_of(use)
         has_old = call is not None and any(each.arg != "shardings" for each in call.keywords)
-        return None if has_old else (Safety.SAFE, ())
+        return None if has_old else []
     used = pmaps.site(module, use)
     if not used.is_application or used.args or used.unknown or not used.by_position:
         return None
     if not used.arguments.keys() <= _SAME | _SHARDINGS:
         return None
-    leaves = [leaf for name in _SHARDINGS for leaf in _leaves(module, used.arguments.get(name))]
-    calls = [leaf for leaf in leaves if isinstance(leaf, ast.Call)]
-    names = {module.qualified_name(call.func) for call in calls}
-    if not names.isdisjoint(traced.SPECS):
-        return None
-    is_seen = names <= {"jax.sharding.NamedSharding"} and len(calls) == len(leaves)
-    return Safety.SAFE if is_seen else Safety.DISPLAY, ()
+    shardings = [used.arguments.get(name) for name in _SHARDINGS]
+    return [] if all(_is_named(module, each) for each in shardings) else None
 
 
-def _leaves(module: Module, value: ast.expr | None) -> Iterator[ast.expr]:
-    """Yield what a tree of shardings holds, but for None."""
-    match value:
-        case ast.Tuple() | ast.List():
-            for element in value.elts:
-                yield from _leaves(module, element)
+def _is_named(module: Module, sharding: ast.expr | None) -> bool:
+    """Return whether a tree of shardings holds None and `NamedSharding(...)` only."""
+    match sharding:
+        case None | ast.Constant(value=None):
+            return True
         case ast.Name():
-            known = [each for each in module.values(value) or () if not isinstance(each, ast.Name)]
-            for each in known or ():
-                yield from _leaves(module, each)
-            if not known:
-                yield value
-        case ast.expr() if not (isinstance(value, ast.Constant) and value.value is None):
-            yield value
+            value = module.value(sharding)
+            return value is not None and _is_named(module, value)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return all(_is_named(module, part) for part in parts)
+        case ast.Call(func=function):
+            return module.qualified_name(function) == "jax.sharding.NamedSharding"
+    return False

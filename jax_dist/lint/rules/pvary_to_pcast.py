@@ -2,9 +2,9 @@
 
 import ast
 
-from jax_dist.lint.rules import Edit, Findings, Module, Rule, Safety, _renames
+from jax_dist.lint.rules import Edit, Findings, Module, Rule, _renames
 from jax_dist.lint.rules._old_names import PVARY
-from jax_dist.lint.rules._renames import Adapted, Rename
+from jax_dist.lint.rules._renames import Rename
 
 
 @Rule(
@@ -20,7 +20,7 @@ def pvary_to_pcast(module: Module) -> Findings:
     yield from _renames.renamed(module, PVARY, _with_to)
 
 
-def _with_to(module: Module, entry: Rename, function: ast.expr) -> Adapted:
+def _with_to(module: Module, entry: Rename, function: ast.expr) -> list[Edit] | None:
     """Add `to='varying'` behind the last argument of a call."""
     del entry
     match module.call_of(function):
@@ -30,5 +30,5 @@ def _with_to(module: Module, entry: Rename, function: ast.expr) -> Adapted:
         ) if not isinstance(last, ast.Starred | ast.GeneratorExp):
             quote = "'" if b"'" in module.source.code else '"'
             end = module.span(last)[1]
-            return Safety.SAFE, [Edit(end, end, f", to={quote}varying{quote}")]
+            return [Edit(end, end, f", to={quote}varying{quote}")]
     return None

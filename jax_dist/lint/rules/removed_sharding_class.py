@@ -12,14 +12,7 @@ from jax_dist.lint.rules._old_names import SHARDINGS
     "`NamedSharding` (jax 0.10.2).",
     instead="mapped = isinstance(x.sharding, jax.sharding.NamedSharding)",
     fix="safe",
-    triggers=(
-        b"PmapSharding",
-        b"PositionalSharding",
-        b"GSPMDSharding",
-        b"XLACompatibleSharding",
-        b"MeshPspecSharding",
-        b"OpShardingSharding",
-    ),
+    triggers=_renames.mentions(SHARDINGS),
 )
 def removed_sharding_class(module: Module) -> Findings:
     yield from _renames.renamed(module, SHARDINGS)
