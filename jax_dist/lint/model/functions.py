@@ -1,16 +1,11 @@
-"""The functions of a file: who calls them and with what, what they return, what classes hold.
-
-Whether a result is a tree or an array is asked here too: what `x[0]` means depends on it.
-"""
+"""The functions of a file: who calls them and with what, what they return, how values unpack."""
 
 import ast
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from jax_dist.lint.model import pmaps, scopes
-from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.primitives import functions_of
 
 
 def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | None:
@@ -51,14 +46,10 @@ def argument_of(
             return argument
     if any(keyword.arg is None for keyword in call.keywords):
         return None
-    return next((value for each, value in defaults(arguments) if each is parameter), None)
-
-
-def defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr | None]]:
-    """Return the parameters with a default, and that default; None where there is none."""
-    named = [*arguments.posonlyargs, *arguments.args]
     with_default = named[len(named) - len(arguments.defaults) :] + arguments.kwonlyargs
-    return zip(with_default, [*arguments.defaults, *arguments.kw_defaults], strict=True)
+    values = [*arguments.defaults, *arguments.kw_defaults]
+    pairs = zip(with_default, values, strict=True)
+    return next((value for each, value in pairs if each is parameter), None)
 
 
 def results_of(function: scopes.Function) -> list[ast.expr] | None:
@@ -69,10 +60,10 @@ def results_of(function: scopes.Function) -> list[ast.expr] | None:
         return None
     if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in own_nodes(function)):
         return None
-    return _returned(function)
+    return returned(function)
 
 
-def _returned(function: scopes.Function) -> list[ast.expr]:
+def returned(function: scopes.Function) -> list[ast.expr]:
     """Return the values of a function's own `return` statements."""
     if isinstance(function, ast.Lambda):
         return [function.body]
@@ -107,17 +98,6 @@ def body_of(function: scopes.Function) -> list[ast.AST]:
 Path: TypeAlias = tuple[int | str, ...]
 
 
-def result_is_tree(module: Module, site: Site, path: Path) -> bool | None:
-    """Return whether what a mapped function returns is a tuple or dict there; None: not known."""
-    function = innermost(module, site.fun)
-    is_seen = function is not None and is_plain(module, function)
-    results = _returned(function) if function is not None and is_seen else None
-    if not results:
-        return None
-    told = {_is_tree(module, result, path, 0) for result in results}
-    return told.pop() if len(told) == 1 else None
-
-
 def innermost(module: Module, fun: Any) -> scopes.Function | None:
     """Return the def or lambda behind `vmap(partial(f, ...))`, names for it on the way included."""
     for _ in range(8):
@@ -125,18 +105,10 @@ def innermost(module: Module, fun: Any) -> scopes.Function | None:
             fun = value
         if not (isinstance(fun, ast.Call) and fun.args):
             break
-        if module.qualified_name(fun.func) not in _TRANSPARENT:
+        if module.qualified_name(fun.func) not in TRANSPARENT:
             return None
         fun = fun.args[0]
     return pmaps.definition(module, fun)
-
-
-def is_plain(module: Module, function: scopes.Function) -> bool:
-    """Return whether no decorator changes what a function returns."""
-    names = (name for name, _ in decorators(module, function))
-    return all(
-        name in _TRANSPARENT or name in pmaps.PMAP or name in _KEEP_RESULTS for name in names
-    )
 
 
 def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -148,54 +120,7 @@ def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.exp
         yield "" if meaning is None else meaning.name, decorator
 
 
-_TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkpoint"))
-_KEEP_RESULTS = ("jax.remat", "jax.named_call", "functools.wraps", "functools.lru_cache")
-_KEEP_RESULTS += ("staticmethod", "chex.assert_max_traces")
-# What starts with one of these returns one array.
-_ARRAYS = ("jax.numpy.", "jax.lax.", "jax.nn.", "numpy.")
-_KEEP_TREES = (*functions_of("sum", "max", "min", "gather"), "jax.lax.stop_gradient")
-# But for these, which give tuples too, or the tree that they are given.
-_OTHER_TREES = """
-array_split atleast_1d atleast_2d atleast_3d average broadcast_arrays divmod dsplit eig eigh frexp
-gradient histogram histogram2d histogramdd hsplit indices ix_ lstsq modf nonzero polydiv polyfit
-qr slogdet split svd unique unique_all unique_counts unique_inverse unstack vsplit where
-all_to_all approx_max_k approx_min_k associative_scan custom_linear_solve custom_root lu
-optimization_barrier pcast ppermute pshuffle psum_scatter pswapaxes pvary reduce schur sort
-sort_key_val load copy
-"""
-_MAY_GIVE_TREES = frozenset(_OTHER_TREES.split())
-_GIVE_TREES = ("jax.lax.scan", "jax.lax.while_loop", "jax.lax.fori_loop", "jax.lax.cond")
-_GIVE_TREES += ("jax.lax.switch", "jax.lax.map", "jax.lax.top_k", "jax.numpy.meshgrid")
-
-
-def _is_tree(module: Module, node: ast.expr, path: Path, depth: int) -> bool | None:
-    if isinstance(node, ast.Tuple | ast.List | ast.Dict):
-        if not path:
-            return True
-        part = part_of(node, path)
-        return None if part is None else _is_tree(module, part, path[1:], depth)
-    if isinstance(node, ast.Name) and depth < 8:
-        value = module.value(node)
-        if value is not None:
-            return _is_tree(module, value, path, depth + 1)
-    if path:
-        return None
-    if isinstance(node, ast.BinOp):
-        sides = (node.left, node.right)
-        if any(isinstance(side, ast.Tuple | ast.List) for side in sides):
-            return True  # `[x] * 2`
-        if isinstance(node.op, ast.Add):  # of tuples too
-            told = {_is_tree(module, side, path, depth + 1) for side in sides}
-            return True if True in told else (False if False in told else None)
-    if isinstance(node, ast.BinOp | ast.Compare | ast.UnaryOp | ast.Constant):
-        return False
-    if isinstance(node, ast.Call):
-        name = module.qualified_name(node.func) or ""
-        if name in _KEEP_TREES and node.args:
-            return _is_tree(module, node.args[0], path, depth + 1)
-        is_array = name.startswith(_ARRAYS) and name not in _GIVE_TREES
-        return False if is_array and name.rpartition(".")[2] not in _MAY_GIVE_TREES else None
-    return None
+TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkpoint"))
 
 
 def part_of(node: ast.AST, path: Path) -> ast.expr | None:

@@ -2,7 +2,7 @@
 
 import ast
 
-from jax_dist.lint.model import stacking
+from jax_dist.lint.model import scopes, stacking
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.lint.rules import Findings, Found, Module, Rule
 
@@ -40,27 +40,15 @@ def fake_device_axis(module: Module) -> Findings:
     for name, message in _OF_FLAX.items():
         for node in module.uses(name):
             yield Found(node, message)
+    calls = [each for each in module.nodes(ast.Call) if scopes.last_name(each.func) in _METHODS]
+    stacked = {call: done for call in calls if (done := stacking.stacking(module, call))}
+    by_tree_map = [
+        call for call in stacked if module.qualified_name(call.func) in stacking.TREE_MAPS
+    ]
+    of_leaves = {node for call in by_tree_map for node in ast.walk(call.args[0])}
     by_name = b"pmap" in module.source.code
-    for call in _candidates(module):
-        done = stacking.stacking(module, call)
-        if done is None or done.count is None or done.kind not in _WHAT:
+    for call, done in stacked.items():
+        if call in of_leaves or done.count is None or done.kind not in _WHAT:
             continue
         if stacking.counts_devices(module, done.count, by_name=by_name):
             yield Found(call, f"{_WHAT[done.kind]}, on a new leading dimension")
-
-
-def _candidates(module: Module) -> list[ast.Call]:
-    """Return calls that may reshape or stack, each once."""
-    found: list[ast.Call] = []
-    for node in module.nodes(ast.Call):
-        match node.func:
-            case ast.Attribute(attr=name) | ast.Name(id=name) if name in _METHODS:
-                found.append(node)
-    outer = {
-        each
-        for node in found
-        if node.args and module.qualified_name(node.func) in stacking.TREE_MAPS
-        if stacking.stacking(module, node) is not None
-        for each in ast.walk(node.args[0])
-    }
-    return [node for node in found if node not in outer]

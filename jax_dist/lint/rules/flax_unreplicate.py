@@ -3,8 +3,7 @@
 import ast
 
 from jax_dist.lint.model import stacking
-from jax_dist.lint.model.stacking import Kind
-from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
+from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _mapped_results
 
 
 @Rule(
@@ -26,9 +25,7 @@ def flax_unreplicate(module: Module) -> Findings:
         yield Found(node, message, _fix_of_flax(module, node))
     for call in filter(None, map(module.call_of, module.uses(*stacking.TREE_MAPS))):
         tree = stacking.first_of_leaves(module, call)
-        if tree is None or not stacking.flow(module).is_stacked(tree):
-            continue
-        if not any(origin.on_host for origin in stacking.flow(module).origins(tree)):
+        if tree is not None and _mapped_results.origins(module, tree):
             message = "`x[0]` of sharded arrays computes over the whole mesh"
             yield Found(call, message, _fix_of_lambda(module, call.args[0], tree))
 
@@ -41,7 +38,7 @@ def _fix_of_flax(module: Module, function: ast.expr) -> Fix | None:
     start = module.span(call.args[0])[0]
     edits = (
         Edit(*module.span(function), name),
-        Edit(start, start, f"lambda x: x.{stacking.FIRST_SHARD}, "),
+        Edit(start, start, f"lambda x: x.{_mapped_results.FIRST_SHARD}, "),
     )
     return Fix("read the first shard", Safety.UNSAFE, edits, imports)
 
@@ -50,23 +47,11 @@ def _fix_of_lambda(module: Module, function: ast.expr, tree: ast.expr) -> Fix | 
     body = function.body if isinstance(function, ast.Lambda) else None
     if not isinstance(body, ast.Subscript) or not _is_sliced(module, tree):
         return None
-    edit = Edit(*module.span(body), f"{module.text(body.value)}.{stacking.FIRST_SHARD}")
+    edit = Edit(*module.span(body), f"{module.text(body.value)}.{_mapped_results.FIRST_SHARD}")
     return Fix("read the first shard", Safety.UNSAFE, (edit,))
 
 
 def _is_sliced(module: Module, tree: ast.expr) -> bool:
     """Return whether every leaf is surely a jax.Array with one slice for each device."""
-    for origin in stacking.flow(module).origins(tree):
-        site, call = origin.site, origin.node
-        if origin.kind is Kind.MAPPED and site is not None:
-            is_sliced = "out_axes" not in site.arguments and not site.unknown
-        else:
-            is_sliced = (
-                origin.kind is Kind.REPLICATED
-                and isinstance(call, ast.Call)
-                and module.qualified_name(call.func) in stacking.REPLICATE
-                and len(call.args) + len(call.keywords) == 1
-            )
-        if origin.on_host or not is_sliced:
-            return False
-    return True
+    origins = _mapped_results.origins(module, tree)
+    return bool(origins) and all(origin.is_sliced for origin in origins)

@@ -1,0 +1,139 @@
+"""Results of mapped functions: the values of a file with one slice for each device.
+
+A value is followed back through names, unpacked tuples, entries and attributes. Every way must lead
+to a call of a mapped function, or of Flax's `replicate`; else nothing is known of the value.
+"""
+
+import ast
+import dataclasses
+from typing import TypeAlias
+
+from jax_dist.lint.model import functions, pmaps, stacking
+from jax_dist.lint.model.functions import Path
+from jax_dist.lint.model.pmaps import Site
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.primitives import functions_of
+
+_STEPS = 300  # before a value is given up: files where everything flows everywhere
+_LONGEST = 8  # of a path: `node = node.next` would make it longer without end
+FIRST_SHARD = "addressable_shards[0].data.squeeze(0)"
+
+_NOT_ARRAYS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Origin:
+    """One call that may have made a value."""
+
+    call: ast.Call
+    site: Site | None  # what mapped the function; None: it is Flax's `replicate`
+    path: Path  # from the result of the call down to the value
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether every leaf is surely a jax.Array with one slice for each device in front."""
+        if self.site is None:
+            return len(self.call.args) + len(self.call.keywords) == 1
+        return "out_axes" not in self.site.arguments and not self.site.unknown
+
+
+_Step: TypeAlias = tuple[ast.expr, Path]
+
+
+def mapped_calls(module: Module) -> dict[ast.Call, Site]:
+    """Return the calls of mapped functions that a file shows, with what mapped them."""
+    return module.once(_mapped_calls)
+
+
+def _mapped_calls(module: Module) -> dict[ast.Call, Site]:
+    sites = pmaps.applications(module)
+    return {call: site for site in sites for call in pmaps.mapped_calls(module, site)}
+
+
+def origins(module: Module, node: ast.expr) -> list[Origin]:
+    """Return all calls that may have made a value; none where not all are known."""
+    origins: list[Origin] = []
+    seen: set[_Step] = set()
+    waiting: list[_Step] = [(node, ())]
+    while waiting:
+        step = waiting.pop()
+        if step in seen:
+            continue  # a loop, such as `state = step(state)`
+        seen.add(step)
+        origin = _origin(module, *step)
+        before = [] if origin else _before(module, *step)
+        if before is None or len(seen) > _STEPS or len(step[1]) > _LONGEST:
+            return []
+        origins += [origin] if origin else []
+        waiting += before
+    return origins
+
+
+def _origin(module: Module, node: ast.expr, path: Path) -> Origin | None:
+    if not isinstance(node, ast.Call):
+        return None
+    site = mapped_calls(module).get(node)
+    is_replicate = module.qualified_name(node.func) in stacking.REPLICATE
+    return Origin(node, site, path) if site or is_replicate else None
+
+
+def _before(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
+    """Return the values that one may be, one step back; None where not all are known."""
+    match node:
+        case ast.Attribute(value=value, attr=name) if name not in _NOT_ARRAYS:
+            return [(value, (f".{name}", *path))]
+        case ast.Subscript(value=value, slice=ast.Constant(value=str() as key)):
+            return [(value, (key, *path))]
+        case ast.Name():
+            bindings = module.reaching(node)
+        case _:
+            return None
+    steps: list[_Step] = []
+    for binding in bindings or ():
+        target = binding.node if isinstance(binding.node, ast.Name) else None
+        if binding.kind == "assign" and binding.value:
+            steps.append((binding.value, path))
+        elif target and (unpacked := functions.unpacked(module, target)):
+            steps.append((unpacked[0], (*unpacked[1], *path)))
+        elif not (target and isinstance(target.ctx, ast.Del)):
+            return None
+    return steps or None
+
+
+_KEEP_TREES = (*functions_of("sum", "max", "min", "gather"), "jax.lax.stop_gradient")
+_GIVE_ARRAYS = """
+abs all any arange argmax argmin array asarray clip concatenate cos cumsum dot einsum exp full log
+matmul max maximum mean median min minimum ones power prod ravel reshape round sin sqrt square stack
+std sum tanh transpose var vdot zeros zeros_like ones_like
+"""
+_ARRAY_FUNCTIONS = frozenset(_GIVE_ARRAYS.split())
+
+
+def is_array(module: Module, origin: Origin) -> bool:
+    """Return whether a result is surely one array, and no tree of several."""
+    function = functions.innermost(module, origin.site.fun) if origin.site else None
+    returned = functions.returned(function) if function else []
+    return bool(returned) and all(_is_array(module, each, origin.path) for each in returned)
+
+
+def _is_array(module: Module, node: ast.expr, path: Path, depth: int = 0) -> bool:
+    match node:
+        case ast.Name() if depth < 8 and (value := module.value(node)) is not None:
+            return _is_array(module, value, path, depth + 1)
+        case ast.Tuple() | ast.List() | ast.Dict():
+            part = functions.part_of(node, path)
+            return part is not None and _is_array(module, part, path[1:], depth + 1)
+        case _ if path:
+            return False
+        case ast.BinOp(left=ast.Tuple() | ast.List()) | ast.BinOp(right=ast.Tuple() | ast.List()):
+            return False  # `[x] * 2`
+        case ast.BinOp(left=left, op=ast.Add(), right=right):  # tuples are added, too
+            return any(_is_array(module, side, (), depth + 1) for side in (left, right))
+        case ast.BinOp() | ast.Compare() | ast.UnaryOp() | ast.Constant():
+            return True
+        case ast.Call(func=function, args=[first, *_]):
+            root, _, last = (module.qualified_name(function) or "").rpartition(".")
+            if f"{root}.{last}" in _KEEP_TREES:
+                return _is_array(module, first, (), depth + 1)
+            return root in ("jax.numpy", "numpy") and last in _ARRAY_FUNCTIONS
+    return False
