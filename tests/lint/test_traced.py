@@ -30,6 +30,6 @@ def test_traced(code: str, expected: list[tuple[str, str]]):
     module = Module(sources.read("case.py", f"import functools, jax\n{code}\n".encode()))
     found = traced.traced(module)
 
-    assert [each.by for each in found] == [by for by, _ in expected]
-    for each, (_, text) in zip(found, expected, strict=True):
-        assert module.text(each.function).startswith(text)
+    assert [by for by, _ in found] == [by for by, _ in expected]
+    for (_, function), (_, text) in zip(found, expected, strict=True):
+        assert module.text(function).startswith(text)

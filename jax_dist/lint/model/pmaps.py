@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.lint.model import scopes, sources
+from jax_dist.lint.model import scopes
 from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.reaching import LIMIT
 from jax_dist.lint.model.semantic_model import Module
@@ -200,8 +200,6 @@ def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]
         first, last = module.span(inner)
         has_comment = b"#" in code[start:first] + code[last:end]
         if module.qualified_name(jit.func) != "jax.jit" or jit.keywords or has_comment:
-            return ()
-        if not sources.parses(code[first:last]):  # a parenthesis held its lines together
             return ()
         return (Edit(start, first, ""), Edit(last, end, ""))
     before, behind = module.margins(jit)

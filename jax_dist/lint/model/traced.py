@@ -1,7 +1,6 @@
 """The functions of a file that JAX traces, and what traces them."""
 
 import ast
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
@@ -29,16 +28,7 @@ _NAMES: dict[_By, tuple[str, ...]] = {
 TRIGGERS = (b"*pmap", b"*shard_map")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Traced:
-    """A def or lambda that is traced."""
-
-    by: _By
-    node: ast.expr  # the call or decorator that does it
-    function: scopes.Function
-
-
-def traced(module: Module) -> list[_Traced]:
+def traced(module: Module) -> list[tuple[_By, scopes.Function]]:
     """Return every function of the file that it gives to pmap, shard_map or jit, in order of place.
 
     Those of `jax_dist.pmap` too: a migrated program can still be slow to compile.
@@ -46,11 +36,10 @@ def traced(module: Module) -> list[_Traced]:
     return module.once(_traced)
 
 
-def _traced(module: Module) -> list[_Traced]:
-    found: list[_Traced] = []
-    for by in _NAMES:
-        found += (_Traced(by, each.node, function) for each, function in bodies(module, by))
-    return sorted(found, key=lambda each: scopes.place(each.node))
+def _traced(module: Module) -> list[tuple[_By, scopes.Function]]:
+    found = [(site, by, function) for by in _NAMES for site, function in bodies(module, by)]
+    found.sort(key=lambda each: scopes.place(each[0].node))
+    return [(by, function) for _, by, function in found]
 
 
 def bodies(module: Module, by: _By) -> Iterator[tuple[Site, scopes.Function]]:
@@ -69,14 +58,6 @@ def applications(module: Module, *names: str) -> Iterator[Site]:
 
 SPECS = ("jax.P", "jax.sharding.PartitionSpec", "jax.experimental.PartitionSpec")
 SPECS += ("jax.experimental.pjit.PartitionSpec", "jax.interpreters.pxla.PartitionSpec")
-
-
-def is_empty_spec(module: Module, spec: ast.expr | None) -> bool | None:
-    """Return whether a spec is `P()`, the same on all devices; None where the text does not say."""
-    spec = followed(module, spec)
-    if not isinstance(spec, ast.Call) or module.qualified_name(spec.func) not in SPECS:
-        return None
-    return not spec.args and not spec.keywords
 
 
 def followed(module: Module, node: ast.expr | None) -> ast.expr | None:

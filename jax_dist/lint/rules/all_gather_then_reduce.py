@@ -5,7 +5,6 @@ import ast
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
-_DEFAULTS = {"axis": "0", "tiled": "False", "axis_index_groups": "None"}
 
 
 @Rule(
@@ -22,10 +21,7 @@ _DEFAULTS = {"axis": "0", "tiled": "False", "axis_index_groups": "None"}
 )
 def all_gather_then_reduce(module: Module) -> Findings:
     for gather in module.calls("jax.lax.all_gather"):
-        if not _stacks_in_front(module, gather):
-            continue
-        value = _only_read(module, gather)
-        reduction = _reduction(module, value)
+        reduction = _reduction(module, gather) if _stacks_in_front(gather) else None
         if reduction is None:
             continue
         call, name, over_all = reduction
@@ -33,35 +29,24 @@ def all_gather_then_reduce(module: Module) -> Findings:
         message = f"all_gather, then {name} over {over}, is {_REDUCTIONS[name]}"
         if over_all:
             message += f" before {name}"
-        fix = _fix(module, gather, call, name, over_all=over_all) if value is gather else None
-        yield Found(call, message, fix)
+        yield Found(call, message, _fix(module, gather, call, name, over_all=over_all))
 
 
-def _stacks_in_front(module: Module, gather: ast.Call) -> bool:
+def _stacks_in_front(gather: ast.Call) -> bool:
     """Return whether one block of each device stands along a new dimension 0."""
-    if len(gather.args) > 2 or any(isinstance(each, ast.Starred) for each in gather.args):
-        return False
-    options = (each for each in gather.keywords if each.arg not in ("x", "axis_name"))
-    return all(module.text(each.value) == _DEFAULTS.get(each.arg or "") for each in options)
+    names = {keyword.arg for keyword in gather.keywords}
+    is_starred = any(isinstance(each, ast.Starred) for each in gather.args)
+    count = len(gather.args) + len(gather.keywords)
+    return count == 2 and names <= {"x", "axis_name"} and not is_starred
 
 
-def _only_read(module: Module, gather: ast.Call) -> ast.expr:
-    """Return the gather itself, or the one read of the one name that it is given."""
-    match around := module.parent(gather):
-        case ast.Assign(targets=[ast.Name(id=name)]):
-            reads = module.reads(module.scope(around), name)
-            if len(reads) == 1 and module.values(reads[0]) == [gather]:
-                return reads[0]
-    return gather
-
-
-def _reduction(module: Module, value: ast.expr) -> tuple[ast.Call, str, bool] | None:
-    """Return `(call, "mean", over all dimensions)` where a value is reduced and no more."""
-    match module.parent(value):
+def _reduction(module: Module, gather: ast.Call) -> tuple[ast.Call, str, bool] | None:
+    """Return `(call, "mean", over all dimensions)` where a gather is reduced and no more."""
+    match module.parent(gather):
         case ast.Attribute(attr=name) as around:
             call = module.call_of(around)
             axes = call.args if call else []
-        case ast.Call(args=[first, *axes]) as call if first is value:
+        case ast.Call(args=[first, *axes]) as call if first is gather:
             root, _, name = (module.qualified_name(call.func) or "").rpartition(".")
             name = name if root == "jax.numpy" else ""
         case _:
@@ -81,8 +66,6 @@ def _fix(
     module: Module, gather: ast.Call, call: ast.Call, name: str, *, over_all: bool
 ) -> Fix | None:
     """Rename the gather, and take away what stands around it; a reduction over all stays."""
-    if len(gather.args) + len(gather.keywords) != 2:
-        return None
     reduction = f"jax.lax.{_REDUCTIONS[name]}"
     reduced, imports = module.name_for(reduction, call)
     edits = [Edit(*module.span(gather.func), reduced)]

@@ -25,8 +25,8 @@ _MAKERS = (
 )
 def custom_partitioning_outside_shard_map(module: Module) -> Findings:
     traced_by: dict[ast.AST, set[str]] = {}
-    for each in traced.traced(module):
-        traced_by.setdefault(each.function, set()).add(each.by)
+    for by, function in traced.traced(module):
+        traced_by.setdefault(function, set()).add(by)
     for made in traced.applications(module, *_MAKERS):
         if isinstance(made.fun, scopes.Function) and not isinstance(made.fun, ast.Lambda):
             reads = module.reads_of(made.fun, made.fun.name)

@@ -7,13 +7,12 @@ from typing import Any
 
 from jax_dist.lint.model import functions, pmaps, scopes, traced
 from jax_dist.lint.model.pmaps import Site
-from jax_dist.lint.model.semantic_model import PARTIAL
 from jax_dist.lint.rules import Findings, Found, Module, Rule
 from jax_dist.primitives import functions_of
 
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.jacobian")
 _COLLECTIVES = (*functions_of("sum"), "jax.lax.all_gather", "jax.lax.pcast", "jax.lax.pvary")
-_ARRAYS = (ast.Call, ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.Dict, ast.Tuple)
+_AROUND = ("jax.vmap", "jax.jit", "jax.checkpoint")  # which keep the places of arguments
 _DEEPEST = 6  # calls between the body and the value that is differentiated
 
 
@@ -57,20 +56,18 @@ def _replicated_parameters(
     module: Module, site: Site, function: scopes.Function
 ) -> dict[ast.AST, bool]:
     """Return whether each parameter of a body has the spec `P()`; none where that is unknown."""
-    bound, fun = 0, site.fun
-    while isinstance(fun, ast.Call) and fun.args:
-        if module.qualified_name(fun.func) in PARTIAL:
-            bound += len(fun.args) - 1
-        fun = fun.args[0]
     parameters = [*function.args.posonlyargs, *function.args.args]
     specs = traced.followed(module, site.arguments.get("in_specs"))
-    free = parameters[bound:]
-    parts = specs.elts if isinstance(specs, ast.Tuple) else [specs] * len(free)
-    known = [traced.is_empty_spec(module, spec) for spec in parts]
-    if len(parts) != len(free) or None in known:
+    parts = specs.elts if isinstance(specs, ast.Tuple) else [specs] * len(parameters)
+    if len(parts) != len(parameters):
         return {}
-    captured: dict[ast.AST, bool] = dict.fromkeys(parameters[:bound], True)
-    return captured | dict(zip(free, map(bool, known), strict=True))
+    replicated: dict[ast.AST, bool] = {}
+    for parameter, part in zip(parameters, parts, strict=True):
+        spec = traced.followed(module, part)
+        if not isinstance(spec, ast.Call) or module.qualified_name(spec.func) not in traced.SPECS:
+            return {}
+        replicated[parameter] = not spec.args and not spec.keywords
+    return replicated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,20 +102,14 @@ class _Body:
             return
         argnums = [word.value for word in made.keywords if word.arg == "argnums"]
         position: Any = getattr(argnums[0], "value", None) if argnums else 0
-        if not isinstance(position, int):
-            return
-        outer = self.module.parent(made)
-        function: ast.expr = made
+        function, outer = made, self.module.parent(made)
         if isinstance(outer, ast.Call) and outer.args[:1] == [made]:
-            transforms = ("jax.vmap", "jax.jit", "jax.checkpoint")
-            if self.module.qualified_name(outer.func) not in transforms:
+            if self.module.qualified_name(outer.func) not in _AROUND:
                 return
             function = outer
         for read in (function, *pmaps.reads_of(self.module, function)):
             call = self.module.call_of(read)
-            if call is None or any(isinstance(each, ast.Starred) for each in call.args):
-                continue
-            if position < len(call.args):
+            if call is not None and isinstance(position, int) and position < len(call.args):
                 yield call, made.args[0], call.args[position]
 
     def _is_replicated(self, node: ast.expr, depth: int = 0) -> bool | None:
@@ -141,7 +132,7 @@ class _Body:
         is_inner = owner is self.function or module.is_inside(owner, self.function)
         if binding.kind == "assign" and not is_inner:
             is_local = owner is not module.tree and owner in self.reached
-            return None if is_local or not isinstance(binding.value, _ARRAYS) else True
+            return None if is_local else True
         if binding.kind == "assign" and isinstance(binding.value, ast.Name | ast.Attribute):
             return self._is_replicated(binding.value, depth + 1)
         return False if is_inner else None

@@ -36,8 +36,6 @@ def _fix(module: Module, call: ast.Call, names: ast.expr, shape: ast.expr) -> Fi
     if isinstance(outer, ast.Call) and module.qualified_name(outer.func) == "jax.set_mesh":
         return None  # code that sets the mesh may well mean Explicit
     end = max(module.span(each)[1] for each in (*call.args, *call.keywords))
-    if module.source.code[end : end + 1] == b")" and end + 1 != module.span(call)[1]:
-        return None  # in parentheses of its own
     count = _count(module, names, shape)
     times = "" if count == "1" else f" * {count}"
     auto, imports = module.name_for("jax.sharding.AxisType", call)
@@ -51,6 +49,4 @@ def _count(module: Module, names: ast.expr, shape: ast.expr) -> str:
         elements = literal.elts if isinstance(literal, ast.Tuple | ast.List) else None
         if elements is not None and not any(isinstance(each, ast.Starred) for each in elements):
             return str(len(elements))
-    if isinstance(names, ast.Constant) and isinstance(names.value, str):
-        return str(len(names.value))  # 'xy' is two axes
     return f"len({module.text(names)})"

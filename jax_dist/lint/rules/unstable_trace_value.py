@@ -27,9 +27,7 @@ _UNSTABLE = (
     triggers=traced.TRIGGERS,
 )
 def unstable_trace_value(module: Module) -> Findings:
-    traced_by: dict[ast.AST, str] = {
-        each.function: each.by for each in reversed(traced.traced(module))
-    }
+    traced_by: dict[ast.AST, str] = {each: by for by, each in reversed(traced.traced(module))}
     if not traced_by:
         return
     calls = (call for call in module.nodes(ast.Call) if module.builtin(call.func) in ("id", "hash"))

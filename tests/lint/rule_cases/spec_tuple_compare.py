@@ -23,11 +23,4 @@ CASES: tuple[Case, ...] = (
         "from jax.sharding import PartitionSpec as P\nspec = P('i')\nsame = ('i',) != spec\n",
         "from jax.sharding import PartitionSpec as P\nspec = P('i')\nsame = P('i') != spec\n",
     ),
-    Fixed(
-        "one of several",
-        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
-        "s = NamedSharding(m, p)\nok = s.spec in [(), ('i',)]\n",
-        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
-        "s = NamedSharding(m, p)\nok = s.spec in [P(), P('i')]\n",
-    ),
 )
