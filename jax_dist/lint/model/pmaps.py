@@ -33,7 +33,7 @@ class Site:
     form: _Form
     reference: ast.expr  # what means jax.pmap here: `jax.pmap`, `p`, `constants.pmap`
     node: ast.expr
-    fun: Any = None  # the expression transformed, or the decorated def; None where there is none
+    fun: Any = None  # the expression transformed, by position, or the decorated def
     args: Sequence[ast.expr] = ()  # by position, behind the function; of partials first
     keywords: Sequence[ast.keyword] = ()
 
@@ -42,16 +42,11 @@ class Site:
         return self.form in ("call", "decorator", "partial decorator", "called decorator")
 
     @property
-    def by_position(self) -> bool:
-        """True if the function is the first argument, or stands below."""
-        return self.fun is not None and all(each.value is not self.fun for each in self.keywords)
-
-    @property
     def arguments(self) -> dict[str, ast.expr]:
         """The arguments by name, but for the function; only pmap's second has one by position."""
         names = ["axis_name", *(f"argument {place + 3}" for place in range(len(self.args)))]
         found = dict(zip(names, self.args, strict=False))
-        words = {each.arg: each.value for each in self.keywords if each.value is not self.fun}
+        words = {each.arg: each.value for each in self.keywords}
         return found | {name: value for name, value in words.items() if name is not None}
 
     @property
@@ -94,9 +89,6 @@ def site(module: Module, reference: ast.expr) -> Site:
         return Site(form, reference, node, fun, args, keywords)
     args += call.args
     keywords += call.keywords
-    named = [each.value for each in keywords if each.arg in ("f", "fun")]
-    if named:
-        return Site("call", reference, call, named[0], args, keywords)
     outside, outer = module.parent(call), module.call_of(call)
     if not args and decorates(outside, call):
         return Site("called decorator", reference, call, outside, args, keywords)

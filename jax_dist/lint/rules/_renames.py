@@ -133,17 +133,18 @@ def _in_annotation(module: Module, node: ast.AST) -> bool:
 
 def _in_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
     for statement in module.nodes(ast.Import, ast.ImportFrom):
-        home = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
         if getattr(statement, "level", 0):
             continue  # of the project itself
+        home = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
         named = {each: _entry_for(entries, home + each.name) for each in statement.names}
         old = {alias: entry for alias, entry in named.items() if entry is not None}
         if old and not is_guarded(module, statement):
             fixes = _without_unread(module, statement, old)
             if isinstance(statement, ast.ImportFrom):
                 fixes |= _from_elsewhere(module, statement, old, adapt)
+            needs = max(entry.needs for entry in old.values())  # their fix is one
             for alias, entry in old.items():
-                yield Found(alias, entry.message, fixes.get(alias), entry.needs)
+                yield Found(alias, entry.message, fixes.get(alias), needs)
 
 
 def _reads(module: Module, statement: ast.stmt, alias: ast.alias) -> list[ast.Name]:

@@ -50,7 +50,7 @@ def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Ed
     used = pmaps.site(module, use)
     if not used.is_application or used.unknown or len(used.args) > len(_PARAMETERS):
         return None
-    if not used.by_position or "auto" in used.arguments:
+    if used.fun is None or "auto" in used.arguments:
         return None
     edits: list[Edit] = []
     for parameter, argument in zip(_PARAMETERS, used.args, strict=False):

@@ -35,7 +35,7 @@ def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> list[E
         has_old = call is not None and any(each.arg != "shardings" for each in call.keywords)
         return None if has_old else []
     used = pmaps.site(module, use)
-    if not used.is_application or used.args or used.unknown or not used.by_position:
+    if not used.is_application or used.args or used.unknown or used.fun is None:
         return None
     if not used.arguments.keys() <= _SAME | _SHARDINGS:
         return None
