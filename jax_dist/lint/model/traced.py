@@ -3,7 +3,7 @@
 import ast
 import itertools
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
@@ -80,14 +80,9 @@ def reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
 def _helpers(module: Module, function: scopes.Function) -> list[scopes.Function]:
     known = module.memo(_helpers)
     if function not in known:
-        helpers: list[Any] = []
-        for scope in scopes_in(module, function):
-            named = (scope.lookup(name) for name in scope.loads)
-            once = [bound[0] for _, bound in filter(None, named) if len(bound) == 1]
-            helpers += [one.node if one.kind == "def" else one.value for one in once]
-            methods = map(module.parent, scope.loads.get("self", ()))
-            helpers += [pmaps.definition(module, method) for method in methods]
-        known[function] = [each for each in helpers if isinstance(each, scopes.Function)]
+        names = (each for each in ast.walk(function) if isinstance(each, ast.Name | ast.Attribute))
+        helpers = (pmaps.definition(module, name) for name in names)
+        known[function] = [each for each in helpers if each is not None]
     return known[function]
 
 
