@@ -92,27 +92,15 @@ def returned(function: scopes.Function) -> ast.expr | None:
     return None
 
 
-def _takes_first(node: ast.expr | None, name: str) -> bool:
-    """Return whether an expression is `name[0]`, or `name.addressable_data(0)`."""
-    match node:
-        case (
-            ast.Subscript(value=ast.Name(id=found), slice=ast.Constant(value=0))
-            | ast.Call(
-                func=ast.Attribute(value=ast.Name(id=found), attr="addressable_data"),
-                args=[ast.Constant(value=0)],
-            )
-        ):
-            return found == name
-    return False
-
-
 def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
     """Return `tree` of `tree_map(lambda x: x[0], tree)`; None for anything else."""
     match node:
         case ast.Call(func=mapping, args=[function, tree], keywords=[]):
             parameter, made = _of_leaf(module, function)
-            is_first = parameter is not None and _takes_first(made, parameter)
-            return tree if is_first and module.qualified_name(mapping) in TREE_MAPS else None
+            match made:
+                case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=0)):
+                    is_tree_map = module.qualified_name(mapping) in TREE_MAPS
+                    return tree if name == parameter and is_tree_map else None
     return None
 
 
@@ -201,11 +189,9 @@ def _copies(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _without_new_axis(node: ast.expr) -> ast.expr:
+    """Return `x` of `x[None]`; anything else as it is."""
     match node:
-        case (
-            ast.Subscript(value=inner, slice=ast.Constant(value=None))
-            | ast.Call(func=ast.Attribute(attr="expand_dims"), args=[inner, ast.Constant(value=0)])
-        ):
+        case ast.Subscript(value=inner, slice=ast.Constant(value=None)):
             return inner
     return node
 
