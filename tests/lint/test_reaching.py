@@ -41,6 +41,8 @@ def _reaching(text: str) -> list[int] | None:
         ("x = 1\ntry:\n  x = 2\nexcept E:\n  use(x)", [1, 3]),
         ("x = 1\ntry:\n  x = 2\nexcept E:\n  x = 3\nuse(x)", [1, 3, 5]),
         ("x = 1\nwith a as x:\n  use(x)", [2]),
+        ("with a as x:\n  x = 2\nuse(x)", [2]),
+        ("x = 1\nwith a:\n  if b:\n    x = 2\nuse(x)", [1, 4]),
         ("x = 1\nmatch y:\n  case 1:\n    x = 2\nuse(x)", [1, 4]),
         ("x = 1\nif (x := f()):\n  use(x)", [2]),
         ("x = 1\nx = 2\ndef f():\n  use(x)\nx = 3", [2, 5]),

@@ -131,15 +131,16 @@ class _Name:
     def _add_behind(self, reaching: _Bindings, statements: Sequence[ast.stmt]) -> bool:
         """Add what holds behind some statements; return whether nothing from before can."""
         for statement in reversed(statements):
-            if isinstance(statement, ast.With | ast.AsyncWith) and statement not in self._own:
-                if self._add_behind(reaching, self._binding[statement, "body"]):
+            if isinstance(statement, ast.With | ast.AsyncWith):
+                if self._add_behind(reaching, self._binding.get((statement, "body"), [])):
                     return True
             elif isinstance(statement, (ast.If, *_UNSURE)):
                 reaching |= self._within(statement)
-            else:
+                if len(reaching) > LIMIT:
+                    return True
+                continue
+            if statement in self._own:
                 reaching[self._own[statement]] = None
-                return True
-            if len(reaching) > LIMIT:
                 return True
         return False
 
