@@ -66,7 +66,7 @@ class _Name:
         self._ordered = sorted(inner, key=lambda each: place(each.node))
         self._places = [place(each.node) for each in self._ordered]
         self._own: dict[ast.AST, Binding] = {}  # by statement: the last that is its own
-        self._binding: dict[tuple[ast.AST, str], list[ast.stmt]] = {}  # what binds it, by block
+        self._binding: dict[tuple[ast.AST, str], list[Any]] = {}  # what binds it, by block
         self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
         self.seen_by: dict[Binding, list[ast.Name]] = {}
         is_block = isinstance(scope.node, _WITH_BODIES)
@@ -86,7 +86,7 @@ class _Name:
         tree, home = self._tree, self._scope.node
         seen: set[ast.AST] = {home}
         for binding in self._ordered:
-            node: ast.AST = tree.statement(binding.node)
+            node: Any = tree.statement(binding.node)
             self._own[node] = binding
             while node not in seen:
                 seen.add(node)
@@ -128,7 +128,7 @@ class _Name:
                 reaching |= self._within(node)
         return reaching | self._parameters
 
-    def _add_behind(self, reaching: _Bindings, statements: Sequence[ast.stmt]) -> bool:
+    def _add_behind(self, reaching: _Bindings, statements: Sequence[Any]) -> bool:
         """Add what holds behind some statements; return whether nothing from before can."""
         for statement in reversed(statements):
             if isinstance(statement, ast.With | ast.AsyncWith):

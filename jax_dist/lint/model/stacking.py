@@ -46,16 +46,17 @@ def stacking(module: Module, node: ast.expr) -> _Stacking | None:
     """
     if not isinstance(node, ast.Call):
         return None
-    name = module.qualified_name(node.func)
+    name = module.qualified_name(node.func) or ""
     if name in _DIRECT and node.args:
         return _Stacking(_DIRECT[name], node.args[0])
     if name == "jax.device_put_sharded" and node.args:
         return _from_shards(module, node.args[0])
     if name in TREE_MAPS:
         return _tree_map(module, node)
-    done = _written(module, node, name or "")
-    is_counted = done is not None and done.count is not None and _is_count(module, done.count)
-    return done if is_counted and not _is_of_mesh(module, done) else None
+    done = _written(module, node, name)
+    if done is None or done.count is None or not _is_count(module, done.count):
+        return None
+    return None if _is_of_mesh(module, done) else done
 
 
 def _is_count(module: Module, count: ast.expr) -> bool:

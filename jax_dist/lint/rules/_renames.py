@@ -90,7 +90,9 @@ def _in_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt |
     roots = sorted({old.partition(".")[0] for old in entries})
     for name in (each for root in roots for each in module.used_names(root)):
         entry = _entry_for(entries, name)
-        for use in module.uses(name) if entry else ():
+        if entry is None:
+            continue
+        for use in module.uses(name):
             node = use  # and then the part of `jax.old.name.more` that is the old name itself
             for _ in range(name.count(".") - entry.old.count(".")):
                 node = node.value if isinstance(node, ast.Attribute) else node

@@ -29,11 +29,12 @@ _GONE = {
 def removed_pmap_config(module: Module) -> Findings:
     # The whole tree: the names are rare, and stand in strings.
     for node in ast.walk(module.tree):
-        if not (isinstance(node, ast.Constant) and str(node.value).lower() in _GONE):
+        word = node.value if isinstance(node, ast.Constant) else None
+        if not (isinstance(word, str) and word.lower() in _GONE):
             continue
-        flag, around = node.value.lower(), module.parent(node)
+        flag, around = word.lower(), module.parent(node)
         name = module.qualified_name(around.func) if isinstance(around, ast.Call) else None
-        is_option = node.value.islower() and (name or "").startswith("jax.config.")
-        is_variable = node.value.isupper() and isinstance(around, ast.Call | ast.Subscript)
+        is_option = word == flag and (name or "").startswith("jax.config.")
+        is_variable = word.isupper() and isinstance(around, ast.Call | ast.Subscript)
         if (is_option or is_variable) and not _renames.is_guarded(module, node):
             yield Found(node, f"{flag} was removed in jax {_GONE[flag]}")
