@@ -17,6 +17,7 @@ from jax_dist.lint.model.semantic_model import KNOWN, Module
 from jax_dist.lint.model.sources import Source
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
+_WIDTH = 79  # of a line that takes another name
 _HOSTS = ("jax", "flax", "jaxlib")  # what a file must have imported before it needs a fix of ours
 
 
@@ -29,7 +30,9 @@ def placed(module: Module, fixes: Iterable[Fix]) -> bytes:
     for line in sorted(lines, key=lambda line: line.split()[1].partition(".")[0] not in KNOWN):
         tree = sources.parse(source.python)
         if line not in map(ast.unparse, filter(_is_import, tree.body)):
-            source = _edited(source, [_import_edit(source, tree, line)])
+            edits = (_joined(source, statement, line) for statement in tree.body)
+            edit = next(filter(None, edits), None) or _import_edit(source, tree, line)
+            source = _edited(source, [edit])
     return source.code
 
 
@@ -45,6 +48,22 @@ def with_block(source: Source, text: str) -> Source:
 
 def _edited(source: Source, edits: Iterable[Edit]) -> Source:
     return source.edited(apply_edits(source.code, edits, newline_of(source.code)))
+
+
+def _joined(source: Source, statement: ast.stmt, line: str) -> Edit | None:
+    """Return the edit by which `from a import b`, on one plain line, takes one name more."""
+    new = ast.parse(line).body[0]
+    is_from = isinstance(statement, ast.ImportFrom) and isinstance(new, ast.ImportFrom)
+    if not is_from or statement.col_offset or _name(statement) != _name(new):
+        return None
+    home, names = f"from {_name(statement)} import", [*map(ast.unparse, statement.names)]
+    joined = f"{home} {', '.join(sorted({*names, *map(ast.unparse, new.names)}, key=str.lower))}"
+    start = source.line_starts[statement.lineno - 1]
+    end = start + (statement.end_col_offset or 0)
+    is_plain = source.code[start:end].decode() == f"{home} {', '.join(names)}"
+    if not is_plain or len(joined) > _WIDTH or _name(statement).startswith("jax."):
+        return None
+    return Edit(start, end, joined)
 
 
 def _head(tree: ast.Module) -> list[ast.stmt]:
