@@ -125,7 +125,8 @@ def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
         earlier = [node for node in head if node not in imports or group(node) < group(wanted)]
         at, lead = _line_below(source, earlier[-1] if earlier else head[0])
         return Edit(at, at, lead + "\n" * bool(earlier) + f"{line}\n")
-    key = _by_form if sorted(of_group, key=_by_form) == of_group else _by_name
+    block = _first_block(code, [each for each in head if group(each) == group(wanted)]) or of_group
+    key = _by_form if sorted(block, key=_by_form) == block else _by_name
     # Nothing is put above the anchor, nor where a comment above would change its owner.
     behind = (node for node in of_group if node is not head[0] and key(node) > key(wanted))
     before = next(behind, None)
