@@ -110,13 +110,12 @@ class _LocalView:
             indices = local.devices_indices_map(leaf.shape)
             slices = [leaf[index] for index in indices.values()]
             return _compat.put_slices(aval, target, slices, list(indices))
-        is_array = isinstance(leaf, jax.Array) and leaf.committed
-        if is_array and leaf.sharding.is_equivalent_to(local, leaf.ndim):
+        is_placed = lambda array: array.sharding.is_equivalent_to(local, array.ndim)
+        if isinstance(leaf, jax.Array) and leaf.committed and is_placed(leaf):
             conversion = _Conversion(leaf.aval, leaf.sharding, aval, target)
             _remember(self._to_global, (id(leaf.aval), axis), conversion)
-        else:
-            leaf = jax.device_put(leaf, local)
-        return _compat.rewrap(leaf, aval, target)
+            return _compat.rewrap(leaf, aval, target)
+        return _compat.rewrap(jax.device_put(leaf, local), aval, target)
 
     def _convert_to_local(self, array: Any) -> Any:
         if is_key(array):
