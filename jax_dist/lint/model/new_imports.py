@@ -53,8 +53,9 @@ def _edited(source: Source, edits: Iterable[Edit]) -> Source:
 def _joined(source: Source, statement: ast.stmt, line: str) -> Edit | None:
     """Return the edit by which `from a import b`, on one plain line, takes one name more."""
     new = ast.parse(line).body[0]
-    is_from = isinstance(statement, ast.ImportFrom) and isinstance(new, ast.ImportFrom)
-    if not is_from or statement.col_offset or _name(statement) != _name(new):
+    if not (isinstance(statement, ast.ImportFrom) and isinstance(new, ast.ImportFrom)):
+        return None
+    if statement.col_offset or _name(statement) != _name(new):
         return None
     home, names = f"from {_name(statement)} import", [*map(ast.unparse, statement.names)]
     joined = f"{home} {', '.join(sorted({*names, *map(ast.unparse, new.names)}, key=str.lower))}"

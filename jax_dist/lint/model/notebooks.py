@@ -151,16 +151,18 @@ def _cells(raw: str) -> Iterator[tuple[int, Any]]:
 
 def _decoded(raw: str) -> Any:
     """Return what the JSON holds, each string as a `_Text`."""
+    decoder: Any = json.JSONDecoder()
+    decoding: Any = json.decoder  # pyright knows no part of either that is not documented
+    scanning: Any = json.scanner
 
     def parse_string(text: str, start: int, strict: Any) -> tuple[_Text, int]:
-        value, end = json.decoder.scanstring(text, start, strict)
+        value, end = decoding.scanstring(text, start, strict)
         located = _Text(value)
         located.start, located.end = start - 1, end
         return located, end
 
-    decoder = json.JSONDecoder()
     decoder.parse_string = parse_string
-    decoder.scan_once = json.scanner.py_make_scanner(decoder)
+    decoder.scan_once = scanning.py_make_scanner(decoder)  # the one of C takes no parse_string
     return decoder.decode(raw)
 
 

@@ -37,9 +37,11 @@ def traced(module: Module) -> list[tuple[_By, scopes.Function]]:
 
 
 def _traced(module: Module) -> list[tuple[_By, scopes.Function]]:
-    found = [(site, by, function) for by in _NAMES for site, function in bodies(module, by)]
-    found.sort(key=lambda each: scopes.place(each[0].node))
-    return [(by, function) for _, by, function in found]
+    applied: list[tuple[Site, _By, scopes.Function]] = [
+        (site, by, function) for by in _NAMES for site, function in bodies(module, by)
+    ]
+    applied.sort(key=lambda item: scopes.place(item[0].node))
+    return [(by, function) for _, by, function in applied]
 
 
 def bodies(module: Module, by: _By) -> Iterator[tuple[Site, scopes.Function]]:
