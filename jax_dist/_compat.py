@@ -9,7 +9,7 @@ Where one is missing, the feature raises NotImplementedError, or does what stand
 - `batched_device_put`: `make_array_from_callback` takes 25 us more (one `device_put` a slice)
 - `_rewrap_with_aval_and_sharding` of an array: public functions take 15 to 47 us more a leaf
 - `CompileOnlyPyClient`: only the client of a device says that it runs no program (all do)
-- `register_exclusion`: hides frames from JAX's tracebacks (they show)
+- `register_exclusion`, `filter_traceback`: hide frames from JAX's tracebacks (they show)
 - `config._check_vma`, `manual_axis_type` of a type: types of values in a shard_map
 - `_prim` of a `call_hi_primitive`: the only way to its body (it is not looked into)
 - four functions of `jax._src.pmap`: no hook sees a `jax.pmap` that is traced
@@ -99,6 +99,14 @@ def hide_frames(path: str) -> None:
     hide = find("jax._src.traceback_util", "register_exclusion")
     if hide is not None:
         hide(path)
+
+
+def filtered_traceback(error: Exception) -> types.TracebackType | None:
+    """Return the traceback as JAX shows it: without its own frames, and those of hidden files."""
+    keep = find("jax._src.traceback_util", "filter_traceback")
+    if keep is None or config_value("jax_traceback_filtering") == "off":
+        return error.__traceback__
+    return keep(error.__traceback__)
 
 
 def auto_mesh(devices: np.ndarray, names: Sequence[object]) -> Mesh:

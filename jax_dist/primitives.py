@@ -44,14 +44,10 @@ class Primitive:
     constrains: bool = False  # says how a value is sharded, by a mesh
     linear: bool = False  # what it makes of a gradient is one: a multiple, a sum, or a part
     scales: bool = False  # multiplies or divides its first operand
-    adds: bool = False  # of two operands, the sum or the difference
     sums: bool = False  # adds elements up, so that the last bits depend on their order
     reduces: bool = False  # makes one element of those along its parameter `axes`
-    extreme: bool = False  # takes the largest or smallest element
     ordered: bool = False  # looks at several elements along a dimension, or at some by number
     runs_keys: bool = False  # runs functions of an implementation of random keys, perhaps a user's
-    draws: bool = False  # makes random numbers; equal keys make equal ones
-    means_body: bool = False  # computes what its one body computes
     tied: bool = False  # cannot be bound again under another mesh than that of its trace
     unsplit: bool = False  # XLA cannot split it over devices, or makes something else of it
     # Of a call: one that means nothing by being one; a checkpoint; one with its own derivative.
@@ -100,11 +96,10 @@ TABLE = """
 plain elementwise: acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clz complex cos
 plain elementwise: cosh digamma erf erf_inv erfc exp exp2 expm1 igamma igamma_grad_a igammac
 plain elementwise: integer_pow lgamma log log1p logistic nextafter polygamma population_count pow
-plain elementwise: regularized_incomplete_beta rem rsqrt shift_left shift_right_arithmetic
+plain elementwise: mulhi regularized_incomplete_beta rem rsqrt shift_left shift_right_arithmetic
 plain elementwise: shift_right_logical sin sinh sqrt square tan tanh zeta
-plain elementwise: mulhi
 plain elementwise from 0.12: log2 one_minus_square polynomial
-plain elementwise linear adds: add add_any sub
+plain elementwise linear: add add_any sub
 plain elementwise linear scales: div mul
 plain elementwise exact: abs and ceil conj eq eq_to floor ge gt imag is_finite le le_to lt lt_to ne
 plain elementwise exact: not or real reduce_precision round sign stop_gradient xor
@@ -113,8 +108,7 @@ plain elementwise exact linear: clamp convert_element_type copy max min name neg
 
 # elements in other places
 plain moves exact linear: broadcast_in_dim reshape squeeze transpose
-plain moves exact: iota
-plain moves exact: stack tile
+plain moves exact: iota stack tile
 plain moves exact ordered: concatenate dynamic_slice dynamic_update_slice pad rev slice split
 plain moves exact ordered: unstack
 plain moves exact identity linear: pvary
@@ -123,35 +117,29 @@ plain exact: device_put optimization_barrier
 plain exact ordered: gather scatter sort top_k
 
 # several elements become one, or each depends on several
-plain exact reduces extreme: reduce_and reduce_max reduce_min reduce_or
-plain exact reduces: reduce_xor
-plain exact ordered extreme: cummax cummin
-plain exact ordered: argmax argmin reduce_window_max reduce_window_min
+plain exact reduces: reduce_and reduce_max reduce_min reduce_or reduce_xor
+plain exact ordered: cummax cummin argmax argmin reduce_window_max reduce_window_min
 plain reduces sums: reduce_sum
 plain reduces: reduce_prod
-plain sums: dot_general ragged_dot_general
-plain sums: scaled_dot
+plain sums: dot_general ragged_dot_general scaled_dot
 plain sums ordered: conv_general_dilated cumsum reduce_window_sum scatter-add scatter-sub
 plain ordered unsplit: fft
 plain ordered: approx_top_k cumlogsumexp cumprod reduce_window scatter-max scatter-min
 plain ordered: scatter-mul select_and_gather_add select_and_scatter select_and_scatter_add
 plain: cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu
 plain: lu_pivots_to_permutation qr reduce schur svd symmetric_product triangular_solve tridiagonal
-plain: tridiagonal_solve
-plain: ormqr
+plain: ormqr tridiagonal_solve
 plain tied: custom_linear_solve
 
 # random numbers; rng_uniform has no key: each device has a state of its own
-plain runs_keys draws: random_bits random_gamma
-plain draws unsplit: rng_bit_generator
+plain runs_keys: random_bits random_gamma
+plain unsplit: rng_bit_generator
 plain runs_keys: random_fold_in random_seed random_split
-plain: random_clone random_unwrap random_wrap threefry2x32
-plain: philox2x32 philox4x32 threefry4x32
-opaque draws: rng_uniform
+plain: random_clone random_unwrap random_wrap threefry2x32 philox2x32 philox4x32 threefry4x32
+opaque: rng_uniform
 
 # functions of operands and bodies; on which platform it runs, all devices of a program agree
-plain means_body: composite custom_vmap_call
-plain: eval_jaxpr linear_call platform_index
+plain: composite custom_vmap_call eval_jaxpr linear_call platform_index
 
 # calls, branches, loops
 call inline: jit

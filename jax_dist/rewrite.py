@@ -4,6 +4,7 @@ For a report both programs, as it was and rewritten, are compiled and measured, 
 """
 
 import dataclasses
+import functools
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from jax_dist._compat import Device
 from jax_dist._hlo import ProgramCost
 from jax_dist._pmap import axes
 from jax_dist._rewrite.captures import Captures, find_captures
-from jax_dist._rewrite.diagnostics import find_gradient_sums, find_lockstep
+from jax_dist._rewrite.diagnostics import find_gradient_sums
 from jax_dist._rewrite.gathers import Gathers
 from jax_dist._rewrite.pipeline import PassFinding
 from jax_dist._rewrite.program import (
@@ -53,14 +54,12 @@ class Rewritten:
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def __init__(self, fun: Callable[..., Any], options: RewriteOptions):
+        self.__name__: str = type(fun).__name__  # of a partial or an object, which have none
+        self.__qualname__: str = getattr(fun, "__name__", self.__name__)
+        functools.update_wrapper(self, fun, updated=())
         attributes = getattr(fun, "__dict__", {})  # jit(pmap(f)) has methods of the pmap in it
         known = {key: value for key, value in attributes.items() if not hasattr(Rewritten, key)}
         self.__dict__.update(known)
-        for name in ("__module__", "__doc__", "__annotations__"):
-            self.__dict__[name] = getattr(fun, name, None)
-        self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
-        self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
-        self.__wrapped__: Callable[..., Any] = fun
         self._program = RewrittenProgram(fun, axes.function_name(fun), options)
         self._program.serve(self)
 
@@ -254,7 +253,6 @@ def _report_of(
         findings=(
             *rewriting.findings,
             *find_gradient_sums(traced.jaxpr),
-            *find_lockstep(traced.jaxpr, jax.tree.leaves((args, kwargs))),
             *failure,
         ),
         captured=tuple(

@@ -38,7 +38,7 @@ from jax_dist._pmap.process_calls import ProcessCalls, collectives, is_global
 from jax_dist._rewrite import captures, interpreter, programs
 from jax_dist._rewrite.captures import NO_CAPTURES, Lifted, PlacedCaptures, Placements, Watch
 from jax_dist._rewrite.constants import put_copy
-from jax_dist._rewrite.gathers import GATHERS, plan_gathers
+from jax_dist._rewrite.gathers import plan_gathers
 from jax_dist.errors import ArgumentError, DeviceCountError, MappedAxisError
 
 _NOTHING_LIFTED = Lifted(None, (), (), [])  # pyright: ignore[reportArgumentType]
@@ -58,7 +58,7 @@ class Signature:
     inner: tuple[InnerAxis, ...]
     out_tree: Any
     lifted: Lifted
-    evaluate: Callable[..., list[Any]] | None  # the changed program; None: as it was traced
+    program: ClosedJaxpr | None  # the changed one; None: as it was traced
     collectives: tuple[str, ...]  # with several processes
 
 
@@ -250,18 +250,16 @@ class Dispatcher:
         options = self.options
         emission.check_collectives(body, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
-        evaluate, source = None, jaxpr
+        program = None
         if not lifted.captures:
             lifted = _NOTHING_LIFTED  # another jaxpr here would keep the key of this one alive
         elif not place.staged:
-            source = lifted.jaxpr
-            evaluate = lambda *values: interpreter.run(source, values, {})
-        gathers = interpreter.contains(jaxpr, lambda eqn: eqn.primitive.name in GATHERS)
-        if options.gathers != "keep" and gathers:
-            plan = plan_gathers(source, exact=options.gathers == "exact")
-            evaluate = plan.evaluate or evaluate
+            program = lifted.jaxpr
+        if options.gathers != "keep":
+            plan = plan_gathers(program or jaxpr, exact=options.gathers == "exact")
+            program = plan.jaxpr or program
         moves = () if self._processes is None else tuple(collectives(jaxpr))
-        return Signature(body.inner, body.out_tree, lifted, evaluate, moves)
+        return Signature(body.inner, body.out_tree, lifted, program, moves)
 
     def _direct(self, place: _Place) -> Any:
         """Return the jit object into which the user's function is traced."""
@@ -278,16 +276,16 @@ class Dispatcher:
 
     def _program(self, place: _Place, signature: Signature) -> Any:
         """Return the jit object for a signature; captured arrays are its first argument."""
-        if signature.evaluate is None:
+        if signature.program is None:
             return self._direct(place)
         first = int(bool(signature.lifted.captures) and not place.staged)
 
         def traced(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args[first:], kwargs)
             signature = self._signature(place, call)
-            assert signature.evaluate is not None
+            assert signature.program is not None
             captured = flat_args[0] if first else ()
-            flat = signature.evaluate(*captured, *call.leaves)
+            flat = interpreter.evaluate(signature.program, [*captured, *call.leaves])
             return jax.tree.unflatten(signature.out_tree, flat)
 
         return self._jit(traced, place, first)

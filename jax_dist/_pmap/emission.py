@@ -121,7 +121,7 @@ class TracedBody:
             for place, value in zip(places, values, strict=False):
                 consts[place] = value
             closed = ClosedJaxpr(interpreter.open_jaxpr(jaxpr), consts)
-            return rebind.evaluate(closed, values[len(places) :], axis_env=environment)
+            return rebind.evaluate(closed, values[len(places) :])
 
         leaves = [*[consts[place] for place in places], *self.call.leaves]
         return self.ungroup(self.on_devices(leaves, axis.name, run=evaluate))

@@ -4,6 +4,7 @@ They are the constants of the program and of the bodies in it.
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -18,10 +19,11 @@ from jax.sharding import PartitionSpec as P
 from jax_dist import _compat
 from jax_dist._rewrite.interpreter import (
     Atom,
+    Builder,
     bodies,
     constants,
     open_jaxpr,
-    source_line,
+    user_line_of,
     with_bodies,
 )
 
@@ -77,8 +79,7 @@ def baked_arrays(jaxpr: ClosedJaxpr) -> dict[Identity, BakedArray]:
             for atom in eqn.invars:
                 array = None if isinstance(atom, Literal) else held.get(atom)
                 if array is not None and array.first_use is None:
-                    lines = map(source_line, (eqn, *reversed(around)))
-                    array.first_use, array.used_at = eqn, next(filter(None, lines), "")
+                    array.first_use, array.used_at = eqn, user_line_of(eqn, around)
 
     search(jaxpr, (), "")
     return arrays
@@ -162,56 +163,48 @@ class _Lifting:
         return self._changed[key]
 
     def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
-        body, consts = open_jaxpr(jaxpr), list(map(own_copy, constants(jaxpr)))
+        body, builder = open_jaxpr(jaxpr), Builder()
         new = {identity: Var(self._types[identity]) for identity in inputs}
-        held = list(map(array_identity, constants(jaxpr)))
-        renamed = {
-            var: new[identity]
-            for var, identity in zip(body.constvars, held, strict=False)
-            if identity in new
-        }
-
-        def read(atom: Atom) -> Atom:
-            return atom if isinstance(atom, Literal) else renamed.get(atom, atom)
-
-        eqns = [self._equation(eqn, new, read) for eqn in body.eqns]
-        is_same = all(after is before for after, before in zip(eqns, body.eqns, strict=True))
-        if is_same and not new and all(map(lambda a, b: a is b, consts, constants(jaxpr))):
+        kept: dict[Var, Any] = {}  # the constants that stay
+        is_same = not inputs
+        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
+            identity = array_identity(value)
+            if identity in new:
+                builder.env[var] = new[identity]
+            else:
+                kept[var] = own_copy(value)
+                is_same = is_same and kept[var] is value
+        for eqn in body.eqns:
+            needed = self._collect_from_bodies(eqn)
+            widen = lambda part, needed=needed: self.add_inputs(part, needed)
+            if needed:
+                builder.copy(_widened(eqn, widen, [new[identity] for identity in needed]))
+            else:
+                builder.copy(with_bodies(eqn, widen))
+        if is_same and all(map(operator.is_, builder.eqns, body.eqns)):
             return jaxpr
         changed = body.replace(
-            constvars=[var for var in body.constvars if var not in renamed],
+            constvars=list(kept),
             invars=[*new.values(), *body.invars],
-            eqns=eqns,
-            outvars=list(map(read, body.outvars)),
+            eqns=builder.eqns,
+            outvars=list(map(builder.read, body.outvars)),
             debug_info=body.debug_info._replace(arg_names=None),
         )
-        kept = [value for value, identity in zip(consts, held, strict=True) if identity not in new]
-        return ClosedJaxpr(changed, kept) if isinstance(jaxpr, ClosedJaxpr) else changed
+        is_closed = isinstance(jaxpr, ClosedJaxpr)
+        return ClosedJaxpr(changed, list(kept.values())) if is_closed else changed
 
-    def _equation(
-        self, eqn: JaxprEqn, new: Mapping[Identity, Var], read: Callable[[Atom], Atom]
-    ) -> JaxprEqn:
-        invars, inner = list(map(read, eqn.invars)), bodies(eqn)
-        needed = self._collect_from_bodies(eqn, inner)
-        if needed:
-            widen = lambda body: self.add_inputs(body, needed)
-            return _widened(eqn, widen, [new[identity] for identity in needed], invars)
-        if any(self.add_inputs(body, ()) is not body for body in inner):
-            eqn = with_bodies(eqn, lambda body: self.add_inputs(body, ()))
-        is_same = all(after is before for after, before in zip(invars, eqn.invars, strict=True))
-        return eqn if is_same else eqn.replace(invars=invars)
-
-    def _collect_from_bodies(self, eqn: JaxprEqn, inner: Sequence[Any]) -> tuple[Identity, ...]:
+    def _collect_from_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
         """Return the wanted arrays in the bodies of an equation, each once, in order."""
-        if not inner or _compat.name_of(eqn) not in _WIDENED:
+        if _compat.name_of(eqn) not in _WIDENED:
             return ()
-        return tuple(dict.fromkeys(identity for body in inner for identity in self._collect(body)))
+        arrays = (identity for body in bodies(eqn) for identity in self._collect(body))
+        return tuple(dict.fromkeys(arrays))
 
     def _collect(self, jaxpr: Any) -> tuple[Identity, ...]:
         if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
             held = list(map(array_identity, constants(jaxpr)))
             for eqn in open_jaxpr(jaxpr).eqns:
-                held += self._collect_from_bodies(eqn, bodies(eqn))
+                held += self._collect_from_bodies(eqn)
             self._held[id(jaxpr)] = tuple(dict.fromkeys(i for i in held if i in self._types))
         return self._held[id(jaxpr)]
 
@@ -222,11 +215,10 @@ _WIDENED = frozenset(
 )
 
 
-def _widened(
-    eqn: JaxprEqn, widen: Callable[[Any], Any], new: Sequence[Atom], invars: Sequence[Atom]
-) -> JaxprEqn:
+def _widened(eqn: JaxprEqn, widen: Callable[[Any], Any], new: Sequence[Atom]) -> JaxprEqn:
     """Return an equation whose bodies take `new` in front of their other operands."""
     name, params, count = _compat.name_of(eqn), eqn.params, len(new)
+    invars = eqn.invars
     changed: dict[str, Any] = {}
     first = 0  # the place of the new operands
     if name == "jit":

@@ -1,16 +1,15 @@
-"""Diagnostics of `explain`: gradients that JAX sums over devices, loops that run in lockstep.
+"""Diagnostic of `explain`: gradients that JAX sums over devices.
 
 Under `check_vma=True` (the default of `jax.shard_map`), the gradient by a value that is replicated
 is summed over devices: JAX transposes its broadcast (`pvary`) to a psum. The loss of one device
 then has a gradient that is N times too large, and a pmean afterwards changes nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
-from jax.sharding import NamedSharding
 
 from jax_dist import _codes, _compat
 from jax_dist._rewrite import interpreter
@@ -23,10 +22,6 @@ _WHY_SUMMED = (
     "under check_vma=True, JAX sums it over all devices, so for the loss of one device it is N "
     "times too large, also after a pmean; give shard_map check_vma=False, take lax.pmean of the "
     "loss before the gradient, or divide by lax.axis_size"
-)
-_WHY_LOCKSTEP = (
-    "in each turn all devices wait for the row that takes longest, with one collective; inside "
-    "jax.shard_map or jax_dist.pmap, each device turns on its own"
 )
 
 
@@ -143,30 +138,3 @@ def _in_transposed(eqn: JaxprEqn, body: Any) -> _IsTransposed:
         if is_reached(inner):
             reached.update(inner.outvars)
     return is_reached
-
-
-def find_lockstep(jaxpr: Any, args: Sequence[Any]) -> tuple[PassFinding, ...]:
-    """Return a finding for each while loop that all devices leave together.
-
-    Under vmap its condition is one bool for each row. If the rows are sharded, each turn needs a
-    collective to see whether any device has to go on, and all wait for the slowest row.
-    """
-    shardings = [getattr(arg, "sharding", None) for arg in args]
-    if not any(isinstance(s, NamedSharding) and any(s.spec) for s in shardings):
-        return ()
-    what = "a while loop over sharded rows runs in lockstep"
-    lines = dict.fromkeys(_batched_loops(jaxpr, ""))
-    return tuple(PassFinding("", "noted", what, _WHY_LOCKSTEP, line) for line in lines)
-
-
-def _batched_loops(jaxpr: Any, around: str) -> Iterator[str]:
-    """Yield the lines of while loops with a condition for each row, outside of shard_maps."""
-    for eqn in interpreter.open_jaxpr(jaxpr).eqns:
-        line = interpreter.source_line(eqn) or around
-        if record_of(eqn).kind == "region":
-            continue
-        if _compat.name_of(eqn) == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
-            yield line
-            continue  # the loops inside of it wait for it anyway
-        for body in interpreter.bodies(eqn):
-            yield from _batched_loops(body, line)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist._rewrite.interpreter import Values, named_axes, replay
+from jax_dist._rewrite.interpreter import Values, replay
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist._rewrite.reductions import extreme, has_extremes
 
@@ -143,32 +143,13 @@ def _slice(eqn: JaxprEqn, first: Deferred) -> Result | None:
     return Blockwise(dim, {"limit_indices": tuple(limits)})
 
 
-def _along_one(eqn: JaxprEqn, first: Deferred) -> Result | None:
-    """Concatenations and cumulative sums work along one dimension, block by block in others."""
-    dim = int(eqn.params["dimension" if "dimension" in eqn.params else "axis"])
-    return None if dim == first.dim else Blockwise(first.dim)
-
-
-def _stack(eqn: JaxprEqn, first: Deferred) -> Result:
-    return Blockwise(first.dim + (int(eqn.params["axis"]) <= first.dim))
-
-
-def _over_other_axes(eqn: JaxprEqn, first: Deferred) -> Result | None:
-    is_of_vmap = any(isinstance(axis, int) for axis in eqn.params.get("axes", ()))
-    overlap = set(named_axes(eqn)) & set(first.axes)
-    return None if is_of_vmap or overlap else Blockwise(first.dim)
-
-
 _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
     "squeeze": _squeeze,
     "reshape": _reshape,
     "slice": _slice,
-    "stack": _stack,
     "pvary": lambda _, first: Blockwise(first.dim),
-    **dict.fromkeys(("concatenate", "cumsum", "cumprod", "cummax", "cummin"), _along_one),
-    **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin"), _over_other_axes),
 }
 
 

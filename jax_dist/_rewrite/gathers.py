@@ -6,19 +6,18 @@ its types. A gather that is needed whole stays as it was, so the walk is repeate
 """
 
 import collections
-import contextlib
-import dataclasses
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+import typing
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
-from jax.extend.core import Literal as LiteralAtom
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _codes, _compat
+from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.gather_rules import (
     Blockwise,
     Deferred,
@@ -29,11 +28,10 @@ from jax_dist._rewrite.gather_rules import (
 )
 from jax_dist._rewrite.interpreter import (
     Atom,
+    Builder,
     Values,
     as_typed,
     bodies,
-    call_jaxpr,
-    constants,
     named_axes,
     open_jaxpr,
     source_line,
@@ -43,8 +41,7 @@ from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
 
-Gathers: TypeAlias = Literal["reduce", "exact", "keep"]
-GATHERS = frozenset({"all_gather"})  # the primitives that the pass has something to do with
+Gathers: TypeAlias = typing.Literal["reduce", "exact", "keep"]
 
 _SINGLE = 4  # bytes
 
@@ -60,57 +57,30 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
+    if not interpreter.contains(jaxpr, lambda eqn: _compat.name_of(eqn) == "all_gather"):
+        return PassPlan(None)
     walk, kept = _Walk(exact=exact), -1
     changed = jaxpr
     while len(walk.kept) > kept:
         kept = len(walk.kept)
         changed = walk.program(jaxpr)
-    evaluate = (lambda *inputs: call_jaxpr(changed, inputs)) if walk.made else None
-    return PassPlan(evaluate, tuple(dict.fromkeys(walk.findings())))
+    return PassPlan(changed if walk.made else None, tuple(dict.fromkeys(walk.findings())))
 
 
-@dataclasses.dataclass(slots=True)
-class _Body:
+class _Body(Builder):
     """The state of a walk over one body, and over those that are inlined into it."""
 
-    scope: Same  # the axes of the shard_maps around it
-    sizes: Mapping[Any, int]  # of these axes
-    check_vma: bool  # of the innermost shard_map
-    eqns: list[JaxprEqn] = dataclasses.field(default_factory=list)
-    env: dict[Any, Atom | Deferred] = dataclasses.field(default_factory=dict)
-    same: dict[Var, Same] = dataclasses.field(default_factory=dict)
-    inlined: int = 0  # depth of the jits that are inlined
-    call: JaxprEqn | None = None  # of a function of JAX's own, whose line stands for those inside
-
-    def read(self, atom: Atom) -> Any:
-        """Return what an atom became: an atom or a Deferred."""
-        return atom if isinstance(atom, LiteralAtom) else self.env.get(atom, atom)
+    def __init__(self, scope: Same, sizes: Mapping[Any, int], *, check_vma: bool):
+        super().__init__()
+        self.scope = scope  # the axes of the shard_maps around it
+        self.sizes = sizes  # of these axes
+        self.check_vma = check_vma  # of the innermost shard_map
+        self.same: dict[Var, Same] = {}
+        self.call: JaxprEqn | None = None  # of a function of JAX's own: its line is for all inside
 
     def same_of(self, atom: Atom) -> Same:
         """Return the axes along which all devices hold the same."""
-        return self.scope if isinstance(atom, LiteralAtom) else self.same.get(atom, NOWHERE)
-
-    def copy(self, eqn: JaxprEqn, **fields: Any) -> None:
-        """Add an equation as it is, but for some fields."""
-        invars = list(map(self.read, eqn.invars))
-        if self.inlined:  # with variables of its own, for a jit may be inlined twice
-            outvars = [Var(var.aval) for var in eqn.outvars]
-            self.env.update(zip(eqn.outvars, outvars, strict=True))
-            eqn = eqn.replace(invars=invars, outvars=outvars, **fields)
-        elif any(new is not old for new, old in zip(invars, eqn.invars, strict=True)):
-            eqn = eqn.replace(invars=invars)
-        self.eqns.append(eqn)
-
-    @contextlib.contextmanager
-    def inline(self, jaxpr: Any, atoms: Sequence[Any]) -> Iterator[Any]:
-        """Add what is copied inside as part of this body; the jaxpr is called with `atoms`."""
-        opened = open_jaxpr(jaxpr)
-        self.env.update(zip(opened.invars, atoms, strict=True))
-        for var, constant in zip(opened.constvars, constants(jaxpr), strict=True):
-            self.env[var] = LiteralAtom(constant, var.aval)
-        self.inlined += 1
-        yield opened
-        self.inlined -= 1
+        return self.scope if isinstance(atom, Literal) else self.same.get(atom, NOWHERE)
 
 
 class _Walk:
@@ -162,8 +132,7 @@ class _Walk:
                 why = f"the gathered value leaves the {_plain_name(eqn)} whole"
                 self._keep_whole(value, why, value.made_by)
             outvars.append(atom if isinstance(value, Deferred) else value)
-        opened = opened.replace(eqns=body.eqns, outvars=outvars)
-        return jaxpr.replace(jaxpr=opened) if isinstance(jaxpr, ClosedJaxpr) else opened
+        return body.finish(jaxpr, outvars)
 
     def _equations(self, opened: Any, same: Sequence[Same], body: _Body) -> None:
         body.same.update(self._invariance.facts(opened, same, body.scope))
@@ -207,7 +176,7 @@ class _Walk:
             check_vma = eqn.params["check_vma"]
         following = iter(inputs)
         change = lambda inner: self._closed(
-            eqn, inner, next(following), _Body(scope, sizes, check_vma)
+            eqn, inner, next(following), _Body(scope, sizes, check_vma=check_vma)
         )
         return with_bodies(eqn, change)
 
@@ -313,10 +282,7 @@ class _Walk:
                 self._traces[key] = jax.make_jaxpr(
                     lambda *values: compute(eqn, list(values)), axis_env=list(body.sizes.items())
                 )(*avals)
-        with body.inline(self._traces[key], atoms) as opened:
-            for inner in opened.eqns:
-                body.copy(inner, source_info=eqn.source_info)
-        return list(map(body.read, opened.outvars))
+        return body.add(self._traces[key], atoms, source_info=eqn.source_info)
 
     def _keep(self, eqn: JaxprEqn, body: _Body, why: str) -> None:
         """Keep the gathers behind all operands of an equation, which are whole from here on."""

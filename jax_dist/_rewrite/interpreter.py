@@ -1,13 +1,11 @@
-"""Evaluation of jaxprs, with chosen equations handled otherwise.
+"""Reading jaxprs, evaluating them, and changing some of their equations.
 
-An untouched equation is replayed with its context, source line, name stack and effects. A body (of
-scan, cond, jit, ...) is replaced by one that was traced again, with identical types, so nothing
-needs to be known of the primitive around it. shard_map is called again through the public
-`jax.shard_map`, so JAX types it.
+A changed program is built from the equations of the old one, at any depth. An untouched equation
+keeps its context, source line, name stack and effects; a changed body keeps its types, so nothing
+needs to be known of the primitive around it; and only what is new is traced.
 """
 
 import contextlib
-import dataclasses
 import functools
 import os
 import re
@@ -121,64 +119,40 @@ def fixed_in(eqn: JaxprEqn) -> range:
 # --- evaluation
 
 
-def run(
-    jaxpr: Any, args: Sequence[Any], handlers: Mapping[int, Handler], *, anew: bool = False
-) -> Values:
-    """Evaluate a jaxpr on `args`, with some equations handled otherwise.
+def evaluate(jaxpr: Any, args: Sequence[Any]) -> Values:
+    """Evaluate a jaxpr, with its constants or without if it has none, in the current trace."""
+    opened = open_jaxpr(jaxpr)
+    if len(opened.eqns) < _LONG:
+        return eval_jaxpr(opened, constants(jaxpr), *args)
+    closed = jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(opened, ())
+    return replay(_compat.call_of(closed), args)
+
+
+# From this many equations on, a jaxpr becomes one call of what is traced already: to bind an
+# equation again takes about as long as to trace it for the first time.
+_LONG = 64
+
+
+def run(jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler]) -> Values:
+    """Evaluate a jaxpr equation by equation, in the context of now.
 
     Args:
       jaxpr: with its constants, or without if it has none.
       args: one for each input variable.
-      handlers: by the place of the equation in the jaxpr; the others are replayed.
-      anew: whether handlers run in the context of now, instead of that of their equation.
+      handler_of: gives what to do with an equation; `replay` binds it as it is.
     """
     body = open_jaxpr(jaxpr)
-    if not handlers:
-        return _evaluate(body, constants(jaxpr), args)
     env: dict[Var, Any] = dict(zip(body.constvars, constants(jaxpr), strict=True))
     env.update(zip(body.invars, args, strict=True))
-    # The place of the last equation that reads each variable; past all for the results.
-    reads = [(atom, place) for place, eqn in enumerate(body.eqns) for atom in eqn.invars]
-    reads += [(atom, len(body.eqns)) for atom in body.outvars]
-    last_read = {atom: place for atom, place in reads if isinstance(atom, Var)}
-    start = 0
-    for place in [*sorted(handlers), len(body.eqns)]:
-        _replay_stretch(body.eqns[start:place], place, env, last_read)
-        if place < len(body.eqns):
-            eqn = body.eqns[place]
-            with located(eqn, anew=anew):
-                outs = handlers[place](eqn, read_all(eqn.invars, env))
-            env.update(zip(eqn.outvars, outs, strict=True))
-        start = place + 1
+    for eqn in body.eqns:
+        with located(eqn, anew=True):
+            outs = handler_of(eqn)(eqn, read_all(eqn.invars, env))
+        env.update(zip(eqn.outvars, outs, strict=True))
     return read_all(body.outvars, env)
 
 
 def read_all(atoms: Sequence[Atom], env: Mapping[Var, Any]) -> Values:
     return [atom.val if isinstance(atom, Literal) else env[atom] for atom in atoms]
-
-
-def _replay_stretch(
-    eqns: Sequence[JaxprEqn], stop: int, env: dict[Var, Any], last_read: Mapping[Any, int]
-) -> None:
-    """Replay equations before the place `stop`, and add what is read from there on to `env`."""
-    outvars = [var for eqn in eqns for var in eqn.outvars]
-    made = [var for var in outvars if last_read.get(var, -1) >= stop]
-    atoms = dict.fromkeys(a for eqn in eqns for a in eqn.invars if not isinstance(a, Literal))
-    read = [var for var in atoms if var not in set(outvars)]
-    effects = frozenset().union(*[eqn.effects for eqn in eqns])
-    stretch = Jaxpr((), read, made, eqns, effects, unnamed())
-    env.update(zip(made, _evaluate(stretch, (), [env[var] for var in read]), strict=True))
-
-
-# From this many equations on, a stretch becomes one call of what is traced already: to bind an
-# equation again takes about as long as to trace it for the first time.
-_LONG = 64
-
-
-def _evaluate(body: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> Values:
-    if len(body.eqns) < _LONG:
-        return eval_jaxpr(body, consts, *args)
-    return call_jaxpr(core.ClosedJaxpr(body, consts), args)
 
 
 def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
@@ -190,11 +164,6 @@ def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
     return eval_jaxpr(single, (), *values)
 
 
-def call_jaxpr(jaxpr: core.ClosedJaxpr, values: Sequence[Any]) -> Values:
-    """Evaluate a jaxpr as one call: none of its equations is traced again."""
-    return replay(_compat.call_of(jaxpr), values)
-
-
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     """Return the equation with each of its bodies changed, in the order of `bodies`."""
 
@@ -203,40 +172,9 @@ def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
             return jax.tree.map(changed, value)  # a named tuple stays one
         return change(value) if isinstance(value, _JAXPRS) else value
 
-    return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()})
-
-
-def replay_with(eqn: JaxprEqn, change: Callable[[Any], Any], values: Sequence[Any]) -> Values:
-    """Bind an equation with each of its bodies changed to one of the same types."""
-
-    def changed(body: Any) -> Any:
-        new = change(body)
-        if isinstance(body, core.ClosedJaxpr):
-            return new
-        if constants(new):
-            raise NotImplementedError(
-                f"the body of {_compat.name_of(eqn)} ({source_line(eqn) or 'unknown line'}) "
-                "captures arrays and cannot be traced again; pass them to it as arguments"
-            )
-        return open_jaxpr(new)
-
-    return replay(with_bodies(eqn, changed), values)
-
-
-def call_shard_map(eqn: JaxprEqn, evaluate: Callable[..., Values], values: Values) -> Values:
-    """Call the shard_map of `eqn` around another body, `evaluate(*blocks)`."""
-    params = eqn.params
-    is_inside = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
-    mapped = jax.shard_map(
-        evaluate,
-        # Inside another shard_map, the mesh of the context says which axes are manual already.
-        mesh=None if is_inside else params["mesh"],
-        in_specs=tuple(params["in_specs"]),
-        out_specs=list(params["out_specs"]),
-        axis_names=set(eqn.params["newly_manual_axes"]),
-        check_vma=params["check_vma"],
-    )
-    return mapped(*values)
+    params = {name: changed(value) for name, value in eqn.params.items()}
+    is_same = all(params[name] is value for name, value in eqn.params.items())
+    return eqn if is_same else eqn.replace(params=params)
 
 
 @contextlib.contextmanager
@@ -294,61 +232,116 @@ def as_typed(value: Any, atom: Any) -> Any:
     return jax.lax.pcast(value, axes, to="varying") if missing else value
 
 
-# --- equations at any depth of a jaxpr
+def user_line_of(eqn: JaxprEqn, around: Sequence[JaxprEqn]) -> str:
+    """Return the line of an equation; in a jit, it may know only lines inside of that jit."""
+    return next(filter(None, map(source_line, (eqn, *reversed(around)))), "")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EquationPlace:
-    """One equation, and what stands around it."""
-
-    eqn: JaxprEqn
-    within: Jaxpr  # which has it among its equations
-    around: tuple[JaxprEqn, ...] = ()  # outermost first
-
-    @property
-    def line(self) -> str:
-        """The user's; those inside a jit know only lines inside it."""
-        lines = map(source_line, (self.eqn, *reversed(self.around)))
-        return next(filter(None, lines), "")
+# --- programs with some equations changed
 
 
-def places(
-    jaxpr: Any, wanted: Callable[[JaxprEqn], bool], around: tuple[JaxprEqn, ...] = ()
-) -> Iterator[EquationPlace]:
-    """Yield the wanted equations in program order; the bodies of a wanted one are not searched."""
-    within = open_jaxpr(jaxpr)
-    for eqn in within.eqns:
-        if wanted(eqn):
-            yield EquationPlace(eqn, within, around)
+class Builder:
+    """A jaxpr that is being built from the equations of other ones.
+
+    Attributes:
+      eqns: so far.
+      env: what variables of the others became here, where that is another atom; gathers put in
+        other things too.
+      is_changed: whether anything is not as it was.
+    """
+
+    def __init__(self) -> None:
+        self.eqns: list[JaxprEqn] = []
+        self.env: dict[Any, Any] = {}
+        self.is_changed = False
+        self._depth = 0  # of jaxprs that are inlined
+
+    def read(self, atom: Atom) -> Any:
+        """Return what an atom became."""
+        return atom if isinstance(atom, Literal) else self.env.get(atom, atom)
+
+    def copy(self, eqn: JaxprEqn, **fields: Any) -> None:
+        """Add an equation as it is, but for some fields."""
+        invars = list(map(self.read, eqn.invars))
+        if self._depth or self.is_changed:  # variables of its own: a jit may be inlined twice
+            outvars = [Var(_without_mesh(var.aval)) for var in eqn.outvars]
+            self.env.update(zip(eqn.outvars, outvars, strict=True))
+            eqn = eqn.replace(invars=invars, outvars=outvars, **fields)
+        elif any(new is not old for new, old in zip(invars, eqn.invars, strict=True)):
+            eqn = eqn.replace(invars=invars)
+        self.eqns.append(eqn)
+
+    @contextlib.contextmanager
+    def inline(self, jaxpr: Any, atoms: Sequence[Any]) -> Iterator[Any]:
+        """Add what is copied inside as part of this jaxpr; the inlined one is called with `atoms`.
+
+        Its constants become literals, for a body may have no constants of its own.
+        """
+        opened = open_jaxpr(jaxpr)
+        self.env.update(zip(opened.invars, atoms, strict=True))
+        for var, constant in zip(opened.constvars, constants(jaxpr), strict=True):
+            self.env[var] = Literal(constant, var.aval)
+        self._depth += 1
+        yield opened
+        self._depth -= 1
+
+    def add(self, jaxpr: Any, atoms: Sequence[Atom], **fields: Any) -> list[Atom]:
+        """Add the equations of a jaxpr that is called with `atoms`; return its results."""
+        with self.inline(jaxpr, atoms) as opened:
+            for eqn in opened.eqns:
+                self.copy(eqn, **fields)
+        return list(map(self.read, opened.outvars))
+
+    def finish(self, source: Any, outvars: Sequence[Atom]) -> Any:
+        """Return the jaxpr with the inputs of `source`, open or closed as that."""
+        opened = open_jaxpr(source).replace(eqns=self.eqns, outvars=outvars)
+        return source.replace(jaxpr=opened) if isinstance(source, core.ClosedJaxpr) else opened
+
+
+def _without_mesh(aval: Any) -> Any:
+    """Return a type without its mesh of Auto axes, of which another one may stand there now."""
+    sharding = getattr(aval, "sharding", None)
+    kinds = set(sharding.mesh.axis_types) if sharding is not None else set()
+    return aval.update(sharding=None) if kinds == {AxisType.Auto} else aval
+
+
+# Adds what an equation becomes to a builder, and returns its results; None to leave it alone.
+Change: TypeAlias = Callable[[JaxprEqn, Builder], "Sequence[Atom] | None"]
+
+
+def rebuild(jaxpr: Any, change: Change) -> Any:
+    """Return a jaxpr, open or closed as it came, with some equations changed, at any depth."""
+    builder = Builder()
+    rebuild_into(builder, jaxpr, change)
+    outvars = list(map(builder.read, open_jaxpr(jaxpr).outvars))
+    return builder.finish(jaxpr, outvars) if builder.is_changed else jaxpr
+
+
+def rebuild_into(builder: Builder, jaxpr: Any, change: Change) -> None:
+    """Add the equations of a jaxpr, changed, to what is being built."""
+    for eqn in open_jaxpr(jaxpr).eqns:
+        results = change(eqn, builder)
+        if results is not None:
+            builder.is_changed = True
+            builder.env.update(zip(eqn.outvars, results, strict=True))
         else:
-            for body in bodies(eqn):
-                yield from places(body, wanted, (*around, eqn))
+            new = with_bodies(eqn, lambda body: rebuild(body, change))
+            builder.is_changed |= new is not eqn
+            builder.copy(new)
 
 
-def run_at(
-    jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler | None]
-) -> Values:
-    """Evaluate a jaxpr as `run` does, with the equations at any depth that have a handler."""
+def replace_equations(jaxpr: Any, handlers: Mapping[int, Handler]) -> Any:
+    """Return a jaxpr with some equations traced anew, by handlers for the identity of each."""
 
-    def run_bodies(eqn: JaxprEqn, values: Values) -> Values:
-        if _compat.name_of(eqn) == "shard_map":
-            body = eqn.params["jaxpr"]
-            return call_shard_map(eqn, lambda *blocks: run_at(body, blocks, handler_of), values)
+    def change(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
+        if id(eqn) not in handlers:
+            return None
+        atoms = list(map(builder.read, eqn.invars))
+        with located(eqn):
+            # A function of its own each time, for JAX remembers what it has traced.
+            traced = jax.make_jaxpr(lambda *values: handlers[id(eqn)](eqn, list(values)))(
+                *[atom.aval for atom in atoms]
+            )
+        return builder.add(traced, atoms)
 
-        def changed(body: Any) -> Any:
-            if not contains(body, has_handler):
-                return body
-            # Traced where the body will stand: inside the shard_map around it, whose axes it uses.
-            evaluate = lambda *args: run_at(body, args, handler_of)
-            return jax.make_jaxpr(evaluate)(*open_jaxpr(body).in_avals)
-
-        return replay_with(eqn, changed, values)
-
-    has_handler = lambda eqn: handler_of(eqn) is not None
-    handlers: dict[int, Handler] = {}
-    for number, eqn in enumerate(open_jaxpr(jaxpr).eqns):
-        if handler := handler_of(eqn):
-            handlers[number] = handler
-        elif holds(eqn, has_handler):
-            handlers[number] = run_bodies
-    return run(jaxpr, args, handlers)
+    return rebuild(jaxpr, change)

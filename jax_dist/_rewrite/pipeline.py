@@ -1,18 +1,15 @@
-"""Passes over a program that is being traced, their findings, and the line of the user."""
+"""Passes over a traced program, their findings, and the line of the user."""
 
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
-import jax
 from jax.extend.core import ClosedJaxpr
 
-from jax_dist import _compat
-from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import OURS_AND_JAX, Values
+from jax_dist._rewrite.interpreter import OURS_AND_JAX
 from jax_dist.errors import display_path
 
 # --- the line of the user, from wherever in a trace; and warnings that point at it
@@ -61,39 +58,19 @@ class PassFinding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassPlan:
-    """What a pass would do with a jaxpr."""
+    """What a pass makes of a program."""
 
-    evaluate: Callable[..., list[Any]] | None  # on the jaxpr's inputs; None: nothing to change
+    jaxpr: ClosedJaxpr | None  # of the same inputs and results; None: nothing to change
     findings: tuple[PassFinding, ...] = ()
 
 
-# --- several passes, one after the other, over a program that is being traced
-
-
-class Pass(NamedTuple):
-    """One pass, and without which primitives it has nothing to do."""
-
-    needs: Collection[str]  # one of these
-    plan: Callable[[ClosedJaxpr], PassPlan]
-
-
-def evaluate_through(
-    passes: Sequence[Pass], source: ClosedJaxpr, inputs: Sequence[Any]
-) -> tuple[Values, tuple[PassFinding, ...]]:
-    """Evaluate a program in the current trace, changed by each pass; return also their findings."""
-    primitives = {_compat.name_of(eqn) for eqn in interpreter.equations(source)}
-    evaluate: Callable[..., Values] = lambda *args: interpreter.run(source, args, {})
-    jaxpr: Any = source  # None once a pass has changed it
+def run_passes(
+    passes: Sequence[Callable[[ClosedJaxpr], PassPlan]], jaxpr: ClosedJaxpr
+) -> tuple[ClosedJaxpr, tuple[PassFinding, ...]]:
+    """Return a program as the passes leave it, one after the other, and what they found."""
     findings: list[PassFinding] = []
-    for step in passes:
-        if primitives.isdisjoint(step.needs):
-            continue
-        if jaxpr is None:
-            # A function of its own each time, for JAX remembers what it has traced.
-            traced = jax.jit(lambda *args, evaluate=evaluate: evaluate(*args)).trace(*inputs)
-            jaxpr = traced.jaxpr
-        plan = step.plan(jaxpr)
+    for plan_pass in passes:
+        plan = plan_pass(jaxpr)
         findings += plan.findings
-        if plan.evaluate is not None:
-            evaluate, jaxpr = plan.evaluate, None
-    return evaluate(*inputs), tuple(findings)
+        jaxpr = plan.jaxpr or jaxpr
+    return jaxpr, tuple(findings)

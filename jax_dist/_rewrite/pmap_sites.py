@@ -59,11 +59,16 @@ class PmapSite:
         return cls(eqn, eqn.params["mesh"], axis, line, of_jax)
 
 
-def pmap_sites(jaxpr: Any) -> list[PmapSite]:
-    """Return all pmaps of a program; not those inside another one, which move with it."""
-    places = interpreter.places(jaxpr, _is_shard_map)
-    sites = (PmapSite.of(place.eqn, place.line) for place in places)
-    return [site for site in sites if site is not None]
+def pmap_sites(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[PmapSite]:
+    """Return all pmaps of a program; not those inside another shard_map, which move with it."""
+    sites = []
+    for eqn in interpreter.open_jaxpr(jaxpr).eqns:
+        if _is_shard_map(eqn):
+            sites += filter(None, [PmapSite.of(eqn, interpreter.user_line_of(eqn, around))])
+        else:
+            for body in interpreter.bodies(eqn):
+                sites += pmap_sites(body, (*around, eqn))
+    return sites
 
 
 def _is_shard_map(eqn: JaxprEqn) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -36,9 +37,9 @@ from jax_dist._rewrite.captures import (
     tracing,
 )
 from jax_dist._rewrite.constants import lies_on_many, put_copy
-from jax_dist._rewrite.gathers import GATHERS, Gathers, plan_gathers
+from jax_dist._rewrite.gathers import Gathers, plan_gathers
 from jax_dist._rewrite.partition import plan_partitioning
-from jax_dist._rewrite.pipeline import Pass, PassFinding
+from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 from jax_dist._rewrite.pmap_sites import check_none_local, pmaps_over_all_processes
 from jax_dist._rewrite.propagation import is_partitioned, mesh_of, meshes_of
 from jax_dist.errors import ArgumentError
@@ -65,7 +66,6 @@ class _TracedCall:
     """The user's function as JAX sees it for one signature."""
 
     lifted: Lifted  # its inputs: the captured arrays that are lifted, and then the dynamic leaves
-    places: tuple[int, ...]  # of the dynamic leaves among all
     out_tree: Any
     fingerprint: Fingerprint  # of arguments and results, the same in all processes
     findings: tuple[PassFinding, ...]  # made while tracing
@@ -83,11 +83,6 @@ class _KnownCall(NamedTuple):
     def variant(self) -> Hashable:
         """The key of its program: on Auto axes, jit traces once for all shardings."""
         return (self.shardings, self.mesh) if self.traced.routes else None
-
-
-@jax.tree_util.register_static
-class _Token:
-    """A result without arrays, which stands for what was found out in a trace."""
 
 
 class RewrittenProgram:
@@ -115,8 +110,8 @@ class RewrittenProgram:
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
         self._watch = Watch(name)
         self._placements = Placements()
-        # Caches of JAX may keep a token longer than this lives; what it stands for, they do not.
-        self._traces = weakref.WeakKeyDictionary[_Token, _TracedCall]()
+        self._traces = weakref.WeakKeyDictionary[ClosedJaxpr, _TracedCall]()
+        self._pmap_findings: list[PassFinding] = []  # of the trace that is made now
         self._jits = weakref.WeakKeyDictionary[PlacedCaptures, dict[Hashable, Any]]()
         self._callers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._fronts = programs.Fronts(
@@ -214,11 +209,9 @@ class RewrittenProgram:
     def _find(self, args: _Args, kwargs: _Kwargs) -> _KnownCall:
         """Return what is known of a call, whose arguments may be tracers."""
         traced = self._trace_user(args, kwargs)
-        leaves = jax.tree.leaves((args, kwargs))
-        dynamic = [leaves[place] for place in traced.places]
         known = [
             None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
-            for leaf in dynamic
+            for leaf in jax.tree.leaves(self._dynamic(args, kwargs))
         ]
         shardings = tuple(each if isinstance(each, NamedSharding) else None for each in known)
         mesh = self.options.mesh or mesh_of(traced.lifted.jaxpr, shardings)
@@ -234,51 +227,35 @@ class RewrittenProgram:
     # ---- the user's function is traced
 
     def _trace_user(self, args: _Args, kwargs: _Kwargs) -> _TracedCall:
-        """Return the user's function for arguments of these types; their values do not matter."""
-        args, kwargs = jax.tree.map(_described, (args, kwargs))
-        return self._traces[self._recorder.trace(*args, **kwargs).out_info]
-
-    @functools.cached_property
-    def _recorder(self) -> Any:
-        """The jit object that traces the user's function, and returns a token.
+        """Trace the user's function for arguments of these types; their values do not matter.
 
         A signature is all that a trace depends on: types, static values, settings such as x64. JAX
         keeps traces by it, and forgets them with `jax.clear_caches()`.
         """
+        args, kwargs = jax.tree.map(_described, (args, kwargs))
+        with tracing(self.options.captures), set_mesh_explained(self.name):
+            traced = self._user_jit.trace(*args, **kwargs)
+        if traced.jaxpr not in self._traces:
+            self._traces[traced.jaxpr] = self._analyze(traced, args, kwargs)
+        return self._traces[traced.jaxpr]
 
-        def record(*flat_args: Any, **kwargs: Any) -> _Token:
-            token = _Token()
-            self._traces[token] = self._record(flat_args, kwargs)
-            return token
+    @functools.cached_property
+    def _user_jit(self) -> Any:
+        """The jit object that traces the user's function, and never runs it."""
+        fun = _compat.inside_jit(self.fun) if jax.process_count() > 1 else self.fun
+
+        def traced(*flat_args: Any, **kwargs: Any) -> Any:
+            self._pmap_findings.clear()
+            with pmaps_over_all_processes(self.options.mesh, self._pmap_findings):
+                return fun(*flat_args, **kwargs)
 
         # No functools.wraps: jit would read the user's signature.
-        record.__name__ = record.__qualname__ = self.name
-        names = self._jit_options.static_argnames or None
-        return jax.jit(
-            record, static_argnums=self._jit_options.static_argnums, static_argnames=names
-        )
+        traced.__name__ = traced.__qualname__ = self.name
+        static, names = self._jit_options.static_argnums, self._jit_options.static_argnames
+        return jax.jit(traced, static_argnums=static, static_argnames=names or None)
 
-    def _record(self, args: _Args, kwargs: _Kwargs) -> _TracedCall:
-        """Trace the user's function, once per signature."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
-        fun = _compat.inside_jit(self.fun) if jax.process_count() > 1 else self.fun
-        findings: list[PassFinding] = []
-        out_trees = []
-
-        def flat(*dynamic: Any) -> list[Any]:
-            filled = list(leaves)
-            for place, value in zip(places, dynamic, strict=True):
-                filled[place] = value
-            given, keywords = jax.tree.unflatten(tree, filled)
-            with pmaps_over_all_processes(self.options.mesh, findings):
-                flat_output, out_tree = jax.tree.flatten(fun(*given, **keywords))
-            out_trees.append(out_tree)
-            return flat_output
-
-        flat.__name__ = flat.__qualname__ = self.name
-        with tracing(self.options.captures), set_mesh_explained(self.name):
-            jaxpr = jax.jit(flat).trace(*[leaves[place] for place in places]).jaxpr
+    def _analyze(self, traced: jax.stages.Traced, args: _Args, kwargs: _Kwargs) -> _TracedCall:
+        jaxpr, out_tree = traced.jaxpr, jax.tree.structure(traced.out_info)
         check_none_local(jaxpr)
         lifted = lift(jaxpr, self.fun, self.name, self.options.captures)
         routes = self.options.partitioning == "route" and interpreter.contains(
@@ -288,10 +265,21 @@ class RewrittenProgram:
             f"argument {jax.tree_util.keystr(path)}": describe(leaf)
             for path, leaf in jax.tree.leaves_with_path((args, kwargs))
         }
+        dynamic = jax.tree.leaves_with_path(self._dynamic(args, kwargs))
+        described |= {
+            f"argument {jax.tree_util.keystr(path)}": describe(aval)
+            for (path, _), aval in zip(dynamic, jaxpr.in_avals, strict=True)
+        }
         described |= {f"result {n}": describe(aval) for n, aval in enumerate(jaxpr.out_avals)}
-        out_tree = out_trees[-1]
         fingerprint = Fingerprint(containers(out_tree), described)
-        return _TracedCall(lifted, tuple(places), out_tree, fingerprint, tuple(findings), routes)
+        return _TracedCall(lifted, out_tree, fingerprint, tuple(self._pmap_findings), routes)
+
+    def _dynamic(self, args: _Args, kwargs: _Kwargs) -> tuple[dict[int, Any], _Kwargs]:
+        """Return the arguments that are not static, by position and by name."""
+        static, names = self._jit_options.static_argnums, self._jit_options.static_argnames
+        fixed = {number % len(args) for number in static if number < len(args)}
+        by_position = {n: arg for n, arg in enumerate(args) if n not in fixed}
+        return by_position, {name: value for name, value in kwargs.items() if name not in names}
 
     # ---- the passes, in their order, and the programs that they make
 
@@ -302,31 +290,28 @@ class RewrittenProgram:
         traced = self._trace_user(args, kwargs)
         call = self._find(args, kwargs) if variant is None else _KnownCall(traced, *variant)
         values = captured or traced.lifted.values
-        leaves = jax.tree.leaves((args, kwargs))
-        inputs = (*values, *[leaves[place] for place in traced.places])
+        inputs = (*values, *jax.tree.leaves(self._dynamic(args, kwargs)))
         passes = self._passes(call, len(values))
-        results, findings = pipeline.evaluate_through(passes, traced.lifted.jaxpr, inputs)
+        program, findings = pipeline.run_passes(passes, traced.lifted.jaxpr)
+        results = interpreter.evaluate(program, inputs)
         self.findings = (*traced.findings, *findings)
         self.found = traced.lifted.found
         self.lifted = traced.lifted.captures if captured else ()
         return jax.tree.unflatten(traced.out_tree, results)
 
-    def _passes(self, call: _KnownCall, lifted: int) -> list[Pass]:
-        options = self.options
-        passes = []
+    def _passes(self, call: _KnownCall, lifted: int) -> list[Callable[[ClosedJaxpr], PassPlan]]:
+        options, passes = self.options, []
         if jax.process_count() == 1:
-            plan = functools.partial(remesh.plan_remesh, mesh=options.mesh)
-            passes.append(Pass({"shard_map"}, plan))
+            passes.append(functools.partial(remesh.plan_remesh, mesh=options.mesh))
         if options.partitioning == "route":
             whole = None if call.mesh is None else NamedSharding(call.mesh, P())
             in_shardings = (*[whole] * lifted, *call.shardings)
             plan = functools.partial(
                 plan_partitioning, mesh=call.mesh, in_shardings=in_shardings, specs=options.specs
             )
-            passes.append(Pass({"custom_partitioning"}, plan))
+            passes.append(plan)
         if options.gathers != "keep":
-            plan = functools.partial(plan_gathers, exact=options.gathers == "exact")
-            passes.append(Pass(GATHERS, plan))
+            passes.append(functools.partial(plan_gathers, exact=options.gathers == "exact"))
         return passes
 
     def _jit(self, placed: PlacedCaptures, variant: Hashable) -> Any:

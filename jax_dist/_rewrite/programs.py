@@ -6,7 +6,6 @@ has a front of its own; and calls on CPU wait for their result now and then.
 
 import functools
 import itertools
-import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -17,7 +16,6 @@ from jax.sharding import Mesh
 
 from jax_dist import _compat
 from jax_dist._rewrite.captures import NO_CAPTURES, PlacedCaptures
-from jax_dist._rewrite.interpreter import OURS
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
@@ -140,7 +138,7 @@ class Fronts:
             try:
                 return self._miss(reference() or NO_CAPTURES, args[first:], kwargs)
             except Exception as error:
-                _hide_own_frames(error)
+                error.__traceback__ = _compat.filtered_traceback(error)
                 raise
 
         front = self._fronts[placed] = _compat.front(
@@ -180,22 +178,3 @@ def throttled(call: Callable) -> Callable:
         return jax.block_until_ready(output) if next(_turns) else output
 
     return waiting
-
-
-def _hide_own_frames(error: Exception) -> None:
-    """Take the frames of this package out of the traceback.
-
-    JAX hides its own frames likewise, and only at its own functions;
-    `JAX_TRACEBACK_FILTERING=off` shows all, here as there.
-    """
-    if _compat.config_value("jax_traceback_filtering") == "off":
-        return
-    frames, step = [], error.__traceback__
-    while step is not None:
-        if not step.tb_frame.f_code.co_filename.startswith(OURS):
-            frames.append(step)
-        step = step.tb_next
-    shown: types.TracebackType | None = None
-    for step in reversed(frames):
-        shown = types.TracebackType(shown, step.tb_frame, step.tb_lasti, step.tb_lineno)
-    error.__traceback__ = shown

@@ -1,13 +1,14 @@
 """The mesh of a program, and the shardings that Shardy chooses for its custom_partitioning calls.
 
-The program is lowered with each call under a named scope of its own, Shardy's propagation runs on
-that module, and the shardings are read from the calls that carry the scopes.
+The program is lowered with each call under a named scope of its own, behind a barrier of its
+operands; Shardy's propagation runs on that module, and the shardings are read from the calls that
+carry the scopes, and from the barriers.
 """
 
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
@@ -18,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import Handler, Values
+from jax_dist._rewrite.interpreter import Atom, Builder, Values
 
 _Shardings: TypeAlias = Sequence[NamedSharding | None]  # of the inputs of a jaxpr
 
@@ -74,7 +75,6 @@ class CallLayout:
 
     operands: tuple[P, ...]
     results: tuple[P, ...]
-    constants: tuple[int, ...] = ()  # numbers of the operands that depend on no argument
 
 
 _SCOPE = re.compile(r"jax_dist_site_(\d+)")
@@ -83,14 +83,16 @@ _SCOPE = re.compile(r"jax_dist_site_(\d+)")
 def inline_jits(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Return the program with jits inlined, so that each call of one can be sharded by itself."""
 
-    def handler_of(eqn: JaxprEqn) -> Handler | None:
+    def inline(eqn: JaxprEqn, builder: Builder) -> Sequence[Atom] | None:
         shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
         is_plain = not any(isinstance(sharding, Sharding) for sharding in shardings)
-        return inline if _compat.name_of(eqn) == "jit" and is_plain else None
+        if _compat.name_of(eqn) != "jit" or not is_plain:
+            return None
+        with builder.inline(eqn.params["jaxpr"], list(map(builder.read, eqn.invars))) as opened:
+            interpreter.rebuild_into(builder, opened, inline)
+        return list(map(builder.read, opened.outvars))
 
-    inline = lambda eqn, values: interpreter.run_at(eqn.params["jaxpr"], values, handler_of)
-    run = lambda *args: interpreter.run_at(jaxpr, args, handler_of)
-    return jax.make_jaxpr(run)(*jaxpr.in_avals)
+    return interpreter.rebuild(jaxpr, inline)
 
 
 def layouts_of(
@@ -118,14 +120,15 @@ def layouts_of(
 def _lower_with_scopes(
     jaxpr: ClosedJaxpr, numbers: Mapping[int, int], mesh: Mesh, in_shardings: _Shardings
 ) -> jax.stages.Lowered:
-    def replay_in_scope(eqn: JaxprEqn, values: Values) -> Values:
+    def bind_in_scope(eqn: JaxprEqn, values: Values) -> Values:
         with jax.named_scope(f"jax_dist_site_{numbers[id(eqn)]}"):
-            return interpreter.replay(eqn, values)
+            return interpreter.replay(eqn, jax.lax.optimization_barrier(values))
+
+    marked = interpreter.replace_equations(jaxpr, dict.fromkeys(numbers, bind_in_scope))
 
     def program(anchor: jax.Array, *args: jax.Array) -> Values:
         del anchor  # for it, JAX lowers for the whole mesh, even if nothing else is on it
-        handler_of = lambda eqn: replay_in_scope if id(eqn) in numbers else None
-        return interpreter.run_at(jaxpr, args, handler_of)
+        return interpreter.evaluate(marked, args)
 
     shapes = [jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, P()))]
     for var, sharding in zip(jaxpr.jaxpr.invars, in_shardings, strict=True):
@@ -174,14 +177,15 @@ def _read_layout(call: ir.Operation, mesh: Mesh, meshes: Mapping[str, Any]) -> C
         results = tuple(_spec(value, mesh, meshes) for value in call.results)
     except ValueError as reason:
         return str(reason)
-    constants = [n for n, value in enumerate(call.operands) if _is_constant(value)]
-    return CallLayout(operands, results, tuple(constants))
+    return CallLayout(operands, results)
 
 
 def _spec(value: ir.Value, mesh: Mesh, meshes: Mapping[str, Any]) -> P:
-    sharding = _sharding(value)
-    if sharding is None:  # replicated
+    maker: Any = value.owner  # a call or a barrier, which carry the shardings of their results
+    if "sdy.sharding" not in maker.attributes:  # replicated
         return P(*[None] * ir.ShapedType(value.type).rank)
+    shardings = sdy.TensorShardingPerValueAttr(maker.attributes["sdy.sharding"]).shardings
+    sharding = sdy.TensorShardingAttr(shardings[ir.OpResult(value).result_number])
     parts: list[tuple[str, ...]] = []
     for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):
         axes = [sdy.AxisRefAttr(axis) for axis in dimension.axes]
@@ -195,37 +199,3 @@ def _spec(value: ir.Value, mesh: Mesh, meshes: Mapping[str, Any]) -> P:
         if declared.device_ids or sizes != list(mesh.shape.items()):
             raise ValueError("its values are on another mesh")
     return P(*[axes[0] if len(axes) == 1 else axes or None for axes in parts])
-
-
-def _sharding(value: ir.Value) -> Any:
-    """Return the sharding that the operation which makes a value carries; None if replicated."""
-    is_argument = isinstance(value, ir.BlockArgument)
-    owner: Any = value.owner
-    maker = owner.owner.operation if is_argument else owner.operation
-    number = value.arg_number if is_argument else ir.OpResult(value).result_number
-    attributes, per_value = maker.attributes, "sdy.sharding"
-    match maker.name:
-        case "func.func":
-            facts = attributes["arg_attrs"][number] if "arg_attrs" in attributes else {}
-            has_sharding = "sdy.sharding" in facts
-            return sdy.TensorShardingAttr(facts["sdy.sharding"]) if has_sharding else None
-        case "sdy.reshard" | "sdy.sharding_constraint":
-            return sdy.TensorShardingAttr(attributes["sharding"])
-        case "sdy.manual_computation" if not is_argument:
-            per_value = "out_shardings"
-        case name if is_argument and name != "stablehlo.while":
-            raise ValueError(f"it reads an argument of {name}")
-        case name if name.startswith("sdy.") and name != "sdy.constant":
-            raise ValueError(f"it reads a result of {name}")
-    if per_value not in attributes:
-        return None
-    shardings = sdy.TensorShardingPerValueAttr(attributes[per_value]).shardings
-    return sdy.TensorShardingAttr(shardings[number])
-
-
-def _is_constant(value: ir.Value) -> bool:
-    if isinstance(value, ir.BlockArgument):
-        return False
-    maker = cast(Any, value.owner).operation
-    # A region could read anything from around it.
-    return not maker.regions and all(map(_is_constant, maker.operands))

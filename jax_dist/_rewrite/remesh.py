@@ -66,8 +66,9 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
                 outcome, what = "rewritten", f"{pmap}: a shard_map over '{move.axis}' of the mesh"
                 handlers[id(site.eqn)] = functools.partial(_emit, move)
         findings.append(PassFinding(_codes.JIT_OF_PMAP, outcome, what, why, site.where))
-    evaluate = lambda *args: interpreter.run_at(jaxpr, args, lambda eqn: handlers.get(id(eqn)))
-    return PassPlan(evaluate if handlers else None, tuple(findings))
+    if not handlers:
+        return PassPlan(None, tuple(findings))
+    return PassPlan(interpreter.replace_equations(jaxpr, handlers), tuple(findings))
 
 
 def _move(site: PmapSite, mesh: Mesh) -> _Move:
@@ -104,8 +105,7 @@ def _take_axis(free: dict[str, int], name: str, size: int) -> str | None:
 
 def _emit(move: _Move, eqn: JaxprEqn, values: Values) -> Values:
     body, params = move.site.body, eqn.params
-    run = functools.partial(interpreter.run, handlers={})
-    evaluate = run if move.keeps_types else rebind.evaluate
+    evaluate = interpreter.evaluate if move.keeps_types else rebind.evaluate
     inner = set(move.site.mesh.axis_names) - {move.site.axis}  # of the pmaps inside
     operands = _constrain(move, values, params["in_specs"])
     with meshes.context_of(move.inside):

@@ -2,13 +2,12 @@
 
 The key of the persistent cache is a hash of the program's text, so what differs in that text
 between two processes, differs in the key. Some of it shows in a single process: addresses of Python
-objects, in operations or in names. Some does not: an order taken from a set, random names.
+objects, and captured arrays. Some does not: an order taken from a set, random names.
 """
 
 import dataclasses
 import html
 import io
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,15 +60,6 @@ class CacheVerdict:
                 f"jax, {jax.__version__}, never writes such a program. Take the callback out, or "
                 "use jax 0.12 or later."
             )
-        for what, pattern in _NAMED.items():
-            # The quoted names of a list, such as `"i"=4, "j"=2`; or the one name that matched.
-            names = [re.findall(r'"([^"]*)"', match) or [match] for match in pattern.findall(text)]
-            causes += [
-                f"The name of {what}, {name!r}, looks made from an address, an id or a time, "
-                "which differ in each process. Give it a fixed name."
-                for name in dict.fromkeys(itertools.chain(*names))
-                if _MADE_UP.search(name)
-            ]
         if captured:
             causes.append(
                 f"{', '.join(captured)} {'is' if len(captured) == 1 else 'are'} part of the "
@@ -267,15 +257,3 @@ def _cache_table(report: Report) -> rich.table.Table:
 
 
 _CALLBACK = re.compile(r"stablehlo\.custom_call @\w*python\w*callback\(")
-_NAMED = {
-    "the program": re.compile(r'^module @("[^"]*"|[^\s{]+)', re.MULTILINE),
-    "an inner function": re.compile(r'func\.func (?:private )?@("[^"]*"|[^\s(]+)\('),
-    "a mesh axis": re.compile(r"sdy\.mesh @\S+ = <\[([^\]]*)\]"),
-    "a result": re.compile(r'jax\.result_info = "((?:[^"\\]|\\.)*)"'),
-}
-_MADE_UP = re.compile(
-    r"0x[0-9a-f]{6,}"  # an address
-    r"|\d{9,}"  # an id, or seconds since 1970
-    r"|(?<![0-9a-z])[0-9a-f]{8}([-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}",  # a UUID
-    re.IGNORECASE,
-)

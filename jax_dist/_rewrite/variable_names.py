@@ -40,15 +40,13 @@ def definition(fun: Any) -> str:
     for _ in range(100):  # wrappers around one function; more is a function that wraps itself
         if isinstance(fun, functools.partial):
             fun = fun.func
-        elif isinstance(fun, types.MethodType):
-            fun = fun.__func__
-        elif "__wrapped__" in getattr(fun, "__dict__", {}):
-            fun = fun.__wrapped__
-        elif isinstance(fun, types.FunctionType):
-            return f"{display_path(fun.__code__.co_filename)}:{fun.__code__.co_firstlineno}"
+        elif (wrapped := getattr(fun, "__wrapped__", None)) is not None:
+            fun = wrapped
         else:
-            fun = inspect.getattr_static(type(fun), "__call__", None)
-    return ""
+            break
+    call = inspect.getattr_static(type(fun), "__call__", None)
+    code = getattr(fun, "__code__", None) or getattr(call, "__code__", None)
+    return "" if code is None else f"{display_path(code.co_filename)}:{code.co_firstlineno}"
 
 
 def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, ArraySource]:

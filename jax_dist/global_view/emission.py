@@ -205,9 +205,7 @@ class Emitter:
         if self.axes.rebinds:
             handler_of = lambda eqn: handlers.get(id(eqn)) or self.axes.handler_of(eqn)
             return rebind.evaluate(jaxpr, values, handler_of)
-        eqns = enumerate(interpreter.open_jaxpr(jaxpr).eqns)
-        at = {place: handlers[id(eqn)] for place, eqn in eqns if id(eqn) in handlers}
-        return interpreter.run(jaxpr, values, at, anew=True)
+        return interpreter.run(jaxpr, values, lambda eqn: handlers.get(id(eqn), interpreter.replay))
 
     def _bind(self, eqn: JaxprEqn, values: Values) -> Values:
         if self.axes.rebinds:

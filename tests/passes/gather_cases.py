@@ -174,8 +174,6 @@ CASES: dict[str, Case] = {
     "mean of squares": rewritten(lambda x: (gather(x) ** 2).mean(0)),
     "norm": rewritten(lambda x: jnp.linalg.norm(gather(x), axis=0)),
     "transposed": rewritten(lambda x: gather(x).transpose(2, 0, 1).mean(1)),
-    "side by side": rewritten(lambda x: jnp.concatenate([gather(x), gather(2 * x)], 2).mean(0)),
-    "stacked": rewritten(lambda x: jnp.stack([gather(x), gather(2 * x)]).mean(1)),
     # ---- what needs the whole value
     "relu": kept(f"relu{WHOLE}", lambda x: jax.nn.relu(gather(x)).mean(0)),
     "mean over another dimension": kept(LEAVES, lambda x: gather(x).mean(1)),

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jax_dist._rewrite.gathers import plan_gathers
-from jax_dist._rewrite.interpreter import equations, run
+from jax_dist._rewrite.interpreter import equations, evaluate
 from jax_dist._rewrite.pipeline import PassPlan
 
 _REDUCTIONS = ("psum", "psum_invariant", "pmax", "pmin")
@@ -36,7 +36,7 @@ def rewritten_leaves(function: Callable[..., Any], *, exact: bool = False) -> Ca
         jaxpr = jax.make_jaxpr(function)(*args)
         plan = plan_gathers(jaxpr, exact=exact)
         leaves = jax.tree.leaves(args)
-        return plan.evaluate(*leaves) if plan.evaluate else run(jaxpr, leaves, {})
+        return evaluate(plan.jaxpr or jaxpr, leaves)
 
     return call
 

@@ -16,7 +16,7 @@ import jax_dist
 from jax_dist import _compat
 from jax_dist._rewrite.captures import Capture, find_captures, lift, warning_text
 from jax_dist._rewrite.constants import lift_arrays
-from jax_dist._rewrite.interpreter import equations, run
+from jax_dist._rewrite.interpreter import equations, evaluate
 
 _NUMBERS = np.random.RandomState(0)
 _W = jnp.asarray(_NUMBERS.randn(3, 5), jnp.float32)
@@ -150,7 +150,7 @@ def _lifted(fun, *args):
     jaxpr = jax.make_jaxpr(fun)(*args)
     values = [capture.value for capture in find_captures(jaxpr, fun)]
     lifted = lift_arrays(jaxpr, values)
-    return jax.jit(lambda values, *args: run(lifted, [*values, *args], {})), values
+    return jax.jit(lambda values, *args: evaluate(lifted, [*values, *args])), values
 
 
 def _agree(fun, *args):
@@ -217,7 +217,7 @@ def test_numpy_constants_that_stay_are_copied():
     fun = lambda x: jax.jit(lambda x: x + small)(x) + small
     lifted = lift(jax.make_jaxpr(fun)(_X), fun, "fun", "allow")
     small[:] = 5
-    chex.assert_trees_all_close(run(lifted.jaxpr, [_X], {})[0], _X + 2)
+    chex.assert_trees_all_close(evaluate(lifted.jaxpr, [_X])[0], _X + 2)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "int4", "float16", "bool"])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from gather_cases import CASES, Case
 from gather_checks import assert_close, blocks, count, mesh_of, planned, rewritten_leaves
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
 Function = Callable[[jax.Array], Any]
@@ -66,7 +67,10 @@ def test_collectives_and_reasons(name: str, devices: int, *, check_vma: bool):
     plan = planned(function, x)
 
     assert count(function, x)[0] >= 1
-    assert count(plan.evaluate or function, x) == (case.gathers, case.reductions)
+    assert count(jaxpr_as_fun(plan.jaxpr) if plan.jaxpr else function, x) == (
+        case.gathers,
+        case.reductions,
+    )
     refused = [finding for finding in plan.findings if finding.outcome == "refused"]
     assert [finding.why for finding in refused] == [case.why] * bool(case.why)
     assert all(finding.where == case.forced_at() for finding in refused)

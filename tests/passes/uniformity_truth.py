@@ -53,12 +53,9 @@ def measured(function: Callable[[Any], Any], x: np.ndarray, sizes: dict[str, int
 
 def _inlined(body: Any, args: Sequence[Any]) -> list[Any]:
     """Evaluate a jaxpr with the bodies of jits in their place."""
-    handlers = {
-        place: lambda eqn, values: _inlined(interpreter.bodies(eqn)[0], values)
-        for place, eqn in enumerate(interpreter.open_jaxpr(body).eqns)
-        if record_of(eqn).call == "inline"
-    }
-    return interpreter.run(body, args, handlers)
+    inline = lambda eqn, values: _inlined(interpreter.bodies(eqn)[0], values)
+    handler_of = lambda eqn: inline if record_of(eqn).call == "inline" else interpreter.replay
+    return interpreter.run(body, args, handler_of)
 
 
 def _on_devices(closed: ClosedJaxpr, sizes: dict[str, int]) -> Callable[..., Any]:
