@@ -42,7 +42,6 @@ class Primitive:
     moves: bool = False  # gives elements another place, and computes nothing
     identity: bool = False  # gives its operands as they are, in another type or place
     constrains: bool = False  # says how a value is sharded, by a mesh
-    linear: bool = False  # what it makes of a gradient is one: a multiple, a sum, or a part
     scales: bool = False  # multiplies or divides its first operand
     sums: bool = False  # adds elements up, so that the last bits depend on their order
     reduces: bool = False  # makes one element of those along its parameter `axes`
@@ -93,26 +92,24 @@ LAX_COLLECTIVES = {
 # Facts, and the names that they hold for. "from 0.12" and "to 0.10" are versions of jax.
 TABLE = """
 # element by element
-plain elementwise: acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clz complex cos
-plain elementwise: cosh digamma erf erf_inv erfc exp exp2 expm1 igamma igamma_grad_a igammac
-plain elementwise: integer_pow lgamma log log1p logistic nextafter polygamma population_count pow
-plain elementwise: mulhi regularized_incomplete_beta rem rsqrt shift_left shift_right_arithmetic
-plain elementwise: shift_right_logical sin sinh sqrt square tan tanh zeta
+plain elementwise: acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clz
+plain elementwise: complex cos cosh digamma erf erf_inv erfc exp exp2 expm1 igamma igamma_grad_a
+plain elementwise: igammac integer_pow lgamma log log1p logistic mulhi nextafter polygamma
+plain elementwise: population_count pow regularized_incomplete_beta rem rsqrt shift_left
+plain elementwise: shift_right_arithmetic shift_right_logical sin sinh sqrt square sub tan tanh zeta
 plain elementwise from 0.12: log2 one_minus_square polynomial
-plain elementwise linear: add add_any sub
-plain elementwise linear scales: div mul
-plain elementwise exact: abs and ceil conj eq eq_to floor ge gt imag is_finite le le_to lt lt_to ne
-plain elementwise exact: not or real reduce_precision round sign stop_gradient xor
+plain elementwise scales: div mul
+plain elementwise exact: abs and ceil clamp conj convert_element_type copy eq eq_to floor ge gt imag
+plain elementwise exact: is_finite le le_to lt lt_to max min name ne neg not or real
+plain elementwise exact: reduce_precision round select_n sign stop_gradient xor
 plain elementwise exact: bitcast_convert_type # where both types have one size
-plain elementwise exact linear: clamp convert_element_type copy max min name neg select_n
 
 # elements in other places
-plain moves exact linear: broadcast_in_dim reshape squeeze transpose
-plain moves exact: iota stack tile
+plain moves exact: broadcast_in_dim iota reshape squeeze stack tile transpose
 plain moves exact ordered: concatenate dynamic_slice dynamic_update_slice pad rev slice split
 plain moves exact ordered: unstack
-plain moves exact identity linear: pvary
-plain exact identity constrains linear: reshard sharding_constraint
+plain moves exact identity: pvary
+plain exact identity constrains: reshard sharding_constraint
 plain exact: device_put optimization_barrier
 plain exact ordered: gather scatter sort top_k
 

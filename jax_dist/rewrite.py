@@ -20,14 +20,9 @@ from jax_dist._pmap import axes
 from jax_dist._rewrite.captures import Captures, find_captures
 from jax_dist._rewrite.diagnostics import find_gradient_sums
 from jax_dist._rewrite.gathers import Gathers
+from jax_dist._rewrite.partition import Partitioning, Specs
 from jax_dist._rewrite.pipeline import PassFinding
-from jax_dist._rewrite.program import (
-    Partitioning,
-    RewriteOptions,
-    RewrittenProgram,
-    Specs,
-    set_mesh_explained,
-)
+from jax_dist._rewrite.program import RewriteOptions, RewrittenProgram
 from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
 from jax_dist._rewrite.variable_names import definition
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
@@ -81,7 +76,9 @@ class Rewritten:
 
     def report(self, /, *args: Any, **kwargs: Any) -> Report:
         """Report what the rewriting does for these arguments; compiles, and runs nothing."""
-        return _report_of(self._program.again(), args, kwargs)
+        program = self._program  # a new one, for a trace that jit has in its cache warns of nothing
+        fresh = RewrittenProgram(program.fun, program.name, program.options)
+        return _report_of(fresh, args, kwargs)
 
 
 def rewrite(
@@ -222,8 +219,7 @@ def _report_of(
 ) -> Report:
     """Report what a rewriting, which has traced nothing yet, does on these arguments."""
     fun, name = rewriting.fun, rewriting.name
-    with set_mesh_explained(name):
-        traced = _compat.jit_like(fun).trace(*args, **kwargs)
+    traced = _compat.jit_like(fun).trace(*args, **kwargs)
     before, program_before, failure = None, ProgramCost(), ()
     try:
         lowered = traced.lower()
@@ -236,9 +232,10 @@ def _report_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CapturedArrayWarning)  # the report says it
         after = rewriting.lower(args, kwargs)
+        program, findings = rewriting.explain(args, kwargs)
     # Of one trace: what each derives again, as in `table * 2`, is another array then.
-    captured = rewriting.found or find_captures(traced.jaxpr, fun)
-    lifted = {capture.key for capture in rewriting.lifted}
+    captured = program.found or find_captures(traced.jaxpr, fun)
+    lifted = {capture.key for capture in program.captures}
     large = [capture for capture in captured if capture.is_large or capture.is_key]
     cache_before = CacheVerdict(stable=False, causes=("It does not compile.",))
     if before is not None:
@@ -251,7 +248,7 @@ def _report_of(
         cache_before=cache_before,
         cache_after=CacheVerdict.of(after, kept),
         findings=(
-            *rewriting.findings,
+            *findings,
             *find_gradient_sums(traced.jaxpr),
             *failure,
         ),

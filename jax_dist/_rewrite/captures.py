@@ -7,9 +7,9 @@ devices live as long as a program that uses them.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import hashlib
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr
 from jax_dist import _compat
 from jax_dist._rewrite.constants import baked_arrays, lift_arrays, own_copy
 from jax_dist._rewrite.pipeline import warn_user
-from jax_dist._rewrite.variable_names import ArraySource, Kind, find_names
+from jax_dist._rewrite.variable_names import ArraySource, find_names
 from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
@@ -36,7 +36,6 @@ class Capture:
     """An array that a program holds, and where it comes from."""
 
     name: str  # as the user would type it: "params['w']"; "<derived>" if `fun` does not reach it
-    kind: Kind
     shape: tuple[int, ...]
     dtype: str
     bytes: int
@@ -56,7 +55,7 @@ class Capture:
         facts = [
             f"{self.dtype}[{','.join(map(str, self.shape))}]",
             human_bytes(self.bytes),
-            f"{self.kind} of {self.captured_at}" if self.captured_at else "",
+            f"captured at {self.captured_at}" if self.captured_at else "",
             f"used at {self.used_at}" if self.used_at else "",
             f"not lifted: {self.refused}" if self.refused else "",
         ]
@@ -71,12 +70,11 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
     baked, captures = baked_arrays(jaxpr), []
     names = find_names(fun, {identity: array.value for identity, array in baked.items()})
     for identity, array in baked.items():
-        source = names.get(identity, ArraySource("<derived>", "", ""))
+        source = names.get(identity, ArraySource("<derived>", ""))
         value, use = array.value, array.first_use
         is_old_key = use is not None and _compat.name_of(use) == "random_wrap"
         capture = Capture(
             name=source.name,
-            kind=source.kind,
             shape=tuple(value.shape),
             dtype=str(value.dtype),
             bytes=int(value.nbytes),
@@ -115,26 +113,22 @@ def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: st
 # --- lifting
 
 
-class _Outside(threading.local):
-    lifts: bool = False
-
-
-_outside = _Outside()
+_lifts = contextvars.ContextVar("lifts", default=False)
 
 
 @contextlib.contextmanager
 def tracing(captures: Captures) -> Iterator[None]:
     """Mark what is traced inside as part of a program that lifts what it captures, or not."""
-    before, _outside.lifts = _outside.lifts, captures == "lift"
+    token = _lifts.set(captures == "lift")
     try:
         yield
     finally:
-        _outside.lifts = before
+        _lifts.reset(token)
 
 
 def is_lifted_outside() -> bool:
     """Return whether what is traced now is part of a program that lifts what it captures."""
-    return _outside.lifts
+    return _lifts.get()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -166,13 +160,12 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
             raise ArgumentError(text)
         warn_user(text, CapturedArrayWarning)
     values = [own_copy(capture.value) for capture in lifted]
-    jaxpr = lift_arrays(jaxpr, [capture.value for capture in lifted])
+    if found or policy == "allow":
+        jaxpr = lift_arrays(jaxpr, [capture.value for capture in lifted])
     # Without the values: what is not lifted need not live longer.
-    found, lifted = (
-        tuple(dataclasses.replace(capture, value=None) for capture in captures)
-        for captures in (found, lifted)
-    )
-    return Lifted(jaxpr, found, lifted, values)
+    without = {id(capture): dataclasses.replace(capture, value=None) for capture in found}
+    lifted = tuple(without[id(capture)] for capture in lifted)
+    return Lifted(jaxpr, tuple(without.values()), lifted, values)
 
 
 class Watch:

@@ -122,6 +122,8 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
     if is_jax:
         now = value.sharding if value.committed else None
         value = jax.device_put(value, now, may_alias=False)
+        if where is None or where == now:
+            return value
     return jax.device_put(value, where)
 
 
@@ -163,7 +165,7 @@ class _Lifting:
         return self._changed[key]
 
     def _rebuild(self, jaxpr: Any, inputs: tuple[Identity, ...]) -> Any:
-        body, builder = open_jaxpr(jaxpr), Builder()
+        body, builder = open_jaxpr(jaxpr), Builder(jaxpr)
         new = {identity: Var(self._types[identity]) for identity in inputs}
         kept: dict[Var, Any] = {}  # the constants that stay
         is_same = not inputs

@@ -5,8 +5,8 @@ is summed over devices: JAX transposes its broadcast (`pvary`) to a psum. The lo
 then has a gradient that is N times too large, and a pmean afterwards changes nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
@@ -16,8 +16,6 @@ from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.pipeline import PassFinding
 from jax_dist._rewrite.primitive_facts import record_of
 
-_IsTransposed: TypeAlias = Callable[[JaxprEqn], bool]  # whether JAX made it in transposing
-
 _WHY_SUMMED = (
     "under check_vma=True, JAX sums it over all devices, so for the loss of one device it is N "
     "times too large, also after a pmean; give shard_map check_vma=False, take lax.pmean of the "
@@ -26,115 +24,59 @@ _WHY_SUMMED = (
 
 
 def find_gradient_sums(jaxpr: Any) -> tuple[PassFinding, ...]:
-    """Return a finding for each gradient that JAX sums over devices, and nobody divides again."""
+    """Return a finding for each gradient that JAX sums over devices, and nobody divides again.
+
+    None in a shard_map whose user reduces the loss: its gradient has to be summed.
+    """
     findings = []
-    for eqn in interpreter.equations(jaxpr):
-        if record_of(eqn).kind == "region" and eqn.params["check_vma"]:
-            search = _GradientSums(eqn.params["mesh"].shape)
-            search.walk(eqn.params["jaxpr"], {}, interpreter.source_line(eqn), _has_transposed_name)
-            findings += search.findings.values()
+    for region in interpreter.equations(jaxpr):
+        if record_of(region).kind != "region" or not region.params["check_vma"]:
+            continue
+        body, sizes = region.params["jaxpr"], region.params["mesh"].shape.values()
+        transposed = list(_transposed_equations(body, interpreter.source_line(region)))
+        if any(_is_transposed_psum(eqn) for eqn, _ in transposed):
+            continue
+        divided = {eqn.invars[0] for eqn in interpreter.equations(body) if _divides(eqn, sizes)}
+        for eqn, line in transposed:
+            if record_of(eqn).over == "sum" and divided.isdisjoint(eqn.outvars):
+                over = ", ".join(repr(str(axis)) for axis in eqn.params["axes"])
+                what = f"the gradient by a replicated value is summed over {over}"
+                code = _codes.GRADIENT_OF_REPLICATED
+                findings.append(PassFinding(code, "noted", what, _WHY_SUMMED, line))
     return tuple(dict.fromkeys(findings))
 
 
-class _Value(NamedTuple):
-    """Facts about one variable."""
+def _transposed_equations(
+    body: Any, around: str, *, is_inside: bool = False
+) -> Iterator[tuple[JaxprEqn, str]]:
+    """Yield what JAX made in transposing, with the user's line; name stacks start anew in bodies.
 
-    sums: frozenset[int] = frozenset()  # it is a gradient that these sums made, perhaps scaled
-    of_global_loss: bool = False  # it is a cotangent of the user's own psum: right as it is
-
-
-class _GradientSums:
-    """The search through the body of one shard_map."""
-
-    def __init__(self, axis_sizes: Mapping[Any, int]):
-        self.findings: dict[int, PassFinding] = {}  # by the identity of the equation
-        self._axis_sizes = axis_sizes
-
-    def walk(
-        self, body: Any, values: dict[Any, _Value], around: str, is_transposed: _IsTransposed
-    ) -> None:
-        """Add what is known of each variable in `body` to `values`."""
-        for eqn in interpreter.open_jaxpr(body).eqns:
-            record, by_jax = record_of(eqn), is_transposed(eqn)
-            line = interpreter.source_line(eqn) or around
-            operand = _join(values, eqn.invars)
-            result = _Value(operand.sums if record.linear else frozenset(), operand.of_global_loss)
-            if record.over == "sum":
-                result = _Value(of_global_loss=by_jax and operand.of_global_loss)
-                if by_jax and not operand.of_global_loss:
-                    self.findings[id(eqn)] = _finding(eqn, line)
-                    result = _Value(frozenset({id(eqn)}))
-            elif by_jax and _compat.name_of(eqn) == "pvary" and _is_cotangent(eqn.invars[0]):
-                result = result._replace(of_global_loss=True)
-            elif record.scales and self._divides(eqn):
-                for number in operand.sums:
-                    self.findings.pop(number, None)
-            values.update(dict.fromkeys(eqn.outvars, result))
-            for inner in interpreter.bodies(eqn):
-                inside = _in_transposed(eqn, inner) if by_jax else _has_transposed_name
-                self._enter(eqn, inner, values, line, inside)
-
-    def _enter(
-        self,
-        eqn: JaxprEqn,
-        inner: Any,
-        values: dict[Any, _Value],
-        around: str,
-        is_transposed: _IsTransposed,
-    ) -> None:
-        """Walk a body, with what is known of the operands and the results of its equation."""
-        opened = interpreter.open_jaxpr(inner)
-        outer = eqn.invars[1:] if record_of(eqn).kind == "branch" else eqn.invars
-        inside: dict[Any, _Value] = {}
-        if len(opened.invars) == len(outer):
-            inside = {v: _join(values, [a]) for v, a in zip(opened.invars, outer, strict=True)}
-        self.walk(inner, inside, around, is_transposed)
-        if len(opened.outvars) == len(eqn.outvars):
-            for result, atom in zip(eqn.outvars, opened.outvars, strict=True):
-                before, made = _join(values, [result]), _join(inside, [atom])
-                is_global = before.of_global_loss or made.of_global_loss
-                values[result] = _Value(before.sums | made.sums, is_global)
-
-    def _divides(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation takes the mean over devices of what was summed."""
-        factor = eqn.invars[1]
-        if not isinstance(factor, Literal) or np.ndim(factor.val) or not factor.val:
-            return False
-        divisor = float(factor.val) if _compat.name_of(eqn) == "div" else 1 / float(factor.val)
-        return any(np.isclose(divisor, size) for size in self._axis_sizes.values() if size > 1)
+    A checkpoint computes forward once more in its body, so not all of that is transposed.
+    """
+    for eqn in interpreter.open_jaxpr(body).eqns:
+        line = interpreter.source_line(eqn) or around
+        is_transposed = is_inside or "transpose(" in str(eqn.source_info.name_stack)
+        if is_transposed:
+            yield eqn, line
+        inside = is_transposed and record_of(eqn).call != "checkpoint"
+        for inner in interpreter.bodies(eqn):
+            yield from _transposed_equations(inner, line, is_inside=inside)
 
 
-def _finding(eqn: JaxprEqn, line: str) -> PassFinding:
-    over = ", ".join(repr(str(axis)) for axis in eqn.params["axes"])
-    what = f"the gradient by a replicated value is summed over {over}"
-    return PassFinding(_codes.GRADIENT_OF_REPLICATED, "noted", what, _WHY_SUMMED, line)
-
-
-def _join(values: Mapping[Any, _Value], atoms: Sequence[Any]) -> _Value:
-    operands = [values.get(atom, _Value()) for atom in atoms if isinstance(atom, Var)]
-    sums = frozenset().union(*[value.sums for value in operands])
-    return _Value(sums, any(value.of_global_loss for value in operands))
-
-
-def _is_cotangent(atom: Any) -> bool:
-    """Return whether a broadcast is the transpose of a psum; of a constant, only of the seed."""
+def _is_transposed_psum(eqn: JaxprEqn) -> bool:
+    """Return whether an equation broadcasts a cotangent; of a constant, only the seed is one."""
+    if _compat.name_of(eqn) != "pvary":
+        return False
+    atom: Any = eqn.invars[0]
     return isinstance(atom, Var) or (np.ndim(atom.val) == 0 and float(atom.val) == 1.0)
 
 
-def _has_transposed_name(eqn: JaxprEqn) -> bool:
-    return "transpose(" in str(eqn.source_info.name_stack)
-
-
-def _in_transposed(eqn: JaxprEqn, body: Any) -> _IsTransposed:
-    """Return what was transposed in the body of a transposed equation; name stacks start anew."""
-    if record_of(eqn).call != "checkpoint":
-        return lambda _: True
-    # A checkpoint computes forward once more; what it transposes comes from the cotangents, its
-    # last operands.
-    opened = interpreter.open_jaxpr(body)
-    reached = {opened.invars[-1]}
-    is_reached = lambda eqn: any(isinstance(atom, Var) and atom in reached for atom in eqn.invars)
-    for inner in opened.eqns:
-        if is_reached(inner):
-            reached.update(inner.outvars)
-    return is_reached
+def _divides(eqn: JaxprEqn, sizes: Collection[int]) -> bool:
+    """Return whether an equation divides by the size of an axis."""
+    if not record_of(eqn).scales or not isinstance(eqn.invars[0], Var):
+        return False
+    factor: Any = eqn.invars[1]
+    if not isinstance(factor, Literal) or np.ndim(factor.val) or not factor.val:
+        return False
+    divisor = float(factor.val) if _compat.name_of(eqn) == "div" else 1 / float(factor.val)
+    return any(np.isclose(divisor, size) for size in sizes if size > 1)

@@ -17,7 +17,6 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _codes, _compat
-from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.gather_rules import (
     Blockwise,
     Deferred,
@@ -57,10 +56,9 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
       What to evaluate instead on the same inputs, or None if nothing is to change; and what was
       rewritten or refused.
     """
-    if not interpreter.contains(jaxpr, lambda eqn: _compat.name_of(eqn) == "all_gather"):
+    walk, kept, changed = _Walk(exact=exact), -1, jaxpr
+    if not walk.mark(jaxpr):
         return PassPlan(None)
-    walk, kept = _Walk(exact=exact), -1
-    changed = jaxpr
     while len(walk.kept) > kept:
         kept = len(walk.kept)
         changed = walk.program(jaxpr)
@@ -70,8 +68,8 @@ def plan_gathers(jaxpr: ClosedJaxpr, *, exact: bool) -> PassPlan:
 class _Body(Builder):
     """The state of a walk over one body, and over those that are inlined into it."""
 
-    def __init__(self, scope: Same, sizes: Mapping[Any, int], *, check_vma: bool):
-        super().__init__()
+    def __init__(self, source: Any, scope: Same, sizes: Mapping[Any, int], *, check_vma: bool):
+        super().__init__(source)
         self.scope = scope  # the axes of the shard_maps around it
         self.sizes = sizes  # of these axes
         self.check_vma = check_vma  # of the innermost shard_map
@@ -95,12 +93,22 @@ class _Walk:
         self._exact = exact
         self._invariance = Invariance()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
-        self._containing: dict[int, bool] = {}  # by the identity of a body
+        self._gathering: set[int] = (
+            set()
+        )  # the ids of equations that gather, or a body of them does
+
+    def mark(self, jaxpr: Any) -> bool:
+        """Find the equations with gathers; return whether there are any."""
+        is_gather = lambda eqn: _compat.name_of(eqn) == "all_gather"
+        eqns = open_jaxpr(jaxpr).eqns
+        marked = [e for e in eqns if is_gather(e) or any([self.mark(body) for body in bodies(e)])]
+        self._gathering.update(map(id, marked))
+        return bool(marked)
 
     def program(self, jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         self.made, self._count = collections.defaultdict(list), 0
         inputs = [NOWHERE] * len(jaxpr.in_avals)
-        return self._closed(None, jaxpr, inputs, _Body(NOWHERE, {}, check_vma=False))
+        return self._closed(None, jaxpr, inputs, _Body(jaxpr, NOWHERE, {}, check_vma=False))
 
     def findings(self) -> list[PassFinding]:
         """Return what was found of each gather, in program order."""
@@ -132,12 +140,12 @@ class _Walk:
                 why = f"the gathered value leaves the {_plain_name(eqn)} whole"
                 self._keep_whole(value, why, value.made_by)
             outvars.append(atom if isinstance(value, Deferred) else value)
-        return body.finish(jaxpr, outvars)
+        return body.finish(outvars)
 
     def _equations(self, opened: Any, same: Sequence[Same], body: _Body) -> None:
         body.same.update(self._invariance.facts(opened, same, body.scope))
         for eqn in opened.eqns:
-            has_gather = self._contains_gather(eqn)
+            has_gather = id(eqn) in self._gathering
             has_deferred = any(isinstance(body.read(atom), Deferred) for atom in eqn.invars)
             if not has_deferred and not has_gather:
                 body.copy(eqn)
@@ -152,17 +160,6 @@ class _Walk:
                 self._keep(eqn, body, f"{_plain_name(eqn)} {why}")
                 body.copy(self._with_bodies(eqn, body) if has_gather else eqn)
 
-    def _contains_gather(self, eqn: JaxprEqn) -> bool:
-        if _compat.name_of(eqn) == "all_gather":
-            return True
-        for body in bodies(eqn):
-            if id(body) not in self._containing:
-                inside = any(map(self._contains_gather, open_jaxpr(body).eqns))
-                self._containing[id(body)] = inside
-            if self._containing[id(body)]:
-                return True
-        return False
-
     def _with_bodies(self, eqn: JaxprEqn, body: _Body) -> JaxprEqn:
         """Return an equation with its bodies changed."""
         inputs = self._invariance.of_body_inputs(
@@ -176,7 +173,7 @@ class _Walk:
             check_vma = eqn.params["check_vma"]
         following = iter(inputs)
         change = lambda inner: self._closed(
-            eqn, inner, next(following), _Body(scope, sizes, check_vma=check_vma)
+            eqn, inner, next(following), _Body(inner, scope, sizes, check_vma=check_vma)
         )
         return with_bodies(eqn, change)
 

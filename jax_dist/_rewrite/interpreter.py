@@ -7,13 +7,15 @@ needs to be known of the primitive around it; and only what is new is traced.
 
 import contextlib
 import functools
+import itertools
+import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
-from jax.core import eval_jaxpr
+from jax.core import ShapedArray, eval_jaxpr
 from jax.extend import core, source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
@@ -122,31 +124,37 @@ def fixed_in(eqn: JaxprEqn) -> range:
 def evaluate(jaxpr: Any, args: Sequence[Any]) -> Values:
     """Evaluate a jaxpr, with its constants or without if it has none, in the current trace."""
     opened = open_jaxpr(jaxpr)
-    if len(opened.eqns) < _LONG:
+    if len(list(itertools.islice(equations(jaxpr), _LONG))) < _LONG:
         return eval_jaxpr(opened, constants(jaxpr), *args)
     closed = jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(opened, ())
     return replay(_compat.call_of(closed), args)
 
 
-# From this many equations on, a jaxpr becomes one call of what is traced already: to bind an
-# equation again takes about as long as to trace it for the first time.
+# From this many equations on, at any depth, a jaxpr becomes one call of what is traced already: to
+# bind an equation again takes about as long as to trace it for the first time.
 _LONG = 64
 
 
-def run(jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler]) -> Values:
+def run(
+    jaxpr: Any, args: Sequence[Any], handler_of: Callable[[JaxprEqn], Handler | None]
+) -> Values:
     """Evaluate a jaxpr equation by equation, in the context of now.
 
     Args:
       jaxpr: with its constants, or without if it has none.
       args: one for each input variable.
-      handler_of: gives what to do with an equation; `replay` binds it as it is.
+      handler_of: gives what to do with an equation; None to bind it as it is.
     """
     body = open_jaxpr(jaxpr)
     env: dict[Var, Any] = dict(zip(body.constvars, constants(jaxpr), strict=True))
     env.update(zip(body.invars, args, strict=True))
     for eqn in body.eqns:
-        with located(eqn, anew=True):
-            outs = handler_of(eqn)(eqn, read_all(eqn.invars, env))
+        handler, values = handler_of(eqn), read_all(eqn.invars, env)
+        if handler is None:
+            outs = replay(eqn, values)
+        else:
+            with located(eqn, anew=True):
+                outs = handler(eqn, values)
         env.update(zip(eqn.outvars, outs, strict=True))
     return read_all(body.outvars, env)
 
@@ -166,10 +174,14 @@ def replay(eqn: JaxprEqn, values: Sequence[Any]) -> Values:
 
 def with_bodies(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
     """Return the equation with each of its bodies changed, in the order of `bodies`."""
+    if not bodies(eqn):
+        return eqn
 
     def changed(value: Any) -> Any:
         if isinstance(value, tuple | list) and any(isinstance(part, _JAXPRS) for part in value):
-            return jax.tree.map(changed, value)  # a named tuple stays one
+            new = jax.tree.map(changed, value)  # a named tuple stays one
+            is_same = all(map(operator.is_, jax.tree.leaves(new), jax.tree.leaves(value)))
+            return value if is_same else new
         return change(value) if isinstance(value, _JAXPRS) else value
 
     params = {name: changed(value) for name, value in eqn.params.items()}
@@ -243,6 +255,9 @@ def user_line_of(eqn: JaxprEqn, around: Sequence[JaxprEqn]) -> str:
 class Builder:
     """A jaxpr that is being built from the equations of other ones.
 
+    Args:
+      source: the jaxpr whose inputs it has; it is open or closed as this.
+
     Attributes:
       eqns: so far.
       env: what variables of the others became here, where that is another atom; gathers put in
@@ -250,7 +265,9 @@ class Builder:
       is_changed: whether anything is not as it was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._constants: dict[Var, Any] = {}  # those of inlined jaxprs
         self.eqns: list[JaxprEqn] = []
         self.env: dict[Any, Any] = {}
         self.is_changed = False
@@ -273,14 +290,15 @@ class Builder:
 
     @contextlib.contextmanager
     def inline(self, jaxpr: Any, atoms: Sequence[Any]) -> Iterator[Any]:
-        """Add what is copied inside as part of this jaxpr; the inlined one is called with `atoms`.
-
-        Its constants become literals, for a body may have no constants of its own.
-        """
+        """Add what is copied inside as a call of `jaxpr` with `atoms`, in the place of the call."""
         opened = open_jaxpr(jaxpr)
         self.env.update(zip(opened.invars, atoms, strict=True))
         for var, constant in zip(opened.constvars, constants(jaxpr), strict=True):
-            self.env[var] = Literal(constant, var.aval)
+            if isinstance(self._source, core.ClosedJaxpr):
+                self.env[var] = new = Var(var.aval)
+                self._constants[new] = constant
+            else:  # it has no constants
+                self.env[var] = Literal(constant, var.aval)
         self._depth += 1
         yield opened
         self._depth -= 1
@@ -292,17 +310,20 @@ class Builder:
                 self.copy(eqn, **fields)
         return list(map(self.read, opened.outvars))
 
-    def finish(self, source: Any, outvars: Sequence[Atom]) -> Any:
-        """Return the jaxpr with the inputs of `source`, open or closed as that."""
-        opened = open_jaxpr(source).replace(eqns=self.eqns, outvars=outvars)
-        return source.replace(jaxpr=opened) if isinstance(source, core.ClosedJaxpr) else opened
+    def finish(self, outvars: Sequence[Atom]) -> Any:
+        """Return the jaxpr."""
+        old = open_jaxpr(self._source)
+        constvars = [*old.constvars, *self._constants]
+        new = old.replace(constvars=constvars, eqns=self.eqns, outvars=outvars)
+        if not isinstance(self._source, core.ClosedJaxpr):
+            return new
+        return core.ClosedJaxpr(new, [*self._source.consts, *self._constants.values()])
 
 
 def _without_mesh(aval: Any) -> Any:
     """Return a type without its mesh of Auto axes, of which another one may stand there now."""
-    sharding = getattr(aval, "sharding", None)
-    kinds = set(sharding.mesh.axis_types) if sharding is not None else set()
-    return aval.update(sharding=None) if kinds == {AxisType.Auto} else aval
+    is_auto = isinstance(aval, ShapedArray) and {*aval.sharding.mesh.axis_types} == {AxisType.Auto}
+    return aval.update(sharding=None) if is_auto else aval
 
 
 # Adds what an equation becomes to a builder, and returns its results; None to leave it alone.
@@ -311,10 +332,10 @@ Change: TypeAlias = Callable[[JaxprEqn, Builder], "Sequence[Atom] | None"]
 
 def rebuild(jaxpr: Any, change: Change) -> Any:
     """Return a jaxpr, open or closed as it came, with some equations changed, at any depth."""
-    builder = Builder()
+    builder = Builder(jaxpr)
     rebuild_into(builder, jaxpr, change)
     outvars = list(map(builder.read, open_jaxpr(jaxpr).outvars))
-    return builder.finish(jaxpr, outvars) if builder.is_changed else jaxpr
+    return builder.finish(outvars) if builder.is_changed else jaxpr
 
 
 def rebuild_into(builder: Builder, jaxpr: Any, change: Change) -> None:

@@ -10,7 +10,7 @@ global arrays, and gives other numbers on blocks.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
@@ -24,7 +24,8 @@ from jax_dist._rewrite.pipeline import Outcome, PassFinding, PassPlan
 from jax_dist._rewrite.propagation import CallLayout
 from jax_dist.errors import ArgumentError
 
-_Specs: TypeAlias = Mapping[str, tuple[Any, Any]]  # name of an op: (in_specs, out_specs)
+Partitioning: TypeAlias = Literal["route", "keep"]
+Specs: TypeAlias = Mapping[str, tuple[Any, Any]]  # name of an op: (in_specs, out_specs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ def plan_partitioning(
     *,
     mesh: Mesh | None,
     in_shardings: Sequence[NamedSharding | None],
-    specs: _Specs | None = None,
+    specs: Specs | None = None,
 ) -> PassPlan:
     """Route each custom_partitioning equation of a program through `jax.shard_map`.
 
@@ -139,7 +140,7 @@ def _plan_routes(
     calls: Sequence[JaxprEqn],
     layouts: Mapping[int, CallLayout | str],
     mesh: Mesh,
-    specs: _Specs,
+    specs: Specs,
 ) -> PassPlan:
     routes: dict[int, _Route] = {}  # by the identity of the call
     findings: list[PassFinding] = []

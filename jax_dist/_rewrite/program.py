@@ -6,12 +6,11 @@ for each way that arguments are sharded where the passes follow that. A call tha
 not know (see `_compat.front`) comes to `_miss`, with its arguments.
 """
 
-import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax.core import Tracer
@@ -26,7 +25,6 @@ from jax_dist._pmap.body import any_tracer, type_of
 from jax_dist._rewrite import interpreter, pipeline, programs, remesh
 from jax_dist._rewrite.captures import (
     NO_CAPTURES,
-    Capture,
     Captures,
     Lifted,
     PlacedCaptures,
@@ -38,14 +36,11 @@ from jax_dist._rewrite.captures import (
 )
 from jax_dist._rewrite.constants import lies_on_many, put_copy
 from jax_dist._rewrite.gathers import Gathers, plan_gathers
-from jax_dist._rewrite.partition import plan_partitioning
+from jax_dist._rewrite.partition import Partitioning, Specs, plan_partitioning
 from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 from jax_dist._rewrite.pmap_sites import check_none_local, pmaps_over_all_processes
 from jax_dist._rewrite.propagation import is_partitioned, mesh_of, meshes_of
-from jax_dist.errors import ArgumentError
 
-Partitioning: TypeAlias = Literal["route", "keep"]
-Specs: TypeAlias = Mapping[str, tuple[Any, Any]]
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
 
@@ -92,18 +87,12 @@ class RewrittenProgram:
       fun: the user's function.
       name: of the program.
       options: of the rewriting.
-      findings: of the last trace.
-      found: the captured arrays, in the last trace.
-      lifted: those that are arguments.
     """
 
     def __init__(self, fun: Callable, name: str, options: RewriteOptions):
         self.fun: Callable[..., Any] = fun
         self.name: str = name
         self.options: RewriteOptions = options
-        self.findings: tuple[PassFinding, ...] = ()
-        self.found: tuple[Capture, ...] = ()
-        self.lifted: tuple[Capture, ...] = ()
         self._jit_options = _compat.JitOptions.read(fun)
         self._mesh_seen: Mesh | None = None
         self._is_warned = False
@@ -129,10 +118,6 @@ class RewrittenProgram:
         self._callers.add(caller)
         caller.__call__ = self._fronts.call
 
-    def again(self) -> "RewrittenProgram":
-        """Return the same with nothing traced: what jit has in its cache tells no findings."""
-        return RewrittenProgram(self.fun, self.name, self.options)
-
     def lower(self, args: _Args, kwargs: _Kwargs) -> jax.stages.Lowered:
         call = self._find(args, kwargs)
         placed = self._place_captures(call)
@@ -143,6 +128,12 @@ class RewrittenProgram:
         """Return the rewritten jaxpr, with the captured arrays in it."""
         call = self._find(args, kwargs)
         return self._jit(NO_CAPTURES, call.variant).trace(*args, **kwargs)
+
+    def explain(self, args: _Args, kwargs: _Kwargs) -> tuple[Lifted, tuple[PassFinding, ...]]:
+        """Return the program before the passes, and all findings."""
+        traced = self._trace_user(args, kwargs)
+        _, findings = self._run_passes(traced, args, kwargs)
+        return traced.lifted, (*traced.findings, *findings)
 
     # ---- a call that the front does not know
 
@@ -202,7 +193,7 @@ class RewrittenProgram:
         mesh = call.mesh
         if mesh is None and jax.process_count() > 1:
             # One with devices of other processes too, where arrays of this one cannot be used.
-            mesh = next((each for each in self._meshes(call) if each.is_multi_process), None)
+            mesh = next((mesh for mesh in self._meshes(call) if mesh.is_multi_process), None)
         place = lambda value: _placed(value, mesh)
         return self._placements.of(call.traced.lifted, mesh, place)
 
@@ -213,7 +204,7 @@ class RewrittenProgram:
             None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
             for leaf in jax.tree.leaves(self._dynamic(args, kwargs))
         ]
-        shardings = tuple(each if isinstance(each, NamedSharding) else None for each in known)
+        shardings = tuple(s if isinstance(s, NamedSharding) else None for s in known)
         mesh = self.options.mesh or mesh_of(traced.lifted.jaxpr, shardings)
         # Under grad and vmap arguments do not show their mesh; they did when called before.
         self._mesh_seen = mesh or self._mesh_seen
@@ -221,8 +212,8 @@ class RewrittenProgram:
 
     def _meshes(self, call: _KnownCall) -> list[Mesh]:
         """Return those that the program runs on."""
-        given = [] if self.options.mesh is None else [self.options.mesh]
-        return [*given, *meshes_of(call.traced.lifted.jaxpr, call.shardings)]
+        meshes = [] if self.options.mesh is None else [self.options.mesh]
+        return [*meshes, *meshes_of(call.traced.lifted.jaxpr, call.shardings)]
 
     # ---- the user's function is traced
 
@@ -233,7 +224,7 @@ class RewrittenProgram:
         keeps traces by it, and forgets them with `jax.clear_caches()`.
         """
         args, kwargs = jax.tree.map(_described, (args, kwargs))
-        with tracing(self.options.captures), set_mesh_explained(self.name):
+        with tracing(self.options.captures):
             traced = self._user_jit.trace(*args, **kwargs)
         if traced.jaxpr not in self._traces:
             self._traces[traced.jaxpr] = self._analyze(traced, args, kwargs)
@@ -288,31 +279,27 @@ class RewrittenProgram:
     ) -> Any:
         """Evaluate the rewritten program in the current trace."""
         traced = self._trace_user(args, kwargs)
-        call = self._find(args, kwargs) if variant is None else _KnownCall(traced, *variant)
-        values = captured or traced.lifted.values
-        inputs = (*values, *jax.tree.leaves(self._dynamic(args, kwargs)))
-        passes = self._passes(call, len(values))
-        program, findings = pipeline.run_passes(passes, traced.lifted.jaxpr)
-        results = interpreter.evaluate(program, inputs)
-        self.findings = (*traced.findings, *findings)
-        self.found = traced.lifted.found
-        self.lifted = traced.lifted.captures if captured else ()
+        program, _ = self._run_passes(traced, args, kwargs, variant)
+        dynamic = jax.tree.leaves(self._dynamic(args, kwargs))
+        results = interpreter.evaluate(program, [*(captured or traced.lifted.values), *dynamic])
         return jax.tree.unflatten(traced.out_tree, results)
 
-    def _passes(self, call: _KnownCall, lifted: int) -> list[Callable[[ClosedJaxpr], PassPlan]]:
-        options, passes = self.options, []
+    def _run_passes(
+        self, traced: _TracedCall, args: _Args, kwargs: _Kwargs, variant: Any = None
+    ) -> tuple[ClosedJaxpr, tuple[PassFinding, ...]]:
+        options, lifted = self.options, traced.lifted
+        passes: list[Callable[[ClosedJaxpr], PassPlan]] = []
         if jax.process_count() == 1:
             passes.append(functools.partial(remesh.plan_remesh, mesh=options.mesh))
-        if options.partitioning == "route":
+        if traced.routes:
+            call = self._find(args, kwargs) if variant is None else _KnownCall(traced, *variant)
             whole = None if call.mesh is None else NamedSharding(call.mesh, P())
-            in_shardings = (*[whole] * lifted, *call.shardings)
-            plan = functools.partial(
-                plan_partitioning, mesh=call.mesh, in_shardings=in_shardings, specs=options.specs
-            )
-            passes.append(plan)
+            shardings = (*[whole] * len(lifted.values), *call.shardings)
+            plan = functools.partial(plan_partitioning, mesh=call.mesh, in_shardings=shardings)
+            passes.append(functools.partial(plan, specs=options.specs))
         if options.gathers != "keep":
             passes.append(functools.partial(plan_gathers, exact=options.gathers == "exact"))
-        return passes
+        return pipeline.run_passes(passes, lifted.jaxpr)
 
     def _jit(self, placed: PlacedCaptures, variant: Hashable) -> Any:
         """Return the jit object of a program; captured arrays are its first argument, if any."""
@@ -348,20 +335,6 @@ class RewrittenProgram:
         moves = process_calls.collectives(traced.lifted.jaxpr)
         process_calls.agree_to_run("{}, rewritten", self.fun, traced.fingerprint, moves, mesh)
         self._agreed.add(signature)
-
-
-@contextlib.contextmanager
-def set_mesh_explained(name: str) -> Iterator[None]:
-    """Raise ArgumentError if the traced function enters `jax.set_mesh`."""
-    try:
-        yield
-    except ValueError as error:
-        if "`set_mesh` can only be used outside" not in str(error):
-            raise
-        raise ArgumentError(
-            f"'{name}' enters jax.set_mesh itself, which JAX does not trace. Enter it around the "
-            "call of the rewritten function, or give the mesh to jax.shard_map."
-        ) from error
 
 
 def _described(leaf: Any) -> Any:

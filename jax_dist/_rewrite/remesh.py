@@ -5,8 +5,6 @@ later, in the rules of a custom_vjp. So a mapped region keeps that name, on a me
 devices; the arrays that go in and out lie on the caller's mesh, under the caller's name.
 """
 
-import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,21 +28,6 @@ class _RemeshRefused(Exception):
     """A pmap that cannot be moved; the text is the reason."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Move:
-    """A pmap and the axis of the mesh that it goes to."""
-
-    site: PmapSite
-    mesh: Mesh  # the caller's
-    axis: str  # of the caller's mesh
-    inside: Mesh  # the same devices, with the pmap's own names
-
-    @property
-    def keeps_types(self) -> bool:
-        """True if the body can be replayed as it is, for JAX sees the same mesh."""
-        return dict(self.inside.shape) == dict(self.site.mesh.shape)
-
-
 def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     """Move the pmaps of a program.
 
@@ -56,22 +39,57 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     findings = []
     for site in pmap_sites(jaxpr):
         pmap = f"the pmap over '{site.axis}' of size {site.size}"
-        try:
-            move = None if mesh is None else _move(site, mesh)
-        except _RemeshRefused as reason:
-            outcome, what, why = "refused", f"{pmap} stays", str(reason)
-        else:
-            outcome, what, why = "noted", f"{pmap} is a shard_map on a mesh of its own", ""
-            if move is not None:
-                outcome, what = "rewritten", f"{pmap}: a shard_map over '{move.axis}' of the mesh"
-                handlers[id(site.eqn)] = functools.partial(_emit, move)
+        outcome, what, why = "noted", f"{pmap} is a shard_map on a mesh of its own", ""
+        if mesh is not None:
+            try:
+                axis, handlers[id(site.eqn)] = _mover(site, mesh)
+            except _RemeshRefused as reason:
+                outcome, what, why = "refused", f"{pmap} stays", str(reason)
+            else:
+                outcome, what = "rewritten", f"{pmap}: a shard_map over '{axis}' of the mesh"
         findings.append(PassFinding(_codes.JIT_OF_PMAP, outcome, what, why, site.where))
-    if not handlers:
-        return PassPlan(None, tuple(findings))
-    return PassPlan(interpreter.replace_equations(jaxpr, handlers), tuple(findings))
+    changed = interpreter.replace_equations(jaxpr, handlers) if handlers else None
+    return PassPlan(changed, tuple(findings))
 
 
-def _move(site: PmapSite, mesh: Mesh) -> _Move:
+def _mover(site: PmapSite, mesh: Mesh) -> tuple[str, Handler]:
+    """Return the axis of the mesh that a pmap goes to, and what runs it there."""
+    axis, inside = _mesh_inside(site, mesh)
+    keeps_types = dict(inside.shape) == dict(site.mesh.shape)  # for JAX it is the same mesh
+    constraints = (eqn for eqn in interpreter.equations(site.body) if record_of(eqn).constrains)
+    if not keeps_types and (eqn := next(constraints, None)) is not None:
+        where = interpreter.source_line(eqn)
+        raise _RemeshRefused(f"the mapped function constrains a sharding itself, at {where}")
+    evaluate = interpreter.evaluate if keeps_types else rebind.evaluate
+    of_pmaps_inside = set(site.mesh.axis_names) - {site.axis}
+
+    def constrain(values: Sequence[Any], specs: Sequence[P]) -> Values:
+        """Say how values are sharded on the caller's mesh; the devices are the same."""
+        renamed = [P(*[axis if part == site.axis else part for part in spec]) for spec in specs]
+        return [
+            lax.with_sharding_constraint(value, NamedSharding(mesh, spec))
+            for value, spec in zip(values, renamed, strict=True)
+        ]
+
+    def emit(eqn: JaxprEqn, values: Values) -> Values:
+        params = eqn.params
+        operands = constrain(values, params["in_specs"])
+        with meshes.context_of(inside):
+            results = jax.shard_map(
+                lambda *blocks: evaluate(site.body, blocks),
+                mesh=inside,
+                in_specs=tuple(params["in_specs"]),
+                out_specs=list(params["out_specs"]),
+                axis_names=set(inside.axis_names) - of_pmaps_inside,
+                check_vma=False,
+            )(*operands)
+        return constrain(results, params["out_specs"])
+
+    return axis, emit
+
+
+def _mesh_inside(site: PmapSite, mesh: Mesh) -> tuple[str, Mesh]:
+    """Return the axis of the mesh for a pmap, and the mesh under the names of the pmap."""
     if site.devices is not None and not set(site.devices) <= set(mesh.devices.flat):
         raise _RemeshRefused("it has devices that are not in the mesh")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
@@ -85,12 +103,7 @@ def _move(site: PmapSite, mesh: Mesh) -> _Move:
             raise _RemeshRefused(f"no axis of the mesh ({sizes}) has the size {size} of '{name}'")
     names_inside = {target: name for name, target in chosen.items()}
     names = [names_inside.get(name, f"other_{name}") for name in mesh.axis_names]
-    move = _Move(site, mesh, chosen[site.axis], _compat.auto_mesh(mesh.devices, names))
-    constraints = (eqn for eqn in interpreter.equations(site.body) if record_of(eqn).constrains)
-    if not move.keeps_types and (eqn := next(constraints, None)) is not None:
-        where = interpreter.source_line(eqn)
-        raise _RemeshRefused(f"the mapped function constrains a sharding itself, at {where}")
-    return move
+    return chosen[site.axis], _compat.auto_mesh(mesh.devices, names)
 
 
 def _take_axis(free: dict[str, int], name: str, size: int) -> str | None:
@@ -101,32 +114,6 @@ def _take_axis(free: dict[str, int], name: str, size: int) -> str | None:
     chosen = name if name in fitting else fitting[0]
     del free[chosen]
     return chosen
-
-
-def _emit(move: _Move, eqn: JaxprEqn, values: Values) -> Values:
-    body, params = move.site.body, eqn.params
-    evaluate = interpreter.evaluate if move.keeps_types else rebind.evaluate
-    inner = set(move.site.mesh.axis_names) - {move.site.axis}  # of the pmaps inside
-    operands = _constrain(move, values, params["in_specs"])
-    with meshes.context_of(move.inside):
-        results = jax.shard_map(
-            lambda *blocks: evaluate(body, blocks),
-            mesh=move.inside,
-            in_specs=tuple(params["in_specs"]),
-            out_specs=list(params["out_specs"]),
-            axis_names=set(move.inside.axis_names) - inner,
-            check_vma=False,
-        )(*operands)
-    return _constrain(move, results, params["out_specs"])
-
-
-def _constrain(move: _Move, values: Sequence[Any], specs: Sequence[P]) -> Values:
-    """Say how values are sharded on the caller's mesh; nothing moves, the devices are the same."""
-    renamed = [P(*[move.axis if p == move.site.axis else p for p in spec]) for spec in specs]
-    return [
-        lax.with_sharding_constraint(value, NamedSharding(move.mesh, spec))
-        for value, spec in zip(values, renamed, strict=True)
-    ]
 
 
 # --- arguments on some devices only, put on all of the mesh

@@ -6,12 +6,11 @@ because the user sees it there.
 """
 
 import collections
-import dataclasses
 import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,18 +19,14 @@ from jax_dist._rewrite.constants import Identity, array_identity
 from jax_dist._rewrite.interpreter import OURS_AND_JAX
 from jax_dist.errors import display_path
 
-Kind: TypeAlias = Literal["closure", "global", "partial", "attribute", ""]
-
 _FUNCTIONS = 1_000  # a search ends here; what was not found by then has no name
 _DEPTH = 2  # of objects in objects; containers do not count
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ArraySource:
+class ArraySource(NamedTuple):
     """Origin of an array."""
 
     name: str  # as the user would type it: "params['w']"
-    kind: Kind
     captured_at: str  # "train.py:10", where the function begins that captures it
 
 
@@ -59,54 +54,57 @@ def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, 
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
     while queue and missing and len(seen) < _FUNCTIONS:
         fun = queue.popleft()
-        for name, kind, variable in _variables(fun):
+        line = definition(fun)
+        for name, variable in _variables(fun):
             for path, leaf in _leaves(variable, name, _DEPTH):
                 if callable(leaf) and id(leaf) not in seen:
                     seen[id(leaf)] = leaf
                     queue.append(leaf)
                 identity = array_identity(leaf) if path and _is_array(leaf) else None
                 if identity in missing:
-                    names[identity] = ArraySource(path, kind, definition(fun))
+                    names[identity] = ArraySource(path, line)
                     missing.remove(identity)
     return names
 
 
-def _variables(fun: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, kind and value of what a callable holds; other callables without a name."""
+def _variables(fun: Any) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of what a callable holds; other callables without a name."""
     if isinstance(fun, types.MethodType):
-        yield "self", "attribute", fun.__self__
-        yield "", "", fun.__func__
+        yield "self", fun.__self__
+        yield "", fun.__func__
     elif isinstance(fun, functools.partial):
-        for number, value in enumerate(fun.args):
-            yield f"args[{number}]", "partial", value
-        for name, value in fun.keywords.items():
-            yield name, "partial", value
-        yield "", "", fun.func
+        yield from ((f"args[{number}]", value) for number, value in enumerate(fun.args))
+        yield from fun.keywords.items()
+        yield "", fun.func
     elif isinstance(fun, types.FunctionType):
-        yield "", "", vars(fun).get("__wrapped__")
+        yield "", vars(fun).get("__wrapped__")
         yield from _variables_of_function(fun)
     else:
         # Of jit, custom_jvp and custom_vjp; else an object that is called.
-        for name in ("__wrapped__", "fun", "jvp", "fwd", "bwd"):
-            yield "", "", getattr(fun, "__dict__", {}).get(name)
+        attributes = getattr(fun, "__dict__", {})
+        yield from (
+            ("", attributes.get(name)) for name in ("__wrapped__", "fun", "jvp", "fwd", "bwd")
+        )
         if not isinstance(fun, type) and not _is_library(type(fun).__module__):
-            yield "self", "attribute", fun
+            yield "self", fun
             methods = vars(type(fun)).values()
-            yield from (("", "", m) for m in methods if isinstance(m, types.FunctionType))
+            yield from (
+                ("", method) for method in methods if isinstance(method, types.FunctionType)
+            )
 
 
-def _variables_of_function(fun: types.FunctionType) -> Iterator[tuple[str, Any, Any]]:
+def _variables_of_function(fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
     code = fun.__code__
     # The names in JAX's code, and ours, mean nothing to the user.
     is_library = code.co_filename.startswith(OURS_AND_JAX)
     for name, cell in zip(code.co_freevars, fun.__closure__ or (), strict=True):
         try:
-            yield "" if is_library else name, "closure", cell.cell_contents
+            yield "" if is_library else name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
     if not is_library:
         for name in sorted(_names_in(code) & fun.__globals__.keys()):
-            yield name, "global", fun.__globals__[name]
+            yield name, fun.__globals__[name]
 
 
 def _names_in(code: types.CodeType) -> frozenset[str]:

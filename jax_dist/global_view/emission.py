@@ -205,7 +205,7 @@ class Emitter:
         if self.axes.rebinds:
             handler_of = lambda eqn: handlers.get(id(eqn)) or self.axes.handler_of(eqn)
             return rebind.evaluate(jaxpr, values, handler_of)
-        return interpreter.run(jaxpr, values, lambda eqn: handlers.get(id(eqn), interpreter.replay))
+        return interpreter.run(jaxpr, values, lambda eqn: handlers.get(id(eqn)))
 
     def _bind(self, eqn: JaxprEqn, values: Values) -> Values:
         if self.axes.rebinds:

@@ -36,7 +36,7 @@ def test_what_is_known_of_a_capture():
     fun = lambda x: x @ w
     (capture,) = _find(fun, _X)
 
-    assert (capture.name, capture.kind, capture.shape) == ("w", "closure", (3, 5))
+    assert (capture.name, capture.shape) == ("w", (3, 5))
     assert (capture.dtype, capture.bytes, capture.is_key) == ("bfloat16", 30, False)
     assert (capture.refused, capture.value) == ("", w)
     assert capture.captured_at.endswith(f"test_captures.py:{fun.__code__.co_firstlineno}")
@@ -65,10 +65,10 @@ def test_keys_are_known_as_keys():
 def test_the_warning():
     facts = {"shape": (4000, 4000), "dtype": "float32", "bytes": 64_000_000, "is_key": False}
     facts |= {"captured_at": "train.py:10", "used_at": "train.py:12", "key": None, "value": None}
-    capture = Capture(name="params['w']", kind="closure", refused="it is stuck", **facts)
+    capture = Capture(name="params['w']", refused="it is stuck", **facts)
 
     head = (
-        "JXD401: 'step' captures an array: params['w']: float32[4000,4000], 64.0 MB, closure of "
+        "JXD401: 'step' captures an array: params['w']: float32[4000,4000], 64.0 MB, captured at "
         "train.py:10, used at train.py:12, not lifted: it is stuck. They "
     )
     assert warning_text([capture], "step") == (

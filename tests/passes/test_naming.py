@@ -24,50 +24,47 @@ x = jnp.ones(3)
 
 
 def _names(source):
-    """Name, kind and the two lines of what `fun` captures, where its file begins with line 1."""
+    """Name and the two lines of what `fun` captures, where its file begins with line 1."""
     header = dict[str, object]()
     exec(_HEADER, header)
     names = dict(header)
     exec(compile(textwrap.dedent(source), "train.py", "exec"), names)
     fun = names["fun"]
     captures = find_captures(jax.make_jaxpr(fun)(names["x"]), fun)
-    return [(found.name, found.kind, found.captured_at, found.used_at) for found in captures]
+    return [(found.name, found.captured_at, found.used_at) for found in captures]
 
 
 _ONE_LINE = {  # all are used and captured in line 1
-    "global": ("fun = lambda x: x @ w", "w", "global"),
-    "global NumPy": ("fun = lambda x: x @ n", "n", "global"),
-    "key": ("fun = lambda x: x + jax.random.normal(key, (3,))", "key", "global"),
-    "module": (
-        "c = types.ModuleType('c'); c.v = w + 1; fun = lambda x: x @ c.v", "c.v", "global",
-    ),
-    "list": ("ws = [n, w]; fun = lambda x: x @ ws[1]", "ws[1]", "global"),
+    "global": ("fun = lambda x: x @ w", "w"),
+    "global NumPy": ("fun = lambda x: x @ n", "n"),
+    "key": ("fun = lambda x: x + jax.random.normal(key, (3,))", "key"),
+    "module": ("c = types.ModuleType('c'); c.v = w + 1; fun = lambda x: x @ c.v", "c.v"),
+    "list": ("ws = [n, w]; fun = lambda x: x @ ws[1]", "ws[1]"),
     "namedtuple": (
-        "T = NamedTuple('T', [('b', object)]); t = T(w); fun = lambda x: x @ t.b", "t.b", "global",
+        "T = NamedTuple('T', [('b', object)]); t = T(w); fun = lambda x: x @ t.b",
+        "t.b",
     ),
-    "partial": ("fun = functools.partial(lambda v, x: x @ v, w)", "args[0]", "partial"),
-    "partial by name": ("fun = functools.partial(lambda x, v: x @ v, v=w)", "v", "partial"),
-    "jit": ("fun = jax.jit(lambda x: x @ w)", "w", "global"),
-    "jit of partial": (
-        "fun = jax.jit(functools.partial(lambda v, x: x @ v, w))", "args[0]", "partial",
-    ),
-    "grad": ("fun = jax.grad(lambda x: jnp.sin(x @ w).sum())", "w", "global"),
-    "vmap": ("fun = jax.vmap(lambda x: x * w)", "w", "global"),
+    "partial": ("fun = functools.partial(lambda v, x: x @ v, w)", "args[0]"),
+    "partial by name": ("fun = functools.partial(lambda x, v: x @ v, v=w)", "v"),
+    "jit": ("fun = jax.jit(lambda x: x @ w)", "w"),
+    "jit of partial": ("fun = jax.jit(functools.partial(lambda v, x: x @ v, w))", "args[0]"),
+    "grad": ("fun = jax.grad(lambda x: jnp.sin(x @ w).sum())", "w"),
+    "vmap": ("fun = jax.vmap(lambda x: x * w)", "w"),
     "shard_map": (
         "fun = jax.shard_map(lambda x: x @ w, mesh=mesh, in_specs=P(), out_specs=P())",
-        "w", "global",
+        "w",
     ),
-    "scan": ("fun = lambda x: lax.scan(lambda c, _: (c, c @ w), x, length=2)", "w", "global"),
-    "a view": ("fun = lambda x: x @ n[:, 1:]", "<derived>", ""),
-}  # fmt: skip
+    "scan": ("fun = lambda x: lax.scan(lambda c, _: (c, c @ w), x, length=2)", "w"),
+    "a view": ("fun = lambda x: x @ n[:, 1:]", "<derived>"),
+}
 
 
 @pytest.mark.parametrize("case", _ONE_LINE)
 def test_of_one_array(case):
-    source, name, kind = _ONE_LINE[case]
-    [(found, found_kind, captured_at, used_at)] = _names(source)
+    source, name = _ONE_LINE[case]
+    [(found, captured_at, used_at)] = _names(source)
 
-    assert (found, found_kind) == (name, kind)
+    assert found == name
     assert captured_at == ("" if case == "a view" else "train.py:1")
     assert used_at == "train.py:1" or case in ("jit", "vmap", "shard_map", "jit of partial")
 
@@ -86,8 +83,8 @@ def test_closures_through_helpers_and_their_lines():
 
         fun = make(w, np.array([1., 2, 3, 4], np.float32))
         """) == [
-        ("table", "closure", "train.py:2", "train.py:3"),
-        ("scale", "closure", "train.py:5", "train.py:7"),
+        ("table", "train.py:2", "train.py:3"),
+        ("scale", "train.py:5", "train.py:7"),
     ]
 
 
@@ -113,9 +110,9 @@ unit = np.eye(3, dtype=np.float32)
 @pytest.mark.parametrize("fun", ["Model()", "Model().__call__", "jax.jit(Model().__call__)"])
 def test_methods_and_callable_objects(fun):
     assert _names(f"{_MODEL}fun = {fun}") == [
-        ("self.layers[0]['kernel']", "attribute", "train.py:5", "train.py:9"),
-        ("unit", "global", "train.py:8", "train.py:9"),
-        ("self.table", "attribute", "train.py:5", "train.py:6"),
+        ("self.layers[0]['kernel']", "train.py:5", "train.py:9"),
+        ("unit", "train.py:8", "train.py:9"),
+        ("self.table", "train.py:5", "train.py:6"),
     ]
 
 
@@ -132,10 +129,10 @@ def test_custom_rules():
         f = make()
         """)
 
-    assert _names(f"{source}fun = lambda x: f(x)") == [("w", "global", "train.py:3", "train.py:10")]
-    assert [names[:3] for names in _names(f"{source}fun = jax.grad(lambda x: jnp.sum(f(x)))")] == [
-        ("w", "global", "train.py:3"),
-        ("v", "closure", "train.py:5"),
+    assert _names(f"{source}fun = lambda x: f(x)") == [("w", "train.py:3", "train.py:10")]
+    assert [names[:2] for names in _names(f"{source}fun = jax.grad(lambda x: jnp.sum(f(x)))")] == [
+        ("w", "train.py:3"),
+        ("v", "train.py:5"),
     ]
 
 

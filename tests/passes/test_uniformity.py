@@ -143,27 +143,6 @@ def test_inputs_differ_along_what_cuts_them():
     assert cut_along(P(None, ("i", "j"), "rows")) == {"i", "j", "rows"}
 
 
-def test_what_leaves_a_shard_map_may_be_cut_by_the_next():
-    """A sum over j is the same along j; its parts are not."""
-    inner = {"axis_names": {"j"}, "check_vma": False}
-
-    def outer(x):
-        summed = jax.shard_map(lambda x: lax.psum(x, "j"), in_specs=P(), out_specs=P(), **inner)
-        cut = jax.shard_map(lambda x: x, in_specs=P("j"), out_specs=P("j"), **inner)
-        return cut(summed(x))
-
-    specs = {"in_specs": P("i"), "out_specs": P("i"), "axis_names": {"i"}, "check_vma": False}
-    function = jax.shard_map(outer, mesh=mesh_of(i=2, j=3), **specs)
-    outside, _, second = shard_maps(function)
-    invariance = Invariance()
-    scope = invariance.inside(outside, NOWHERE)
-    (inputs,) = invariance.of_body_inputs(outside, [NOWHERE], NOWHERE)
-    facts = invariance.facts(outside.params["jaxpr"], inputs, scope)
-    (entering,) = invariance.of_body_inputs(second, [facts[second.invars[0]]], scope)
-
-    assert [set(each) for each in entering] == [NONE]
-
-
 # ---- what is the same by its type, or by its name only
 
 

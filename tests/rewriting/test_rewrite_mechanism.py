@@ -56,7 +56,6 @@ _FUNCTIONS = pytest.mark.parametrize(
     [(_plain, _MESH), (_busy, None), (_busy, _MESH), (_busy, _WIDE)],
     ids=["plain", "busy", "busy, 4", "busy, 4x2"],
 )
-_MESHES = pytest.mark.parametrize("mesh", [None, _MESH, _WIDE], ids=["no mesh", "4", "4x2"])
 
 
 def _close(result, expected):
@@ -153,23 +152,6 @@ def _random_keys(key):
     return later, jax_dist.pmap(jax.random.normal)(jax.random.split(now, 4))
 
 
-def _loops_in_a_pmap(x):
-    """`[4, 100] -> [4, 100]`: the gathers stand in the bodies."""
-
-    def body(block):
-        def step(carry, scale):
-            return carry - jnp.mean(lax.all_gather(carry, "i"), 0) * scale, carry.sum()
-
-        block, sums = lax.scan(step, block, jnp.arange(3.0) / 10)
-        block = lax.fori_loop(0, 2, lambda i, b: b + jnp.sum(lax.all_gather(b, "i"), 0) / 8, block)
-        block = lax.cond(
-            sums.shape[0] > 2, lambda b: jnp.max(lax.all_gather(b, "i"), 0) + b, jnp.sin, block
-        )
-        return lax.switch(jnp.int32(1), [jnp.cos, lambda b: b * 2], block)
-
-    return jax_dist.pmap(body, "i")(x)
-
-
 @functools.partial(jax.shard_map, mesh=_MESH, in_specs=(P("data"), P()), out_specs=P("data"))
 def _checked_types(block, w):
     """With check_vma=True a psum is invariant, and a gather varies: the rewriting must say so."""
@@ -183,7 +165,6 @@ _PROGRAMS = {
     "trees and weak types": (_trees_and_weak_types, (_STATE,), {"batch": (jnp.int8(2),)}),
     "keywords": (_trees_and_weak_types, (_STATE,), {"scale": 3.0}),
     "random keys": (_random_keys, (jax.random.key(3),), {}),
-    "loops in a pmap": (_loops_in_a_pmap, (_X,), {}),
     "types of a checked shard_map": (_checked_types, (_X, numbers(5, seed=1)), {}),
     "gradients of a checked shard_map": (
         jax.grad(lambda x, w: jnp.sum(_checked_types(x, w) ** 2), (0, 1)),
@@ -279,7 +260,7 @@ _WITH_RULES = {
 
 
 @pytest.mark.thorough
-@_MESHES
+@pytest.mark.parametrize("mesh", [None, _MESH], ids=["no mesh", "4"])
 @pytest.mark.parametrize("name", _WITH_RULES)
 def test_custom_rules_are_used_by_later_derivatives(name, mesh):
     loss = lambda f: lambda x: f(x).sum()
@@ -335,22 +316,6 @@ def test_effects_happen_once_and_in_order():
         assert float(rewritten(jnp.arange(400.0).reshape(4, 100))) == 6.0
         jax.effects_barrier()
         assert events == expected
-
-
-@_MESHES
-def test_effects_in_a_pmap_happen_once_per_device(mesh):
-    events = []
-
-    def body(x):
-        note = lambda i, x: events.append((int(i), float(x)))
-        jax.debug.callback(note, lax.axis_index("i"), x[1])
-        return _body(x)
-
-    rewrite(jax_dist.pmap(body, "i"), mesh=mesh)(jnp.arange(12.0).reshape(4, 3))
-    jax.effects_barrier()
-
-    copies = 1 if mesh is None else mesh.size // 4
-    assert sorted(events) == sorted([(0, 1.0), (1, 4.0), (2, 7.0), (3, 10.0)] * copies)
 
 
 def test_names_and_source_lines_stay():

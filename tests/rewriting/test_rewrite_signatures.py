@@ -113,7 +113,7 @@ def test_a_captured_array_is_named_and_lifted():
 
     (text,) = _heard(lambda: rewritten(_X))
     place = f"test_rewrite_signatures.py:{line}"
-    first, _, last = text.partition(". They")[0].partition(", closure of ")
+    first, _, last = text.partition(". They")[0].partition(", captured at ")
     assert first == "JXD401: '<lambda>' captures an array: w: float32[4,100], 1.6 kB"
     assert [part.rpartition("/")[2] for part in last.split(", used at ")] == [place, place]
     assert _heard(lambda: rewritten(_X)) == []  # once
