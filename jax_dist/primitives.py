@@ -77,8 +77,8 @@ def functions_of(*over: _Over) -> tuple[str, ...]:
     >>> functions_of("sum", "max")
     ('jax.lax.psum', 'jax.lax.pmax', 'jax.lax.pmean')
     """
-    found = (name for name, made in LAX_COLLECTIVES.items() if RECORDS[made].over in over)
-    return tuple(f"jax.lax.{name}" for name in found)
+    names = (name for name, bound in LAX_COLLECTIVES.items() if RECORDS[bound].over in over)
+    return tuple(f"jax.lax.{name}" for name in names)
 
 
 # The collectives of `jax.lax`, and the primitives that they bind.

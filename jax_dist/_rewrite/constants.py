@@ -65,19 +65,19 @@ def baked_arrays(jaxpr: ClosedJaxpr) -> dict[Identity, BakedArray]:
         if (id(jaxpr), refused) in seen:
             return
         seen.add((id(jaxpr), refused))
-        body, held = open_jaxpr(jaxpr), dict[Any, BakedArray]()
+        body, by_var = open_jaxpr(jaxpr), dict[Any, BakedArray]()
         for var, value in zip(body.constvars, constants(jaxpr), strict=False):
             if (identity := array_identity(value)) is not None:
-                kept = value if isinstance(value, jax.Array) else np.asarray(value)
-                held[var] = arrays.setdefault(identity, BakedArray(kept))
-                held[var].refused = held[var].refused or refused
+                array = value if isinstance(value, jax.Array) else np.asarray(value)
+                by_var[var] = arrays.setdefault(identity, BakedArray(array))
+                by_var[var].refused = by_var[var].refused or refused
         for eqn in body.eqns:
             name = _compat.name_of(eqn)
             stuck = f"it is in the body of '{name}', which takes no more operands"
             for part in bodies(eqn):
                 search(part, (*around, eqn), refused or ("" if name in _WIDENED else stuck))
             for atom in eqn.invars:
-                array = None if isinstance(atom, Literal) else held.get(atom)
+                array = None if isinstance(atom, Literal) else by_var.get(atom)
                 if array is not None and array.first_use is None:
                     array.first_use, array.used_at = eqn, user_line_of(eqn, around)
 
@@ -204,10 +204,10 @@ class _Lifting:
 
     def _collect(self, jaxpr: Any) -> tuple[Identity, ...]:
         if id(jaxpr) not in self._held:  # the program is alive, so no other has this address
-            held = list(map(array_identity, constants(jaxpr)))
+            arrays = list(map(array_identity, constants(jaxpr)))
             for eqn in open_jaxpr(jaxpr).eqns:
-                held += self._collect_from_bodies(eqn)
-            self._held[id(jaxpr)] = tuple(dict.fromkeys(i for i in held if i in self._types))
+                arrays += self._collect_from_bodies(eqn)
+            self._held[id(jaxpr)] = tuple(dict.fromkeys(i for i in arrays if i in self._types))
         return self._held[id(jaxpr)]
 
 

@@ -90,8 +90,8 @@ def operands_of_bodies(eqn: JaxprEqn) -> list[list[int]]:
     if _compat.name_of(eqn) == "while":
         first = eqn.params["cond_nconsts"]
         second = first + eqn.params["body_nconsts"]
-        own = {"cond_jaxpr": places[:first], "body_jaxpr": places[first:second]}
-        return [own[name] + places[second:] for name in bodies_of_while(eqn)]
+        consts = {"cond_jaxpr": places[:first], "body_jaxpr": places[first:second]}
+        return [consts[name] + places[second:] for name in bodies_of_while(eqn)]
     first = int(record_of(eqn).kind == "branch")  # which its first operand picks
     return [places[first:] for _ in bodies(eqn)]
 

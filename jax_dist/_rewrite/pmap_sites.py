@@ -137,7 +137,7 @@ def check_none_local(jaxpr: ClosedJaxpr) -> None:
         return
     for site in pmap_sites(jaxpr):
         here = jax.process_index()
-        if site.of_jax and all(each.process_index == here for each in site.devices or ()):
+        if site.of_jax and all(device.process_index == here for device in site.devices or ()):
             where = site.where or "an unknown line"
             raise ArgumentError(
                 f"The jax.pmap over '{site.axis}' at {where} sees the devices of this process "

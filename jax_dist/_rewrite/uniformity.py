@@ -98,7 +98,7 @@ class Invariance:
                 return self.outputs(bodies(eqn)[0], operands, scope)
             case "branch":  # devices that take other branches get other results
                 branches = [self.outputs(body, operands[1:], scope) for body in bodies(eqn)]
-                return [operands[0].intersection(*each) for each in zip(*branches, strict=True)]
+                return [operands[0].intersection(*facts) for facts in zip(*branches, strict=True)]
             case "loop":
                 return self._loop_results(eqn, operands, scope)
             case "region":
