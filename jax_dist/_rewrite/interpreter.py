@@ -257,6 +257,7 @@ class Builder:
 
     Args:
       source: the jaxpr whose inputs it has; it is open or closed as this.
+      is_program: whether it may have constants; a body takes those of inlined jaxprs as literals.
 
     Attributes:
       eqns: so far.
@@ -265,8 +266,8 @@ class Builder:
       is_changed: whether anything is not as it was.
     """
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
+    def __init__(self, source: Any, *, is_program: bool = False) -> None:
+        self._source, self._is_program = source, is_program
         self._constants: dict[Var, Any] = {}  # those of inlined jaxprs
         self.eqns: list[JaxprEqn] = []
         self.env: dict[Any, Any] = {}
@@ -294,11 +295,10 @@ class Builder:
         opened = open_jaxpr(jaxpr)
         self.env.update(zip(opened.invars, atoms, strict=True))
         for var, constant in zip(opened.constvars, constants(jaxpr), strict=True):
-            if isinstance(self._source, core.ClosedJaxpr):
+            self.env[var] = Literal(constant, var.aval)
+            if self._is_program:
                 self.env[var] = new = Var(var.aval)
                 self._constants[new] = constant
-            else:  # it has no constants
-                self.env[var] = Literal(constant, var.aval)
         self._depth += 1
         yield opened
         self._depth -= 1
@@ -330,9 +330,9 @@ def _without_mesh(aval: Any) -> Any:
 Change: TypeAlias = Callable[[JaxprEqn, Builder], "Sequence[Atom] | None"]
 
 
-def rebuild(jaxpr: Any, change: Change) -> Any:
+def rebuild(jaxpr: Any, change: Change, *, is_program: bool = True) -> Any:
     """Return a jaxpr, open or closed as it came, with some equations changed, at any depth."""
-    builder = Builder(jaxpr)
+    builder = Builder(jaxpr, is_program=is_program)
     rebuild_into(builder, jaxpr, change)
     outvars = list(map(builder.read, open_jaxpr(jaxpr).outvars))
     return builder.finish(outvars) if builder.is_changed else jaxpr
@@ -346,7 +346,7 @@ def rebuild_into(builder: Builder, jaxpr: Any, change: Change) -> None:
             builder.is_changed = True
             builder.env.update(zip(eqn.outvars, results, strict=True))
         else:
-            new = with_bodies(eqn, lambda body: rebuild(body, change))
+            new = with_bodies(eqn, lambda body: rebuild(body, change, is_program=False))
             builder.is_changed |= new is not eqn
             builder.copy(new)
 
