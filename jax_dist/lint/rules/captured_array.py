@@ -94,6 +94,8 @@ def _is_array(module: Module, node: ast.Call) -> bool:
 def _may_be_large(module: Module, node: ast.expr) -> bool:
     """Return whether an array made of this may have many numbers: it is not written out."""
     if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
+            return _may_be_large(module, node.func.value)
         is_known = (module.qualified_name(node.func) or "").startswith(_LIBRARIES)
         return _is_array(module, node) if is_known else True
     if isinstance(node, ast.Constant):

@@ -14,6 +14,11 @@ CASES: tuple[Case, ...] = (
         "f = jax.pmap(lambda x: x * w + z)\n",
     ),
     Negative(
+        "a few numbers in a shape, put on devices",
+        "import jax\nimport numpy as np\nw = jax.device_put(np.arange(4).reshape(4, 1), s)\n"
+        "f = jax.pmap(lambda x: x * w)\n",
+    ),
+    Negative(
         "passed as an argument",
         "import jax\nimport jax.numpy as jnp\nw = jnp.load('w')\n"
         "f = jax.pmap(lambda x, w: x @ w)\n",
