@@ -134,14 +134,13 @@ class Steps:
         arguments = [
             f"{name}={name}" if name in mapped.named else name for name in mapped.parameters
         ]
-        node = mapped.site.fun
         if self._changes_meaning(mapped):
             name = self._writer.free_name(f"{_base_name(mapped, fun)}_per_device")
             self._writer.above(mapped.site.node, [f"{name} = {fun}", ""])
             return Call(name, arguments)
-        match node:
+        match mapped.site.fun:
             case ast.Call(args=[inner], keywords=[*words]) if words and all(w.arg for w in words):
-                if self._module.qualified_name(node.func) == "functools.partial":
+                if self._module.qualified_name(mapped.site.fun.func) == "functools.partial":
                     more = [self._module.text(word) for word in words]
                     return Call(_called(self._module.text(inner)), [*arguments, *more])
         return Call(_called(fun), arguments)

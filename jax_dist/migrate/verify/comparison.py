@@ -58,8 +58,7 @@ class Verification:
     @property
     def has_differences(self) -> bool:
         """Return whether the program still differs."""
-        still = (verdict for verdict in self.verdicts if not verdict.went_back)
-        return bool(self.problems) or any(verdict.difference for verdict in still)
+        return bool(self.problems) or any(v.difference and not v.went_back for v in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verification as the report's JSON has it."""
