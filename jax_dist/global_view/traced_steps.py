@@ -102,11 +102,10 @@ _UNSUPPORTED = {
 
 
 def _check_equations(fun_name: str, jaxpr: ClosedJaxpr) -> None:
-    for place in interpreter.places(jaxpr, lambda eqn: _compat.name_of(eqn) in _UNSUPPORTED):
-        raise NotImplementedError(
-            f"global_view of '{fun_name}': the step, at {place.line or 'an unknown line'}, "
-            f"{_UNSUPPORTED[_compat.name_of(place.eqn)]}"
-        )
+    for eqn in interpreter.equations(jaxpr):
+        if reason := _UNSUPPORTED.get(_compat.name_of(eqn)):
+            line = interpreter.source_line(eqn) or "an unknown line"
+            raise NotImplementedError(f"global_view of '{fun_name}': the step, at {line}, {reason}")
 
 
 def _pair_results(
