@@ -4,9 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
-import signal
 import stat
-from collections.abc import Iterator
 
 
 def write_atomically(
@@ -30,42 +28,27 @@ def write_atomically(
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", real)
     temporary = os.path.join(folder, f".jax-dist-{secrets.token_hex(8)}.tmp")
-    with _signals_blocked():
-        try:  # before its mode is looked at: on a read-only file system, chmod is no remedy
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            descriptor = os.open(temporary, flags, 0o600 if status else 0o666)
-        except OSError as error:
-            raise OSError(error.errno, f"in {folder}: {error.strerror}", real) from error
-        try:
-            with open(descriptor, "wb") as file:
-                if status is not None:
-                    _copy_owner_and_mode(real, status, temporary)
-                file.write(data.encode() if isinstance(data, str) else data)
-                file.flush()
-                os.fsync(file.fileno())
-            if expected is not None:
-                with open(real, "rb") as file:
-                    if file.read() != expected:
-                        raise OSError(errno.EBUSY, "it has changed since it was read", real)
-            os.replace(temporary, real)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Delay in this thread the signals that end a process and would leave the temporary file."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    try:  # before its mode is looked at: on a read-only file system, chmod is no remedy
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(temporary, flags, 0o600 if status else 0o666)
+    except OSError as error:
+        raise OSError(error.errno, f"in {folder}: {error.strerror}", real) from error
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with open(descriptor, "wb") as file:
+            if status is not None:
+                _copy_owner_and_mode(real, status, temporary)
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        if expected is not None:
+            with open(real, "rb") as file:
+                if file.read() != expected:
+                    raise OSError(errno.EBUSY, "it has changed since it was read", real)
+        os.replace(temporary, real)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _copy_owner_and_mode(path: str, status: os.stat_result, new: str) -> None:

@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
@@ -38,7 +37,6 @@ examples:
   jax-dist migrate --write src/train.py:12      one place only
   jax-dist migrate --to shard_map --write src -- python train.py --steps 3
 """
-_STDIN = "-"
 _PLACE = re.compile(r"(.+\.(?:py|ipynb)):(\d+)")
 
 
@@ -49,7 +47,7 @@ def add_parser(commands: Any) -> None:
         commands, "migrate", _run, __doc__, _EPILOG, help=text, usage=usage
     )
     add = parser.add_argument
-    add("paths", nargs="+", metavar="PATH", help="files, notebooks and folders; - reads stdin")
+    add("paths", nargs="+", metavar="PATH", help="files, notebooks and folders")
     targets = ("jax_dist", "vendored", "shard_map", "jit")
     add("--to", choices=targets, default=targets[0], help="the target (default: jax_dist)")
     what = parser.add_mutually_exclusive_group()
@@ -62,7 +60,6 @@ def add_parser(commands: Any) -> None:
     add("--devices", type=terminal.count, default=8, metavar="N", help="simulated CPU devices (8)")
     add("--timeout", type=terminal.seconds, metavar="SECONDS", help="for each run of the command")
     add("--config", metavar="FILE", help="settings file to use instead of the nearest one")
-    add("--stdin-filename", metavar="FILE", help="name to use for standard input")
     terminal.flag(parser, "-q", "--quiet", help="no summary and no reasons")
     terminal.add_color(parser)
 
@@ -74,13 +71,11 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise MisuseError for options that do not go together."""
-    if _STDIN in options.paths and len(options.paths) > 1:
-        raise MisuseError("- reads the standard input, and goes with no other path")
-    if options.program and (_STDIN in options.paths or options.check):
-        raise MisuseError("a command needs files, and goes neither with - nor with --check")
+    if options.program and options.check:
+        raise MisuseError("a command does not go with --check")
     if options.program or options.to == "jit":
         terminal.command_of(options, "migrate --to jit PATH")
-    if options.report not in (None, _STDIN):
+    if options.report not in (None, "-"):
         if os.path.splitext(options.report)[1].lower() not in (".md", ".json", ".txt"):
             raise MisuseError(f"--report {options.report}: the name must end with .md, .json, .txt")
         if not os.path.isdir(os.path.dirname(options.report) or os.curdir):
@@ -115,7 +110,7 @@ class _Migrate:
         verified = None
         if self._options.program and any(file.changed for file in files):
             files, verified = self._verify(files)
-        if self._options.write and self._options.paths != [_STDIN]:
+        if self._options.write:
             files = self._write_all(files)
         results: Any = () if verified is None else (verified.to_dict(), str(verified))
         report = MigrationReport(self._options.to, files, *results)
@@ -131,12 +126,7 @@ class _Migrate:
         from jax_dist.lint.engine import config
         from jax_dist.lint.model import sources
         from jax_dist.migrate import migration
-        from jax_dist.migrate.places import FileMigration
 
-        if self._options.paths == [_STDIN]:
-            name, data = self._options.stdin_filename or "stdin.py", sys.stdin.buffer.read()
-            result = migration.migrate_text(name, data, self._target)
-            return [result or FileMigration(name, data, data)], 1
         settings = config.load(self._paths, self._options.config)
         texts = (*settings.excluded.texts, *self._options.exclude)
         patterns = sources.Patterns(texts, settings.excluded.folder)
@@ -185,13 +175,11 @@ class _Migrate:
         from jax_dist.migrate.report import FORMATS, review_text
 
         options = self._options
-        if options.write and options.paths == [_STDIN]:
-            terminal.write_bytes(self._out, report.files[0].after)
-        elif options.check:
+        if options.check:
             self._out.writelines(f"{display(file.path)}\n" for file in report.changed)
         elif options.concise:
             self._out.write(FORMATS[".txt"](report))
-        elif not options.write and options.report != _STDIN:
+        elif not options.write and options.report != "-":
             colour = terminal.wants_colour(options.color, self._out)
             for file in report.changed:
                 encoding = "utf-8"
@@ -240,7 +228,7 @@ class _Migrate:
         from jax_dist.migrate.report import FORMATS
 
         where = self._options.report
-        if where == _STDIN:
+        if where == "-":
             self._out.write(FORMATS[".md"](report))
         elif where is not None:
             suffix = os.path.splitext(where)[1].lower()

@@ -172,18 +172,6 @@ def test_what_needs_a_newer_jax_is_left(folder):
     assert _run("--check", "--target-jax", "0.7.2", "a.py")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "output"),
-    [((), _DIFF.replace("a.py", "stdin.py")), (("--write",), _AFTER), (("--check",), "stdin.py\n")],
-)
-def test_the_standard_input(arguments, output, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(_BEFORE.encode())))
-
-    _, out, _ = _run(*arguments, "-")
-
-    assert out == output
-
-
 def test_bytes_outside_the_change_stay(folder):
     before = "\ufeff# \xe9t\xe9\r\nimport jax\r\nf = jax.pmap(jax.jit(abs))  # \u2713".encode()
     (folder / "a.py").write_bytes(before)
@@ -219,9 +207,7 @@ def test_a_notebook(folder):
 
 _CASES_OF_MISUSE = {
     "no such path": (("nothing",), "there is no file or folder nothing, seen from "),
-    "two inputs": (("-", "."), "- reads the standard input, and goes with no other path"),
-    "a command and stdin": (("-", "--", "true"), "a command needs files"),
-    "a command and --check": (("--check", ".", "--", "true"), "a command needs files"),
+    "a command and --check": (("--check", ".", "--", "true"), "a command does not go with"),
     "no such command": ((".", "--", "nosuchprogram"), "nosuchprogram cannot be started: there is"),
     "jit without a command": (
         ("--to", "jit", "."),
