@@ -153,10 +153,10 @@ def test_the_comparison_computes_its_table(comparison):
 
 
 @pytest.mark.skipif(jax.__version__ != "0.10.2", reason="the table is of jax 0.10.2")
-def test_the_comparison_of_two_processes(comparison, monkeypatch):
+def test_the_comparison_run_two_processes(comparison, monkeypatch):
     monkeypatch.setitem(sys.modules, "comparison", comparison)
     monkeypatch.syspath_prepend(str(_ROOT / "benchmarks"))
-    table, found = _table(), comparison.of_two_processes()
+    table, found = _table(), comparison.run_two_processes()
 
     for place, name in enumerate(("2 processes", "2 processes, inside `jit`")):
         cells = [found[way][place] if way in found else "not run" for way in comparison.WAYS]
