@@ -16,6 +16,7 @@ from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.pipeline import PassFinding
 from jax_dist._rewrite.primitive_facts import record_of
 
+_REMATERIALIZED = "rematted_computation"  # JAX's name for the forward part of a checkpoint
 _WHY_SUMMED = (
     "under check_vma=True, JAX sums it over all devices, so for the loss of one device it is N "
     "times too large, also after a pmean; give shard_map check_vma=False, take lax.pmean of the "
@@ -51,16 +52,16 @@ def _transposed_equations(
 ) -> Iterator[tuple[JaxprEqn, str]]:
     """Yield what JAX made in transposing, with the user's line; name stacks start anew in bodies.
 
-    A checkpoint computes forward once more in its body, so not all of that is transposed.
+    What a checkpoint computes forward once more is not transposed.
     """
     for eqn in interpreter.open_jaxpr(body).eqns:
         line = interpreter.source_line(eqn) or around
-        is_transposed = is_inside or "transpose(" in str(eqn.source_info.name_stack)
+        names = str(eqn.source_info.name_stack)
+        is_transposed = "transpose(" in names or (is_inside and _REMATERIALIZED not in names)
         if is_transposed:
             yield eqn, line
-        inside = is_transposed and record_of(eqn).call != "checkpoint"
         for inner in interpreter.bodies(eqn):
-            yield from _transposed_equations(inner, line, is_inside=inside)
+            yield from _transposed_equations(inner, line, is_inside=is_transposed)
 
 
 def _is_transposed_psum(eqn: JaxprEqn) -> bool:

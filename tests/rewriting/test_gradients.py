@@ -57,6 +57,7 @@ _WRONG = {
     "vmap": _by_rows,
     "vjp": lambda w, x: jax.vjp(lambda w: _loss(w, x), w)[1](_varying(1.0))[0],
     "jit": lambda w, x: jax.jit(jax.grad(lambda w: jax.jit(_loss)(w, x)))(w),
+    "through a checkpoint": lambda w, x: jax.grad(jax.checkpoint(_loss))(w, x),
     "updated in a scan": _updated_in_scan,
     "through a scan": _through_scan,
 }
