@@ -20,9 +20,10 @@ _SHOWN = 8  # kinds of arrays in one message
 class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is used as a function
     """Raise an error if a device holds more memory at the end of a step than at its start.
 
-    As a context it guards a block; as a decorator, each call of a function but the first, which
-    compiles. Usage comes from the statistics of the device; where a backend has none, as on the
-    CPU, live arrays are counted. Arrays that only wait for Python's garbage collector do not count.
+    As a context it guards a block. As a decorator, it compares the end of each call with the end of
+    the call before, whose results the caller may hold until then; the first call compiles. Usage
+    comes from the statistics of the device; where a backend has none, as on the CPU, live arrays
+    are counted. Arrays that only wait for Python's garbage collector do not count.
 
     Args:
       slack: how many bytes more may be used on each device.
@@ -30,7 +31,7 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
         block.
 
     Raises:
-      ArgumentError: `slack` or `warmup` is negative.
+      ArgumentError: `slack` or `warmup` is negative, or no number.
 
     >>> import jax.numpy as jnp
     >>> losses = []
@@ -43,11 +44,12 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
 
     def __init__(self, *, slack: int = 0, warmup: int | None = None):
         for name, value in (("slack", slack), ("warmup", warmup or 0)):
-            if value < 0:
-                raise ArgumentError(f"{name} must not be negative: {value!r}.")
+            if not isinstance(value, int | float) or value < 0:
+                raise ArgumentError(f"{name} must be a number from 0 on, not {value!r}.")
         self._slack, self._warmup = slack, warmup
         self._step = itertools.count()
         self._entered = threading.local()
+        self._is_decorator = False
 
     def __enter__(self) -> "memory_guard":
         number, first = next(self._step), self._warmup or 0
@@ -59,10 +61,15 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         before = self._entered.before.pop()
-        if before is None or error is not None or not self._growth(before, used_memory()):
+        if before is None or error is not None:
             return
-        gc.collect()  # only now: it takes milliseconds
         after = used_memory()
+        if self._is_decorator:
+            before = self._entered.__dict__.get("end", after)
+        if self._growth(before, after):
+            gc.collect()  # only now: it takes milliseconds
+            after = used_memory()
+        self._entered.end = after
         if growth := self._growth(before, after):
             kinds = [f"{count} {kind}" for kind, count in sorted((after[1] - before[1]).items())]
             raise MemoryGrowthError(
@@ -73,6 +80,7 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
 
     def __call__(self, func: _Function) -> _Function:
         guard = memory_guard(slack=self._slack, warmup=1 if self._warmup is None else self._warmup)
+        guard._is_decorator = True
         return super(memory_guard, guard).__call__(func)
 
     def _growth(self, before: tuple[Counter, Counter], after: tuple[Counter, Counter]) -> list[str]:

@@ -92,8 +92,21 @@ def test_slack_is_in_bytes_and_the_first_call_the_warm_up():
         kept.append(jnp.ones(3))
     step = memory_guard()(lambda: kept.append(jnp.ones(3)))
     step()
+    step()
     with pytest.raises(MemoryGrowthError):
         step()
+
+
+def test_results_that_replace_those_of_the_call_before_are_no_growth():
+    step = jax.jit(lambda state, batch: (state + batch, (state * batch).sum()), donate_argnums=0)
+    train, state, batch = memory_guard()(step), jnp.ones(4), jnp.ones(4)
+    losses = []
+    for _ in range(4):
+        state, loss = train(state, batch)
+    with pytest.raises(MemoryGrowthError, match="holds 4 bytes more"):
+        for _ in range(3):
+            state, loss = train(state, batch)
+            losses.append(loss)
 
 
 def test_an_exception_passes_and_guards_nest_in_all_threads():
@@ -112,5 +125,5 @@ def test_an_exception_passes_and_guards_nest_in_all_threads():
 
 @pytest.mark.parametrize("options", [{"slack": -1}, {"warmup": -2}])
 def test_negative_options_are_errors(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must not be negative"):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be a number from 0 on"):
         memory_guard(**options)
