@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import importlib.util
 import logging
 import os
 import pathlib
@@ -83,10 +82,7 @@ def enable(
     if is_url and failures is not None:
         raise ArgumentError(f"failures={failures!r} needs a local directory, not {directory}.")
     folder = folders.add_machine(directory if is_url else os.path.abspath(directory))
-    if is_url:
-        problem = None if importlib.util.find_spec("etils") else f"{directory} needs etils[epath]"
-    else:
-        problem = _prepare(pathlib.Path(folder))
+    problem = folders.url_problem(directory) if is_url else _prepare(pathlib.Path(folder))
     if problem is not None:
         warnings.warn(CacheWarning(f"The compilation cache is off: {problem}."), stacklevel=2)
         return _disable()

@@ -10,6 +10,8 @@ import stat
 from collections.abc import Mapping
 from importlib import metadata
 
+from jax_dist.errors import ArgumentTypeError
+
 _CPU_FACTS = re.compile(
     r"^(vendor_id|cpu family|model|model name|flags|Features|CPU \w+)\s*:\s*(.*)$", re.MULTILINE
 )
@@ -17,6 +19,8 @@ _CPU_FACTS = re.compile(
 
 def choose(path: str | os.PathLike[str], environment: Mapping[str, str]) -> str:
     """Return the directory or URL: the argument, or a variable, or the default of the user."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise ArgumentTypeError(f"path={path!r} is no directory; None turns the cache off.")
     variables = ("JAX_DIST_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
     choices = [os.fsdecode(path), *(environment.get(name, "") for name in variables)]
     chosen = next(filter(None, choices), "")
@@ -28,6 +32,21 @@ def choose(path: str | os.PathLike[str], environment: Mapping[str, str]) -> str:
 
 def is_url(path: str) -> bool:
     return "://" in path
+
+
+def url_problem(url: str) -> str | None:
+    """Return why JAX cannot use a URL, if so."""
+    try:
+        from etils import epath
+    except ImportError:
+        return f"{url} needs etils[epath]"
+    if not re.fullmatch(r"\w+://[^/].*", url):
+        return f"{url} names no bucket or host, as gs://bucket/cache does"
+    try:
+        epath.Path(url)
+    except (KeyError, ImportError) as error:
+        return f"{url}: etils knows no such place ({error})"
+    return None
 
 
 def add_machine(path: str) -> str:

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import stat
+import sys
 
 import jax
 import numpy as np
@@ -162,7 +163,7 @@ def test_a_file_in_place_of_the_directory_turns_the_cache_off(tmp_path):
 
 
 def test_a_url_without_its_package_turns_the_cache_off(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "etils", None)
     with pytest.warns(CacheWarning, match=r"gs://bucket/cache needs etils\[epath\]"):
         assert cache.enable("gs://bucket/cache") is None
 
@@ -211,6 +212,13 @@ def test_a_limit_removes_the_least_recently_used(tmp_path, unit):
     assert len(left) == 2
     assert first in left
     assert second not in left
+
+
+@pytest.mark.parametrize("url", ["s3://", "nowhere://bucket"])
+def test_a_url_that_jax_cannot_use_turns_the_cache_off(url):
+    pytest.importorskip("etils")
+    with pytest.warns(CacheWarning, match=url):
+        assert cache.enable(url) is None
 
 
 def test_the_size_zero_of_jax_turns_the_cache_off(tmp_path):
