@@ -268,6 +268,8 @@ class TestMagics:
             ("!pip install jax\nx = 1", "                \nx = 1"),
             ("if colab:\n  !pip install jax\n", "if colab:\n  _               \n"),
             ("files = !ls\n", "files = _  \n"),
+            ("x = 1\njax.pmap?\n", "x = 1\n         \n"),
+            ("?jax.pmap\nf??\n", "         \n   \n"),
             ("a, b = %time f(x)\n", "a, b = _    ;f(x)\n"),
             ("%timeit -n 5 -r2 pmap(f)(x)\n", "_              ; pmap(f)(x)\n".replace("; ", " ;")),
             ("timeit -n 5 pmap(f)(x)\ny = 1\n!ls\n", "_          ;pmap(f)(x)\ny = 1\n   \n"),

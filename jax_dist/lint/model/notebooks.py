@@ -24,7 +24,7 @@ _PYTHON_BODIES = (b"capture", b"debug", b"prun", b"px", b"time", b"timeit")
 # At the beginning of a line, or behind `name =`. What `%timeit -n 5 f(x)` runs is code.
 _MAGIC = re.compile(
     rb"(?m)^([ \t]*|[^#'\"()=\n]*=[ \t]*)(?:(%?time(?:it)?(?: +-\w+ ?\d*)* )(?=[\w(\[])"
-    rb"|(?:%%?\w|!(?!=)|(?<![ \t])% \w)(?:.*\\\r?\n)*.*)"
+    rb"|(?:%%?\w|!(?!=)|(?<![ \t])% \w)(?:.*\\\r?\n)*.*|\?.*|[\w.]+\?\??(?=[ \t\r]*$))"
 )
 
 
