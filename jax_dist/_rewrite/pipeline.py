@@ -1,18 +1,16 @@
-"""Passes over a traced program, their findings, and the line of the user."""
+"""Passes over a traced program, their findings, and warnings at the user's line."""
 
 import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Literal, TypeAlias
 
 from jax.extend.core import ClosedJaxpr
 
 from jax_dist._rewrite.interpreter import OURS_AND_JAX
-from jax_dist.errors import display_path
 
-# --- the line of the user, from wherever in a trace; and warnings that point at it
+# --- warnings that point at the user's line, from wherever in a trace
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
@@ -21,22 +19,16 @@ def warn_user(text: str, category: type[Warning]) -> None:
     Counted here, for a trace has as many frames as JAX likes; `skip_file_prefixes` came with
     Python 3.12.
     """
-    level, _ = _user_frame()
+    level = _user_level()
     warnings.warn(text, category, stacklevel=level)
 
 
-def user_line() -> str:
-    """Return the line of the user's code that runs now: "train.py:12", or "" without any."""
-    _, frame = _user_frame()
-    return "" if frame is None else f"{display_path(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def _user_frame() -> tuple[int, FrameType | None]:
-    """Return the user's innermost frame, and its level as seen by the caller's caller."""
+def _user_level() -> int:
+    """Return the level of the user's innermost frame, as seen by the caller's caller."""
     level, frame = -1, inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(OURS_AND_JAX):
         level, frame = level + 1, frame.f_back
-    return level + 1, frame
+    return level + 1
 
 
 # --- what a pass did, or refused to do, and where

@@ -11,11 +11,12 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat
+from jax_dist._calls import user_line
 from jax_dist._compat import Device
 from jax_dist._pmap import emission
 from jax_dist._pmap.body import Call, Options
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.pipeline import PassFinding, user_line
+from jax_dist._rewrite.pipeline import PassFinding
 from jax_dist.errors import ArgumentError
 
 

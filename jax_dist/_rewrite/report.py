@@ -7,7 +7,6 @@ objects, and captured arrays. Some does not: an order taken from a set, random n
 
 import dataclasses
 import html
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,12 +23,10 @@ from jax_dist import _compat
 from jax_dist._hlo import ProgramCost, Runs
 from jax_dist._rewrite.captures import Capture
 from jax_dist._rewrite.pipeline import Outcome, PassFinding
-from jax_dist._usage import counted, human_bytes
+from jax_dist._usage import counted, human_bytes, render
 
 if TYPE_CHECKING:
     from jax_dist.plan import Plan
-
-_WIDTH = 80
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,21 +125,13 @@ class Report:
         return str(self)
 
     def __str__(self) -> str:
-        return as_text(*_sections(self))
+        return render(*_sections(self))
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def __rich__(self) -> rich.console.Group:
         return rich.console.Group(*_sections(self))
-
-
-def as_text(*renderables: Any, width: int = _WIDTH) -> str:
-    """Return what rich prints of tables and texts, without colours."""
-    console = rich.console.Console(file=io.StringIO(), width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(*renderables, sep="\n", highlight=False)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n")
 
 
 def _sections(report: Report) -> Iterator[Any]:

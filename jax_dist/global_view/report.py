@@ -8,9 +8,8 @@ import rich.table
 import rich.text
 from jax.sharding import NamedSharding
 
-from jax_dist._rewrite.report import as_text
 from jax_dist._rewrite.uniformity import cut_along
-from jax_dist._usage import counted
+from jax_dist._usage import counted, render
 from jax_dist.global_view.analysis import VaryingOrigin
 
 _WIDTH = 120
@@ -94,4 +93,4 @@ class GlobalViewReport:
             f"{counted(self.scattered, 'sum')} scattered"
         )
         state = f"state: {self.bytes_per_device:,} bytes per device; under pmap "
-        return f"{head}\n{as_text(table, width=_WIDTH)}\n{state}{self.bytes_under_pmap:,}"
+        return f"{head}\n{render(table, width=_WIDTH)}\n{state}{self.bytes_under_pmap:,}"
