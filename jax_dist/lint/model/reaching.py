@@ -6,6 +6,7 @@ surely binds the name. More than `LIMIT` bindings are not known, which keeps the
 
 import ast
 import bisect
+import itertools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -16,7 +17,6 @@ LIMIT = 48
 _Bindings: TypeAlias = dict[Binding, None]  # an ordered set
 
 _WITH_BODIES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 # All bindings in one of these may hold, in it and behind it; those in an `if` only behind it.
 _UNSURE = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
 
@@ -67,6 +67,8 @@ class _Name:
         self._places = [place(each.node) for each in self._ordered]
         self._own: dict[ast.AST, Binding] = {}  # by statement: the last that is its own
         self._binding: dict[tuple[ast.AST, str], list[Any]] = {}  # what binds it, by block
+        self._known_behind: dict[tuple[ast.AST, str], list[tuple[_Bindings, bool]]] = {}
+        self._known_before: dict[ast.AST, _Bindings] = {scope.node: self._parameters}
         self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
         self.seen_by: dict[Binding, list[ast.Name]] = {}
         is_block = isinstance(scope.node, _WITH_BODIES)
@@ -112,37 +114,60 @@ class _Name:
 
     def _before(self, node: Any) -> _Bindings:
         """Return the bindings that may hold where a statement begins."""
-        reaching: _Bindings = {}
-        tree, home = self._tree, self._scope.node
-        while node is not home:
-            around, field = tree.parents[node], tree.fields[node]  # perhaps of a handler or case
-            siblings = self._binding.get((around, field), [])
-            above = siblings[: bisect.bisect_left(siblings, place(node), key=place)]
-            if self._add_behind(reaching, above):
-                return reaching
-            node = around if around is home else tree.statement(around)
-            is_target = isinstance(node, ast.For | ast.AsyncFor) and field == "body"
-            if node in self._own and (is_target or not isinstance(node, _UNSURE)):
-                return reaching | {self._own[node]: None}
-            if isinstance(node, _UNSURE):
-                reaching |= self._within(node)
-        return reaching | self._parameters
+        inside = []  # of the first that is known: the statements around, from within
+        while node is not self._scope.node and node not in self._known_before:
+            inside.append(node)
+            node = self._around(node)
+        for statement in reversed(inside):
+            self._known_before[statement] = self._before_in(statement)
+        return self._known_before[inside[0] if inside else node]
 
-    def _add_behind(self, reaching: _Bindings, statements: Sequence[Any]) -> bool:
-        """Add what holds behind some statements; return whether nothing from before can."""
-        for statement in reversed(statements):
-            if isinstance(statement, ast.With | ast.AsyncWith):
-                if self._add_behind(reaching, self._binding.get((statement, "body"), [])):
-                    return True
-            elif isinstance(statement, (ast.If, *_UNSURE)):
-                reaching |= self._within(statement)
-                if len(reaching) > LIMIT:
-                    return True
-                continue
-            if statement in self._own:
-                reaching[self._own[statement]] = None
-                return True
-        return False
+    def _around(self, node: Any) -> Any:
+        around = self._tree.parents[node]  # perhaps a handler or case
+        return around if around is self._scope.node else self._tree.statement(around)
+
+    def _before_in(self, node: Any) -> _Bindings:
+        """Return the bindings before a statement, for which those before its block are known."""
+        parent, field, block = self._tree.parents[node], self._tree.fields[node], self._around(node)
+        siblings = self._binding.get((parent, field), [])
+        above = bisect.bisect_left(siblings, place(node), key=place)
+        reaching, is_sure = self._behind((parent, field), above)
+        if is_sure:
+            return reaching
+        is_target = isinstance(block, ast.For | ast.AsyncFor) and field == "body"
+        if block in self._own and (is_target or not isinstance(block, _UNSURE)):
+            return reaching | {self._own[block]: None}
+        if isinstance(block, _UNSURE):
+            reaching = reaching | self._within(block)
+        return reaching | self._known_before[block]
+
+    def _behind(self, block: tuple[ast.AST, str], count: int) -> tuple[_Bindings, bool]:
+        """Return the bindings behind the first statements of a block, and whether one is sure.
+
+        Only statements that bind the name count. Bindings before the block are left out.
+        """
+        known = self._known_behind.setdefault(block, [({}, False)])
+        siblings = self._binding.get(block, [])
+        while len(known) <= count:
+            known.append(self._behind_next(siblings[len(known) - 1], known[-1]))
+        return known[count]
+
+    def _behind_next(self, statement: Any, known: tuple[_Bindings, bool]) -> tuple[_Bindings, bool]:
+        """Return the bindings behind a statement, given those before it."""
+        before, is_sure = known
+        if isinstance(statement, (ast.If, *_UNSURE)):
+            bindings = self._within(statement) | before
+            is_full = len(bindings) > LIMIT
+            return dict.fromkeys(itertools.islice(bindings, LIMIT + 1)), is_sure or is_full
+        bindings: _Bindings = {}
+        if isinstance(statement, ast.With | ast.AsyncWith):
+            body = statement, "body"
+            bindings, is_sure_inside = self._behind(body, len(self._binding.get(body, [])))
+            if is_sure_inside:
+                return bindings, True
+        if statement in self._own:
+            return bindings | {self._own[statement]: None}, True
+        return bindings | before, is_sure
 
     def _within(self, node: Any) -> _Bindings:
         """Return all bindings in a statement."""

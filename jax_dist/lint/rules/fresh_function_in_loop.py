@@ -51,6 +51,9 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
     """Return the innermost loop whose body holds a node, within the function around it."""
     below = node
     for around in module.ancestors(node):
+        if isinstance(around, ast.If):  # the most frequent, in chains of any length
+            below = around
+            continue
         if isinstance(around, scopes.Function | ast.ClassDef):
             return None
         if isinstance(around, scopes.Comprehension) and not isinstance(below, ast.comprehension):
