@@ -8,7 +8,9 @@ import pytest
 
 from jax_dist.lint.engine import fixer
 from jax_dist.lint.engine.linter import RULES, Examiner
-from jax_dist.lint.model.findings import Safety
+from jax_dist.lint.model import new_imports, sources
+from jax_dist.lint.model.findings import Fix, Safety
+from jax_dist.lint.model.semantic_model import Module
 
 _SAFE = frozenset({Safety.SAFE})
 _BOTH = frozenset({Safety.SAFE, Safety.UNSAFE})
@@ -93,6 +95,30 @@ def test_a_notebook():
 
     after = _fix(before, path="a.ipynb").data.decode()
     assert after == before.replace("psum(1, ", "axis_size(")
+
+
+_SHARDING = "from jax.sharding import NamedSharding\n"
+
+
+@pytest.mark.parametrize(
+    ("above", "line", "below"),
+    [
+        (
+            "from a import b\nimport flax\nimport jax\nimport jax.numpy\n",
+            _SHARDING,
+            "import optax\n",
+        ),
+        ("import flax\nimport jax\nimport optax\n", _SHARDING, ""),
+        ('"""A docstring."""\n', "import functools\n", "import os\n"),
+        ('"""A docstring."""\nimport equinox\n', "import jax_dist\n", "import numpy\n"),
+    ],
+)
+def test_a_new_import_stands_in_the_order_of_its_block(above, line, below):
+    module = Module(sources.read("a.py", f"{above}{below}".encode()))
+
+    after = new_imports.placed(module, [Fix("import it", Safety.SAFE, (), (line.strip(),))])
+
+    assert after.decode() == above + line + below
 
 
 class TestDiff:

@@ -118,6 +118,7 @@ def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
     if group(wanted) == _OF_PROJECT:
         head = _below_path_edits(tree, head) or head
     above = list(filter(_is_import, tree.body[: tree.body.index(head[0])]))
+    at_top = [*above, *filter(_is_import, head)]
     if group(wanted) == 1 and any(group(node) == 1 for node in above):
         head = above  # the standard library may stand above jax
     imports = list(filter(_is_import, head))
@@ -126,7 +127,7 @@ def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
         earlier = [node for node in head if node not in imports or group(node) < group(wanted)]
         at, lead = _line_below(source, earlier[-1] if earlier else head[0])
         return Edit(at, at, lead + "\n" * bool(earlier) + f"{line}\n")
-    block = _first_block(code, [each for each in head if group(each) == group(wanted)]) or of_group
+    block = _first_block(code, [node for node in at_top if group(node) == group(wanted)])
     key = _by_form if sorted(block, key=_by_form) == block else _by_name
     # Nothing is put above the anchor, nor where a comment above would change its owner.
     behind = (node for node in of_group if node is not head[0] and key(node) > key(wanted))
