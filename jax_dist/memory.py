@@ -55,16 +55,17 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
         number, first = next(self._step), self._warmup or 0
         if number == first:  # what waits since before would hide what the first step leaves
             gc.collect()
-        before = used_memory() if number >= first else None
-        self._entered.__dict__.setdefault("before", []).append(before)
+        is_checked = number >= first
+        before = used_memory() if is_checked and not self._is_decorator else None
+        self._entered.__dict__.setdefault("blocks", []).append((is_checked, before))
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        before = self._entered.before.pop()
-        if before is None or error is not None:
+        is_checked, before = self._entered.blocks.pop()
+        if not is_checked or error is not None:
             return
         after = used_memory()
-        if self._is_decorator:
+        if self._is_decorator:  # before the first end, there is nothing to compare with
             before = self._entered.__dict__.get("end", after)
         if self._growth(before, after):
             gc.collect()  # only now: it takes milliseconds
