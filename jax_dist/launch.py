@@ -55,8 +55,7 @@ class JobOutcome:
         """Return the exit code for the launcher, as a shell counts it."""
         if self.reason in _EXIT_CODES:
             return _EXIT_CODES[self.reason]
-        code = 0 if self.first is None else self.codes[self.first]
-        return code if code >= 0 else 128 - code
+        return 0 if self.first is None else shell_code(self.codes[self.first])
 
     def describe(self) -> Iterator[str]:
         """Yield what to tell the user: the cause of a failure, and a summary."""
@@ -72,6 +71,15 @@ class JobOutcome:
             )
         ranks = "1 rank" if count == 1 else f"{count} ranks"
         yield f"{ranks}, {self.seconds:.1f} s, exit code {self.exit_code}"
+
+
+def shell_code(code: int) -> int:
+    """Return an exit code as a shell counts it: 128 and more for signals, which are negative.
+
+    >>> shell_code(3), shell_code(-9)
+    (3, 137)
+    """
+    return code if code >= 0 else 128 - code
 
 
 def format_code(code: int) -> str:

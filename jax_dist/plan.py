@@ -148,10 +148,7 @@ def plan(
     step = fun if isinstance(fun, MappedStep) else MappedStep.of(fun, args, dict(keywords or {}))
     machines = machines_of(on)
     state = (state,) if isinstance(state, int) else state
-    for strategy in strategies or ():
-        if strategy not in STRATEGIES:
-            near = _usage.hint(strategy, STRATEGIES, f"They are {', '.join(STRATEGIES)}.")
-            raise ArgumentError(f"unknown strategy {strategy!r}. {near}")
+    check_strategies(strategies or ())
     tasks: list[concurrent.futures.Future[PlanRow]] = []
     rows: list[PlanRow] = []
     with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
@@ -170,6 +167,14 @@ def plan(
                 words = f"{row.strategy} on {row.machine}: {row.verdict}"
                 progress(f"{len(rows)} of {len(tasks)}: {words}")
     return Plan(step.name, tuple(machines), tuple(rows))
+
+
+def check_strategies(strategies: Sequence[str]) -> None:
+    """Raise ArgumentError for a name that is no strategy."""
+    for strategy in strategies:
+        if strategy not in STRATEGIES:
+            near = _usage.hint(strategy, STRATEGIES, f"They are {', '.join(STRATEGIES)}.")
+            raise ArgumentError(f"unknown strategy {strategy!r}. {near}")
 
 
 def machines_of(on: Any) -> list[Topology]:

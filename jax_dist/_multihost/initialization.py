@@ -29,15 +29,12 @@ _LOOPBACK = ("127.", "localhost:", "[::1]:")
 _INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 
 
-_ARGUMENTS = ("coordinator_address", "num_processes", "process_id")
-
-
 class Place(NamedTuple):
     """The place of this process in its job, as far as it is known."""
 
-    address: str | None  # of rank 0: "host:port"
-    processes: int | None
-    rank: int | None
+    coordinator_address: str | None  # of rank 0: "host:port"
+    num_processes: int | None
+    process_id: int | None
 
 
 def find_place(environment: Mapping[str, str]) -> Place:
@@ -47,7 +44,7 @@ def find_place(environment: Mapping[str, str]) -> Place:
     address, Kubernetes and TPU are left to it.
 
     >>> find_place({"MASTER_ADDR": "a", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "0"})
-    Place(address='a:1', processes=2, rank=0)
+    Place(coordinator_address='a:1', num_processes=2, process_id=0)
     """
     address = environment.get("JAX_COORDINATOR_ADDRESS")
     for size, rank in _SIZE_AND_RANK if address else ():
@@ -123,10 +120,10 @@ def initialize(
     joined = _compat.find_joined_process()
     if joined is None and num_processes != 1:
         place, devices = _complete(asked, local_device_ids, initialization_timeout)
-        if place.processes not in (None, 1):
+        if place.num_processes not in (None, 1):
             bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
-            if bind is None and str(place.address).startswith(_LOOPBACK):
-                bind = place.address
+            if bind is None and str(place.coordinator_address).startswith(_LOOPBACK):
+                bind = place.coordinator_address
             jax.distributed.initialize(
                 *place,
                 devices,
@@ -139,7 +136,7 @@ def initialize(
             joined = _compat.find_joined_process()
     elif joined is not None:
         actual = Place(joined.address, joined.processes, joined.rank)
-        for name, value, now in zip(_ARGUMENTS, asked, actual, strict=True):
+        for name, value, now in zip(Place._fields, asked, actual, strict=True):
             if value not in (None, now):
                 raise ArgumentError(
                     f"initialize({name}={value!r}): this process has joined a job with {now!r}."
@@ -155,9 +152,9 @@ def _complete(
     """Return the place, and the devices, from arguments, variables and JAX's detection."""
     known = find_place(os.environ)
     place = Place(
-        asked.address or known.address,
-        known.processes if asked.processes is None else asked.processes,
-        known.rank if asked.rank is None else asked.rank,
+        asked.coordinator_address or known.coordinator_address,
+        known.num_processes if asked.num_processes is None else asked.num_processes,
+        known.process_id if asked.process_id is None else asked.process_id,
     )
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     if devices is None and os.environ.get("JAX_LOCAL_DEVICE_IDS"):
@@ -168,12 +165,11 @@ def _complete(
             *place, devices, max(1, round(timeout))
         )
         place = Place(address, processes, rank)
-    if None in place and any(value is not None for value in place) and place.processes != 1:
-        pairs = zip(_ARGUMENTS, place, strict=True)
-        missing = " and ".join(name for name, value in pairs if value is None)
+    if None in place and any(value is not None for value in place) and place.num_processes != 1:
+        missing = " and ".join(n for n, value in place._asdict().items() if value is None)
         raise ArgumentError(
             f"initialize cannot tell {missing} of this process. Pass all of "
-            f"{', '.join(_ARGUMENTS)}, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
+            f"{', '.join(Place._fields)}, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
             "JAX_PROCESS_ID."
         )
     return place, None if devices is None else list(devices)

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from jax_dist._usage import MisuseError, hint
+from jax_dist._usage import MisuseError
 from jax_dist.cli import terminal
 from jax_dist.cli.terminal import Exit
 
@@ -93,14 +93,14 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
     from jax_dist import testing  # not at the top: `--help` need not wait for jax
     from jax_dist._steps import find_step
     from jax_dist.errors import ArgumentError
-    from jax_dist.plan import STRATEGIES, machines_of, plan
+    from jax_dist.plan import check_strategies, machines_of, plan
 
     command, run = " ".join(options.program), _program_of(options.program)
     strategies = options.strategies.split(",") if options.strategies else None
-    for strategy in strategies or ():
-        if strategy not in STRATEGIES:
-            near = hint(strategy, STRATEGIES, f"They are {', '.join(STRATEGIES)}.")
-            raise MisuseError(f"unknown strategy {strategy!r}. {near}")
+    try:
+        check_strategies(strategies or ())  # before the program runs
+    except ArgumentError as error:
+        raise MisuseError(str(error)) from error
     # What the user's code prints is no result.
     with contextlib.redirect_stdout(sys.stderr):
         try:

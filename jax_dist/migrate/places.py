@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from jax_dist import _codes
 from jax_dist.lint.model.findings import Code, Fix
@@ -11,7 +11,7 @@ from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import Source
 
 Target: TypeAlias = Literal["jax_dist", "vendored", "shard_map", "jit"]
-TARGETS: tuple[Target, ...] = ("jax_dist", "vendored", "shard_map", "jit")
+TARGETS: tuple[Target, ...] = get_args(Target)
 # The form that a place takes instead (None: it stays) after a run, and why.
 Back: TypeAlias = tuple[Target | None, str]
 Span: TypeAlias = tuple[int, int]  # bytes

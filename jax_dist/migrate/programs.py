@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax_dist
+from jax_dist import launch
 from jax_dist._usage import MisuseError
 from jax_dist.migrate.verify import runs
 
@@ -44,4 +45,4 @@ def _run(command: Sequence[str], **more: Any) -> int:
             code = subprocess.run(command, env=environment, check=False).returncode
         except OSError as error:
             raise MisuseError(f"{command[0]} cannot be started: {error.strerror}") from error
-        return code if code >= 0 else 128 - code  # as a shell counts signals
+        return launch.shell_code(code)

@@ -94,6 +94,13 @@ def body_of(function: scopes.Function) -> list[ast.AST]:
     return [function.body] if isinstance(function, ast.Lambda) else [*function.body]
 
 
+def is_in_body(module: Module, function: scopes.Function, child: Any) -> bool:
+    """Return whether a child of a function is of its body: no decorator, default or annotation."""
+    if isinstance(function, ast.Lambda):
+        return child is function.body
+    return module.scopes.fields.get(child) == "body"
+
+
 # Down into a tree: a place in a tuple, a key of a dict, ".name" of an attribute.
 Path: TypeAlias = tuple[int | str, ...]
 

@@ -94,7 +94,7 @@ class _Name:
                 seen.add(node)
                 around = tree.parents[node]
                 self._binding.setdefault((around, tree.fields[node]), []).append(node)
-                node = around if around is home else tree.statement(around)
+                node = self._around(node)
 
     # --- from a read back
 

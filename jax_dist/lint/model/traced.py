@@ -3,7 +3,7 @@
 import ast
 import itertools
 from collections.abc import Iterator
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
@@ -142,12 +142,7 @@ def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.exp
 def around(module: Module, node: ast.AST) -> str | None:
     """Return what traces the code at a place; None where this file does not show it."""
     for each in module.ancestors(node):
-        # Not in its decorators, defaults and annotations, which run outside.
-        if isinstance(each, ast.Lambda):
-            is_inside = node is each.body
-        else:
-            is_inside = module.scopes.fields.get(cast(ast.stmt, node)) == "body"
-        if isinstance(each, scopes.Function) and is_inside:
+        if isinstance(each, scopes.Function) and functions.is_in_body(module, each, node):
             name = _tracing(module, each)
             if name is not None:
                 return name

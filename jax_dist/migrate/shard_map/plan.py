@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Mapping, Sequence
 
-from jax_dist.lint.model import stacking
+from jax_dist.lint.model import functions, stacking
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import Left
 from jax_dist.migrate.shard_map import global_steps
@@ -14,7 +14,7 @@ from jax_dist.migrate.shard_map.values import Value, Values
 
 
 class Plan:
-    """What is written for each mapped function of a file, and the writer of the text."""
+    """Forms of the mapped functions of a file, and the writer of their text."""
 
     def __init__(self, module: Module, mapped: Sequence[Mapped], values: Values, layouts: Layouts):
         self.module, self.mapped, self.values, self.layouts = module, mapped, values, layouts
@@ -129,7 +129,7 @@ def home_of(module: Module, node: ast.AST) -> ast.AST:
     inner = node
     for around in module.ancestors(node):
         is_function = isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and inner in around.body:  # not one of its decorators
+        if is_function and functions.is_in_body(module, around, inner):
             home = around
         inner = around
     return home
