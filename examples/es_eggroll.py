@@ -208,9 +208,8 @@ def generation(
 
     blocks = pairs.reshape(-1, plan.pairs // BLOCKS)
     local_losses = lax.map(jax.vmap(play), blocks).reshape(-1, 2)  # [P / D, 2]
-    losses = lax.all_gather(
-        local_losses, "devices", tiled=True
-    )  # [P, 2]; nothing else is ever sent
+    # Nothing else is ever sent.
+    losses = lax.all_gather(local_losses, "devices", tiled=True)  # [P, 2]
 
     weights = (losses[:, 0] - losses[:, 1]) / (2 * plan.pairs * scale * plan.rank)  # [P]
     noise = jax.vmap(functools.partial(noise_of, plan, noise_key))(jnp.arange(plan.pairs))

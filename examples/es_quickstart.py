@@ -120,9 +120,8 @@ def generation(
     local_returns = jax.vmap(play, in_axes=(None, 0, 0))(
         theta, own_noise, keys_of(start_key, pairs)
     )
-    fitness = lax.all_gather(
-        local_returns, "devices", tiled=True
-    )  # [P, 2]; nothing else is ever sent
+    # Nothing else is ever sent.
+    fitness = lax.all_gather(local_returns, "devices", tiled=True)  # [P, 2]
 
     ranks = centred_ranks(fitness.ravel()).reshape(fitness.shape)
     noise = noise_of(noise_key, jnp.arange(len(fitness)))  # [P, N]

@@ -56,7 +56,7 @@ def _problem(code: int | None, errors: str) -> str | None:
         for value in os.environ.get(variable, "").split():
             if value.partition("=")[0] in lines[-1]:
                 return f"{lines[-1]}\nRemove or correct {value} in the variable {variable}."
-    return f"{lines[-1]}\n{_CACHE if 'Cache' in lines[-1] or 'cache' in lines[-1] else _CPU}"
+    return f"{lines[-1]}\n{_CACHE if 'cache' in lines[-1].lower() else _CPU}"
 
 
 def probe() -> None:

@@ -30,7 +30,7 @@ _Over: TypeAlias = Literal[
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Primitive:
-    """What is known of one primitive."""
+    """Facts about one primitive."""
 
     name: str
     kind: Kind
@@ -58,7 +58,7 @@ class Primitive:
 
     @property
     def makes_alike(self) -> bool:
-        """Whether all devices along its axes get the same, if it goes over no groups of them."""
+        """True if all devices along its axes get the same, if it goes over no groups of them."""
         return self.over in ("sum", "max", "min", "gather", "broadcast")
 
 

@@ -48,7 +48,7 @@ class Fingerprint(NamedTuple):
     leaves: dict[str, str]  # by path: {"['x']": "float32[2,4]"}
 
     @classmethod
-    def from_tree(cls, tree: Any, *, values: bool = False) -> "Fingerprint":
+    def take(cls, tree: Any, *, values: bool = False) -> "Fingerprint":
         """Return the fingerprint of a tree.
 
         Args:
@@ -56,7 +56,7 @@ class Fingerprint(NamedTuple):
             as numbers and strings, count by value.
           values: whether the values of arrays count too, bit for bit.
 
-        >>> Fingerprint.from_tree({"x": np.zeros((2, 4)), "seed": 7}).leaves
+        >>> Fingerprint.take({"x": np.zeros((2, 4)), "seed": 7}).leaves
         {"['seed']": 'int 7', "['x']": 'float64[2,4]'}
         """
         flat, structure = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
@@ -133,7 +133,7 @@ def agree(tag: str, tree: Any = None, values: bool = False, timeout: float = 60.
     >>> import numpy as np
     >>> agree("batch", {"x": np.zeros((2, 4)), "seed": 7})
     """
-    agree_on(f"agree({tag!r})", Fingerprint.from_tree(tree, values=values), timeout=timeout)
+    agree_on(f"agree({tag!r})", Fingerprint.take(tree, values=values), timeout=timeout)
 
 
 def agree_on(

@@ -117,7 +117,7 @@ class Dispatcher:
 
     @property
     def _is_local_view(self) -> bool:
-        """Whether arguments and results are those of this process, of several."""
+        """True if arguments and results are those of this process, of several."""
         return self._processes is not None and self.options.arrays == "local"
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -345,7 +345,7 @@ class Dispatcher:
     def _place_captures(self, signature: Signature, layout: Layout) -> PlacedCaptures:
         everywhere = NamedSharding(layout.mesh, P())
         place = lambda value: put_copy(value, everywhere)
-        return self._placements.of(signature.lifted, layout.mesh, place)
+        return self._placements.get(signature.lifted, layout.mesh, place)
 
     # ---- the way to call it
 

@@ -66,7 +66,7 @@ class Layout:
         )
 
     @functools.cached_property
-    def of_this_process(self) -> "Layout":
+    def process_local(self) -> "Layout":
         """The rows of the mesh that this process holds, under the same names."""
         owner = jax.process_index()
         rows = np.array([row for row in self.mesh.devices if _process_of(row) == owner])

@@ -105,7 +105,7 @@ class _LocalView:
             return with_data(leaf, lambda data: self._convert_to_global(data, from_left))
         kind = self.describe(leaf, axis)
         aval, target = ShapedArray(kind.shape, kind.dtype), self.layout.sharding(axis, kind.ndim)
-        local = self.layout.of_this_process.sharding(axis, kind.ndim)
+        local = self.layout.process_local.sharding(axis, kind.ndim)
         if type(leaf) is np.ndarray and leaf.dtype == aval.dtype:
             indices = local.devices_indices_map(leaf.shape)
             slices = [leaf[index] for index in indices.values()]
@@ -123,7 +123,7 @@ class _LocalView:
         if array.is_fully_addressable:
             return array
         spec, shape = array.sharding.spec, array.shape
-        local = NamedSharding(self.layout.of_this_process.mesh, spec)
+        local = NamedSharding(self.layout.process_local.mesh, spec)
         for axis, entry in enumerate(spec):
             if self.layout.name in names_of(entry):
                 shape = axes.resized(shape, axis, shape[axis] // self.layout.processes)

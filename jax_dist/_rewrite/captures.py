@@ -210,7 +210,7 @@ class Placements:
     def __init__(self):
         self._sets = weakref.WeakValueDictionary[Hashable, PlacedCaptures]()
 
-    def of(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> PlacedCaptures:
+    def get(self, lifted: Lifted, where: Hashable, place: Callable[[Any], Any]) -> PlacedCaptures:
         """Return the captured arrays of a program, which keeps them alive.
 
         `where` is the same for the same places; `place` puts an array there.

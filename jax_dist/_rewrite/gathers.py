@@ -93,9 +93,7 @@ class _Walk:
         self._exact = exact
         self._invariance = Invariance()
         self._traces: dict[Hashable, ClosedJaxpr] = {}
-        self._gathering: set[int] = (
-            set()
-        )  # the ids of equations that gather, or a body of them does
+        self._gathering: set[int] = set()  # ids of equations that gather, or with one in a body
 
     def mark(self, jaxpr: Any) -> bool:
         """Find the equations with gathers; return whether there are any."""

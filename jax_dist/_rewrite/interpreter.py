@@ -282,7 +282,7 @@ class Builder:
         """Add an equation as it is, but for some fields."""
         invars = list(map(self.read, eqn.invars))
         if self._depth or self.is_changed:  # variables of its own: a jit may be inlined twice
-            outvars = [Var(_without_mesh(var.aval)) for var in eqn.outvars]
+            outvars = [Var(_drop_mesh(var.aval)) for var in eqn.outvars]
             self.env.update(zip(eqn.outvars, outvars, strict=True))
             eqn = eqn.replace(invars=invars, outvars=outvars, **fields)
         elif any(new is not old for new, old in zip(invars, eqn.invars, strict=True)):
@@ -320,7 +320,7 @@ class Builder:
         return core.ClosedJaxpr(new, [*self._source.consts, *self._constants.values()])
 
 
-def _without_mesh(aval: Any) -> Any:
+def _drop_mesh(aval: Any) -> Any:
     """Return a type without its mesh of Auto axes, of which another one may stand there now."""
     is_auto = isinstance(aval, ShapedArray) and {*aval.sharding.mesh.axis_types} == {AxisType.Auto}
     return aval.update(sharding=None) if is_auto else aval

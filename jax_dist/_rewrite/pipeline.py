@@ -50,7 +50,7 @@ class PassFinding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassPlan:
-    """What a pass makes of a program."""
+    """A program as a pass leaves it, and what the pass found."""
 
     jaxpr: ClosedJaxpr | None  # of the same inputs and results; None: nothing to change
     findings: tuple[PassFinding, ...] = ()

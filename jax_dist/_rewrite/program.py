@@ -68,7 +68,7 @@ class _TracedCall:
 
 
 class _KnownCall(NamedTuple):
-    """What is known of one call."""
+    """Facts about calls of one signature."""
 
     traced: _TracedCall
     shardings: tuple[NamedSharding | None, ...]  # of the dynamic leaves
@@ -195,7 +195,7 @@ class RewrittenProgram:
             # One with devices of other processes too, where arrays of this one cannot be used.
             mesh = next((mesh for mesh in self._meshes(call) if mesh.is_multi_process), None)
         place = lambda value: _placed(value, mesh)
-        return self._placements.of(call.traced.lifted, mesh, place)
+        return self._placements.get(call.traced.lifted, mesh, place)
 
     def _find(self, args: _Args, kwargs: _Kwargs) -> _KnownCall:
         """Return what is known of a call, whose arguments may be tracers."""

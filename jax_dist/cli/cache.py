@@ -92,8 +92,7 @@ def _format_failure(report: "Report") -> Iterator[str]:
     yield from report.output.splitlines()[-_TAIL:]
     from jax_dist import launch  # only here: `--help` need not wait for it
 
-    code = report.exit_code
-    end = (
-        "was stopped after --timeout" if code is None else f"ended with {launch.format_code(code)}"
-    )
+    end = "was stopped after --timeout"
+    if report.exit_code is not None:
+        end = f"ended with {launch.format_code(report.exit_code)}"
     yield f"jax-dist cache verify: run {report.runs} {end}"

@@ -104,7 +104,7 @@ def test_axes_that_the_mesh_lacks_are_an_error(names, mesh):
 
 
 def _rule(path: str, leaf: jax.ShapeDtypeStruct) -> P:
-    """As Megatron shards two layers: the first by columns, the second by rows."""
+    """Shard two layers as Megatron does: the first by columns, the second by rows."""
     match path.rsplit("/", maxsplit=1)[-1]:
         case "a":
             return P("i", "model")

@@ -1,4 +1,4 @@
-"""Which leaves of a state vary, what place takes, and the errors for what it cannot take."""
+"""State of a view: leaves that vary, what place takes, and its errors."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""How far each fix may be trusted."""
+"""Safety of fixes."""
 
 import pytest
 import rule_cases

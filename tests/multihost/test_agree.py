@@ -65,7 +65,7 @@ class Job:
             name, tree = calls[rank]
             meeting = Meeting(self.service, rank, self.ranks, "job", self._count)
             try:
-                meeting.compare(name, Fingerprint.from_tree(tree, values=values), timeout)
+                meeting.compare(name, Fingerprint.take(tree, values=values), timeout)
             except DisagreementError as error:
                 return f"{type(error).__name__}: {error}"
             return ""
@@ -142,7 +142,7 @@ def test_missing_ranks_are_named_and_the_job_goes_on():
     assert all(error.startswith(text) for error in errors.values())
     late = Meeting(job.service, 1, job.ranks, "job", 1)
     with pytest.raises(TimeoutError, match="missing rank 2"):
-        late.compare("at", Fingerprint.from_tree(1), _SOON)
+        late.compare("at", Fingerprint.take(1), _SOON)
     assert set(job.compare(calls).values()) == {""}
 
 

@@ -15,7 +15,7 @@ Code: TypeAlias = str  # such as "JXD001"
 
 
 class Safety(enum.StrEnum):
-    """How much a fix may be trusted."""
+    """Degree to which a fix may be trusted."""
 
     SAFE = "safe"  # same values and shapes, in one process and in many
     UNSAFE = "unsafe"  # meant to be right; a person should look

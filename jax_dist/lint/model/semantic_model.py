@@ -29,7 +29,7 @@ _Elsewhere: TypeAlias = "Callable[[str], Meaning | None]"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an expression means: a dotted name, perhaps with arguments bound by `partial`."""
+    """Meaning of an expression: a dotted name, perhaps with arguments bound by `partial`."""
 
     name: str  # "jax.pmap"
     args: tuple[ast.expr, ...] = ()  # bound after the function itself

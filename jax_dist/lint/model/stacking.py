@@ -22,7 +22,7 @@ _NUMPY = ("jax.numpy", "numpy")
 
 
 class Kind(enum.StrEnum):
-    """What a value is, as to a dimension over devices in front of its arrays."""
+    """Kinds of values, by the dimension over devices in front of their arrays."""
 
     REPLICATED = "one copy for each device"
     KEYS = "one key for each device"

@@ -31,7 +31,7 @@ class Origin:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether every leaf is surely a jax.Array with one slice for each device in front."""
+        """True if every leaf is surely a jax.Array with one slice for each device in front."""
         if self.site is None:
             return len(self.call.args) + len(self.call.keywords) == 1
         return "out_axes" not in self.site.arguments and not self.site.unknown

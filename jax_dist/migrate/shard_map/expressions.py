@@ -12,8 +12,9 @@ from jax_dist.lint.model.stacking import Kind
 def called_function(module: Module, call: ast.Call) -> ast.FunctionDef | None:
     """Return the function of the file that a call calls."""
     function = pmaps.definition(module, call.func)
-    is_here = isinstance(function, ast.FunctionDef) and module.holds(function)
-    return function if is_here else None  # type: ignore[return-value]
+    if isinstance(function, ast.FunctionDef) and module.holds(function):
+        return function
+    return None
 
 
 def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
