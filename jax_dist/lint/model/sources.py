@@ -201,6 +201,8 @@ def display(path: str) -> str:
     >>> display("a\n\x1b[31m.py")
     'a\\n\\x1b[31m.py'
     """
+    if path.isprintable():
+        return path
     return "".join(
         sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in path
     )
