@@ -17,6 +17,7 @@ from jax_dist import _compat
 from jax_dist._cache import folders
 from jax_dist._cache.failures import FailureRecords
 from jax_dist._cache.store import Store
+from jax_dist._usage import render
 from jax_dist.errors import ArgumentError, CacheWarning
 
 __all__ = ("enable", "stats")
@@ -273,23 +274,21 @@ class Stats:
         return self.total.seconds_saved
 
     def __str__(self) -> str:
+        from rich.table import Table  # slow to import
+
         functions = self.functions
-        items = list(functions.items())
-        if len(items) != 1:
-            items.append(("all", self.total))
-        rows: list[Any] = [("function", "requests", "hits", "misses", "written", "saved")]
-        for name, counts in items:
+        table = Table("function", box=None, pad_edge=False)
+        for header in ("requests", "hits", "misses", "written", "saved"):
+            table.add_column(header, justify="right")
+        for name, counts in [*functions.items(), *[("all", self.total)] * (len(functions) != 1)]:
             numbers = (counts.requests, counts.hits, counts.misses, counts.written)
-            rows.append((name, *map(str, numbers), f"{counts.seconds_saved:.1f} s"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in rows
+            table.add_row(name, *map(str, numbers), f"{counts.seconds_saved:.1f} s")
+        reasons = [
+            f"{name}: {number} not written: {reason}"
+            for name, counts in functions.items()
+            for reason, number in counts.unwritten.items()
         ]
-        for name, counts in functions.items():
-            for reason, number in counts.unwritten.items():
-                lines.append(f"{name}: {number} not written: {reason}")
-        return "\n".join(lines)
+        return render(table, *reasons, width=200)
 
 
 def stats() -> Stats:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import types
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
@@ -68,8 +67,42 @@ def filter_pmap(
         raise ValueError(f"donate must be 'all', 'warn' or 'none', not {donate!r}.")
     for name in {"static_broadcasted_argnums", "donate_argnums"} & options.keys():
         raise ArgumentTypeError(f"filter_pmap takes no {name}: arrays are mapped, the rest static.")
-    filtered = _Filtered(fun, in_axes, out_axes, donate, options)
-    return functools.update_wrapper(filtered, fun, updated=())
+    name = getattr(fun, "__name__", type(fun).__name__)
+    donated = () if donate == "none" else 1
+
+    @functools.cache
+    def map_body(axes: tuple[int | None, ...]) -> Any:
+        axes_of_body = {"in_axes": (None, list(axes)), "out_axes": (None, None, 0)}
+        return pmap(_body(name), donate_argnums=donated, **axes_of_body, **options)
+
+    def partition(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, _Static, list[Any]]:
+        if kwargs:
+            raise ArgumentTypeError(f"filter_pmap got keyword arguments: {', '.join(kwargs)}.")
+        axes = _resolve(in_axes, args, "in_axes", name)
+        leaves, tree = jax.tree.flatten((fun, args))
+        static, arrays = _Static.of(leaves, tree, out_axes)
+        of_function = [None] * (len(leaves) - len(axes))
+        return map_body((*of_function, *axes)), static, arrays
+
+    @functools.wraps(fun, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import equinox as eqx  # where it is not installed, nobody calls this
+
+        function, *parts = partition(args, kwargs)
+        with warnings.catch_warnings():
+            if donate == "all":
+                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            static, shared, mapped = function(*parts)
+        pairs = zip(mapped, static.axes, strict=True)
+        moved = [jnp.moveaxis(leaf, 0, axis) if axis else leaf for leaf, axis in pairs]
+        return static.tree.unflatten(eqx.combine(moved, shared, static.leaves))
+
+    def lower(*args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        function, *parts = partition(args, kwargs)
+        return function.lower(*parts)
+
+    call.lower = lower  # pyright: ignore[reportAttributeAccessIssue]
+    return call
 
 
 @jax.tree_util.register_static
@@ -82,63 +115,22 @@ class _Static:
     leaves: list[Any] = dataclasses.field(compare=False)  # None for arrays
     axes: Any = dataclasses.field(compare=False)  # of results
 
-
-class _Filtered:
-    """A function mapped by `filter_pmap`."""
-
-    def __init__(self, fun: Any, in_axes: Any, out_axes: Any, donate: str, options: dict) -> None:
-        self.__wrapped__, self._in_axes, self._out_axes = fun, in_axes, out_axes
-        self._name = getattr(fun, "__name__", type(fun).__name__)
-        self._donate, self._options = donate, options
-        self._mapped = functools.cache(self._map)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    @classmethod
+    def of(cls, leaves: list[Any], tree: Any, out_axes: Any) -> "tuple[_Static, list[Any]]":
+        """Return what is static of a call, and its arrays."""
         import equinox as eqx
 
-        function, *call = self._partition(args, kwargs)
-        with warnings.catch_warnings():
-            if self._donate == "all":
-                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            static, shared, mapped = function(*call)
-        pairs = zip(mapped, static.axes, strict=True)
-        moved = [jnp.moveaxis(leaf, 0, axis) if axis else leaf for leaf, axis in pairs]
-        return static.tree.unflatten(eqx.combine(moved, shared, static.leaves))
-
-    def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """Return the program for these arguments; arrays may be `jax.ShapeDtypeStruct`s."""
-        function, *call = self._partition(args, kwargs)
-        return function.lower(*call)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def _map(self, axes: tuple[int | None, ...]) -> Any:
-        axes_of_body = {"in_axes": (None, list(axes)), "out_axes": (None, None, 0)}
-        donated = () if self._donate == "none" else 1
-        return pmap(_body(self._name), donate_argnums=donated, **axes_of_body, **self._options)
-
-    def _partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the mapped body, and its arguments: constants and arrays."""
-        import equinox as eqx  # where it is not installed, nobody calls this
-
-        if kwargs:
-            raise ArgumentTypeError(f"filter_pmap got keyword arguments: {', '.join(kwargs)}.")
-        axes = _resolve(self._in_axes, args, "in_axes", self._name)
-        leaves, tree = jax.tree.flatten((self.__wrapped__, args))
         arrays, rest = eqx.partition(leaves, _is_array)
         # 1, 1.0 and True are equal, as 0.0 and -0.0 are.
         numbers = tuple(repr(leaf) for leaf in rest if isinstance(leaf, int | float | complex))
-        out_axes, out_tree = jax.tree.flatten(self._out_axes, is_leaf=is_none)
-        key = tree, tuple(rest), numbers, tuple(out_axes), out_tree
+        axes, axes_tree = jax.tree.flatten(out_axes, is_leaf=is_none)
+        key = tree, tuple(rest), numbers, tuple(axes), axes_tree
         try:
             hash(key)
         except TypeError as error:
-            raise ArgumentTypeError(
-                f"leaves other than arrays must be hashable: {error}"
-            ) from error
-        of_function = [None] * (len(leaves) - len(axes))
-        function = self._mapped((*of_function, *axes))
-        return function, _Static(key, tree, rest, self._out_axes), arrays
+            reason = f"leaves other than arrays must be hashable: {error}"
+            raise ArgumentTypeError(reason) from error
+        return cls(key, tree, rest, out_axes), arrays
 
 
 @functools.cache
