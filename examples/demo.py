@@ -43,7 +43,7 @@ class Run:
 
     label: str
     program: pathlib.Path
-    colour: str
+    color: str
     curve: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # (seconds, return)
     cold: dict[str, Any] = dataclasses.field(default_factory=dict)  # with an empty cache
     warm: dict[str, Any] = dataclasses.field(default_factory=dict)  # second start
@@ -63,8 +63,8 @@ def show(console: Console, cache: str, out: pathlib.Path) -> dict[str, Any]:
     """Run all parts of the demo."""
     console.rule("[bold]1  What lint finds")
     console.print(f"[dim]$ jax-dist lint {_BEFORE.name}")
-    colour = "always" if console.is_terminal else "never"
-    console.print(Text.from_ansi(run_jax_dist("lint", "--color", colour, _BEFORE.name)))
+    color = "always" if console.is_terminal else "never"
+    console.print(Text.from_ansi(run_jax_dist("lint", "--color", color, _BEFORE.name)))
 
     console.rule("[bold]2  What explain reports")
     console.print("[dim]>>> jax_dist.explain(update, theta, opt_state, keys)")
@@ -123,7 +123,7 @@ def train(console: Console, cache: str, runs: list[Run]) -> None:
     )
     with Progress(*columns, console=console, expand=True) as progress:
         for run in runs:
-            task = progress.add_task(f"[{run.colour}]{run.label}", total=generations, score="...")
+            task = progress.add_task(f"[{run.color}]{run.label}", total=generations, score="...")
             for event in run_worker(run.program, cache, f"--generations={generations}"):
                 if event["event"] == "generation":
                     score = event["mean_return"]
@@ -181,7 +181,7 @@ def make_table(runs: list[Run]) -> Table:
     table = Table(title="The same numbers", title_style="bold")
     table.add_column("on one machine")
     for run in runs:
-        table.add_column(run.label.replace(": ", "\n"), justify="right", style=run.colour)
+        table.add_column(run.label.replace(": ", "\n"), justify="right", style=run.color)
     for name, cell in rows.items():
         table.add_row(name, *map(cell, runs))
     return table
@@ -199,7 +199,7 @@ def draw(runs: list[Run], path: pathlib.Path) -> None:
     )
     for run in runs:
         seconds, returns = np.array(run.curve).T
-        axes.plot(seconds, returns, ".-", color=f"tab:{run.colour}", label=run.label)
+        axes.plot(seconds, returns, ".-", color=f"tab:{run.color}", label=run.label)
     axes.set_xlim(left=0)
     figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(path, dpi=120)

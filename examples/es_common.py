@@ -217,11 +217,11 @@ def draw_curves(
     from matplotlib.figure import Figure  # only here: of several processes, one draws
     from matplotlib.ticker import MaxNLocator
 
-    colours = ["tab:gray", "tab:blue", "tab:red", "tab:green"]
+    colors = ["tab:gray", "tab:blue", "tab:red", "tab:green"]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel="generation", ylabel=ylabel)
-    for colour, (label, values) in zip(colours, lines.items(), strict=False):
-        axes.plot(np.arange(1, len(values) + 1), values, ".-", color=colour, label=label)
+    for color, (label, values) in zip(colors, lines.items(), strict=False):
+        axes.plot(np.arange(1, len(values) + 1), values, ".-", color=color, label=label)
     if goal is not None:
         label = f"solved: {goal:g}"
         axes.axhline(goal, color="black", linestyle="--", linewidth=1, label=label)

@@ -27,7 +27,7 @@ _LIBRARIES = (
 )
 
 
-class Facts(NamedTuple):
+class ArgumentInfo(NamedTuple):
     """Properties of an argument that its program depends on, as text: no array is kept alive."""
 
     type: str  # "float32[8,4]", with "~" for a weak type; of a static argument its class
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
     name: str
     line: str
-    arguments: dict[str, Facts]  # by path, as "batch['x']"
+    arguments: dict[str, ArgumentInfo]  # by path, as "batch['x']"
     source: str = ""  # of the function, as "train.py:12"; empty for an operation of JAX
     fun: Callable[[], Any] = lambda: None  # a weak reference
 
@@ -64,7 +64,7 @@ def call_on_stack(name: str) -> Call:
         args += values[varargs] if varargs else ()
         kwargs = values[keywords] if keywords else {}
         leaves = leaves_by_path(fun or next(same_name, None), args, kwargs)
-        arguments = {path: _facts(leaf) for path, leaf in leaves.items()}
+        arguments = {path: _describe(leaf) for path, leaf in leaves.items()}
         if fun is None:
             return Call(name, user_line(), arguments)
         name = getattr(getattr(fun, "func", fun), "__name__", name)
@@ -111,7 +111,7 @@ def leaves_by_path(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return leaves
 
 
-def variables_at(trace: TracebackType | None) -> tuple[str, str, dict[str, Facts]]:
+def variables_at(trace: TracebackType | None) -> tuple[str, str, dict[str, ArgumentInfo]]:
     """Return the user's line that raised, its text, and the leaves of the variables in it.
 
     A call that JAX runs in C++ leaves no frame: the source alone tells what was passed.
@@ -124,24 +124,24 @@ def variables_at(trace: TracebackType | None) -> tuple[str, str, dict[str, Facts
     line = step.lineno or 1
     lines = linecache.getlines(step.filename, frame.f_globals)[line - 1 : step.end_lineno]
     text = " ".join(map(str.strip, lines))
-    known, facts = {**frame.f_globals, **frame.f_locals}, {}
+    known, infos = {**frame.f_globals, **frame.f_locals}, {}
     for word in re.findall(r"\w+", text):
         with contextlib.suppress(Exception):  # objects of the user may raise anything
             leaves = leaves_by_path(None, (), {word: known[word]})
-            facts |= {path: _facts(leaf) for path, leaf in leaves.items()}
-    return f"{display_path(step.filename)}:{line}", text, facts
+            infos |= {path: _describe(leaf) for path, leaf in leaves.items()}
+    return f"{display_path(step.filename)}:{line}", text, infos
 
 
-def _facts(leaf: Any) -> Facts:
+def _describe(leaf: Any) -> ArgumentInfo:
     if isinstance(leaf, jax.Array):
         sharding = str(leaf.sharding) if leaf.committed else "uncommitted"
-        return Facts(str(jax.typeof(leaf)), sharding, "", is_host=False)
+        return ArgumentInfo(str(jax.typeof(leaf)), sharding, "", is_host=False)
     try:
         text = str(jax.typeof(leaf))
     except Exception:  # noqa: BLE001, raised by JAX for a static argument, or by that
         text = type(leaf).__name__
     value = "" if isinstance(leaf, np.ndarray | np.generic) else reprlib.repr(leaf)
-    return Facts(text, "uncommitted", value, is_host=True)
+    return ArgumentInfo(text, "uncommitted", value, is_host=True)
 
 
 def _user_frame() -> tuple[FrameType | None, list[FrameType]]:

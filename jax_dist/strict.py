@@ -19,7 +19,14 @@ from typing import Any, Literal, TypeVar, cast
 import jax
 import numpy as np
 
-from jax_dist._calls import Call, Facts, call_on_stack, leaves_by_path, user_line, variables_at
+from jax_dist._calls import (
+    ArgumentInfo,
+    Call,
+    call_on_stack,
+    leaves_by_path,
+    user_line,
+    variables_at,
+)
 from jax_dist.errors import ArgumentError, DonationError, RecompileError, TransferError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -233,11 +240,13 @@ def _changes(call: Call) -> tuple[list[str], str]:
     if call.source in _programs:
         text = f"a new function object is made at {call.source} each time"
         return [text], "Create it once before the loop"
-    now = [f"{path}: {facts.type}" for path, facts in call.arguments.items()]
+    now = [f"{path}: {info.type}" for path, info in call.arguments.items()]
     return ["no earlier call is known; this one:", *now], "Call it once in the warm-up"
 
 
-def _differences(now: dict[str, Facts], before: dict[str, Facts]) -> tuple[list[str], str]:
+def _differences(
+    now: dict[str, ArgumentInfo], before: dict[str, ArgumentInfo]
+) -> tuple[list[str], str]:
     """Return the arguments that differ, by the first of type, sharding and value that does."""
     if now.keys() != before.keys():
         new = [f"{path} is new" for path in now if path not in before]
@@ -262,9 +271,9 @@ def _transfer_error(error: Exception) -> TransferError:
     aval = re.search(r"aval=ShapedArray\((\w+\[[^]]*\])", str(error))
     line, code, variables = variables_at(error.__traceback__)
     names = [
-        f"{path} {facts.type}"
-        for path, facts in variables.items()
-        if facts.is_host == (source == "host") and aval and facts.type.strip("~") == aval[1]
+        f"{path} {info.type}"
+        for path, info in variables.items()
+        if info.is_host == (source == "host") and aval and info.type.strip("~") == aval[1]
     ]
     moved = " or ".join(names[:_SHOWN]) or (aval[1] if aval else "an array")
     remedy = "jax.device_get" if target == "host" else "jax.device_put"
@@ -280,9 +289,9 @@ def _unusable_error(warning: BaseException) -> DonationError:
         return DonationError(text)
     types = re.findall(r"\w+\[[\d,]*\]", text.partition("\n")[0])
     names = [  # of a pmap, JAX names the type of one slice
-        f"{path} {facts.type}"
-        for path, facts in call.arguments.items()
-        if {facts.type, re.sub(r"\[\d+", "[1", facts.type)}.intersection(types)
+        f"{path} {info.type}"
+        for path, info in call.arguments.items()
+        if {info.type, re.sub(r"\[\d+", "[1", info.type)}.intersection(types)
     ]
     return DonationError(
         f"'{call.name}' cannot use the memory of a donated argument, at {call.line}: no result is "

@@ -157,13 +157,13 @@ def agree_on(
     with _lock:
         _counts[group] += 1
         prefix = "all" if len(group) == joined.processes else "-".join(map(str, group))
-        meeting = Meeting(
+        comparison = Comparison(
             _compat.coordination_client(), joined.rank, group, f"{_KEYS}/{prefix}", _counts[group]
         )
-        meeting.compare(name, fingerprint, timeout)
+        comparison.compare(name, fingerprint, timeout)
 
 
-class Meeting(NamedTuple):
+class Comparison(NamedTuple):
     """One comparison between the ranks of a group."""
 
     client: Any  # of JAX's coordination service
@@ -199,8 +199,8 @@ class Meeting(NamedTuple):
                 "in the same order."
             )
         # The full texts are long, so only one rank of each group sends its own.
-        is_speaker = any(ranks[0] == self.rank for ranks in groups.values())
-        self._exchange("details", text if is_speaker else None, max(timeout, 60.0))
+        is_first_of_group = any(ranks[0] == self.rank for ranks in groups.values())
+        self._exchange("details", text if is_first_of_group else None, max(timeout, 60.0))
         details = self._read("details")
         fingerprints = [
             (ranks, Fingerprint(*json.loads(details[ranks[0]])))
@@ -209,9 +209,9 @@ class Meeting(NamedTuple):
         ]
         raise DisagreementError(_format_differences(name, fingerprints))
 
-    def _exchange(self, folder: str, text: str | None, timeout: float) -> bool:
+    def _exchange(self, part: str, text: str | None, timeout: float) -> bool:
         """Write `text`, wait for the others, and return whether all came in time."""
-        key = f"{self.prefix}/{self.number}/{folder}"
+        key = f"{self.prefix}/{self.number}/{part}"
         if text is not None:
             self.client.key_value_set(f"{key}/{self.rank}", text)
         try:
@@ -222,9 +222,9 @@ class Meeting(NamedTuple):
             return False
         return True
 
-    def _read(self, folder: str) -> dict[int, str]:
+    def _read(self, part: str) -> dict[int, str]:
         """Return what each rank has written."""
-        pairs = self.client.key_value_dir_get(f"{self.prefix}/{self.number}/{folder}/")
+        pairs = self.client.key_value_dir_get(f"{self.prefix}/{self.number}/{part}/")
         return dict(sorted((int(key.rsplit("/", 1)[1]), text) for key, text in pairs))
 
 

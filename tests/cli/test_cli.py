@@ -162,7 +162,7 @@ def test_numbers_have_limits(kind, good, bad, message):
         ("never", {"FORCE_COLOR": "1"}, True, False),
     ],
 )
-def test_colour(when, environment, is_terminal, expected, monkeypatch):
+def test_color(when, environment, is_terminal, expected, monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -170,7 +170,7 @@ def test_colour(when, environment, is_terminal, expected, monkeypatch):
     stream = io.StringIO()
     stream.isatty = lambda: is_terminal
 
-    assert terminal.wants_colour(when, stream) == expected
+    assert terminal.wants_color(when, stream) == expected
 
 
 def test_progress_is_shown_on_a_terminal_only():

@@ -135,7 +135,7 @@ def test_each_line_has_its_rank_and_its_stream():
     assert sorted(err.splitlines()[:2]) == ["[0] err", "[1] err"]
 
 
-def test_colours():
+def test_colors():
     output = _launch("-n", "1", "--color", "always", *_shell("echo a"))[1]
     assert output == "\x1b[36m[0]\x1b[0m a\n"
 

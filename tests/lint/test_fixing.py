@@ -138,8 +138,8 @@ class TestDiff:
 
         assert fixer.diff(str(tmp_path / "a.py"), b"", b"1").startswith("--- a/a.py\n")
 
-    def test_colours(self):
-        assert fixer.diff("a", b"old\nx\n", b"new\nx\n", colour=True) == (
+    def test_colors(self):
+        assert fixer.diff("a", b"old\nx\n", b"new\nx\n", color=True) == (
             "\x1b[31m--- a/a\x1b[0m\n\x1b[32m+++ b/a\x1b[0m\n\x1b[36m@@ -1,2 +1,2 @@\x1b[0m\n"
             "\x1b[31m-old\x1b[0m\n\x1b[32m+new\x1b[0m\n x\n"
         )

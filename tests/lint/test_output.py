@@ -16,8 +16,8 @@ def _findings(text: str, path: str = "train.py", codes=frozenset(RULES)):
 _TEXT = "import jax\nn = jax.lax.psum(1, 'i')\nm = jax.lax.all_gather(x, 'i').mean(0)\n"
 
 
-def _format(name: str, text: str = _TEXT, path: str = "train.py", *, colour=False) -> str:
-    return report.formatted(_findings(text, path), name, colour=colour)
+def _format(name: str, text: str = _TEXT, path: str = "train.py", *, color=False) -> str:
+    return report.formatted(_findings(text, path), name, color=color)
 
 
 def test_text():
@@ -64,8 +64,8 @@ def test_a_very_long_line_is_shown_from_what_was_found_on():
     assert carets == "  |  ^^^^^^^^"
 
 
-def test_colours():
-    text = _format("text", "import jax\njax.lax.psum(1, 'i')\n", colour=True)
+def test_colors():
+    text = _format("text", "import jax\njax.lax.psum(1, 'i')\n", color=True)
 
     assert text.startswith(
         "\x1b[1mtrain.py\x1b[0m:2:1: \x1b[1;31mJXD306\x1b[0m \x1b[36m[*] \x1b[0m"

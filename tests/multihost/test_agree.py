@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_dist._multihost.agreement import Fingerprint, Meeting, format_ranks
+from jax_dist._multihost.agreement import Comparison, Fingerprint, format_ranks
 from jax_dist.errors import DisagreementError
 from jax_dist.multihost import agree
 
@@ -63,9 +63,9 @@ class Job:
 
         def compare_one(rank: int) -> str:
             name, tree = calls[rank]
-            meeting = Meeting(self.service, rank, self.ranks, "job", self._count)
+            comparison = Comparison(self.service, rank, self.ranks, "job", self._count)
             try:
-                meeting.compare(name, Fingerprint.take(tree, values=values), timeout)
+                comparison.compare(name, Fingerprint.take(tree, values=values), timeout)
             except DisagreementError as error:
                 return f"{type(error).__name__}: {error}"
             return ""
@@ -140,7 +140,7 @@ def test_missing_ranks_are_named_and_the_job_goes_on():
 
     text = "MissingProcessesError: at timed out after 0.2 s; missing ranks 1-2. "
     assert all(error.startswith(text) for error in errors.values())
-    late = Meeting(job.service, 1, job.ranks, "job", 1)
+    late = Comparison(job.service, 1, job.ranks, "job", 1)
     with pytest.raises(TimeoutError, match="missing rank 2"):
         late.compare("at", Fingerprint.take(1), _SOON)
     assert set(job.compare(calls).values()) == {""}
