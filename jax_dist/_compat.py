@@ -567,25 +567,21 @@ _REPLACEMENTS: dict[str, Callable] = {
 # ---- several processes
 
 
-def coordination_client() -> Any:
-    """Return the client of the service that `jax.distributed.initialize` joined, or None."""
-    return require("jax._src.distributed", "global_state").client
-
-
 class JoinedProcess(NamedTuple):
     """This process among those that `jax.distributed` has joined."""
 
     rank: int
     processes: int
     address: str  # of JAX's service: "host:port"
+    client: Any  # of that service
 
 
 def find_joined_process() -> JoinedProcess | None:
     """Return this process among the others, or None if `jax.distributed` has not joined it."""
-    state = require("jax._src.distributed", "global_state")
-    if state.client is None:
+    job = require("jax._src.distributed", "global_state")
+    if job.client is None:
         return None
-    return JoinedProcess(state.process_id, state.num_processes, state.coordinator_address)
+    return JoinedProcess(job.process_id, job.num_processes, job.coordinator_address, job.client)
 
 
 def backend_started() -> bool:

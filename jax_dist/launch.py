@@ -19,6 +19,8 @@ from typing import IO, Literal, TypeAlias
 
 import psutil
 
+from jax_dist._usage import counted
+
 Stream: TypeAlias = Literal["stdout", "stderr"]
 Write: TypeAlias = Callable[[int, Stream, str], None]  # of the rank, the stream, and a line
 Reason: TypeAlias = Literal["finished", "failed", "timeout", "interrupted", "terminated"]
@@ -69,8 +71,7 @@ class JobOutcome:
                 "no rank called jax_dist.multihost.initialize; unless the program calls "
                 f"jax.distributed.initialize itself, these were {count} separate jobs"
             )
-        ranks = "1 rank" if count == 1 else f"{count} ranks"
-        yield f"{ranks}, {self.seconds:.1f} s, exit code {self.exit_code}"
+        yield f"{counted(count, 'rank')}, {self.seconds:.1f} s, exit code {self.exit_code}"
 
 
 def shell_code(code: int) -> int:
@@ -90,13 +91,8 @@ def format_code(code: int) -> str:
     """
     if code >= 0:
         return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:  # most real-time signals have no name
-        return f"signal {-code}"
-
-
-# --- one rank
+    names = {number.value: number.name for number in signal.Signals}
+    return f"signal {names.get(-code, -code)}"  # most real-time signals have no name
 
 
 class _Rank:
@@ -126,11 +122,9 @@ class _Rank:
 
     def poll(self) -> int | None:
         """Return the exit code, or None; when it has ended, end the rest of its group."""
-        if self.code is None:
-            code = self._process.poll()
-            if code is not None:
-                self.send(signal.SIGKILL)
-                self.code = code  # from now on its number may belong to another process
+        if self.code is None and (code := self._process.poll()) is not None:
+            self.send(signal.SIGKILL)
+            self.code = code  # from now on its number may belong to another process
         return self.code
 
     def send(self, number: int) -> None:
@@ -152,9 +146,6 @@ class _Rank:
         with pipe:
             for line in pipe:
                 self._write(self.number, stream, line.rstrip("\n"))
-
-
-# --- a job
 
 
 @dataclass
@@ -296,8 +287,7 @@ def _signals() -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM in a list; one that was ignored before stays ignored."""
     received: list[int] = []
     previous = {}
-    is_main = threading.current_thread() is threading.main_thread()
-    for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
+    for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
         if handler not in (signal.SIG_IGN, None):  # None: not set from Python
             previous[number] = handler

@@ -158,7 +158,7 @@ def agree_on(
         _counts[group] += 1
         prefix = "all" if len(group) == joined.processes else "-".join(map(str, group))
         comparison = Comparison(
-            _compat.coordination_client(), joined.rank, group, f"{_KEYS}/{prefix}", _counts[group]
+            joined.client, joined.rank, group, f"{_KEYS}/{prefix}", _counts[group]
         )
         comparison.compare(name, fingerprint, timeout)
 
