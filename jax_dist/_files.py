@@ -23,16 +23,16 @@ def write_atomically(
       OSError: the file cannot be written, or has changed; `strerror` is fit for users.
     """
     real = os.path.realpath(path)
-    folder = os.path.dirname(real)
+    directory = os.path.dirname(real)
     status = os.stat(real) if os.path.exists(real) else None
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", real)
-    temporary = os.path.join(folder, f".jax-dist-{secrets.token_hex(8)}.tmp")
+    temporary = os.path.join(directory, f".jax-dist-{secrets.token_hex(8)}.tmp")
     try:  # before its mode is looked at: on a read-only file system, chmod is no remedy
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         descriptor = os.open(temporary, flags, 0o600 if status else 0o666)
     except OSError as error:
-        raise OSError(error.errno, f"in {folder}: {error.strerror}", real) from error
+        raise OSError(error.errno, f"in {directory}: {error.strerror}", real) from error
     try:
         with open(descriptor, "wb") as file:
             if status is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import jax
 
 from jax_dist import _compat
-from jax_dist._cache import folders
+from jax_dist._cache import directories
 from jax_dist._cache.failures import FailureRecords
 from jax_dist._cache.store import Store
 from jax_dist._usage import render
@@ -61,7 +61,7 @@ def enable(
 
     >>> import tempfile
     >>> from jax_dist import cache
-    >>> folder = cache.enable(tempfile.mkdtemp())
+    >>> directory = cache.enable(tempfile.mkdtemp())
     >>> with cache.stats() as seen:
     ...     three = jax.jit(lambda: 3)()
     >>> seen.misses, seen.written
@@ -78,20 +78,22 @@ def enable(
     if path is None or (max_size is None and size == 0):  # with 0, JAX's setting turns it off
         return _disable()
     limit = None if size == -1 else _parse_size(size)
-    directory = folders.choose(path, os.environ)
-    is_url = folders.is_url(directory)
+    base = directories.choose(path, os.environ)
+    is_url = directories.is_url(base)
     if is_url and failures is not None:
-        raise ArgumentError(f"failures={failures!r} needs a local directory, not {directory}.")
-    folder = folders.add_machine(directory if is_url else os.path.abspath(directory))
-    problem = folders.url_problem(directory) if is_url else _prepare(pathlib.Path(folder))
+        raise ArgumentError(f"failures={failures!r} needs a local directory, not {base}.")
+    directory = directories.add_machine(base if is_url else os.path.abspath(base))
+    problem = directories.url_problem(base) if is_url else _prepare(pathlib.Path(directory))
     if problem is not None:
         warnings.warn(CacheWarning(f"The compilation cache is off: {problem}."), stacklevel=2)
         return _disable()
-    _watcher.folder, _watcher.max_size = folder, limit
-    _watcher.failures = failures and FailureRecords(pathlib.Path(folder), retry=failures == "retry")
+    _watcher.directory, _watcher.max_size = directory, limit
+    _watcher.failures = failures and FailureRecords(
+        pathlib.Path(directory), retry=failures == "retry"
+    )
     settings = {
         "jax_enable_compilation_cache": True,
-        "jax_compilation_cache_dir": folder,
+        "jax_compilation_cache_dir": directory,
         "jax_persistent_cache_min_compile_time_secs": float(min_compile_seconds),
         "jax_persistent_cache_min_entry_size_bytes": 0,
     }
@@ -103,27 +105,27 @@ def enable(
         jax.config.update(name, value)
     _compat.watch_cache(_watcher)
     _compat.reset_cache()  # JAX reads its settings once
-    return folder
+    return directory
 
 
 def _disable() -> None:
-    _watcher.folder = _watcher.failures = None
+    _watcher.directory = _watcher.failures = None
     for name, value in _before.items():
         jax.config.update(name, value)
     jax.config.update("jax_compilation_cache_dir", None)
     _compat.reset_cache()
 
 
-def _prepare(folder: pathlib.Path) -> str | None:
+def _prepare(directory: pathlib.Path) -> str | None:
     """Create the directory, and return why it cannot be used, if so."""
     try:
-        folders.make(folder)
+        directories.make(directory)
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
-    reason = folders.untrusted_reason(folder)
+    reason = directories.untrusted_reason(directory)
     if reason is not None:
         raise ArgumentError(
-            f"The cache directory {folder} is not safe to load code from: {reason}. Give "
+            f"The cache directory {directory} is not safe to load code from: {reason}. Give "
             "another directory, or take that permission away (chmod o-w)."
         )
     return None
@@ -161,7 +163,7 @@ class _Watcher:
     """The watcher of the cache of this process: serves the entries, counts, and logs."""
 
     def __init__(self) -> None:
-        self.folder: str | None = None  # or URL
+        self.directory: str | None = None  # or URL
         self.max_size: int | None = None
         self.failures: FailureRecords | None = None
         self.total: dict[str, Counts] = {}  # by function
@@ -170,13 +172,13 @@ class _Watcher:
         self._lock = threading.Lock()
 
     def open_store(self, path: str) -> Store | None:
-        is_local = path == self.folder and not folders.is_url(path)
+        is_local = path == self.directory and not directories.is_url(path)
         self._store = Store(pathlib.Path(path), self.max_size) if is_local else None
         return self._store
 
     def is_enabled(self) -> bool:
         in_use = jax.config.values["jax_compilation_cache_dir"]  # the user may have set another
-        return self.folder is not None and self.folder == in_use
+        return self.directory is not None and self.directory == in_use
 
     def on_hit(self, name: str, seconds_saved: float) -> None:
         saved = max(seconds_saved, 0.0)  # JAX keeps whole seconds: a quick program seems to take 0

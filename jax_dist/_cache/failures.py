@@ -21,8 +21,8 @@ _TRANSIENT = ("UNAVAILABLE", "CANCELLED", "ABORTED", "DEADLINE_EXCEEDED")  # sta
 class FailureRecords:
     """Files next to the entries, one for each program whose compilation failed."""
 
-    def __init__(self, folder: pathlib.Path, *, retry: bool) -> None:
-        self._folder, self._retry = folder, retry
+    def __init__(self, directory: pathlib.Path, *, retry: bool) -> None:
+        self._directory, self._retry = directory, retry
 
     @contextlib.contextmanager
     def watch(self, name: str, key: str) -> Iterator[None]:
@@ -31,7 +31,7 @@ class FailureRecords:
         Raises:
           CompilationError: the compilation has failed before, and is not to be retried.
         """
-        path = self._folder / f"{key}-failed.json"
+        path = self._directory / f"{key}-failed.json"
         retry = self._retry or os.environ.get("JAX_DIST_RETRY_FAILED", "") not in ("", "0")
         record = None if retry else _read(path)
         if record is not None:

@@ -23,7 +23,7 @@ if importlib.util.find_spec("jax_dist") is None:
     sys.path.append({library!r})
 from jax_dist._cache.record import initialize
 """
-FOLDER, CACHE = "JAX_DIST_RECORD_FOLDER", "JAX_DIST_RECORD_CACHE"
+RECORDS, CACHE = "JAX_DIST_RECORDS", "JAX_DIST_RECORD_CACHE"
 
 _DENSE = re.compile(r'dense<("0x[0-9A-F]*"|\[.{60,}?\])>(?= : )')
 _LOCATION = re.compile(r" loc\((.*)\)$")
@@ -39,18 +39,18 @@ def initialize() -> None:
     from jax_dist import _compat
     from jax_dist._files import write_atomically
 
-    folder, cache = pathlib.Path(os.environ[FOLDER]), os.environ[CACHE]
+    records, cache = pathlib.Path(os.environ[RECORDS]), os.environ[CACHE]
     started, numbers = time.time_ns(), itertools.count()
-    directory = ""
+    asked = ""
 
     def record(module: Any, devices: Any, options: Any, key: str) -> None:
-        nonlocal directory
+        nonlocal asked
         wanted = jax.config.values["jax_compilation_cache_dir"]
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
         if wanted != cache:  # the program has set its own
-            directory = wanted or ""
+            asked = wanted or ""
             _compat.reset_cache()
         program = {
             "name": module.operation.attributes["sym_name"].value,
@@ -60,13 +60,13 @@ def initialize() -> None:
                 "XLA flags": _list_flags(),
                 "compiler options": [f"{k}={v}" for k, v in options.env_option_overrides],
                 "devices": [str(device.id) for device in devices.flatten()],
-                "cache directory": [directory],
+                "cache directory": [asked],
             },
             "lines": describe(module),
         }
         with contextlib.suppress(OSError):  # a full disk must not end the program
             name = f"{started:020}-{os.getpid()}-{next(numbers):06}.json"
-            write_atomically(folder / name, json.dumps(program))
+            write_atomically(records / name, json.dumps(program))
 
     _compat.watch_cache_keys(record)
 

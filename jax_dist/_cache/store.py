@@ -18,8 +18,8 @@ class Store:
     and through 0.10.2 it stops writing where one entry has no access time.
     """
 
-    def __init__(self, folder: pathlib.Path, max_size: int | None = None) -> None:
-        self.path = self._path = folder  # JAX logs the second one
+    def __init__(self, directory: pathlib.Path, max_size: int | None = None) -> None:
+        self.path = self._path = directory  # JAX logs the second one
         self._max_size = max_size
         self._loaded: set[str] = set()  # keys whose entry JAX has got
         self._errors: dict[str, str] = {}

@@ -54,16 +54,20 @@ class Report:
         return self.exit_code == 0 and bool(hits) and all(hits)
 
 
-def verify(command: Sequence[str], folder: pathlib.Path, *, timeout: float | None = None) -> Report:
+def verify(
+    command: Sequence[str], directory: pathlib.Path, *, timeout: float | None = None
+) -> Report:
     """Run a command in two fresh processes, and compare what they compile.
 
-    The first run meets an empty cache in `folder`; the other should find all in it, with another
+    The first run meets an empty cache in `directory`; the other should find all in it, with another
     hash seed, so that the order of a set varies.
 
     Raises:
       OSError: the command cannot be started.
     """
-    library, plugins, cache = (folder / name for name in ("library", "path/jax_plugins", "cache"))
+    library, plugins, cache = (
+        directory / name for name in ("library", "path/jax_plugins", "cache")
+    )
     for path in (library, plugins, cache):
         path.mkdir(parents=True)
     package = pathlib.Path(__file__).parents[1]
@@ -75,12 +79,12 @@ def verify(command: Sequence[str], folder: pathlib.Path, *, timeout: float | Non
         record.CACHE: str(cache),
     }
     programs: list[list[Program]] = []
-    code, output = None, folder / "output"
+    code, output = None, directory / "output"
     for number in range(2):
-        records = folder / f"records-{number}"
+        records = directory / f"records-{number}"
         records.mkdir()
         seed = secrets.randbelow(2**31) + 1  # 0 would turn the shuffling of sets off
-        environment |= {"PYTHONHASHSEED": str(seed), record.FOLDER: str(records)}
+        environment |= {"PYTHONHASHSEED": str(seed), record.RECORDS: str(records)}
         code = run_to_end(command, environment, output, timeout)
         programs.append([json.loads(path.read_bytes()) for path in sorted(records.glob("*.json"))])
         for program in programs[-1]:

@@ -51,8 +51,8 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     from jax_dist._cache import verify  # only here: `--help` need not wait for it
 
     command = terminal.command_of(options, "cache verify")
-    with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as folder:
-        report = verify.verify(command, Path(folder), timeout=options.timeout)
+    with tempfile.TemporaryDirectory(prefix="jax-dist-verify-") as directory:
+        report = verify.verify(command, Path(directory), timeout=options.timeout)
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=2), file=out)
     else:

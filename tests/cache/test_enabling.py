@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jax_dist import cache
-from jax_dist._cache import folders
+from jax_dist._cache import directories
 from jax_dist.errors import ArgumentError, CacheWarning
 
 OTHER_USER = 12345
@@ -49,7 +49,7 @@ def test_the_directory_is_the_argument_or_a_variable_or_the_default(
 ):
     monkeypatch.setenv("HOME", "/home/ada")
 
-    assert folders.choose(argument, variables) == chosen
+    assert directories.choose(argument, variables) == chosen
 
 
 def test_a_new_directory_is_for_its_user_and_this_machine(tmp_path, monkeypatch):

@@ -66,14 +66,14 @@ def add_machine(path: str) -> str:
     return f"{path.rstrip('/')}/{part}"
 
 
-def make(folder: pathlib.Path) -> None:
+def make(directory: pathlib.Path) -> None:
     """Create a directory and its missing parents, for this user alone."""
-    for path in reversed((folder, *folder.parents)):
+    for path in reversed((directory, *directory.parents)):
         if not path.exists():
             path.mkdir(mode=0o700, exist_ok=True)  # another process may have been faster
 
 
-def untrusted_reason(folder: pathlib.Path) -> str | None:
+def untrusted_reason(directory: pathlib.Path) -> str | None:
     """Return why any user of the machine can put files into a directory, or None.
 
     Its owner and its group are trusted.
@@ -82,9 +82,9 @@ def untrusted_reason(folder: pathlib.Path) -> str | None:
     """
     if os.name == "nt":  # has no such modes; directories of a user are the user's own there
         return None
-    if folder.stat().st_mode & stat.S_IWOTH:
-        return f"every user can write to {folder}"
-    for path in (folder, folder.resolve()):  # a link on the way is an entry too
+    if directory.stat().st_mode & stat.S_IWOTH:
+        return f"every user can write to {directory}"
+    for path in (directory, directory.resolve()):  # a link on the way is an entry too
         for entry, parent in itertools.pairwise((path, *path.parents)):
             mode = parent.stat().st_mode
             if not mode & stat.S_IWOTH:
