@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import jax_dist
-from jax_dist import _files, _usage, launch
+from jax_dist import _files, _usage, launch, multihost
 from jax_dist._pmap.placement import is_key, with_data
 from jax_dist.errors import ArgumentError
 
@@ -699,14 +699,8 @@ def _run_rank(path: str) -> None:
     value = error = None
     trace = ""
     try:
-        seconds = max(1, round(task["timeout"]))
-        jax.distributed.initialize(
-            num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
-            process_id=rank,
-            initialization_timeout=seconds,
-            shutdown_timeout_seconds=seconds,
-            cluster_detection_method="deactivate",
-        )
+        seconds = task["timeout"]
+        multihost.initialize(initialization_timeout=seconds, shutdown_timeout=seconds)
         # Only now: a module that computes while it is imported starts JAX without the others.
         _is_importing_main = True
         spawn.prepare(preparation)
