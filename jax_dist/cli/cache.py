@@ -56,16 +56,16 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
     if options.json:
         print(json.dumps(dataclasses.asdict(report), indent=2), file=out)
     else:
-        colour = terminal.wants_colour(options.color, out)
-        out.writelines(f"{line}\n" for line in _format_verdicts(report, colour=colour))
+        color = terminal.wants_color(options.color, out)
+        out.writelines(f"{line}\n" for line in _format_verdicts(report, color=color))
     if report.exit_code != 0:
         err.writelines(f"{line}\n" for line in _format_failure(report))
     return Exit.OK if report.is_clean else Exit.FINDINGS
 
 
-def _format_verdicts(report: "Report", *, colour: bool) -> Iterator[str]:
+def _format_verdicts(report: "Report", *, color: bool) -> Iterator[str]:
     def paint(text: str, with_: str) -> str:
-        return f"{with_}{text}{_PLAIN}" if colour else text
+        return f"{with_}{text}{_PLAIN}" if color else text
 
     verdicts = sorted(report.verdicts, key=lambda verdict: bool(verdict.causes))
     width = max((len(verdict.function) for verdict in verdicts), default=0)

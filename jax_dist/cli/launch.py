@@ -84,7 +84,7 @@ class _Printer:
     def __init__(self, out: TextIO, err: TextIO, color: str) -> None:
         self._streams = {"stdout": out, "stderr": err}
         self._coloured = {
-            name: terminal.wants_colour(color, stream) for name, stream in self._streams.items()
+            name: terminal.wants_color(color, stream) for name, stream in self._streams.items()
         }
         self._lock = threading.Lock()
         for stream in self._streams.values():

@@ -153,9 +153,9 @@ class _Lint:
             if result.rejected:
                 self._complain(path, f"some fixes were not made: {result.rejected}")
             if options.diff and result.data != before:
-                colour = terminal.wants_colour(options.color, self._out)
+                color = terminal.wants_color(options.color, self._out)
                 encoding = load(path, before).encoding
-                self._out.write(fixer.diff(path, before, result.data, encoding, colour=colour))
+                self._out.write(fixer.diff(path, before, result.data, encoding, color=color))
             elif self._stdin is not None:
                 data = result.data
             elif result.data != before and not self._write(path, result.data, before):
@@ -176,8 +176,8 @@ class _Lint:
     def _report(self, findings: Sequence[Any], out: TextIO) -> Exit:
         from jax_dist.lint.engine.report import formatted, summary
 
-        form, colour = self._options.output_format, terminal.wants_colour(self._options.color, out)
-        out.write(formatted(findings, form, colour=colour))
+        form, color = self._options.output_format, terminal.wants_color(self._options.color, out)
+        out.write(formatted(findings, form, color=color))
         if form == "text" and not self._options.quiet:
             out.write(f"{chr(10) * bool(findings)}{summary(findings)}\n")
         return self._exit(len(findings))

@@ -180,13 +180,13 @@ class _Migrate:
         elif options.concise:
             self._out.write(FORMATS[".txt"](report))
         elif not options.write and options.report != "-":
-            colour = terminal.wants_colour(options.color, self._out)
+            color = terminal.wants_color(options.color, self._out)
             for file in report.changed:
                 encoding = "utf-8"
                 if not file.is_new:
                     encoding = linter.load(file.path, file.before).encoding
                 texts = (file.path, file.before, file.after, encoding)
-                self._out.write(fixer.diff(*texts, new=file.is_new, colour=colour))
+                self._out.write(fixer.diff(*texts, new=file.is_new, color=color))
         if report.verification_text and not options.concise:
             print(report.verification_text, file=self._out if options.write else self._err)
             if report.review:

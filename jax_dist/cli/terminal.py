@@ -1,4 +1,4 @@
-"""Shared parts of the subcommands: exit codes, option types, colour, progress."""
+"""Shared parts of the subcommands: exit codes, option types, color, progress."""
 
 import argparse
 import contextlib
@@ -80,8 +80,8 @@ def seconds(text: str) -> float:
     return number
 
 
-def wants_colour(when: str, stream: TextIO) -> bool:
-    """Return whether to write colours, by `--color`, NO_COLOR, FORCE_COLOR and the stream."""
+def wants_color(when: str, stream: TextIO) -> bool:
+    """Return whether to write colors, by `--color`, NO_COLOR, FORCE_COLOR and the stream."""
     if when != "auto":
         return when == "always"
     if os.environ.get("NO_COLOR"):

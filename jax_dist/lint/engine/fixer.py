@@ -79,7 +79,7 @@ def diff(
     encoding: str = "utf-8",
     *,
     new: bool = False,
-    colour: bool = False,
+    color: bool = False,
 ) -> str:
     """Return the lines that change, with three around them; empty where nothing does.
 
@@ -89,7 +89,7 @@ def diff(
       after: what it shall hold.
       encoding: of both.
       new: the file is not there yet.
-      colour: mark what goes and what comes for a terminal.
+      color: mark what goes and what comes for a terminal.
     """
     shown = sources.display(display_path(path).replace(os.sep, "/").lstrip("/"))
     texts = (data.decode(encoding, "surrogateescape") for data in (before, after))
@@ -97,7 +97,7 @@ def diff(
     name = "/dev/null" if new else f"a/{shown}"
     pieces: list[str] = []
     for line in difflib.unified_diff(old_lines, new_lines, name, f"b/{shown}"):
-        sign = _COLOURS.get(line[0]) if colour else None
+        sign = _COLOURS.get(line[0]) if color else None
         text = line.removesuffix("\n")
         pieces += (f"{sign}{text}{_PLAIN}\n" if sign else f"{text}\n",)
         pieces += () if line.endswith("\n") else (_NO_END,)

@@ -31,7 +31,7 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"Found {counted(len(findings), 'finding')} in {counted(files, 'file')}{end}"
 
 
-def formatted(findings: Sequence[Finding], form: str, *, colour: bool = False) -> str:
+def formatted(findings: Sequence[Finding], form: str, *, color: bool = False) -> str:
     """Return a report.
 
     Args:
@@ -39,12 +39,12 @@ def formatted(findings: Sequence[Finding], form: str, *, colour: bool = False) -
       form: "text", a block for each finding, for people; "concise", a line for each, for editors
         and `grep`; "json", the fields of `Finding`, in which lines, columns and cells count from
         1, and bytes from 0; "github", workflow commands, which annotate the changed lines.
-      colour: whether text is for a terminal.
+      color: whether text is for a terminal.
     """
     if form == "json":
         return json.dumps(list(map(dataclasses.asdict, findings)), indent=2) + "\n"
     if form == "text":
-        return "\n".join(_block(finding, colour=colour) for finding in findings)
+        return "\n".join(_block(finding, color=color) for finding in findings)
     return "".join(map(_command if form == "github" else _line, findings))
 
 
@@ -58,9 +58,9 @@ def _place(finding: Finding, path: str = "") -> str:
     return f"{path or display(finding.path)}:{cell}{start.line}:{start.column}:"
 
 
-def _block(finding: Finding, *, colour: bool) -> str:
+def _block(finding: Finding, *, color: bool) -> str:
     def paint(text: str, sign: str) -> str:
-        return f"{sign}{text}{_PLAIN}" if colour else text
+        return f"{sign}{text}{_PLAIN}" if color else text
 
     mark = paint("[*] ", _CYAN) if finding.safety is Safety.SAFE else ""
     path, code = paint(display(finding.path), _BOLD), paint(finding.code, _RED)
