@@ -4,10 +4,11 @@ import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from jax_dist import _codes
+from jax_dist._cache.record import Line, Program
 from jax_dist.errors import display_path
 
 _TEXTS = {
@@ -52,7 +53,7 @@ _CONSTANT = re.compile(r"= stablehlo\.constant dense<(.*)> : (tensor<.*>)$")
 class Cause:
     """A cause of a miss, with the places where it was seen."""
 
-    name: str
+    name: str  # a key of `_TEXTS`
     details: tuple[str, ...] = ()  # such as "train.py:12: tensor<f32>: 0.25, then 0.75"
 
     def __str__(self) -> str:
@@ -63,64 +64,88 @@ class Cause:
         return "\n".join((f"{head}: {_TEXTS[self.name]}", *details))
 
 
-def get_argument_types(program: dict[str, Any]) -> tuple[str, ...]:
-    main = next((code for code, _ in program["lines"] if " @main(" in code), "")
-    return tuple(_ARGUMENT.findall(main.partition(" -> ")[0]))
+class _Difference(NamedTuple):
+    """A difference between two compilations of a program."""
+
+    cause: str  # a key of `_TEXTS`
+    detail: str  # such as "tensor<f32>: 0.25, then 0.75"
 
 
-def explain(one: dict[str, Any], other: dict[str, Any]) -> tuple[Cause, ...]:
-    """Return why the keys of one program differ in two runs; both as `record` writes them."""
-    details: dict[str, list[str]] = collections.defaultdict(list)
-    for setting, before in one["settings"].items():
-        after = other["settings"][setting]
-        if before != after:
-            details["settings"].append(f"{setting}: {' '.join(before)}, then {' '.join(after)}")
-    types = [get_argument_types(program) for program in (one, other)]
-    if types[0] != types[1]:  # they go through the whole program
-        details["shapes"].append(f"{', '.join(types[0])}, then {', '.join(types[1])}")
+def get_argument_types(program: Program) -> tuple[str, ...]:
+    """Return the argument types of a program, such as `("tensor<4x8xf32>", "tensor<i32>")`."""
+    main = next((line.code for line in program.lines if " @main(" in line.code), "")
+    arguments, _, _results = main.partition(" -> ")
+    return tuple(_ARGUMENT.findall(arguments))
+
+
+def explain(before: Program, after: Program) -> tuple[Cause, ...]:
+    """Return why a program has different cache keys in two runs."""
+    differences = []
+    for setting, values in before.settings.items():
+        new_values = after.settings[setting]
+        if values != new_values:
+            detail = f"{setting}: {' '.join(values)}, then {' '.join(new_values)}"
+            differences.append(_Difference("settings", detail))
+    types, new_types = get_argument_types(before), get_argument_types(after)
+    if types != new_types:
+        # Other shapes change nearly all lines of the program, so these are not compared.
+        detail = f"{', '.join(types)}, then {', '.join(new_types)}"
+        differences.append(_Difference("shapes", detail))
     else:
-        for cause, detail in _compare(one["lines"], other["lines"]):
-            details[cause].append(detail)
-    return tuple(
+        differences += _compare_lines(before.lines, after.lines)
+    details = collections.defaultdict[str, list[str]](list)
+    for difference in differences:
+        details[difference.cause].append(difference.detail)
+    causes = [
         Cause(name, tuple(dict.fromkeys(details[name]))) for name in _TEXTS if name in details
-    ) or (Cause("unknown"),)
-
-
-def _compare(ones: list, others: list) -> Iterator[tuple[str, str]]:
-    """Yield each difference of two programs, as the name of its cause and a detail."""
-    # A line that moves changes the numbers of the values; arrays are compared below.
-    plain = [
-        collections.Counter(_VALUE.sub("%", _ARRAY.sub("", code)) for code, _ in lines)
-        for lines in (ones, others)
     ]
-    for one, other in itertools.zip_longest(ones, others, fillvalue=("nothing", "")):
-        if one[0] == other[0]:
+    return tuple(causes) or (Cause("unknown"),)
+
+
+def _compare_lines(before: Sequence[Line], after: Sequence[Line]) -> Iterator[_Difference]:
+    """Yield the differences between two texts of a program, line by line."""
+    is_reordered = _count_operations(before) == _count_operations(after)
+    nothing = Line("nothing", "")
+    for old, new in itertools.zip_longest(before, after, fillvalue=nothing):
+        if old.code == new.code:
             continue
-        name, detail = _classify(one[0], other[0])
-        if plain[0] == plain[1] and name != "captured-array":
-            name = "order"
-        elif len(ones) != len(others):
-            name = "unknown"
-        file, _, line = (one[1] or other[1]).rpartition(":")
-        yield name, f"{display_path(file)}:{line}: {detail}" if file else detail
+        cause, detail = _classify(old.code, new.code)
+        if is_reordered and cause != "captured-array":
+            cause = "order"
+        elif len(before) != len(after):
+            cause = "unknown"  # an inserted line shifts the others, so unrelated ones are compared
+        file, _, number = (old.source or new.source).rpartition(":")
+        place = f"{display_path(file)}:{number}: " if file else ""
+        yield _Difference(cause, place + detail)
 
 
-def _classify(before: str, after: str) -> tuple[str, str]:
-    """Return the cause that two lines of one place show, and what differs."""
-    constants = [_CONSTANT.search(code) for code in (before, after)]
-    if constants[0] and constants[1] and constants[0][2] == constants[1][2]:
-        type_, before, after = constants[0][2], constants[0][1], constants[1][1]
-        name = "captured-array" if re.match(r"tensor<\d", type_) else "traced-value"
-        return name, f"{type_}: {_cut(before)}, then {_cut(after)}"
+def _count_operations(lines: Sequence[Line]) -> collections.Counter[str]:
+    """Count the lines of a program by their code, whatever their order.
+
+    The numbers of MLIR values (`%12`) change with the order; arrays are compared by `_classify`.
+    """
+    return collections.Counter(_VALUE.sub("%", _ARRAY.sub("", line.code)) for line in lines)
+
+
+def _classify(before: str, after: str) -> _Difference:
+    """Return the probable cause of the difference between two lines of MLIR code."""
+    detail = f"{_shorten(before)}, then {_shorten(after)}"
+    constant, new_constant = _CONSTANT.search(before), _CONSTANT.search(after)
+    if constant and new_constant and constant[2] == new_constant[2]:
+        type_ = constant[2]
+        is_array = re.match(r"tensor<\d", type_)
+        detail = f"{type_}: {_shorten(constant[1])}, then {_shorten(new_constant[1])}"
+        return _Difference("captured-array" if is_array else "traced-value", detail)
     if "@CustomSPMDPartitioning" in before and "@CustomSPMDPartitioning" in after:
-        return "custom-partitioning", f"{_cut(before)}, then {_cut(after)}"
+        return _Difference("custom-partitioning", detail)
     if sorted(_TOKEN.findall(before)) == sorted(_TOKEN.findall(after)):
-        return "order", f"{_cut(before)}, then {_cut(after)}"
-    if _NAME.sub("@", before) == _NAME.sub("@", after):
-        names = zip(_NAME.findall(before), _NAME.findall(after), strict=True)
-        return "name", next(f"{one}, then {other}" for one, other in names if one != other)
-    return "unknown", f"{_cut(before)}, then {_cut(after)}"
+        return _Difference("order", detail)
+    if _NAME.sub("@", before) == _NAME.sub("@", after):  # the lines differ in names only
+        for name, new_name in zip(_NAME.findall(before), _NAME.findall(after), strict=True):
+            if name != new_name:
+                return _Difference("name", f"{name}, then {new_name}")
+    return _Difference("unknown", detail)
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 100 else text[:97] + "..."

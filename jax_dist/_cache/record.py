@@ -5,6 +5,7 @@ calls `initialize`: so the program may import jax as late as it likes, or never.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -13,7 +14,9 @@ import pathlib
 import re
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
+
+from jax_dist._files import write_atomically
 
 PLUGIN = """\
 import importlib.util
@@ -32,43 +35,85 @@ _LIBRARY = re.compile(r"[\\/](site|dist)-packages[\\/]|[\\/]jax_dist[\\/]")
 _CONSTANT = re.compile(r"(%c\w*) = stablehlo\.constant ")
 
 
+class Line(NamedTuple):
+    """A line of the MLIR text of a program."""
+
+    code: str
+    source: str  # the user's line that it comes from, such as "train.py:12"; "" if unknown
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """A program that a process looked up in the compilation cache."""
+
+    name: str  # such as "jit_step"
+    key: str  # its cache key
+    process: int  # index of the process
+    settings: dict[str, list[str]]  # "XLA flags", "compiler options", "devices", "cache directory"
+    lines: list[Line]
+    is_written: bool = False  # whether the cache has it after the run
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Program":
+        fields = json.loads(text)
+        lines = [Line(*line) for line in fields.pop("lines")]
+        return cls(**fields, lines=lines)
+
+
 def initialize() -> None:
-    """Record what this process compiles, one file for each program, with a private cache."""
-    import jax
-
+    """Record the programs that this process looks up in the cache; JAX calls it as a plugin."""
     from jax_dist import _compat
-    from jax_dist._files import write_atomically
 
-    records, cache = pathlib.Path(os.environ[RECORDS]), os.environ[CACHE]
-    started, numbers = time.time_ns(), itertools.count()
-    asked = ""
+    _compat.watch_cache_keys(_Recorder(pathlib.Path(os.environ[RECORDS]), os.environ[CACHE]))
 
-    def record(module: Any, devices: Any, options: Any, key: str) -> None:
-        nonlocal asked
-        wanted = jax.config.values["jax_compilation_cache_dir"]
-        jax.config.update("jax_compilation_cache_dir", cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        if wanted != cache:  # the program has set its own
-            asked = wanted or ""
-            _compat.reset_cache()
-        program = {
-            "name": module.operation.attributes["sym_name"].value,
-            "key": key,
-            "process": jax.process_index(),
-            "settings": {
+
+class _Recorder:
+    """A writer of one file for each program that JAX looks up, which uses a private cache."""
+
+    def __init__(self, directory: pathlib.Path, private_cache: str) -> None:
+        self._directory, self._private_cache = directory, private_cache
+        self._start_time = time.time_ns()
+        self._numbers = itertools.count()
+        self._user_cache = ""  # the cache directory that the program itself has set
+
+    def __call__(self, module: Any, devices: Any, options: Any, key: str) -> None:
+        """Write down a program: its MLIR module, array of devices, compile options, cache key."""
+        import jax
+
+        self._use_private_cache()
+        program = Program(
+            name=module.operation.attributes["sym_name"].value,
+            key=key,
+            process=jax.process_index(),
+            settings={
                 "XLA flags": _list_flags(),
                 "compiler options": [f"{k}={v}" for k, v in options.env_option_overrides],
                 "devices": [str(device.id) for device in devices.flatten()],
-                "cache directory": [asked],
+                "cache directory": [self._user_cache],
             },
-            "lines": describe(module),
-        }
+            lines=describe(module),
+        )
+        # Sorted by name, the files of a run are in the order of its compilations.
+        name = f"{self._start_time:020}-{os.getpid()}-{next(self._numbers):06}.json"
         with contextlib.suppress(OSError):  # a full disk must not end the program
-            name = f"{started:020}-{os.getpid()}-{next(numbers):06}.json"
-            write_atomically(records / name, json.dumps(program))
+            write_atomically(self._directory / name, program.to_json())
 
-    _compat.watch_cache_keys(record)
+    def _use_private_cache(self) -> None:
+        """Make JAX keep every program in the private cache; the user may have set another."""
+        import jax
+
+        from jax_dist import _compat
+
+        directory = jax.config.values["jax_compilation_cache_dir"]
+        jax.config.update("jax_compilation_cache_dir", self._private_cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        if directory != self._private_cache:
+            self._user_cache = directory or ""
+            _compat.reset_cache()
 
 
 def _list_flags() -> list[str]:
@@ -79,36 +124,44 @@ def _list_flags() -> list[str]:
     return sorted(flag for flag in flags if not flag.lstrip("-").startswith("xla_dump"))
 
 
-def describe(module: Any) -> list[tuple[str, str]]:
-    """Return the lines of an MLIR module, each with the user's line that it comes from.
-
-    Of a large constant, a hash takes the place of the numbers.
-    """
+def describe(module: Any) -> list[Line]:
+    """Return the lines of an MLIR module, with hashes for the numbers of large constants."""
     text = module.operation.get_asm(enable_debug_info=True, use_local_scope=True)
-    lines = []
-    for line in text.splitlines():
-        location = _LOCATION.search(line)
-        code = line[: location.start()] if location else line
-        code = re.sub(r' loc\("[^()]*"\)', "", code)  # of arguments
-        lines.append((_DENSE.sub(_shorten, code).strip(), _user_line(location)))
-    # JAX locates a constant where the jitted function is called; its first use tells more.
-    for index, (code, _) in enumerate(lines):
-        constant = _CONSTANT.match(code)
+    lines = [_parse_line(line) for line in text.splitlines()]
+    # JAX locates a constant where the jitted function is called. Its first use tells more.
+    for index, line in enumerate(lines):
+        constant = _CONSTANT.match(line.code)
         if constant:
-            use = rf"{constant[1]}(?![\w:])"
-            later = (place for other, place in lines[index + 1 :] if re.search(use, other))
-            lines[index] = (code, next(filter(None, later), lines[index][1]))
+            use = re.compile(rf"{constant[1]}(?![\w:])")
+            sources = (user.source for user in lines[index + 1 :] if use.search(user.code))
+            lines[index] = Line(line.code, next(filter(None, sources), line.source))
     return lines
 
 
-def _shorten(match: re.Match[str]) -> str:
-    digest = hashlib.sha256(match[1].encode()).hexdigest()[:8]
-    start = "" if match[1].startswith('"') else f"{match[1][:40]}... "
+def _parse_line(line: str) -> Line:
+    """Return the code and the source of a line such as `%0 = ... loc("f"("train.py":12:4))`."""
+    location = _LOCATION.search(line)
+    code = line[: location.start()] if location else line
+    code = re.sub(r' loc\("[^()]*"\)', "", code)  # locations of the arguments of a function
+    return Line(_DENSE.sub(_hash_constant, code).strip(), _user_line(location))
+
+
+def _hash_constant(match: re.Match[str]) -> str:
+    """Return `dense<[1.0, 2.0, ... #1a2b3c4d>` for a long constant that `_DENSE` matches."""
+    numbers = match[1]
+    digest = hashlib.sha256(numbers.encode()).hexdigest()[:8]
+    is_binary = numbers.startswith('"')  # hexadecimal digits, of which the first tell nothing
+    start = "" if is_binary else f"{numbers[:40]}... "
     return f"dense<{start}#{digest}>"
 
 
 def _user_line(location: re.Match[str] | None) -> str:
-    """Return the innermost line that belongs to no library."""
+    """Return the innermost line of a location that is not in a library, as "train.py:12".
+
+    If all its lines are in libraries, return the innermost of these; "" without any line.
+    """
     frames = _FRAME.findall(location[1]) if location else []
-    own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
-    return next((f"{file}:{line}" for file, line in own or frames), "")
+    user_frames = [(file, line) for file, line in frames if not _LIBRARY.search(file)]
+    for file, line in user_frames or frames:
+        return f"{file}:{line}"
+    return ""

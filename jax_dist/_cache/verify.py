@@ -1,57 +1,62 @@
 """Repeated runs of a program, to see which of its programs the cache finds again."""
 
 import dataclasses
-import json
+import operator
 import os
 import pathlib
 import re
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 from jax_dist._cache import record
 from jax_dist._cache.explain import Cause, explain, get_argument_types
+from jax_dist._cache.record import Program
 from jax_dist.launch import run_to_end
 
 HIT, UNWRITTEN = "stable, written, hit", "stable, never written"
 UNSTABLE, PARTIAL = "unstable", "not in every run"
 
-Program = dict[str, Any]  # as `record` writes it, and "is_written"
-
 _MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
+
+
+def _name_and_types(program: Program) -> Hashable:
+    """Return what identifies a program whose name has an address, as "step_0x7f31" has."""
+    return _MADE_UP.sub("#", program.name), get_argument_types(program)
+
+
+# What a program of one run may have in common with the same program of another; strictest first.
 _IDENTITIES: tuple[Callable[[Program], Hashable], ...] = (
-    lambda program: program["key"],
-    # Also "step_0x7f31" and "step_0x7f9c", which no two processes share.
-    lambda program: (_MADE_UP.sub("#", program["name"]), get_argument_types(program)),
-    lambda program: program["name"],
+    operator.attrgetter("key"),
+    _name_and_types,
+    operator.attrgetter("name"),
 )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on one program, or on several of one name with the same one."""
+    """The verdict on a program, or on several programs of one function that have the same one."""
 
     function: str  # such as "jit_step"
-    verdict: str
+    verdict: str  # HIT, UNWRITTEN, UNSTABLE or PARTIAL
     causes: tuple[Cause, ...]
     programs: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """The verdicts, and the end of the last run."""
+    """The verdicts on all programs of a command, and how its last run ended."""
 
-    runs: int  # less than two if one fails
+    runs: int  # fewer than two if the first failed
     exit_code: int | None  # negative: the signal that ended it; None: it took too long
     output: str  # standard output and error
     verdicts: tuple[Verdict, ...]
 
     @property
     def is_clean(self) -> bool:
-        """True if all runs ended well, and each program was found again; at least one."""
-        hits = [verdict.verdict == HIT for verdict in self.verdicts]
-        return self.exit_code == 0 and bool(hits) and all(hits)
+        """True if the runs ended well, and the second loaded all its programs: at least one."""
+        has_hits = bool(self.verdicts) and all(item.verdict == HIT for item in self.verdicts)
+        return self.exit_code == 0 and has_hits
 
 
 def verify(
@@ -59,26 +64,23 @@ def verify(
 ) -> Report:
     """Run a command in two fresh processes, and compare what they compile.
 
-    The first run meets an empty cache in `directory`; the other should find all in it, with another
-    hash seed, so that the order of a set varies.
+    The first run has an empty cache in `directory`, and the second should find all its programs
+    there. The hash seeds of the runs differ, so that the order of a set does.
+
+    Args:
+      command: program and arguments.
+      directory: an empty directory for the records, the cache and the output.
+      timeout: seconds for each run.
 
     Raises:
       OSError: the command cannot be started.
     """
-    library, plugins, cache = (
-        directory / name for name in ("library", "path/jax_plugins", "cache")
-    )
-    for path in (library, plugins, cache):
-        path.mkdir(parents=True)
-    package = pathlib.Path(__file__).parents[1]
-    (library / package.name).symlink_to(package)
-    (plugins / "jax_dist_record.py").write_text(record.PLUGIN.format(library=str(library)))
-    inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(plugins.parent), *inherited]),
-        record.CACHE: str(cache),
-    }
-    programs: list[list[Program]] = []
+    cache = directory / "cache"
+    cache.mkdir()
+    inherited_paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    search_path = os.pathsep.join([_write_plugin(directory), *inherited_paths])
+    environment = os.environ | {"PYTHONPATH": search_path, record.CACHE: str(cache)}
+    runs: list[list[Program]] = []
     code, output = None, directory / "output"
     for number in range(2):
         records = directory / f"records-{number}"
@@ -86,45 +88,74 @@ def verify(
         seed = secrets.randbelow(2**31) + 1  # 0 would turn the shuffling of sets off
         environment |= {"PYTHONHASHSEED": str(seed), record.RECORDS: str(records)}
         code = run_to_end(command, environment, output, timeout)
-        programs.append([json.loads(path.read_bytes()) for path in sorted(records.glob("*.json"))])
-        for program in programs[-1]:
-            program["is_written"] = (cache / f"{program['key']}-cache").is_file()
+        runs.append(_read_records(records, cache))
         if code != 0:
             break
-    verdicts = judge(*programs) if len(programs) > 1 else ()
-    return Report(len(programs), code, output.read_text(errors="replace"), verdicts)
+    verdicts = judge(*runs) if len(runs) == 2 else ()
+    return Report(len(runs), code, output.read_text(errors="replace"), verdicts)
 
 
-def judge(ones: Sequence[Program], others: Sequence[Program]) -> tuple[Verdict, ...]:
-    """Return the verdict on each program of two runs, the first of which met an empty cache.
+def _write_plugin(directory: pathlib.Path) -> str:
+    """Write the JAX plugin that records programs, and return the path that leads to it.
 
-    The programs are matched by key, then by name and argument types, then by name.
+    A link leads to this package and nothing else, for programs whose Python does not have it.
     """
-    counterparts: dict[int, Program] = {}
-    rest = list(others)
+    library, search_path = directory / "library", directory / "path"
+    plugins = search_path / "jax_plugins"
+    library.mkdir()
+    plugins.mkdir(parents=True)
+    package = pathlib.Path(__file__).parents[1]
+    (library / package.name).symlink_to(package)
+    (plugins / "jax_dist_record.py").write_text(record.PLUGIN.format(library=str(library)))
+    return str(search_path)
+
+
+def _read_records(records: pathlib.Path, cache: pathlib.Path) -> list[Program]:
+    """Return the programs that a run recorded, in the order of their compilation."""
+    programs = [Program.from_json(path.read_bytes()) for path in sorted(records.glob("*.json"))]
+    return [
+        dataclasses.replace(program, is_written=(cache / f"{program.key}-cache").is_file())
+        for program in programs
+    ]
+
+
+def judge(first_run: Sequence[Program], second_run: Sequence[Program]) -> tuple[Verdict, ...]:
+    """Return the verdict on each program of two runs, the first of which had an empty cache.
+
+    A program is compared with that of the same process and cache key in the other run, or else of
+    the same name and argument types, or else of the same name.
+    """
+    counterparts: dict[int, Program] = {}  # of the second run, by index in the first run
+    unmatched = list(second_run)
     for identify in _IDENTITIES:
-        for index, one in enumerate(ones):
-            mark = (one["process"], identify(one))
-            for other in rest if index not in counterparts else ():
-                if (other["process"], identify(other)) == mark:
-                    counterparts[index] = other
-                    rest.remove(other)
-                    break
-    verdicts = [_judge_one(one, counterparts.get(index)) for index, one in enumerate(ones)]
-    together = Counter([*verdicts, *(_judge_one(other, None) for other in rest)])
-    return tuple(dataclasses.replace(verdict, programs=n) for verdict, n in together.items())
+        candidates = defaultdict[Hashable, list[Program]](list)
+        for program in unmatched:
+            candidates[program.process, identify(program)].append(program)
+        for index, program in enumerate(first_run):
+            same = candidates[program.process, identify(program)]
+            if same and index not in counterparts:
+                counterparts[index] = same.pop(0)
+        unmatched = [program for programs in candidates.values() for program in programs]
+    verdicts = [_judge_pair(p, counterparts.get(index)) for index, p in enumerate(first_run)]
+    verdicts += [_judge_pair(program, None) for program in unmatched]
+    counts = Counter(verdicts)
+    return tuple(dataclasses.replace(verdict, programs=n) for verdict, n in counts.items())
 
 
-def _judge_one(one: Program, other: Program | None) -> Verdict:
-    name = one["name"]
-    if other is None:
-        return Verdict(name, PARTIAL, (Cause("not-in-every-run"),))
-    # The private cache hides another directory, which need not be in the key.
-    directories = [program["settings"]["cache directory"] for program in (one, other)]
-    if one["key"] != other["key"] or directories[0] != directories[1]:
-        return Verdict(name, UNSTABLE, explain(one, other))
-    if one["is_written"]:
-        return Verdict(name, HIT, ())
-    calls_back = any("custom_call" in code and "callback" in code for code, _ in one["lines"])
-    cause = "host-callback" if calls_back else "rank" if one["process"] else "unknown"
-    return Verdict(name, UNWRITTEN, (Cause(cause),))
+def _judge_pair(program: Program, counterpart: Program | None) -> Verdict:
+    """Return the verdict on a program, by the same program of the other run, if there is one."""
+    if counterpart is None:
+        return Verdict(program.name, PARTIAL, (Cause("not-in-every-run"),))
+    # The records use a private cache, so the key does not show another directory of the user.
+    directory, new_directory = (p.settings["cache directory"] for p in (program, counterpart))
+    if program.key != counterpart.key or directory != new_directory:
+        return Verdict(program.name, UNSTABLE, explain(program, counterpart))
+    if program.is_written:
+        return Verdict(program.name, HIT, ())
+    if any("custom_call" in line.code and "callback" in line.code for line in program.lines):
+        cause = "host-callback"
+    elif program.process != 0:
+        cause = "rank"
+    else:
+        cause = "unknown"
+    return Verdict(program.name, UNWRITTEN, (Cause(cause),))

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from jax_dist._cache.explain import Cause
+from jax_dist._cache.record import Program
 from jax_dist._cache.verify import judge
 from jax_dist._compat import CACHES_HOST_CALLBACKS
 
@@ -152,8 +153,7 @@ def test_a_command_that_cannot_be_started():
 
 
 def test_a_program_that_only_another_rank_compiled_is_never_written():
-    settings = {"cache directory": [""]}
-    program = {"name": "jit_f", "key": "a", "process": 1, "settings": settings, "lines": []}
-    (verdict,) = judge([program | {"is_written": False}], [program | {"is_written": False}])
+    program = Program("jit_f", "a", process=1, settings={"cache directory": [""]}, lines=[])
+    (verdict,) = judge([program], [program])
 
     assert (verdict.verdict, verdict.causes) == (UNWRITTEN, (Cause("rank"),))
