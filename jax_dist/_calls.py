@@ -30,38 +30,43 @@ _LIBRARIES = (
 class ArgumentInfo(NamedTuple):
     """Properties of an argument that its program depends on, as text: no array is kept alive."""
 
-    type: str  # "float32[8,4]", with "~" for a weak type; of a static argument its class
-    sharding: str
-    value: str  # of Python values, which may be static
-    is_host: bool
+    type: str  # "float32[8,4]", with "~" for a weak type; the class of what is no array
+    sharding: str  # "uncommitted" if it is not bound to devices
+    value: str  # of Python values, which may be static; "" for arrays
+    is_host: bool  # a NumPy array or a Python value
 
 
 class Call(NamedTuple):
     """A call of a function of the user, or of an operation of JAX."""
 
     name: str
-    line: str
+    line: str  # of the call, as "train.py:40"
     arguments: dict[str, ArgumentInfo]  # by path, as "batch['x']"
     source: str = ""  # of the function, as "train.py:12"; empty for an operation of JAX
-    fun: Callable[[], Any] = lambda: None  # a weak reference
+    fun: Callable[[], Any] = lambda: None  # a weak reference to the function
 
 
 def call_on_stack(name: str) -> Call:
-    """Return the call by the user's innermost frame; `name` is that of the program in JAX.
+    """Return the call of the user's code that JAX is executing in this thread.
 
-    The frame that the user's frame entered has the arguments, and one of the next the function.
+    The arguments are those of the first frame below the user's code. The function that JAX lowers
+    is a variable of that frame or of a later one.
+
+    Args:
+      name: JAX's name of the program, such as "jit(step)"; used if no function is found.
     """
-    _, inner = _user_frame()
+    _, library_frames = _user_frame()
     name = name.removeprefix("jit(").removesuffix(")")
     try:
-        functions = list(_functions(inner))
+        functions = list(_functions(library_frames))
         fun: Any = next((f for f in functions if not _is_of_library(f)), None)
         while hasattr(fun, "lower"):  # a jit or pmap object
             fun = fun.__wrapped__
         same_name = (f for f in functions if getattr(f, "__name__", None) == name)
-        names, varargs, keywords, values = inspect.getargvalues(inner[0])
+        names, varargs, keywords, values = inspect.getargvalues(library_frames[0])
         args = [values[arg] for arg in names if arg != "self" or not varargs]
-        args += values[varargs] if varargs else ()
+        if varargs:  # a method `__call__(self, *args, **kwargs)`
+            args += values[varargs]
         kwargs = values[keywords] if keywords else {}
         leaves = leaves_by_path(fun or next(same_name, None), args, kwargs)
         arguments = {path: _describe(leaf) for path, leaf in leaves.items()}
@@ -76,27 +81,35 @@ def call_on_stack(name: str) -> Call:
 
 
 def _functions(frames: Sequence[FrameType]) -> Iterator[Callable[..., Any]]:
-    """Yield the functions among the values of frames, and those that our objects map."""
+    """Yield the functions among the local variables of frames, and those that our pmaps map."""
     for frame in frames:
         self = frame.f_locals.get("self")
         if type(self).__module__.startswith("jax_dist."):
-            yield from filter(callable, [getattr(self, "__wrapped__", getattr(self, "fun", None))])
+            fun = getattr(self, "__wrapped__", getattr(self, "fun", None))
+            if callable(fun):
+                yield fun
         yield from filter(callable, frame.f_locals.values())
 
 
 def _code(fun: Any) -> types.CodeType | None:
+    """Return the code of a function, or of the function that a wrapper or a partial calls."""
     return getattr(inspect.unwrap(getattr(fun, "func", fun)), "__code__", None)
 
 
 def _is_of_library(fun: Any) -> bool:
-    if code := _code(fun):
+    """Return whether a callable is a class, or belongs to Python, JAX, NumPy or this package."""
+    code = _code(fun)
+    if code is not None:
         return code.co_filename.startswith(_LIBRARIES)
     module = str(getattr(type(fun), "__module__", None))
     return isinstance(fun, type) or module.split(".")[0] in ("builtins", "jax", "jaxlib", "numpy")
 
 
 def leaves_by_path(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves of the arguments of a call of `fun`, by the path of parameter and leaf."""
+    """Return the leaves of the arguments of a call of `fun`, by paths such as "batch['x']".
+
+    Without a signature (`fun` is None, or built in), the paths begin with "argument 0".
+    """
     try:
         named = inspect.signature(fun).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
@@ -111,46 +124,60 @@ def leaves_by_path(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return leaves
 
 
-def variables_at(trace: TracebackType | None) -> tuple[str, str, dict[str, ArgumentInfo]]:
-    """Return the user's line that raised, its text, and the leaves of the variables in it.
+class UserCode(NamedTuple):
+    """A line of the user's code, with the variables that occur in it."""
 
-    A call that JAX runs in C++ leaves no frame: the source alone tells what was passed.
+    line: str  # "train.py:12"
+    text: str  # of the whole statement, if it takes several lines
+    variables: dict[str, ArgumentInfo]  # their leaves, by path
+
+
+def code_at(trace: TracebackType | None) -> UserCode:
+    """Return the innermost line of the user's code in a traceback.
+
+    JAX dispatches in C++, without a Python frame that has the arguments. So all variables whose
+    names occur in the source are taken.
     """
     steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
-    steps = [pair for pair in steps if not pair[1].filename.startswith(_LIBRARIES)]
+    steps = [step for step in steps if not step[1].filename.startswith(_LIBRARIES)]
     if not steps:
-        return user_line(), "an operation", {}
-    (frame, _), step = steps[-1]
-    line = step.lineno or 1
-    lines = linecache.getlines(step.filename, frame.f_globals)[line - 1 : step.end_lineno]
+        return UserCode(user_line(), "an operation", {})
+    (frame, _), summary = steps[-1]
+    line = summary.lineno or 1
+    lines = linecache.getlines(summary.filename, frame.f_globals)[line - 1 : summary.end_lineno]
     text = " ".join(map(str.strip, lines))
-    known, infos = {**frame.f_globals, **frame.f_locals}, {}
+    namespace = {**frame.f_globals, **frame.f_locals}
+    variables = {}
     for word in re.findall(r"\w+", text):
-        with contextlib.suppress(Exception):  # objects of the user may raise anything
-            leaves = leaves_by_path(None, (), {word: known[word]})
-            infos |= {path: _describe(leaf) for path, leaf in leaves.items()}
-    return f"{display_path(step.filename)}:{line}", text, infos
+        with contextlib.suppress(Exception):  # no variable, or an object that raises when read
+            leaves = leaves_by_path(None, (), {word: namespace[word]})
+            variables |= {path: _describe(leaf) for path, leaf in leaves.items()}
+    return UserCode(f"{display_path(summary.filename)}:{line}", text, variables)
 
 
 def _describe(leaf: Any) -> ArgumentInfo:
+    """Return the properties of an array, a number, or a static argument."""
     if isinstance(leaf, jax.Array):
         sharding = str(leaf.sharding) if leaf.committed else "uncommitted"
         return ArgumentInfo(str(jax.typeof(leaf)), sharding, "", is_host=False)
     try:
         text = str(jax.typeof(leaf))
-    except Exception:  # noqa: BLE001, raised by JAX for a static argument, or by that
+    except Exception:  # noqa: BLE001, JAX raises for what is no array, or its own code does
         text = type(leaf).__name__
     value = "" if isinstance(leaf, np.ndarray | np.generic) else reprlib.repr(leaf)
     return ArgumentInfo(text, "uncommitted", value, is_host=True)
 
 
 def _user_frame() -> tuple[FrameType | None, list[FrameType]]:
-    """Return the user's innermost frame, and the frames that it has entered, outermost first."""
-    frame, inner = inspect.currentframe(), list[FrameType]()
+    """Return the innermost frame of the user's code, and the library frames that it has entered.
+
+    The library frames are in the order of the calls: the first is what the user's code called.
+    """
+    frame, library_frames = inspect.currentframe(), list[FrameType]()
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        inner.insert(0, frame)
+        library_frames.append(frame)
         frame = frame.f_back
-    return frame, inner
+    return frame, library_frames[::-1]
 
 
 def user_line() -> str:

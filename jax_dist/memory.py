@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -14,7 +14,22 @@ from jax_dist._calls import user_line
 from jax_dist.errors import ArgumentError, MemoryGrowthError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_SHOWN = 8  # kinds of arrays in one message
+_SHOWN = 8  # types of arrays in one message
+
+
+class MemoryUse(NamedTuple):
+    """Memory in use, and the arrays that are alive."""
+
+    device_bytes: Counter[int]  # by device id
+    array_counts: Counter[str]  # by type, such as "float32[4]"
+
+
+class _Thread(threading.local):
+    """The steps of a guard in one thread."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[bool, MemoryUse | None]] = []  # is it checked; use at its start
+        self.last_end: MemoryUse | None = None  # at the end of the last checked step
 
 
 class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is used as a function
@@ -47,64 +62,79 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
             if not isinstance(value, int | float) or value < 0:
                 raise ArgumentError(f"{name} must be a number from 0 on, not {value!r}.")
         self._slack, self._warmup = slack, warmup
-        self._step = itertools.count()
-        self._entered = threading.local()
+        self._steps = itertools.count()
+        self._thread = _Thread()
         self._is_decorator = False
 
     def __enter__(self) -> "memory_guard":
-        number, first = next(self._step), self._warmup or 0
-        if number == first:  # what waits since before would hide what the first step leaves
+        step, warmup = next(self._steps), self._warmup or 0
+        if step == warmup:
+            # If garbage from before were freed during this step, it would hide the step's growth.
             gc.collect()
-        is_checked = number >= first
-        before = used_memory() if is_checked and not self._is_decorator else None
-        self._entered.__dict__.setdefault("blocks", []).append((is_checked, before))
+        is_checked = step >= warmup
+        before = measure_memory() if is_checked and not self._is_decorator else None
+        self._thread.blocks.append((is_checked, before))
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        is_checked, before = self._entered.blocks.pop()
+        is_checked, before = self._thread.blocks.pop()
         if not is_checked or error is not None:
             return
-        after = used_memory()
-        if self._is_decorator:  # before the first end, there is nothing to compare with
-            before = self._entered.__dict__.get("end", after)
-        if self._growth(before, after):
-            gc.collect()  # only now: it takes milliseconds
-            after = used_memory()
-        self._entered.end = after
-        if growth := self._growth(before, after):
-            kinds = [f"{count} {kind}" for kind, count in sorted((after[1] - before[1]).items())]
+        after = measure_memory()
+        if before is None:  # a call of a function: compare with the end of the call before
+            before = self._thread.last_end or after
+        if self._describe_growth(before, after):
+            gc.collect()  # it takes milliseconds, so not at each step
+            after = measure_memory()
+        self._thread.last_end = after
+        growth = self._describe_growth(before, after)
+        if growth:
+            new_arrays = sorted((after.array_counts - before.array_counts).items())
+            types = [f"{count} {type_}" for type_, count in new_arrays[:_SHOWN]]
             raise MemoryGrowthError(
                 f"{', '.join(growth)} after a step, at {user_line()}\nNew arrays: "
-                f"{', '.join(kinds[:_SHOWN]) or 'none'}. Drop them, donate the state, or fetch "
-                "them with jax.device_get."
+                f"{', '.join(types) or 'none'}. Drop them, donate the state, or fetch them with "
+                "jax.device_get."
             )
 
     def __call__(self, func: _Function) -> _Function:
+        """Return a function that calls `func` under this guard, with each call as one step."""
         guard = memory_guard(slack=self._slack, warmup=1 if self._warmup is None else self._warmup)
         guard._is_decorator = True
         return super(memory_guard, guard).__call__(func)
 
-    def _growth(self, before: tuple[Counter, Counter], after: tuple[Counter, Counter]) -> list[str]:
-        more = sorted((after[0] - before[0]).items())
-        return [f"device {id_} holds {size} bytes more" for id_, size in more if size > self._slack]
+    def _describe_growth(self, before: MemoryUse, after: MemoryUse) -> list[str]:
+        """Return a text for each device that holds more memory, by more than the slack."""
+        growth = sorted((after.device_bytes - before.device_bytes).items())
+        return [
+            f"device {id_} holds {size} bytes more" for id_, size in growth if size > self._slack
+        ]
 
 
-def used_memory() -> tuple[Counter[int], Counter[str]]:
-    """Return the bytes in use by device id, and the number of live arrays by type.
+def measure_memory() -> MemoryUse:
+    """Return the bytes in use on each local device, and the number of live arrays of each type.
 
-    A shard that was taken out of another array is not counted again.
+    Several arrays may share a buffer, as `x.addressable_data(0)` shares one of `x`: a buffer
+    counts once, and an array counts only if it has a buffer that those before it do not have.
     """
-    used, kinds, seen = Counter[int](), Counter[str](), set[tuple[int, int]]()
+    device_bytes, array_counts = Counter[int](), Counter[str]()
+    seen = set[tuple[int, int]]()  # device id and address of each buffer
     arrays = [array for array in jax.live_arrays() if not array.is_deleted()]
+    # From many devices to few, so that an array comes before the single shards of it.
     for array in sorted(arrays, key=lambda array: -len(array.sharding.device_set)):
-        is_single = len(array.sharding.device_set) == 1  # its own shard would refer back to it
-        parts = [array] if is_single else [shard.data for shard in array.addressable_shards]
-        places = [(*(d.id for d in part.devices()), part.unsafe_buffer_pointer()) for part in parts]
-        for part, place in zip(parts, places, strict=True):
-            used[place[0]] += part.nbytes * (place not in seen)
-        kinds[str(jax.typeof(array))] += not seen.issuperset(places)
-        seen.update(places)
+        # `addressable_shards` of an array on one device would be a cycle that keeps it alive.
+        is_single = len(array.sharding.device_set) == 1
+        shards = [array] if is_single else [shard.data for shard in array.addressable_shards]
+        is_new = False
+        for shard in shards:
+            (device,) = shard.devices()
+            buffer = (device.id, shard.unsafe_buffer_pointer())
+            if buffer not in seen:
+                seen.add(buffer)
+                device_bytes[device.id] += shard.nbytes
+                is_new = True
+        array_counts[str(jax.typeof(array))] += is_new
     statistics = {device.id: device.memory_stats() for device in jax.local_devices()}
-    if all(statistics.values()):
-        used = Counter({id_: known["bytes_in_use"] for id_, known in statistics.items() if known})
-    return used, kinds
+    if all(statistics.values()):  # more exact, but the CPU backend has None
+        device_bytes = Counter({id_: known["bytes_in_use"] for id_, known in statistics.items()})
+    return MemoryUse(device_bytes, array_counts)

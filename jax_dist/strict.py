@@ -13,8 +13,8 @@ import re
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
 import numpy as np
@@ -23,9 +23,9 @@ from jax_dist._calls import (
     ArgumentInfo,
     Call,
     call_on_stack,
+    code_at,
     leaves_by_path,
     user_line,
-    variables_at,
 )
 from jax_dist.errors import ArgumentError, DonationError, RecompileError, TransferError
 
@@ -40,14 +40,21 @@ _UNUSABLE = "Some donated buffers were not usable"
 _FILTER: Any = ("error", re.compile(_UNUSABLE), UserWarning, None, 0)
 
 
+class _Block(NamedTuple):
+    """A `with` block of a guard, or a call of a function that it decorates."""
+
+    guard: "strict"
+    settings: contextlib.ExitStack  # resets JAX's transfer guard and the ban on compilations
+    filters: Any  # warnings.filters at the start: catch_warnings() may replace the list
+
+
 class _Thread(threading.local):
-    """Guards of one thread."""
+    """The guards that are active in a thread."""
 
     def __init__(self) -> None:
-        # Outermost first; with the list of warning filters, which catch_warnings() replaces.
-        self.blocks: list[tuple[strict, contextlib.ExitStack, Any]] = []
+        self.blocks: list[_Block] = []  # outermost first
         self.stops_compilations = False
-        self.call: Call | None = None  # the last one that was lowered
+        self.call: Call | None = None  # the last call that JAX lowered
 
 
 _thread = _Thread()
@@ -107,36 +114,38 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         self._count = itertools.count()
 
     def __enter__(self) -> "strict":
-        settings, filters = contextlib.ExitStack(), cast(Any, warnings.filters)
-        _thread.blocks.append((self, settings, filters))
+        block = _Block(self, contextlib.ExitStack(), warnings.filters)
+        _thread.blocks.append(block)
         if next(self._count) >= (self._warmup or 0):
-            self._turn_on(settings)
+            self._forbid(block.settings)
         if self._donation:
-            # filterwarnings() would forget which other warnings were shown, at each step.
-            filters.insert(0, _FILTER)
+            # warnings.filterwarnings() at each step would show the user's other warnings again.
+            block.filters.insert(0, _FILTER)
         return self
 
-    def _turn_on(self, settings: contextlib.ExitStack) -> None:
+    def _forbid(self, settings: contextlib.ExitStack) -> None:
+        """Forbid transfers and compilations until `settings` is closed."""
         settings.close()
         if self._transfers:
             settings.enter_context(jax.transfer_guard("disallow"))
         if self._recompiles:
-            settings.enter_context(_compilations(stop=True))
+            settings.enter_context(_set_compilations(stop=True))
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        _, settings, filters = _thread.blocks.pop()
-        settings.close()
-        if self._donation and _FILTER in filters:
-            filters.remove(_FILTER)
+        block = _thread.blocks.pop()
+        block.settings.close()
+        if self._donation and _FILTER in block.filters:
+            block.filters.remove(_FILTER)
+        is_transfer = isinstance(error, jax.errors.JaxRuntimeError) and "Disallowed" in str(error)
+        is_unusable = isinstance(error, UserWarning) and _UNUSABLE in str(error)
         if isinstance(error, RecompileError | TransferError | DonationError):
-            # JAX adds to each error that its own frames are hidden; here they would tell nothing.
+            # JAX adds a note on how to see its hidden frames, which tell nothing about our errors.
             notes = getattr(error, "__notes__", [])
             notes[:] = [note for note in notes if "JAX_TRACEBACK_FILTERING" not in note]
-        elif isinstance(error, jax.errors.JaxRuntimeError) and "Disallowed" in str(error):
-            if self._transfers:
-                raise _transfer_error(cast(Exception, error)) from error
-        elif self._donation and isinstance(error, UserWarning) and _UNUSABLE in str(error):
-            raise _unusable_error(error) from error
+        elif is_transfer and self._transfers:
+            raise _make_transfer_error(cast(Exception, error)) from error
+        elif is_unusable and self._donation:
+            raise _make_donation_error(str(error)) from error
 
     def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
         """Yield the items, each as one step; the first `warmup` steps may compile and transfer.
@@ -144,22 +153,23 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         Raises:
           RuntimeError: at the first step, if there is no block around.
         """
-        blocks = [settings for guard, settings, _ in _thread.blocks if guard is self]
+        blocks = [block for block in _thread.blocks if block.guard is self]
         if not blocks:
             raise RuntimeError("steps() needs the block of its guard: `with strict() as guard:`.")
-        settings, items = blocks[-1], iter(items)
+        settings, iterator = blocks[-1].settings, iter(items)
         settings.close()
         settings.enter_context(allow_transfers())
         settings.enter_context(allow_recompiles())
         try:
-            yield from itertools.islice(items, 1 if self._warmup is None else self._warmup)
+            yield from itertools.islice(iterator, 1 if self._warmup is None else self._warmup)
         finally:
-            if any(active is settings for _, active, _ in _thread.blocks):  # it may have ended
-                self._turn_on(settings)
-        yield from items
+            # The block may have ended during the warm-up, by a `break` in the loop over the steps.
+            if any(block.settings is settings for block in _thread.blocks):
+                self._forbid(settings)
+        yield from iterator
 
     def __call__(self, func: _Function) -> _Function:
-        """Return `func` with each call guarded as one step."""
+        """Return a function that calls `func` under this guard, with each call as one step."""
         is_generator = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
         if is_generator or inspect.iscoroutinefunction(func):
             raise TypeError(
@@ -189,11 +199,12 @@ def allow_recompiles() -> contextlib.AbstractContextManager[None]:
     >>> with strict(transfers=False), allow_recompiles():
     ...     four = jax.jit(lambda x: 2 * x)(2)
     """
-    return _compilations(stop=False)
+    return _set_compilations(stop=False)
 
 
 @contextlib.contextmanager
-def _compilations(*, stop: bool) -> Iterator[None]:
+def _set_compilations(*, stop: bool) -> Iterator[None]:
+    """Make compilations in this thread raise RecompileError in the block, or allow them."""
     before, _thread.stops_compilations = _thread.stops_compilations, stop
     try:
         yield
@@ -201,27 +212,30 @@ def _compilations(*, stop: bool) -> Iterator[None]:
         _thread.stops_compilations = before
 
 
-# By the source of the function: its last calls that were compiled.
-_programs: dict[str, deque[Call]] = {}
+# Calls that compiled a program, the last few of each function, by its source ("train.py:12").
+_compiled_calls: dict[str, deque[Call]] = {}
 
 
 def _on_event(event: str, value: float, **details: Any) -> None:
-    """Read the call that is being lowered or compiled; JAX reports both before they begin."""
+    """Record the call that is being lowered or compiled, or raise RecompileError.
+
+    It listens to `jax.monitoring`, where JAX reports both events before they begin.
+    """
     if event not in (_LOWER_EVENT, _COMPILE_EVENT):
         return
     call = _thread.call = call_on_stack(str(details.get("fun_name", "a function")))
     if event == _COMPILE_EVENT:
         if _thread.stops_compilations:
-            raise _recompile_error(call)
+            raise _make_recompile_error(call)
         if call.source:
-            _programs.setdefault(call.source, deque(maxlen=_SHOWN)).append(call)
+            _compiled_calls.setdefault(call.source, deque(maxlen=_SHOWN)).append(call)
 
 
 jax.monitoring.register_scalar_listener(_on_event)
 
 
-def _recompile_error(call: Call) -> RecompileError:
-    lines, remedy = _changes(call)
+def _make_recompile_error(call: Call) -> RecompileError:
+    lines, remedy = _explain_compilation(call)
     text = "".join(f"\n  {line}" for line in lines[:_SHOWN])
     return RecompileError(
         f"'{call.name}' is compiled after the warm-up, at {call.line}:{text}\n"
@@ -229,70 +243,91 @@ def _recompile_error(call: Call) -> RecompileError:
     )
 
 
-def _changes(call: Call) -> tuple[list[str], str]:
-    """Return why this call needs another program than the ones before, and the remedy."""
-    calls = [before for before in _programs.get(call.source, ()) if before.fun() is call.fun()]
-    if calls:
-        now = call.arguments
-        alike = [before for before in calls if before.arguments.keys() == now.keys()]
-        changes = [_differences(now, before.arguments) for before in reversed(alike or calls)]
-        return min(changes, key=lambda change: len(change[0]))
-    if call.source in _programs:
+def _explain_compilation(call: Call) -> tuple[list[str], str]:
+    """Return how a compiled call differs from the most similar one before it, and the remedy."""
+    same_source = _compiled_calls.get(call.source, ())
+    earlier_calls = [earlier for earlier in same_source if earlier.fun() is call.fun()]
+    if earlier_calls:
+        paths = call.arguments.keys()
+        same_paths = [earlier for earlier in earlier_calls if earlier.arguments.keys() == paths]
+        differences = [
+            _compare_arguments(earlier.arguments, call.arguments)
+            for earlier in reversed(same_paths or earlier_calls)  # of equals, min takes the latest
+        ]
+        return min(differences, key=lambda difference: len(difference[0]))
+    if same_source:
         text = f"a new function object is made at {call.source} each time"
         return [text], "Create it once before the loop"
-    now = [f"{path}: {info.type}" for path, info in call.arguments.items()]
-    return ["no earlier call is known; this one:", *now], "Call it once in the warm-up"
+    types = [f"{path}: {info.type}" for path, info in call.arguments.items()]
+    lines = ["no earlier call is known; this one:", *types]
+    return lines, "Call it once in the warm-up"
 
 
-def _differences(
-    now: dict[str, ArgumentInfo], before: dict[str, ArgumentInfo]
+def _compare_arguments(
+    before: dict[str, ArgumentInfo], after: dict[str, ArgumentInfo]
 ) -> tuple[list[str], str]:
-    """Return the arguments that differ, by the first of type, sharding and value that does."""
-    if now.keys() != before.keys():
-        new = [f"{path} is new" for path in now if path not in before]
-        gone = [f"{path} is gone" for path in before if path not in now]
+    """Return lines that say how the arguments of two calls, by path, differ, and the remedy.
+
+    All lines are about one thing: the paths, or else the types, the shardings, or the values.
+    """
+    if after.keys() != before.keys():
+        new = [f"{path} is new" for path in after if path not in before]
+        gone = [f"{path} is gone" for path in before if path not in after]
         return new + gone, "Pass the same structure in each call"
-    for fact, remedy in (
+    for attribute, remedy in (
         ("type", "Pad to a few fixed shapes, or convert to one type"),
         ("sharding", "Place it with jax.device_put before each call, also the first state"),
         ("value", "If it is static, call each value once in the warm-up"),
     ):
-        pairs = [(path, getattr(before[path], fact), getattr(now[path], fact)) for path in now]
-        if lines := [f"{path}: {old} -> {new}" for path, old, new in pairs if old != new]:
+        lines = []
+        for path in after:
+            old, new = getattr(before[path], attribute), getattr(after[path], attribute)
+            if old != new:
+                lines.append(f"{path}: {old} -> {new}")
+        if lines:
             return lines, remedy
     text = "no argument differs: a setting of JAX does, or its caches were cleared"
     return [text], "Set it once, before the first call"
 
 
-def _transfer_error(error: Exception) -> TransferError:
-    """Return the error in terms of the user's line, which the traceback of `error` leads to."""
+def _make_transfer_error(error: Exception) -> TransferError:
+    """Return the error for a transfer that JAX's guard has stopped, with the user's variables.
+
+    JAX's `error` tells the direction and the type; its traceback leads to the user's line, where
+    the variables of that type may be what moves.
+    """
     direction = re.search(r"Disallowed (\w+)-to-(\w+) transfer", str(error))
     source, target = direction.groups() if direction else ("host", "device")
     aval = re.search(r"aval=ShapedArray\((\w+\[[^]]*\])", str(error))
-    line, code, variables = variables_at(error.__traceback__)
+    type_ = aval[1] if aval else None  # such as "float32[4]"
+    code = code_at(error.__traceback__)
     names = [
         f"{path} {info.type}"
-        for path, info in variables.items()
-        if info.is_host == (source == "host") and aval and info.type.strip("~") == aval[1]
+        for path, info in code.variables.items()
+        if info.is_host == (source == "host") and info.type.strip("~") == type_
     ]
-    moved = " or ".join(names[:_SHOWN]) or (aval[1] if aval else "an array")
+    moved = " or ".join(names[:_SHOWN]) or type_ or "an array"
     remedy = "jax.device_get" if target == "host" else "jax.device_put"
     return TransferError(
-        f"{moved} moves from {source} to {target}, at {line} in `{code}`. Use {remedy} where you "
-        "mean it, once if the value stays the same, or jax_dist.allow_transfers()."
+        f"{moved} moves from {source} to {target}, at {code.line} in `{code.text}`. Use {remedy} "
+        "where you mean it, once if the value stays the same, or jax_dist.allow_transfers()."
     )
 
 
-def _unusable_error(warning: BaseException) -> DonationError:
-    text, call = str(warning), _thread.call
-    if call is None or not text.startswith(f"{_UNUSABLE}: "):
-        return DonationError(text)
-    types = re.findall(r"\w+\[[\d,]*\]", text.partition("\n")[0])
-    names = [  # of a pmap, JAX names the type of one slice
-        f"{path} {info.type}"
-        for path, info in call.arguments.items()
-        if {info.type, re.sub(r"\[\d+", "[1", info.type)}.intersection(types)
-    ]
+def _make_donation_error(warning: str) -> DonationError:
+    """Return the error for JAX's warning of unusable buffers, with the names of the arguments.
+
+    The warning lists types, as in "Some donated buffers were not usable: float32[4]".
+    """
+    call = _thread.call
+    if call is None or not warning.startswith(f"{_UNUSABLE}: "):
+        return DonationError(warning)
+    types = re.findall(r"\w+\[[\d,]*\]", warning.partition("\n")[0])
+    names = []
+    for path, info in call.arguments.items():
+        slice_type = re.sub(r"\[\d+", "[1", info.type)  # JAX lists this one for a pmap
+        if info.type in types or slice_type in types:
+            names.append(f"{path} {info.type}")
     return DonationError(
         f"'{call.name}' cannot use the memory of a donated argument, at {call.line}: no result is "
         f"left that has the type of {' or '.join(names[:_SHOWN] or types)}. Do not donate it."
@@ -300,7 +335,10 @@ def _unusable_error(warning: BaseException) -> DonationError:
 
 
 def _with_donation_check(func: Any, *, every_call: bool) -> Any:
-    """Return a function that calls the jit object and checks that donated arguments are gone."""
+    """Return a function that calls a jit or pmap object and checks that donated arrays are gone.
+
+    It checks the first three calls, and then one in 1000 or every call.
+    """
     count = itertools.count()
 
     @functools.wraps(func)
@@ -309,20 +347,31 @@ def _with_donation_check(func: Any, *, every_call: bool) -> Any:
         if not every_call and number >= 3 and number % 1000:
             return func(*args, **kwargs)
         infos = jax.tree.leaves(func.trace(*args, **kwargs).args_info)
-        types = [(info.shape, info.dtype) for info in infos if info.donated]
+        donated_types = [(info.shape, info.dtype) for info in infos if info.donated]
         leaves = leaves_by_path(func, args, kwargs)
         result = func(*args, **kwargs)
-        arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, jax.Array)}
-        kept = {path: array for path, array in arrays.items() if not array.is_deleted()}
-        from_host = (jax.typeof(leaf) for leaf in leaves.values() if isinstance(leaf, _HOST_TYPES))
-        is_copied = any((aval.shape, aval.dtype) in types for aval in from_host)
-        if len(arrays) - len(kept) < len(types) and not is_copied:
-            names = [path for path, array in kept.items() if (array.shape, array.dtype) in types]
-            raise DonationError(
-                f"'{func.__name__}' did not take the memory of the donated "
-                f"{' or '.join(names[:_SHOWN])}, at {user_line()}. It does not use it, no result "
-                "has its type and sharding, or a NumPy array shares it."
-            )
+        _check_donated(func.__name__, donated_types, leaves)
         return result
 
     return checked
+
+
+def _check_donated(name: str, donated_types: Sequence[tuple], leaves: dict[str, Any]) -> None:
+    """Raise DonationError if a call deleted fewer arrays than were donated to it.
+
+    Of each donated leaf, it takes the shape and dtype; and all leaves of the arguments, by path.
+    """
+    arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, jax.Array)}
+    alive = {path: array for path, array in arrays.items() if not array.is_deleted()}
+    # JAX donates its own copy of a NumPy array or number, so nothing of the caller is deleted.
+    copied = [jax.typeof(leaf) for leaf in leaves.values() if isinstance(leaf, _HOST_TYPES)]
+    if any((aval.shape, aval.dtype) in donated_types for aval in copied):
+        return
+    if len(arrays) - len(alive) >= len(donated_types):
+        return
+    paths = [path for path, array in alive.items() if (array.shape, array.dtype) in donated_types]
+    raise DonationError(
+        f"'{name}' did not take the memory of the donated {' or '.join(paths[:_SHOWN])}, at "
+        f"{user_line()}. It does not use it, no result has its type and sharding, or a NumPy array "
+        "shares it."
+    )

@@ -8,9 +8,9 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 import pathlib
+import pickle
 import re
 import sys
 import time
@@ -53,15 +53,6 @@ class Program:
     lines: list[Line]
     is_written: bool = False  # whether the cache has it after the run
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: bytes) -> "Program":
-        fields = json.loads(text)
-        lines = [Line(*line) for line in fields.pop("lines")]
-        return cls(**fields, lines=lines)
-
 
 def initialize() -> None:
     """Record the programs that this process looks up in the cache; JAX calls it as a plugin."""
@@ -75,34 +66,11 @@ class _Recorder:
 
     def __init__(self, directory: pathlib.Path, private_cache: str) -> None:
         self._directory, self._private_cache = directory, private_cache
-        self._start_time = time.time_ns()
-        self._numbers = itertools.count()
+        self._start_time, self._numbers = time.time_ns(), itertools.count()
         self._user_cache = ""  # the cache directory that the program itself has set
 
     def __call__(self, module: Any, devices: Any, options: Any, key: str) -> None:
         """Write down a program: its MLIR module, array of devices, compile options, cache key."""
-        import jax
-
-        self._use_private_cache()
-        program = Program(
-            name=module.operation.attributes["sym_name"].value,
-            key=key,
-            process=jax.process_index(),
-            settings={
-                "XLA flags": _list_flags(),
-                "compiler options": [f"{k}={v}" for k, v in options.env_option_overrides],
-                "devices": [str(device.id) for device in devices.flatten()],
-                "cache directory": [self._user_cache],
-            },
-            lines=describe(module),
-        )
-        # Sorted by name, the files of a run are in the order of its compilations.
-        name = f"{self._start_time:020}-{os.getpid()}-{next(self._numbers):06}.json"
-        with contextlib.suppress(OSError):  # a full disk must not end the program
-            write_atomically(self._directory / name, program.to_json())
-
-    def _use_private_cache(self) -> None:
-        """Make JAX keep every program in the private cache; the user may have set another."""
         import jax
 
         from jax_dist import _compat
@@ -114,6 +82,18 @@ class _Recorder:
         if directory != self._private_cache:
             self._user_cache = directory or ""
             _compat.reset_cache()
+        settings = {
+            "XLA flags": _list_flags(),
+            "compiler options": [f"{k}={v}" for k, v in options.env_option_overrides],
+            "devices": [str(device.id) for device in devices.flatten()],
+            "cache directory": [self._user_cache],
+        }
+        name = module.operation.attributes["sym_name"].value
+        program = Program(name, key, jax.process_index(), settings, describe(module))
+        # Sorted by name, the files of a run are in the order of its compilations.
+        file = f"{self._start_time:020}-{os.getpid()}-{next(self._numbers):06}.pickle"
+        with contextlib.suppress(OSError):  # a full disk must not end the program
+            write_atomically(self._directory / file, pickle.dumps(program))
 
 
 def _list_flags() -> list[str]:

@@ -4,6 +4,7 @@ import dataclasses
 import operator
 import os
 import pathlib
+import pickle
 import re
 import secrets
 from collections import Counter, defaultdict
@@ -112,7 +113,7 @@ def _write_plugin(directory: pathlib.Path) -> str:
 
 def _read_records(records: pathlib.Path, cache: pathlib.Path) -> list[Program]:
     """Return the programs that a run recorded, in the order of their compilation."""
-    programs = [Program.from_json(path.read_bytes()) for path in sorted(records.glob("*.json"))]
+    programs = [pickle.loads(path.read_bytes()) for path in sorted(records.glob("*.pickle"))]
     return [
         dataclasses.replace(program, is_written=(cache / f"{program.key}-cache").is_file())
         for program in programs

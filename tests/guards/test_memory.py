@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import memory_guard
 from jax_dist.errors import MemoryGrowthError
-from jax_dist.memory import used_memory
+from jax_dist.memory import measure_memory
 
 _SPLIT = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("i",)), P("i"))
 
@@ -79,9 +79,9 @@ def test_garbage_of_before_hides_no_growth():
 
 def test_two_arrays_of_one_buffer_count_once():
     x = jax.device_put(np.ones((2, 3), np.float32), _SPLIT)
-    before = used_memory()[0]
+    before = measure_memory()[0]
     shards = [shard.data for shard in x.addressable_shards]
-    assert (used_memory()[0], len(shards)) == (before, 2)
+    assert (measure_memory()[0], len(shards)) == (before, 2)
 
 
 def test_slack_is_in_bytes_and_the_first_call_the_warm_up():
