@@ -47,13 +47,10 @@ class Call(NamedTuple):
 
 
 def call_on_stack(name: str) -> Call:
-    """Return the call of the user's code that JAX is executing in this thread.
+    """Return the call of the user's code that JAX, in this thread, is about to compile.
 
-    The arguments are those of the first frame below the user's code. The function that JAX lowers
-    is a variable of that frame or of a later one.
-
-    Args:
-      name: JAX's name of the program, such as "jit(step)"; used if no function is found.
+    The first frame below the user's code has its arguments, and that or a later one the function.
+    `name` is JAX's for the program, such as "jit(step)", and is used if no function is found.
     """
     _, library_frames = _user_frame()
     name = name.removeprefix("jit(").removesuffix(")")
@@ -106,13 +103,10 @@ def _is_of_library(fun: Any) -> bool:
 
 
 def leaves_by_path(fun: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves of the arguments of a call of `fun`, by paths such as "batch['x']".
-
-    Without a signature (`fun` is None, or built in), the paths begin with "argument 0".
-    """
+    """Return the leaves of the arguments of a call of `fun`, by paths such as "batch['x']"."""
     try:
         named = inspect.signature(fun).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # `fun` is None, or built in and has no signature
         named = {**{f"argument {number}": arg for number, arg in enumerate(args)}, **kwargs}
     leaves = {}
     for name, value in named.items():
@@ -128,15 +122,14 @@ class UserCode(NamedTuple):
     """A line of the user's code, with the variables that occur in it."""
 
     line: str  # "train.py:12"
-    text: str  # of the whole statement, if it takes several lines
+    text: str  # its source
     variables: dict[str, ArgumentInfo]  # their leaves, by path
 
 
 def code_at(trace: TracebackType | None) -> UserCode:
-    """Return the innermost line of the user's code in a traceback.
+    """Return the innermost line of the user's code in a traceback, and what its words name.
 
-    JAX dispatches in C++, without a Python frame that has the arguments. So all variables whose
-    names occur in the source are taken.
+    JAX dispatches calls in C++, where no frame has their arguments.
     """
     steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
     steps = [step for step in steps if not step[1].filename.startswith(_LIBRARIES)]
@@ -169,10 +162,7 @@ def _describe(leaf: Any) -> ArgumentInfo:
 
 
 def _user_frame() -> tuple[FrameType | None, list[FrameType]]:
-    """Return the innermost frame of the user's code, and the library frames that it has entered.
-
-    The library frames are in the order of the calls: the first is what the user's code called.
-    """
+    """Return the user's innermost frame, and the library frames below, in the order of calls."""
     frame, library_frames = inspect.currentframe(), list[FrameType]()
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         library_frames.append(frame)

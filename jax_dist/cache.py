@@ -23,7 +23,7 @@ from jax_dist.errors import ArgumentError, CacheWarning
 __all__ = ("enable", "stats")
 
 _log = logging.getLogger("jax_dist.cache")
-_before: dict[str, Any] = {}  # JAX's settings, as they were before the first `enable`
+_original_settings: dict[str, Any] = {}  # JAX's settings before the first `enable`
 _MAX_SIZE = "jax_compilation_cache_max_size"
 _UNITS = {unit: 1000**power for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))}
 _UNITS |= {unit: 1024**power for power, unit in enumerate(("", "kib", "mib", "gib", "tib"))}
@@ -75,7 +75,8 @@ def enable(
             f"min_compile_seconds={min_compile_seconds!r} is not a time in seconds."
         )
     size = _compat.config_value(_MAX_SIZE) if max_size is None else max_size
-    if path is None or (max_size is None and size == 0):  # with 0, JAX's setting turns it off
+    is_off_in_jax = max_size is None and size == 0
+    if path is None or is_off_in_jax:
         return _disable()
     limit = None if size == -1 else _parse_size(size)
     base = directories.choose(path, os.environ)
@@ -87,10 +88,9 @@ def enable(
     if problem is not None:
         warnings.warn(CacheWarning(f"The compilation cache is off: {problem}."), stacklevel=2)
         return _disable()
-    _watcher.directory, _watcher.max_size = directory, limit
-    _watcher.failures = failures and FailureRecords(
-        pathlib.Path(directory), retry=failures == "retry"
-    )
+    _watcher.directory, _watcher.max_size, _watcher.failures = directory, limit, None
+    if failures is not None:
+        _watcher.failures = FailureRecords(pathlib.Path(directory), retry=failures == "retry")
     settings = {
         "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": directory,
@@ -101,7 +101,7 @@ def enable(
         settings["jax_persistent_cache_enable_xla_caches"] = "none"  # XLA needs a real directory
         settings[_MAX_SIZE] = -1 if limit is None else limit
     for name, value in settings.items():
-        _before.setdefault(name, getattr(jax.config, name))
+        _original_settings.setdefault(name, getattr(jax.config, name))
         jax.config.update(name, value)
     _compat.watch_cache(_watcher)
     _compat.reset_cache()  # JAX reads its settings once
@@ -109,15 +109,16 @@ def enable(
 
 
 def _disable() -> None:
+    """Turn the cache off, and restore the settings that `enable` changed."""
     _watcher.directory = _watcher.failures = None
-    for name, value in _before.items():
+    for name, value in _original_settings.items():
         jax.config.update(name, value)
     jax.config.update("jax_compilation_cache_dir", None)
     _compat.reset_cache()
 
 
 def _prepare(directory: pathlib.Path) -> str | None:
-    """Create the directory, and return why it cannot be used, if so."""
+    """Create a cache directory, return why it cannot be used or None, and raise if it is unsafe."""
     try:
         directories.make(directory)
     except OSError as error:
@@ -142,12 +143,13 @@ def _parse_size(text: int | str) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counts:
-    """Requests of one function, or of all together."""
+    """Numbers of programs that JAX looked up in the cache, for one function or for all."""
 
-    hits: int = 0
-    misses: int = 0  # compiled in this process
+    hits: int = 0  # programs that were loaded
+    misses: int = 0  # programs that were compiled in this process
     written: int = 0  # misses that are in the cache now
-    seconds_saved: float = 0.0  # compiling took longer than loading by
+    seconds_saved: float = 0.0  # compiling time of the hits, less their loading time
+    # Misses that are not in the cache, by reason.
     unwritten: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def __add__(self, other: "Counts") -> "Counts":
@@ -160,28 +162,31 @@ class Counts:
 
 
 class _Watcher:
-    """The watcher of the cache of this process: serves the entries, counts, and logs."""
+    """The cache of this process, whose methods JAX calls (`_compat.watch_cache`)."""
 
     def __init__(self) -> None:
-        self.directory: str | None = None  # or URL
-        self.max_size: int | None = None
+        self.directory: str | None = None  # a path or URL; None: the cache is off
+        self.max_size: int | None = None  # bytes
         self.failures: FailureRecords | None = None
-        self.total: dict[str, Counts] = {}  # by function
-        self._counted: list[dict[str, Counts]] = [self.total]
+        self.total: dict[str, Counts] = {}  # by function, since the start of the process
+        self._active_counts: list[dict[str, Counts]] = [self.total]  # also those of `stats` blocks
         self._store: Store | None = None
         self._lock = threading.Lock()
 
     def open_store(self, path: str) -> Store | None:
+        """Return what reads and writes entries at a path; None leaves it to JAX."""
         is_local = path == self.directory and not directories.is_url(path)
         self._store = Store(pathlib.Path(path), self.max_size) if is_local else None
         return self._store
 
     def is_enabled(self) -> bool:
-        in_use = jax.config.values["jax_compilation_cache_dir"]  # the user may have set another
-        return self.directory is not None and self.directory == in_use
+        """Return whether JAX uses the directory of `enable`; the user may have set another."""
+        directory = jax.config.values["jax_compilation_cache_dir"]
+        return self.directory is not None and self.directory == directory
 
     def on_hit(self, name: str, seconds_saved: float) -> None:
-        saved = max(seconds_saved, 0.0)  # JAX keeps whole seconds: a quick program seems to take 0
+        # An entry has the compiling time in whole seconds, often 0: less than the loading time.
+        saved = max(seconds_saved, 0.0)
         self._count(name, Counts(hits=1, seconds_saved=saved))
         _log.info("%s: from cache, saved %.1f s", name, saved)
 
@@ -189,29 +194,32 @@ class _Watcher:
         _log.warning("%s: its cache entry cannot be loaded: %s", name, error)
 
     def compiling(self, name: str, key: str) -> contextlib.AbstractContextManager[None]:
+        """Return a context for a compilation, which looks up and records its failure."""
         if self.failures is None:
             return contextlib.nullcontext()
         return self.failures.watch(name, key)
 
     def on_compiled(self, name: str, key: str, seconds: float, reason: str | None) -> None:
+        """Count a miss; `reason` says why JAX does not write the program, None that it may."""
         if reason is None and self._store is not None:
             reason = self._store.unwritten_reason(key)
         unwritten = collections.Counter([reason] if reason else [])
-        self._count(name, Counts(misses=1, written=int(not reason), unwritten=unwritten))
-        end = f"not written: {reason}" if reason else "written"
-        _log.info("%s: compiled in %.1f s, %s", name, seconds, end)
+        self._count(name, Counts(misses=1, written=0 if reason else 1, unwritten=unwritten))
+        outcome = f"not written: {reason}" if reason else "written"
+        _log.info("%s: compiled in %.1f s, %s", name, seconds, outcome)
 
     def start_counting(self, functions: dict[str, Counts]) -> None:
         with self._lock:
-            self._counted.append(functions)
+            self._active_counts.append(functions)
 
     def stop_counting(self, functions: dict[str, Counts]) -> None:
         with self._lock:
-            self._counted = [item for item in self._counted if item is not functions]
+            # Not remove(), which takes the first equal one: all new ones are equal.
+            self._active_counts = [c for c in self._active_counts if c is not functions]
 
     def _count(self, name: str, counts: Counts) -> None:
         with self._lock:
-            for functions in self._counted:
+            for functions in self._active_counts:
                 functions[name] = functions.get(name, Counts()) + counts
 
 
@@ -282,14 +290,16 @@ class Stats:
         table = Table("function", box=None, pad_edge=False)
         for header in ("requests", "hits", "misses", "written", "saved"):
             table.add_column(header, justify="right")
-        for name, counts in [*functions.items(), *[("all", self.total)] * (len(functions) != 1)]:
+        rows = list(functions.items())
+        if len(functions) != 1:
+            rows.append(("all", self.total))
+        for name, counts in rows:
             numbers = (counts.requests, counts.hits, counts.misses, counts.written)
             table.add_row(name, *map(str, numbers), f"{counts.seconds_saved:.1f} s")
-        reasons = [
-            f"{name}: {number} not written: {reason}"
-            for name, counts in functions.items()
-            for reason, number in counts.unwritten.items()
-        ]
+        reasons = []
+        for name, counts in functions.items():
+            for reason, number in counts.unwritten.items():
+                reasons.append(f"{name}: {number} not written: {reason}")
         return render(table, *reasons, width=200)
 
 

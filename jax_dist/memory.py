@@ -29,7 +29,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.blocks: list[tuple[bool, MemoryUse | None]] = []  # is it checked; use at its start
-        self.last_end: MemoryUse | None = None  # at the end of the last checked step
+        self.last_end: MemoryUse | None = None  # of the last checked step
 
 
 class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is used as a function
@@ -68,8 +68,7 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
 
     def __enter__(self) -> "memory_guard":
         step, warmup = next(self._steps), self._warmup or 0
-        if step == warmup:
-            # If garbage from before were freed during this step, it would hide the step's growth.
+        if step == warmup:  # garbage that is freed during the step would hide its growth
             gc.collect()
         is_checked = step >= warmup
         before = measure_memory() if is_checked and not self._is_decorator else None
@@ -87,8 +86,7 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
             gc.collect()  # it takes milliseconds, so not at each step
             after = measure_memory()
         self._thread.last_end = after
-        growth = self._describe_growth(before, after)
-        if growth:
+        if growth := self._describe_growth(before, after):
             new_arrays = sorted((after.array_counts - before.array_counts).items())
             types = [f"{count} {type_}" for type_, count in new_arrays[:_SHOWN]]
             raise MemoryGrowthError(
@@ -105,17 +103,14 @@ class memory_guard(contextlib.ContextDecorator):  # in small letters, for it is 
 
     def _describe_growth(self, before: MemoryUse, after: MemoryUse) -> list[str]:
         """Return a text for each device that holds more memory, by more than the slack."""
-        growth = sorted((after.device_bytes - before.device_bytes).items())
-        return [
-            f"device {id_} holds {size} bytes more" for id_, size in growth if size > self._slack
-        ]
+        more = sorted((after.device_bytes - before.device_bytes).items())
+        return [f"device {id_} holds {size} bytes more" for id_, size in more if size > self._slack]
 
 
 def measure_memory() -> MemoryUse:
     """Return the bytes in use on each local device, and the number of live arrays of each type.
 
-    Several arrays may share a buffer, as `x.addressable_data(0)` shares one of `x`: a buffer
-    counts once, and an array counts only if it has a buffer that those before it do not have.
+    A buffer that several arrays share, as `x` and `x.addressable_data(0)`, counts once.
     """
     device_bytes, array_counts = Counter[int](), Counter[str]()
     seen = set[tuple[int, int]]()  # device id and address of each buffer
@@ -125,15 +120,14 @@ def measure_memory() -> MemoryUse:
         # `addressable_shards` of an array on one device would be a cycle that keeps it alive.
         is_single = len(array.sharding.device_set) == 1
         shards = [array] if is_single else [shard.data for shard in array.addressable_shards]
-        is_new = False
+        number_seen = len(seen)
         for shard in shards:
             (device,) = shard.devices()
             buffer = (device.id, shard.unsafe_buffer_pointer())
             if buffer not in seen:
                 seen.add(buffer)
                 device_bytes[device.id] += shard.nbytes
-                is_new = True
-        array_counts[str(jax.typeof(array))] += is_new
+        array_counts[str(jax.typeof(array))] += len(seen) > number_seen
     statistics = {device.id: device.memory_stats() for device in jax.local_devices()}
     if all(statistics.values()):  # more exact, but the CPU backend has None
         device_bytes = Counter({id_: known["bytes_in_use"] for id_, known in statistics.items()})

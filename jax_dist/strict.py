@@ -9,11 +9,12 @@ import contextlib
 import functools
 import inspect
 import itertools
+import operator
 import re
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
@@ -163,7 +164,7 @@ class strict(contextlib.ContextDecorator):  # in small letters, for it is used a
         try:
             yield from itertools.islice(iterator, 1 if self._warmup is None else self._warmup)
         finally:
-            # The block may have ended during the warm-up, by a `break` in the loop over the steps.
+            # A `break` in the loop over the steps may have ended the block already.
             if any(block.settings is settings for block in _thread.blocks):
                 self._forbid(settings)
         yield from iterator
@@ -217,10 +218,7 @@ _compiled_calls: dict[str, deque[Call]] = {}
 
 
 def _on_event(event: str, value: float, **details: Any) -> None:
-    """Record the call that is being lowered or compiled, or raise RecompileError.
-
-    It listens to `jax.monitoring`, where JAX reports both events before they begin.
-    """
+    """Record the call that JAX is about to lower or compile, or raise RecompileError."""
     if event not in (_LOWER_EVENT, _COMPILE_EVENT):
         return
     call = _thread.call = call_on_stack(str(details.get("fun_name", "a function")))
@@ -250,26 +248,20 @@ def _explain_compilation(call: Call) -> tuple[list[str], str]:
     if earlier_calls:
         paths = call.arguments.keys()
         same_paths = [earlier for earlier in earlier_calls if earlier.arguments.keys() == paths]
-        differences = [
-            _compare_arguments(earlier.arguments, call.arguments)
-            for earlier in reversed(same_paths or earlier_calls)  # of equals, min takes the latest
-        ]
+        candidates = reversed(same_paths or earlier_calls)  # of equals, min() takes the latest
+        differences = [_compare_arguments(c.arguments, call.arguments) for c in candidates]
         return min(differences, key=lambda difference: len(difference[0]))
     if same_source:
         text = f"a new function object is made at {call.source} each time"
         return [text], "Create it once before the loop"
     types = [f"{path}: {info.type}" for path, info in call.arguments.items()]
-    lines = ["no earlier call is known; this one:", *types]
-    return lines, "Call it once in the warm-up"
+    return ["no earlier call is known; this one:", *types], "Call it once in the warm-up"
 
 
 def _compare_arguments(
     before: dict[str, ArgumentInfo], after: dict[str, ArgumentInfo]
 ) -> tuple[list[str], str]:
-    """Return lines that say how the arguments of two calls, by path, differ, and the remedy.
-
-    All lines are about one thing: the paths, or else the types, the shardings, or the values.
-    """
+    """Return how paths, or else types, shardings or values of arguments differ, and the remedy."""
     if after.keys() != before.keys():
         new = [f"{path} is new" for path in after if path not in before]
         gone = [f"{path} is gone" for path in before if path not in after]
@@ -279,11 +271,9 @@ def _compare_arguments(
         ("sharding", "Place it with jax.device_put before each call, also the first state"),
         ("value", "If it is static, call each value once in the warm-up"),
     ):
-        lines = []
-        for path in after:
-            old, new = getattr(before[path], attribute), getattr(after[path], attribute)
-            if old != new:
-                lines.append(f"{path}: {old} -> {new}")
+        get = operator.attrgetter(attribute)
+        pairs = [(path, get(before[path]), get(after[path])) for path in after]
+        lines = [f"{path}: {old} -> {new}" for path, old, new in pairs if old != new]
         if lines:
             return lines, remedy
     text = "no argument differs: a setting of JAX does, or its caches were cleared"
@@ -291,11 +281,7 @@ def _compare_arguments(
 
 
 def _make_transfer_error(error: Exception) -> TransferError:
-    """Return the error for a transfer that JAX's guard has stopped, with the user's variables.
-
-    JAX's `error` tells the direction and the type; its traceback leads to the user's line, where
-    the variables of that type may be what moves.
-    """
+    """Return the error for a transfer, with the variables in the user's line that may have moved."""
     direction = re.search(r"Disallowed (\w+)-to-(\w+) transfer", str(error))
     source, target = direction.groups() if direction else ("host", "device")
     aval = re.search(r"aval=ShapedArray\((\w+\[[^]]*\])", str(error))
@@ -315,19 +301,17 @@ def _make_transfer_error(error: Exception) -> TransferError:
 
 
 def _make_donation_error(warning: str) -> DonationError:
-    """Return the error for JAX's warning of unusable buffers, with the names of the arguments.
-
-    The warning lists types, as in "Some donated buffers were not usable: float32[4]".
-    """
+    """Return the error for JAX's warning "... not usable: float32[4]", with names of arguments."""
     call = _thread.call
     if call is None or not warning.startswith(f"{_UNUSABLE}: "):
         return DonationError(warning)
     types = re.findall(r"\w+\[[\d,]*\]", warning.partition("\n")[0])
-    names = []
-    for path, info in call.arguments.items():
-        slice_type = re.sub(r"\[\d+", "[1", info.type)  # JAX lists this one for a pmap
-        if info.type in types or slice_type in types:
-            names.append(f"{path} {info.type}")
+    slice_type = lambda type_: re.sub(r"\[\d+", "[1", type_)  # for a pmap, JAX lists this one
+    names = [
+        f"{path} {info.type}"
+        for path, info in call.arguments.items()
+        if info.type in types or slice_type(info.type) in types
+    ]
     return DonationError(
         f"'{call.name}' cannot use the memory of a donated argument, at {call.line}: no result is "
         f"left that has the type of {' or '.join(names[:_SHOWN] or types)}. Do not donate it."
@@ -335,10 +319,7 @@ def _make_donation_error(warning: str) -> DonationError:
 
 
 def _with_donation_check(func: Any, *, every_call: bool) -> Any:
-    """Return a function that calls a jit or pmap object and checks that donated arrays are gone.
-
-    It checks the first three calls, and then one in 1000 or every call.
-    """
+    """Return a function that calls a jit object, and raises if donated arrays are still there."""
     count = itertools.count()
 
     @functools.wraps(func)
@@ -350,28 +331,18 @@ def _with_donation_check(func: Any, *, every_call: bool) -> Any:
         donated_types = [(info.shape, info.dtype) for info in infos if info.donated]
         leaves = leaves_by_path(func, args, kwargs)
         result = func(*args, **kwargs)
-        _check_donated(func.__name__, donated_types, leaves)
+        arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, jax.Array)}
+        alive = {path: array for path, array in arrays.items() if not array.is_deleted()}
+        # JAX donates its own copy of a NumPy array or a number, and deletes nothing of the caller.
+        host_avals = [jax.typeof(leaf) for leaf in leaves.values() if isinstance(leaf, _HOST_TYPES)]
+        is_copied = any((aval.shape, aval.dtype) in donated_types for aval in host_avals)
+        if len(arrays) - len(alive) < len(donated_types) and not is_copied:
+            paths = [path for path, a in alive.items() if (a.shape, a.dtype) in donated_types]
+            raise DonationError(
+                f"'{func.__name__}' did not take the memory of the donated "
+                f"{' or '.join(paths[:_SHOWN])}, at {user_line()}. It does not use it, no result "
+                "has its type and sharding, or a NumPy array shares it."
+            )
         return result
 
     return checked
-
-
-def _check_donated(name: str, donated_types: Sequence[tuple], leaves: dict[str, Any]) -> None:
-    """Raise DonationError if a call deleted fewer arrays than were donated to it.
-
-    Of each donated leaf, it takes the shape and dtype; and all leaves of the arguments, by path.
-    """
-    arrays = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, jax.Array)}
-    alive = {path: array for path, array in arrays.items() if not array.is_deleted()}
-    # JAX donates its own copy of a NumPy array or number, so nothing of the caller is deleted.
-    copied = [jax.typeof(leaf) for leaf in leaves.values() if isinstance(leaf, _HOST_TYPES)]
-    if any((aval.shape, aval.dtype) in donated_types for aval in copied):
-        return
-    if len(arrays) - len(alive) >= len(donated_types):
-        return
-    paths = [path for path, array in alive.items() if (array.shape, array.dtype) in donated_types]
-    raise DonationError(
-        f"'{name}' did not take the memory of the donated {' or '.join(paths[:_SHOWN])}, at "
-        f"{user_line()}. It does not use it, no result has its type and sharding, or a NumPy array "
-        "shares it."
-    )

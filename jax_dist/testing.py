@@ -1,8 +1,8 @@
 """Test helpers: simulated devices, comparisons with `jax.pmap` and between device counts."""
 
 import contextlib
-import dataclasses
 import faulthandler
+import functools
 import inspect
 import itertools
 import math
@@ -55,11 +55,12 @@ def simulated_devices(count: int = 8) -> None:
     """
     number = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:
+        # Once JAX has started, it rejects a change of this number, but not of the platforms.
         jax.config.update("jax_num_cpu_devices", number + 1)
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", count)  # overrides XLA_FLAGS
         return
-    except RuntimeError:  # JAX rejects another number once it has chosen its devices
+    except RuntimeError:
         if (jax.default_backend(), jax.local_device_count()) == ("cpu", count):
             return
     raise RuntimeError(
@@ -108,7 +109,8 @@ def assert_same_as_pmap(
     donated = {donated} if isinstance(donated, int) else set(donated)
     copy = lambda leaf: leaf.copy() if isinstance(leaf, jax.Array | np.ndarray) else leaf
 
-    def attempt(pmap: Callable) -> tuple[Any, Exception | None]:
+    def call_mapped(pmap: Callable) -> tuple[Any, Exception | None]:
+        """Return the result of `fun` under a pmap, or None and the error that it raised."""
         copies = [jax.tree.map(copy, arg) if n in donated else arg for n, arg in enumerate(args)]
         try:
             mapped = pmap(fun, axis_name, **pmap_options)
@@ -116,14 +118,15 @@ def assert_same_as_pmap(
         except Exception as error:  # noqa: BLE001  # whatever it raises is compared
             return None, error
 
-    expected, expected_error = attempt(jax.pmap)
-    result, error = attempt(jax_dist.pmap if pmap is None else pmap)
-    kind = ValueError if isinstance(expected_error, ValueError) else type(expected_error)
-    differences: Sequence[str] = ()
+    expected, expected_error = call_mapped(jax.pmap)
+    result, error = call_mapped(jax_dist.pmap if pmap is None else pmap)
+    error_class = ValueError if isinstance(expected_error, ValueError) else type(expected_error)
     if error is None and expected_error is None:
-        differences = list(_differences(result, expected, rtol, atol))
-    elif error is None or expected_error is None or not isinstance(error, kind):
-        differences = [f"it {_outcome(error)}, jax.pmap {_outcome(expected_error)}"]
+        differences = list(_result_differences(result, expected, rtol, atol))
+    elif error is not None and expected_error is not None and isinstance(error, error_class):
+        differences = []
+    else:
+        differences = [f"it {_format_end(error)}, jax.pmap {_format_end(expected_error)}"]
     if differences:
         name = getattr(fun, "__name__", fun)
         lines = "".join(f"\n  {line}" for line in differences)
@@ -131,13 +134,14 @@ def assert_same_as_pmap(
     return result
 
 
-def _outcome(error: Exception | None) -> str:
-    if error is None:
-        return "returns"
-    return f"raises {type(error).__name__}({str(error).partition(chr(10))[0]!r})"
+def _format_end(error: Exception | None) -> str:
+    """Return "returns", or such as "raises ValueError('...')" with the first line of the error."""
+    first_line = str(error).partition("\n")[0]
+    return "returns" if error is None else f"raises {type(error).__name__}({first_line!r})"
 
 
-def _differences(result: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
+def _result_differences(result: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
+    """Yield how a result differs from that of `jax.pmap`: in its structure, or leaf by leaf."""
     structure, expected_structure = jax.tree.structure(result), jax.tree.structure(expected)
     if structure != expected_structure:
         yield f"result: structure {structure}, with jax.pmap {expected_structure}"
@@ -149,33 +153,37 @@ def _differences(result: Any, expected: Any, rtol: float, atol: float) -> Iterat
 
 
 def _leaf_differences(leaf: Any, expected: Any, rtol: float, atol: float) -> Iterator[str]:
+    """Yield how an array of JAX or NumPy differs from that of `jax.pmap`."""
     if isinstance(leaf, jax.Array) != isinstance(expected, jax.Array):
         yield f"class {type(leaf).__name__}, with jax.pmap {type(expected).__name__}"
         return
-    for word in ("dtype", "shape"):
-        if getattr(leaf, word) != getattr(expected, word):
-            yield f"{word} {getattr(leaf, word)}, with jax.pmap {getattr(expected, word)}"
-    if (leaf.shape, leaf.dtype) == (expected.shape, expected.dtype):
-        values, others = _to_numpy(leaf), _to_numpy(expected)
-        same = (values == others) | ((values != values) & (others != others))  # NaN equals NaN
+    if leaf.dtype != expected.dtype:
+        yield f"dtype {leaf.dtype}, with jax.pmap {expected.dtype}"
+    if leaf.shape != expected.shape:
+        yield f"shape {leaf.shape}, with jax.pmap {expected.shape}"
+    elif leaf.dtype == expected.dtype:
+        values, expected_values = _to_numpy(leaf), _to_numpy(expected)
+        are_nan = (values != values) & (expected_values != expected_values)
+        is_same = (values == expected_values) | are_nan
         if rtol or atol:
-            same |= np.isclose(_widen(values), _widen(others), rtol=rtol, atol=atol)
-        if not same.all():
-            at = tuple(np.argwhere(~same)[0].tolist())
-            count = f"{(~same).sum()} of {same.size} values differ, first at {list(at)}"
-            yield f"{count}: {values[at]}, with jax.pmap {others[at]}"
+            is_same |= np.isclose(_widen(values), _widen(expected_values), rtol=rtol, atol=atol)
+        if not is_same.all():
+            index = tuple(np.argwhere(~is_same)[0].tolist())
+            count = f"{(~is_same).sum()} of {is_same.size} values differ, first at {list(index)}"
+            yield f"{count}: {values[index]}, with jax.pmap {expected_values[index]}"
     if not isinstance(leaf, jax.Array):
         return
     weak, expected_weak = jax.typeof(leaf).weak_type, jax.typeof(expected).weak_type
     if weak != expected_weak:
         yield f"weak type {weak}, with jax.pmap {expected_weak}"
     slices, expected_slices = _slices_by_device(leaf), _slices_by_device(expected)
-    wrong = [device for device in slices if slices[device] != expected_slices.get(device)]
     if list(slices) != list(expected_slices):
         yield f"slices on devices {list(slices)}, with jax.pmap {list(expected_slices)}"
-    elif wrong and leaf.shape == expected.shape:
-        first = wrong[0]
-        yield f"device {first} holds {slices[first]}, with jax.pmap {expected_slices[first]}"
+    elif leaf.shape == expected.shape:
+        for device, bounds in slices.items():
+            if bounds != expected_slices[device]:
+                yield f"device {device} holds {bounds}, with jax.pmap {expected_slices[device]}"
+                break  # one is enough: all others are in wrong places then
 
 
 def _slices_by_device(array: jax.Array) -> dict[int, str]:
@@ -202,13 +210,13 @@ class ResultComparison(NamedTuple):
 
     name: str  # "result['loss']"
     devices: int
-    same: bool | None  # None: the tolerance is so wide that a factor of 2 could hide in it
+    same: bool | None  # None: undecided, since a factor of 2 would be within the tolerance
     difference: str  # "4 times the value"; "" if it is the same
     distance: float  # the largest difference of an element
     tolerance: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class DeviceCountReport:
     """The results of a function on several device counts, compared with those on one device."""
 
@@ -227,17 +235,19 @@ class DeviceCountReport:
 
         table = Table("result", "devices", "compared with 1 device", "distance", "tolerance")
         table.box = None
-        for name, devices, _, words, *numbers in (r for r in self.results if not r.same):
-            table.add_row(name, str(devices), words, *(f"{number:.2g}" for number in numbers))
+        different = [result for result in self.results if not result.same]
+        for result in different:
+            numbers = (f"{result.distance:.2g}", f"{result.tolerance:.2g}")
+            table.add_row(result.name, str(result.devices), result.difference, *numbers)
         total = _usage.counted(len({result.name for result in self.results}), "result")
-        different = {result.name for result in self.results if not result.same}
-        verdict = f"{len(different)} of {total} not the same" if different else f"{total} the same"
         counts = ", ".join(map(str, (1, *self.devices)))
-        headline = f"{self.name}: {verdict} on {counts} devices"
-        if self.ok:
-            return headline
+        if not different:
+            return f"{self.name}: {total} the same on {counts} devices"
+        number = len({result.name for result in different})
+        headline = f"{self.name}: {number} of {total} not the same on {counts} devices"
         note = f"{self.name} uses random numbers, which may depend on the device count."
-        return _usage.render(headline, table, *[note] * self.is_random)
+        notes = [note] if self.is_random else []
+        return _usage.render(headline, table, *notes)
 
 
 def compare_device_counts(
@@ -290,82 +300,88 @@ def compare_device_counts(
     if not counts or any(not isinstance(count, int) or count < 1 for count in counts):
         raise ArgumentError(f"devices={devices!r} must be device counts, with one above 1.")
     program = _Program.of(fun, args, axis_name, in_axes, mesh)
-    one, *calls = (program.on(count) for count in (1, *counts))
+    run_on_one = program.on_devices(1)
+    runs = [program.on_devices(count) for count in counts]  # all are checked before one runs
     values = [argument.value for argument in program.arguments]
-    text = one(values, "lower").as_text()
-    expected = _run_perturbed(one, values, _coarsest_epsilon(text))
-    results = [
-        comparison
-        for count, call in zip(counts, calls, strict=True)
-        for comparison in _compare(program, count, call(values), expected)
-    ]
+    text = run_on_one(values, method="lower").as_text()
+    expected = _run_perturbed(run_on_one, values, _coarsest_epsilon(text))
+    results: list[ResultComparison] = []
+    for count, run in zip(counts, runs, strict=True):
+        results += _compare_results(program, count, run(values), expected)
     is_random = "threefry" in text or "rng_bit_generator" in text
     return DeviceCountReport(program.name, tuple(counts), tuple(results), is_random)
 
 
 class _Argument(NamedTuple):
-    """A leaf of the arguments, and how it is laid out for a device count."""
+    """A leaf of the arguments, and how it is divided over devices."""
 
     path: str
-    value: Any  # all rows; one copy of what the devices share
+    value: Any  # for all devices together
+    # "shared": each device gets all. "split": each gets its part of the rows along `axis`.
+    # "slices": each gets one row, which has no rows of its own to divide, as a random key.
     kind: Literal["shared", "split", "slices"] = "shared"
-    axis: int = 0  # along which it is split
+    axis: int = 0
 
     @classmethod
     def of_slices(cls, path: str, value: Any, axis: int) -> "_Argument":
-        """Return an argument of a mapped function: copies, random keys, or rows."""
+        """Return an argument of a function that pmap maps, whose `axis` is over devices."""
         slices = jnp.moveaxis(value, axis, 0)
-        copies = _to_numpy(slices)
-        if len(copies) > 1 and (copies == copies[:1]).all():
+        host = _to_numpy(slices)
+        if len(host) > 1 and (host == host[:1]).all():  # copies, as of parameters
             return cls(path, slices[0])
         is_raw_key = value.dtype == np.uint32 and slices.ndim == 2 and slices.shape[1] in (2, 4)
         if is_key(value) or is_raw_key or slices.ndim == 1:
             return cls(path, slices, "slices")
         return cls(path, slices.reshape(-1, *slices.shape[2:]), "split")
 
-    def lay_out(self, value: Any, count: int) -> Any:
-        """Return a value as `jax.vmap` takes it."""
+    def divide(self, value: Any, count: int) -> Any:
+        """Return a value as `[count, *s]`, or `[*s]` if it is shared."""
         if self.kind == "split":
             return jnp.stack(jnp.split(value, count, self.axis))
         return value[:count] if self.kind == "slices" else value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Program:
-    """A function of leaves, to run on any number of devices."""
+    """A function of the leaves of its arguments, to be run on any number of devices."""
 
-    fun: Callable
+    fun: Callable  # of a list of leaves, and of a mesh or None
     name: str
-    arguments: tuple[_Argument, ...]
+    arguments: Sequence[_Argument]
     axis_name: Any
-    mesh: Mesh | None
+    mesh: Mesh | None  # of a function of whole arrays; of a smaller number of devices, a part of it
 
     @classmethod
     def of(
         cls, fun: Callable, args: tuple, axis_name: Any, in_axes: Any, mesh: Mesh | None
     ) -> "_Program":
-        from jax_dist._steps import MappedStep  # which few tests need
+        """Return the program of a function, in one of the forms of `compare_device_counts`."""
+        from jax_dist._steps import MappedStep  # few tests need it
 
-        takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
-        of_leaves = lambda leaves, mesh: fun(
-            *jax.tree.unflatten(tree, leaves), **({"mesh": mesh} if takes_mesh else {})
-        )
         leaves, tree = jax.tree.flatten(args)
+        leaves: list[Any] = [_to_host(leaf) for leaf in leaves]
         paths = ["args" + jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(args)]
-        is_none, is_mapped = lambda leaf: leaf is None, mesh is None and axis_name is None
         axes: Sequence[int | None] = [None] * len(leaves)
+        takes_mesh = mesh is not None and "mesh" in inspect.signature(fun).parameters
+
+        def run(leaves: Sequence[Any], mesh: Mesh | None) -> Any:
+            options = {"mesh": mesh} if takes_mesh else {}
+            return fun(*jax.tree.unflatten(tree, leaves), **options)
+
+        is_mapped = mesh is None and axis_name is None  # by pmap
         if is_mapped:
             step = MappedStep.of(fun, args, {})
-            of_leaves = lambda leaves, _: step.call.run(leaves)
+            run = lambda leaves, mesh: step.call.run(leaves)
             axes, axis_name = step.axes, step.options.mesh_axis
             is_array = [hasattr(leaf, "shape") for leaf in leaves]  # others are static
             leaves, paths = (list(itertools.compress(row, is_array)) for row in (leaves, paths))
         elif mesh is None:
+            is_none = lambda leaf: leaf is None
             in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
             axes = jax.tree.broadcast(in_axes, args, is_leaf=is_none)
             axes = jax.tree.leaves(axes, is_leaf=is_none)
         arguments = []
-        for path, leaf, axis in zip(paths, map(_to_host, leaves), axes, strict=True):
+        for path, leaf, axis in zip(paths, leaves, axes, strict=True):
             if axis is None or not hasattr(leaf, "shape"):
                 arguments.append(_Argument(path, leaf))
             elif not -leaf.ndim <= axis < leaf.ndim:
@@ -377,36 +393,37 @@ class _Program:
         name = getattr(fun, "__name__", type(fun).__name__)
         if mesh is None and all(argument.kind == "shared" for argument in arguments):
             raise ArgumentError(f"{name}: in_axes={in_axes!r} divides no argument.")
-        clean = lambda leaf: None if is_key(leaf) else jnp.asarray(leaf)
-        results = lambda leaves, mesh=None: jax.tree.map(clean, of_leaves(leaves, mesh))
-        return cls(results, name, tuple(arguments), axis_name, mesh)
+        return cls(run, name, arguments, axis_name, mesh)
 
-    def on(self, count: int) -> Callable[..., Any]:
-        """Return a call of the function on so many devices, of values and a method of jit's.
+    def on_devices(self, count: int) -> Callable[..., Any]:
+        """Return a function that runs the program on `count` devices.
 
-        The results are those of all devices, `[count, *s]`; of whole arrays, `[1, *s]`.
-
-        Raises:
-          ArgumentError: the arguments or the mesh cannot be divided.
+        It takes the values of the arguments, and a method of jit's to use instead of `__call__`.
+        It returns the results of each device, `[count, *s]`, or whole arrays, `[1, *s]`; None in
+        place of random keys.
         """
-        mesh = None
         for path, value, kind, axis in self.arguments:
             rows = 0 if kind == "shared" else value.shape[axis]
-            if rows < count if kind == "slices" else rows % count:
+            is_divisible = rows >= count if kind == "slices" else rows % count == 0
+            if not is_divisible:
                 reason = f"{path} has {rows} {'rows' if kind == 'split' else 'keys or numbers'}"
                 raise ArgumentError(f"{self.name} cannot run on {count} devices: {reason}.")
-        if self.mesh is None:
+        mesh = None if self.mesh is None else _shrink(self.mesh, count)
+
+        def run(leaves: Sequence[Any]) -> Any:
+            drop_key = lambda leaf: None if is_key(leaf) else jnp.asarray(leaf)
+            return jax.tree.map(drop_key, self.fun(leaves, mesh))
+
+        if mesh is None:
             axes = [None if argument.kind == "shared" else 0 for argument in self.arguments]
             options = {"axis_name": self.axis_name, "axis_size": count}
-            function = jax.jit(jax.vmap(self.fun, in_axes=(axes,), **options))
+            function = jax.jit(jax.vmap(run, in_axes=(axes,), **options))
         else:
-            mesh = _shrink(self.mesh, count)
-            whole = lambda leaves: self.fun(leaves, mesh)
-            function = jax.jit(lambda leaves: jax.tree.map(lambda x: x[None], whole(leaves)))
+            function = jax.jit(lambda leaves: jax.tree.map(lambda x: x[None], run(leaves)))
 
         def call(values: Sequence[Any], method: str = "__call__") -> Any:
             pairs = zip(self.arguments, values, strict=True)
-            leaves = [argument.lay_out(value, count) for argument, value in pairs]
+            leaves = [argument.divide(value, count) for argument, value in pairs]
             try:
                 with jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext():
                     return getattr(function, method)(leaves)
@@ -421,36 +438,39 @@ class _Program:
 
 
 def _shrink(mesh: Mesh, count: int) -> Mesh:
-    """Return a mesh of so many devices: as much of the first axes as fits."""
-    shape, left = [], count
+    """Return a mesh of `count` devices with the same axes; `(4, 2)` becomes `(2, 1)` for 2."""
+    shape, remaining = [], count
     for size in mesh.devices.shape:
-        shape.append(math.gcd(size, left))
-        left //= shape[-1]
-    if left > 1:
+        shape.append(math.gcd(size, remaining))
+        remaining //= shape[-1]
+    if remaining > 1:
         raise ArgumentError(f"The mesh {dict(mesh.shape)} cannot be made smaller to {count}.")
     devices = mesh.devices.flat[:count].reshape(shape)
     return Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 class _Expected(NamedTuple):
-    """A result on one device, and how far rounding may move each element."""
+    """A result on one device, and the difference by rounding that each element may have."""
 
     value: np.ndarray
-    tolerance: np.ndarray
+    tolerance: np.ndarray  # of the same shape
 
 
-def _run_perturbed(call: Callable, values: Sequence[Any], epsilon: float) -> Any:
-    """Return the results on one device, with tolerances from runs with perturbed inputs."""
+def _run_perturbed(run: Callable, values: Sequence[Any], epsilon: float) -> Any:
+    """Return the results on one device, as a tree of `_Expected`.
+
+    The tolerances come from runs whose inputs are changed at random by some units of `epsilon`.
+    """
 
     def perturb(value: Any, generator: np.random.Generator) -> Any:
         if not hasattr(value, "dtype") or not jnp.issubdtype(value.dtype, jnp.inexact):
             return value
-        by = generator.uniform(-_ULPS, _ULPS, value.shape) * epsilon
-        return (_widen(value) * (1 + by)).astype(value.dtype)
+        relative_change = generator.uniform(-_ULPS, _ULPS, value.shape) * epsilon
+        return (_widen(value) * (1 + relative_change)).astype(value.dtype)
 
-    def expect(exact: jax.Array, *moved: jax.Array) -> _Expected:
+    def expect(exact: jax.Array, *perturbed: jax.Array) -> _Expected:
         value = _to_numpy(exact)[0]
-        effect = np.max([_distance(_to_numpy(leaf)[0], value) for leaf in moved], axis=0)
+        effect = np.max([_distance(_to_numpy(leaf)[0], value) for leaf in perturbed], axis=0)
         if not jnp.issubdtype(exact.dtype, jnp.inexact):
             return _Expected(value, effect)
         sizes = np.abs(np.nan_to_num(_widen(value), posinf=0.0, neginf=0.0))
@@ -458,22 +478,23 @@ def _run_perturbed(call: Callable, values: Sequence[Any], epsilon: float) -> Any
         rounding = unit * (_ROUNDING * sizes + sizes.max(initial=0.0))
         return _Expected(value, _SAFETY * effect + rounding)
 
-    runs = [call(values)]
+    results = [run(values)]
     for seed in range(_SEEDS):
         generator = np.random.default_rng(seed)
-        runs.append(call([perturb(value, generator) for value in values]))
-    return jax.tree.map(expect, *runs)
+        results.append(run([perturb(value, generator) for value in values]))
+    return jax.tree.map(expect, *results)
 
 
-def _compare(
+def _compare_results(
     program: _Program, count: int, result: Any, expected: Any
 ) -> Iterator[ResultComparison]:
-    """Compare all results on so many devices with those on one."""
+    """Yield the comparison of each leaf of a result on `count` devices with that on one."""
     is_leaf = lambda leaf: isinstance(leaf, _Expected)
-    tree, one_tree = jax.tree.structure(result), jax.tree.structure(expected, is_leaf=is_leaf)
-    if tree != one_tree:
+    tree, expected_tree = jax.tree.structure(result), jax.tree.structure(expected, is_leaf=is_leaf)
+    if tree != expected_tree:
         raise ArgumentError(
-            f"The result of {program.name} is {tree} on {count} devices, and {one_tree} on one."
+            f"The result of {program.name} is {tree} on {count} devices, and {expected_tree} on "
+            "one."
         )
     states = {
         argument.path: _widen(argument.value)
@@ -481,62 +502,78 @@ def _compare(
         if argument.kind == "shared" and hasattr(argument.value, "dtype")
         if jnp.issubdtype(argument.value.dtype, np.number)
     }
-    ones = jax.tree.leaves(expected, is_leaf=is_leaf)
-    for (path, leaf), one in zip(jax.tree.leaves_with_path(result), ones, strict=True):
+    expected_leaves = jax.tree.leaves(expected, is_leaf=is_leaf)
+    for (path, leaf), one in zip(jax.tree.leaves_with_path(result), expected_leaves, strict=True):
         name = "result" + jax.tree_util.keystr(path)
-        verdict = _compare_leaf(_to_numpy(leaf), count, one, states)
-        yield ResultComparison(name, count, *verdict, float(one.tolerance.max(initial=0.0)))
+        yield _compare_leaf(name, count, _to_numpy(leaf), one, states)
 
 
 def _compare_leaf(
-    values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
-) -> tuple[bool | None, str, float]:
-    """Compare `[devices, *s]` with the value of one device: same, difference, distance."""
-    one, shape = expected.value, values.shape[1:]
-    if shape != one.shape:  # shares, which are joined; copies are compared one by one
-        pairs = enumerate(zip(shape, one.shape, strict=False))
-        dims = [n for n, (part, whole) in pairs if part != whole]
-        is_share = len(shape) == one.ndim and len(dims) == 1
-        if not is_share or shape[dims[0]] * len(values) != one.shape[dims[0]]:
-            return False, f"shape {shape} on each device, not {one.shape}", math.inf
-        values = np.concatenate(list(values), axis=dims[0])[None]
+    name: str, count: int, values: np.ndarray, expected: _Expected, states: Mapping[str, np.ndarray]
+) -> ResultComparison:
+    """Compare the values of devices, `[devices, *s]`, with the value on one, or with parts of it.
+
+    `states` are the arguments that all devices share, by path.
+    """
+    one, tolerance = expected.value, float(expected.tolerance.max(initial=0.0))
+    report = functools.partial(ResultComparison, name, count, tolerance=tolerance)
+    if values.shape[1:] != one.shape:
+        joined = _join_parts(values, one.shape)
+        if joined is None:
+            text = f"shape {values.shape[1:]} on each device, not {one.shape}"
+            return report(same=False, difference=text, distance=math.inf)
+        values = joined[None]
     distances = _distance(values, one[None])
+    mean_size = np.abs(np.nan_to_num(_widen(one))).mean() if one.dtype.kind in "fc" else 0.0
     distance = float(distances.max(initial=0.0))
     if (distances > expected.tolerance).any():
-        return False, _describe(values, count, expected, states), distance
-    size = np.abs(np.nan_to_num(_widen(one))).mean() if one.dtype.kind in "fc" else 0.0
-    if expected.tolerance.any() and expected.tolerance.mean() > size / 2:
-        return None, "undecided: rounding alone changes it", distance
-    return True, "", distance
+        text = _describe_difference(values, count, expected, states)
+        return report(same=False, difference=text, distance=distance)
+    if expected.tolerance.any() and expected.tolerance.mean() > mean_size / 2:
+        text = "undecided: rounding alone changes it"
+        return report(same=None, difference=text, distance=distance)
+    return report(same=True, difference="", distance=distance)
 
 
-def _describe(
+def _join_parts(parts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return the array of a shape whose equal parts devices hold, `[devices, *s]`, or None."""
+    for axis in range(parts.ndim - 1):
+        joined = np.concatenate(list(parts), axis)
+        if joined.shape == shape:
+            return joined
+    return None
+
+
+def _describe_difference(
     values: np.ndarray, count: int, expected: _Expected, states: Mapping[str, np.ndarray]
 ) -> str:
-    """Return how `[copies, *s]` differ from the value of one device."""
-    one = _widen(expected.value)
+    """Return how the values of devices, `[devices, *s]`, differ from the value on one device."""
+    one, values = _widen(expected.value), _widen(values)
 
     def is_close(left: np.ndarray, right: np.ndarray, scale: float = 1.0) -> bool:
         return bool((_distance(left, right) <= expected.tolerance * max(scale, 1.0)).all())
 
-    # The change of a state shows the factor of a gradient; the new state does not.
+    # The value may be `count` times too large or small, as is a sum in place of a mean. That of a
+    # gradient shows in the change of the state that it updates.
     old_values = {"value": np.zeros_like(one)}
-    old_values |= {f"change of {path}": old for path, old in states.items()}
-    for what, old in old_values.items():
+    old_values |= {f"change of {path}": state for path, state in states.items()}
+    for subject, old in old_values.items():
         if old.shape != one.shape or is_close(one, old):
             continue
-        change, changes = one - old, _widen(values) - old
+        change, changes = one - old, values - old
         factor = float(np.real(np.vdot(change, changes[0]) / np.vdot(change, change)))
         nearest = min((count, 1 / count), key=lambda number: abs(factor - number))
         if is_close(changes, (change * nearest)[None], nearest):
-            return f"{count} times the {what}" if nearest > 1 else f"1/{count} of the {what}"
-    if not is_close(values, values[:1]):
-        merges = {"sum": np.sum, "mean": np.mean, "maximum": np.max, "minimum": np.min}
-        for word, merge in merges.items() if expected.value.dtype.kind in "fc" else ():
-            if is_close(merge(_widen(values), axis=0), one, count if word == "sum" else 1):
-                return f"the devices differ; their {word} is the value"
-        return "the devices differ"
-    return "other values"
+            return f"{count} times the {subject}" if nearest > 1 else f"1/{count} of the {subject}"
+    if is_close(values, values[:1]):
+        return "other values"
+    # A collective is missing if the values of the devices, merged, are the value.
+    merges = {"sum": np.sum, "mean": np.mean, "maximum": np.max, "minimum": np.min}
+    if expected.value.dtype.kind in "fc":
+        for name, merge in merges.items():
+            if is_close(merge(values, axis=0), one, count if name == "sum" else 1):
+                return f"the devices differ; their {name} is the value"
+    return "the devices differ"
 
 
 def _coarsest_epsilon(text: str) -> float:
@@ -557,18 +594,19 @@ def _distance(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def _widen(array: Any) -> np.ndarray:
+    """Return an array as float64, or as complex128."""
     return np.asarray(array).astype(np.complex128 if np.iscomplexobj(array) else np.float64)
 
 
 def _to_numpy(leaf: Any) -> np.ndarray:
-    """Return an array in NumPy, keys as their data, small floats as float32."""
+    """Return a NumPy array: of random keys the data, of bfloat16 and float8 types float32."""
     host = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-    is_small = jnp.issubdtype(host.dtype, jnp.floating) and host.dtype.kind != "f"
-    return host.astype(np.float32) if is_small else host
+    is_extended = jnp.issubdtype(host.dtype, jnp.floating) and host.dtype.kind != "f"
+    return host.astype(np.float32) if is_extended else host
 
 
 def _to_host(leaf: Any) -> Any:
-    """Return an array that is not committed to a device."""
+    """Return a leaf in NumPy, or random keys that are not committed to a device."""
     if is_key(leaf):
         return with_data(leaf, lambda data: jnp.asarray(np.asarray(data)))
     return np.asarray(leaf) if hasattr(leaf, "shape") else leaf

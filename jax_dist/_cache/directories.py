@@ -18,24 +18,24 @@ _CPU_FACTS = re.compile(
 
 
 def choose(path: str | os.PathLike[str], environment: Mapping[str, str]) -> str:
-    """Return the directory or URL: the argument, or a variable, or the default of the user."""
+    """Return the directory or URL: `path`, or else that of a variable, or else of the user."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise ArgumentTypeError(f"path={path!r} is no directory; None turns the cache off.")
     variables = ("JAX_DIST_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")
-    choices = [os.fsdecode(path), *(environment.get(name, "") for name in variables)]
-    chosen = next(filter(None, choices), "")
-    if chosen:
-        return os.path.expanduser(chosen.removeprefix("file://"))
+    for choice in (os.fsdecode(path), *map(environment.get, variables)):
+        if choice:
+            return os.path.expanduser(choice.removeprefix("file://"))
     caches = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(caches, "jax_dist")
 
 
 def is_url(path: str) -> bool:
+    """Return whether a path is a URL, such as `gs://bucket/cache`."""
     return "://" in path
 
 
 def url_problem(url: str) -> str | None:
-    """Return why JAX cannot use a URL, if so."""
+    """Return why JAX cannot keep its cache at a URL, or None."""
     try:
         from etils import epath
     except ImportError:
@@ -50,9 +50,9 @@ def url_problem(url: str) -> str | None:
 
 
 def add_machine(path: str) -> str:
-    """Append the part of this machine, such as `x86_64-3f9a1c2b-jaxlib-0.10.2`.
+    """Append a directory for this CPU and jaxlib, such as `x86_64-3f9a1c2b-jaxlib-0.10.2`.
 
-    Machine code of one CPU may be illegal on another, and jaxlib reads only what it wrote.
+    Another CPU may not have the instructions of a program, and another jaxlib cannot read it.
     """
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
@@ -62,8 +62,8 @@ def add_machine(path: str) -> str:
         first_core = text.split("\n\n", maxsplit=1)[0]
         facts = "\n".join(f"{name}={value}" for name, value in _CPU_FACTS.findall(first_core))
     cpu = hashlib.sha256(facts.encode()).hexdigest()[:8]
-    part = f"{platform.machine()}-{cpu}-jaxlib-{metadata.version('jaxlib')}"
-    return f"{path.rstrip('/')}/{part}"
+    name = f"{platform.machine()}-{cpu}-jaxlib-{metadata.version('jaxlib')}"
+    return f"{path.rstrip('/')}/{name}"
 
 
 def make(directory: pathlib.Path) -> None:
@@ -76,20 +76,20 @@ def make(directory: pathlib.Path) -> None:
 def untrusted_reason(directory: pathlib.Path) -> str | None:
     """Return why any user of the machine can put files into a directory, or None.
 
-    Its owner and its group are trusted.
-
-    Where everybody may create entries (`/tmp`), the owner of an entry decides what is below it.
+    That takes the right to write to the directory, or to replace it or a directory above it. In a
+    sticky directory (`/tmp`), only the owner of an entry can replace it. Its group is trusted.
     """
     if os.name == "nt":  # has no such modes; directories of a user are the user's own there
         return None
     if directory.stat().st_mode & stat.S_IWOTH:
         return f"every user can write to {directory}"
-    for path in (directory, directory.resolve()):  # a link on the way is an entry too
+    for path in (directory, directory.resolve()):  # a symbolic link can be replaced, too
         for entry, parent in itertools.pairwise((path, *path.parents)):
             mode = parent.stat().st_mode
-            if not mode & stat.S_IWOTH:
+            is_public, is_sticky = mode & stat.S_IWOTH, mode & stat.S_ISVTX
+            if not is_public:
                 continue
-            if not mode & stat.S_ISVTX:
+            if not is_sticky:
                 return f"every user can replace {entry}, since every user can write to {parent}"
             owner = entry.lstat().st_uid
             if owner not in (0, os.geteuid()):

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from jax_dist import _codes
 from jax_dist._cache.record import Line, Program
@@ -64,13 +63,6 @@ class Cause:
         return "\n".join((f"{head}: {_TEXTS[self.name]}", *details))
 
 
-class _Difference(NamedTuple):
-    """A difference between two compilations of a program."""
-
-    cause: str  # a key of `_TEXTS`
-    detail: str  # such as "tensor<f32>: 0.25, then 0.75"
-
-
 def get_argument_types(program: Program) -> tuple[str, ...]:
     """Return the argument types of a program, such as `("tensor<4x8xf32>", "tensor<i32>")`."""
     main = next((line.code for line in program.lines if " @main(" in line.code), "")
@@ -80,33 +72,28 @@ def get_argument_types(program: Program) -> tuple[str, ...]:
 
 def explain(before: Program, after: Program) -> tuple[Cause, ...]:
     """Return why a program has different cache keys in two runs."""
-    differences = []
-    for setting, values in before.settings.items():
-        new_values = after.settings[setting]
-        if values != new_values:
-            detail = f"{setting}: {' '.join(values)}, then {' '.join(new_values)}"
-            differences.append(_Difference("settings", detail))
-    types, new_types = get_argument_types(before), get_argument_types(after)
-    if types != new_types:
+    details = collections.defaultdict[str, list[str]](list)  # by cause
+    for setting, old in before.settings.items():
+        new = after.settings[setting]
+        if old != new:
+            details["settings"].append(f"{setting}: {' '.join(old)}, then {' '.join(new)}")
+    old_types, new_types = get_argument_types(before), get_argument_types(after)
+    if old_types != new_types:
         # Other shapes change nearly all lines of the program, so these are not compared.
-        detail = f"{', '.join(types)}, then {', '.join(new_types)}"
-        differences.append(_Difference("shapes", detail))
+        details["shapes"].append(f"{', '.join(old_types)}, then {', '.join(new_types)}")
     else:
-        differences += _compare_lines(before.lines, after.lines)
-    details = collections.defaultdict[str, list[str]](list)
-    for difference in differences:
-        details[difference.cause].append(difference.detail)
+        for cause, detail in _compare_lines(before.lines, after.lines):
+            details[cause].append(detail)
     causes = [
         Cause(name, tuple(dict.fromkeys(details[name]))) for name in _TEXTS if name in details
     ]
     return tuple(causes) or (Cause("unknown"),)
 
 
-def _compare_lines(before: Sequence[Line], after: Sequence[Line]) -> Iterator[_Difference]:
-    """Yield the differences between two texts of a program, line by line."""
+def _compare_lines(before: Sequence[Line], after: Sequence[Line]) -> Iterator[tuple[str, str]]:
+    """Yield the cause and the detail of each difference between two texts of a program."""
     is_reordered = _count_operations(before) == _count_operations(after)
-    nothing = Line("nothing", "")
-    for old, new in itertools.zip_longest(before, after, fillvalue=nothing):
+    for old, new in itertools.zip_longest(before, after, fillvalue=Line("nothing", "")):
         if old.code == new.code:
             continue
         cause, detail = _classify(old.code, new.code)
@@ -116,35 +103,31 @@ def _compare_lines(before: Sequence[Line], after: Sequence[Line]) -> Iterator[_D
             cause = "unknown"  # an inserted line shifts the others, so unrelated ones are compared
         file, _, number = (old.source or new.source).rpartition(":")
         place = f"{display_path(file)}:{number}: " if file else ""
-        yield _Difference(cause, place + detail)
+        yield cause, place + detail
 
 
 def _count_operations(lines: Sequence[Line]) -> collections.Counter[str]:
-    """Count the lines of a program by their code, whatever their order.
-
-    The numbers of MLIR values (`%12`) change with the order; arrays are compared by `_classify`.
-    """
+    """Count equal lines, without the names of values (`%12`), which depend on the order."""
     return collections.Counter(_VALUE.sub("%", _ARRAY.sub("", line.code)) for line in lines)
 
 
-def _classify(before: str, after: str) -> _Difference:
-    """Return the probable cause of the difference between two lines of MLIR code."""
+def _classify(before: str, after: str) -> tuple[str, str]:
+    """Return the probable cause of the difference between two lines of MLIR, and a detail."""
     detail = f"{_shorten(before)}, then {_shorten(after)}"
     constant, new_constant = _CONSTANT.search(before), _CONSTANT.search(after)
     if constant and new_constant and constant[2] == new_constant[2]:
-        type_ = constant[2]
-        is_array = re.match(r"tensor<\d", type_)
-        detail = f"{type_}: {_shorten(constant[1])}, then {_shorten(new_constant[1])}"
-        return _Difference("captured-array" if is_array else "traced-value", detail)
+        cause = "captured-array" if re.match(r"tensor<\d", constant[2]) else "traced-value"
+        values = f"{_shorten(constant[1])}, then {_shorten(new_constant[1])}"
+        return cause, f"{constant[2]}: {values}"
     if "@CustomSPMDPartitioning" in before and "@CustomSPMDPartitioning" in after:
-        return _Difference("custom-partitioning", detail)
+        return "custom-partitioning", detail
     if sorted(_TOKEN.findall(before)) == sorted(_TOKEN.findall(after)):
-        return _Difference("order", detail)
+        return "order", detail
     if _NAME.sub("@", before) == _NAME.sub("@", after):  # the lines differ in names only
         for name, new_name in zip(_NAME.findall(before), _NAME.findall(after), strict=True):
             if name != new_name:
-                return _Difference("name", f"{name}, then {new_name}")
-    return _Difference("unknown", detail)
+                return "name", f"{name}, then {new_name}"
+    return "unknown", detail
 
 
 def _shorten(text: str) -> str:

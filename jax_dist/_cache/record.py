@@ -119,7 +119,7 @@ def describe(module: Any) -> list[Line]:
 
 
 def _parse_line(line: str) -> Line:
-    """Return the code and the source of a line such as `%0 = ... loc("f"("train.py":12:4))`."""
+    """Return a line of MLIR, which ends as in `loc("f"("train.py":12:4))`."""
     location = _LOCATION.search(line)
     code = line[: location.start()] if location else line
     code = re.sub(r' loc\("[^()]*"\)', "", code)  # locations of the arguments of a function
@@ -128,20 +128,14 @@ def _parse_line(line: str) -> Line:
 
 def _hash_constant(match: re.Match[str]) -> str:
     """Return `dense<[1.0, 2.0, ... #1a2b3c4d>` for a long constant that `_DENSE` matches."""
-    numbers = match[1]
-    digest = hashlib.sha256(numbers.encode()).hexdigest()[:8]
-    is_binary = numbers.startswith('"')  # hexadecimal digits, of which the first tell nothing
-    start = "" if is_binary else f"{numbers[:40]}... "
+    digest = hashlib.sha256(match[1].encode()).hexdigest()[:8]
+    is_hexadecimal = match[1].startswith('"')
+    start = "" if is_hexadecimal else f"{match[1][:40]}... "
     return f"dense<{start}#{digest}>"
 
 
 def _user_line(location: re.Match[str] | None) -> str:
-    """Return the innermost line of a location that is not in a library, as "train.py:12".
-
-    If all its lines are in libraries, return the innermost of these; "" without any line.
-    """
+    """Return the innermost line of a location, as "train.py:12"; outside of libraries if any is."""
     frames = _FRAME.findall(location[1]) if location else []
     user_frames = [(file, line) for file, line in frames if not _LIBRARY.search(file)]
-    for file, line in user_frames or frames:
-        return f"{file}:{line}"
-    return ""
+    return next((f"{file}:{line}" for file, line in user_frames or frames), "")

@@ -12,25 +12,25 @@ _log = logging.getLogger("jax_dist.cache")
 
 
 class Store:
-    """A directory of compiled programs, in place of JAX's own `LRUCache`, with the same files.
+    """A local directory of compiled programs, in place of JAX's `LRUCache`, with the same files.
 
-    JAX's writes in place and never over a damaged entry; with a limit (bytes), it needs `filelock`,
-    and through 0.10.2 it stops writing where one entry has no access time.
+    `LRUCache` does not write atomically, and never replaces a damaged entry. With a limit (bytes),
+    it needs `filelock`, and through jax 0.10.2 it stops writing if one entry has no access time.
     """
 
     def __init__(self, directory: pathlib.Path, max_size: int | None = None) -> None:
-        self.path = self._path = directory  # JAX logs the second one
+        self.path = self._path = directory  # JAX logs `_path`
         self._max_size = max_size
-        self._loaded: set[str] = set()  # keys whose entry JAX has got
-        self._errors: dict[str, str] = {}
-        self._warnings: set[str | None] = set()
+        self._loaded: set[str] = set()  # keys whose entry was read
+        self._errors: dict[str, str] = {}  # by key, why its entry could not be written
+        self._warnings: set[str | None] = set()  # errors that were logged
 
     def get(self, key: str) -> bytes | None:
-        """Return the entry of a key, or None."""
+        """Return the serialized program of a key, or None."""
         path = self._entry(key)
         try:
             data = path.read_bytes()
-            # The time of the last use, also where the file system does not keep it.
+            # Many file systems are mounted so that reading does not set the time of access.
             with contextlib.suppress(OSError):
                 os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
         except (FileNotFoundError, IsADirectoryError):
@@ -42,15 +42,15 @@ class Store:
         return data or None
 
     def put(self, key: str, value: bytes) -> None:
-        """Write an entry, unless another process has done so since `get`."""
+        """Write the serialized program of a key, unless another process has done so since `get`."""
         path = self._entry(key)
-        # JAX compiled what it had got: the entry was damaged.
+        # JAX compiles a program that it has loaded only if the entry is damaged: it is replaced.
         if key not in self._loaded and path.is_file():
             return
         try:
             if self._max_size is not None:
                 self._evict(self._max_size - len(value))
-            if path.is_dir():
+            if path.is_dir():  # a damaged entry, too; a file cannot replace it
                 path.rmdir()
             write_atomically(path, value)
         except OSError as error:
@@ -58,7 +58,7 @@ class Store:
             self._warn("write", path, error)
 
     def unwritten_reason(self, key: str) -> str | None:
-        """Return why a program that was compiled is not in the directory; None: it is."""
+        """Return why a compiled program is not in the directory, or None if it is."""
         reason = None if self._entry(key).is_file() else "JAX could not serialize it"
         return self._errors.get(key, reason)
 

@@ -1,7 +1,6 @@
 """Repeated runs of a program, to see which of its programs the cache finds again."""
 
 import dataclasses
-import operator
 import os
 import pathlib
 import pickle
@@ -21,16 +20,12 @@ UNSTABLE, PARTIAL = "unstable", "not in every run"
 _MADE_UP = re.compile(r"0x[0-9a-f]+|[0-9a-f]{6,}|\d+")
 
 
-def _name_and_types(program: Program) -> Hashable:
-    """Return what identifies a program whose name has an address, as "step_0x7f31" has."""
-    return _MADE_UP.sub("#", program.name), get_argument_types(program)
-
-
-# What a program of one run may have in common with the same program of another; strictest first.
+# What a program may have in common with itself in another run, the strictest first.
 _IDENTITIES: tuple[Callable[[Program], Hashable], ...] = (
-    operator.attrgetter("key"),
-    _name_and_types,
-    operator.attrgetter("name"),
+    lambda program: program.key,
+    # The name may have an address, as "step_0x7f31" has.
+    lambda program: (_MADE_UP.sub("#", program.name), get_argument_types(program)),
+    lambda program: program.name,
 )
 
 
@@ -66,12 +61,7 @@ def verify(
     """Run a command in two fresh processes, and compare what they compile.
 
     The first run has an empty cache in `directory`, and the second should find all its programs
-    there. The hash seeds of the runs differ, so that the order of a set does.
-
-    Args:
-      command: program and arguments.
-      directory: an empty directory for the records, the cache and the output.
-      timeout: seconds for each run.
+    there. Each has another hash seed, so that the order of a set varies.
 
     Raises:
       OSError: the command cannot be started.
@@ -97,27 +87,24 @@ def verify(
 
 
 def _write_plugin(directory: pathlib.Path) -> str:
-    """Write the JAX plugin that records programs, and return the path that leads to it.
-
-    A link leads to this package and nothing else, for programs whose Python does not have it.
-    """
-    library, search_path = directory / "library", directory / "path"
-    plugins = search_path / "jax_plugins"
+    """Write the JAX plugin that records programs, and return the path for Python's search."""
+    library, plugins = directory / "library", directory / "path/jax_plugins"
     library.mkdir()
     plugins.mkdir(parents=True)
     package = pathlib.Path(__file__).parents[1]
-    (library / package.name).symlink_to(package)
+    (library / package.name).symlink_to(package)  # this package and nothing beside it
     (plugins / "jax_dist_record.py").write_text(record.PLUGIN.format(library=str(library)))
-    return str(search_path)
+    return str(plugins.parent)
 
 
 def _read_records(records: pathlib.Path, cache: pathlib.Path) -> list[Program]:
     """Return the programs that a run recorded, in the order of their compilation."""
-    programs = [pickle.loads(path.read_bytes()) for path in sorted(records.glob("*.pickle"))]
-    return [
-        dataclasses.replace(program, is_written=(cache / f"{program.key}-cache").is_file())
-        for program in programs
-    ]
+    programs = []
+    for path in sorted(records.glob("*.pickle")):
+        program = pickle.loads(path.read_bytes())
+        is_written = (cache / f"{program.key}-cache").is_file()
+        programs.append(dataclasses.replace(program, is_written=is_written))
+    return programs
 
 
 def judge(first_run: Sequence[Program], second_run: Sequence[Program]) -> tuple[Verdict, ...]:
@@ -153,10 +140,7 @@ def _judge_pair(program: Program, counterpart: Program | None) -> Verdict:
         return Verdict(program.name, UNSTABLE, explain(program, counterpart))
     if program.is_written:
         return Verdict(program.name, HIT, ())
+    cause = "rank" if program.process != 0 else "unknown"
     if any("custom_call" in line.code and "callback" in line.code for line in program.lines):
         cause = "host-callback"
-    elif program.process != 0:
-        cause = "rank"
-    else:
-        cause = "unknown"
     return Verdict(program.name, UNWRITTEN, (Cause(cause),))

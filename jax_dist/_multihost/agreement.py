@@ -42,7 +42,7 @@ class MissingProcessesError(DisagreementError, TimeoutError):
 
 
 class Fingerprint(NamedTuple):
-    """A tree as short texts, to be compared and sent."""
+    """Texts that describe a tree, which processes send to each other to compare their trees."""
 
     containers: str  # types of the containers: "dict(tuple(*,*))"
     leaves: dict[str, str]  # by path: {"['x']": "float32[2,4]"}
@@ -65,14 +65,16 @@ class Fingerprint(NamedTuple):
 
 
 def containers(structure: Any) -> str:
-    """Return the container types of a tree structure; keys are part of the paths.
+    """Return the container types of a `PyTreeDef`, such as `dict(tuple(*,*))` with `*` for leaves.
 
-    `str(structure)` of a container with functions or sets differs between processes.
+    `str(structure)` contains static data of the nodes, as functions and sets, whose texts differ
+    between processes.
     """
-    node = structure.node_data()
+    node = structure.node_data()  # the class of the container and its static data
     if node is None:
         return "*" if structure.num_leaves else "None"
-    return f"{node[0].__name__}({','.join(containers(child) for child in structure.children())})"
+    children = ",".join(containers(child) for child in structure.children())
+    return f"{node[0].__name__}({children})"
 
 
 def describe(leaf: Any, *, values: bool = False) -> str:
@@ -89,6 +91,7 @@ def describe(leaf: Any, *, values: bool = False) -> str:
 
 
 def _describe_values(leaf: Any) -> str:
+    """Return a hash of the values; of few, also themselves: "= [0, 1] (sha256 1a2b...)"."""
     if isinstance(leaf, jax.Array):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
@@ -97,7 +100,7 @@ def _describe_values(leaf: Any) -> str:
                 return "sharded over processes"
             leaf = leaf.addressable_data(0)
     elif not isinstance(leaf, np.ndarray | np.generic):
-        return "without values"  # jax.ShapeDtypeStruct
+        return "without values"  # a jax.ShapeDtypeStruct
     array = np.asarray(leaf)
     if array.dtype.hasobject:
         return _ADDRESS.sub("", repr(array.tolist()))
@@ -139,7 +142,9 @@ def agree(tag: str, tree: Any = None, values: bool = False, timeout: float = 60.
 def agree_on(
     name: str, fingerprint: Fingerprint, *, timeout: float, ranks: Sequence[int] | None = None
 ) -> None:
-    """Raise in each of these ranks (by default all) if their fingerprints differ.
+    """Raise DisagreementError in each of the `ranks` (None: all) if their fingerprints differ.
+
+    Each of the ranks calls it; in others, and in a job of one process, it does nothing.
 
     Raises:
       RuntimeError: there are several processes, but `jax.distributed` has not joined them.
@@ -164,53 +169,57 @@ def agree_on(
 
 
 class Comparison(NamedTuple):
-    """One comparison between the ranks of a group."""
+    """A comparison of fingerprints between the processes of a group."""
 
-    client: Any  # of JAX's coordination service
+    client: Any  # of JAX's coordination service, with a key-value store and barriers
     rank: int  # of this process
     ranks: tuple[int, ...]  # of the group, ascending
-    prefix: str  # of the keys of this group
-    number: int  # of this comparison, from 1
+    prefix: str  # start of the keys of this group
+    number: int  # counts the comparisons of this group, from 1
 
     def compare(self, name: str, fingerprint: Fingerprint, timeout: float) -> None:
-        """Raise DisagreementError if a rank is missing or has another name or fingerprint."""
+        """Raise DisagreementError if a rank is missing or has another name or fingerprint.
+
+        All ranks exchange their name and a hash of the fingerprint, and if these differ, the
+        fingerprints.
+        """
         text = json.dumps(fingerprint)
         header = json.dumps([name, hashlib.sha256(text.encode()).hexdigest()])
-        arrived = self._exchange("headers", header, timeout)
+        all_arrived = self._exchange("headers", header, timeout)
         headers = self._read("headers")
-        if not arrived:
+        if not all_arrived:
             missing = [rank for rank in self.ranks if rank not in headers]
             who = f"missing {format_ranks(missing)}" if missing else "the last process came late"
             raise MissingProcessesError(
                 f"{name} timed out after {timeout:g} s; {who}. See the output of the missing "
                 "processes: they failed, are slow, or took another branch."
             )
-        # Whoever is here has read everything of the comparison before.
+        # All ranks are here, so all have read what they wrote for the comparison before.
         if self.rank == self.ranks[0] and self.number > 1:
             self.client.key_value_delete(f"{self.prefix}/{self.number - 1}/")
-        groups = _group(headers)
+        groups = _group_ranks(headers)
         if len(groups) == 1:
             return
-        names = _group({rank: json.loads(header)[0] for rank, header in headers.items()})
+        names = _group_ranks({rank: json.loads(header)[0] for rank, header in headers.items()})
         if len(names) > 1:
             calls = "; ".join(f"{format_ranks(ranks)}: {name}" for name, ranks in names.items())
             raise DisagreementError(
                 f"Processes made different calls: {calls}. All processes must make the same calls "
                 "in the same order."
             )
-        # The full texts are long, so only one rank of each group sends its own.
-        is_first_of_group = any(ranks[0] == self.rank for ranks in groups.values())
-        self._exchange("details", text if is_first_of_group else None, max(timeout, 60.0))
+        # Fingerprints may be long, so only the first of the ranks that have the same one sends it.
+        is_sender = any(ranks[0] == self.rank for ranks in groups.values())
+        self._exchange("details", text if is_sender else None, max(timeout, 60.0))
         details = self._read("details")
-        fingerprints = [
-            (ranks, Fingerprint(*json.loads(details[ranks[0]])))
-            for ranks in groups.values()
-            if ranks[0] in details
-        ]
+        fingerprints = {}
+        for ranks in groups.values():
+            if ranks[0] in details:  # it has not failed in the meantime
+                tree = Fingerprint(*json.loads(details[ranks[0]]))
+                fingerprints |= dict.fromkeys(ranks, tree)
         raise DisagreementError(_format_differences(name, fingerprints))
 
     def _exchange(self, part: str, text: str | None, timeout: float) -> bool:
-        """Write `text`, wait for the others, and return whether all came in time."""
+        """Write a text (None: nothing), and return whether all ranks got here in time."""
         key = f"{self.prefix}/{self.number}/{part}"
         if text is not None:
             self.client.key_value_set(f"{key}/{self.rank}", text)
@@ -223,38 +232,36 @@ class Comparison(NamedTuple):
         return True
 
     def _read(self, part: str) -> dict[int, str]:
-        """Return what each rank has written."""
+        """Return the texts that ranks wrote, by rank in ascending order."""
         pairs = self.client.key_value_dir_get(f"{self.prefix}/{self.number}/{part}/")
         return dict(sorted((int(key.rsplit("/", 1)[1]), text) for key, text in pairs))
 
 
-def _format_differences(
-    name: str, fingerprints: Sequence[tuple[Sequence[int], Fingerprint]]
-) -> str:
-    """Return the message that lists the differing leaves, and who has what."""
-    paths = dict.fromkeys(path for _, tree in fingerprints for path in tree.leaves)
-    rows = {
-        path or "the value": [tree.leaves.get(path, "nothing") for _, tree in fingerprints]
-        for path in paths
-    }
+def _format_differences(name: str, fingerprints: Mapping[int, Fingerprint]) -> str:
+    """Return the message that lists the differing leaves with the ranks that have each version."""
+    texts_by_place = {}  # for each leaf, the text of each rank
+    for path in dict.fromkeys(path for tree in fingerprints.values() for path in tree.leaves):
+        texts_by_place[path or "the value"] = {
+            rank: tree.leaves.get(path, "nothing") for rank, tree in fingerprints.items()
+        }
+    texts_by_place["containers"] = {rank: tree.containers for rank, tree in fingerprints.items()}
     lines = []
-    for path, texts in {
-        **rows,
-        "containers": [tree.containers for _, tree in fingerprints],
-    }.items():
-        ranks_of = collections.defaultdict(list)
-        for text, (ranks, _) in zip(texts, fingerprints, strict=True):
-            ranks_of[text].extend(ranks)
-        if len(ranks_of) > 1:
-            sides = [f"{format_ranks(ranks)}: {text}" for text, ranks in ranks_of.items()]
-            lines.append(f"  {path}: {'; '.join(sides)}")
+    for place, texts in texts_by_place.items():
+        groups = _group_ranks(texts)
+        if len(groups) > 1:
+            versions = [f"{format_ranks(ranks)}: {text}" for text, ranks in groups.items()]
+            lines.append(f"  {place}: {'; '.join(versions)}")
     if len(lines) > _MOST_DIFFERENCES:
         lines[_MOST_DIFFERENCES:] = [f"  and {len(lines) - _MOST_DIFFERENCES} more"]
     return "\n".join([f"{name} differs between processes:", *lines])
 
 
-def _group(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the ranks of each text."""
+def _group_ranks(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the ranks that have each text.
+
+    >>> _group_ranks({0: "a", 1: "b", 2: "a"})
+    {'a': [0, 2], 'b': [1]}
+    """
     groups = collections.defaultdict(list)
     for rank, text in texts.items():
         groups[text].append(rank)
@@ -267,12 +274,12 @@ def format_ranks(ranks: Iterable[int]) -> str:
     >>> format_ranks([0, 1, 2, 5]), format_ranks([3])
     ('ranks 0-2, 5', 'rank 3')
     """
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
+    ranks = sorted(ranks)
+    spans: list[list[int]] = []  # first and last rank of each run of successive ranks
+    for rank in ranks:
         if spans and spans[-1][1] == rank - 1:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-    is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
-    return f"{'rank' if is_one else 'ranks'} {', '.join(texts)}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(texts)}"

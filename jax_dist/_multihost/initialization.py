@@ -30,7 +30,7 @@ _INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
 
 
 class Place(NamedTuple):
-    """The place of this process in its job, as far as it is known."""
+    """The place of this process in its job; what is not known is None."""
 
     coordinator_address: str | None  # of rank 0: "host:port"
     num_processes: int | None
@@ -38,29 +38,27 @@ class Place(NamedTuple):
 
 
 def find_place(environment: Mapping[str, str]) -> Place:
-    """Return the place that JAX's variables, torchrun's or MPI's name.
+    """Return the place that the variables of JAX, MPI or torchrun give.
 
-    `jax.distributed.initialize` reads JAX_COORDINATOR_ADDRESS only; SLURM, Open MPI with its own
-    address, Kubernetes and TPU are left to it.
+    Of these, `jax.distributed.initialize` itself reads JAX_COORDINATOR_ADDRESS only. It detects
+    SLURM, Open MPI (without that address), Kubernetes and TPU, so they are left to it.
 
     >>> find_place({"MASTER_ADDR": "a", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "0"})
     Place(coordinator_address='a:1', num_processes=2, process_id=0)
     """
     address = environment.get("JAX_COORDINATOR_ADDRESS")
-    for size, rank in _SIZE_AND_RANK if address else ():
-        if environment.get(size) and environment.get(rank):
-            return Place(address, _read_number(environment, size), _read_number(environment, rank))
+    read = lambda name: _parse_number(name, environment[name])
+    if address:
+        for size, rank in _SIZE_AND_RANK:
+            if environment.get(size) and environment.get(rank):
+                return Place(address, read(size), read(rank))
     if all(environment.get(name) for name in _TORCHRUN):
-        port = _read_number(environment, "MASTER_PORT")
+        port = read("MASTER_PORT")
         if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             port += 1 if port < 65535 else -1  # torchrun's own store listens at MASTER_PORT
-        processes, rank = (_read_number(environment, name) for name in ("WORLD_SIZE", "RANK"))
-        return Place(address or f"{environment['MASTER_ADDR']}:{port}", processes, rank)
+        address = address or f"{environment['MASTER_ADDR']}:{port}"
+        return Place(address, read("WORLD_SIZE"), read("RANK"))
     return Place(address, None, None)
-
-
-def _read_number(environment: Mapping[str, str], name: str) -> int:
-    return _parse_number(name, environment[name])
 
 
 def _parse_number(name: str, text: str) -> int:
@@ -116,10 +114,10 @@ def initialize(
     >>> initialize()  # in one process
     """
     agreement.program_timeout = program_timeout
-    asked = Place(coordinator_address, num_processes, process_id)
+    requested = Place(coordinator_address, num_processes, process_id)
     joined = _compat.find_joined_process()
     if joined is None and num_processes != 1:
-        place, devices = _complete(asked, local_device_ids, initialization_timeout)
+        place, devices = _complete(requested, local_device_ids, initialization_timeout)
         if place.num_processes not in (None, 1):
             bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
             if bind is None and str(place.coordinator_address).startswith(_LOOPBACK):
@@ -127,7 +125,7 @@ def initialize(
             jax.distributed.initialize(
                 *place,
                 devices,
-                cluster_detection_method="deactivate",  # has been done
+                cluster_detection_method="deactivate",  # `_complete` has done it
                 coordinator_bind_address=bind,
                 initialization_timeout=max(1, round(initialization_timeout)),
                 heartbeat_timeout_seconds=max(1, round(heartbeat_timeout)),
@@ -136,10 +134,11 @@ def initialize(
             joined = _compat.find_joined_process()
     elif joined is not None:
         actual = Place(joined.address, joined.processes, joined.rank)
-        for name, value, now in zip(Place._fields, asked, actual, strict=True):
-            if value not in (None, now):
+        for name, value, joined_value in zip(Place._fields, requested, actual, strict=True):
+            if value not in (None, joined_value):
                 raise ArgumentError(
-                    f"initialize({name}={value!r}): this process has joined a job with {now!r}."
+                    f"initialize({name}={value!r}): this process has joined a job with "
+                    f"{joined_value!r}."
                 )
     launch.note("joined", joined.rank if joined is not None else 0)
     if joined is not None and joined.processes > 1:
@@ -147,14 +146,18 @@ def initialize(
 
 
 def _complete(
-    asked: Place, local_device_ids: int | Sequence[int] | None, timeout: float
+    requested: Place, local_device_ids: int | Sequence[int] | None, timeout: float
 ) -> tuple[Place, list[int] | None]:
-    """Return the place, and the devices, from arguments, variables and JAX's detection."""
+    """Return the whole place of this process, and the ids of its devices (None: all).
+
+    What was not requested comes from environment variables, or else from JAX's detection of
+    clusters. The place is empty if this process is in no job.
+    """
     known = find_place(os.environ)
     place = Place(
-        asked.coordinator_address or known.coordinator_address,
-        known.num_processes if asked.num_processes is None else asked.num_processes,
-        known.process_id if asked.process_id is None else asked.process_id,
+        requested.coordinator_address or known.coordinator_address,
+        known.num_processes if requested.num_processes is None else requested.num_processes,
+        known.process_id if requested.process_id is None else requested.process_id,
     )
     devices = [local_device_ids] if isinstance(local_device_ids, int) else local_device_ids
     if devices is None and os.environ.get("JAX_LOCAL_DEVICE_IDS"):
@@ -165,10 +168,11 @@ def _complete(
             *place, devices, max(1, round(timeout))
         )
         place = Place(address, processes, rank)
-    if None in place and any(value is not None for value in place) and place.num_processes != 1:
-        missing = " and ".join(n for n, value in place._asdict().items() if value is None)
+    missing = [name for name, value in place._asdict().items() if value is None]
+    is_partial = 0 < len(missing) < len(place)
+    if is_partial and place.num_processes != 1:
         raise ArgumentError(
-            f"initialize cannot tell {missing} of this process. Pass all of "
+            f"initialize cannot tell {' and '.join(missing)} of this process. Pass all of "
             f"{', '.join(Place._fields)}, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
             "JAX_PROCESS_ID."
         )
@@ -182,35 +186,39 @@ _last_exit: "_Exit | None" = None
 
 
 class _Exit(NamedTuple):
-    """A call of `sys.exit`, which the program may still catch."""
+    """A call of `sys.exit`: it raises SystemExit, which the program may still catch."""
 
-    status: Any
-    main: types.FrameType  # of the main program
-    position: int  # in the code of the main program
+    status: Any  # the argument of `sys.exit`
+    main_frame: types.FrameType  # the outermost frame of the main thread
+    position: int  # its instruction during the call, as an index into its bytecode
 
 
 def _install_hooks(rank: int) -> None:
-    """End this process at once after an uncaught exception, or a `sys.exit` that says failure."""
+    """Make uncaught exceptions, and `sys.exit` with a code other than 0, end this process at once.
+
+    Python calls `sys.excepthook` for an uncaught exception, but nothing for a SystemExit: so
+    `sys.exit` is replaced by a function that remembers the call for `_end_if_exit_failed`.
+    """
     global _hooks_installed
     if _hooks_installed:
         return
     _hooks_installed = True
-    show = sys.excepthook
+    print_exception = sys.excepthook
 
-    def hook(
+    def print_and_end(
         kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
     ) -> None:
-        is_prompt = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-        if not is_prompt:
+        is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+        if not is_interactive:
             launch.note("failed", rank)
         try:
-            show(kind, error, trace)
+            print_exception(kind, error, trace)
         finally:
-            if not is_prompt:
+            if not is_interactive:
                 code = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
                 _end(f"rank {rank} ends after this {kind.__name__}", code)
 
-    def exit(status: Any = None, /) -> NoReturn:
+    def remember_and_exit(status: Any = None, /) -> NoReturn:
         global _last_exit
         if threading.current_thread() is threading.main_thread():
             frame = sys._getframe()
@@ -219,19 +227,19 @@ def _install_hooks(rank: int) -> None:
             _last_exit = _Exit(status, frame, frame.f_lasti)
         raise SystemExit(status)
 
-    sys.excepthook = hook
-    sys.exit = exit  # no hook is called for a SystemExit
-    # Registered after JAX's function, so called before it, which would wait for the others.
+    sys.excepthook = print_and_end
+    sys.exit = remember_and_exit
+    # It is called before the exit function of JAX, registered earlier, which waits for the others.
     atexit.register(_end_if_exit_failed, rank)
 
 
 def _end_if_exit_failed(rank: int) -> None:
-    """End the process if its program ended by `sys.exit` with a failure, which nobody caught."""
+    """End this process at once if an uncaught `sys.exit` with a failure ended its program."""
     if _last_exit is None or _last_exit.status in (None, 0):
         return
-    # The exception has left the main program where it came up; had anybody caught it, the program
-    # would have gone on.
-    if _last_exit.main.f_lasti == _last_exit.position:
+    # An uncaught SystemExit leaves the main program at the instruction that called `sys.exit`. Had
+    # the program caught it, it would have ended at a later instruction.
+    if _last_exit.main_frame.f_lasti == _last_exit.position:
         status = _last_exit.status
         launch.note("failed", rank)
         code = status if isinstance(status, int) else 1

@@ -10,31 +10,33 @@ from jax_dist import _compat
 
 
 class _Notice:
-    """A request to this process to leave, and the step that was last asked about."""
+    """The state of preemption of this process."""
 
     def __init__(self) -> None:
         self.is_preempted = False
-        self.last_step: int | None = None
+        self.last_step: int | None = None  # the last step with which `preempted` was called
         self._got_signal = False
-        self._previous: signal._HANDLER | None = None
+        self._previous_handler: signal._HANDLER | None = None  # None: ours is not installed
 
-    def get_signal(self) -> bool:
+    def check_signal(self) -> bool:
         """Return whether SIGTERM has come; the first call installs a handler for it."""
-        if self._previous is None:
+        if self._previous_handler is None:
             if threading.current_thread() is not threading.main_thread():
                 raise RuntimeError(
                     "The first call of preempted must be made by the main thread, which alone may "
                     "install a signal handler: call preempted(0) there before this thread starts."
                 )
-            # None is a handler that was not set from Python, and cannot be set again.
-            self._previous = signal.signal(signal.SIGTERM, self._handle) or signal.SIG_DFL
+            # None is a handler that was set in C, which Python can neither call nor restore.
+            previous = signal.signal(signal.SIGTERM, self._handle)
+            self._previous_handler = previous or signal.SIG_DFL
         return self._got_signal
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
-        if callable(self._previous):
-            self._previous(number, frame)
-        elif self._got_signal:  # the second one: nobody asks any more
-            signal.signal(number, self._previous)
+        """Remember the signal, and call the previous handler; SIG_DFL at the second signal."""
+        if callable(self._previous_handler):
+            self._previous_handler(number, frame)
+        elif self._got_signal:  # the program hangs, or does not call `preempted` any more
+            signal.signal(number, self._previous_handler)
             signal.raise_signal(number)
         self._got_signal = True
 
@@ -66,7 +68,7 @@ def preempted(step: int) -> bool:
     if not _notice.is_preempted and step != _notice.last_step:  # JAX answers once for each step
         _notice.last_step = step
         if _compat.find_joined_process() is None:
-            _notice.is_preempted = _notice.get_signal()
+            _notice.is_preempted = _notice.check_signal()
         else:
             _notice.is_preempted = multihost_utils.reached_preemption_sync_point(step)
     return _notice.is_preempted

@@ -15,7 +15,7 @@ from jax_dist.errors import ArgumentError
 
 _Item = TypeVar("_Item")
 
-_SPARE = 2.0  # seconds that the Python thread has to print, before the C thread ends the process
+_SPARE_SECONDS = 2.0  # for the Python thread to print, before the C thread ends the process
 _STDERR = 2  # file descriptor: sys.stderr may be replaced, or locked by a thread that hangs
 
 
@@ -87,17 +87,20 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
         self.step()
 
     def _start_period(self) -> None:
+        """Start the time of a step in both timers: a Python thread's, and faulthandler's."""
         self._deadline = time.monotonic() + self._seconds
         # A C thread: it ends the process even if native code holds the interpreter's lock.
-        faulthandler.dump_traceback_later(self._seconds + _SPARE, exit=True, file=_STDERR)
+        faulthandler.dump_traceback_later(self._seconds + _SPARE_SECONDS, exit=True, file=_STDERR)
 
     def _watch(self) -> None:
-        stopped = self._stopped
+        """Wait in a thread of its own, and end the process when the time of a step is over."""
+        stopped = self._stopped  # a later `with` replaces it
         while not stopped.wait(max(0.01, self._deadline - time.monotonic())):
             if time.monotonic() >= self._deadline:
                 self._end()
 
     def _end(self) -> None:
+        """Print the exceptions being handled and the stacks of all threads, and exit."""
         joined = _compat.find_joined_process()
         prefix = ""
         if joined is not None:
@@ -110,7 +113,7 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
 
 
 def _format_exceptions() -> str:
-    """Return the exceptions that threads are handling, and that wait to be printed."""
+    """Return the tracebacks of the exceptions that threads are handling at this moment."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     texts = []
     for ident, error in sys._current_exceptions().items():
