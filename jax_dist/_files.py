@@ -12,12 +12,8 @@ def write_atomically(
 ) -> None:
     """Replace the content of a file: a reader sees all of the old or all of the new.
 
-    An existing file keeps its mode and owner; a link stays a link.
-
-    Args:
-      path: the file, in a directory that exists.
-      data: the new content; text becomes UTF-8.
-      expected: the content that the file must still have, if not None.
+    An existing file keeps its mode and owner; a link stays a link. Text becomes UTF-8. `expected`
+    is the content that the file must still have; None: any.
 
     Raises:
       OSError: the file cannot be written, or has changed; `strerror` is fit for users.
@@ -28,7 +24,7 @@ def write_atomically(
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", real)
     temporary = os.path.join(directory, f".jax-dist-{secrets.token_hex(8)}.tmp")
-    try:  # before its mode is looked at: on a read-only file system, chmod is no remedy
+    try:  # before the mode of the file is checked: chmod does not help on a read-only file system
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         descriptor = os.open(temporary, flags, 0o600 if status else 0o666)
     except OSError as error:
@@ -52,10 +48,11 @@ def write_atomically(
 
 
 def _copy_owner_and_mode(path: str, status: os.stat_result, new: str) -> None:
+    """Give the file `new` the owner and mode of the file at `path`, whose status is known."""
     if not status.st_mode & 0o222:
         raise OSError(errno.EACCES, "it is read-only; chmod u+w makes it writable", path)
-    made = os.stat(new)
-    if (made.st_uid, made.st_gid) != (status.st_uid, status.st_gid):
+    new_status = os.stat(new)
+    if (new_status.st_uid, new_status.st_gid) != (status.st_uid, status.st_gid):
         try:
             os.chown(new, status.st_uid, status.st_gid)
         except OSError as error:

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import operator
 import os
 import pathlib
 import re
@@ -226,6 +227,11 @@ class _Watcher:
 _watcher = _Watcher()
 
 
+def _read_total(name: str) -> Any:
+    """Return a property with the value that an attribute of `self.total` has."""
+    return property(operator.attrgetter(f"total.{name}"))
+
+
 class Stats:
     """Counts of the persistent cache, which grow while programs are compiled.
 
@@ -253,35 +259,12 @@ class Stats:
         """The counts of all functions together."""
         return sum(self.functions.values(), Counts())
 
-    @property
-    def requests(self) -> int:
-        """Programs that were looked up."""
-        return self.total.requests
-
-    @property
-    def hits(self) -> int:
-        """Programs that were loaded."""
-        return self.total.hits
-
-    @property
-    def misses(self) -> int:
-        """Programs that were compiled."""
-        return self.total.misses
-
-    @property
-    def written(self) -> int:
-        """Misses that are kept now."""
-        return self.total.written
-
-    @property
-    def unwritten(self) -> collections.Counter[str]:
-        """Other misses, by reason."""
-        return self.total.unwritten
-
-    @property
-    def seconds_saved(self) -> float:
-        """Seconds of compiling that all hits saved."""
-        return self.total.seconds_saved
+    requests: int = _read_total("requests")  # programs that were looked up
+    hits: int = _read_total("hits")  # programs that were loaded
+    misses: int = _read_total("misses")  # programs that were compiled
+    written: int = _read_total("written")  # misses that are kept now
+    unwritten: collections.Counter[str] = _read_total("unwritten")  # other misses, by reason
+    seconds_saved: float = _read_total("seconds_saved")  # compiling time that all hits saved
 
     def __str__(self) -> str:
         from rich.table import Table  # slow to import

@@ -38,12 +38,9 @@ def note(event: Literal["joined", "failed"], rank: int) -> None:
             pathlib.Path(os.environ[_NOTES], f"{event}-{rank}").touch()
 
 
-# --- how a job ended
-
-
 @dataclass(frozen=True)
 class JobOutcome:
-    """End of a job."""
+    """The end of a job."""
 
     reason: Reason
     codes: tuple[int, ...]  # exit code of each rank; negative: the signal that ended it
@@ -54,13 +51,13 @@ class JobOutcome:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code for the launcher, as a shell counts it."""
+        """Return the exit code of the launcher: that of the reason, or of the first failed rank."""
         if self.reason in _EXIT_CODES:
             return _EXIT_CODES[self.reason]
         return 0 if self.first is None else shell_code(self.codes[self.first])
 
     def describe(self) -> Iterator[str]:
-        """Yield what to tell the user: the cause of a failure, and a summary."""
+        """Yield lines for the user: the cause of a failure, and a summary."""
         if self.reason == "timeout":
             yield f"the time limit is over; still running: {', '.join(map(str, self.running))}"
         elif self.first is not None:
@@ -75,20 +72,12 @@ class JobOutcome:
 
 
 def shell_code(code: int) -> int:
-    """Return an exit code as a shell counts it: 128 and more for signals, which are negative.
-
-    >>> shell_code(3), shell_code(-9)
-    (3, 137)
-    """
+    """Return an exit code of `subprocess` as that of a shell: 3 for 3, 137 for -9 (SIGKILL)."""
     return code if code >= 0 else 128 - code
 
 
 def format_code(code: int) -> str:
-    """Return an exit code in words; a negative one is a signal.
-
-    >>> format_code(3), format_code(-9)
-    ('exit code 3', 'signal SIGKILL')
-    """
+    """Return an exit code in words: "exit code 3" for 3, "signal SIGKILL" for -9."""
     if code >= 0:
         return f"exit code {code}"
     names = {number.value: number.name for number in signal.Signals}
@@ -116,26 +105,28 @@ class _Rank:
             start_new_session=True,  # Ctrl-C is for the launcher, which passes it on
         )
         self._readers = []
-        for pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
-            self._readers.append(threading.Thread(target=self._read, args=pipe, daemon=True))
-            self._readers[-1].start()
+        for stream, pipe in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+            reader = threading.Thread(target=self._read, args=(stream, pipe), daemon=True)
+            reader.start()
+            self._readers.append(reader)
 
     def poll(self) -> int | None:
-        """Return the exit code, or None; when it has ended, end the rest of its group."""
-        if self.code is None and (code := self._process.poll()) is not None:
+        """Return the exit code, or None if the rank runs; kill the children that it left."""
+        code = self._process.poll()
+        if self.code is None and code is not None:
             self.send(signal.SIGKILL)
-            self.code = code  # from now on its number may belong to another process
+            self.code = code  # ends `send`: the process number may soon be that of another process
         return self.code
 
     def send(self, number: int) -> None:
-        """Send a signal to the whole group, if the rank has not ended."""
+        """Send a signal to the process group of the rank, if it runs."""
         if self.code is None:
-            # Just ended; macOS allows no signal to what has ended.
+            # It may have ended just now, which macOS reports as a missing permission.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
     def end(self) -> int:
-        """End the rank, whatever it does, and return its exit code."""
+        """Kill the rank if it runs, wait for its last output, and return its exit code."""
         self.send(signal.SIGKILL)
         self.code = self._process.wait()
         for reader in self._readers:  # a process that left the group may hold the pipe open
@@ -143,6 +134,7 @@ class _Rank:
         return self.code
 
     def _read(self, stream: Stream, pipe: IO[str]) -> None:
+        """Pass each line of a stream to `write`, in a thread of its own."""
         with pipe:
             for line in pipe:
                 self._write(self.number, stream, line.rstrip("\n"))
@@ -179,6 +171,7 @@ class _Job:
             self.reason = "terminated"  # after SIGTERM, by ranks without a handler for it
 
     def _check_failed(self) -> None:
+        """Begin to stop the job if a rank has failed, and remember which one failed first."""
         expected = (None, 0, -signal.SIGTERM) if self.was_terminated else (None, 0)
         failed = [rank for rank in self.ranks if rank.poll() not in expected]
         if failed and self.reason == "finished":
@@ -186,14 +179,16 @@ class _Job:
             self._stop("failed", (self.grace, signal.SIGTERM))
 
     def _failure_order(self, rank: _Rank) -> tuple[int, int]:
-        """Return a key that sorts ranks that were seen to fail together."""
+        """Return a sort key for ranks that were seen to fail together: first the likely cause."""
         assert rank.code is not None
-        if rank.code < 0:  # leaves no note; JAX aborts a rank because of another one
-            return (2 if rank.code == -signal.SIGABRT else 0), 0
+        if rank.code == -signal.SIGABRT:  # JAX aborts a rank because of another one
+            return 2, 0
+        if rank.code < 0:
+            return 0, 0
         try:
             return 1, (self.notes / f"failed-{rank.number}").stat().st_mtime_ns
-        except FileNotFoundError:
-            return 1, 0  # it did not call `initialize`
+        except FileNotFoundError:  # it did not call `initialize`, which leaves notes
+            return 1, 0
 
     def _check_timeout(self) -> None:
         is_over = self.timeout is not None and time.monotonic() > self.start + self.timeout
@@ -201,21 +196,23 @@ class _Job:
             self._stop("timeout", (0.0, signal.SIGTERM))
 
     def _pass_on(self, number: int) -> None:
+        """Handle a SIGINT or SIGTERM that the launcher got; a second one is more severe."""
         if number == signal.SIGINT and self.reason == "interrupted":  # the second Ctrl-C
             self._send(signal.SIGKILL)
-        elif number == signal.SIGINT:
+        elif number == signal.SIGINT:  # the first Ctrl-C
             self._stop("interrupted", (0.0, signal.SIGINT), (self.grace, signal.SIGTERM))
-        elif self.was_terminated:
+        elif self.was_terminated:  # the second SIGTERM
             self._stop("terminated", (0.0, signal.SIGTERM))
-        else:  # the ranks may save their state, and take the time that they need
+        else:  # the first SIGTERM: the ranks may take their time to save their state
             self.was_terminated = True
             self._send(number)
 
     def _stop(self, reason: Reason, *steps: tuple[float, int]) -> None:
-        """Send each signal after its number of seconds, and a second later SIGKILL."""
+        """Schedule signals to the ranks that run, as (seconds from now, signal), and SIGKILL."""
         self.reason = reason
         self.running = tuple(rank.number for rank in self.ranks if rank.code is None)
-        steps = (*steps, (steps[-1][0] + _GRACE_SECONDS, signal.SIGKILL))
+        last_seconds, _ = steps[-1]
+        steps = (*steps, (last_seconds + _GRACE_SECONDS, signal.SIGKILL))
         self.schedule = [(time.monotonic() + seconds, number) for seconds, number in steps]
 
     def _send(self, number: int) -> None:
@@ -238,16 +235,11 @@ def run(
     """Run a command several times in parallel, as the ranks of one job, and wait for all.
 
     When a rank fails, the others get `grace` seconds, then SIGTERM, then SIGKILL. Their children
-    end with them, except those in a session of their own.
+    end with them, except those in a session of their own. `timeout` is in seconds, for all.
 
     Args:
-      command: program and arguments.
-      ranks: number of processes.
       write: called with each line of output, by several threads.
-      cpu_devices: simulated CPU devices of each; None: real devices.
-      gpus: GPUs of each, without `cpu_devices`.
-      timeout: seconds for the whole job.
-      grace: seconds that the other ranks get to end by themselves after a failure.
+      cpu_devices: simulated CPU devices of each rank; None: `gpus` real ones.
       environment: what the ranks inherit; by default that of this process.
       pass_on_signals: whether the ranks get SIGINT and SIGTERM, instead of this program.
 
@@ -256,10 +248,10 @@ def run(
     """
     inherited = os.environ if environment is None else environment
     port = _choose_port()
-    signals_as_list = _signals() if pass_on_signals else contextlib.nullcontext([])
+    collected_signals = _collect_signals() if pass_on_signals else contextlib.nullcontext([])
     with (
         tempfile.TemporaryDirectory(prefix="jax-dist-launch-") as notes,
-        signals_as_list as signals,
+        collected_signals as signals,
     ):
         started: list[_Rank] = []
         try:
@@ -283,7 +275,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def _collect_signals() -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM in a list; one that was ignored before stays ignored."""
     received: list[int] = []
     previous = {}
@@ -330,8 +322,6 @@ def run_to_end(
                 process.wait(seconds)
 
 
-# --- the environment of a rank
-
 _LOOPBACK = "127.0.0.1"
 # Where the launcher runs inside a job, these speak of that job. JAX looks for Open MPI first.
 _NOT_INHERITED = ("JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS", "JAX_PARTITION_INDEX")
@@ -349,14 +339,10 @@ def rank_environment(
     cpu_devices: int | None = None,
     gpus: int = 1,
 ) -> dict[str, str]:
-    """Return the environment of one rank.
+    """Return the environment variables of one rank of a job on this machine.
 
     `jax.distributed.initialize` takes the address from JAX's variable, and the number of processes
     and the rank from SLURM's; torchrun's are for programs that read them.
-
-    >>> variables = rank_environment({}, rank=1, ranks=2, port=4000)
-    >>> variables["JAX_COORDINATOR_ADDRESS"], variables["SLURM_PROCID"], variables["RANK"]
-    ('127.0.0.1:4000', '1', '1')
     """
     variables = {
         "PYTHONUNBUFFERED": "1",  # a kill would lose the lines in the buffer
@@ -375,22 +361,23 @@ def rank_environment(
     names = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     variables |= dict.fromkeys(names, str(ranks))
     if any(variables.get(name) or variables.get(name.upper()) for name in _PROXIES):
-        # gRPC would ask the proxy for the loopback interface.
-        others = variables.get("no_proxy") or variables.get("NO_PROXY")
-        hosts = ",".join(filter(None, [others, _LOOPBACK, "localhost"]))
+        # gRPC would connect to the loopback interface by the proxy.
+        direct_hosts = variables.get("no_proxy") or variables.get("NO_PROXY")
+        hosts = ",".join(filter(None, [direct_hosts, _LOOPBACK, "localhost"]))
         variables |= {"no_proxy": hosts, "NO_PROXY": hosts}
     if cpu_devices is None:
         devices = range(rank * gpus, (rank + 1) * gpus)
         return variables | {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, devices))}
-    flags = [x for x in variables.get("XLA_FLAGS", "").split() if not x.startswith(_FORCED_DEVICES)]
+    flags = variables.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if not flag.startswith(_FORCED_DEVICES)]
     variables |= {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
     return variables | {"JAX_NUM_CPU_DEVICES": str(cpu_devices)}
 
 
 def _choose_port() -> int:
-    """Return a port at which nothing listens, below those that systems give to connections.
+    """Return a random port that is free, and that the system does not give to connections.
 
-    JAX takes it some seconds later: a random one is as good as one that was bound and released.
+    JAX listens at it some seconds later. A port from `bind` to 0 might be given away until then.
     """
     try:
         taken = {link.laddr[1] for link in psutil.net_connections("tcp") if link.laddr}

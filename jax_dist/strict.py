@@ -20,14 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import jax
 import numpy as np
 
-from jax_dist._calls import (
-    ArgumentInfo,
-    Call,
-    call_on_stack,
-    code_at,
-    leaves_by_path,
-    user_line,
-)
+from jax_dist._calls import ArgumentInfo, Call, call_on_stack, code_at, leaves_by_path, user_line
 from jax_dist.errors import ArgumentError, DonationError, RecompileError, TransferError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -281,7 +274,7 @@ def _compare_arguments(
 
 
 def _make_transfer_error(error: Exception) -> TransferError:
-    """Return the error for a transfer, with the variables in the user's line that may have moved."""
+    """Return the error for a transfer, with the variables in the user's line that may move."""
     direction = re.search(r"Disallowed (\w+)-to-(\w+) transfer", str(error))
     source, target = direction.groups() if direction else ("host", "device")
     aval = re.search(r"aval=ShapedArray\((\w+\[[^]]*\])", str(error))

@@ -2,7 +2,6 @@
 
 import contextlib
 import faulthandler
-import functools
 import inspect
 import itertools
 import math
@@ -123,7 +122,7 @@ def assert_same_as_pmap(
     error_class = ValueError if isinstance(expected_error, ValueError) else type(expected_error)
     if error is None and expected_error is None:
         differences = list(_result_differences(result, expected, rtol, atol))
-    elif error is not None and expected_error is not None and isinstance(error, error_class):
+    elif expected_error is not None and isinstance(error, error_class):
         differences = []
     else:
         differences = [f"it {_format_end(error)}, jax.pmap {_format_end(expected_error)}"]
@@ -180,10 +179,9 @@ def _leaf_differences(leaf: Any, expected: Any, rtol: float, atol: float) -> Ite
     if list(slices) != list(expected_slices):
         yield f"slices on devices {list(slices)}, with jax.pmap {list(expected_slices)}"
     elif leaf.shape == expected.shape:
-        for device, bounds in slices.items():
-            if bounds != expected_slices[device]:
-                yield f"device {device} holds {bounds}, with jax.pmap {expected_slices[device]}"
-                break  # one is enough: all others are in wrong places then
+        misplaced = [device for device in slices if slices[device] != expected_slices[device]]
+        for device in misplaced[:1]:  # it displaces others
+            yield f"device {device} holds {slices[device]}, with jax.pmap {expected_slices[device]}"
 
 
 def _slices_by_device(array: jax.Array) -> dict[int, str]:
@@ -244,10 +242,10 @@ class DeviceCountReport:
         if not different:
             return f"{self.name}: {total} the same on {counts} devices"
         number = len({result.name for result in different})
-        headline = f"{self.name}: {number} of {total} not the same on {counts} devices"
-        note = f"{self.name} uses random numbers, which may depend on the device count."
-        notes = [note] if self.is_random else []
-        return _usage.render(headline, table, *notes)
+        parts = [f"{self.name}: {number} of {total} not the same on {counts} devices", table]
+        if self.is_random:
+            parts.append(f"{self.name} uses random numbers, which may depend on the device count.")
+        return _usage.render(*parts)
 
 
 def compare_device_counts(
@@ -349,13 +347,13 @@ class _Program:
     name: str
     arguments: Sequence[_Argument]
     axis_name: Any
-    mesh: Mesh | None  # of a function of whole arrays; of a smaller number of devices, a part of it
+    mesh: Mesh | None  # of a function of whole arrays
 
     @classmethod
     def of(
         cls, fun: Callable, args: tuple, axis_name: Any, in_axes: Any, mesh: Mesh | None
     ) -> "_Program":
-        """Return the program of a function, in one of the forms of `compare_device_counts`."""
+        """Return the program of a function of one of the forms of `compare_device_counts`."""
         from jax_dist._steps import MappedStep  # few tests need it
 
         leaves, tree = jax.tree.flatten(args)
@@ -399,8 +397,7 @@ class _Program:
         """Return a function that runs the program on `count` devices.
 
         It takes the values of the arguments, and a method of jit's to use instead of `__call__`.
-        It returns the results of each device, `[count, *s]`, or whole arrays, `[1, *s]`; None in
-        place of random keys.
+        It returns the results of devices, `[count, *s]`, or whole arrays, `[1, *s]`, but no keys.
         """
         for path, value, kind, axis in self.arguments:
             rows = 0 if kind == "shared" else value.shape[axis]
@@ -457,9 +454,9 @@ class _Expected(NamedTuple):
 
 
 def _run_perturbed(run: Callable, values: Sequence[Any], epsilon: float) -> Any:
-    """Return the results on one device, as a tree of `_Expected`.
+    """Return the results on one device as `_Expected`, with tolerances from perturbed inputs.
 
-    The tolerances come from runs whose inputs are changed at random by some units of `epsilon`.
+    `epsilon` is the relative precision of the program: inputs change at random by some of it.
     """
 
     def perturb(value: Any, generator: np.random.Generator) -> Any:
@@ -492,10 +489,8 @@ def _compare_results(
     is_leaf = lambda leaf: isinstance(leaf, _Expected)
     tree, expected_tree = jax.tree.structure(result), jax.tree.structure(expected, is_leaf=is_leaf)
     if tree != expected_tree:
-        raise ArgumentError(
-            f"The result of {program.name} is {tree} on {count} devices, and {expected_tree} on "
-            "one."
-        )
+        text = f"is {tree} on {count} devices, and {expected_tree} on one."
+        raise ArgumentError(f"The result of {program.name} {text}")
     states = {
         argument.path: _widen(argument.value)
         for argument in program.arguments
@@ -511,28 +506,23 @@ def _compare_results(
 def _compare_leaf(
     name: str, count: int, values: np.ndarray, expected: _Expected, states: Mapping[str, np.ndarray]
 ) -> ResultComparison:
-    """Compare the values of devices, `[devices, *s]`, with the value on one, or with parts of it.
-
-    `states` are the arguments that all devices share, by path.
-    """
+    """Compare the values of devices, `[devices, *s]`, with the value on one, or its parts."""
     one, tolerance = expected.value, float(expected.tolerance.max(initial=0.0))
-    report = functools.partial(ResultComparison, name, count, tolerance=tolerance)
     if values.shape[1:] != one.shape:
         joined = _join_parts(values, one.shape)
         if joined is None:
             text = f"shape {values.shape[1:]} on each device, not {one.shape}"
-            return report(same=False, difference=text, distance=math.inf)
+            return ResultComparison(name, count, False, text, math.inf, tolerance)  # noqa: FBT003
         values = joined[None]
     distances = _distance(values, one[None])
     mean_size = np.abs(np.nan_to_num(_widen(one))).mean() if one.dtype.kind in "fc" else 0.0
     distance = float(distances.max(initial=0.0))
+    same, text = True, ""
     if (distances > expected.tolerance).any():
-        text = _describe_difference(values, count, expected, states)
-        return report(same=False, difference=text, distance=distance)
-    if expected.tolerance.any() and expected.tolerance.mean() > mean_size / 2:
-        text = "undecided: rounding alone changes it"
-        return report(same=None, difference=text, distance=distance)
-    return report(same=True, difference="", distance=distance)
+        same, text = False, _describe_difference(values, count, expected, states)
+    elif expected.tolerance.any() and expected.tolerance.mean() > mean_size / 2:
+        same, text = None, "undecided: rounding alone changes it"
+    return ResultComparison(name, count, same, text, distance, tolerance)
 
 
 def _join_parts(parts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:

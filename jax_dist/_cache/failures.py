@@ -31,8 +31,7 @@ class FailureRecords:
     """Files in the cache directory, one for each program whose compilation failed."""
 
     def __init__(self, directory: pathlib.Path, *, retry: bool) -> None:
-        self._directory = directory
-        self._retry = retry  # whether to compile programs that have a record
+        self._directory, self._retry = directory, retry
 
     @contextlib.contextmanager
     def watch(self, name: str, key: str) -> Iterator[None]:

@@ -107,7 +107,12 @@ def _list_flags() -> list[str]:
 def describe(module: Any) -> list[Line]:
     """Return the lines of an MLIR module, with hashes for the numbers of large constants."""
     text = module.operation.get_asm(enable_debug_info=True, use_local_scope=True)
-    lines = [_parse_line(line) for line in text.splitlines()]
+    lines = []
+    for line in text.splitlines():
+        location = _LOCATION.search(line)
+        code = line[: location.start()] if location else line
+        code = re.sub(r' loc\("[^()]*"\)', "", code)  # locations of the arguments of a function
+        lines.append(Line(_DENSE.sub(_hash_constant, code).strip(), _user_line(location)))
     # JAX locates a constant where the jitted function is called. Its first use tells more.
     for index, line in enumerate(lines):
         constant = _CONSTANT.match(line.code)
@@ -116,14 +121,6 @@ def describe(module: Any) -> list[Line]:
             sources = (user.source for user in lines[index + 1 :] if use.search(user.code))
             lines[index] = Line(line.code, next(filter(None, sources), line.source))
     return lines
-
-
-def _parse_line(line: str) -> Line:
-    """Return a line of MLIR, which ends as in `loc("f"("train.py":12:4))`."""
-    location = _LOCATION.search(line)
-    code = line[: location.start()] if location else line
-    code = re.sub(r' loc\("[^()]*"\)', "", code)  # locations of the arguments of a function
-    return Line(_DENSE.sub(_hash_constant, code).strip(), _user_line(location))
 
 
 def _hash_constant(match: re.Match[str]) -> str:

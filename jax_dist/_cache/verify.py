@@ -6,7 +6,7 @@ import pathlib
 import pickle
 import re
 import secrets
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 from jax_dist._cache import record
@@ -99,31 +99,26 @@ def _write_plugin(directory: pathlib.Path) -> str:
 
 def _read_records(records: pathlib.Path, cache: pathlib.Path) -> list[Program]:
     """Return the programs that a run recorded, in the order of their compilation."""
-    programs = []
-    for path in sorted(records.glob("*.pickle")):
-        program = pickle.loads(path.read_bytes())
-        is_written = (cache / f"{program.key}-cache").is_file()
-        programs.append(dataclasses.replace(program, is_written=is_written))
-    return programs
+    programs = [pickle.loads(path.read_bytes()) for path in sorted(records.glob("*.pickle"))]
+    is_written = lambda program: (cache / f"{program.key}-cache").is_file()
+    return [dataclasses.replace(p, is_written=is_written(p)) for p in programs]
 
 
 def judge(first_run: Sequence[Program], second_run: Sequence[Program]) -> tuple[Verdict, ...]:
     """Return the verdict on each program of two runs, the first of which had an empty cache.
 
-    A program is compared with that of the same process and cache key in the other run, or else of
-    the same name and argument types, or else of the same name.
+    Programs are matched by process and `_IDENTITIES`, the strictest first.
     """
     counterparts: dict[int, Program] = {}  # of the second run, by index in the first run
     unmatched = list(second_run)
     for identify in _IDENTITIES:
-        candidates = defaultdict[Hashable, list[Program]](list)
-        for program in unmatched:
-            candidates[program.process, identify(program)].append(program)
         for index, program in enumerate(first_run):
-            same = candidates[program.process, identify(program)]
-            if same and index not in counterparts:
-                counterparts[index] = same.pop(0)
-        unmatched = [program for programs in candidates.values() for program in programs]
+            identity = (program.process, identify(program))
+            candidates = (p for p in unmatched if (p.process, identify(p)) == identity)
+            counterpart = None if index in counterparts else next(candidates, None)
+            if counterpart is not None:
+                counterparts[index] = counterpart
+                unmatched.remove(counterpart)
     verdicts = [_judge_pair(p, counterparts.get(index)) for index, p in enumerate(first_run)]
     verdicts += [_judge_pair(program, None) for program in unmatched]
     counts = Counter(verdicts)

@@ -49,15 +49,9 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def take(cls, tree: Any, *, values: bool = False) -> "Fingerprint":
-        """Return the fingerprint of a tree.
+        """Return the fingerprint of a tree of arrays, `jax.ShapeDtypeStruct`, tracers and others.
 
-        Args:
-          tree: arrays, or what describes them (`jax.ShapeDtypeStruct`, tracers). Other leaves, such
-            as numbers and strings, count by value.
-          values: whether the values of arrays count too, bit for bit.
-
-        >>> Fingerprint.take({"x": np.zeros((2, 4)), "seed": 7}).leaves
-        {"['seed']": 'int 7', "['x']": 'float64[2,4]'}
+        Other leaves, such as numbers and strings, count by value, and arrays too if `values`.
         """
         flat, structure = jax.tree.flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
         leaves = {jax.tree_util.keystr(path): describe(leaf, values=values) for path, leaf in flat}
@@ -144,8 +138,6 @@ def agree_on(
 ) -> None:
     """Raise DisagreementError in each of the `ranks` (None: all) if their fingerprints differ.
 
-    Each of the ranks calls it; in others, and in a job of one process, it does nothing.
-
     Raises:
       RuntimeError: there are several processes, but `jax.distributed` has not joined them.
     """
@@ -178,11 +170,7 @@ class Comparison(NamedTuple):
     number: int  # counts the comparisons of this group, from 1
 
     def compare(self, name: str, fingerprint: Fingerprint, timeout: float) -> None:
-        """Raise DisagreementError if a rank is missing or has another name or fingerprint.
-
-        All ranks exchange their name and a hash of the fingerprint, and if these differ, the
-        fingerprints.
-        """
+        """Raise DisagreementError if a rank is missing or has another name or fingerprint."""
         text = json.dumps(fingerprint)
         header = json.dumps([name, hashlib.sha256(text.encode()).hexdigest()])
         all_arrived = self._exchange("headers", header, timeout)
@@ -257,11 +245,7 @@ def _format_differences(name: str, fingerprints: Mapping[int, Fingerprint]) -> s
 
 
 def _group_ranks(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the ranks that have each text.
-
-    >>> _group_ranks({0: "a", 1: "b", 2: "a"})
-    {'a': [0, 2], 'b': [1]}
-    """
+    """Return the ranks that have each text: {"a": [0, 2], "b": [1]} of {0: "a", 1: "b", 2: "a"}."""
     groups = collections.defaultdict(list)
     for rank, text in texts.items():
         groups[text].append(rank)
@@ -269,11 +253,7 @@ def _group_ranks(texts: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Return the ranks as a short text.
-
-    >>> format_ranks([0, 1, 2, 5]), format_ranks([3])
-    ('ranks 0-2, 5', 'rank 3')
-    """
+    """Return the ranks as a short text, such as "ranks 0-2, 5" or "rank 3"."""
     ranks = sorted(ranks)
     spans: list[list[int]] = []  # first and last rank of each run of successive ranks
     for rank in ranks:

@@ -42,9 +42,6 @@ def find_place(environment: Mapping[str, str]) -> Place:
 
     Of these, `jax.distributed.initialize` itself reads JAX_COORDINATOR_ADDRESS only. It detects
     SLURM, Open MPI (without that address), Kubernetes and TPU, so they are left to it.
-
-    >>> find_place({"MASTER_ADDR": "a", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "0"})
-    Place(coordinator_address='a:1', num_processes=2, process_id=0)
     """
     address = environment.get("JAX_COORDINATOR_ADDRESS")
     read = lambda name: _parse_number(name, environment[name])
@@ -148,10 +145,9 @@ def initialize(
 def _complete(
     requested: Place, local_device_ids: int | Sequence[int] | None, timeout: float
 ) -> tuple[Place, list[int] | None]:
-    """Return the whole place of this process, and the ids of its devices (None: all).
+    """Return the place of this process, empty outside of a job, and its device ids (None: all).
 
-    What was not requested comes from environment variables, or else from JAX's detection of
-    clusters. The place is empty if this process is in no job.
+    What was not requested comes from environment variables, or else from JAX's detection.
     """
     known = find_place(os.environ)
     place = Place(
@@ -178,8 +174,6 @@ def _complete(
         )
     return place, None if devices is None else list(devices)
 
-
-# --- the end of a process that fails
 
 _hooks_installed = False
 _last_exit: "_Exit | None" = None

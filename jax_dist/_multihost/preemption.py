@@ -55,9 +55,6 @@ def preempted(step: int) -> bool:
     Args:
       step: number of this step.
 
-    Returns:
-      Whether to save and leave now.
-
     Raises:
       RuntimeError: JAX's preemption service is turned off; or, in one process, the first call is
         not made by the main thread.

@@ -27,9 +27,7 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
     runs a collective waits there as well, and is never printed. Inside the context, each `step`
     starts a new period of `seconds`. When it is over, the process prints the exceptions that are
     being handled and the stacks of all threads, and exits with code 1. Enter it before other
-    context managers, so that their exits are timed, too.
-
-    It uses the timer of `faulthandler`, of which a process has one.
+    context managers, so that their exits are timed, too. It uses the only timer of `faulthandler`.
 
     Args:
       seconds: how long a step may take; the first one compiles.
@@ -72,11 +70,7 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
         return self._restart_after()
 
     def steps(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Yield the items, and start a new period with each.
-
-        Args:
-          items: batches, or step numbers.
-        """
+        """Yield the items, such as batches or step numbers, and start a new period with each."""
         for item in items:
             self.step()
             yield item
@@ -100,7 +94,6 @@ class watchdog:  # a context manager with a function's name, like contextlib.sup
                 self._end()
 
     def _end(self) -> None:
-        """Print the exceptions being handled and the stacks of all threads, and exit."""
         joined = _compat.find_joined_process()
         prefix = ""
         if joined is not None:
