@@ -25,20 +25,8 @@ from jax_dist.migrate.project_files import ProjectFiles
 
 # The rules whose safe fixes a migration makes too.
 CODES: frozenset[Code] = frozenset(
-    (
-        _codes.REMOVED_SHARDING_CLASS,
-        _codes.REMOVED_PMAP_CONFIG,
-        _codes.EXPERIMENTAL_SHARD_MAP,
-        _codes.PJIT_TO_JIT,
-        _codes.PVARY_TO_PCAST,
-        _codes.REMOVED_NAME,
-        _codes.SPEC_TUPLE_COMPARE,
-    )
+    (_codes.EXPERIMENTAL_SHARD_MAP, _codes.PJIT_TO_JIT, _codes.REMOVED_NAME)
 )
-_PUT_CODES: dict[str, Code] = {
-    "device_put_replicated": _codes.REMOVED_DEVICE_PUT_REPLICATED,
-    "device_put_sharded": _codes.REMOVED_DEVICE_PUT_SHARDED,
-}
 _OF_NNX_ALONE = ("transform_metadata", "graph", "graph_updates")
 
 
@@ -147,12 +135,13 @@ class Renames:
 
     def _of_puts(self) -> Iterator[PlannedPlace]:
         """Yield each use of a function that JAX removed, under a new name."""
-        for function, code in _PUT_CODES.items():
+        for function in ("device_put_replicated", "device_put_sharded"):
             for node in self._module.uses(*sites.names_of(self._module, function, self._target)):
                 if isinstance(getattr(node, "ctx", None), ast.Store):
                     continue  # the file defines it itself
                 fix = self._renamed(node, function, self._names)
-                yield PlannedPlace.at(self._module, node, code, fix, form=self._target)
+                place = self._module, node, _codes.REMOVED_DEVICE_PUT, fix
+                yield PlannedPlace.at(*place, form=self._target)
 
     def _renamed(self, node: ast.expr, function: str, names: Names) -> Fix:
         new = names.named(self._module, function, node)

@@ -24,7 +24,7 @@ def project(tmp_path: pathlib.Path, monkeypatch) -> pathlib.Path:
 def test_all_settings(project):
     (project / "pyproject.toml").write_text(
         "[tool.jax-dist]\n"
-        'select = ["JXD1"]\nextend-select = ["pmap-call"]\nignore = ["JXD104"]\n'
+        'select = ["JXD1"]\nextend-select = ["pmap-call"]\nignore = ["JXD105"]\n'
         'exclude = ["gen"]\nper-file-ignores = { "tests/*" = ["JXD1"] }\ntarget-jax = "0.7.2"\n'
     )
 
@@ -32,7 +32,7 @@ def test_all_settings(project):
 
     assert read.file == str(project / "pyproject.toml")
     assert (read.select, read.extend_select) == (("JXD1",), ("pmap-call",))
-    assert read.ignore == ("JXD104",)
+    assert read.ignore == ("JXD105",)
     assert read.excluded.texts[-1] == "gen"
     assert ".git" in read.excluded.texts
     assert read.per_file_ignores == (("tests/*", ("JXD1",)),)
@@ -99,7 +99,7 @@ def test_only_a_regular_file_with_our_table_can_be_asked_for():
         ([], set(RULES) - _OFF),
         ([Choice(extend_select=("JXD405",))], set(RULES)),
         ([Choice(select=("ALL",))], set(RULES)),
-        ([Choice(select=("JXD00",), ignore=("JXD001",))], {"JXD002", "JXD004", "JXD901"}),
+        ([Choice(select=("JXD00",), ignore=("JXD001",))], {"JXD002", "JXD901"}),
         ([Choice(select=("jxd101",), ignore=("JXD1",))], {"JXD101", "JXD901"}),
         ([Choice(select=("JXD1",)), Choice(select=("JXD002",))], {"JXD002", "JXD901"}),
         ([Choice(ignore=("JXD101",)), Choice(extend_select=("JXD1",))], set(RULES) - _OFF),

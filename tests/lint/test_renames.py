@@ -10,16 +10,19 @@ import pytest
 
 from jax_dist import _codes
 from jax_dist.lint.engine import linter
-from jax_dist.lint.rules import _old_names
+from jax_dist.lint.rules import (
+    _old_names,
+    experimental_shard_map,
+    pjit_to_jit,
+    removed_device_put,
+)
 from jax_dist.lint.rules._renames import Rename
 
 _TABLES = (
     _old_names.NAMES,
-    _old_names.SHARDINGS,
-    _old_names.PLACEMENTS,
-    _old_names.OF_PJIT,
-    _old_names.OLD_SHARD_MAP,
-    _old_names.PVARY,
+    removed_device_put._NAMES,
+    pjit_to_jit._OLD,
+    (experimental_shard_map._OLD,),
 )
 _ENTRIES = [entry for table in _TABLES for entry in table]
 
@@ -92,8 +95,7 @@ def _forms(old: str) -> Iterator[str]:
 
 _CODES = {
     _codes.REMOVED_NAME: _old_names.NAMES,
-    _codes.REMOVED_SHARDING_CLASS: _old_names.SHARDINGS,
-    _codes.PJIT_TO_JIT: _old_names.OF_PJIT,
+    _codes.PJIT_TO_JIT: pjit_to_jit._OLD,
 }
 
 

@@ -16,7 +16,6 @@ from jax_dist.primitives import functions_of
 
 _STEPS = 300  # before a value is given up: files where everything flows everywhere
 _LONGEST = 8  # of a path: `node = node.next` would make it longer without end
-FIRST_SHARD = "addressable_shards[0].data.squeeze(0)"
 
 _NOT_ARRAYS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T"))
 

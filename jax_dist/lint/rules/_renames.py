@@ -17,9 +17,13 @@ class Rename:
     gone: str = ""  # "0.6.0" of jax, or "flax 0.6.0"; "" where it is not known, or only deprecated
     hint: str = ""  # what to do, where that is not to use `new`
     needs: Version = (0,)  # the first jax with the new name
-    imported: str = ""  # what `from ... import` takes in its place, where that is not `new`
-    is_type: bool = False  # `isinstance` of the new name is true of more: safe in annotations only
     deprecated: str = ""  # "0.8.0", where it is not gone
+
+    @property
+    def imported(self) -> str:
+        """What `from ... import` takes in its place; `jax.tree.map` would hide Python's `map`."""
+        home, _, last = self.new.rpartition(".")
+        return f"jax.tree_util.tree_{last}" if home == "jax.tree" else self.new
 
     @property
     def message(self) -> str:
@@ -104,7 +108,7 @@ def _in_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt |
 
 def _use_fix(module: Module, entry: Rename, node: ast.expr, adapt: Adapt | None) -> Fix | None:
     more = adapt(module, entry, node) if adapt else ()
-    if not entry.new or more is None:
+    if not entry.new or more is None or _is_wider(module, entry, node):
         return None
     text, imports = module.name_for(entry.new, node)
     if text.startswith("_"):
@@ -113,24 +117,18 @@ def _use_fix(module: Module, entry: Rename, node: ast.expr, adapt: Adapt | None)
         homes = (home for home in _LOADED_APART if f"{text}.".startswith(f"{home}."))
         imports = (*imports, *(f"import {home}" for home in homes))
     edits = (Edit(*module.span(node), text), *more)
-    return Fix(f"use {entry.new}", _safety(module, entry, [node]), edits, imports)
+    return Fix(f"use {entry.new}", Safety.SAFE, edits, imports)
 
 
-def _safety(module: Module, entry: Rename, uses: Sequence[ast.expr]) -> Safety:
-    """Return how far the new name may be trusted in the place of the old one."""
-    is_safe = not entry.is_type or all(_in_annotation(module, use) for use in uses)
-    return Safety.SAFE if is_safe else Safety.UNSAFE
-
-
-def _in_annotation(module: Module, node: ast.AST) -> bool:
-    below = node
+def _is_wider(module: Module, entry: Rename, node: ast.AST) -> bool:
+    """Return whether the new name may mean more: `isinstance(x, jax.Array)` is true of any key."""
+    if entry.new != "jax.Array":
+        return False
     for around in module.ancestors(node):
-        if isinstance(around, ast.arg | ast.AnnAssign):
-            return below is around.annotation
-        if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef):
-            return below is around.returns
-        below = around
-    return False
+        if isinstance(around, ast.arg | ast.AnnAssign | ast.FunctionDef | ast.AsyncFunctionDef):
+            return node is not getattr(around, "annotation", getattr(around, "returns", None))
+        node = around
+    return True
 
 
 def _in_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
@@ -141,27 +139,11 @@ def _in_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | No
         named = {each: _entry_for(entries, home + each.name) for each in statement.names}
         old = {alias: entry for alias, entry in named.items() if entry is not None}
         if old and not is_guarded(module, statement):
-            fixes = _without_unread(module, statement, old)
-            if isinstance(statement, ast.ImportFrom):
-                fixes |= _from_elsewhere(module, statement, old, adapt)
+            is_from = isinstance(statement, ast.ImportFrom)
+            fixes = _from_elsewhere(module, statement, old, adapt) if is_from else {}
             needs = max(entry.needs for entry in old.values())  # their fix is one
             for alias, entry in old.items():
                 yield Found(alias, entry.message, fixes.get(alias), needs)
-
-
-def _reads(module: Module, statement: ast.stmt, alias: ast.alias) -> list[ast.Name]:
-    """Return the reads of what an import binds."""
-    bound = alias.asname or alias.name.partition(".")[0]
-    return module.reads(module.scope(statement), bound)
-
-
-def _without_unread(
-    module: Module, statement: ast.Import | ast.ImportFrom, old: Mapping[ast.alias, Rename]
-) -> dict[ast.alias, Fix]:
-    """Return one fix for all names without a successor that nothing reads."""
-    names = [each for each in old if not old[each].new and not _reads(module, statement, each)]
-    edits = tuple(_removals(module, statement, names)) if names else ()
-    return dict.fromkeys(names, Fix("leave it out", Safety.SAFE, edits))
 
 
 def _from_elsewhere(
@@ -173,21 +155,21 @@ def _from_elsewhere(
     """Return one fix for all names of an import that move."""
     moved: dict[ast.alias, str] = {}
     more: list[Edit] = []
-    safety = Safety.SAFE
     for alias, entry in old.items():
-        reads = _reads(module, statement, alias)
+        reads = module.reads(module.scope(statement), alias.asname or alias.name)
         changes = [adapt(module, entry, read) if adapt else () for read in reads]
         if not entry.new or None in changes or (adapt and not reads):
             continue  # other files may import the name from here, and use it as before
+        if any(_is_wider(module, entry, read) for read in reads):
+            continue
         rest = f"{statement.module}.{alias.name}"[len(entry.old) :]
-        moved[alias] = entry.imported or entry.new + rest
+        moved[alias] = entry.imported + rest
         more += [edit for edits in changes for edit in edits or ()]
-        safety = safety if _safety(module, entry, reads) is Safety.SAFE else Safety.UNSAFE
     edits = _moves(module, statement, moved) if moved else None
     if edits is None:
         return {}
     title = f"import {', '.join(dict.fromkeys(moved.values()))}"
-    return dict.fromkeys(moved, Fix(title, safety, (*edits, *more)))
+    return dict.fromkeys(moved, Fix(title, Safety.SAFE, (*edits, *more)))
 
 
 def _moves(
@@ -221,14 +203,10 @@ def _moves(
     return edits
 
 
-def _removals(
-    module: Module, statement: ast.Import | ast.ImportFrom, gone: Collection[ast.alias]
-) -> list[Edit]:
-    """Take names out of an import, each with the comma that it no longer needs."""
+def _removals(module: Module, statement: ast.ImportFrom, gone: Collection[ast.alias]) -> list[Edit]:
+    """Take some names out of an import, each with the comma that it no longer needs."""
     spans = [module.span(alias) for alias in statement.names]
-    last = max((n for n, alias in enumerate(statement.names) if alias not in gone), default=-1)
-    if last < 0:
-        return [_removal(module, statement)]
+    last = max(place for place, alias in enumerate(statement.names) if alias not in gone)
     edits = [
         Edit(spans[place][0], spans[place + 1][0], "")
         for place, alias in enumerate(statement.names[:last])
@@ -236,16 +214,6 @@ def _removals(
     ]
     end = spans[-1][1]
     return [*edits, Edit(spans[last][1], end, "")] if spans[last][1] < end else edits
-
-
-def _removal(module: Module, statement: ast.stmt) -> Edit:
-    """Take out a statement with its line; `pass` stands for it where its block would be empty."""
-    field = module.scopes.fields[statement]
-    is_alone = len(getattr(module.parent(statement), field)) == 1
-    shares_line = any(map(str.strip, module.margins(statement)))
-    if is_alone or shares_line or field != "body":
-        return Edit(*module.span(statement), "pass")
-    return module.line_edit(statement)
 
 
 _CAUGHT = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception"})

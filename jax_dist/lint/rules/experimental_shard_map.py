@@ -4,9 +4,9 @@ import ast
 
 from jax_dist.lint.model import pmaps
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety, _renames
-from jax_dist.lint.rules._old_names import OLD_SHARD_MAP
 from jax_dist.lint.rules._renames import Rename
 
+_OLD = Rename("jax.experimental.shard_map.shard_map", "jax.shard_map", deprecated="0.8.0")
 _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the function
 
 
@@ -26,7 +26,7 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     since=(0, 6, 1),
 )
 def experimental_shard_map(module: Module) -> Findings:
-    yield from _renames.renamed(module, OLD_SHARD_MAP, _with_new_arguments)
+    yield from _renames.renamed(module, (_OLD,), _with_new_arguments)
     # Several calls of one partial have the same keywords, which may stand in another file.
     sites = pmaps.sites(module, ("jax.shard_map",))
     for keyword in dict.fromkeys(each for site in sites for each in site.keywords):

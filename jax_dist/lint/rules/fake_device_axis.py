@@ -13,6 +13,7 @@ _WHAT = {
 }
 
 _OF_FLAX = {
+    stacking.REPLICATE[0]: "replicate stacks one copy for each device on a new leading dimension",
     stacking.PREFETCH[0]: "prefetch_to_device puts batches on devices that are cut for pmap",
     "flax.jax_utils.pad_shard_unpad": "pad_shard_unpad cuts its arguments for pmap",
     stacking.SHARD[0]: _WHAT[Kind.SPLIT],
@@ -27,13 +28,16 @@ _METHODS = ("reshape", "split", "stack", "broadcast_to", "repeat", "tile", "map"
     "fake-device-axis",
     what="Arrays that get a leading device dimension for pmap: `x.reshape((n, -1))` and "
     "`jax.random.split(key, n)` with the number of devices as `n`, stacks of `n` copies, and "
-    "Flax's `shard`, `shard_prng_key`, `prefetch_to_device` and `pad_shard_unpad`.",
+    "Flax's `replicate`, `shard`, `shard_prng_key`, `prefetch_to_device` and `pad_shard_unpad`.",
     why="Under `jit(shard_map)` a batch is one global array, and its spec says how it is "
     "sharded. One reshaped by hand has a dimension too many, and is moved between devices at "
-    "each call, or rejected, if it disagrees with the spec.",
-    instead="batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P('i')), batch)",
-    triggers=(b"local_device_count", b"prefetch_to_device", b"pad_shard_unpad", b"*pmap")
-    + (b"common_utils.shard*", b"common_utils import", b"common_utils as"),
+    "each call, or rejected, if it disagrees with the spec. A replicated array needs no dimension "
+    "for devices: with it, every shape that is saved, logged or compared is wrong by one.",
+    instead="state = jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.P()))\n"
+    "batch = jax.make_array_from_process_local_data(NamedSharding(mesh, P('i')), batch)\n"
+    "# together with the mapped functions: jax-dist migrate --to shard_map changes them",
+    triggers=(b"local_device_count", b"jax_utils", b"prefetch_to_device", b"pad_shard_unpad")
+    + (b"*pmap", b"common_utils.shard*", b"common_utils import", b"common_utils as"),
     since=(0, 8, 0),
 )
 def fake_device_axis(module: Module) -> Findings:

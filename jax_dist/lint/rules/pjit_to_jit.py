@@ -4,9 +4,13 @@ import ast
 
 from jax_dist.lint.model import pmaps
 from jax_dist.lint.rules import Edit, Findings, Module, Rule, _renames
-from jax_dist.lint.rules._old_names import OF_PJIT
 from jax_dist.lint.rules._renames import Rename
 
+_CONSTRAINT = "with_sharding_constraint"
+_OLD = (
+    Rename("jax.experimental.pjit.pjit", "jax.jit", deprecated="0.8.0", needs=(0, 4, 14)),
+    Rename(f"jax.experimental.pjit.{_CONSTRAINT}", f"jax.lax.{_CONSTRAINT}", needs=(0, 4, 7)),
+)
 _SAME = {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "inline"}
 _SAME |= {"keep_unused", "device", "backend", "compiler_options"}
 _SHARDINGS = {"in_shardings", "out_shardings"}
@@ -21,10 +25,10 @@ _SHARDINGS = {"in_shardings", "out_shardings"}
     "RuntimeError otherwise (jax 0.10.2): so there is no fix with specs.",
     instead="f = jax.jit(g, donate_argnums=0)",
     fix="safe",
-    triggers=_renames.mentions(OF_PJIT),
+    triggers=_renames.mentions(_OLD),
 )
 def pjit_to_jit(module: Module) -> Findings:
-    yield from _renames.renamed(module, OF_PJIT, _with_same_arguments)
+    yield from _renames.renamed(module, _OLD, _with_same_arguments)
 
 
 def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:

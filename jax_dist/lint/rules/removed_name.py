@@ -11,10 +11,15 @@ _BUFFERS = {
     "device_buffers": "[shard.data for shard in {}.addressable_shards]",
 }
 _BOUNDS = {"a_min": "min", "a_max": "max"}
+_OPTIONS = {
+    "jax_pmap_shmap_merge": "0.10.0",
+    "jax_pmap_no_rank_reduction": "0.9.0",
+    "jax_eager_pmap": "0.6.0",
+}
 
 
 def _may_match(words: Words) -> bool:
-    others = (b"device_buffer", b"device_buffers", b"a_min", b"a_max")
+    others = map(str.encode, (*_BUFFERS, *_BOUNDS, *_OPTIONS))
     return any(map(words.hold, others)) or _may_name_one(words)
 
 
@@ -23,11 +28,10 @@ def _may_match(words: Words) -> bool:
     "removed-name",
     what="Names and modules that jax has removed or renamed: `jax.tree_map`, "
     "`jax.lib.xla_bridge`, `jax.experimental.host_callback`, `jax.core.Primitive`, "
-    "`jax.random.KeyArray`, `xla_pmap_p` and others; `a_min` and `a_max` of `jax.numpy.clip`; "
-    "`flax.optim`.",
-    why="An AttributeError or ImportError; the message names the version. The fix is unsafe for "
-    "array types outside annotations, since `isinstance(x, jax.Array)` is true of more than "
-    "before.",
+    "`jax.random.KeyArray`, `PmapSharding`, `pvary`, `xla_pmap_p` and others; `a_min` and `a_max` "
+    "of `jax.numpy.clip`; options such as `jax_pmap_shmap_merge`; `flax.optim`.",
+    why="An AttributeError or ImportError; the message names the version. There is no fix for "
+    "array types outside annotations: `isinstance(x, jax.Array)` is true of more than before.",
     instead="y = jax.tree.map(lambda x: 2 * x, {'w': 1.0})",
     fix="safe",
     triggers=_may_match,
@@ -46,3 +50,7 @@ def removed_name(module: Module) -> Findings:
                 edit = Edit(start, start + len("a_min"), new)
                 message = f"jax.numpy.clip has no {keyword.arg} any more: it is {new}"
                 yield Found(keyword, message, Fix(f"use {new}", Safety.SAFE, (edit,)), (0, 4, 27))
+    for call in module.calls("jax.config.update"):
+        option = getattr(call.args[0], "value", None) if call.args else None
+        if option in _OPTIONS and not _renames.is_guarded(module, call):
+            yield Found(call.args[0], f"{option} was removed in jax {_OPTIONS[option]}")

@@ -17,6 +17,14 @@ CASES: tuple[Case, ...] = (
         "import jax\nn = jax.local_device_count()\ndef cut(x, num_devices):\n"
         "    return x.reshape((num_devices, -1))\n",
     ),
+    Negative(
+        "another library's replicate",
+        "import jax\nfrom mesh import jax_utils\ns = jax_utils.replicate(s)\n",
+    ),
+    Negative(
+        "the file's own replicate",
+        "from flax import jax_utils\ndef replicate(x): return x\ns = replicate(s)\n",
+    ),
     Positive(
         "a batch, cut by name",
         "import jax\nn = jax.local_device_count()\nb = b.reshape((n, -1) + b.shape[1:])\n",
@@ -47,4 +55,12 @@ CASES: tuple[Case, ...] = (
         "it = flax.jax_utils.prefetch_to_device(map(common_utils.shard, it), 2)\n",
         (3, 3),
     ),
+    Positive(
+        "a state that flax replicates",
+        "from flax import jax_utils\ns = jax_utils.replicate(s)\n",
+        (2,),
+    ),
+    Positive("the same by its whole path", "import flax\ns = flax.jax_utils.replicate(s)\n", (2,)),
+    Positive("the function itself", "from flax.jax_utils import replicate as r\ns = r(s)\n", (2,)),
+    Positive("a value", "from flax import jax_utils\nss = map(jax_utils.replicate, ss)\n", (2,)),
 )

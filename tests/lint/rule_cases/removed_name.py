@@ -15,6 +15,30 @@ CASES: tuple[Case, ...] = (
     ),
     Negative("put there by the file", "import jax\njax.tree_map = f\njax.tree_map(g, x)\n"),
     Negative("NumPy's own", "import jax\nimport numpy as np\nnp.clip(x, a_min=0)\n"),
+    Negative(
+        "a class of one's own", "import jax\nfrom mine import PmapSharding\nPmapSharding(x)\n"
+    ),
+    Negative("an option spoken of", "import jax\nhelp = 'jax_pmap_shmap_merge is gone'\n"),
+    Negative(
+        "ready for an option to be missing",
+        "import jax\nif hasattr(jax.config, 'jax_pmap_shmap_merge'):\n"
+        "    jax.config.update('jax_pmap_shmap_merge', True)\n",
+    ),
+    Positive(
+        "an option", "from jax import config as c\nc.update('jax_pmap_shmap_merge', True)\n", (2,)
+    ),
+    Positive(
+        "a class that is imported, and not again its uses",
+        "from jax.sharding import Mesh, PositionalSharding\ns = PositionalSharding(devices)\n",
+        (1,),
+    ),
+    Positive("without a successor", "import jax\ny = jax.lax.pvary(x, 'i')\n", (2,)),
+    Positive(
+        "an array type in an isinstance: jax.Array is wider",
+        "import jax\nfrom jax.random import KeyArray\n"
+        "a = isinstance(k, KeyArray), isinstance(x, (int, jax.numpy.DeviceArray))\n",
+        (2, 3),
+    ),
     Positive("a module of flax, without jax", "from flax import optim\noptim.Adam(1e-3)\n", (1,)),
     Positive("indexed updates", "import jax\ny = jax.ops.index_update(x, i, 1)\n", (2,)),
     Positive(
@@ -56,11 +80,6 @@ CASES: tuple[Case, ...] = (
         "from jax import core\nadd_p = core.Primitive('add')\n",
         "from jax import core\nimport jax\nimport jax.extend.core\n"
         "add_p = jax.extend.core.Primitive('add')\n",
-    ),
-    Fixed(
-        "a module that is gone, and not read any more",
-        "import jax\nfrom jax.lib import xla_bridge\nkind = jax.extend.backend.get_backend()\n",
-        "import jax\nkind = jax.extend.backend.get_backend()\n",
     ),
     Fixed(
         "the old home of config",
