@@ -98,7 +98,7 @@ class TestReading:
             (b"{}", "the file is no notebook: it has no list of cells"),
             (
                 b'{"cells": [{"cell_type": "code", "source": [1, 2]}]}',
-                "the file is no notebook: sequence item 0: expected str instance, int found",
+                "the file is no notebook: a line of a cell is no text",
             ),
             (
                 b'{"cells": [}',

@@ -84,10 +84,8 @@ def _marked_line(finding: Finding) -> tuple[str, int, int]:
     first, last = start.column - 1, end.column - 1
     if (end.cell, end.line) != (start.cell, start.line):
         last = len(text)
-    if len(text) > _WIDEST and not text.startswith("…"):
-        text = f"…{text[first:]}"
-    if text.startswith("…"):  # also where the finding has no more of it
-        first, last = 1, last - first + 1
+    if len(text) > _WIDEST:
+        text, first, last = f"…{text[first:]}", 1, last - first + 1
     if len(text) > _WIDEST:
         text, last = f"{text[:_WIDEST]}…", min(last, _WIDEST)
     before, marked, after = map(_visible, (text[:first], text[first:last], text[last:]))

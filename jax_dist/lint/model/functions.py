@@ -81,17 +81,14 @@ def one_parameter(function: scopes.Function) -> str | None:
 
 def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
     """Yield the nodes of a function's body, without those of functions and classes in it."""
-    waiting = body_of(function)[::-1]
+    waiting: list[ast.AST] = (
+        [function.body] if isinstance(function, ast.Lambda) else function.body[::-1]
+    )
     while waiting:
         node = waiting.pop()
         yield node
         if not isinstance(node, scopes.Function | ast.ClassDef):
             waiting.extend(reversed(list(ast.iter_child_nodes(node))))
-
-
-def body_of(function: scopes.Function) -> list[ast.AST]:
-    """Return the statements of a def; the expression of a lambda."""
-    return [function.body] if isinstance(function, ast.Lambda) else [*function.body]
 
 
 def is_in_body(module: Module, function: scopes.Function, child: Any) -> bool:

@@ -8,7 +8,6 @@ import bisect
 import codecs
 import dataclasses
 import json
-import json.scanner
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -26,14 +25,8 @@ _MAGIC = re.compile(
     rb"(?m)^([ \t]*|[^#'\"()=\n]*=[ \t]*)(?:(%?time(?:it)?(?: +-\w+ ?\d*)* )(?=[\w(\[])"
     rb"|(?:%%?\w|!(?!=)|(?<![ \t])% \w)(?:.*\\\r?\n)*.*|\?.*|[\w.]+\?\??(?=[ \t\r]*$))"
 )
-
-
-class _Text(str):
-    """A string of the JSON, and where that spells it."""
-
-    __slots__ = ("end", "start")
-    start: int
-    end: int
+# Of the JSON, with the colon behind a key.
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,11 +35,8 @@ class _Cell:
 
     number: int  # among all cells, from 1
     start: int  # in bytes of the code
-    source: _Text | list[_Text]
-
-    @property
-    def lines(self) -> list[_Text]:
-        return [self.source] if isinstance(self.source, str) else self.source
+    lines: list[slice]  # the places of their strings in the JSON
+    is_list: bool  # whether the JSON has a list of lines, or one string
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +68,7 @@ class Notebook(Source):
         pieces, at = [], 0
         for cell, text in zip(self.cells, texts, strict=True):
             pieces += (self.raw[at : cell.lines[0].start], _spliced(self.raw, cell, text))
-            at = cell.lines[-1].end
+            at = cell.lines[-1].stop
         return "".join((*pieces, self.raw[at:])).encode(self.encoding)
 
     def edited(self, code: bytes) -> "Notebook":
@@ -95,17 +85,17 @@ class Notebook(Source):
 
 def _spliced(raw: str, cell: _Cell, text: str) -> str:
     """Return the JSON of a cell's source once it is `text`; lines that stay are not respelled."""
-    old = cell.lines
-    if text == "".join(old):
-        return raw[old[0].start : old[-1].end]
-    if cell.source is old[0]:
+    places = cell.lines
+    spelled = {json.loads(raw[place]): raw[place] for place in places}
+    if text == _decoded(raw, places):
+        return raw[places[0].start : places[-1].stop]
+    if not cell.is_list:
         return json.dumps(text, ensure_ascii=raw.isascii())
-    spelled = {line: raw[line.start : line.end] for line in old}
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
     new = [spelled.get(line) or json.dumps(line, ensure_ascii=raw.isascii()) for line in lines]
-    if len(old) > 1:
-        return raw[old[0].end : old[1].start].join(new)
-    blanks = raw[raw.rindex("[", 0, old[0].start) + 1 : old[0].start]
+    if len(places) > 1:
+        return raw[places[0].stop : places[1].start].join(new)
+    blanks = raw[raw.rindex("[", 0, places[0].start) + 1 : places[0].start]
     return f",{blanks or ' '}".join(new)
 
 
@@ -117,12 +107,12 @@ def read_notebook(path: str, data: bytes) -> Notebook:
     """
     try:
         raw = data.decode("utf-8-sig")
-        texts = [(number, lines, "".join(lines).encode()) for number, lines in _cells(raw)]
+        texts = [(cell, _decoded(raw, cell[1]).encode()) for cell in _cells(raw)]
     except (TypeError, ValueError, RecursionError) as error:  # also of json and decoding
         raise UnreadableError(f"the file is no notebook: {error}") from error
     code, python, unparsed = bytearray(), bytearray(), []
     cells: list[_Cell] = []
-    for number, source, text in texts:
+    for (number, lines, is_list), text in texts:
         mark = b"\n" * bool(cells) + b"# cell %d\n" % number
         try:
             shown = _parsable(text)
@@ -131,39 +121,40 @@ def read_notebook(path: str, data: bytes) -> Notebook:
             above = code.count(b"\n") + mark.count(b"\n")
             unparsed.append(ParseError(error.message, above + error.line, error.column))
         if shown is not None:
-            cells.append(_Cell(number, len(code) + len(mark), source))
+            cells.append(_Cell(number, len(code) + len(mark), lines, is_list))
             code += mark + text
             python += mark + shown
     encoding = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
     return Notebook(path, bytes(code), bytes(python), encoding, raw, tuple(cells), tuple(unparsed))
 
 
-def _cells(raw: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each code cell that is not empty, and its source."""
-    book = _decoded(raw)
+def _cells(raw: str) -> Iterator[tuple[int, list[slice], bool]]:
+    """Yield the number of each code cell that is not empty, and the places of its lines."""
+    book = json.loads(_STRING.sub(_place, raw))
     if not isinstance(book, dict) or not isinstance(book.get("cells"), list):
         raise ValueError("it has no list of cells")
     for number, cell in enumerate(book["cells"], start=1):
         match cell:
-            case {"cell_type": "code", "source": [_, *_] | str() as source}:
-                yield number, source
+            case {"cell_type": str() as kind, "source": [_, *_] | str() as source}:
+                is_list = isinstance(source, list)
+                lines = list(map(_slice, source if is_list else [source]))
+                if raw[_slice(kind)] == '"code"':
+                    yield number, lines, is_list
 
 
-def _decoded(raw: str) -> Any:
-    """Return what the JSON holds, each string as a `_Text`."""
-    decoder: Any = json.JSONDecoder()
-    decoding: Any = json.decoder  # pyright knows no part of either that is not documented
-    scanning: Any = json.scanner
+def _place(string: re.Match[str]) -> str:
+    """Return a string that says where a string of the JSON is; keys stay as they are."""
+    return string[0] if string[1] else f'"{string.start()}:{string.end()}"'
 
-    def parse_string(text: str, start: int, strict: Any) -> tuple[_Text, int]:
-        value, end = decoding.scanstring(text, start, strict)
-        located = _Text(value)
-        located.start, located.end = start - 1, end
-        return located, end
 
-    decoder.parse_string = parse_string
-    decoder.scan_once = scanning.py_make_scanner(decoder)  # the one of C takes no parse_string
-    return decoder.decode(raw)
+def _slice(place: Any) -> slice:
+    if not isinstance(place, str):
+        raise TypeError("a line of a cell is no text")
+    return slice(*map(int, place.split(":")))
+
+
+def _decoded(raw: str, places: list[slice]) -> str:
+    return "".join(json.loads(raw[place]) for place in places)
 
 
 def _parsable(code: bytes) -> bytes | None:

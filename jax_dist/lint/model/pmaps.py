@@ -66,8 +66,9 @@ def sites(module: Module, names: Sequence[str] = PMAP) -> list[Site]:
 
 
 def applications(module: Module, names: Sequence[str] = PMAP) -> list[Site]:
-    """Return those of `sites` that transform a function."""
-    return [site for site in sites(module, names) if site.is_application]
+    """Return those of `sites` that transform a function of this file."""
+    applied = (site for site in sites(module, names) if site.is_application)
+    return [site for site in applied if site.fun is not None and module.holds(site.fun)]
 
 
 def site(module: Module, reference: ast.expr) -> Site:

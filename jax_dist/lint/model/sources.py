@@ -22,8 +22,6 @@ from collections.abc import Iterator, Sequence
 from jax_dist._usage import MisuseError, hint
 from jax_dist.lint.model.findings import Position
 
-_LONGEST_LINE = 1000  # bytes of a line that are kept for a finding
-
 
 class UnreadableError(ValueError):
     """A file whose bytes are not text in the encoding that it declares."""
@@ -77,17 +75,11 @@ class Source:
         return [match.start() for match in re.finditer(rb"[\x80-\xbf]", self.code)]
 
     def line_text(self, offset: int) -> str:
-        """Return the line that holds `offset`, without its end.
-
-        Of a very long one, "…" and the part from `offset` on.
-        """
+        """Return the line that holds `offset`, without its end."""
         line = self.row(offset)
-        start = self.line_starts[line]
         end = self.line_starts[line + 1] if line + 1 < len(self.line_starts) else len(self.code)
-        if end - start <= _LONGEST_LINE:
-            return self.code[start:end].decode("utf-8", "replace").rstrip("\r\n")
-        part = self.code[offset : min(end, offset + _LONGEST_LINE)]
-        return f"…{part.decode('utf-8', 'ignore')}".rstrip("\r\n")
+        text = self.code[self.line_starts[line] : end]
+        return text.decode("utf-8", "replace").rstrip("\r\n")
 
     def written(self, code: bytes) -> bytes:
         """Return the file's bytes once `code` is in the place of its code."""

@@ -46,16 +46,10 @@ def _traced(module: Module) -> list[tuple[_By, scopes.Function]]:
 
 def bodies(module: Module, by: _By) -> Iterator[tuple[Site, scopes.Function]]:
     """Yield the applications whose function the file shows, with that."""
-    for site in applications(module, *_NAMES[by]):
+    for site in pmaps.applications(module, _NAMES[by]):
         function = functions.innermost(module, site.fun)
         if function is not None:
             yield site, function
-
-
-def applications(module: Module, *names: str) -> Iterator[Site]:
-    """Return where this file gives a function of these names another one to transform."""
-    sites = pmaps.applications(module, names)
-    return (site for site in sites if site.fun is not None and module.holds(site.fun))
 
 
 SPECS = ("jax.P", "jax.sharding.PartitionSpec", "jax.experimental.PartitionSpec")

@@ -2,7 +2,7 @@
 
 import ast
 
-from jax_dist.lint.model import pmaps, scopes, traced
+from jax_dist.lint.model import pmaps, traced
 from jax_dist.lint.rules import Findings, Found, Module, Rule
 
 _MAKERS = (
@@ -27,12 +27,8 @@ def custom_partitioning_outside_shard_map(module: Module) -> Findings:
     traced_by: dict[ast.AST, set[str]] = {}
     for by, function in traced.traced(module):
         traced_by.setdefault(function, set()).add(by)
-    for made in traced.applications(module, *_MAKERS):
-        if isinstance(made.fun, scopes.Function) and not isinstance(made.fun, ast.Lambda):
-            reads = module.reads_of(made.fun, made.fun.name)
-        else:
-            reads = pmaps.reads_of(module, made.node)
-        for call in filter(None, map(module.call_of, reads)):
+    for made in pmaps.applications(module, _MAKERS):
+        for call in pmaps.mapped_calls(module, made):
             if set().union(*(traced_by.get(each, ()) for each in module.ancestors(call))) == {
                 "jit"
             }:

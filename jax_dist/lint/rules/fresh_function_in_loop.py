@@ -38,7 +38,7 @@ def _may_match(words: Words) -> bool:
 )
 def fresh_function_in_loop(module: Module) -> Findings:
     names = (*pmaps.PMAP, "jax.jit", "jax_dist.pmap", *traced.SHARD_MAP)
-    for site in traced.applications(module, *names):
+    for site in pmaps.applications(module, names):
         node, loop = site.node, _loop_around(module, site.node)
         if loop is None or not _is_fresh(module, site.fun, loop) or traced.around(module, node):
             continue  # the loops of traced code run once

@@ -85,13 +85,8 @@ class _Body:
             return None
         for call, loss, by in self._taken(gradient):
             others = [*(each for each in call.args if each is not by), *self._captures(loss)]
-            is_summed = (
-                self._is_replicated(by)
-                and any(self._is_replicated(each) is False for each in others)
-                and not self._communicates(loss)
-                and not self._is_divided(call)
-            )
-            if is_summed:
+            is_of_sharded = any(self._is_replicated(each) is False for each in others)
+            if self._is_replicated(by) and is_of_sharded and not self._communicates(loss):
                 return self.module.text(by)
         return None
 
@@ -167,13 +162,3 @@ class _Body:
                 home = scope.lookup(loads[0].id)
                 if home is not None and home[0].node is self.function:
                     yield loads[0]
-
-    def _is_divided(self, call: ast.Call) -> bool:
-        """Return whether the gradient is divided, as one does who knows that it is a sum."""
-        module = self.module
-        assign = module.parent(call)
-        targets = assign.targets if isinstance(assign, ast.Assign) else []
-        names = [node for each in targets for node in ast.walk(each) if isinstance(node, ast.Name)]
-        reads = (read for name in names for read in module.reads(module.scope(name), name.id))
-        nodes = (node for read in (call, *reads) for node in ast.walk(module.statement(read)))
-        return any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) for node in nodes)

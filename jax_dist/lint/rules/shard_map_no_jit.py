@@ -1,10 +1,8 @@
 """JXD305: a `shard_map` that is called outside `jit`."""
 
 import ast
-from collections.abc import Iterator
 
 from jax_dist.lint.model import pmaps, traced
-from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 _DEEPEST = 3  # functions between the call and the level of the module
@@ -23,28 +21,17 @@ _DEEPEST = 3  # functions between the call and the level of the module
     triggers=(b"*shard_map",),
 )
 def shard_map_no_jit(module: Module) -> Findings:
-    for application in traced.applications(module, *traced.SHARD_MAP):
-        is_def = isinstance(application.fun, ast.FunctionDef | ast.AsyncFunctionDef)
-        mapped = application.node
-        reads = _reads_of_def(module, application) if is_def else pmaps.reads_of(module, mapped)
-        for read in reads if is_def else (mapped, *reads):
-            call = module.call_of(read)
+    for site in pmaps.applications(module, traced.SHARD_MAP):
+        is_def = isinstance(site.fun, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_def and any(traced.decorators(module, site.fun)):
+            continue
+        for held in pmaps.held_by(module, site):
+            call = module.call_of(held)
             if call is not None and _is_eager(module, call):
-                name = read.id if isinstance(read, ast.Name) else "its call"
+                name = held.id if isinstance(held, ast.Name) else "its call"
                 message = f"shard_map without jit: {name} runs one operation at a time"
-                yield Found(application.node, message, _jit_around(module, mapped, is_def=is_def))
+                yield Found(site.node, message, _jit_around(module, site.node, is_def=is_def))
                 break
-
-
-def _reads_of_def(module: Module, application: Site) -> Iterator[ast.expr]:
-    """Yield the reads of a decorated def that no other decorator changes."""
-    function = application.fun
-    if any(traced.decorators(module, function)):
-        return
-    for read in module.reads_of(function, function.name):
-        # It can be nothing else there: examples define `f` again and again.
-        if [binding.node for binding in module.reaching(read) or ()] == [function]:
-            yield read
 
 
 def _is_eager(module: Module, node: ast.AST, depth: int = 0) -> bool:
@@ -64,13 +51,13 @@ def _is_eager(module: Module, node: ast.AST, depth: int = 0) -> bool:
     )
 
 
-def _jit_around(module: Module, node: ast.expr, *, is_def: bool) -> Fix | None:
+def _jit_around(module: Module, node: ast.expr, *, is_def: bool) -> Fix:
     jit, imports = module.name_for("jax.jit", node)
     if is_def:
         indent, _ = module.margins(node)
         line = module.offset(node.lineno, 0)
         edits = (Edit(line, line, f"{indent}{jit}\n"),)
-        return Fix("wrap it in jax.jit", Safety.UNSAFE, edits, imports)
-    start, end = module.span(node)
-    edits = (Edit(start, start, f"{jit}("), Edit(end, end, ")"))
+    else:
+        start, end = module.span(node)
+        edits = (Edit(start, start, f"{jit}("), Edit(end, end, ")"))
     return Fix("wrap it in jax.jit", Safety.UNSAFE, edits, imports)

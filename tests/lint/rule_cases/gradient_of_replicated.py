@@ -43,11 +43,6 @@ CASES: tuple[Case, ...] = (
         f"f = jax.shard_map(step, {_SPECS})\n",
     ),
     _silent(
-        "divided by the number of devices",
-        "def step(w, x):\n    g = jax.grad(loss)(w, x)\n"
-        f"    return jax.tree.map(lambda v: v / 8, g)\nf = jax.shard_map(step, {_SPECS})\n",
-    ),
-    _silent(
         "outside of the shard_map",
         f"f = jax.shard_map(loss, {_SPECS})\ng = jax.grad(f)(params, x)\n",
     ),
