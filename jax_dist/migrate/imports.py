@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.findings import Edit, apply_edits
-from jax_dist.lint.model.semantic_model import KNOWN, Module
+from jax_dist.lint.model.semantic_model import KNOWN, Module, once
 from jax_dist.migrate.sites import is_vendored
 
 _EXAMPLE = re.compile(r"(?m)^\s*((?:>>>|\.\.\.) .*)$")
@@ -66,9 +66,10 @@ def _is_read(module: Module, name: str) -> bool:
     if name not in scope.bindings:
         return False
     word = re.compile(rf"\b{re.escape(name)}\b")
-    return bool(module.reads(scope, name)) or any(map(word.search, module.once(_strings)))
+    return bool(module.reads(scope, name)) or any(map(word.search, _strings(module)))
 
 
+@once
 def _strings(module: Module) -> list[str]:
     """Return the strings that are code: annotations, entries of `__all__`, and doctests."""
     constants = (node for node in module.scopes.parents if isinstance(node, ast.Constant))

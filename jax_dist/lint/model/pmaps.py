@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from jax_dist.lint.model import scopes
 from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.reaching import LIMIT
-from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.semantic_model import Module, once
 
 PMAP = ("jax.pmap", "jax.api.pmap", "jax._src.api.pmap", "jax.interpreters.pxla.pmap")
 
@@ -57,15 +57,13 @@ class Site:
         return "**kwargs" if any(each.arg is None for each in self.keywords) else ""
 
 
-def sites(module: Module, names: Sequence[str] = PMAP) -> list[Site]:
-    """Return every reference to `jax.pmap`, or to functions of other `names`, in order of place."""
-    known = module.memo(sites)
-    if names not in known:
-        known[names] = [site(module, node) for node in module.uses(*names)]
-    return known[names]
+@once
+def sites(module: Module, names: tuple[str, ...]) -> list[Site]:
+    """Return every reference to functions of these names, in order of place."""
+    return [site(module, node) for node in module.uses(*names)]
 
 
-def applications(module: Module, names: Sequence[str] = PMAP) -> list[Site]:
+def applications(module: Module, names: tuple[str, ...] = PMAP) -> list[Site]:
     """Return those of `sites` that transform a function of this file."""
     applied = (site for site in sites(module, names) if site.is_application)
     return [site for site in applied if site.fun is not None and module.holds(site.fun)]
@@ -118,16 +116,12 @@ def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
     return list(filter(None, map(module.call_of, held_by(module, site))))
 
 
+@once
 def held_by(module: Module, site: Site) -> list[ast.expr]:
     """Return every expression of this file that is the mapped function: the site, and names."""
-    known = module.memo(held_by)  # several rules ask
-    if site not in known:
-        known[site] = []
-        if site.form == "call":
-            known[site] = [site.node, *reads_of(module, site.node)]
-        elif site.fun is not None:
-            known[site] = [*module.reads_of(site.fun, site.fun.name)]
-    return known[site]
+    if site.form == "call":
+        return [site.node, *reads_of(module, site.node)]
+    return [] if site.fun is None else [*module.reads_of(site.fun, site.fun.name)]
 
 
 def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
@@ -153,15 +147,20 @@ def self_attributes(
     module: Module, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
 ) -> list[ast.Attribute]:
     """Return where a class reads or sets `self.name`."""
-    of_classes = module.memo(self_attributes)
-    if owner not in of_classes:
-        found: dict[tuple[str, type], list[ast.Attribute]] = {}
-        for each in ast.walk(owner):
-            if isinstance(each, ast.Attribute) and is_self(each):
-                found.setdefault((each.attr, each.ctx.__class__), []).append(each)
-        of_classes[owner] = found
-    attributes: list[ast.Attribute] = of_classes[owner].get((name, context), [])
+    attributes = _self_attributes(module, owner).get((name, context), [])
     return attributes if len(attributes) <= LIMIT or context is ast.Load else []
+
+
+@once
+def _self_attributes(
+    module: Module, owner: ast.ClassDef
+) -> dict[tuple[str, type], list[ast.Attribute]]:
+    del module
+    attributes: dict[tuple[str, type], list[ast.Attribute]] = {}
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Attribute) and is_self(node):
+            attributes.setdefault((node.attr, node.ctx.__class__), []).append(node)
+    return attributes
 
 
 _ALIASES = 8  # names for one function, one of the other

@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
 from jax_dist.lint.model import scopes, sources
 from jax_dist.lint.model.findings import Edit
@@ -20,7 +20,8 @@ from jax_dist.lint.model.sources import Source
 
 PARTIAL = frozenset({"functools.partial", "jax.tree_util.Partial", "jax.util.partial"})
 
-_Made = TypeVar("_Made")
+_Key = TypeVarTuple("_Key")
+_Result = TypeVar("_Result")
 _Node = TypeVar("_Node", bound=ast.AST)
 
 # From a dotted name of another file of the project to what that name means there.
@@ -34,11 +35,7 @@ class Meaning:
     name: str  # "jax.pmap"
     args: tuple[ast.expr, ...] = ()  # bound after the function itself
     keywords: tuple[ast.keyword, ...] = ()
-    partials: tuple[ast.Call, ...] = ()  # the `partial(...)` calls, innermost first
-
-    @property
-    def is_partial(self) -> bool:
-        return bool(self.partials)
+    is_partial: bool = False
 
 
 class Module:
@@ -75,17 +72,7 @@ class Module:
         self._depth = 0
         self._meanings: dict[tuple[NameScope, str], Meaning | None] = {}
         self._canonical: dict[str, Meaning] = {}
-        self._made: dict[Callable[[Module], Any], Any] = {}
-
-    def once(self, make: "Callable[[Module], _Made]") -> "_Made":
-        """Return `make(self)`, computed at most once for this file."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        return self._made[make]
-
-    def memo(self, of: Callable[..., Any]) -> dict[Any, Any]:
-        """Return what a function has found in this file, by what it was asked; empty at first."""
-        return self._made.setdefault(of, {})
+        self.results: dict[Callable[..., Any], dict[Any, Any]] = {}  # of functions kept by `once`
 
     def drop(self) -> None:
         """Free its memory now; it cannot be used any more."""
@@ -273,7 +260,7 @@ class Module:
         if inner is None:
             return None
         args, keywords = (*inner.args, *node.args[1:]), (*inner.keywords, *node.keywords)
-        return Meaning(inner.name, args, keywords, (*inner.partials, node))
+        return Meaning(inner.name, args, keywords, is_partial=True)
 
     def name_for(self, name: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
         """Return how to write `name` at a place of this file, and the imports that this needs.
@@ -323,7 +310,7 @@ class Module:
                 for load in loads:
                     node: Any = load
                     whole = meaning
-                    while not whole.partials and isinstance(parents[node], ast.Attribute):
+                    while not whole.is_partial and isinstance(parents[node], ast.Attribute):
                         node = parents[node]
                         whole = canonical(f"{whole.name}.{node.attr}")
                     by_name.setdefault(whole.name, []).append(node)
@@ -404,6 +391,21 @@ class Module:
         """Return the only one of `values`; None where there are several, or not all are known."""
         values = self.values(node)
         return values[0] if values and len(values) == 1 else None
+
+
+def once(
+    of: Callable[[Module, *_Key], _Result],
+) -> Callable[[Module, *_Key], _Result]:
+    """Compute what a function says of a file at most once for each of its other arguments."""
+
+    @functools.wraps(of)
+    def kept(module: Module, *key: *_Key) -> _Result:
+        results = module.results.setdefault(of, {})
+        if key not in results:
+            results[key] = of(module, *key)
+        return results[key]
+
+    return kept
 
 
 _LONGEST_CHAIN = 50  # aliases of aliases

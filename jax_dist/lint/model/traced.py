@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
-from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.semantic_model import Module, once
 
 _By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
 
@@ -28,15 +28,12 @@ _NAMES: dict[_By, tuple[str, ...]] = {
 TRIGGERS = (b"*pmap", b"*shard_map")
 
 
+@once
 def traced(module: Module) -> list[tuple[_By, scopes.Function]]:
     """Return every function of the file that it gives to pmap, shard_map or jit, in order of place.
 
     Those of `jax_dist.pmap` too: a migrated program can still be slow to compile.
     """
-    return module.once(_traced)
-
-
-def _traced(module: Module) -> list[tuple[_By, scopes.Function]]:
     applied: list[tuple[Site, _By, scopes.Function]] = [
         (site, by, function) for by in _NAMES for site, function in bodies(module, by)
     ]
@@ -73,24 +70,22 @@ def reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
     return list(found)
 
 
+@once
 def _helpers(module: Module, function: scopes.Function) -> list[scopes.Function]:
-    known = module.memo(_helpers)
-    if function not in known:
-        names = (each for each in ast.walk(function) if isinstance(each, ast.Name | ast.Attribute))
-        helpers = (pmaps.definition(module, name) for name in names)
-        known[function] = [each for each in helpers if each is not None]
-    return known[function]
+    names = (node for node in ast.walk(function) if isinstance(node, ast.Name | ast.Attribute))
+    return list(filter(None, (pmaps.definition(module, name) for name in names)))
 
 
 def scopes_in(module: Module, function: scopes.Function) -> list[scopes.NameScope]:
     """Return the function's own scope and those in it, in order."""
-    children = module.once(_children)
+    children = _children(module)
     inside = [module.scopes.of[function]]
     for scope in inside:
         inside += children.get(scope, [])
     return inside
 
 
+@once
 def _children(module: Module) -> dict[scopes.NameScope, list[scopes.NameScope]]:
     found: dict[scopes.NameScope, list[scopes.NameScope]] = {}
     for scope in module.scopes.all:
@@ -144,12 +139,10 @@ def around(module: Module, node: ast.AST) -> str | None:
     return None
 
 
+@once
 def _tracing(module: Module, function: scopes.Function) -> str | None:
-    found = module.memo(_tracing)
-    if function not in found:
-        is_lambda = isinstance(function, ast.Lambda)
-        reads = [function] if is_lambda else functions.reads(module, function) or ()
-        given = (given_to(module, read) for read in reads)
-        named = itertools.chain(decorators(module, function), filter(None, given))
-        found[function] = next((name for name, _ in named), None)
-    return found[function]
+    is_lambda = isinstance(function, ast.Lambda)
+    reads = [function] if is_lambda else functions.reads(module, function) or ()
+    given = (given_to(module, read) for read in reads)
+    named = itertools.chain(decorators(module, function), filter(None, given))
+    return next((name for name, _ in named), None)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from jax_dist.lint.model import functions, pmaps, stacking
 from jax_dist.lint.model.functions import Path
 from jax_dist.lint.model.pmaps import Site
-from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.semantic_model import Module, once
 from jax_dist.primitives import functions_of
 
 _STEPS = 300  # before a value is given up: files where everything flows everywhere
@@ -39,12 +39,9 @@ class Origin:
 _Step: TypeAlias = tuple[ast.expr, Path]
 
 
+@once
 def mapped_calls(module: Module) -> dict[ast.Call, Site]:
     """Return the calls of mapped functions that a file shows, with what mapped them."""
-    return module.once(_mapped_calls)
-
-
-def _mapped_calls(module: Module) -> dict[ast.Call, Site]:
     sites = pmaps.applications(module)
     return {call: site for site in sites for call in pmaps.mapped_calls(module, site)}
 

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
+from jax_dist.lint.model.semantic_model import once
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version, Words
 
 
@@ -71,12 +72,13 @@ def renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None)
       table: the names.
       adapt: tells what a use needs where the new name is not used as the old one.
     """
-    assigned = module.once(_assigned)
+    assigned = _assigned(module)
     entries = {entry.old: entry for entry in table if entry.old not in assigned}
     yield from _in_imports(module, entries, adapt)
     yield from _in_attributes(module, entries, adapt)
 
 
+@once
 def _assigned(module: Module) -> set[str]:
     """Return the names of jax that the file itself sets or deletes."""
     stores = (each for each in module.nodes(ast.Attribute) if not isinstance(each.ctx, ast.Load))

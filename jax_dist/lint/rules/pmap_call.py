@@ -32,7 +32,7 @@ OF_LIBRARIES = {
     triggers=(b"*pmap",),
 )
 def pmap_call(module: Module) -> Findings:
-    for site in pmaps.sites(module):
+    for site in pmaps.sites(module, pmaps.PMAP):
         message = _MESSAGES.get(site.form, "jax.pmap is in maintenance mode")
         yield Found(site.reference, f"{message}; jax-dist migrate rewrites it")
     for name, (ours, _) in OF_LIBRARIES.items():

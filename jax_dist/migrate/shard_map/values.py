@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from jax_dist.lint.model import functions, scopes, stacking
 from jax_dist.lint.model.scopes import Binding
-from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.semantic_model import Module, once
 from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.shard_map.expressions import (
     called_function,
@@ -151,7 +151,7 @@ class Values:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = self._module.class_of(node)
             if owner is not None and node.value.id == "self":
-                is_kept = (owner, node.attr) in self._module.once(_fields)
+                is_kept = (owner, node.attr) in _fields(self._module)
                 return ("field", owner, node.attr) if is_kept else None
         return None
 
@@ -201,7 +201,7 @@ class Values:
 
     def _note(self, key: Hashable, node: ast.expr) -> None:
         if isinstance(key, tuple):
-            stores, loads = self._module.once(_fields)[key[1], key[2]]
+            stores, loads = _fields(self._module)[key[1], key[2]]
             for target, value, index in stores:
                 self._define(key, target, value, index)
             for load in loads:
@@ -427,6 +427,7 @@ def _unpacked(module: Module, target: Any) -> tuple[ast.AST, ast.expr | None, in
     return (target, parent.value, index) if part is None else (target, part, None)
 
 
+@once
 def _fields(module: Module) -> dict[tuple[ast.ClassDef, str], tuple[list[Any], list[Any]]]:
     """Return the stores and loads of `self.field` that each class has."""
     fields: dict[tuple[ast.ClassDef, str], tuple[list[Any], list[Any]]] = {}
