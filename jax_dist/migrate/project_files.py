@@ -58,9 +58,6 @@ class ProjectFiles:
 
 def _imported(module: Module, names: list[str], bindings: Sequence[Binding] | None) -> str | None:
     """Return what the module imports under the first of the names, with the others behind it."""
-    if bindings is None:
-        bases = module.scopes.module.star_imports
-        return ".".join((module.absolute(bases[0]), *names)) if len(bases) == 1 else None
-    if bindings[0].kind != "import":
+    if bindings is None or bindings[0].kind != "import":
         return None
     return ".".join((module.absolute(bindings[0].target), *names[1:]))

@@ -70,18 +70,12 @@ def _joined(source: Source, statement: ast.stmt, line: str) -> Edit | None:
 def _head(tree: ast.Module) -> list[ast.stmt]:
     """Return the anchor and the imports right below it; else the docstring and those at the top."""
     anchors = [statement for statement in tree.body if _binds_jax(statement)]
-    anchors = anchors or [statement for statement in tree.body if _imports_all(statement)]
     if anchors:  # an `if` only where nothing else is
         first = [min(anchors, key=lambda statement: isinstance(statement, ast.If))]
     else:
         first = [statement for statement in tree.body[:1] if isinstance(statement, ast.Expr)]
     below = tree.body[tree.body.index(first[0]) + 1 :] if first else tree.body
     return [*first, *itertools.takewhile(_is_import, below)]
-
-
-def _imports_all(statement: ast.stmt) -> bool:
-    """Return whether a statement is `from a import *`, which may bind the new names too."""
-    return isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*"
 
 
 def _is_import(statement: ast.stmt) -> bool:
@@ -115,8 +109,6 @@ def _import_edit(source: Source, tree: ast.Module, line: str) -> Edit:
     root = _name(wanted).partition(".")[0]
     project = "" if root in KNOWN or root in sys.stdlib_module_names else root
     group = functools.partial(_group, project=project, folder=os.path.dirname(source.path))
-    if group(wanted) == _OF_PROJECT:
-        head = _below_path_edits(tree, head) or head
     above = list(filter(_is_import, tree.body[: tree.body.index(head[0])]))
     at_top = [*above, *filter(_is_import, head)]
     if group(wanted) == 1 and any(group(node) == 1 for node in above):
@@ -185,15 +177,6 @@ def _by_name(statement: ast.stmt) -> tuple[str, bool]:
 def _by_form(statement: ast.stmt) -> tuple[bool, str]:
     """Return the key of isort and ruff: `import` before `from`."""
     return isinstance(statement, ast.ImportFrom), _name(statement).lower()
-
-
-def _below_path_edits(tree: ast.Module, head: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the first import below a change of `sys.path`, where the module's level has one."""
-    below = tree.body[tree.body.index(head[-1]) + 1 :]
-    definitions = (ast.FunctionDef, ast.ClassDef)
-    above = itertools.takewhile(lambda node: not isinstance(node, definitions), below)
-    changed = itertools.dropwhile(lambda node: "sys.path" not in ast.unparse(node), above)
-    return list(filter(_is_import, changed))[:1]
 
 
 def _line_below(source: Source, statement: ast.stmt) -> tuple[int, str]:

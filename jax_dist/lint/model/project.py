@@ -82,9 +82,7 @@ class Project:
         return self._meanings[key]
 
     def _bound_in(self, path: str, name: str) -> Meaning | None:
-        words = self._bound(path)
-        is_bound = name.encode() in words or b"*" in words
-        module = self.opened(path) if is_bound else None
+        module = self.opened(path) if name.encode() in self._bound(path) else None
         return None if module is None else module.meaning_of_name(module.scopes.module, name)
 
     def _file(self, name: str, folder: str) -> str | None:
@@ -124,10 +122,10 @@ def _top_of(path: str) -> str:
 
 
 def _bound_words(path: str) -> frozenset[bytes]:
-    """Return the words of a file that may be names which it binds, "*" of a star import too."""
+    """Return the words of a file that may be names which it binds."""
     try:
         data = sources.read_bytes(path)
     except OSError:
         return frozenset()
     imports = b" ".join(_IMPORTS.findall(data))
-    return frozenset((*re.findall(rb"\w+|\*", imports), *_ASSIGNED.findall(data)))
+    return frozenset((*re.findall(rb"\w+", imports), *_ASSIGNED.findall(data)))

@@ -37,7 +37,6 @@ class NameScope:
     bindings: dict[str, list[Binding]] = dataclasses.field(default_factory=dict)
     loads: dict[str, list[ast.Name]] = dataclasses.field(default_factory=dict)
     outer: dict[str, bool] = dataclasses.field(default_factory=dict)  # whether it is global
-    star_imports: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def is_class(self) -> bool:
@@ -285,7 +284,6 @@ def _bind_import(walk: _Walk, node: ast.alias) -> None:
     else:
         base = "." * statement.level + (statement.module or "")
         if node.name == "*":
-            walk.scope.star_imports.append(base)
             return
         target = f"{base}{node.name}" if base.endswith(".") else f"{base}.{node.name}"
     walk.scope.bind(name, Binding("import", node, target=target))

@@ -4,7 +4,6 @@ Names and attributes are looked at only where a rule asks for what they may mean
 """
 
 import ast
-import builtins
 import dataclasses
 import functools
 import importlib.util
@@ -173,7 +172,7 @@ class Module:
         if isinstance(node, ast.Attribute):
             base = self.meaning(node.value)
             if base is None or base.is_partial:
-                return self._meaning_of_attribute(node)
+                return None
             return self.canonical(f"{base.name}.{node.attr}")
         if isinstance(node, ast.Call):
             return self._meaning_of_partial(node)
@@ -183,7 +182,7 @@ class Module:
         """Return what a load of `name` in `scope` means, where all its bindings agree."""
         home = scope.lookup(name)
         if home is None:
-            return self._from_star(name)
+            return None
         scope, bindings = home
         key = (scope, name)
         if key not in self._meanings:
@@ -228,28 +227,6 @@ class Module:
             return importlib.util.resolve_name(target, package)
         except ImportError:  # it leads out of what is known
             return target
-
-    def _from_star(self, name: str) -> Meaning | None:
-        key = (self.scopes.module, f"* {name}")
-        if key not in self._meanings:
-            self._meanings[key] = None  # ends a circle of files that import all of each other
-            bases = self.scopes.module.star_imports
-            meanings = (self._elsewhere(f"{self.absolute(base)}.{name}") for base in bases)
-            is_of_jax = bases == ["jax"] and not hasattr(builtins, name)
-            rest = Meaning(f"jax.{name}") if is_of_jax else None
-            self._meanings[key] = next(filter(None, meanings), rest)
-        return self._meanings[key]
-
-    def _meaning_of_attribute(self, node: ast.Attribute) -> Meaning | None:
-        """Return `self.pmap`, where the class assigns an alias to it, once."""
-        values = self.attribute_values(node)
-        if len(values) != 1 or not isinstance(values[0], _ALIASES):
-            return None
-        key = (self.scopes.module, f"{id(values[0])}")
-        if key not in self._meanings:
-            self._meanings[key] = None
-            self._meanings[key] = self.meaning(values[0])
-        return self._meanings[key]
 
     def _meaning_of_partial(self, node: ast.Call) -> Meaning | None:
         if not isinstance(node.func, ast.Name | ast.Attribute) or not node.args:
@@ -409,7 +386,6 @@ def once(
 
 
 _LONGEST_CHAIN = 50  # aliases of aliases
-_ALIASES = (ast.Name, ast.Attribute, ast.Call)
 
 
 # Packages whose own source is never asked: their names are what the rules speak of.

@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import enum
 import re
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.semantic_model import Module
@@ -49,19 +49,12 @@ def stacking(module: Module, node: ast.expr) -> _Stacking | None:
     name = module.qualified_name(node.func) or ""
     if name in _DIRECT and node.args:
         return _Stacking(_DIRECT[name], node.args[0])
-    if name == "jax.device_put_sharded" and node.args:
-        return _from_shards(module, node.args[0])
     if name in TREE_MAPS:
         return _tree_map(module, node)
     done = _written(module, node, name)
-    if done is None or done.count is None or not _is_count(module, done.count):
+    if done is None or done.count is None or not counts_devices(module, done.count):
         return None
     return None if _is_of_mesh(module, done) else done
-
-
-def _is_count(module: Module, count: ast.expr) -> bool:
-    """Return whether it is the number of devices, or their list."""
-    return counts_devices(module, count) or lists_devices(module, count)
 
 
 def _is_of_mesh(module: Module, done: _Stacking) -> bool:
@@ -129,16 +122,6 @@ def _tree_map(module: Module, call: ast.Call) -> _Stacking | None:
     return _Stacking(done.kind, tree, done.count)
 
 
-def _from_shards(module: Module, shards: Any) -> _Stacking:
-    """Return `device_put_sharded([x] * n)`, `device_put_sharded(list(split(key, n)))`."""
-    copied = _copies(shards)
-    if copied is not None and _is_count(module, copied[1]):
-        return _Stacking(Kind.REPLICATED, *copied)
-    inside = shards.args[0] if isinstance(shards, ast.Call) and len(shards.args) == 1 else shards
-    inner = stacking(module, inside)
-    return inner if inner and inner.kind is Kind.KEYS else _Stacking(Kind.SPLIT, shards)
-
-
 def _written(module: Module, call: ast.Call, name: str) -> _Stacking | None:
     """Return what a call would do if its count, as it is written, were that of the devices."""
     root, _, last = name.rpartition(".")
@@ -170,7 +153,7 @@ def _written(module: Module, call: ast.Call, name: str) -> _Stacking | None:
 
 
 def _copies(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    """Return `(x, n)` of `[x] * n` and `[x for _ in range(n)]`, `(x, y)` of `[x for _ in y]`."""
+    """Return `(x, n)` of `[x] * n` and `[x for _ in range(n)]`."""
     match node:
         case (
             ast.BinOp(left=ast.List(elts=[one]), op=ast.Mult(), right=count)
@@ -178,14 +161,16 @@ def _copies(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
         ):
             return one, count
         case ast.ListComp(
-            elt=one, generators=[ast.comprehension(target=ast.Name(id=each), iter=over, ifs=[])]
-        ):
-            if any(isinstance(part, ast.Name) and part.id == each for part in ast.walk(one)):
-                return None
-            match over:
-                case ast.Call(func=ast.Name(id="range"), args=[count]):
-                    return one, count
-            return one, over
+            elt=one,
+            generators=[
+                ast.comprehension(
+                    target=ast.Name(id=each),
+                    iter=ast.Call(func=ast.Name(id="range"), args=[count]),
+                    ifs=[],
+                )
+            ],
+        ) if each not in {part.id for part in ast.walk(one) if isinstance(part, ast.Name)}:
+            return one, count
     return None
 
 
