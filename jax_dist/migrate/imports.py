@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.findings import Edit, apply_edits
+from jax_dist.lint.model.new_imports import without
 from jax_dist.lint.model.semantic_model import KNOWN, Module, once
 from jax_dist.migrate.sites import is_vendored
 
@@ -104,28 +105,9 @@ def _removals(
         if is_under_blank and not module.source.line_text(below).strip():
             below = _next_line(module, below)
         return [Edit(start, below, "")]
-    runs: list[tuple[int, int]] = []  # of names that stand side by side
-    for number in (statement.names.index(alias) for alias in unused):
-        first = runs.pop()[0] if runs and runs[-1][1] == number - 1 else number
-        runs.append((first, number))
-    return [_without_run(module, statement, *run) for run in runs]
+    return without(module, statement, unused)
 
 
 def _next_line(module: Module, end: int) -> int:
     newline = re.compile(rb"[ \t]*(?:\r\n|\n|\r)").match(module.source.code, end)
     return end if newline is None else newline.end()
-
-
-def without(module: Module, statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> Edit:
-    """Return the edit that takes one of several names out of an import."""
-    position = statement.names.index(alias)
-    return _without_run(module, statement, position, position)
-
-
-def _without_run(
-    module: Module, statement: ast.Import | ast.ImportFrom, first: int, last: int
-) -> Edit:
-    names = statement.names
-    if last + 1 < len(names):
-        return Edit(module.span(names[first])[0], module.span(names[last + 1])[0], "")
-    return Edit(module.span(names[first - 1])[1], module.span(names[last])[1], "")

@@ -12,13 +12,13 @@ from typing import Any
 
 from jax_dist import _codes
 from jax_dist.lint.engine import linter
-from jax_dist.lint.model import pmaps
+from jax_dist.lint.model import new_imports, pmaps
 from jax_dist.lint.model.findings import Code, Edit, Fix, Safety
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.rules import Version
 from jax_dist.lint.rules.pmap_call import OF_LIBRARIES
-from jax_dist.migrate import imports, sites
+from jax_dist.migrate import sites
 from jax_dist.migrate.names import LIBRARY, Names
 from jax_dist.migrate.places import Left, Place, PlannedPlace, Target
 from jax_dist.migrate.project_files import ProjectFiles
@@ -113,10 +113,10 @@ class Renames:
         assert isinstance(statement, ast.ImportFrom)
         line, added = self._names.import_as(bound), ()
         if len(statement.names) == 1:
-            edit = Edit(*self._module.span(statement), line)
+            edits = [Edit(*self._module.span(statement), line)]
         else:
-            edit, added = imports.without(self._module, statement, alias), (line,)
-        return Fix("import pmap from elsewhere", Safety.SAFE, (edit, *more), added)
+            edits, added = new_imports.without(self._module, statement, [alias]), (line,)
+        return Fix("import pmap from elsewhere", Safety.SAFE, (*edits, *more), added)
 
     def _of_imports(self) -> Iterator[PlannedPlace]:
         """Yield `from jax import pmap` of a file that only hands the name on."""

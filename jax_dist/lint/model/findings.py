@@ -117,18 +117,6 @@ def apply_edits(code: bytes, edits: Iterable[Edit], newline: str = "\n") -> byte
     return b"".join((*pieces, code[at:]))
 
 
-def indentation_of(text: str) -> str:
-    """Return one step of indentation, as most lines of a file show it.
-
-    >>> indentation_of("if a:\\n  b = 1\\n")
-    '  '
-    """
-    depths = [len(match[1]) for match in re.finditer(r"(?m)^( +)\S", text)]
-    if not depths and re.search(r"(?m)^\t", text):
-        return "\t"
-    return "  " if sum(depth % 4 == 2 for depth in depths) * 5 > len(depths) else "    "
-
-
 def newline_of(code: bytes) -> str:
     """Return how the file ends its lines; the first one decides."""
     match = re.search(rb"\r\n|\r|\n", code)

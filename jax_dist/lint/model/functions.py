@@ -81,9 +81,8 @@ def one_parameter(function: scopes.Function) -> str | None:
 
 def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
     """Yield the nodes of a function's body, without those of functions and classes in it."""
-    waiting: list[ast.AST] = (
-        [function.body] if isinstance(function, ast.Lambda) else function.body[::-1]
-    )
+    is_lambda = isinstance(function, ast.Lambda)
+    waiting: list[ast.AST] = [function.body] if is_lambda else [*function.body[::-1]]
     while waiting:
         node = waiting.pop()
         yield node

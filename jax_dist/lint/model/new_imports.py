@@ -1,4 +1,4 @@
-"""Where new imports go, and a file with its fixes made. Nothing that is there moves.
+"""Where new imports go and old ones leave, and a file with its fixes made. Nothing else moves.
 
 A new import stands below the statement that first binds jax or flax: all that a program has to do
 before it imports jax, such as setting `os.environ`, stays above both.
@@ -9,7 +9,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.findings import Edit, Fix, apply_edits, newline_of
@@ -44,6 +44,21 @@ def with_block(source: Source, text: str) -> Source:
     gap = next((number for number, row in enumerate(rest) if row.strip()), len(rest))
     below = "\n" * max(2 - gap, 0) if source.code[at:].strip() else ""
     return _edited(source, [Edit(at, at, f"{lead}\n\n{text.strip()}\n{below}")])
+
+
+def without(
+    module: Module, statement: ast.Import | ast.ImportFrom, gone: Collection[ast.alias]
+) -> list[Edit]:
+    """Take some names out of an import, but not all, each with the comma that goes with it."""
+    spans = [module.span(alias) for alias in statement.names]
+    last = max(place for place, alias in enumerate(statement.names) if alias not in gone)
+    edits = [
+        Edit(spans[place][0], spans[place + 1][0], "")
+        for place, alias in enumerate(statement.names[:last])
+        if alias in gone
+    ]
+    end = spans[-1][1]
+    return [*edits, Edit(spans[last][1], end, "")] if spans[last][1] < end else edits
 
 
 def _edited(source: Source, edits: Iterable[Edit]) -> Source:
@@ -142,9 +157,6 @@ def _first_block(code: bytes, imports: list[ast.stmt]) -> list[ast.stmt]:
     return imports
 
 
-_OF_PROJECT = 3
-
-
 def _group(statement: ast.stmt, project: str, folder: str) -> int:
     """Return the group of an import, as sorters tell them apart: future, standard, others, project.
 
@@ -159,7 +171,7 @@ def _group(statement: ast.stmt, project: str, folder: str) -> int:
         return 0
     is_beside = root == project or (root not in KNOWN and sources.holds_module(folder, root))
     if name.startswith(".") or (project and is_beside):
-        return _OF_PROJECT
+        return 3
     return 1 if root in sys.stdlib_module_names else 2
 
 

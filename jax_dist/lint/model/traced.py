@@ -25,7 +25,7 @@ _NAMES: dict[_By, tuple[str, ...]] = {
 }
 
 # Rules on traced functions look at files that say one of these: half of all files say `jit`.
-TRIGGERS = (b"*pmap", b"*shard_map")
+TRIGGERS = (b"pmap", b"shard_map")
 
 
 @once

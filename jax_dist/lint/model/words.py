@@ -29,25 +29,15 @@ class Words:
 
     def __init__(self, data: bytes):
         self.data = data
-        self._holds: dict[bytes, bool] = {}
 
     @functools.cached_property
     def all(self) -> frozenset[bytes]:
         """All words, each once."""
         return frozenset(self.data.translate(_BLANKS).split())
 
-    def hold(self, phrase: bytes) -> bool:
-        """Return whether the file has a phrase, as words of their own or, with a star, anywhere.
-
-        >>> words = Words(b"f = jax.jit(g)  # not pmapped")
-        >>> [words.hold(word) for word in (b"jit", b"jax.jit", b"pmap", b"*pmap")]
-        [True, True, False, True]
-        """
-        if phrase not in self._holds:  # several rules ask for the same
-            whole, text = _parts(phrase)
-            is_there = whole <= self.all and (phrase in whole or text in self.data)
-            self._holds[phrase] = is_there
-        return self._holds[phrase]
+    def hold(self, *phrases: bytes) -> bool:
+        """Return whether the file has any of these phrases."""
+        return any(phrase in self.data for phrase in phrases)
 
     @functools.cached_property
     def imported(self) -> dict[bytes, set[bytes]]:
@@ -64,7 +54,7 @@ class Words:
         """Return whether code may name such as `jax.core.Primitive`, or import it."""
         home, _, last = name.rpartition(b".")
         forms = (b"%s.%s" % (spelling, last) for spelling in self._spellings(home))
-        return name in self.imported or any(map(self.hold, forms))
+        return name in self.imported or self.hold(*forms)
 
     def _spellings(self, module: bytes) -> set[bytes]:
         """Return how the file may write a module: in full, as it is imported, by its last part."""
@@ -77,18 +67,10 @@ class Words:
     @functools.cached_property
     def may_use_jax(self) -> bool:
         """True if the file may use public names of jax; most modules of jax itself do not."""
-        if not any(word in self.data for word in _LIBRARIES):
+        if not self.hold(*_LIBRARIES):
             return False
         is_internal = b"_src" in self.all and _WRAPPERS.isdisjoint(self.all)
         return not is_internal or _PUBLIC_IMPORT.search(self.data) is not None
-
-
-@functools.cache
-def _parts(phrase: bytes) -> tuple[frozenset[bytes], bytes]:
-    """Return the words that must be whole, and the phrase without its star."""
-    text = phrase.replace(b"*", b"")
-    whole = phrase.replace(b"*", b"\xff").translate(_BLANKS).split()
-    return frozenset(word for word in whole if b"\xff" not in word), text
 
 
 @functools.lru_cache(maxsize=1)

@@ -60,7 +60,7 @@ class Rule:
         """Return whether a file may have findings, by its words."""
         if callable(self.triggers):
             return self.triggers(words)
-        return any(map(words.hold, self.triggers))
+        return words.hold(*self.triggers)
 
     def finding(
         self, source: Source, message: str, span: tuple[int, int], fix: Fix | None = None

@@ -2,9 +2,10 @@
 
 import ast
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from jax_dist.lint.model.new_imports import without
 from jax_dist.lint.model.semantic_model import once
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Safety, Version, Words
 
@@ -201,21 +202,8 @@ def _moves(
         return [Edit(start, end, f"\n{indent}".join(lines))]
     if leaving:
         edits.append(Edit(start, start, "".join(f"{line}\n{indent}" for line in lines)))
-        edits += _removals(module, statement, leaving)
+        edits += without(module, statement, leaving)
     return edits
-
-
-def _removals(module: Module, statement: ast.ImportFrom, gone: Collection[ast.alias]) -> list[Edit]:
-    """Take some names out of an import, each with the comma that it no longer needs."""
-    spans = [module.span(alias) for alias in statement.names]
-    last = max(place for place, alias in enumerate(statement.names) if alias not in gone)
-    edits = [
-        Edit(spans[place][0], spans[place + 1][0], "")
-        for place, alias in enumerate(statement.names[:last])
-        if alias in gone
-    ]
-    end = spans[-1][1]
-    return [*edits, Edit(spans[last][1], end, "")] if spans[last][1] < end else edits
 
 
 _CAUGHT = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception"})

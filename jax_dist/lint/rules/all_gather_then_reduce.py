@@ -17,7 +17,7 @@ _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
     "simulated devices, jax 0.10.2). The fix is unsafe: the last digits may change.",
     instead="mean = jax.lax.pmean(x, 'i')",
     fix="unsafe",
-    triggers=(b"*all_gather",),
+    triggers=(b"all_gather",),
 )
 def all_gather_then_reduce(module: Module) -> Findings:
     for gather in module.calls("jax.lax.all_gather"):

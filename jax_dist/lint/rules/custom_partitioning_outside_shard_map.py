@@ -21,7 +21,7 @@ _MAKERS = (
     instead="step = jax.jit(jax.shard_map(lambda x: norm(x), mesh=mesh, in_specs=P('i'), "
     "out_specs=P('i')))\n"
     "# jax_dist.rewrite inserts such a shard_map",
-    triggers=(b"*custom_partitioning",),
+    triggers=(b"custom_partitioning",),
 )
 def custom_partitioning_outside_shard_map(module: Module) -> Findings:
     traced_by: dict[ast.AST, set[str]] = {}

@@ -22,7 +22,7 @@ _PARAMETERS = ("mesh", "in_specs", "out_specs", "check_rep")  # behind the funct
     instead="f = jax.shard_map(g, mesh=mesh, in_specs=in_specs, out_specs=out_specs, "
     "check_vma=False)",
     fix="safe",
-    triggers=(b"*shard_map", b"check_rep"),
+    triggers=(b"shard_map", b"check_rep"),
     since=(0, 6, 1),
 )
 def experimental_shard_map(module: Module) -> Findings:

@@ -18,7 +18,7 @@ _IN_LOOP = re.compile(
 
 
 def _may_match(words: Words) -> bool:
-    if any(map(words.hold, traced.TRIGGERS)):
+    if words.hold(*traced.TRIGGERS):
         return True
     return words.hold(b"jit(") and _IN_LOOP.search(words.data) is not None
 

@@ -27,7 +27,7 @@ _DEEPEST = 6  # calls between the body and the value that is differentiated
     instead="f = jax.shard_map(step, mesh=mesh, in_specs=(P(), P('i')), out_specs=P(), "
     "check_vma=False)\n"
     "# or jax.lax.pmean in the loss; or w = jax.lax.pcast(w, 'i', to='varying') before",
-    triggers=(b"*shard_map",),
+    triggers=(b"shard_map",),
     since=(0, 6, 1),
 )
 def gradient_of_replicated(module: Module) -> Findings:

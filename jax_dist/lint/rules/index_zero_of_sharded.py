@@ -22,7 +22,7 @@ _FIRST_SHARD = "addressable_shards[0].data.squeeze(0)"
     instead="loss = step(batch).addressable_shards[0].data.squeeze(0)\n"
     "saved = jax.tree.map(lambda x: x.addressable_shards[0].data.squeeze(0), state)",
     fix="unsafe",
-    triggers=(b"jax_utils", b"*pmap"),
+    triggers=(b"jax_utils", b"pmap"),
     since=(0, 8, 0),
 )
 def index_zero_of_sharded(module: Module) -> Findings:

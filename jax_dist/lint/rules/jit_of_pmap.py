@@ -15,7 +15,7 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     instead="step = jax_dist.pmap(train_step, axis_name='batch')  # may be traced\n"
     "# jax_dist.rewrite moves each pmap in a function onto one mesh over all processes.",
     fix="unsafe",
-    triggers=(b"*pmap",),
+    triggers=(b"pmap",),
 )
 def jit_of_pmap(module: Module) -> Findings:
     said = "jax.pmap inside {} reduces over the devices of one process only"

@@ -16,7 +16,7 @@ _PARAMETERS: tuple[str | None, ...] = ("axis_shapes", "axis_names", "axis_types"
     "resharded before. The fix is unsafe: newer code may mean Explicit.",
     instead="mesh = jax.make_mesh((8,), ('i',), axis_types=(jax.sharding.AxisType.Auto,))",
     fix="unsafe",
-    triggers=(b"*make_mesh",),
+    triggers=(b"make_mesh",),
 )
 def make_mesh_explicit(module: Module) -> Findings:
     for call in module.calls("jax.make_mesh"):

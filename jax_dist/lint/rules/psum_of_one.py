@@ -12,7 +12,7 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     why="It reads as communication, but JAX folds it to a constant while tracing.",
     instead="n = jax.lax.axis_size('i')",
     fix="safe",
-    triggers=(b"*psum",),
+    triggers=(b"psum",),
     since=(0, 6, 1),
 )
 def psum_of_one(module: Module) -> Findings:

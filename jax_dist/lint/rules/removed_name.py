@@ -20,7 +20,7 @@ _OPTIONS = {
 
 def _may_match(words: Words) -> bool:
     others = map(str.encode, (*_BUFFERS, *_BOUNDS, *_OPTIONS))
-    return any(map(words.hold, others)) or _may_name_one(words)
+    return words.hold(*others) or _may_name_one(words)
 
 
 @Rule(

@@ -18,7 +18,7 @@ _DEEPEST = 3  # functions between the call and the level of the module
     "is unsafe: prints and other effects in the body then run once.",
     instead="f = jax.jit(jax.shard_map(g, mesh=mesh, in_specs=spec, out_specs=spec))",
     fix="unsafe",
-    triggers=(b"*shard_map",),
+    triggers=(b"shard_map",),
 )
 def shard_map_no_jit(module: Module) -> Findings:
     for site in pmaps.applications(module, traced.SHARD_MAP):

@@ -3,11 +3,12 @@
 import ast
 import dataclasses
 import io
+import re
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from jax_dist.lint.model.findings import Edit, indentation_of
+from jax_dist.lint.model.findings import Edit
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.names import indentation
 
@@ -57,7 +58,7 @@ class Writer:
         # By function and mesh: the name of the sharding over its axis.
         self._sharded: dict[tuple[ast.AST, str], str] = {}
         self._bound_in: dict[ast.AST, set[str]] = {}
-        self.unit: str = indentation_of(module.source.code.decode())
+        self.unit: str = _indentation_of(module.source.code.decode())
         self._width = _WIDTHS.get(len(self.unit), 88)
         self.bound: set[str] = {name for scope in module.scopes.all for name in scope.bindings}
 
@@ -258,3 +259,15 @@ class Writer:
 
 
 _MESH = "jax.sharding.Mesh"
+
+
+def _indentation_of(text: str) -> str:
+    """Return one step of indentation, as most lines of a file show it.
+
+    >>> _indentation_of("if a:\\n  b = 1\\n")
+    '  '
+    """
+    depths = [len(match[1]) for match in re.finditer(r"(?m)^( +)\S", text)]
+    if not depths and re.search(r"(?m)^\t", text):
+        return "\t"
+    return "  " if sum(depth % 4 == 2 for depth in depths) * 5 > len(depths) else "    "
