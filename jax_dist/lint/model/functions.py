@@ -52,31 +52,12 @@ def argument_of(
     return next((value for each, value in pairs if each is parameter), None)
 
 
-def results_of(function: scopes.Function) -> list[ast.expr] | None:
-    """Return what a function may return; None where its decorators or its kind hide that."""
-    if isinstance(function, ast.AsyncFunctionDef):
-        return None
-    if not isinstance(function, ast.Lambda) and function.decorator_list:
-        return None
-    if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in own_nodes(function)):
-        return None
-    return returned(function)
-
-
 def returned(function: scopes.Function) -> list[ast.expr]:
     """Return the values of a function's own `return` statements."""
     if isinstance(function, ast.Lambda):
         return [function.body]
     returns = [each for each in own_nodes(function) if isinstance(each, ast.Return)]
     return [each.value for each in returns if each.value is not None]
-
-
-def one_parameter(function: scopes.Function) -> str | None:
-    """Return the name of the only parameter that a call must give."""
-    arguments = function.args
-    names = [*arguments.posonlyargs, *arguments.args]
-    needed = names[: len(names) - len(arguments.defaults)]
-    return needed[0].arg if len(needed) == 1 and arguments.vararg is None else None
 
 
 def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
@@ -112,15 +93,6 @@ def innermost(module: Module, fun: Any) -> scopes.Function | None:
             return None
         fun = fun.args[0]
     return pmaps.definition(module, fun)
-
-
-def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield `(name, decorator)` of a def, outermost first; "" where the name is not known."""
-    for decorator in getattr(function, "decorator_list", ()):
-        meaning = module.meaning(decorator)
-        if meaning is None and isinstance(decorator, ast.Call):
-            meaning = module.meaning(decorator.func)  # @jax.jit(donate_argnums=0)
-        yield "" if meaning is None else meaning.name, decorator
 
 
 TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkpoint"))

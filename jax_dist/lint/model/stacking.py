@@ -6,7 +6,7 @@ import enum
 import re
 from typing import TypeAlias
 
-from jax_dist.lint.model import functions, pmaps, scopes
+from jax_dist.lint.model import pmaps
 from jax_dist.lint.model.semantic_model import Module
 
 TREE_MAPS = frozenset(
@@ -74,18 +74,6 @@ _DIRECT = {
 }
 
 
-def returned(function: scopes.Function) -> ast.expr | None:
-    """Return what a function returns, where that is its one statement."""
-    if isinstance(function, ast.Lambda):
-        return function.body
-    body = [each for each in function.body if not isinstance(each, ast.Expr)]
-    constants = [each.value for each in function.body if isinstance(each, ast.Expr)]
-    match body:
-        case [ast.Return(value=value)] if all(isinstance(each, ast.Constant) for each in constants):
-            return value
-    return None
-
-
 def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
     """Return `tree` of `tree_map(lambda x: x[0], tree)`; None for anything else."""
     match node:
@@ -99,11 +87,21 @@ def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
 
 
 def _of_leaf(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None]:
-    """Return the one parameter of a function and its one result, or None and None."""
+    """Return the one parameter that a function needs and its one result, or None and None."""
     function = pmaps.definition(module, fun)
     if function is None:
         return None, None
-    return functions.one_parameter(function), returned(function)
+    arguments = function.args
+    names = [*arguments.posonlyargs, *arguments.args]
+    needed = names[: len(names) - len(arguments.defaults)]
+    if len(needed) != 1 or arguments.vararg is not None:
+        return None, None
+    match function.body:
+        case ast.expr() as result:  # of a lambda
+            return needed[0].arg, result
+        case [ast.Return(value=result)] | [ast.Expr(), ast.Return(value=result)]:
+            return needed[0].arg, result
+    return None, None
 
 
 def _tree_map(module: Module, call: ast.Call) -> _Stacking | None:

@@ -123,9 +123,13 @@ def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
 
 
 def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Return `(name, decorator)` of the transformations that decorate a def, outermost first."""
-    named = functions.decorators(module, function)
-    return (each for each in named if each[0] in _OUTER)
+    """Yield `(name, decorator)` of the transformations that decorate a def, outermost first."""
+    for decorator in getattr(function, "decorator_list", ()):
+        meaning = module.meaning(decorator)
+        if meaning is None and isinstance(decorator, ast.Call):
+            meaning = module.meaning(decorator.func)  # @jax.jit(donate_argnums=0)
+        if meaning is not None and meaning.name in _OUTER:
+            yield meaning.name, decorator
 
 
 def around(module: Module, node: ast.AST) -> str | None:

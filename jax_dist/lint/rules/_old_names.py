@@ -4,69 +4,48 @@ The versions are those of jax's change log; what is called gone was looked up on
 what is called new on jax 0.10.2 and 0.12.0.1.
 """
 
+from collections.abc import Iterator
+
 from jax_dist.lint.rules._renames import Rename
 
-# The old name, the new one, the jax that removed the old one ("-": not known), and the first jax
-# with the new one, where that may be newer than what a project requires. A module stands for all
-# in it that has no row of its own.
-_RENAMED = """
-jax.tree_map jax.tree.map 0.6.0 0.4.25
-jax.tree_leaves jax.tree.leaves 0.6.0 0.4.25
-jax.tree_flatten jax.tree.flatten 0.6.0 0.4.25
-jax.tree_unflatten jax.tree.unflatten 0.6.0 0.4.25
-jax.tree_structure jax.tree.structure 0.6.0 0.4.25
-jax.tree_transpose jax.tree.transpose 0.6.0 0.4.25
-jax.tree_reduce jax.tree.reduce - 0.4.25
-jax.tree_all jax.tree.all - 0.4.25
-jax.tree_multimap jax.tree.map 0.3.16 0.4.25
-jax.tree_util.tree_multimap jax.tree.map 0.3.16 0.4.25
-jax.numpy.DeviceArray jax.Array 0.4.14
-jax.interpreters.pxla.ShardedDeviceArray jax.Array 0.4.14
-jax.random.KeyArray jax.Array 0.4.24
-jax.random.PRNGKeyArray jax.Array 0.4.24
-jax.experimental.PartitionSpec jax.sharding.PartitionSpec 0.4.11
-jax.experimental.pjit.PartitionSpec jax.sharding.PartitionSpec 0.4.11
-jax.experimental.pjit.NamedSharding jax.sharding.NamedSharding 0.4.11
-jax.interpreters.pxla.PartitionSpec jax.sharding.PartitionSpec 0.4.11
-jax.interpreters.pxla.Mesh jax.sharding.Mesh 0.4.11
-jax.experimental.maps.Mesh jax.sharding.Mesh 0.4.11
-jax.sharding.XLACompatibleSharding jax.sharding.Sharding 0.4.34
-jax.api jax 0.2.21
-jax.config.config jax.config 0.4.25
-jax.config.FLAGS jax.config -
-jax.linear_util jax.extend.linear_util 0.4.24 0.4.16
-jax.experimental.optimizers jax.example_libraries.optimizers 0.3.16
-jax.experimental.stax jax.example_libraries.stax 0.3.16
-jax.core.ClosedJaxpr jax.extend.core.ClosedJaxpr 0.6.0 0.4.36
-jax.core.Jaxpr jax.extend.core.Jaxpr 0.6.0 0.4.36
-jax.core.JaxprEqn jax.extend.core.JaxprEqn 0.6.0 0.4.36
-jax.core.Literal jax.extend.core.Literal 0.6.0 0.4.36
-jax.core.Primitive jax.extend.core.Primitive 0.6.0 0.4.36
-jax.core.Token jax.extend.core.Token 0.6.0 0.4.36
-jax.core.Var jax.extend.core.Var 0.6.0 0.4.36
-jax.core.jaxpr_as_fun jax.extend.core.jaxpr_as_fun 0.6.0 0.4.36
-jax.abstract_arrays.ShapedArray jax.core.ShapedArray 0.4.17
-jax.lib.xla_bridge.get_backend jax.extend.backend.get_backend 0.8.0 0.4.32
-jax.lib.xla_bridge.device_count jax.device_count 0.8.0
-jax.lib.xla_bridge.local_device_count jax.local_device_count 0.8.0
-jax.lib.xla_bridge.process_index jax.process_index 0.8.0
-jax.lib.xla_bridge.process_count jax.process_count 0.8.0
-jax.lib.xla_bridge.devices jax.devices 0.8.0
-jax.lib.xla_bridge.local_devices jax.local_devices 0.8.0
-jax.lib.xla_bridge.default_backend jax.default_backend 0.8.0
-jax.lib.xla_bridge.host_id jax.process_index 0.8.0
-jax.lib.xla_bridge.host_count jax.process_count 0.8.0
-jax.lib.xla_client.Device jax.Device 0.5.0 0.4.11
-jax.lib.xla_extension.Device jax.Device 0.8.0 0.4.11
-jax.lib.xla_client.XlaRuntimeError jax.errors.JaxRuntimeError 0.6.0
-jax.lib.xla_extension.XlaRuntimeError jax.errors.JaxRuntimeError 0.6.0
-jax.numpy.row_stack jax.numpy.vstack 0.4.24
-jax.numpy.in1d jax.numpy.isin 0.4.24
-jax.numpy.round_ jax.numpy.round 0.4.38
-jax.numpy.trapz jax.scipy.integrate.trapezoid 0.4.24 0.4.16
-jax.nn.normalize jax.nn.standardize 0.4.29 0.4.28
-jax.clear_backends jax.extend.backend.clear_backends 0.4.36 0.4.26
-jax.experimental.enable_x64 jax.enable_x64 - 0.8.0
+# The old home and the new one, the jax that removed the old names ("-": not known), the first jax
+# with the new ones (0: as old as what a project may require), and the names; `a:b` is `b` now.
+_MOVED = """
+jax jax.tree 0.6.0 0.4.25 tree_map:map tree_leaves:leaves tree_flatten:flatten
+jax jax.tree 0.6.0 0.4.25 tree_unflatten:unflatten tree_structure:structure
+jax jax.tree 0.6.0 0.4.25 tree_transpose:transpose
+jax jax.tree - 0.4.25 tree_reduce:reduce tree_all:all
+jax jax.tree 0.3.16 0.4.25 tree_multimap:map
+jax.tree_util jax.tree 0.3.16 0.4.25 tree_multimap:map
+jax.numpy jax 0.4.14 0 DeviceArray:Array
+jax.interpreters.pxla jax 0.4.14 0 ShardedDeviceArray:Array
+jax.random jax 0.4.24 0 KeyArray:Array PRNGKeyArray:Array
+jax.experimental jax.sharding 0.4.11 0 PartitionSpec
+jax.experimental.pjit jax.sharding 0.4.11 0 PartitionSpec NamedSharding
+jax.interpreters.pxla jax.sharding 0.4.11 0 PartitionSpec Mesh
+jax.experimental.maps jax.sharding 0.4.11 0 Mesh
+jax.sharding jax.sharding 0.4.34 0 XLACompatibleSharding:Sharding
+jax.config jax - 0 FLAGS:config
+jax.config jax 0.4.25 0 config
+jax jax.extend 0.4.24 0.4.16 linear_util
+jax.experimental jax.example_libraries 0.3.16 0 optimizers stax
+jax.core jax.extend.core 0.6.0 0.4.36 ClosedJaxpr Jaxpr JaxprEqn Literal Primitive Token Var
+jax.core jax.extend.core 0.6.0 0.4.36 jaxpr_as_fun
+jax.abstract_arrays jax.core 0.4.17 0 ShapedArray
+jax.lib.xla_bridge jax.extend.backend 0.8.0 0.4.32 get_backend
+jax.lib.xla_bridge jax 0.8.0 0 device_count local_device_count devices local_devices
+jax.lib.xla_bridge jax 0.8.0 0 process_index process_count default_backend
+jax.lib.xla_bridge jax 0.8.0 0 host_id:process_index host_count:process_count
+jax.lib.xla_client jax 0.5.0 0.4.11 Device
+jax.lib.xla_extension jax 0.8.0 0.4.11 Device
+jax.lib.xla_client jax.errors 0.6.0 0 XlaRuntimeError:JaxRuntimeError
+jax.lib.xla_extension jax.errors 0.6.0 0 XlaRuntimeError:JaxRuntimeError
+jax.numpy jax.numpy 0.4.24 0 row_stack:vstack in1d:isin
+jax.numpy jax.numpy 0.4.38 0 round_:round
+jax.numpy jax.scipy.integrate 0.4.24 0.4.16 trapz:trapezoid
+jax.nn jax.nn 0.4.29 0.4.28 normalize:standardize
+jax jax.extend.backend 0.4.36 0.4.26 clear_backends
+jax.experimental jax - 0.8.0 enable_x64
 """
 
 # The old name, what removed it, and what to do in the place of a new name.
@@ -100,9 +79,12 @@ _CALLBACKS = "use jax.pure_callback, jax.experimental.io_callback or jax.debug.c
 _MESH = "use jax.sharding.get_abstract_mesh(), and jax.set_mesh(mesh) in the place of mesh"
 
 
-def _renamed(row: str) -> Rename:
-    old, new, gone, needs = (*row.split(), "0")[:4]
-    return Rename(old, new, gone.strip("-"), needs=tuple(map(int, needs.split("."))))
+def _moved(row: str) -> Iterator[Rename]:
+    old_home, new_home, gone, needs, *names = row.split()
+    version = tuple(map(int, needs.split(".")))
+    for old, _, new in (name.partition(":") for name in names):
+        new_name = f"{new_home}.{new or old}"
+        yield Rename(f"{old_home}.{old}", new_name, gone.strip("-"), needs=version)
 
 
 def _without_successor(row: str) -> Rename:
@@ -111,7 +93,8 @@ def _without_successor(row: str) -> Rename:
 
 
 NAMES: tuple[Rename, ...] = (
-    *map(_renamed, _RENAMED.strip().splitlines()),
+    *(rename for row in _MOVED.strip().splitlines() for rename in _moved(row)),
+    Rename("jax.api", "jax", "0.2.21"),
     *map(_without_successor, _WITHOUT_SUCCESSOR.strip().splitlines()),
     Rename("flax.optim", "", "flax 0.6.0", "use optax, which does not hold the parameters"),
     Rename("jax.host_id", "jax.process_index", deprecated="0.2.13"),

@@ -85,10 +85,8 @@ def _is_array(module: Module, node: ast.Call) -> bool:
     root, _, last = (name or "").rpartition(".")
     if root in _LIBRARIES and last in _SHAPED:
         return _has_size(node, _SHAPED[last], root)
-    if name == "jax.device_put":
-        return any(_may_be_large(module, each) for each in node.args[:1])
-    is_of_arrays = root in _LIBRARIES and last in _OF_ARRAYS
-    return is_of_arrays and any(_may_be_large(module, each) for each in node.args)
+    is_of_arrays = name == "jax.device_put" or (root in _LIBRARIES and last in _OF_ARRAYS)
+    return is_of_arrays and bool(node.args) and _may_be_large(module, node.args[0])
 
 
 def _may_be_large(module: Module, node: ast.expr) -> bool:

@@ -22,7 +22,7 @@ _SHARDINGS = {"in_shardings", "out_shardings"}
     what="`pjit` and `with_sharding_constraint` from `jax.experimental.pjit`.",
     why="`pjit` is deprecated since jax 0.8.0. It reads a `PartitionSpec` in its shardings with "
     "the mesh of `with mesh:`, where `jax.jit` needs `with jax.set_mesh(mesh):` and raises a "
-    "RuntimeError otherwise (jax 0.10.2): so there is no fix with specs.",
+    "RuntimeError otherwise (jax 0.10.2): so there is no fix with shardings but None.",
     instead="f = jax.jit(g, donate_argnums=0)",
     fix="safe",
     triggers=_renames.mentions(_OLD),
@@ -43,20 +43,5 @@ def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> list[E
         return None
     if not used.arguments.keys() <= _SAME | _SHARDINGS:
         return None
-    shardings = [used.arguments.get(name) for name in _SHARDINGS]
-    return [] if all(_is_named(module, each) for each in shardings) else None
-
-
-def _is_named(module: Module, sharding: ast.expr | None) -> bool:
-    """Return whether a tree of shardings holds None and `NamedSharding(...)` only."""
-    match sharding:
-        case None | ast.Constant(value=None):
-            return True
-        case ast.Name():
-            value = module.value(sharding)
-            return value is not None and _is_named(module, value)
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return all(_is_named(module, part) for part in parts)
-        case ast.Call(func=function):
-            return module.qualified_name(function) == "jax.sharding.NamedSharding"
-    return False
+    shardings = (used.arguments.get(name) for name in _SHARDINGS)
+    return [] if all(each is None or isinstance(each, ast.Constant) for each in shardings) else None

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.lint.model import pmaps, stacking
+from jax_dist.lint.model import functions, pmaps, scopes, stacking
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
 
@@ -78,3 +78,14 @@ def container_around(module: Module, node: ast.expr) -> ast.expr | None:
         return parent if isinstance(parent, ast.Call) and _makes_dict(module, parent) else None
     is_store = isinstance(getattr(parent, "ctx", None), ast.Store)
     return parent if isinstance(parent, ast.Tuple | ast.List | ast.Dict) and not is_store else None
+
+
+def results_of(function: scopes.Function) -> list[ast.expr] | None:
+    """Return what a function may return; None where its decorators or its kind hide that."""
+    if isinstance(function, ast.AsyncFunctionDef):
+        return None
+    if not isinstance(function, ast.Lambda) and function.decorator_list:
+        return None
+    if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in functions.own_nodes(function)):
+        return None
+    return functions.returned(function)

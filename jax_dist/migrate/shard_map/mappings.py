@@ -9,7 +9,7 @@ from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate.places import Left
-from jax_dist.migrate.shard_map.expressions import called_function
+from jax_dist.migrate.shard_map.expressions import called_function, results_of
 
 _TAKEN = frozenset(
     ("axis_name", "in_axes", "out_axes", "static_broadcasted_argnums", "donate_argnums", "devices")
@@ -273,7 +273,7 @@ def _axes(node: ast.expr | None, count: int) -> list[int | None]:
 def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
     """Return how many results there are; None: one. Raises Left."""
     if function is not None and module.holds(function):
-        returned = functions.results_of(function) or ()
+        returned = results_of(function) or ()
         counts = {len(result.elts) if isinstance(result, ast.Tuple) else 0 for result in returned}
         if len(counts) == 1 and counts != {0}:
             return counts.pop()

@@ -20,6 +20,7 @@ from jax_dist.migrate.shard_map.expressions import (
     container_around,
     list_reads,
     parts_of,
+    results_of,
     takes_first,
     waits,
 )
@@ -283,7 +284,7 @@ class Values:
     def _define_by_function(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
         """Join the result of a function of the file with what it returns, if that is seen."""
         function = called_function(self._module, value) if isinstance(value, ast.Call) else None
-        returned = None if function is None else functions.results_of(function)
+        returned = None if function is None else results_of(function)
         if function is None or not returned or functions.callers(self._module, function) is None:
             return False
         parts = [
