@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import unicodedata
 from collections.abc import Sequence
 
 from jax_dist import _codes
@@ -79,7 +78,7 @@ def _block(finding: Finding, *, color: bool) -> str:
 
 
 def _marked_line(finding: Finding) -> tuple[str, int, int]:
-    """Return the line as shown, the columns before what was found, and those that it takes."""
+    """Return the line as shown, the characters before what was found, and how many it takes."""
     text, start, end = finding.line_text.rstrip(), finding.start, finding.end
     first, last = start.column - 1, end.column - 1
     if (end.cell, end.line) != (start.cell, start.line):
@@ -89,7 +88,7 @@ def _marked_line(finding: Finding) -> tuple[str, int, int]:
     if len(text) > _WIDEST:
         text, last = f"{text[:_WIDEST]}…", min(last, _WIDEST)
     before, marked, after = map(_visible, (text[:first], text[first:last], text[last:]))
-    return before + marked + after, _width(before), max(_width(marked), 1)
+    return before + marked + after, len(before), max(len(marked), 1)
 
 
 def _visible(text: str) -> str:
@@ -98,13 +97,6 @@ def _visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
-
-
-def _width(text: str) -> int:
-    """Return the columns that a text takes on a terminal."""
-    if text.isascii():
-        return len(text)
-    return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
 
 
 def _command(finding: Finding) -> str:

@@ -38,10 +38,6 @@ class NameScope:
     loads: dict[str, list[ast.Name]] = dataclasses.field(default_factory=dict)
     outer: dict[str, bool] = dataclasses.field(default_factory=dict)  # whether it is global
 
-    @property
-    def is_class(self) -> bool:
-        return isinstance(self.node, ast.ClassDef)
-
     def bind(self, name: str, binding: Binding) -> None:
         self.bindings.setdefault(name, []).append(binding)
 
@@ -49,8 +45,9 @@ class NameScope:
         """Return the scope that a load of `name` here reads from, and what it binds the name to."""
         scope: NameScope | None = self
         while scope is not None:
-            visible = scope is self or not scope.is_class  # methods do not see their class's names
-            if visible and name in scope.bindings and name not in scope.outer:
+            # Methods do not see the names of their class.
+            is_visible = scope is self or not isinstance(scope.node, ast.ClassDef)
+            if is_visible and name in scope.bindings and name not in scope.outer:
                 return scope, scope.bindings[name]
             scope = scope.parent
         return None
@@ -174,20 +171,11 @@ def build(tree: ast.Module, *, is_whole: bool = True) -> Scopes:
         walk.see(nodes)
     for scope in scopes.all:
         for name, is_global in scope.outer.items():
-            home = module if is_global else _nonlocal_home(scope, name) or module
+            around = scope.parent.lookup(name) if scope.parent and not is_global else None
+            home = around[0] if around else module
             for binding in scope.bindings.get(name, ()):
                 home.bind(name, Binding("outer", binding.node))
     return scopes
-
-
-def _nonlocal_home(scope: NameScope, name: str) -> NameScope | None:
-    """Return the nearest function around a scope that binds a name of its own."""
-    around = scope.parent
-    while around is not None:
-        if name in around.bindings and name not in around.outer and not around.is_class:
-            break
-        around = around.parent
-    return around
 
 
 class _Walk:

@@ -299,9 +299,9 @@ class Module:
             (node for name in names for node in self._uses.get(name, ())), key=scopes.place
         )
 
-    def used_names(self, root: str) -> list[str]:
-        """Return all that the file uses of a package, as "jax.lax.psum" of "jax", sorted."""
-        return sorted(name for name in self._uses if name.partition(".")[0] == root)
+    def used_names(self) -> list[str]:
+        """Return the meanings of all names that the file uses, such as "jax.lax.psum", sorted."""
+        return sorted(self._uses)
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Return every call of what means one of `names`, in order; not through partials."""

@@ -64,15 +64,8 @@ class Source:
 
     def position(self, offset: int) -> Position:
         line = self.row(offset)
-        start = self.line_starts[line]
-        column = offset - start + bisect.bisect_left(self._continuations, start)
-        column -= bisect.bisect_left(self._continuations, offset)
-        return Position(line + 1, column + 1)
-
-    @functools.cached_property
-    def _continuations(self) -> list[int]:
-        """The offsets of bytes that begin no character, and do not count."""
-        return [match.start() for match in re.finditer(rb"[\x80-\xbf]", self.code)]
+        before = self.code[self.line_starts[line] : offset]
+        return Position(line + 1, len(before.decode("utf-8", "replace")) + 1)
 
     def line_text(self, offset: int) -> str:
         """Return the line that holds `offset`, without its end."""

@@ -21,11 +21,7 @@ _WRAPPERS = frozenset((b"flax", b"equinox", b"jax_dist"))
 
 
 class Words:
-    """The words of a file.
-
-    Args:
-      data: its bytes.
-    """
+    """The words of a file, and what they say of its names."""
 
     def __init__(self, data: bytes):
         self.data = data

@@ -32,11 +32,6 @@ class Found:
 Findings: TypeAlias = Iterator[Found]
 
 
-def _check_nothing(module: Module) -> Findings:
-    del module
-    yield from ()
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """A check, which it decorates, and the words that explain it in docs/rules.md."""
@@ -51,7 +46,7 @@ class Rule:
     fix: Literal["safe", "unsafe", "none"] = "none"  # the least safe fix that it offers
     default: bool = True  # False: only where asked for, because it can only say "may"
     since: Version = (0,)  # silent in projects that must run on a jax older than this
-    check: Callable[[Module], Findings] = _check_nothing
+    check: Callable[[Module], Findings] = lambda _: iter(())
 
     def __call__(self, check: Callable[[Module], Findings]) -> "Rule":
         return dataclasses.replace(self, check=check)

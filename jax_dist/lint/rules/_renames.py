@@ -94,8 +94,7 @@ def _entry_for(entries: Mapping[str, Rename], name: str) -> Rename | None:
 
 
 def _in_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
-    roots = sorted({old.partition(".")[0] for old in entries})
-    for name in (each for root in roots for each in module.used_names(root)):
+    for name in module.used_names():
         entry = _entry_for(entries, name)
         if entry is None:
             continue

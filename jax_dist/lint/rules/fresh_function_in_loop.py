@@ -51,9 +51,6 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
     """Return the innermost loop whose body holds a node, within the function around it."""
     below = node
     for around in module.ancestors(node):
-        if isinstance(around, ast.If):  # the most frequent, in chains of any length
-            below = around
-            continue
         if isinstance(around, scopes.Function | ast.ClassDef):
             return None
         if isinstance(around, scopes.Comprehension) and not isinstance(below, ast.comprehension):
@@ -67,12 +64,10 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
 def _is_fresh(module: Module, fun: Any, loop: ast.AST) -> bool:
     """Return whether an expression is another function in each iteration."""
     fun = traced.followed(module, fun) or fun
-    while isinstance(fun, ast.Call) and fun.args:  # `shard_map(f)`, `vmap(f)`
-        name = module.qualified_name(fun.func) or ""
-        if name in PARTIAL:
-            return _loop_around(module, fun) is loop
-        if not name.startswith("jax."):
-            return False
-        fun = traced.followed(module, fun.args[0]) or fun.args[0]
+    name = module.qualified_name(fun.func) if isinstance(fun, ast.Call) else None
+    if name in PARTIAL:
+        return _loop_around(module, fun) is loop
+    if name in traced.SHARD_MAP and fun.args:  # which innermost does not look through
+        fun = fun.args[0]
     function = functions.innermost(module, fun)
     return function is not None and _loop_around(module, function) is loop

@@ -1,7 +1,5 @@
 """JXD306: `psum(1, axis)` is `axis_size(axis)`."""
 
-import ast
-
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
 
 
@@ -22,14 +20,8 @@ def psum_of_one(module: Module) -> Findings:
             # By text: the values True and 1.0 equal 1, yet psum gives them other types.
             case [one, axis] if call.args and len(named) == len(call.keywords):
                 if module.text(one) == "1":
-                    fix = _fix(module, call.func, one, axis)
+                    name, imports = module.name_for("jax.lax.axis_size", call)
+                    to_axis = Edit(module.span(one)[0], module.span(axis)[0], "")
+                    edits = (Edit(*module.span(call.func), name), to_axis)
+                    fix = Fix("use jax.lax.axis_size", Safety.SAFE, edits, imports)
                     yield Found(call, "psum(1, axis) is axis_size(axis)", fix)
-
-
-def _fix(module: Module, function: ast.expr, one: ast.expr, axis: ast.expr) -> Fix:
-    name, imports = module.name_for("jax.lax.axis_size", function)
-    edits = (
-        Edit(*module.span(function), name),
-        Edit(module.span(one)[0], module.span(axis)[0], ""),
-    )
-    return Fix("use jax.lax.axis_size", Safety.SAFE, edits, imports)
