@@ -1,6 +1,11 @@
 """JXD306: `psum(1, axis)` is `axis_size(axis)`."""
 
+import re
+
 from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
+
+# Not of another first argument, nor in a sentence.
+_OF_ONE = re.compile(rb"psum(?!\w|\s*\(\s*[^\s1(#\\]| (?!as |if |else )[a-z])")
 
 
 @Rule(
@@ -10,7 +15,7 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     why="It reads as communication, but JAX folds it to a constant while tracing.",
     instead="n = jax.lax.axis_size('i')",
     fix="safe",
-    triggers=(b"psum",),
+    triggers=lambda words: words.hold(b"psum") and bool(_OF_ONE.search(words.data)),
     since=(0, 6, 1),
 )
 def psum_of_one(module: Module) -> Findings:

@@ -18,9 +18,11 @@ _OPTIONS = {
 }
 
 
+_OTHERS = frozenset(map(str.encode, (*_BUFFERS, *_BOUNDS, *_OPTIONS)))
+
+
 def _may_match(words: Words) -> bool:
-    others = map(str.encode, (*_BUFFERS, *_BOUNDS, *_OPTIONS))
-    return words.hold(*others) or _may_name_one(words)
+    return not _OTHERS.isdisjoint(words.all) or _may_name_one(words)
 
 
 @Rule(
