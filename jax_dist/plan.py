@@ -1,7 +1,7 @@
-"""Memory and collectives of a training step on unattached machines, by strategy.
+"""Memory and collectives of a training step on machines that are not attached, by strategy.
 
-The function in a mapped step, with the arguments of one device, is mapped again over the devices of
-each machine, and compiled. Nothing runs, and all numbers are those of the compiler.
+The function that the step maps, with the arguments of one device, is mapped again over the devices
+of each machine and compiled. Nothing runs; all numbers come from the compiler.
 """
 
 import concurrent.futures
@@ -25,71 +25,86 @@ from jax_dist.topology import Topology, topology
 
 STRATEGIES = ("jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp", "fsdp-regather")
 DEFAULT = ("jax.pmap", "replicated", "fsdp", "fsdp-regather")
-_AT_ONCE = 4  # programs that are compiled side by side, at most
-_LEAST_EFFORT = 9  # of "O0" to "O3", 9 to 39; jax 0.10 takes the number alone, 0.12 both
-_SURE = 0.7  # of a device's memory: a quick program that takes less fits with usual effort, too
+_MAX_PARALLEL_COMPILATIONS = 4
+# XLA's effort levels "O0" to "O3" are the numbers 9 to 39. jax 0.10 accepts only the number.
+_LOWEST_EFFORT = 9
+# A program compiled with the lowest effort that needs less than this share of a device's memory
+# fits with the usual effort as well.
+_SAFE_MEMORY_SHARE = 0.7
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One strategy on one machine. Bytes are those of one device."""
+    """The result of compiling a step with one strategy for one machine; bytes are per device."""
 
     machine: str
     strategy: str
-    memory: int | None = None  # that a program may use there; None if unknown
-    needed: int | None = None  # at the peak; also of a program that the compiler rejects for it
-    program: ProgramCost | None = None  # None: it was not compiled
+    memory: int | None = None  # bytes that a program may use; None if unknown
+    needed: int | None = None  # peak bytes; also known if the compiler rejects it for its size
+    program: ProgramCost | None = None  # None if it was not compiled
     seconds: float | None = None  # of compilation
-    problem: str = ""  # why there is no program, if not for memory
-    is_quick: bool = False  # compiled with the least effort: the peak is an estimate
+    problem: str = ""  # why there is no program, if not for its size
+    is_quick: bool = False  # compiled with the lowest effort, so `needed` is an estimate
 
     @property
     def fits(self) -> bool | None:
-        """Return whether the program fits; None if there is no program, or no limit."""
+        """Return whether the program fits in memory; None if there is no program or no limit."""
         if self.needed is None or self.memory is None:
             return None
         return self.needed <= self.memory and self.program is not None
 
     @property
     def verdict(self) -> str:
-        """Return whether the program fits, and by how much."""
-        if self.problem or self.needed is None or self.memory is None:
-            return self.problem or "limit unknown"
-        spare = human_bytes(abs(self.memory - self.needed))
-        about = "about " * self.is_quick
-        return f"fits, {about}{spare} free" if self.fits else f"does NOT fit, by {spare}"
+        """Return the verdict for the table, as "fits, 1.2 GB free", or why there is none."""
+        if self.problem:
+            return self.problem
+        if self.needed is None or self.memory is None:
+            return "limit unknown"
+        difference = human_bytes(abs(self.memory - self.needed))
+        if not self.fits:
+            return f"does NOT fit, by {difference}"
+        return f"fits, about {difference} free" if self.is_quick else f"fits, {difference} free"
 
     @property
     def cells(self) -> list[str]:
-        """Return the numbers of its line in the table."""
+        """Return the four cells for the table: arguments, peak, sent bytes, compile time."""
         peak = "" if self.needed is None else human_bytes(self.needed)
         if self.program is None:
             return ["", peak, "", ""]
-        # A loop of unknown length counts once.
-        runs = [collective.runs for collective in self.program.collectives]
-        sent = ">" * ("in a loop of unknown length" in runs) + human_bytes(self.program.moved_bytes)
+        sent = human_bytes(self.program.moved_bytes)
+        if any(c.runs == "in a loop of unknown length" for c in self.program.collectives):
+            sent = f">{sent}"  # such a loop was counted as one iteration
         arguments = human_bytes(self.program.argument_bytes or 0)
         return [arguments, peak, sent, f"{self.seconds or 0:.0f} s"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """A step with several strategies on several machines. Printed, it is a table."""
+    """The results of `plan`: a step compiled with each strategy for each machine.
 
-    name: str  # of the step
+    `str(plan)` is a table for each machine.
+    """
+
+    name: str  # of the step's function
     machines: tuple[Topology, ...]
-    rows: tuple[PlanRow, ...]  # by machine
+    rows: tuple[PlanRow, ...]  # all strategies of the first machine, then those of the second, ...
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as dicts, lists, strings and numbers, for JSON."""
+        machines = [
+            {
+                "name": machine.name,
+                "devices": len(machine.devices),
+                "hosts": machine.hosts,
+                "memory": machine.memory,
+            }
+            for machine in self.machines
+        ]
         rows = []
         for row in self.rows:
-            moved = row.program and row.program.moved_bytes
-            rows.append({**dataclasses.asdict(row), "fits": row.fits, "moved_bytes": moved})
-        machines = [
-            {"name": m.name, "devices": len(m.devices), "hosts": m.hosts, "memory": m.memory}
-            for m in self.machines
-        ]
+            moved_bytes = None if row.program is None else row.program.moved_bytes
+            computed = {"fits": row.fits, "moved_bytes": moved_bytes}
+            rows.append(dataclasses.asdict(row) | computed)
         return {"name": self.name, "machines": machines, "rows": rows}
 
     def __str__(self) -> str:
@@ -128,17 +143,18 @@ def plan(
     Args:
       fun: a function mapped by `jax.pmap` or `jax_dist.pmap`, or one that calls such a function; or
         a `MappedStep`.
-      *args: as in a call, of any number of slices; types will do for arrays. On each machine, every
-        device gets as much as here.
+      *args: as in a call, with any mapped size; `jax.ShapeDtypeStruct` will do for arrays. Each
+        device of a machine gets a slice of the same shape as here.
       on: a machine or several: a `Topology`, its name, such as "v5e:4x4", or a list of devices.
       keywords: the arguments that are passed by keyword.
       state: the position of the argument that is carried from call to call, or several; by
-        default what comes back.
+        default, those arguments that come back as results of the same tree, shapes and dtypes.
       strategies: of "jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp", "fsdp-regather"; by
         default all but "jax_dist.pmap" and "hsdp".
-      quick: compile with the least effort, some five times faster, and in full what so takes over
-        70 % of the memory. The other peaks are estimates, mostly too high.
-      progress: is called with a line of text for each program.
+      quick: compile with the lowest effort, about five times faster. A program that then needs more
+        than 70 % of the memory is compiled again in full; the other peaks are estimates, mostly
+        too high.
+      progress: called with a line of text for each program.
 
     Raises:
       ArgumentError: there is no such strategy or machine.
@@ -147,82 +163,103 @@ def plan(
     """
     step = fun if isinstance(fun, MappedStep) else MappedStep.of(fun, args, dict(keywords or {}))
     machines = machines_of(on)
-    state = (state,) if isinstance(state, int) else state
+    if isinstance(state, int):
+        state = (state,)
     check_strategies(strategies or ())
-    tasks: list[concurrent.futures.Future[PlanRow]] = []
+    futures: list[concurrent.futures.Future[PlanRow]] = []
     rows: list[PlanRow] = []
-    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
+    workers = min(_MAX_PARALLEL_COMPILATIONS, os.cpu_count() or 1)
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         for machine, strategy in itertools.product(machines, strategies or DEFAULT):
-            try:  # tracing is Python's, one at a time
+            # Tracing holds Python's lock, so only compilation goes to the threads.
+            try:
                 lowered = step.lower(strategy, machine, state)
-            except Exception as error:  # noqa: BLE001  # whatever fails is a row of the table
+            except Exception as error:  # noqa: BLE001  # any failure becomes a row of the table
                 problem = _first_line(error)
-                tasks.append(pool.submit(PlanRow, machine.name, strategy, problem=problem))
+                futures.append(pool.submit(PlanRow, machine.name, strategy, problem=problem))
             else:
-                tasks.append(pool.submit(_compile, machine, strategy, lowered, quick=quick))
-        for task in tasks:
-            row = task.result()
+                futures.append(pool.submit(_compile, machine, strategy, lowered, quick=quick))
+        for future in futures:
+            row = future.result()
             rows.append(row)
             if progress:
-                words = f"{row.strategy} on {row.machine}: {row.verdict}"
-                progress(f"{len(rows)} of {len(tasks)}: {words}")
+                text = f"{row.strategy} on {row.machine}: {row.verdict}"
+                progress(f"{len(rows)} of {len(futures)}: {text}")
     return Plan(step.name, tuple(machines), tuple(rows))
 
 
 def check_strategies(strategies: Sequence[str]) -> None:
-    """Raise ArgumentError for a name that is no strategy."""
+    """Raise ArgumentError if a name is not one of `STRATEGIES`."""
     for strategy in strategies:
         if strategy not in STRATEGIES:
-            near = _usage.hint(strategy, STRATEGIES, f"They are {', '.join(STRATEGIES)}.")
-            raise ArgumentError(f"unknown strategy {strategy!r}. {near}")
+            remedy = _usage.hint(strategy, STRATEGIES, f"They are {', '.join(STRATEGIES)}.")
+            raise ArgumentError(f"unknown strategy {strategy!r}. {remedy}")
 
 
 def machines_of(on: Any) -> list[Topology]:
-    """Return the machines that are asked for, in order; see `plan`."""
-    if isinstance(on, str | Topology):
-        return [topology(on) if isinstance(on, str) else on]
+    """Return the machines that `on=` of `plan` names, in order.
+
+    `on` is a `Topology`, its name, a sequence of these, or a sequence of devices: one machine.
+    """
+    if isinstance(on, Topology):
+        return [on]
+    if isinstance(on, str):
+        return [topology(on)]
     items = list(on) if isinstance(on, Sequence | np.ndarray) else []
-    if items and all(isinstance(item, jax.Device) for item in items):
-        stats = items[0].memory_stats() or {}
-        name = _usage.counted(len(items), f"{items[0].device_kind} device")
-        return [Topology(name, tuple(items), stats.get("bytes_limit"))]
     if not items:
         raise ArgumentError(
             f"on={on!r} is not a machine. Give a name such as 'v5e:4x4', what jax_dist.topology "
             "returns, or a list of devices."
         )
+    if all(isinstance(item, jax.Device) for item in items):
+        memory_stats = items[0].memory_stats() or {}  # None on CPU
+        name = _usage.counted(len(items), f"{items[0].device_kind} device")
+        return [Topology(name, tuple(items), memory_stats.get("bytes_limit"))]
     return [machine for item in items for machine in machines_of(item)]
 
 
 def _compile(
     machine: Topology, strategy: str, lowered: jax.stages.Lowered, *, quick: bool
 ) -> PlanRow:
-    """Return the row of a program, compiled with less effort if that is enough to tell."""
+    """Compile a lowered program and return its row of the plan.
+
+    With `quick`, compile with the lowest effort first, and in full only if the program then comes
+    near the memory limit. A program that the compiler rejects is a row without a program.
+    """
     start = time.perf_counter()
     row = PlanRow(machine.name, strategy, machine.memory, is_quick=quick)
-    options: dict[str, Any] = {"optimization_level": _LEAST_EFFORT} if quick else {}
+    options: dict[str, Any] = {"optimization_level": _LOWEST_EFFORT} if quick else {}
     try:
         compiled = lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:
         needed = _needed_bytes(str(error))
-        row = dataclasses.replace(row, needed=needed, problem="" if needed else _first_line(error))
+        problem = "" if needed else _first_line(error)
+        row = dataclasses.replace(row, needed=needed, problem=problem)
     else:
-        program = ProgramCost.of(lowered, compiled)
-        needed = program.peak_bytes
-        if machine.devices[0].platform == "cpu":  # whose compiler leaves out arguments
-            sizes = (program.argument_bytes, program.output_bytes, program.temp_bytes)
-            needed = sum(size or 0 for size in sizes) - (program.alias_bytes or 0)
-        row = dataclasses.replace(row, needed=needed, program=program)
-    if quick and row.needed and row.memory and row.needed > _SURE * row.memory:
+        cost = ProgramCost.of(lowered, compiled)
+        needed = cost.peak_bytes
+        if machine.devices[0].platform == "cpu":  # the peak of XLA's CPU compiler is incomplete
+            sizes = (cost.argument_bytes, cost.output_bytes, cost.temp_bytes)
+            needed = sum(size or 0 for size in sizes) - (cost.alias_bytes or 0)
+        row = dataclasses.replace(row, needed=needed, program=cost)
+    if quick and row.needed and row.memory and row.needed > _SAFE_MEMORY_SHARE * row.memory:
         return _compile(machine, strategy, lowered, quick=False)
     return dataclasses.replace(row, seconds=time.perf_counter() - start)
 
 
-def _needed_bytes(text: str) -> int | None:
-    """Return the bytes of a program that the compiler of TPUs rejects for its size."""
-    match = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", text)
-    return round(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1)) if match else None
+def _needed_bytes(error_text: str) -> int | None:
+    """Return the memory need in the TPU compiler's error "... (20.5G) exceeds available HBM".
+
+    None if it is another error.
+    """
+    match = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", error_text)
+    if match is None:
+        return None
+    exponent = "KMGT".index(match[2]) + 1
+    return round(float(match[1]) * 1024**exponent)
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":")
+    """Return the first line of an exception's text, or its class name if it has no text."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(":")
