@@ -1,7 +1,7 @@
-"""The collectives, sizes and memory of a compiled program, read from its text.
+"""The collectives, sizes and memory of a compiled program, read from its HLO text.
 
-The compiled program counts, since the compiler merges, splits and moves collectives. Its text names
-groups of devices; the mesh axes that they run along are found again.
+It is the compiled program that is read, since the compiler merges, splits and moves collectives.
+Its text has groups of devices, from which the mesh axes are found again.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias
 import jax
 import numpy as np
 
-_Groups: TypeAlias = Sequence[Sequence[int]]  # of devices
-_Sizes: TypeAlias = Mapping[str, int]  # of the axes of a mesh, by name
+_Groups: TypeAlias = Sequence[Sequence[int]]  # the device numbers of each group
+_Sizes: TypeAlias = Mapping[str, int]  # from the name of a mesh axis to its size, in mesh order
 Runs: TypeAlias = Literal["always", "in a branch", "in a loop of unknown length"]
 
-# What each of `n` devices sends around a ring; `b` are the bytes of the result on one device.
+# The bytes that each of `n` devices sends in a ring algorithm, if the result has `b` on each.
 _SENT: dict[str, Callable[[float, int], float]] = {
     "all-gather": lambda b, n: b * (n - 1) / n,
     "all-reduce": lambda b, n: b * 2 * (n - 1) / n,
@@ -31,15 +31,15 @@ _SENT: dict[str, Callable[[float, int], float]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Collective:
-    """Equal collectives of a program: same kind, same devices, same size."""
+    """Collectives of a program that have the same kind, devices and size, and their count."""
 
     kind: str  # in HLO: "all-gather"
     axes: tuple[str, ...]  # in mesh order; () if the groups are not those of mesh axes
     size: int  # devices in one group
-    count: int  # in one call of the program; loops of known length multiplied out
-    result_bytes: int  # of one, on one device
-    moved_bytes: float  # by one, from each device, around a ring
-    runs: Runs = "always"  # those in a branch, or in a loop of unknown length, count once
+    count: int  # in one call of the program; in a loop of known length, once an iteration
+    result_bytes: int  # of one collective, on one device
+    moved_bytes: float  # that each device sends for one collective, in a ring
+    runs: Runs = "always"  # one in a branch, or in a loop of unknown length, is counted once
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,35 +58,37 @@ class ProgramCost:
     @property
     def moved_bytes(self) -> float:
         """Return the bytes that each device sends in one call."""
-        return sum(one.count * one.moved_bytes for one in self.collectives)
+        return sum(group.count * group.moved_bytes for group in self.collectives)
 
     @classmethod
     def of(
         cls, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled | None = None
     ) -> "ProgramCost":
-        """Return the cost of a lowered program, which is compiled if it is not yet."""
-        compiled, stablehlo = compiled or lowered.compile(), lowered.as_text()
+        """Return the cost of a lowered program; it is compiled unless `compiled` is given."""
+        if compiled is None:
+            compiled = lowered.compile()
         module = Module.parse(compiled.as_text() or "")
-        meshes = [
-            {name: int(size) for name, size in re.findall(r'"([^"]*)"=(\d+)', axes)}
-            for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo)
-        ]
-        memory = compiled.memory_analysis()
-        parts = ("argument", "output", "temp", "alias")
-        sizes = {f"{p}_bytes": getattr(memory, f"{p}_size_in_bytes", None) for p in parts}
+        stablehlo = lowered.as_text()
+        meshes = []  # from lines such as: sdy.mesh @mesh = <["i"=4, "j"=2]>
+        for axes in re.findall(r"sdy\.mesh @\S+ = <\[([^\]]*)\]>", stablehlo):
+            meshes.append({name: int(n) for name, n in re.findall(r'"([^"]*)"=(\d+)', axes)})
         instructions = itertools.chain(*module.computations.values())
+        constants = [i.shape for i in instructions if i.opcode == "constant"]
+        memory = compiled.memory_analysis()  # None where the compiler has no analysis
         return cls(
             collectives=module.collectives(meshes),
             stablehlo_bytes=len(stablehlo.encode()),
-            constants_bytes=sum(
-                sum(array_bytes(i.shape)) for i in instructions if i.opcode == "constant"
-            ),
+            constants_bytes=sum(sum(array_bytes(shape)) for shape in constants),
+            argument_bytes=getattr(memory, "argument_size_in_bytes", None),
+            output_bytes=getattr(memory, "output_size_in_bytes", None),
+            temp_bytes=getattr(memory, "temp_size_in_bytes", None),
+            alias_bytes=getattr(memory, "alias_size_in_bytes", None),
             peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
-            **sizes,
         )
 
 
-# The text of a compiled program: computations, instructions, and which calls which.
+# The text of a compiled program is a list of computations, and each is a list of instructions. An
+# instruction such as a loop or a branch calls other computations by name.
 
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(={]+) (\(.*)?\{\s*$")
 # "%name = shape opcode(operands), attributes"; a shape of several results is in parentheses.
@@ -97,7 +99,7 @@ _CALLED = re.compile(
 )
 _BRANCHES = ("true_computation", "false_computation", "branch_computations")
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CHAIN_PART = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
+_CHAINED = re.compile(r"channel_id=(\d+), .*frontend_attributes=\{chain_id=")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,123 +108,153 @@ class Instruction:
 
     shape: str  # "f32[2,3]{1,0}", or of several results "(f32[2,3]{1,0}, f32[])"
     opcode: str
-    attributes: str  # from the operands on
+    attributes: str  # the rest of the line: "operands), attributes"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Module:
-    """A compiled program."""
+    """The parsed HLO text of a compiled program."""
 
-    entry: str  # the computation where it starts
-    computations: dict[str, list[Instruction]]
+    entry: str  # the name of the computation where it starts
+    computations: dict[str, list[Instruction]]  # by name
     devices: int
 
     @classmethod
     def parse(cls, text: str) -> "Module":
-        """Return a compiled program; raise ValueError if the text is not one."""
+        """Parse the HLO text of a compiled program; raise ValueError if the text is not one."""
         computations: dict[str, list[Instruction]] = {}
         entry = ""
-        current: list[Instruction] = []  # no instruction stands before the first computation
+        current: list[Instruction] = []  # replaced at the header of the first computation
         for line in text.splitlines():
-            if header := _HEADER.match(line):
+            header, assignment = _HEADER.match(line), _ASSIGNED.match(line)
+            if header:
                 current = computations.setdefault(header["name"], [])
-                entry = header["name"] if header["entry"] else entry
-            elif assigned := _ASSIGNED.match(line):
-                current.append(Instruction(*assigned.groups()))
+                if header["entry"]:
+                    entry = header["name"]
+            elif assignment:
+                current.append(Instruction(*assignment.groups()))
         if not entry:
             raise ValueError("not the text of a compiled program: it has no ENTRY computation")
-        sizes = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])
-        return cls(entry, computations, math.prod(map(int, sizes)))
+        first_line = text.partition("\n")[0]
+        counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", first_line)
+        return cls(entry, computations, devices=math.prod(map(int, counts)))
 
     def executed(
         self, name: str, times: int = 1, runs: Runs = "always"
     ) -> Iterator[tuple[Instruction, int, Runs]]:
-        """Yield the instructions of a computation and of what it calls, and how often each runs."""
+        """Yield the instructions of a computation, and of the computations that it calls.
+
+        With each come how often it runs, and whether it runs always; `times` and `runs` are those
+        of the computation itself. A branch, or a loop of unknown length, counts as run once.
+        """
         for instruction in self.computations.get(name, ()):
             yield instruction, times, runs
-            if instruction.opcode in ("async-update", "async-done"):  # it ran at async-start
+            if instruction.opcode in ("async-update", "async-done"):  # counted at async-start
                 continue
-            trips = _TRIP_COUNT.search(instruction.attributes)  # if the compiler found out
-            for attribute, several, single in _CALLED.findall(instruction.attributes):
-                often, inner = 1, runs
+            trip_count = _TRIP_COUNT.search(instruction.attributes)
+            for attribute, name_list, single_name in _CALLED.findall(instruction.attributes):
+                callee_times, callee_runs = times, runs
                 if attribute in _BRANCHES:
-                    inner = "in a branch" if runs == "always" else runs
-                elif attribute in ("body", "condition") and trips:
-                    often = int(trips[1]) + (attribute == "condition")  # once more, to end the loop
+                    callee_runs = "in a branch" if runs == "always" else runs
                 elif attribute in ("body", "condition"):
-                    inner = "in a loop of unknown length"
-                for callee in re.findall(r"[^\s,%]+", several or single):
-                    yield from self.executed(callee, times * often, inner)
+                    if trip_count is None:
+                        callee_runs = "in a loop of unknown length"
+                    else:
+                        # The condition runs once more than the body, to end the loop.
+                        extra = 1 if attribute == "condition" else 0
+                        callee_times = times * (int(trip_count[1]) + extra)
+                for callee in re.findall(r"[^\s,%]+", name_list or single_name):
+                    yield from self.executed(callee, callee_times, callee_runs)
 
     def collectives(self, meshes: Sequence[_Sizes] = ()) -> tuple[Collective, ...]:
-        """Return the collectives, equal ones merged, in order, with axes of one of the meshes."""
+        """Return the collectives in the order of execution, equal ones merged into one.
+
+        `meshes` are those that the program may use; their axis names are given to collectives.
+        """
         meshes = [sizes for sizes in meshes if math.prod(sizes.values()) == self.devices]
         counts: dict[Collective, int] = {}
-        started: set[str] = set()
+        channels: set[str] = set()
         for instruction, times, runs in self.executed(self.entry):
-            # On TPUs, one that runs beside several fusions is in each, with the same number.
-            if part := _CHAIN_PART.search(instruction.attributes):
-                if part[1] in started:
-                    continue
-                started.add(part[1])
-            if collective := self._collective(instruction, meshes, runs):
+            # On TPUs, a collective that overlaps with several fusions occurs in each of them, with
+            # the same channel_id. Count it once.
+            chained = _CHAINED.search(instruction.attributes)
+            if chained and chained[1] in channels:
+                continue
+            if chained:
+                channels.add(chained[1])
+            collective = self._collective(instruction, meshes, runs)
+            if collective is not None:
                 counts[collective] = counts.get(collective, 0) + times
-        return tuple(dataclasses.replace(one, count=count) for one, count in counts.items())
+        return tuple(dataclasses.replace(key, count=count) for key, count in counts.items())
 
     def _collective(
         self, instruction: Instruction, meshes: Sequence[_Sizes], runs: Runs
     ) -> Collective | None:
-        """Return the collective that an instruction starts; None if it starts none."""
+        """Return the collective that an instruction starts, with a count of 1; None if it is none.
+
+        An asynchronous collective is a pair of instructions: "all-gather-start" and
+        "all-gather-done". Only the start is counted.
+        """
         kind = instruction.opcode.removesuffix("-start")
         if kind not in _SENT:
             return None
-        sizes = array_bytes(instruction.shape)
-        # The first half of a split one has operands before results, and perhaps two contexts.
-        if kind not in (instruction.opcode, "all-reduce") and instruction.shape.startswith("("):
-            sizes = array_bytes(re.sub(r", [us]32\[\]", "", instruction.shape))
-            sizes = sizes[len(sizes) // 2 :]
+        is_start = kind != instruction.opcode
+        shape = instruction.shape
+        if is_start and kind != "all-reduce" and shape.startswith("("):
+            # Here the shape is "(operands, results)", perhaps with integers for synchronization.
+            sizes = array_bytes(re.sub(r", [us]32\[\]", "", shape))
+            result_bytes = sum(sizes[len(sizes) // 2 :])
+        else:
+            result_bytes = sum(array_bytes(shape))
         groups = groups_of(instruction.attributes, self.devices)
         axes, size = axes_of(groups, meshes, is_permute=kind == "collective-permute")
-        moved = float(_SENT[kind](sum(sizes), size))
-        return Collective(kind, axes, size, 1, sum(sizes), moved, runs)
+        moved_bytes = float(_SENT[kind](result_bytes, size))
+        return Collective(kind, axes, size, 1, result_bytes, moved_bytes, runs)
 
 
 def array_bytes(shape: str) -> list[int]:
-    """Return the bytes of each array in a shape, at any depth of tuples."""
+    """Return the bytes of each array in an HLO shape, such as "(f32[2,3]{1,0}, pred[<=4])".
+
+    The number in the dtype is its bits; a dynamic dimension "<=4" counts with its bound.
+    """
     sizes = []
     for dtype, bits, dims in re.findall(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]", shape):
-        count = math.prod(int(size.removeprefix("<=")) for size in dims.split(",") if size)
-        sizes.append(math.ceil(count * int(bits or 8 * (dtype == "pred")) / 8))
+        if not bits:  # "pred" takes a byte; "token" nothing
+            bits = 8 if dtype == "pred" else 0
+        elements = math.prod(int(dim.removeprefix("<=")) for dim in dims.split(",") if dim)
+        sizes.append(math.ceil(elements * int(bits) / 8))
     return sizes
 
 
-# The groups of devices that a collective names, and the mesh axes that they run along.
+# The groups of devices of a collective come in three forms: as lists "{{0,1},{2,3}}", as a reshaped
+# range of numbers "[2,4]<=[4,2]T(1,0)", and as axes of a mesh "mesh['i'=4,'j'=2] {'j'}".
 
 _LISTS = re.compile(r"\{((?:\{[\d,]*\},?)*)\}")
-# Without a shape, as jax 0.10.2 prints the devices of a mesh: "[4,2]T(1,0)".
+# The part before "<=" is missing where jax 0.10.2 prints the devices of a mesh: "[4,2]T(1,0)".
 _IOTA = re.compile(
     r"(?:\[(?P<shape>[\d,]+)\]<=)?\[(?P<reshape>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
 )
 _NAME = r"'?([^',={}\[\]:]+)'?"
 _MESH = re.compile(
     r"mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\((?P<devices>[^)]*(?:\([^)]*\))?)\))?"
-    r" \{(?P<joined>[^}]*)\}"
+    r" \{(?P<group_axes>[^}]*)\}"
 )
 _MESH_AXIS = re.compile(rf"{_NAME}=(\d+)")
-_JOINED = re.compile(rf"{_NAME}(?::\((\d+)\)(\d+))?")
+_GROUP_AXIS = re.compile(rf"{_NAME}(?::\((\d+)\)(\d+))?")
 
 
 def groups_of(attributes: str, devices: int) -> _Groups:
-    """Return the groups of devices that a collective names; by default all are one group.
+    """Return the groups of devices of a collective, or the (source, target) pairs of a permute.
 
-    Raises:
-      ValueError: the groups are written in an unknown form.
+    A collective without groups joins all `devices`. Raises ValueError for an unknown notation.
     """
-    named = re.search(r"\b(replica_groups|source_target_pairs)=(.*)", attributes)
-    attribute, text = named.groups() if named else ("replica_groups", "{}")
+    match = re.search(r"\b(replica_groups|source_target_pairs)=(.*)", attributes)
+    attribute, text = match.groups() if match else ("replica_groups", "{}")
     if lists := _LISTS.match(text):
         groups = [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", lists[1])]
-        return groups if groups or attribute == "source_target_pairs" else [[*range(devices)]]
+        if not groups and attribute == "replica_groups":
+            return [list(range(devices))]
+        return groups
     if iota := _IOTA.match(text):
         return _iota(iota).tolist()
     if mesh := _MESH.match(text):
@@ -233,53 +265,70 @@ def groups_of(attributes: str, devices: int) -> _Groups:
 def axes_of(
     groups: _Groups, meshes: Sequence[_Sizes], *, is_permute: bool = False
 ) -> tuple[tuple[str, ...], int]:
-    """Return the axes of a mesh along which the groups run, and the size of a group.
+    """Return the mesh axes that a collective runs along, and the number of devices in a group.
 
-    There are no axes if the groups are not theirs. In a permutation, groups are (source, target).
+    They are axes of the first mesh whose devices the groups divide along whole axes; () if there is
+    none. With `is_permute`, the groups are the (source, target) pairs of a permutation.
     """
     for sizes in meshes:
-        shape, varies = tuple(sizes.values()), np.zeros(len(sizes), bool)
+        shape = tuple(sizes.values())
+        varies = np.zeros(len(sizes), bool)  # for each axis: do coordinates in a group differ?
         for group in groups:
-            places = np.array(np.unravel_index(group, shape))  # a row for each axis
-            varies |= (places != places[:, :1]).any(axis=1)
+            coordinates = np.array(np.unravel_index(group, shape))  # [axes, devices in the group]
+            varies |= (coordinates != coordinates[:, :1]).any(axis=1)
         axes = tuple(itertools.compress(sizes, varies))
         size = math.prod(sizes[axis] for axis in axes)
-        is_whole = all(len(group) == size for group in groups)
-        if axes and (is_permute or (is_whole and len(groups) * size == math.prod(shape))):
+        has_whole_groups = all(len(group) == size for group in groups)
+        covers_mesh = len(groups) * size == math.prod(shape)
+        if axes and (is_permute or (has_whole_groups and covers_mesh)):
             return axes, size
-    return (), len(set().union(*groups)) if is_permute else max(map(len, groups))
+    if is_permute:
+        return (), len(set().union(*groups))
+    return (), max(len(group) for group in groups)
 
 
 def _numbers(text: str) -> list[int]:
+    """Return the integers in a text such as "0,1,2"."""
     return [int(number) for number in text.split(",") if number]
 
 
 def _iota(match: re.Match[str]) -> np.ndarray:
-    """Return "[2,4]<=[4,2]T(1,0)": 0 to 7 as [4, 2], transposed, then as [2, 4]."""
+    """Return the numbers of a match of `_IOTA`.
+
+    "[2,4]<=[4,2]T(1,0)" are the numbers 0 to 7 in shape [4, 2], transposed, in shape [2, 4].
+    """
     shape = _numbers(match["reshape"])
     numbers = np.arange(math.prod(shape)).reshape(shape)
     if match["order"]:
         numbers = numbers.transpose(_numbers(match["order"]))
-    return numbers.reshape(_numbers(match["shape"])) if match["shape"] else numbers
+    if match["shape"]:
+        numbers = numbers.reshape(_numbers(match["shape"]))
+    return numbers
 
 
 def _mesh_groups(match: re.Match[str]) -> _Groups:
-    """Return the groups of "mesh['i'=4,'j'=2] {'j'}", or along a part of an axis, "{'i':(2)2}".
+    """Return the groups of a match of `_MESH`, such as "mesh['i'=4,'j'=2] {'j'}".
 
-    "(2)2" is the part of size 2 after one of size 2: of a place along an axis of 4, the last bit.
+    The axes in the second braces are those along which devices are in one group. Of an axis, that
+    may be a part, "{'i':(2)2}": split 'i' of size 4 into (2, 2), and take the second of these.
     """
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(match["axes"])}
     devices = np.arange(math.prod(sizes.values()))
-    others = dict(zip(sizes, np.unravel_index(devices, tuple(sizes.values())), strict=True))
-    along = []  # the place of each device in its group, by part
-    for name, before, size in _JOINED.findall(match["joined"]):
-        size = int(size or sizes[name])
-        step = sizes[name] // (int(before or 1) * size)
-        along.append(others[name] // step % size)
-        others[name] = others[name] - along[-1] * step
+    # For each axis, the coordinate of every device; the parts used in groups are subtracted.
+    grid = np.unravel_index(devices, tuple(sizes.values()))
+    coordinates = dict(zip(sizes, grid, strict=True))
+    group_coordinates = []
+    for name, size_before, part_size in _GROUP_AXIS.findall(match["group_axes"]):
+        size = int(part_size or sizes[name])
+        stride = sizes[name] // (int(size_before or 1) * size)
+        part = coordinates[name] // stride % size
+        group_coordinates.append(part)
+        coordinates[name] = coordinates[name] - part * stride
     if text := match["devices"]:
         iota = _IOTA.fullmatch(text)
         devices = _iota(iota).ravel() if iota else np.array(_numbers(text))
-    order = np.lexsort([*reversed(along), *reversed(others.values())])  # the last sorts first
-    size = math.prod(int(places.max()) + 1 for places in along)
+    # Sort by the remaining coordinates, then by those in the group; lexsort takes the last key
+    # first. So the devices of each group become neighbours.
+    order = np.lexsort([*reversed(group_coordinates), *reversed(coordinates.values())])
+    size = math.prod(int(part.max()) + 1 for part in group_coordinates)
     return devices[order].reshape(-1, size).tolist()

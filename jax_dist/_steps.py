@@ -1,6 +1,7 @@
-"""The function of one device in a mapped step, and the step that a program calls.
+"""Training steps taken out of programs, to be mapped again over the devices of other machines.
 
-A step is mapped again over other devices, or placed by `global_view`; nothing of it runs.
+A step is a function under pmap with the types of its arguments. It is traced and lowered, and never
+runs.
 """
 
 import contextlib
@@ -23,18 +24,21 @@ from jax_dist.pmap import Mapped, pmap
 from jax_dist.topology import Topology
 
 
-class _Found(BaseException):
-    """The end of a trace or a program that has shown its step; `except Exception` lets it pass."""
+class _StepFound(BaseException):
+    """Ends a trace or a program once its step is known.
+
+    No `Exception`, so that the user's `except Exception` does not catch it.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MappedStep:
-    """A function of one device, and how it is mapped."""
+    """A function under pmap, with the options of the pmap and the types of its arguments."""
 
     options: Options
     call: Call
-    slices: tuple[jax.ShapeDtypeStruct, ...]  # what one device gives for each leaf of the arguments
-    axes: tuple[int | None, ...]  # the mapped dimension of each leaf, from the left
+    slices: tuple[jax.ShapeDtypeStruct, ...]  # the slice on one device of each argument leaf
+    axes: tuple[int | None, ...]  # the mapped dimension of each argument leaf, not negative
 
     @property
     def name(self) -> str:
@@ -43,96 +47,106 @@ class MappedStep:
 
     @classmethod
     def of(cls, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "MappedStep":
-        """Return the step in a mapped function, or the first that a larger function calls.
+        """Return the step of a mapped function, or of the first pmap that `fun` calls.
 
         Raises NotImplementedError if it maps nothing, MappedAxisError if the sizes differ.
         """
-        inner = fun if isinstance(fun, Mapped) else getattr(fun, "__wrapped__", None)
-        if isinstance(inner, Mapped):
-            options = inner._dispatcher.options
-            call = Call.bind(options, inner.__wrapped__, args, kwargs)
+        mapped = fun if isinstance(fun, Mapped) else getattr(fun, "__wrapped__", None)
+        if isinstance(mapped, Mapped):
+            options = mapped._dispatcher.options
+            call = Call.bind(options, mapped.__wrapped__, args, kwargs)
         else:
             options, call = _intercept_pmap(fun, args, kwargs)
-        _ = call.size  # raises if the sizes differ
+        _ = call.size  # raises if the sizes of the mapped axis differ
         return cls(options, call, tuple(call.slices()), tuple(call.dims))
 
     def leaves(self, devices: int, whole: Sequence[int] = ()) -> list[jax.ShapeDtypeStruct]:
-        """Return the types of the leaves, `[N, *s]`; of the arguments `whole`, `[*s]`."""
-        triples = zip(self.slices, self.axes, self.call.owners, strict=True)
-        return [
-            type_of(leaf, axes.stacked(leaf.shape, None if owner in whole else dim, devices))
-            for leaf, dim, owner in triples
-        ]
+        """Return the types of the argument leaves for a number of devices, `[devices, *slice]`.
+
+        Arguments at the positions `whole` are not stacked over devices: they keep the type of one
+        slice.
+        """
+        types = []
+        for leaf, axis, owner in zip(self.slices, self.axes, self.call.owners, strict=True):
+            stacking_axis = None if owner in whole else axis
+            types.append(type_of(leaf, axes.stacked(leaf.shape, stacking_axis, devices)))
+        return types
 
     def mapped(self, pmap: Callable[..., Any], devices: Sequence[Any]) -> Any:
-        """Return the step mapped over devices, a function of leaves."""
+        """Map the step over other devices by `pmap`, as a function of the argument leaves."""
 
-        def of_leaves(*leaves: Any) -> Any:
+        def step_of_leaves(*leaves: Any) -> Any:
             return self.call.run(leaves)
 
-        of_leaves.__name__ = of_leaves.__qualname__ = self.name
-        of_leaves.__wrapped__ = self.call.fun  # pyright: ignore[reportFunctionMemberAccess]
-        options, owners = self.options, enumerate(self.call.owners)
+        step_of_leaves.__name__ = step_of_leaves.__qualname__ = self.name
+        step_of_leaves.__wrapped__ = self.call.fun  # pyright: ignore[reportFunctionMemberAccess]
+        options, owners = self.options, self.call.owners
         return pmap(
-            of_leaves,
+            step_of_leaves,
             options.axis_name,
             in_axes=self.axes,
             out_axes=options.out_axes,
-            donate_argnums=tuple(n for n, owner in owners if owner in options.donated),
+            donate_argnums=[n for n, owner in enumerate(owners) if owner in options.donated],
             devices=list(devices),
         )
 
     def state(self, devices: int) -> tuple[int, ...]:
-        """Return the positions of the first arguments whose tree, shapes and types come back.
+        """Return the positions of the arguments that are state, carried from call to call.
 
-        What comes back after an argument that does not may be anything.
+        These are the first arguments of which a result has the same tree, shapes and dtypes.
         """
         axis_env = [(self.options.mesh_axis, devices)]
         trace = jax.make_jaxpr(self.call.run, axis_env=axis_env, return_shape=True)
         _, results = trace(self.slices)
-        parts = [results, *results] if isinstance(results, tuple | list) else [results]
-        types = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
-        kind_of = lambda tree: (jax.tree.structure(tree), types(tree))
-        kinds = [kind_of(part) for part in parts]
+        result_types = [_tree_type(results)]
+        if isinstance(results, tuple | list):
+            result_types += [_tree_type(result) for result in results]
         positions = []
         for position, arg in enumerate(self.call.rebuild(self.slices)[0]):
             if position in self.options.static:
                 continue
-            kind = kind_of(arg)
-            if kind in kinds and jax.tree.leaves(arg):
-                kinds.remove(kind)
+            arg_type = _tree_type(arg)
+            if arg_type in result_types and jax.tree.leaves(arg):
+                result_types.remove(arg_type)
                 positions.append(position)
-            elif positions:
+            elif positions:  # an argument after the state, such as a batch; a later match is chance
                 break
         return tuple(positions)
 
     def lower(
         self, strategy: str, machine: Topology, state: Sequence[int] | None
     ) -> jax.stages.Lowered:
-        """Return the program of the step with one of the `STRATEGIES`."""
+        """Lower the step for a machine with one of the `plan.STRATEGIES`.
+
+        `state` are the positions of the arguments that are state; None: those of `self.state`.
+        """
         count, options = len(machine.devices), self.options
-        if strategy.endswith(".pmap"):
-            function = jax.pmap if strategy == "jax.pmap" else pmap
-            return self.mapped(function, machine.devices).lower(*self.leaves(count))
-        carried = self.state(count) if state is None else tuple(state)
-        if not carried:
+        if strategy in ("jax.pmap", "jax_dist.pmap"):
+            mapping = jax.pmap if strategy == "jax.pmap" else pmap
+            return self.mapped(mapping, machine.devices).lower(*self.leaves(count))
+        # The other strategies are those of `global_view`, in which state has no device axis.
+        state = self.state(count) if state is None else tuple(state)
+        if not state:
             raise ArgumentError(
                 f"'{self.name}' carries no state: no argument has the tree, shapes and types of a "
                 "result. Give its position by state=."
             )
-        args, kwargs = self.call.rebuild(self.leaves(count, whole=carried))
-        dims, _ = self.call.rebuild(self.axes)
-        devices, names = np.array(machine.devices), (options.mesh_axis,)
+        args, kwargs = self.call.rebuild(self.leaves(count, whole=state))
+        arg_axes, _ = self.call.rebuild(self.axes)
+        devices, mesh_axes = np.array(machine.devices), (options.mesh_axis,)
         if strategy == "hsdp":
-            devices, names = devices.reshape(machine.hosts, -1), ("hosts", "devices")
+            devices, mesh_axes = devices.reshape(machine.hosts, -1), ("hosts", "devices")
         view = global_view(
             self.call.fun,
             options.mesh_axis,
-            in_axes=tuple(None if n in options.static else dim for n, dim in enumerate(dims)),
+            in_axes=tuple(
+                None if position in options.static else axis
+                for position, axis in enumerate(arg_axes)
+            ),
             out_axes=options.out_axes,
-            state=carried,
-            mesh=_compat.auto_mesh(devices, names),
-            mesh_axes=names,
+            state=state,
+            mesh=_compat.auto_mesh(devices, mesh_axes),
+            mesh_axes=mesh_axes,
             static_broadcasted_argnums=options.static,
             donate_argnums=options.donated,
             shardings="replicated" if strategy == "replicated" else "fsdp",
@@ -141,70 +155,92 @@ class MappedStep:
         return view.lower(*args, **kwargs)
 
 
+def _tree_type(tree: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Return the structure of a tree, and the shape and dtype of each leaf."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+
 def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, Call]:
-    """Return the options and the call of the first `jax.pmap` in a function."""
+    """Trace `fun` up to the first call of a `jax.pmap`, and return its options and arguments.
+
+    Raises NotImplementedError if there is none.
+    """
     leaves, tree = jax.tree.flatten((args, kwargs))
-    types = {n: type_of(leaf) for n, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
+    # Only arrays are traced; any other leaf may be a static argument.
+    arrays = {index: type_of(leaf) for index, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
 
-    def intercept(taken: Any, mapped: Sequence[Any]) -> Any:
-        raise _Found(taken, [type_of(jax.typeof(leaf)) for leaf in mapped])
+    def call_fun(tracers: dict[int, Any]) -> None:
+        values = [tracers.get(index, leaf) for index, leaf in enumerate(leaves)]
+        traced_args, traced_kwargs = jax.tree.unflatten(tree, values)
+        fun(*traced_args, **traced_kwargs)
 
-    def traced(arrays: dict[int, Any]) -> None:
-        values = [arrays.get(n, leaf) for n, leaf in enumerate(leaves)]  # others may be static
-        positional, keywords = jax.tree.unflatten(tree, values)
-        fun(*positional, **keywords)
+    def end_trace(intercepted: Any, mapped_leaves: Sequence[Any]) -> Any:
+        raise _StepFound(intercepted, [type_of(jax.typeof(leaf)) for leaf in mapped_leaves])
 
     name = axes.function_name(fun)
     try:
-        with _compat.intercept_pmaps(intercept), contextlib.suppress(NameError):
-            jax.eval_shape(traced, types)
-    except _Found as found:
-        taken, mapped_types = found.args
-    else:  # nothing was mapped, or a collective stands outside of any map
+        # NameError: a collective outside of any pmap has an unbound axis name.
+        with _compat.intercept_pmaps(end_trace), contextlib.suppress(NameError):
+            jax.eval_shape(call_fun, arrays)
+    except _StepFound as step_found:
+        intercepted, mapped_types = step_found.args
+    else:
         raise NotImplementedError(
             f"'{name}' maps nothing. Give the mapped function, as in jax.pmap(step, axis_name='i')."
         )
-    of_device = lambda *args, **kwargs: taken.fun(*args, **kwargs)
-    call = Call.of_taken(taken, mapped_types, of_device, name)
-    pairs = zip(call.owners, taken.donated, strict=True)
-    live = {owner for owner, is_donated in pairs if not is_donated}
-    donated = tuple(n for n in {*call.owners} - live if isinstance(n, int))
-    return Options(name, taken.axis_name, out_axes=taken.out_axes, donated=donated), call
+
+    def call_mapped_function(*args: Any, **kwargs: Any) -> Any:
+        return intercepted.fun(*args, **kwargs)
+
+    call = Call.of_taken(intercepted, mapped_types, call_mapped_function, name)
+    # JAX has one flag a leaf. An argument is donated if all its leaves are.
+    leaf_flags = zip(call.owners, intercepted.donated, strict=True)
+    kept = {owner for owner, is_donated in leaf_flags if not is_donated}
+    donated = tuple(owner for owner in {*call.owners} - kept if isinstance(owner, int))
+    axis_name, out_axes = intercepted.axis_name, intercepted.out_axes
+    return Options(name, axis_name, out_axes=out_axes, donated=donated), call
 
 
 def find_step(program: Callable[[], object], name: str | None = None) -> MappedStep:
     """Run a program until it calls its training step, and return the step.
 
-    It is the function of this name that `jax.pmap` or `jax_dist.pmap` maps; without a name, the
-    first that takes what one of its results is like, and something else, as a batch. Raises
-    NotImplementedError if the program ended, or raised, before it called such a function.
+    Args:
+      program: called without arguments.
+      name: the name of the function that `jax.pmap` or `jax_dist.pmap` maps. By default, the step
+        is the first mapped function that carries state and has other arguments, such as a batch.
+
+    Raises:
+      NotImplementedError: the program ended, or raised, before it called such a function.
     """
     steps: list[MappedStep] = []
-    called: dict[Callable, str] = {}  # by mapped function, its name
+    called: dict[Callable, str] = {}  # the mapped functions that were called, with their names
 
-    def check(function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
-        """End the program if this call is its step; under another name, it trains to its end."""
+    def check_call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+        """End the program if this call is its step, or another step, which would train on."""
         if function in called:
             return
         called[function] = axes.function_name(function)
         step = MappedStep.of(function, args, kwargs)
         state = step.state(jax.local_device_count())
-        trains = bool(state and {*step.call.owners} - {*state})
-        if name == called[function] or (name is None and trains):
+        other_arguments = set(step.call.owners) - set(state)
+        is_training_step = bool(state and other_arguments)
+        if (name is None and is_training_step) or name == called[function]:
             steps.append(step)
-        if steps or trains:
-            raise _Found
+        if steps or is_training_step:
+            raise _StepFound
 
     end, cause = "ended", None
     with contextlib.ExitStack() as stack:
-        for home in (jax, sys.modules["jax_dist"]):  # where programs find it
-            stack.enter_context(mock.patch.object(home, "pmap", _watch(home.pmap, check)))
+        for module in (jax, sys.modules["jax_dist"]):
+            watched_pmap = _watch_calls(module.pmap, check_call)
+            stack.enter_context(mock.patch.object(module, "pmap", watched_pmap))
         try:
             program()
-        except (Exception, SystemExit, _Found) as error:  # noqa: BLE001  # reported below
+        except (Exception, SystemExit, _StepFound) as error:  # noqa: BLE001  # reported below
             cause = error
-            end = "trains" if isinstance(error, _Found) else f"raised {error!r}"
-    if steps:  # even if the program caught what was to end it
+            end = "trains" if isinstance(error, _StepFound) else f"raised {error!r}"
+    if steps:  # also if the program caught `_StepFound`
         return steps[0]
     what = f"'{name}'" if name else "a training step, which takes a state and gives it back"
     raise NotImplementedError(
@@ -213,21 +249,24 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
     ) from cause
 
 
-def _watch(pmap: Callable, check: Callable[[Callable, tuple, dict], None]) -> Callable:
-    """Return a `pmap` whose functions are checked before each call."""
+def _watch_calls(pmap: Callable, check_call: Callable[[Callable, tuple, dict], None]) -> Callable:
+    """Return `pmap`, except that its mapped functions call `check_call` first.
 
-    def watched_pmap(*args: Any, **kwargs: Any) -> Any:
-        if not args and "fun" not in kwargs:
-            return functools.partial(watched_pmap, **kwargs)
-        function = pmap(*args, **kwargs)
+    `check_call(mapped_function, args, kwargs)` is not called inside an outer trace, such as jit.
+    """
 
-        @functools.wraps(function)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if not any_tracer(jax.tree.leaves((args, kwargs))):  # else a part of what is compiled
-                check(function, args, kwargs)
-            return function(*args, **kwargs)
+    def watched_pmap(*args: Any, **options: Any) -> Any:
+        if not args and "fun" not in options:  # used as a decorator with options
+            return functools.partial(watched_pmap, **options)
+        mapped_function = pmap(*args, **options)
 
-        watched.lower = function.lower  # pyright: ignore[reportAttributeAccessIssue]
-        return watched
+        @functools.wraps(mapped_function)
+        def watched_function(*args: Any, **kwargs: Any) -> Any:
+            if not any_tracer(jax.tree.leaves((args, kwargs))):
+                check_call(mapped_function, args, kwargs)
+            return mapped_function(*args, **kwargs)
+
+        watched_function.lower = mapped_function.lower  # pyright: ignore[reportAttributeAccessIssue]
+        return watched_function
 
     return watched_pmap

@@ -6,15 +6,15 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-_ALIKE = 0.65  # of the letters; with fewer in common it is another word
+_MIN_SIMILARITY = 0.65  # difflib's ratio; with less in common it is taken for another word
 
 
 class MisuseError(ValueError):
-    """A path, an option or a setting that cannot be followed; its text says what to do."""
+    """A path, an option or a setting of the user is invalid; the text has the remedy."""
 
 
 def hint(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a sentence that names the nearest known word, or else `otherwise`.
+    """Return "Did you mean ...?" with the known word nearest to `word`, or else `otherwise`.
 
     >>> hint("selct", ["select", "ignore"], "The settings are: ignore, select.")
     'Did you mean select?'
@@ -24,23 +24,26 @@ def hint(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word with most letters in common, of several one that begins alike.
+    """Return the known word most similar to `word`, or None if none is similar.
+
+    Of equally similar words, it is the one with the longest common prefix.
 
     >>> nearest("JXD01", ["JXD101", "JXD901", "JXD001"])
     'JXD001'
     >>> nearest("JXD01", ["psum-of-one"]) is None
     True
     """
-    near = []
+    candidates = []
     for name in known:
-        alike = difflib.SequenceMatcher(None, word, name, autojunk=False).ratio()
-        if alike >= _ALIKE:
-            near.append((-alike, -len(os.path.commonprefix([word, name])), name))
-    return min(near)[-1] if near else None
+        similarity = difflib.SequenceMatcher(None, word, name, autojunk=False).ratio()
+        if similarity >= _MIN_SIMILARITY:
+            prefix_length = len(os.path.commonprefix([word, name]))
+            candidates.append((-similarity, -prefix_length, name))  # the smallest is the nearest
+    return min(candidates)[-1] if candidates else None
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Return a number with its noun, in the plural unless it is 1.
 
     >>> counted(1, "array"), counted(2, "array")
     ('1 array', '2 arrays')
@@ -49,7 +52,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def human_bytes(amount: float) -> str:
-    """Return an amount in bytes, kB, MB: powers of 1000.
+    """Format an amount of bytes in B, kB, MB, GB or TB, which are powers of 1000.
 
     >>> [human_bytes(amount) for amount in (0, 36, 999.6, 12_345, 999_960, 64e6)]
     ['0 B', '36 B', '1.0 kB', '12.3 kB', '1.0 MB', '64.0 MB']
@@ -64,7 +67,7 @@ def human_bytes(amount: float) -> str:
 
 
 def render(*parts: Any, width: int = 80) -> str:
-    """Return text and rich renderables, one below the other, as plain text of this width."""
+    """Render strings and rich objects (tables) below each other as plain text of this width."""
     from rich.console import Console
 
     text = io.StringIO()

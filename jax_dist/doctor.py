@@ -12,51 +12,58 @@ import tempfile
 import warnings
 from typing import NamedTuple
 
-# -P and -c: no module of the current directory is imported.
 _PROBE = "import sys; sys.path.append(sys.argv[1]); from jax_dist.doctor import probe; probe()"
-_CACHE = "Set JAX_DIST_CACHE_DIR to a directory that only you can write to."
-_CPU = "JAX_PLATFORMS=cpu starts without accelerators."
+_CACHE_REMEDY = "Set JAX_DIST_CACHE_DIR to a directory that only you can write to."
+_DEVICE_REMEDY = "JAX_PLATFORMS=cpu starts without accelerators."
 
 
 class Diagnosis(NamedTuple):
-    """Output of the process, and the problem with its remedy; None if there is none."""
+    """The result of `diagnose`."""
 
-    output: str
-    problem: str | None
+    output: str  # of the process
+    problem: str | None  # with its remedy; None if there is no problem
 
 
 def diagnose(timeout: float) -> Diagnosis:
-    """Return what `probe` prints in a fresh process, and why it failed.
+    """Run `probe` in a fresh process, and return its output and its problem, if any.
 
     Args:
-      timeout: in seconds.
+      timeout: in seconds; then the process is killed.
     """
+    # -P and -c: no module of the current directory is imported in place of an installed one.
     command = [sys.executable, "-P", "-c", _PROBE, str(pathlib.Path(__file__).parents[1])]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         try:
-            code = subprocess.call(command, stdout=output, stderr=errors, timeout=timeout)
+            exit_code = subprocess.call(command, stdout=output, stderr=errors, timeout=timeout)
         except subprocess.TimeoutExpired:
-            code = None
+            exit_code = None
         output.seek(0)
         errors.seek(0)
-        return Diagnosis(output.read(), _problem(code, errors.read()))
+        return Diagnosis(output.read(), _explain_failure(exit_code, errors.read()))
 
 
-def _problem(code: int | None, errors: str) -> str | None:
-    if code == 0:
+def _explain_failure(exit_code: int | None, errors: str) -> str | None:
+    """Return why the process failed, with a remedy; None if it did not.
+
+    `exit_code` is None after a timeout; `errors` is what the process wrote to standard error.
+    """
+    if exit_code == 0:
         return None
-    if code is None:
-        return f"No answer in time: another process may hold the devices. {_CPU}"
+    if exit_code is None:
+        return f"No answer in time: another process may hold the devices. {_DEVICE_REMEDY}"
     if "No module named 'jax'" in errors:
         return "jax is not installed for this Python: pip install -U jax"
-    # JAX aborts with a line of C++'s log; anything else ends with the last line of a traceback.
+    # An abort in C++ logs a line such as "F1128 10:00:00.000000 42 file.cc:7] reason"; an exception
+    # in Python ends with the last line of its traceback.
     aborts = re.findall(r"^F\d{4} \S+ +\d+ \S+\] (.*)", errors, re.MULTILINE)
-    lines = aborts or errors.strip().splitlines() or [f"exit code {code}"]
+    lines = aborts or errors.strip().splitlines() or [f"exit code {exit_code}"]
+    reason = lines[-1]
     for variable in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS"):
         for value in os.environ.get(variable, "").split():
-            if value.partition("=")[0] in lines[-1]:
-                return f"{lines[-1]}\nRemove or correct {value} in the variable {variable}."
-    return f"{lines[-1]}\n{_CACHE if 'cache' in lines[-1].lower() else _CPU}"
+            if value.partition("=")[0] in reason:
+                return f"{reason}\nRemove or correct {value} in the variable {variable}."
+    remedy = _CACHE_REMEDY if "cache" in reason.lower() else _DEVICE_REMEDY
+    return f"{reason}\n{remedy}"
 
 
 def probe() -> None:

@@ -1,4 +1,7 @@
-"""`equinox.filter_pmap` on `jax_dist.pmap`: arguments and results may hold anything."""
+"""`equinox.filter_pmap` on `jax_dist.pmap`: arguments and results may have leaves of any type.
+
+All leaves that are not arrays are one static argument of the pmap, `_Static`.
+"""
 
 import dataclasses
 import functools
@@ -19,15 +22,16 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
-def _first(leaf: Any) -> int | None:
+def _zero_if_array(leaf: Any) -> int | None:
+    """Map arrays over dimension 0, and nothing else: the default of in_axes and out_axes."""
     return 0 if _is_array(leaf) else None
 
 
 def filter_pmap(
     fun: Callable[..., Any] | None = None,
     *,
-    in_axes: Any = _first,
-    out_axes: Any = _first,
+    in_axes: Any = _zero_if_array,
+    out_axes: Any = _zero_if_array,
     donate: Literal["all", "warn", "none"] = "none",
     **options: Any,
 ) -> Any:
@@ -35,7 +39,7 @@ def filter_pmap(
 
     Takes the place of `equinox.filter_pmap`, with its arguments and its numbers. Arrays are mapped,
     and everything else, such as activation functions and strings, is a constant: another value
-    compiles again. Arrays that `fun` itself holds, where it is a module, go to all devices.
+    compiles again. If `fun` is a module, its own arrays are replicated.
 
     Args:
       fun: called with positional arguments only. Without it, `filter_pmap` returns a decorator.
@@ -68,38 +72,40 @@ def filter_pmap(
     for name in {"static_broadcasted_argnums", "donate_argnums"} & options.keys():
         raise ArgumentTypeError(f"filter_pmap takes no {name}: arrays are mapped, the rest static.")
     name = getattr(fun, "__name__", type(fun).__name__)
-    donated = () if donate == "none" else 1
+    donate_argnums = () if donate == "none" else 1  # the arrays; argument 0 is `_Static`
 
     @functools.cache
     def map_body(axes: tuple[int | None, ...]) -> Any:
+        """Return the pmap of `_make_body`, whose arguments are `_Static` and a list of arrays."""
         axes_of_body = {"in_axes": (None, list(axes)), "out_axes": (None, None, 0)}
-        return pmap(_body(name), donate_argnums=donated, **axes_of_body, **options)
+        return pmap(_make_body(name), donate_argnums=donate_argnums, **axes_of_body, **options)
 
-    def partition(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, _Static, list[Any]]:
+    def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, Any]]:
+        """Return the mapped body for a call, and the two arguments to call it with."""
         if kwargs:
             raise ArgumentTypeError(f"filter_pmap got keyword arguments: {', '.join(kwargs)}.")
-        axes = _resolve(in_axes, args, "in_axes", name)
         leaves, tree = jax.tree.flatten((fun, args))
-        static, arrays = _Static.of(leaves, tree, out_axes)
-        of_function = [None] * (len(leaves) - len(axes))
-        return map_body((*of_function, *axes)), static, arrays
+        axes_of_args = _resolve_axes(in_axes, args, "in_axes", name)
+        axes_of_fun = [None] * (len(leaves) - len(axes_of_args))
+        return map_body((*axes_of_fun, *axes_of_args)), _split_static(leaves, tree, out_axes)
 
     @functools.wraps(fun, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        import equinox as eqx  # where it is not installed, nobody calls this
+        import equinox as eqx  # not at the top: it may not be installed
 
-        function, *parts = partition(args, kwargs)
+        mapped_body, body_args = prepare(args, kwargs)
         with warnings.catch_warnings():
             if donate == "all":
                 warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            static, shared, mapped = function(*parts)
-        pairs = zip(mapped, static.axes, strict=True)
-        moved = [jnp.moveaxis(leaf, 0, axis) if axis else leaf for leaf, axis in pairs]
-        return static.tree.unflatten(eqx.combine(moved, shared, static.leaves))
+            static, replicated, mapped = mapped_body(*body_args)
+        # The body was mapped with out_axes=0.
+        leaves_and_axes = zip(mapped, static.axes, strict=True)
+        mapped = [jnp.moveaxis(leaf, 0, axis) if axis else leaf for leaf, axis in leaves_and_axes]
+        return static.tree.unflatten(eqx.combine(mapped, replicated, static.leaves))
 
     def lower(*args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        function, *parts = partition(args, kwargs)
-        return function.lower(*parts)
+        mapped_body, body_args = prepare(args, kwargs)
+        return mapped_body.lower(*body_args)
 
     call.lower = lower  # pyright: ignore[reportAttributeAccessIssue]
     return call
@@ -108,50 +114,63 @@ def filter_pmap(
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """All of a call, or of its results, but the arrays; calls of equal keys share a program."""
+    """The structure and the leaves that are not arrays, of the arguments or of the results.
 
-    key: Any
-    tree: Any = dataclasses.field(compare=False)
-    leaves: list[Any] = dataclasses.field(compare=False)  # None for arrays
-    axes: Any = dataclasses.field(compare=False)  # of results
+    It is a pytree without leaves, so a constant to JAX: calls with equal keys share a program.
+    """
 
-    @classmethod
-    def of(cls, leaves: list[Any], tree: Any, out_axes: Any) -> "tuple[_Static, list[Any]]":
-        """Return what is static of a call, and its arrays."""
-        import equinox as eqx
+    key: Any  # hashable
+    tree: Any = dataclasses.field(compare=False)  # with all leaves, also the arrays
+    leaves: list[Any] = dataclasses.field(compare=False)  # None in the place of an array
+    axes: Any = dataclasses.field(compare=False)  # the out_axes; in results, one for each leaf
 
-        arrays, rest = eqx.partition(leaves, _is_array)
-        # 1, 1.0 and True are equal, as 0.0 and -0.0 are.
-        numbers = tuple(repr(leaf) for leaf in rest if isinstance(leaf, int | float | complex))
-        axes, axes_tree = jax.tree.flatten(out_axes, is_leaf=is_none)
-        key = tree, tuple(rest), numbers, tuple(axes), axes_tree
-        try:
-            hash(key)
-        except TypeError as error:
-            reason = f"leaves other than arrays must be hashable: {error}"
-            raise ArgumentTypeError(reason) from error
-        return cls(key, tree, rest, out_axes), arrays
+
+def _split_static(leaves: list[Any], tree: Any, out_axes: Any) -> tuple[_Static, list[Any]]:
+    """Split the leaves of a call into the static ones and the arrays, with None for the others."""
+    import equinox as eqx
+
+    arrays, static_leaves = eqx.partition(leaves, _is_array)
+    # 1, 1.0 and True are equal in Python, as 0.0 and -0.0 are; the program may depend on which.
+    is_number = lambda leaf: isinstance(leaf, int | float | complex)
+    numbers = tuple(repr(leaf) for leaf in static_leaves if is_number(leaf))
+    axes, axes_tree = jax.tree.flatten(out_axes, is_leaf=is_none)
+    key = tree, tuple(static_leaves), numbers, tuple(axes), axes_tree
+    try:
+        hash(key)
+    except TypeError as error:
+        reason = f"leaves other than arrays must be hashable: {error}"
+        raise ArgumentTypeError(reason) from error
+    return _Static(key, tree, static_leaves, out_axes), arrays
 
 
 @functools.cache
-def _body(name: str) -> Callable[..., Any]:
-    """Return what is mapped for all functions of a name, which is that of the program."""
+def _make_body(name: str) -> Callable[..., Any]:
+    """Return the function that pmap maps for every user function of this name.
+
+    It takes the user's function as part of its arguments. It is one object for each name, so that
+    programs are shared; the name is that of the compiled program.
+    """
     import equinox as eqx
 
     def body(static: _Static, arrays: list[Any]) -> tuple[_Static, list, list]:
+        """Call the user's function; return what is static, replicated and mapped of its result."""
         function, args = static.tree.unflatten(eqx.combine(arrays, static.leaves))
         result = function(*args)
         leaves, tree = jax.tree.flatten(result)
-        axes = _resolve(static.axes, result, "out_axes", name)
-        mapped, rest = eqx.partition(leaves, [axis is not None for axis in axes])
-        shared, rest = eqx.partition(rest, _is_array)
-        return _Static(object(), tree, rest, axes), shared, mapped
+        axes = _resolve_axes(static.axes, result, "out_axes", name)
+        mapped, unmapped = eqx.partition(leaves, [axis is not None for axis in axes])
+        replicated, static_leaves = eqx.partition(unmapped, _is_array)
+        key = object()  # equal to no other: results are not compared
+        return _Static(key, tree, static_leaves, axes), replicated, mapped
 
     body.__name__ = body.__qualname__ = name
     return body
 
 
-def _resolve(prefix: Any, tree: Any, argument: str, name: str) -> list[Any]:
-    """Return an axis for each leaf, from a prefix of the tree."""
-    pairs = zip(spread(prefix, tree, argument, name), jax.tree.leaves(tree), strict=True)
-    return [axis(leaf) if callable(axis) else axis for axis, leaf in pairs]
+def _resolve_axes(prefix: Any, tree: Any, argument: str, name: str) -> list[Any]:
+    """Return the axis of each leaf of a tree, where `prefix` has axes or functions of a leaf.
+
+    `argument` ("in_axes" or "out_axes") and `name`, the function's, are for error messages.
+    """
+    axes_and_leaves = zip(spread(prefix, tree, argument, name), jax.tree.leaves(tree), strict=True)
+    return [axis(leaf) if callable(axis) else axis for axis, leaf in axes_and_leaves]

@@ -9,7 +9,7 @@ import jax
 
 from jax_dist.pmap import pmap
 
-_TAG = "jax_dist.nnx_pmap"  # by which nnx tells calls within calls apart
+_TAG = "jax_dist.nnx_pmap"  # names our context, since nnx contexts can be nested
 
 
 def nnx_pmap(
@@ -28,8 +28,8 @@ def nnx_pmap(
     Args:
       f: called with positional arguments only. Without it, `nnx_pmap` returns a decorator.
       in_axes: an integer, None, `nnx.StateAxes`, or a tree of these that is a prefix of the
-        arguments. With None, a module is one copy for all devices; after the call, it has what the
-        first device made of it.
+        arguments. With None, a module is replicated; after the call, it holds the values of the
+        first device.
       out_axes: the same for the results.
       **options: those of `jax_dist.pmap`, such as `axis_name`.
 
@@ -55,15 +55,19 @@ def nnx_pmap(
         )
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
 
-    def split(context: Any, path: Any, axes: Any, module: Any) -> Any:
+    def split_module(context: Any, path: Any, axes: Any, module: Any) -> Any:
+        """Split a module into its structure and a state for each filter of `nnx.StateAxes`."""
         filters = axes.filters if isinstance(axes, nnx.StateAxes) else ()
         return nnx.NodeStates.from_split(*context.split(module, *filters), metadata=axes)
 
     def axes_of_states(axis: Any) -> Any:
-        is_axes = isinstance(axis, nnx.StateAxes)
-        return nnx.NodeStates.from_prefixes(axis.axes, metadata=axis) if is_axes else axis
+        """Return the axes of a module's states, as a prefix for `pmap`; other axes unchanged."""
+        if not isinstance(axis, nnx.StateAxes):
+            return axis
+        return nnx.NodeStates.from_prefixes(axis.axes, metadata=axis)
 
-    to_tree = functools.partial(nnx.to_tree, split_fn=split, ctxtag=_TAG)
+    # pmap sees no modules: `to_tree` replaces each by its states, `from_tree` makes it again.
+    to_tree = functools.partial(nnx.to_tree, split_fn=split_module, ctxtag=_TAG)
     state_in_axes, state_out_axes = jax.tree.map(axes_of_states, (in_axes, out_axes))
     options |= {"in_axes": state_in_axes, "out_axes": (state_in_axes, state_out_axes)}
     is_module = lambda state: isinstance(state, nnx.NodeStates)
@@ -71,17 +75,20 @@ def nnx_pmap(
     @functools.partial(pmap, **options)
     @functools.wraps(f)
     def mapped(*states: Any) -> Any:
+        """Call `f` on one device; return the modules of its arguments, and its result."""
         args = nnx.from_tree(states, ctxtag=_TAG, is_inner=True)
         result = f(*args)
-        modules = jax.tree.map(  # only they can have changed
-            lambda state, arg: arg if is_module(state) else None, states, args, is_leaf=is_module
-        )
+        # Only modules can have been changed by `f`; other arguments need not be returned.
+        keep_module = lambda state, arg: arg if is_module(state) else None
+        modules = jax.tree.map(keep_module, states, args, is_leaf=is_module)
         return to_tree((modules, result), prefix=(in_axes, out_axes))
 
     @functools.wraps(f)
     @nnx.update_context(_TAG)
     def call(*args: Any) -> Any:
-        results = mapped(*to_tree(args, prefix=in_axes))
-        return nnx.from_tree(results, ctxtag=_TAG, is_inner=False)[1]
+        """Call `f` on all devices; in this context, `from_tree` updates the caller's modules."""
+        output = mapped(*to_tree(args, prefix=in_axes))
+        _, result = nnx.from_tree(output, ctxtag=_TAG, is_inner=False)
+        return result
 
     return call

@@ -23,33 +23,39 @@ from jax_dist._compat import Device
 
 
 class TpuChip(NamedTuple):
-    """A TPU, whose slices are grids of chips."""
+    """A TPU generation, whose slices are 2D or 3D grids of chips."""
 
-    dimensions: int  # of the grid
-    largest: int  # slice, in chips; libtpu compiles for larger ones, too
+    dimensions: int  # of the grid: 2 or 3
+    largest: int  # number of chips in the largest slice; libtpu compiles for larger ones, too
     memory: float  # GiB of one device that a program may use
-    options: dict[str, str] = {}  # of libtpu, that are not its defaults
+    options: dict[str, str] = {}  # libtpu options, where they are not its defaults
 
     def parse(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the grid of a slice, a flat one also by its chips alone; None if none fits."""
-        if self.dimensions == 2 and len(sizes) == 1:  # a square, or two beside each other
+        """Return the grid of the slice that a user names by `sizes`, or None if there is none.
+
+        `sizes` are the numbers in "v5e:4x4" or, as a count of chips, in "v5e-16".
+        """
+        if self.dimensions == 2 and len(sizes) == 1:
+            # A count of chips: a square grid, or one twice as wide as high (8 chips: 2x4).
             rows = 2 ** ((sizes[0].bit_length() - 1) // 2)
-            return self.parse((rows, sizes[0] // rows)) if sizes[0] % rows == 0 else None
-        if self.dimensions == 3 and len(sizes) == 2:  # one layer
+            if sizes[0] % rows != 0:
+                return None
+            sizes = (rows, sizes[0] // rows)
+        elif self.dimensions == 3 and len(sizes) == 2:
             sizes = (*sizes, 1)
-        fits = len(sizes) == self.dimensions and math.prod(sizes) <= self.largest
-        return sizes if fits else None
+        is_slice = len(sizes) == self.dimensions and math.prod(sizes) <= self.largest
+        return sizes if is_slice else None
 
 
 class GpuChip(NamedTuple):
-    """An NVIDIA GPU."""
+    """A model of NVIDIA GPU, with the figures that XLA compiles for."""
 
     description: str
-    capability: tuple[int, int]  # of CUDA
+    capability: tuple[int, int]  # CUDA compute capability: major, minor
     cores: int  # streaming multiprocessors
-    float_units: int  # for float32, of each
-    threads: int  # at a time, on each
-    shared_memory: int  # bytes, of each
+    float_units: int  # float32 units of each multiprocessor
+    threads: int  # most concurrent threads on each multiprocessor
+    shared_memory: int  # bytes of each multiprocessor
     l2: int  # MiB
     bandwidth: int  # GB per second
     clock: float  # GHz
@@ -57,7 +63,7 @@ class GpuChip(NamedTuple):
 
     @property
     def target(self) -> str:
-        """Return the description that XLA compiles for, as the text of its proto."""
+        """Return XLA's `GpuTargetConfigProto` for this GPU, in protobuf text format."""
         major, minor = self.capability
         return f"""
 gpu_device_info {{
@@ -93,7 +99,7 @@ TPUS = {
     "v6e": TpuChip(2, 256, 31.25),
     "v7x": TpuChip(3, 9216, 94.75),  # two devices on each chip
 }
-_OTHER_NAMES = {"v5litepod": "v5e", "tpu7x": "v7x"}  # of Google Cloud and of libtpu
+_ALIASES = {"v5litepod": "v5e", "tpu7x": "v7x"}  # the names in Google Cloud and in libtpu
 GPUS = {
     "a100": GpuChip("A100 80GB", (8, 0), 108, 64, 2048, 167936, 40, 2039, 1.41, 85_899_345_920),
     "b200": GpuChip("B200", (10, 0), 148, 128, 2048, 233472, 126, 8000, 1.965, 192_265_846_784),
@@ -101,7 +107,8 @@ GPUS = {
     "h200": GpuChip("H200", (9, 0), 132, 128, 2048, 233472, 50, 4800, 1.98, 150_754_820_096),
     "l4": GpuChip("L4", (8, 9), 58, 128, 1536, 102400, 48, 300, 2.04, 24_152_899_584),
 }
-# While a compiler is loaded: it looks for hardware, waits for it, and warns that there is none.
+# Environment variables while a compiler is loaded. Without them it looks for hardware, waits for
+# it, and warns that there is none.
 _WITHOUT_HARDWARE = {
     "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks Google's cloud what it runs on
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # and warns without it; any will do
@@ -113,7 +120,7 @@ _WITHOUT_HARDWARE = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Topology:
-    """Devices that compile programs and run none, made by `jax_dist.topology`."""
+    """A machine to compile programs for: a TPU slice, or hosts with GPUs; see `topology`."""
 
     name: str  # as `topology` takes it: "v5e:4x4"
     devices: tuple[Device, ...]
@@ -140,21 +147,24 @@ def topology(name: str) -> Topology:
         put their compiler aside: start with JAX_PLATFORMS=cpu.
       ImportError: its compiler is not installed; the message has the command.
     """
-    chip, _, text = name.lower().replace("-", ":").partition(":")
-    chip = _OTHER_NAMES.get(chip, chip)
+    chip, _, shape = name.lower().replace("-", ":").partition(":")
+    chip = _ALIASES.get(chip, chip)
     if chip not in TPUS and chip not in GPUS:
         known = sorted((*TPUS, *GPUS))
-        near = _usage.hint(chip, known, f"The chips are {', '.join(known)}.")
-        raise ValueError(f"{name!r} is not a known machine. {near}")
-    text = text or ("8" if chip in GPUS else "")
-    is_grid = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text)
-    sizes = tuple(map(int, text.split("x"))) if is_grid else ()
+        remedy = _usage.hint(chip, known, f"The chips are {', '.join(known)}.")
+        raise ValueError(f"{name!r} is not a known machine. {remedy}")
+    if chip in GPUS and not shape:
+        shape = "8"
+    is_shape = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
+    sizes = tuple(int(size) for size in shape.split("x")) if is_shape else ()
     if chip in TPUS:
         grid = TPUS[chip].parse(sizes)
         example = f"{chip}:{'x'.join('4' * TPUS[chip].dimensions)}"
         remedy = f"a slice of {TPUS[chip].largest} chips at most, such as {example}"
     else:
-        grid = (1, *sizes)[-2:] if len(sizes) in (1, 2) else None
+        if len(sizes) == 1:  # one host
+            sizes = (1, *sizes)
+        grid = sizes if len(sizes) == 2 else None  # hosts, GPUs on each
         remedy = f"{chip}:8, or {chip}:2x8 for two hosts of 8"
     if grid is None:
         raise ValueError(f"{name!r} is not a machine of {chip}. Give {remedy}.")
@@ -163,8 +173,12 @@ def topology(name: str) -> Topology:
 
 @functools.cache
 def _load(chip: str, grid: tuple[int, ...]) -> Topology:
-    """Return the topology, the same devices each time: they are in the keys of JAX's caches."""
-    from jax.experimental import topologies  # loads parts of JAX that few need
+    """Load the compiler for a grid of chips, and return its topology.
+
+    `grid` is that of the TPU slice, or (hosts, GPUs on each). The result is cached, so that its
+    devices are the same objects each time: JAX's caches have them in their keys.
+    """
+    from jax.experimental import topologies  # not at the top: few programs need these parts of JAX
 
     shape = "x".join(map(str, grid))
     name = f"{chip}:{shape}"
@@ -173,12 +187,14 @@ def _load(chip: str, grid: tuple[int, ...]) -> Topology:
         extra, modules = "tpu", ("libtpu",)
         options = {"platform": "tpu", "topology_name": name.replace("v7x", "tpu7x")}
         options |= TPUS[chip].options
-        if math.prod(grid) == 1:  # a host of one chip, and not of four
+        memory = TPUS[chip].memory * 2**30
+        if math.prod(grid) == 1:  # by default, libtpu assumes hosts of four chips
             options["chips_per_host_bounds"] = (1, 1, 1)
     else:
         extra, modules = "cuda12", ("jax_cuda12_plugin", "jax_cuda13_plugin")
         options = {"platform": "cuda", "topology_name": "", "topology": f"1x{shape}"}  # one slice
         options["target_config"] = GPUS[chip].target
+        memory = 0.75 * GPUS[chip].total_memory
     if not any(importlib.util.find_spec(module) for module in modules):
         package = f"jax[{extra}]=={jax.__version__}"
         raise ImportError(
@@ -191,5 +207,4 @@ def _load(chip: str, grid: tuple[int, ...]) -> Topology:
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         line = str(error).splitlines()[0]
         raise ValueError(f"The compiler rejects the machine {name!r}: {line}") from error
-    memory = TPUS[chip].memory * 2**30 if chip in TPUS else 0.75 * GPUS[chip].total_memory
     return Topology(name, tuple(description.devices), round(memory))

@@ -30,9 +30,9 @@ examples:
   jax-dist cache verify -- python train.py --steps 2
   jax-dist cache verify --json -- python train.py
 """
-_TAIL = 20  # lines of a program that failed
+_MAX_OUTPUT_LINES = 20  # of a program that failed, from its end
 _GREEN, _RED, _PLAIN = "\x1b[32m", "\x1b[1;31m", "\x1b[0m"
-_CODE = re.compile(r"^JXD\d+")
+_RULE_CODE = re.compile(r"^JXD\d+")
 
 
 def add_parser(commands: Any) -> None:
@@ -64,17 +64,21 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 
 def _format_verdicts(report: "Report", *, color: bool) -> Iterator[str]:
-    def paint(text: str, with_: str) -> str:
-        return f"{with_}{text}{_PLAIN}" if color else text
+    """Yield the lines of the report: each function with its verdict, and how many were hits."""
 
+    def paint(text: str, escape: str) -> str:
+        return f"{escape}{text}{_PLAIN}" if color else text
+
+    # Misses come last, since the end of a long table is what one sees in a terminal.
     verdicts = sorted(report.verdicts, key=lambda verdict: bool(verdict.causes))
     width = max((len(verdict.function) for verdict in verdicts), default=0)
-    for verdict in verdicts:  # misses last: one reads the end of a long table
+    for verdict in verdicts:
         text = paint(verdict.verdict, _RED if verdict.causes else _GREEN)
-        times = f" ({verdict.programs} programs)" if verdict.programs > 1 else ""
-        yield f"{verdict.function:{width}}  {text}{times}"
+        if verdict.programs > 1:
+            text += f" ({verdict.programs} programs)"
+        yield f"{verdict.function:{width}}  {text}"
         for cause in verdict.causes:
-            text = _CODE.sub(lambda code: paint(code[0], _RED), str(cause))
+            text = _RULE_CODE.sub(lambda code: paint(code[0], _RED), str(cause))
             yield textwrap.indent(text, "    ")
     total = sum(verdict.programs for verdict in verdicts)
     hits = sum(verdict.programs for verdict in verdicts if not verdict.causes)
@@ -89,10 +93,12 @@ def _format_verdicts(report: "Report", *, color: bool) -> Iterator[str]:
 
 
 def _format_failure(report: "Report") -> Iterator[str]:
-    yield from report.output.splitlines()[-_TAIL:]
-    from jax_dist import launch  # only here: `--help` need not wait for it
+    """Yield the last lines of a run that failed, and how it ended."""
+    from jax_dist import launch  # not at the top: `--help` need not wait for it
 
-    end = "was stopped after --timeout"
-    if report.exit_code is not None:
+    yield from report.output.splitlines()[-_MAX_OUTPUT_LINES:]
+    if report.exit_code is None:
+        end = "was stopped after --timeout"
+    else:
         end = f"ended with {launch.format_code(report.exit_code)}"
     yield f"jax-dist cache verify: run {report.runs} {end}"

@@ -30,7 +30,7 @@ examples:
 
 On several machines, the cluster starts the processes: see docs/processes.md.
 """
-_COLOURS = (36, 33, 35, 32, 34, 31)  # of the prefixes, in ANSI's numbers
+_COLORS = (36, 33, 35, 32, 34, 31)  # ANSI codes; rank k has color k of these
 
 
 def add_parser(commands: Any) -> None:
@@ -79,26 +79,27 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> int:
 
 
 class _Printer:
-    """Writes lines of the ranks, each after its rank."""
+    """Writes the output lines of the ranks, each with its rank as prefix: "[0] loss 3.2"."""
 
     def __init__(self, out: TextIO, err: TextIO, color: str) -> None:
+        """Write to `out` and `err`; `color` is "always", "never" or "auto"."""
         self._streams = {"stdout": out, "stderr": err}
-        self._coloured = {
+        self._colored = {
             name: terminal.wants_color(color, stream) for name, stream in self._streams.items()
         }
         self._lock = threading.Lock()
         for stream in self._streams.values():
-            if isinstance(stream, io.TextIOWrapper):  # ranks may write what a terminal lacks
+            if isinstance(stream, io.TextIOWrapper):  # its encoding may lack characters
                 stream.reconfigure(errors="backslashreplace")
 
-    def write(self, rank: int, stream: str, line: str) -> None:
-        """Write one line; called by several threads."""
-        prefix = f"[{rank}]"
-        if self._coloured[stream]:
-            prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
+    def write(self, rank: int, stream_name: str, line: str) -> None:
+        """Write a line to "stdout" or "stderr"; called by several threads."""
+        stream, prefix = self._streams[stream_name], f"[{rank}]"
+        if self._colored[stream_name]:
+            prefix = f"\x1b[{_COLORS[rank % len(_COLORS)]}m{prefix}\x1b[0m"
         with self._lock:
             try:
-                self._streams[stream].write(f"{prefix} {line}\n")
-                self._streams[stream].flush()
-            except BrokenPipeError:  # `jax-dist launch ... | head`: the ranks run on
-                terminal.silence(self._streams[stream])
+                stream.write(f"{prefix} {line}\n")
+                stream.flush()
+            except BrokenPipeError:  # in `jax-dist launch ... | head`, the ranks keep running
+                terminal.silence(stream)

@@ -74,50 +74,53 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 
 class _Lint:
-    """One run: what it was asked for, and what it knows of the files."""
+    """One run of `jax-dist lint`."""
 
     def __init__(self, options: argparse.Namespace, *, out: TextIO, err: TextIO) -> None:
-        from jax_dist.lint.engine import config  # only here: `--help` need not wait for the rules
+        from jax_dist.lint.engine import config  # not at the top: `--help` need not wait for it
         from jax_dist.lint.engine.linter import RULES, Examiner
         from jax_dist.lint.model.project import Project
-        from jax_dist.lint.model.sources import Patterns
 
         self._options, self._out, self._err = options, out, err
-        self._stdin = sys.stdin.buffer.read() if options.paths == [_STDIN] else None
-        self._name = options.stdin_filename or _STDIN
-        places = [self._name] if self._stdin is not None else options.paths
-        self._config = config.load(places, options.config)
-        rules = RULES.values()
-        asked = config.Choice(
-            select=_words(options.select) if options.select else None,
-            extend_select=_words(options.extend_select),
-            ignore=_words(options.ignore),
+        self._stdin = sys.stdin.buffer.read() if options.paths == [_STDIN] else None  # its bytes
+        self._stdin_name = options.stdin_filename or _STDIN
+        paths = options.paths if self._stdin is None else [self._stdin_name]
+        self._config = config.load(paths, options.config)
+        command_line = config.Choice(
+            select=_split_words(options.select) if options.select else None,
+            extend_select=_split_words(options.extend_select),
+            ignore=_split_words(options.ignore),
         )
-        target = options.target_jax
+        rules, target_jax = RULES.values(), self._config.target_jax
         try:
-            ignores = tuple(
-                (
-                    Patterns((glob,), self._config.folder),
-                    frozenset().union(*(config.resolve(code, rules) for code in codes)),
-                )
-                for glob, codes in self._config.per_file_ignores
-            )
-            config.selected([self._config], rules)
+            per_file_ignores = self._resolve_per_file_ignores(rules)
+            config.selected([self._config], rules)  # raises for unknown codes in the file
         except MisuseError as error:
             raise MisuseError(f"{self._config.file}: {error}") from error
-        self._examiner = Examiner(
-            config.selected([self._config, asked], rules),
-            Project(places),
-            config.version(target) if target else self._config.target_jax,
-            ignores,
-        )
+        selected = config.selected([self._config, command_line], rules)
+        if options.target_jax:
+            target_jax = config.version(options.target_jax)
+        self._examiner = Examiner(selected, Project(paths), target_jax, per_file_ignores)
         self._has_skipped = self._has_failed = False
 
+    def _resolve_per_file_ignores(self, rules: Any) -> tuple[tuple[Any, frozenset[Any]], ...]:
+        """Return the settings' `per-file-ignores` as pairs of path patterns and rule codes."""
+        from jax_dist.lint.engine import config
+        from jax_dist.lint.model.sources import Patterns
+
+        ignores = []
+        for glob, codes in self._config.per_file_ignores:
+            ignored_codes = [config.resolve(code, rules) for code in codes]
+            patterns = Patterns((glob,), self._config.folder)
+            ignores.append((patterns, frozenset().union(*ignored_codes)))
+        return tuple(ignores)
+
     def run(self) -> Exit:
+        """Lint the standard input or the files; report the findings, or fix them."""
         from jax_dist.lint.model import sources
 
         if self._stdin is not None:
-            findings = self._examiner.examine(self._name, self._stdin)
+            findings = self._examiner.examine(self._stdin_name, self._stdin)
         else:
             tree = sources.find_files(self._options.paths, self._config.excluded)
             for reason in tree.skipped:
@@ -133,57 +136,68 @@ class _Lint:
         return self._report(findings, self._out)
 
     def _fix(self, findings: Sequence[Any]) -> Exit:
-        """Make the fixes, or show them; report what is left."""
+        """Fix the files of the findings (--fix), or show how (--diff); report what is left."""
         from jax_dist.lint.engine import fixer
-        from jax_dist.lint.engine.linter import load
         from jax_dist.lint.model.findings import Safety
         from jax_dist.lint.model.sources import read_bytes
 
         options = self._options
-        allowed = {Safety.SAFE, *([Safety.UNSAFE] if options.unsafe_fixes else [])}
-        left: list[Any] = []
-        made, changed, data = 0, 0, self._stdin or b""
-        for path, group_ in itertools.groupby(findings, key=lambda finding: finding.path):
-            group = list(group_)
-            if not any(finding.safety in allowed for finding in group):
-                left += group
+        allowed = {Safety.SAFE, Safety.UNSAFE} if options.unsafe_fixes else {Safety.SAFE}
+        findings_left: list[Any] = []
+        fixes = files = 0
+        stdin_after = self._stdin or b""
+        for path, group in itertools.groupby(findings, key=lambda finding: finding.path):
+            findings_of_file = list(group)
+            if not any(finding.safety in allowed for finding in findings_of_file):
+                findings_left += findings_of_file
                 continue
             before = read_bytes(path) if self._stdin is None else self._stdin
             result = fixer.fix(path, before, self._examiner, frozenset(allowed))
+            is_changed = result.data != before
             if result.rejected:
                 self._complain(path, f"some fixes were not made: {result.rejected}")
-            if options.diff and result.data != before:
-                color = terminal.wants_color(options.color, self._out)
-                encoding = load(path, before).encoding
-                self._out.write(fixer.diff(path, before, result.data, encoding, color=color))
+            if options.diff and is_changed:
+                self._print_diff(path, before, result.data)
             elif self._stdin is not None:
-                data = result.data
-            elif result.data != before and not self._write(path, result.data, before):
-                left += group
+                stdin_after = result.data
+            elif is_changed and not self._write(path, result.data, before):
+                findings_left += findings_of_file
                 continue
-            left += result.findings
-            made, changed = made + result.made, changed + (result.data != before)
-        if changed or options.diff:
+            findings_left += result.findings
+            fixes += result.made
+            files += is_changed
+        if files or options.diff:
             verb = "Would fix" if options.diff else "Fixed"
-            self._say(f"{verb} {counted(made, 'finding')} in {counted(changed, 'file')}.")
+            self._say(f"{verb} {counted(fixes, 'finding')} in {counted(files, 'file')}.")
         if options.diff:
-            return self._exit(changed)
-        if self._stdin is not None:
-            terminal.write_bytes(self._out, data)
-            return self._report(left, self._err)  # in the output they would become code
-        return self._report(left, self._out)
+            return self._exit(files)
+        if self._stdin is not None:  # the output is the fixed code, so findings go elsewhere
+            terminal.write_bytes(self._out, stdin_after)
+            return self._report(findings_left, self._err)
+        return self._report(findings_left, self._out)
+
+    def _print_diff(self, path: str, before: bytes, after: bytes) -> None:
+        from jax_dist.lint.engine import fixer
+        from jax_dist.lint.engine.linter import load
+
+        color = terminal.wants_color(self._options.color, self._out)
+        self._out.write(fixer.diff(path, before, after, load(path, before).encoding, color=color))
 
     def _report(self, findings: Sequence[Any], out: TextIO) -> Exit:
+        """Print the findings in the format of --output-format; return the exit code."""
         from jax_dist.lint.engine.report import formatted, summary
 
-        form, color = self._options.output_format, terminal.wants_color(self._options.color, out)
-        out.write(formatted(findings, form, color=color))
-        if form == "text" and not self._options.quiet:
-            out.write(f"{chr(10) * bool(findings)}{summary(findings)}\n")
+        output_format = self._options.output_format
+        color = terminal.wants_color(self._options.color, out)
+        out.write(formatted(findings, output_format, color=color))
+        if output_format == "text" and not self._options.quiet:
+            if findings:
+                out.write("\n")
+            out.write(f"{summary(findings)}\n")
         return self._exit(len(findings))
 
     def _write(self, path: str, after: bytes, before: bytes) -> bool:
-        """Return whether the file could be written."""
+        """Write a file that still contains `before`; return whether that succeeded."""
         try:
             _files.write_atomically(path, after, expected=before)
         except OSError as error:
@@ -202,12 +216,13 @@ class _Lint:
             print(text, file=self._err)
 
     def _exit(self, count: int) -> Exit:
+        """Return the exit code after `count` findings, or files that would change."""
         if self._has_skipped:
             return Exit.USAGE
-        has_findings = count and not self._options.exit_zero
+        has_findings = count > 0 and not self._options.exit_zero
         return Exit.FINDINGS if has_findings or self._has_failed else Exit.OK
 
 
-def _words(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return `["JXD1,JXD2", "JXD401"]` as a tuple of three."""
+def _split_words(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of all texts: ("JXD1", "JXD2", "JXD401") for ["JXD1,JXD2", "JXD401"]."""
     return tuple(word for text in texts for word in text.replace(",", " ").split())

@@ -57,7 +57,7 @@ def main(
       The exit code.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    out = cast(TextIO, out or sys.stdout)  # as it is now, not at import
+    out = cast(TextIO, out or sys.stdout)  # no default argument, since tests replace sys.stdout
     err = cast(TextIO, err or sys.stderr)
     parser = make_parser(arguments)
     program: list[str] = []  # argparse has no notion of a second command line after `--`
@@ -65,7 +65,7 @@ def main(
         end = arguments.index("--")
         arguments, program = arguments[:end], arguments[end + 1 :]
     options = parser.parse_args(arguments)
-    options.program = program
+    options.program = program  # the command after `--`
     if options.command is None:
         parser.print_help(file=err)
         return Exit.USAGE
@@ -92,20 +92,22 @@ def main(
 
 
 def run_as_program() -> int:
-    """Run `main` in a process of its own: the script `jax-dist`, and `python -m jax_dist`."""
-    gc.set_threshold(100_000, 20, 20)  # syntax trees are many objects, and few are garbage
+    """Run `main` as the whole process: for the script `jax-dist`, and `python -m jax_dist`."""
+    # Syntax trees have many objects that live long; frequent garbage collection is wasted on them.
+    gc.set_threshold(100_000, 20, 20)
     return main()
 
 
 def make_parser(arguments: Sequence[str] = ()) -> "_Parser":
-    """Return the parser of the command that `arguments` name, or of all commands."""
+    """Return the parser of the subcommand that `arguments` start with, or else of all of them."""
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
         prog="jax-dist", description=jax_dist.__doc__, epilog=_EPILOG, formatter_class=form
     )
     parser.add_argument("--version", action="version", version=f"jax-dist {jax_dist.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name in [name for name in COMMANDS if name in arguments[:1]] or COMMANDS:
+    names = arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS
+    for name in names:
         import_module(f"jax_dist.cli.{name}").add_parser(commands)
     return parser
 
@@ -123,15 +125,16 @@ class _Parser(argparse.ArgumentParser):
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the usage, the message and the nearest known word."""
+        """Exit with the usage and argparse's message, to which the nearest known word is added."""
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message)
         option = re.search(r"unrecognized arguments: (-[^ =]*)", message)
+        suggestion = None
         if choice:
-            near = _usage.nearest(choice[1], re.findall(r"[\w.-]+", choice[2]))
-        else:
-            near = option and _usage.nearest(option[1], self._option_string_actions)
-        if near:
-            message += f". Did you mean {near}?"
+            suggestion = _usage.nearest(choice[1], re.findall(r"[\w.-]+", choice[2]))
+        elif option:
+            suggestion = _usage.nearest(option[1], self._option_string_actions)
+        if suggestion:
+            message += f". Did you mean {suggestion}?"
         elif option:
             message += f". `{self.prog} --help` lists the options."
         super().error(message)

@@ -37,7 +37,7 @@ examples:
   jax-dist migrate --write src/train.py:12      one place only
   jax-dist migrate --to shard_map --write src -- python train.py --steps 3
 """
-_PLACE = re.compile(r"(.+\.(?:py|ipynb)):(\d+)")
+_PATH_WITH_LINE = re.compile(r"(.+\.(?:py|ipynb)):(\d+)")
 
 
 def add_parser(commands: Any) -> None:
@@ -50,9 +50,9 @@ def add_parser(commands: Any) -> None:
     add("paths", nargs="+", metavar="PATH", help="files, notebooks and folders")
     targets = ("jax_dist", "vendored", "shard_map", "jit")
     add("--to", choices=targets, default=targets[0], help="the target (default: jax_dist)")
-    what = parser.add_mutually_exclusive_group()
-    terminal.flag(what, "--write", help="write the changes; else print a diff")
-    terminal.flag(what, "--check", help="only name the files that would change")
+    mode = parser.add_mutually_exclusive_group()
+    terminal.flag(mode, "--write", help="write the changes; else print a diff")
+    terminal.flag(mode, "--check", help="only name the files that would change")
     terminal.flag(parser, "--concise", help="print one line a place, not a diff")
     add("--report", metavar="FILE", help="list every place: FILE.md, FILE.json, FILE.txt; - prints")
     add("--target-jax", metavar="VERSION", help="the oldest jax to run on")
@@ -65,11 +65,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
-    _check(options)
+    _check_options(options)
     return _Migrate(options, out, err).run()
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check_options(options: argparse.Namespace) -> None:
     """Raise MisuseError for options that do not go together."""
     if options.program and options.check:
         raise MisuseError("a command does not go with --check")
@@ -83,62 +83,70 @@ def _check(options: argparse.Namespace) -> None:
 
 
 class _Migrate:
-    """One run of the command."""
+    """One run of `jax-dist migrate`."""
 
     def __init__(self, options: argparse.Namespace, out: TextIO, err: TextIO) -> None:
-        from jax_dist.lint.engine import config  # only here: `--help` need not wait for it
+        from jax_dist.lint.engine import config  # not at the top: `--help` need not wait for it
         from jax_dist.migrate.migration import MigrationOptions
 
         self._options, self._out, self._err = options, out, err
         self._failed = False
-        jax = config.version(options.target_jax) if options.target_jax else None
-        lines: dict[str, frozenset[int]] = {}
-        paths: dict[str, None] = {}  # without the lines, each once
+        paths: list[str] = []
+        lines: dict[str, frozenset[int]] = {}  # by path: the only lines to migrate
         for path in options.paths:
-            place = None if os.path.exists(path) else _PLACE.fullmatch(path)
-            if place is not None:
-                path, line = place.groups()
+            path_with_line = _PATH_WITH_LINE.fullmatch(path)
+            if path_with_line and not os.path.exists(path):
+                path, line = path_with_line.groups()
                 lines[path] = lines.get(path, frozenset()) | {int(line)}
-            paths[path] = None
-        self._paths = list(paths)
-        self._target = MigrationOptions(options.to, jax, lines)
+            paths.append(path)
+        self._paths = list(dict.fromkeys(paths))  # a path with several lines occurs once
+        jax_version = config.version(options.target_jax) if options.target_jax else None
+        self._target = MigrationOptions(options.to, jax_version, lines)
 
     def run(self) -> Exit:
+        """Migrate the files, verify them by a command if there is one, write and report."""
         from jax_dist.migrate.report import MigrationReport
 
-        files, looked_at = self._migrate()
-        verified = None
-        if self._options.program and any(file.changed for file in files):
-            files, verified = self._verify(files)
-        if self._options.write:
+        options = self._options
+        files, file_count = self._migrate()
+        verification = None
+        if options.program and any(file.changed for file in files):
+            files, verification = self._verify(files)
+        if options.write:
             files = self._write_all(files)
-        results: Any = () if verified is None else (verified.to_dict(), str(verified))
-        report = MigrationReport(self._options.to, files, *results)
+        report = MigrationReport(options.to, files)
+        if verification is not None:
+            results = verification.to_dict(), str(verification)
+            report = MigrationReport(options.to, files, *results)
         self._show(report)
         self._save(report)
-        self._summarize(report, looked_at)
-        differs = verified is not None and verified.has_differences
-        differs = differs or (self._options.check and bool(report.changed))
-        return Exit.FINDINGS if self._failed or differs else Exit.OK
+        self._summarize(report, file_count)
+        numbers_differ = verification is not None and verification.has_differences
+        check_failed = options.check and bool(report.changed)
+        return Exit.FINDINGS if self._failed or numbers_differ or check_failed else Exit.OK
 
     def _migrate(self) -> tuple[list[Any], int]:
-        """Return what each file becomes, and how many were looked at."""
+        """Return the migrated files, without those that stay the same, and how many were read."""
         from jax_dist.lint.engine import config
         from jax_dist.lint.model import sources
         from jax_dist.migrate import migration
 
         settings = config.load(self._paths, self._options.config)
-        texts = (*settings.excluded.texts, *self._options.exclude)
-        patterns = sources.Patterns(texts, settings.excluded.folder)
-        seen = sources.find_files(self._paths, patterns)
-        for reason in seen.skipped:
+        excluded = (*settings.excluded.texts, *self._options.exclude)
+        patterns = sources.Patterns(excluded, settings.excluded.folder)
+        tree = sources.find_files(self._paths, patterns)
+        for reason in tree.skipped:
             self._complain(f"skipped: {reason}")
         with terminal.progress(self._err, "migrating files") as show:
             count = lambda done, total: show(f"{done} of {total} files migrated")
-            return migration.migrate(seen.files, self._target, progress=count), len(seen.files)
+            return migration.migrate(tree.files, self._target, progress=count), len(tree.files)
 
     def _verify(self, files: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Return what is left of a migration after its runs, and their verdicts."""
+        """Run the program before and after the migration, and compare every mapped call.
+
+        Returns the files that may be written, which are none if numbers still differ, and a
+        `Verification`. Places whose numbers differ may have been migrated in another form.
+        """
         from jax_dist.migrate.verify import trial
 
         options = self._options
@@ -163,15 +171,16 @@ class _Migrate:
         return list(files), verification
 
     def _migrate_again(self, places: Mapping[tuple[str, int], Any]) -> list[Any]:
-        """Return the files with other forms of places, by path and line."""
+        """Migrate the files again, with another form at some places, given by (path, line)."""
         back: dict[str, dict[int, Any]] = {}
         for (path, line), form in places.items():
             back.setdefault(path, {})[line] = form
         self._target = dataclasses.replace(self._target, back=back)
-        return self._migrate()[0]
+        files, _ = self._migrate()
+        return files
 
     def _show(self, report: Any) -> None:
-        from jax_dist.lint.engine import fixer, linter
+        """Print the changes as the options ask for, and the results of verification."""
         from jax_dist.migrate.report import FORMATS, review_text
 
         options = self._options
@@ -180,38 +189,44 @@ class _Migrate:
         elif options.concise:
             self._out.write(FORMATS[".txt"](report))
         elif not options.write and options.report != "-":
-            color = terminal.wants_color(options.color, self._out)
             for file in report.changed:
-                encoding = "utf-8"
-                if not file.is_new:
-                    encoding = linter.load(file.path, file.before).encoding
-                texts = (file.path, file.before, file.after, encoding)
-                self._out.write(fixer.diff(*texts, new=file.is_new, color=color))
+                self._print_diff(file)
         if report.verification_text and not options.concise:
-            print(report.verification_text, file=self._out if options.write else self._err)
+            stream = self._out if options.write else self._err  # standard output may be a diff
+            print(report.verification_text, file=stream)
             if report.review:
-                print(review_text(report), file=self._out if options.write else self._err)
+                print(review_text(report), file=stream)
+
+    def _print_diff(self, file: Any) -> None:
+        from jax_dist.lint.engine import fixer, linter
+
+        encoding = "utf-8" if file.is_new else linter.load(file.path, file.before).encoding
+        texts = (file.path, file.before, file.after, encoding)
+        color = terminal.wants_color(self._options.color, self._out)
+        self._out.write(fixer.diff(*texts, new=file.is_new, color=color))
 
     def _write_all(self, files: Sequence[Any]) -> list[Any]:
-        """Return the files as they are now; one that cannot be written stays as it was.
+        """Write the changed files, and return all files as they are now.
 
-        A vendored module is written first, for its files need it.
+        A file that cannot be written is returned unchanged, with the problem. New files, which are
+        vendored modules, are written first: a file that imports one that failed is not written.
         """
-        lost: set[str] = set()
-        now: list[Any] = []
+        failed_paths: set[str] = set()
+        written: list[Any] = []
         for file in sorted(files, key=lambda file: not file.is_new):
             problem = ""
-            if file.changed and file.needs_module in lost:
+            if file.changed and file.needs_module in failed_paths:
                 problem = f"{file.needs_module} could not be written"
             elif file.changed:
                 problem = self._write(file)
             if problem:
-                lost.add(os.path.abspath(file.path))
-            now.append(file.unchanged(problem) if problem else file)
-        return sorted(now, key=lambda file: file.is_new)
+                failed_paths.add(os.path.abspath(file.path))
+                file = file.unchanged(problem)
+            written.append(file)
+        return sorted(written, key=lambda file: file.is_new)
 
     def _write(self, file: Any) -> str:
-        """Write a file; return why it cannot be written, or ""."""
+        """Write a file and say so; return why it cannot be written, or an empty text."""
         try:
             if file.is_new and os.path.exists(file.path):
                 return "it was created during the run; run migrate again"
@@ -219,44 +234,53 @@ class _Migrate:
             _files.write_atomically(file.path, file.after, expected=expected)
         except OSError as error:
             return f"it cannot be written: {error.strerror or error}"
-        done = sum(place.status == "done" for place in file.places)
         text = f"{'wrote' if file.is_new else 'migrated'} {display(file.path)}"
-        self._say(text + (f": {counted(done, 'place')}" * bool(done)))
+        places = sum(place.status == "done" for place in file.places)
+        if places:
+            text += f": {counted(places, 'place')}"
+        self._say(text)
         return ""
 
     def _save(self, report: Any) -> None:
+        """Write the file of --report; its suffix is the format, and "-" prints Markdown."""
         from jax_dist.migrate.report import FORMATS
 
-        where = self._options.report
-        if where == "-":
+        path = self._options.report
+        if path == "-":
             self._out.write(FORMATS[".md"](report))
-        elif where is not None:
-            suffix = os.path.splitext(where)[1].lower()
+        elif path is not None:
+            suffix = os.path.splitext(path)[1].lower()
             try:
-                _files.write_atomically(where, FORMATS[suffix](report))
+                _files.write_atomically(path, FORMATS[suffix](report))
             except OSError as error:
                 reason = error.strerror
-                raise MisuseError(f"--report {where} cannot be written: {reason}") from error
+                raise MisuseError(f"--report {path} cannot be written: {reason}") from error
 
-    def _summarize(self, report: Any, looked_at: int) -> None:
+    def _summarize(self, report: Any, file_count: int) -> None:
+        """Print how many files and places were migrated, what is left, and what to do next.
+
+        `file_count` is the number of files that were read.
+        """
+        options = self._options
         for file in report.problems:
             self._complain(f"{display(file.path)} is left as it is: {file.problem}")
         if not report.places and not report.problems:
-            self._say(f"Nothing to migrate in {counted(looked_at, 'file')}.")
+            self._say(f"Nothing to migrate in {counted(file_count, 'file')}.")
             return
-        verb = "migrated" if self._options.write else "would change"
+        verb = "migrated" if options.write else "would change"
         self._say(
             f"{counted(len(report.changed), 'file')} {verb}: "
             f"{counted(len(report.done), 'place')} done, {len(report.left)} left."
         )
         for places in report.by_reason():
-            others = f" and {counted(len(places) - 1, 'other place')}" if places[1:] else ""
-            self._say(f"  left: {display(places[0].where)}{others}: {places[0].reason}")
-        if report.left and self._options.report is None:
+            first, others = places[0], len(places) - 1
+            and_others = f" and {counted(others, 'other place')}" if others else ""
+            self._say(f"  left: {display(first.where)}{and_others}: {first.reason}")
+        if report.left and options.report is None:
             self._say("--report FILE.md lists every place, and what to do by hand.")
-        if report.changed and not (self._options.write or self._options.check):
+        if report.changed and not options.write and not options.check:
             self._say("Apply it with --write, or pipe the diff into `git apply`.")
-        if self._options.to == "shard_map" and report.changed and not self._options.program:
+        if report.changed and options.to == "shard_map" and not options.program:
             self._say("It is not verified: add a command that runs the program, as -- python a.py")
 
     def _say(self, text: str) -> None:

@@ -38,7 +38,7 @@ examples:
 """
 
 
-_MOST_DEVICES = 64  # to simulate here, each with its copy of the state
+_MAX_SIMULATED_DEVICES = 64  # each has its copy of the state in this machine's memory
 
 
 def add_parser(commands: Any) -> None:
@@ -61,89 +61,113 @@ def add_parser(commands: Any) -> None:
 
 
 def _positions(text: str) -> tuple[int, ...]:
+    """Parse the value of --state, such as "0,2"."""
     try:
-        return tuple(map(int, text.split(",")))
+        return tuple(int(position) for position in text.split(","))
     except ValueError:
         message = f"must be positions such as 0,2, not {text[:30]!r}"
         raise argparse.ArgumentTypeError(message) from None
 
 
 def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
+    """Print the plan; return whether each machine has a strategy that fits."""
+
+    def print_progress(text: str) -> None:
+        if not options.quiet:
+            print(text, file=err, flush=True)
+
     try:
-        print_line = lambda text: None if options.quiet else print(text, file=err, flush=True)
-        plan = _plan(options, print_line)
+        plan = _plan(options, print_progress)
     except KeyboardInterrupt:
         print("jax-dist plan: interrupted", file=err, flush=True)
-        os._exit(Exit.INTERRUPTED)  # at a common exit, Python waits for what is being compiled
+        os._exit(Exit.INTERRUPTED)  # at a common exit, Python waits for the compiling threads
     print(json.dumps(plan.to_dict(), indent=2) if options.json else str(plan), file=out)
     if all(row.problem for row in plan.rows):
         return Exit.USAGE
+    # A row whose memory limit is unknown (fits is None) counts as one that fits.
     fitting = {row.machine for row in plan.rows if row.fits is not False and not row.problem}
     return Exit.OK if fitting >= {machine.name for machine in plan.machines} else Exit.FINDINGS
 
 
 def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:
-    """Return the plan of the step that a program calls; raise MisuseError if there is none."""
+    """Find the step of the program behind `--`, and return its plan.
+
+    Raises MisuseError if an option is invalid, if the program has no step, or if it fails.
+    """
     if not options.on or not options.program:
         missing = "a program" if options.on else "a machine"
         example = "jax-dist plan --on v5e:4x4 -- python train.py"
         raise MisuseError(f"give {missing}, as in: {example}")
     if "jax" not in sys.modules:
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # what is compiled for is not attached
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the target machines are not attached
     from jax_dist import testing  # not at the top: `--help` need not wait for jax
     from jax_dist._steps import find_step
     from jax_dist.errors import ArgumentError
     from jax_dist.plan import check_strategies, machines_of, plan
 
-    command, run = " ".join(options.program), _program_of(options.program)
+    command, program = " ".join(options.program), _load_program(options.program)
     strategies = options.strategies.split(",") if options.strategies else None
     try:
         check_strategies(strategies or ())  # before the program runs
     except ArgumentError as error:
         raise MisuseError(str(error)) from error
-    # What the user's code prints is no result.
+    # The program's own output does not belong to the results, which may be JSON.
     with contextlib.redirect_stdout(sys.stderr):
         try:
             machines = machines_of(options.on)
             count = options.devices or len(machines[0].devices)
-            if count > _MOST_DEVICES:
+            if count > _MAX_SIMULATED_DEVICES:
                 raise MisuseError(
                     f"the program would run here on {count} simulated devices, each with its copy "
                     "of the state: give --devices 8, and a batch that leaves each device as much"
                 )
             testing.simulated_devices(count)
             progress(f"runs {command}, up to its step")
-            step = find_step(run, options.step)
-            how = {"state": options.state, "strategies": strategies, "quick": options.quick}
-            return plan(step, on=machines, progress=progress, **how)
+            step = find_step(program, options.step)
+            return plan(
+                step,
+                on=machines,
+                state=options.state,
+                strategies=strategies,
+                quick=options.quick,
+                progress=progress,
+            )
         except MisuseError:
             raise
         except Exception as error:
-            if not isinstance(error, ArgumentError):  # mostly one of the user's program
+            if not isinstance(error, ArgumentError):  # most likely raised by the user's program
                 traceback.print_exc()
             raise MisuseError(f"{command}: {type(error).__name__}: {error}") from error
 
 
-def _program_of(command: Sequence[str]) -> Callable[[], object]:
-    """Return a call that runs a Python program in this process, as `python` would."""
+def _load_program(command: Sequence[str]) -> Callable[[], object]:
+    """Return a function that runs a Python command line in this process, as `python` would.
+
+    `command` is as `["python", "train.py", "--steps", "2"]`; "python" may be missing. Raises
+    MisuseError if it runs neither a file nor a module.
+    """
     words = list(command)
     if re.fullmatch(r"python[\d.]*(\.exe)?", os.path.basename(words[0])):
         words.pop(0)
-        while words and re.fullmatch(r"-[bBdEiIOPqsSuv]+", words[0]):  # they take no value
+        while words and re.fullmatch(r"-[bBdEiIOPqsSuv]+", words[0]):  # flags without a value
             words.pop(0)
-    if words[:1] == ["-m"] and words[1:]:
-        words, folder, run = words[1:], os.getcwd(), runpy.run_module
+    is_module = words[:1] == ["-m"] and len(words) > 1
+    if is_module:
+        words.pop(0)
+        directory = os.getcwd()
     elif words and os.path.isfile(words[0]):
-        folder, run = os.path.dirname(os.path.abspath(words[0])), runpy.run_path
+        directory = os.path.dirname(os.path.abspath(words[0]))
     elif words and words[0].endswith(".py"):
         raise MisuseError(f"there is no file {words[0]}")
     else:
         raise MisuseError(f"{' '.join(command)!r} cannot be run: give -- python train.py")
 
-    def program() -> None:
+    def run_program() -> None:
         sys.argv[:] = words
-        sys.path.insert(0, folder)
-        options: dict[str, Any] = {"alter_sys": True} if run is runpy.run_module else {}
-        run(words[0], run_name="__main__", **options)
+        sys.path.insert(0, directory)
+        if is_module:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
 
-    return program
+    return run_program

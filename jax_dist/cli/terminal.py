@@ -16,16 +16,17 @@ class Exit(enum.IntEnum):
 
     OK = 0
     FINDINGS = 1  # something was found, or would be changed
-    USAGE = 2  # as argparse has it for unknown options; also an internal error
-    INTERRUPTED = 130  # as shells have it
+    USAGE = 2  # argparse's code for an invalid command line; also an internal error
+    INTERRUPTED = 130  # the shells' code for Ctrl-C
 
 
 def add_command(
     commands: Any, name: str, run: Callable[..., int], page: str | None, epilog: str, **options: Any
 ) -> argparse.ArgumentParser:
-    """Add a subcommand; `page` stands above its options and `epilog` below.
+    """Add a subcommand that calls `run(options, out=, err=)`, and return its parser.
 
-    `options` go to its parser, such as `help`; without that, `jax-dist --help` does not list it.
+    In its help, `page` stands above the options and `epilog` below. Other keywords go to argparse's
+    `add_parser`; without `help`, `jax-dist --help` does not list the subcommand.
     """
     form = argparse.RawDescriptionHelpFormatter
     parser = commands.add_parser(
@@ -36,7 +37,10 @@ def add_command(
 
 
 def command_of(options: argparse.Namespace, name: str) -> list[str]:
-    """Return the command behind --; raise MisuseError if there is none, or no such program."""
+    """Return the command that follows `--` in a call of the subcommand `name`.
+
+    Raises MisuseError if there is none, or if its program does not exist.
+    """
     if not options.program:
         raise MisuseError(f"{name} needs a command: jax-dist {name} -- python train.py")
     if shutil.which(options.program[0]) is None:
@@ -61,19 +65,19 @@ def add_color(parser: Any) -> None:
 
 
 def count(text: str) -> int:
-    """Read a whole number, at least 1."""
+    """Parse the value of an option: a whole number, at least 1 and of at most 9 digits."""
     if text.isdecimal() and len(text) < 10 and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text[:30]!r}")
 
 
 def seconds(text: str) -> float:
-    """Read a time in seconds, more than 0."""
+    """Parse the value of an option: a time in seconds, more than 0."""
     try:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0 < number <= 2_000_000:  # poll() takes milliseconds as a number of 31 bits
+    if not 0 < number <= 2_000_000:  # the time limit of poll() has 31 bits, in milliseconds
         raise argparse.ArgumentTypeError(
             f"must be a number of seconds, more than 0 and at most 2000000, not {text[:30]!r}"
         )
@@ -81,7 +85,7 @@ def seconds(text: str) -> float:
 
 
 def wants_color(when: str, stream: TextIO) -> bool:
-    """Return whether to write colors, by `--color`, NO_COLOR, FORCE_COLOR and the stream."""
+    """Return whether to write colors to a stream; `when` is the value of `--color`."""
     if when != "auto":
         return when == "always"
     if os.environ.get("NO_COLOR"):
@@ -92,8 +96,8 @@ def wants_color(when: str, stream: TextIO) -> bool:
 
 
 def silence(stream: TextIO) -> None:
-    """Send what is still written to a stream, also by Python at its end, to nowhere."""
-    with contextlib.suppress(OSError, ValueError):  # not a file of the system
+    """Redirect a stream whose reader is gone to /dev/null, so that Python's exit can flush it."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
