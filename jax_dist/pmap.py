@@ -152,6 +152,7 @@ def pmap(
 
 
 def _map(options: Options, fun: Callable[..., Any]) -> Any:
+    """Return `fun` mapped by validated options, with a new or a cached dispatcher."""
     if not callable(fun):
         raise TypeError(f"pmap needs a function, got {fun!r}.")
     fake = _fake_pmap()
@@ -173,55 +174,56 @@ def _map(options: Options, fun: Callable[..., Any]) -> Any:
 
 
 def _fake_pmap() -> Callable[..., Any] | None:
-    """Return the `vmap` by which `chex.fake_pmap` replaces `jax.pmap`; we honour it as well."""
-    replaced: Any = jax.pmap
-    while isinstance(replaced, functools.partial):
-        replaced = replaced.func
-    home = getattr(replaced, "__globals__", {}).get("__name__", "")
-    return jax.pmap if home.partition(".")[0] == "chex" else None
+    """Return `jax.pmap` if `chex.fake_pmap` has replaced it by a vmap, else None."""
+    replacement: Any = jax.pmap
+    while isinstance(replacement, functools.partial):
+        replacement = replacement.func
+    module = getattr(replacement, "__globals__", {}).get("__name__", "")
+    return jax.pmap if module.partition(".")[0] == "chex" else None
 
 
-# By id of a living function; of its object for a bound method, which is another one at each access.
-# Not by equality: two partial objects, or two models, may be equal and hold other values later.
+# Dispatchers by options, by the id of a living function; of a bound method, which is a new object
+# at each access, by that of its `__self__`. Not by equality of functions: two partial objects, or
+# two models, may be equal now and not later.
 _dispatchers: dict[int, dict[Hashable, Dispatcher]] = {}
 
 
 def _dispatchers_of(fun: Callable[..., Any]) -> dict[Hashable, Dispatcher]:
-    """Return the dispatchers of a function by options, as long as it lives."""
+    """Return the dispatchers of a function by options, a dict that is kept as long as it lives."""
     owner = fun.__self__ if isinstance(fun, types.MethodType) else fun
-    known = _dispatchers.get(id(owner))
-    if known is None:
+    dispatchers = _dispatchers.get(id(owner))
+    if dispatchers is None:
         try:
             weakref.finalize(owner, _dispatchers.pop, id(owner), None).atexit = False
-        except TypeError:  # it cannot be held weakly
+        except TypeError:  # no weak references to it: its dispatchers cannot be kept
             return {}
-        known = _dispatchers[id(owner)] = {}
-    return known
+        dispatchers = _dispatchers[id(owner)] = {}
+    return dispatchers
 
 
 def _weak_function(fun: Callable[..., Any]) -> Callable[[], Any]:
-    """Return a function that returns `fun`, and does not keep it alive."""
+    """Return a function that returns `fun`, without keeping it alive where Python allows it."""
     try:
         return weakref.WeakMethod(fun) if isinstance(fun, types.MethodType) else weakref.ref(fun)
     except TypeError:
         return lambda: fun
 
 
-_CALL = ("__call__",)  # apart: a type checker takes a slot of that name for no method
+_CALL = ("__call__",)  # not in `__slots__` itself, where it would hide `__call__` from pyright
 
 
 class Mapped(Generic[_P, _R]):
     """A function that is mapped over devices.
 
-    It copies the name, docstring, signature and attributes of its function, and binds as a method.
+    It has the name, docstring, signature and attributes of its function, and binds as a method.
 
     Attributes:
       __wrapped__: the function that it was made from.
     """
 
-    # The call stands in a slot of the object. Python looks `__call__` up in the class, where it
-    # finds the slot, and calls what is in it: in the steady state a callable in C++, with no Python
-    # in between. A method would cost as much again as all the rest.
+    # `__call__` is a slot, to which the dispatcher assigns. Python looks it up in the class, finds
+    # the slot, and calls its value: on a cache hit a C++ callable, with no Python code in between.
+    # A method would double the cost of a call.
     __slots__ = (
         *_CALL,
         "__dict__",
@@ -232,13 +234,14 @@ class Mapped(Generic[_P, _R]):
         "_dispatcher",
         "_options",
     )
-    if TYPE_CHECKING:  # an annotation would be taken for one of the function
+    if TYPE_CHECKING:  # at run time, this would be a second definition of the slot
 
         def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 
     def __init__(self, fun: Callable[_P, _R], dispatcher: Dispatcher, options: Options):
-        attributes = getattr(fun, "__dict__", {})  # but for what would hide methods of this class
-        self.__dict__.update({k: v for k, v in attributes.items() if not hasattr(Mapped, k)})
+        for name, value in getattr(fun, "__dict__", {}).items():
+            if not hasattr(Mapped, name):  # it would hide a method of this class
+                self.__dict__[name] = value
         self.__wrapped__ = fun
         self.__name__: str = getattr(fun, "__name__", type(fun).__name__)
         self.__qualname__: str = getattr(fun, "__qualname__", self.__name__)
@@ -278,18 +281,19 @@ class Mapped(Generic[_P, _R]):
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
-        where = definition(self.__wrapped__)
-        # chex tells functions that JAX traces from others by "pmap." in this text.
-        return f"<jax_dist.pmap.Mapped of {self.__qualname__}{f' at {where}' if where else ''}>"
+        location = definition(self.__wrapped__)
+        at_location = f" at {location}" if location else ""
+        # chex recognizes functions that JAX traces by "pmap." in this text.
+        return f"<jax_dist.pmap.Mapped of {self.__qualname__}{at_location}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Mapped[_P, _R]":
         return self
 
     def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
         """Pickle by qualified name if possible (as functions are), else by options and function."""
-        named: Any = sys.modules.get(self.__dict__["__module__"] or "")
+        named_object: Any = sys.modules.get(self.__dict__["__module__"] or "")
         for part in self.__qualname__.split("."):
-            named = getattr(named, part, None)
-        if named is self:
+            named_object = getattr(named_object, part, None)
+        if named_object is self:
             return self.__qualname__
         return _map, (self._options, self.__wrapped__)

@@ -23,9 +23,13 @@ AxisPrefix: TypeAlias = Any  # a tree of Axis, each standing for all leaves belo
 
 
 def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
-    """Return positions ascending, each once; raise ValueError for a negative one."""
+    """Return the positions in `value` sorted and without duplicates.
+
+    `argument` is the option they are given by, "donate_argnums". Raises ValueError for a negative.
+    """
     with contextlib.suppress(TypeError):
-        numbers = {operator.index(n) for n in (value if isinstance(value, Iterable) else (value,))}
+        values = value if isinstance(value, Iterable) else (value,)
+        numbers = {operator.index(number) for number in values}
         if min(numbers, default=0) >= 0:
             return tuple(sorted(numbers))
     raise ValueError(f"pmap {argument} must hold non-negative integers, got {value!r}.")
@@ -44,16 +48,21 @@ def check_axes(argument: str, prefix: AxisPrefix) -> None:
 def spread(
     prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, has_keywords: bool = False
 ) -> tuple[Any, ...]:
-    """Return the axis in `prefix` of each leaf; raise MappedAxisError if it is no prefix."""
+    """Return the axis of each leaf of `tree`, from `prefix`, a prefix of the tree with axes.
+
+    `argument` is "in_axes" or "out_axes"; with the function's name and `has_keywords`, it is for
+    the text of MappedAxisError, raised if `prefix` is no prefix of the tree.
+    """
     try:
         subtrees = jax.tree.structure(prefix, is_leaf=is_none).flatten_up_to(tree)
     except (ValueError, TypeError, KeyError):
         text = f"pmap of '{fun_name}': {argument} {prefix!r} is not a tree prefix of the "
         text += "output" if argument == "out_axes" else "positional arguments"
+        # JAX's own error has the path of the mismatch; for in_axes, in a pair of args and kwargs.
         pair = (prefix, tree) if argument == "out_axes" else ((prefix, 0), (tree, {}))
         try:
             jax.tree.broadcast(*pair, is_leaf=is_none)
-        except ValueError as error:  # it has the place, in terms of (args, kwargs)
+        except ValueError as error:
             text += ": " + str(error).replace("broadcast_prefix prefix_tree", f"pmap {argument}")
         if has_keywords:
             text += " Note that each argument passed by keyword is mapped over its leading axis."
@@ -73,11 +82,14 @@ def spread_in_axes(
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
     positional = spread(in_axes, args, "in_axes", fun_name, has_keywords=bool(kwargs))
-    return (*positional, *[0] * len(jax.tree.leaves(kwargs)))
+    return positional + (0,) * len(jax.tree.leaves(kwargs))
 
 
 def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[Axis, ...]:
-    """Return one axis for each leaf of `output`, counted from the left in the stacked result."""
+    """Return one axis for each leaf of `output`, none negative: the dimension to stack results in.
+
+    `output` is that of one device, so an axis may be the rank of its leaf: the new last dimension.
+    """
     axes = spread(out_axes, output, "out_axes", fun_name)
     leaves, _ = jax.tree.flatten_with_path(output)
     normalized: list[Axis] = []
@@ -99,18 +111,19 @@ def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[A
 
 
 def spec_of_axis(axis: Axis, ndim: int, name: Hashable) -> P:
-    """Return the spec of a rank-`ndim` array that is sharded along `axis` over mesh axis `name`.
+    """Return the spec of an array of `ndim` dimensions, with `axis` sharded over mesh axis `name`.
 
     >>> spec_of_axis(-1, 3, "i") == P(None, None, "i")
     True
     """
     if axis is None:
         return P()
-    return P(*[None] * (axis % ndim), name)
+    dims_before = [None] * (axis % ndim)
+    return P(*dims_before, name)
 
 
 def resized(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
-    """Return the shape with another size along its mapped axis, if it has one."""
+    """Return `shape` with dimension `axis` of another size; unchanged if `axis` is None."""
     if axis is None:
         return tuple(shape)
     axis %= len(shape)
@@ -118,19 +131,26 @@ def resized(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
 
 
 def stacked(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
-    """Return the shape of `size` such slices stacked along `axis`, if it is not None."""
+    """Return the shape of `size` slices of a shape, stacked along a new dimension `axis`.
+
+    If `axis` is None, the slices are one and the same value: the shape is unchanged.
+    """
     return tuple(shape) if axis is None else (*shape[:axis], size, *shape[axis:])
 
 
 def mapped_size(
     leaves: Sequence[Any], axes: Sequence[Axis], paths: Callable[[], list[str]], fun_name: str
 ) -> int:
-    """Return the size that all mapped leaves have along their axis, or raise why there is none."""
-    sizes = {}
-    for place, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
+    """Return the common size of all leaves along their mapped axes.
+
+    `paths` returns the name of each leaf, for errors. Raises ArgumentTypeError if a leaf is no
+    array, and MappedAxisError if none is mapped or the sizes differ.
+    """
+    sizes: dict[int, int] = {}  # by the index of a mapped leaf
+    for index, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         if not _is_array_like(leaf):
             raise ArgumentTypeError(
-                f"pmap of '{fun_name}' got a non-array argument: {paths()[place]} is a "
+                f"pmap of '{fun_name}' got a non-array argument: {paths()[index]} is a "
                 f"{type(leaf).__name__} ({reprlib.repr(leaf)}). Mark it static with "
                 "static_broadcasted_argnums or bind it with functools.partial."
             )
@@ -139,27 +159,27 @@ def mapped_size(
         shape = jnp.shape(leaf)
         if not -len(shape) <= axis < len(shape):
             raise MappedAxisError(
-                f"pmap of '{fun_name}': in_axes {axis} is out of range for {paths()[place]}, which "
+                f"pmap of '{fun_name}': in_axes {axis} is out of range for {paths()[index]}, which "
                 f"has shape {shape}."
             )
-        sizes[place] = shape[axis]
+        sizes[index] = shape[axis]
     if not sizes:
         unmapped = ", ".join(paths()) or "it got no arrays"
         raise MappedAxisError(
             f"pmap of '{fun_name}' requires at least one argument with a mapped axis ({unmapped}). "
             "Map one, such as jax.numpy.arange(size)."
         )
-    distinct = set(sizes.values())
-    if len(distinct) > 1:
+    distinct_sizes = set(sizes.values())
+    if len(distinct_sizes) > 1:
         names = paths()
-        listed = ", ".join(f"{names[place]}: {size}" for place, size in sizes.items())
+        sizes_by_name = ", ".join(f"{names[index]}: {size}" for index, size in sizes.items())
         raise MappedAxisError(
             f"pmap of '{fun_name}' got arguments of different sizes along the mapped axis; all "
-            f"must be equal ({listed})."
+            f"must be equal ({sizes_by_name})."
         )
-    if distinct == {0}:
+    if distinct_sizes == {0}:
         raise MappedAxisError(f"pmap of '{fun_name}' got an empty mapped axis (size 0).")
-    return distinct.pop()
+    return distinct_sizes.pop()
 
 
 def argument_paths(
@@ -167,20 +187,23 @@ def argument_paths(
 ) -> list[str]:
     """Return the name of each leaf of `(args, kwargs)`, as in `["batch['x']", "mask"]`.
 
-    `args` are those that are not static, and `numbers` their positions in the call.
+    `args` are the arguments of a call of `fun` that are not static, at the positions `numbers`.
     """
     names = [argument_name(fun, number) for number in numbers]
-    # A dict is flattened in the order of its sorted keys.
-    trees = [*zip(names, args, strict=True), *sorted(kwargs.items())]
+    # JAX flattens a dict in the order of its sorted keys.
+    named_trees = [*zip(names, args, strict=True), *sorted(kwargs.items())]
     return [
         name + jax.tree_util.keystr(path)
-        for name, tree in trees
+        for name, tree in named_trees
         for path, _ in jax.tree.leaves_with_path(tree)
     ]
 
 
 def function_name(fun: Callable) -> str:
-    """Return a name without an address, since it is part of the program and of its cache key."""
+    """Return the name of a function, or of an object's class, without a memory address.
+
+    It becomes the name of the program, and so part of its key in the compilation cache.
+    """
     while isinstance(fun, functools.partial):
         fun = fun.func
     return getattr(fun, "__name__", type(fun).__name__)
@@ -198,6 +221,7 @@ def argument_name(fun: Callable, number: int) -> str:
 
 
 def _is_array_like(value: Any) -> bool:
+    """Return whether JAX takes `value` as an array, as it does not for NumPy's texts and times."""
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind not in "OSUmM"
     is_number = isinstance(value, bool | int | float | complex)

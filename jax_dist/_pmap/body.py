@@ -20,39 +20,39 @@ from jax_dist.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call with its arguments flattened."""
+    """One call of a mapped function, with its arguments flattened."""
 
     fun: Callable
     rebuild: Callable[[Sequence[Any]], tuple[tuple, dict]]  # leaves -> (args, kwargs)
     leaves: list[Any]
-    axes: tuple[Axis, ...]  # of each leaf
-    owners: tuple[int | str, ...]  # of each leaf: the position or keyword of its argument
-    paths: Callable[[], list[str]]  # the name of each leaf
+    axes: tuple[Axis, ...]  # of each leaf; may be negative
+    owners: tuple[int | str, ...]  # the position, or the keyword, of the argument of each leaf
+    paths: Callable[[], list[str]]  # returns the name of each leaf, as "batch['x']"
     fun_name: str
-    structure: Any = None  # of the arguments that are not static
-    static: tuple[Any, ...] = ()  # the values of those that are
+    structure: Any = None  # the tree of the arguments that are not static
+    static: tuple[Any, ...] = ()  # the values of the static arguments
 
     @functools.cached_property
     def size(self) -> int:
-        """The size of the mapped axis. Raises MappedAxisError if there is no one size."""
+        """The size of the mapped axis; raises MappedAxisError if it differs between leaves."""
         return axes.mapped_size(self.leaves, self.axes, self.paths, self.fun_name)
 
     @functools.cached_property
     def dims(self) -> list[Axis]:
-        """The mapped dimension of each leaf, counted from the left."""
+        """The mapped dimension of each leaf, not negative; None if it is not mapped."""
         pairs = zip(self.axes, self.leaves, strict=True)
         return [None if axis is None else axis % jnp.ndim(leaf) for axis, leaf in pairs]
 
     def slices(self) -> list[jax.ShapeDtypeStruct]:
-        """Return the types of slices `[*s]` of the leaves."""
+        """Return the type of each leaf without its mapped dimension: the slice on one device."""
         types = []
-        for leaf, dim in zip(map(type_of, self.leaves), self.dims, strict=True):
-            shape = [size for n, size in enumerate(leaf.shape) if n != dim]
+        for leaf, mapped_dim in zip(map(type_of, self.leaves), self.dims, strict=True):
+            shape = [size for dim, size in enumerate(leaf.shape) if dim != mapped_dim]
             types.append(type_of(leaf, shape))
         return types
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        """Call the user's function on slices of the leaves."""
+        """Call the user's function, with these leaves in place of those of the call."""
         args, kwargs = self.rebuild(leaves)
         return self.fun(*args, **kwargs)
 
@@ -60,7 +60,7 @@ class Call:
     def bind(
         cls, options: Options, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> "Call":
-        """Flatten the arguments, and find the mapped axis of each leaf."""
+        """Return the call of `fun` with these arguments, by the options of its pmap."""
         if options.static and options.static[-1] >= len(args):
             raise ArgumentError(
                 f"pmap of '{options.fun_name}' has static_broadcasted_argnums {options.static}, "
@@ -69,8 +69,9 @@ class Call:
         numbers = [number for number in range(len(args)) if number not in options.static]
         mapped_args = tuple(args[number] for number in numbers)
         in_axes = options.in_axes
-        names_static = isinstance(in_axes, tuple | list) and len(in_axes) > len(numbers)
-        if options.static and names_static and all(number < len(in_axes) for number in numbers):
+        # A longer in_axes has entries for static arguments, too; jax.pmap ignores them.
+        is_longer = isinstance(in_axes, tuple | list) and len(in_axes) > len(numbers)
+        if options.static and is_longer and all(number < len(in_axes) for number in numbers):
             in_axes = tuple(in_axes[number] for number in numbers)
 
         def rebuild(leaves: Sequence[Any]) -> tuple[tuple, dict]:
@@ -100,24 +101,30 @@ class Call:
         def rebuild(values: Sequence[Any]) -> tuple[tuple, dict]:
             return jax.tree.unflatten(taken.in_tree, list(values))
 
+        def paths() -> list[str]:
+            return axes.argument_paths(fun, args, kwargs, range(len(args)))
+
         args, kwargs = rebuild(leaves)
-        numbers, keywords = rebuild(range(len(leaves)))
-        trees = [*enumerate(numbers), *keywords.items()]
-        owner_of = {place: owner for owner, tree in trees for place in jax.tree.leaves(tree)}
-        owners = tuple(owner_of[place] for place in range(len(leaves)))
-        paths = lambda: axes.argument_paths(fun, args, kwargs, range(len(args)))
+        # The arguments with the index of each leaf in its place, to find the owner of each leaf.
+        index_args, index_kwargs = rebuild(range(len(leaves)))
+        trees = [*enumerate(index_args), *index_kwargs.items()]
+        owner_of = {index: owner for owner, tree in trees for index in jax.tree.leaves(tree)}
+        owners = tuple(owner_of[index] for index in range(len(leaves)))
         return cls(fun, rebuild, list(leaves), taken.in_axes, owners, paths, name)
 
 
 def any_tracer(leaves: Iterable[Any]) -> bool:
-    """Return whether the call is part of an outer trace."""
+    """Return whether a leaf is a tracer, which means that the call is part of an outer trace."""
     return any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
 def type_of(leaf: Any, shape: Sequence[int] | None = None, sharding: Sharding | None = None) -> Any:
-    """Return the type of an array, maybe of another shape; raise TypeError if it is none."""
-    is_described = hasattr(leaf, "shape") and not isinstance(leaf, jax.Array | np.ndarray)
-    aval: Any = leaf if is_described else jax.typeof(leaf)
+    """Return the type of an array, with another shape or sharding if these are given.
+
+    `leaf` is an array, a number, or a type (`jax.ShapeDtypeStruct`). Raises TypeError for others.
+    """
+    is_type = hasattr(leaf, "shape") and not isinstance(leaf, jax.Array | np.ndarray)
+    aval: Any = leaf if is_type else jax.typeof(leaf)
     weak = bool(getattr(aval, "weak_type", False))
     sizes: Sequence[int] = aval.shape if shape is None else shape
     return jax.ShapeDtypeStruct(sizes, aval.dtype, weak_type=weak, sharding=sharding)

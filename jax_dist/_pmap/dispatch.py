@@ -45,28 +45,28 @@ _NOTHING_LIFTED = Lifted(None, (), (), [])  # pyright: ignore[reportArgumentType
 
 
 class _Place(NamedTuple):
-    """The key of a jit object: where and how a program runs."""
+    """Where a program runs; a part of the key of its jit object."""
 
     layout: Layout
-    staged: bool  # whether it is part of an outer trace
+    staged: bool  # whether the call is part of an outer trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Signature:
-    """The program for one signature."""
+    """What is known of the function for arguments of certain types, from its trace."""
 
-    inner: tuple[InnerAxis, ...]
+    inner: tuple[InnerAxis, ...]  # the mesh axes that pmaps inside ask for
     out_tree: Any
-    lifted: Lifted
-    program: ClosedJaxpr | None  # the changed one; None: as it was traced
-    collectives: tuple[str, ...]  # with several processes
+    lifted: Lifted  # the captured arrays that become arguments
+    program: ClosedJaxpr | None  # the rewritten program; None if there was nothing to rewrite
+    collectives: tuple[str, ...]  # to compare between processes; () with one process
 
 
 class Dispatcher:
     """The state shared by all decorated versions of one function with equal options."""
 
     def __init__(self, options: Options, fun: Callable[[], Callable]):
-        """`fun` returns the function, which is held weakly: this is cached on its account."""
+        """`fun` returns the function, held weakly: dispatchers are cached as long as it lives."""
         self.options: Options = options
         self._fun = fun
         self._placed = placement.PlacementCache()
@@ -96,13 +96,17 @@ class Dispatcher:
         caller.__call__ = self._call
 
     def _serve_by(self, call: Callable[..., Any]) -> None:
+        """Make `call` the `__call__` of all `Mapped` objects of this dispatcher."""
         self._call = call
         for caller in self._callers:
             caller.__call__ = call
 
     @functools.cached_property
     def _processes(self) -> ProcessCalls | None:
-        """The calls of several processes that map together; to read it starts the backend."""
+        """The handler of calls on devices of several processes; None if there is one process.
+
+        The first access starts JAX's backend.
+        """
         if len(set(map(meshes.owner_of, self.options.candidates()))) <= 1:
             return None
         calls = ProcessCalls(
@@ -117,7 +121,7 @@ class Dispatcher:
 
     @property
     def _is_local_view(self) -> bool:
-        """True if arguments and results are those of this process, of several."""
+        """Whether there are several processes, and arguments and results are process-local."""
         return self._processes is not None and self.options.arrays == "local"
 
     def lower(self, /, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -143,6 +147,11 @@ class Dispatcher:
     def _call_anew(
         self, asking: PlacedCaptures, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _compat.Answer:
+        """Handle a cache miss of the front that calls with the captured arrays `asking`.
+
+        Returns the results, what the front should remember to run such a call itself (None:
+        nothing), and whether the front is stale.
+        """
         call = self._bind(args, kwargs)
         outer = meshes.Frame.current()
         if outer is not None:
@@ -152,22 +161,23 @@ class Dispatcher:
                 f"pmap of '{call.fun_name}' is called inside a shard_map over {manual!r} that is "
                 "not ours. Map the outer function with jax_dist.pmap too, or use jax.vmap inside."
             )
-        if any_tracer(call.leaves) or programs.is_staged():  # the latter: a call on constants
+        # In an outer trace, a call on constants has no tracers among its leaves.
+        if any_tracer(call.leaves) or programs.is_staged():
             return self._stage(call, args, kwargs), None, False
-        user = meshes.mesh_of_user()
-        if user is None:
+        user_mesh = meshes.mesh_of_user()
+        if user_mesh is None:
             return self._run(asking, call, args, kwargs)
         mesh: Any = jax.sharding.get_mesh()
         with meshes.no_mesh():
             results, memory, stale = self._run(asking, call, args, kwargs)
-        if not meshes.is_explicit(user):
+        if not meshes.is_explicit(user_mesh):
             return results, memory, stale
         return meshes.reshard_to(mesh, results), None, False
 
     def _run(
         self, asking: PlacedCaptures, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _compat.Answer:
-        """Run a call on arrays, outside of any trace and any mesh."""
+        """Place the arguments of a call on the mesh and run its program; see `_call_anew`."""
         placement.check_runs((self.options.devices or ())[:1], f"pmap of '{call.fun_name}'")
         if self._processes is not None and not all(map(is_global, call.leaves)):
             return self._processes.call(*args, **kwargs), None, False
@@ -188,7 +198,7 @@ class Dispatcher:
         return results, memory if placed is asking else None, stale
 
     def _stage(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the program as part of an outer trace. Captured arrays become constants of that."""
+        """Call the program in an outer trace; captured arrays become constants of that trace."""
         place, signature = self._find(call, staged=True)
         if not captures.is_lifted_outside():
             self._watch.warn_of(signature.lifted.captures, lifted=False)
@@ -211,11 +221,11 @@ class Dispatcher:
         lay_out = functools.partial(self.options.lay_out, call.size, whole=whole)
         place = _Place(lay_out(), staged)
         signature = self._signature(place, call)
-        if signature.inner != place.layout.inner:
+        if signature.inner != place.layout.inner:  # trace again, with mesh axes for pmaps inside
             place = place._replace(layout=lay_out(signature.inner))
             signature = self._signature(place, call)
         devices, used = self.options.devices, place.layout.mesh.size
-        if devices is not None and used != len(devices):  # maybe by pmaps inside
+        if devices is not None and used != len(devices):
             raise DeviceCountError(
                 f"pmap of '{call.fun_name}' got {len(devices)} devices for an axis of size {used}; "
                 "with devices=, each of them runs one slice."
@@ -223,7 +233,7 @@ class Dispatcher:
         return place, signature
 
     def _describe(self, call: Call, place: _Place) -> list[Any]:
-        """Return the types of arguments on the mesh; those of an outer trace as they are."""
+        """Return the types of the leaves when placed on the mesh; in an outer trace, the leaves."""
         if place.staged:
             return call.leaves
         pairs = zip(map(type_of, call.leaves), call.axes, strict=True)
@@ -231,7 +241,7 @@ class Dispatcher:
         return [type_of(kind, sharding=sharding(axis, len(kind.shape))) for kind, axis in pairs]
 
     def _signature(self, place: _Place, call: Call) -> Signature:
-        """Return the program for a call on the mesh of `place`; JAX remembers its trace."""
+        """Return the signature of a call. JAX caches the trace, so the jaxpr is a key for it."""
         args, kwargs = call.rebuild(self._describe(call, place))
         with captures.tracing(self.options.captures):
             jaxpr = self._direct(place).trace(*args, **kwargs).jaxpr
@@ -246,13 +256,13 @@ class Dispatcher:
     def _analyze(
         self, place: _Place, call: Call, jaxpr: ClosedJaxpr, body: TracedBody
     ) -> Signature:
-        """Look for what is to be changed in a traced program."""
+        """Make the signature of a traced program, in which captures and gathers are rewritten."""
         options = self.options
         emission.check_collectives(body, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
         program = None
         if not lifted.captures:
-            lifted = _NOTHING_LIFTED  # another jaxpr here would keep the key of this one alive
+            lifted = _NOTHING_LIFTED  # else it would hold the jaxpr, a weak key of _signatures
         elif not place.staged:
             program = lifted.jaxpr
         if options.gathers != "keep":
@@ -262,45 +272,46 @@ class Dispatcher:
         return Signature(body.inner, body.out_tree, lifted, program, moves)
 
     def _direct(self, place: _Place) -> Any:
-        """Return the jit object into which the user's function is traced."""
+        """Return the jit object of the program as it is traced from the user's function."""
 
         def traced(*flat_args: Any, **kwargs: Any) -> Any:
             call = self._bind(flat_args, kwargs)
             as_view = place.staged and self._is_local_view
             results, body = emission.emit(self.options, call, place.layout, as_view=as_view)
-            body.call = None  # pyright: ignore[reportAttributeAccessIssue]  # it holds tracers
+            body.call = None  # pyright: ignore[reportAttributeAccessIssue]  # free its tracers
             _last_body.set(body)
             return results
 
         return self._jit(traced, place)
 
     def _program(self, place: _Place, signature: Signature) -> Any:
-        """Return the jit object for a signature; captured arrays are its first argument."""
+        """Return the jit object of the program; captured arrays, if any, are its first argument."""
         if signature.program is None:
             return self._direct(place)
-        first = int(bool(signature.lifted.captures) and not place.staged)
+        offset = 1 if signature.lifted.captures and not place.staged else 0
 
-        def traced(*flat_args: Any, **kwargs: Any) -> Any:
-            call = self._bind(flat_args[first:], kwargs)
+        def rewritten(*flat_args: Any, **kwargs: Any) -> Any:
+            call = self._bind(flat_args[offset:], kwargs)
             signature = self._signature(place, call)
             assert signature.program is not None
-            captured = flat_args[0] if first else ()
+            captured = flat_args[0] if offset else ()
             flat = interpreter.evaluate(signature.program, [*captured, *call.leaves])
             return jax.tree.unflatten(signature.out_tree, flat)
 
-        return self._jit(traced, place, first)
+        return self._jit(rewritten, place, offset)
 
-    def _jit(self, traced: Callable[..., Any], place: _Place, first: int | None = None) -> Any:
-        """Return a jit object, the same for the same place, with `first` captured arguments.
+    def _jit(self, function: Callable[..., Any], place: _Place, offset: int | None = None) -> Any:
+        """Return `function` under jit, cached by its place and `offset`.
 
-        `first` is None for the program as it was traced, which is another one.
+        `offset` is the number of arguments before those of the user; None for `_direct`, which has
+        none either, and another entry in the cache.
         """
-        key, first = (place, first), first or 0
+        key, first = (place, offset), offset or 0
         if key not in self._jits:
             # No functools.wraps: jit would read the user's signature.
-            traced.__name__ = traced.__qualname__ = self.options.fun_name
+            function.__name__ = function.__qualname__ = self.options.fun_name
             self._jits[key] = jax.jit(
-                traced,
+                function,
                 static_argnums=tuple(first + number for number in self.options.static),
                 donate_argnums=tuple(first + number for number in self.options.donated),
                 donate_argnames=self.options.donated_names or None,
@@ -309,16 +320,16 @@ class Dispatcher:
         return self._jits[key]
 
     def _out_shardings(self, place: _Place) -> dict[str, Any]:
-        """Return the shardings of results as options of jit.
+        """Return the option `out_shardings` for jit, or {} to let XLA choose.
 
-        XLA would replicate a result of size zero, and say nothing of donated arguments. The results
-        of pmaps inside stay sharded over their axes, too.
+        XLA would replicate a result of size zero, and say nothing of donated arguments. With pmaps
+        inside it chooses, so that their results stay sharded over their axes, too.
         """
         if place.staged or place.layout.inner:
             return {}
 
         def sharding(axis: int | None) -> NamedSharding | None:
-            if axis is not None and axis < 0:  # the rank is not known yet
+            if axis is not None and axis < 0:  # which dimension it is, the trace will show
                 return None
             return place.layout.sharding(axis, 0 if axis is None else axis + 1)
 
@@ -331,7 +342,7 @@ class Dispatcher:
         return Call.bind(self.options, self._fun(), args, kwargs)
 
     def _place(self, call: Call, layout: Layout) -> tuple[list[Any], bool]:
-        """Return the leaves on the mesh, and whether one was committed elsewhere."""
+        """Place the leaves on the mesh; return them, and whether one was committed elsewhere."""
         leaves, misplaced = [], False
         for leaf, axis, owner in zip(call.leaves, call.axes, call.owners, strict=True):
             if placement.can_be_put(leaf):
@@ -347,9 +358,8 @@ class Dispatcher:
         place = lambda value: put_copy(value, everywhere)
         return self._placements.get(signature.lifted, layout.mesh, place)
 
-    # ---- the way to call it
-
     def _call_without_jit(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Call it under `jax.disable_jit`, or to find where a NaN comes from."""
         call = self._bind(args, kwargs)
         outer = meshes.Frame.current()
         if outer is not None:
@@ -357,5 +367,5 @@ class Dispatcher:
         return emission.emit(self.options, call, self.options.lay_out(call.size))[0]
 
 
-# The body that was traced last, for the signature that is made of it.
+# The body that `_direct` traced last. It is how `_signature`, which calls trace, gets the body.
 _last_body = contextvars.ContextVar[TracedBody | None]("last_body", default=None)

@@ -32,22 +32,25 @@ _MAX_RANK = 64  # of NumPy arrays
 
 @dataclasses.dataclass(slots=True)
 class TracedBody:
-    """The user's function as it is traced into a map, and the structure of its output."""
+    """The user's function, to be traced for the devices of a mesh axis or as a vmap.
+
+    `out_tree` and `out_axes` are known once it has been traced.
+    """
 
     options: Options
     call: Call
     frame: Frame
-    shadows: bool = False  # whether a vmap around has the same axis name
+    shadows: bool = False  # whether an outer vmap has the same axis name
     out_tree: Any = None
     out_axes: tuple[Axis, ...] = ()  # of each leaf of the output
 
     @property
     def inner(self) -> tuple[InnerAxis, ...]:
-        """The mesh axes that pmaps inside want, by depth."""
+        """The mesh axes that pmaps inside ask for, outermost first."""
         return tuple(self.frame.wanted)
 
     def run(self, slices: Sequence[Any]) -> list[Any]:
-        """Trace the function on slices `[*s]`; return the leaves of its output."""
+        """Trace the function on the slices of one device; return the leaves of its output."""
         with self.frame.active():
             output = self.call.run(slices)
         self.out_axes = axes.spread_out_axes(self.options.out_axes, output, self.options.fun_name)
@@ -62,26 +65,37 @@ class TracedBody:
         manual: set[str] | None = None,
         run: Callable[[Sequence[Any]], list[Any]] | None = None,
     ) -> list[list[Any]]:
-        """Run it on the devices along mesh axis `name`; return its output in groups.
+        """Trace it into a `shard_map`, one slice on each device along mesh axis `name`.
 
-        Along other axes that become `manual`, all is computed alike. `run` is called instead of the
-        method; `leaves`, global arrays, may then be preceded by values that it takes, too.
+        Args:
+          leaves: global arrays, those of the call; before these may be replicated operands of
+            `run`.
+          name: the mesh axis.
+          mesh: None is the mesh of the shard_map around.
+          manual: all axes to make manual; along those but `name`, devices compute the same.
+          run: called with the slices instead of `self.run`.
+
+        Returns:
+          The output in the groups of `out_specs`; see `ungroup`.
         """
         run = run or self.run
-        in_axes = [*[None] * (len(leaves) - len(self.call.leaves)), *self.call.dims]
+        replicated = len(leaves) - len(self.call.leaves)
+        in_axes = [None] * replicated + self.call.dims
 
         def body(*blocks: jax.Array) -> list[list[Any]]:
+            """Run on the blocks of one device, which have size 1 along the mapped dimension."""
             pairs = zip(blocks, in_axes, strict=True)
             outs = run([x if axis is None else lax.squeeze(x, [axis]) for x, axis in pairs])
             groups: list[list[Any]] = [[] for _ in self.out_specs(name)]
             for out, axis in zip(outs, self.out_axes, strict=True):
-                groups[_group(axis)].append(out if axis is None else lax.expand_dims(out, [axis]))
+                block = out if axis is None else lax.expand_dims(out, [axis])
+                groups[_group_index(axis)].append(block)
             return groups
 
         return jax.shard_map(
             body,
             mesh=mesh,
-            in_specs=tuple(axes.spec_of_axis(a, 1 + (a or 0), name) for a in in_axes),
+            in_specs=tuple(axes.spec_of_axis(axis, 1 + (axis or 0), name) for axis in in_axes),
             out_specs=self.out_specs(name),
             axis_names=manual or {name},
             # With check_vma=True, grad in the body by a replicated argument already sums over the
@@ -90,56 +104,61 @@ class TracedBody:
         )(*leaves)
 
     def out_specs(self, name: Any) -> list[P]:
-        """Return a spec for each group: replicated, then by mapped dimension.
+        """Return the out_specs of the shard_map: one for replicated leaves, then one for each axis.
 
-        The output is grouped since its structure is unknown before the trace, and so is which
-        dimension a negative axis means.
+        shard_map needs them before the trace, when neither the structure of the output is known nor
+        which dimension a negative out_axes means. So the body returns its leaves grouped by axis.
         """
-        dims = jax.tree.leaves(self.options.out_axes)
-        last = _MAX_RANK if any(dim < 0 for dim in dims) else max(dims, default=0)
-        return [P(), *(axes.spec_of_axis(axis, axis + 1, name) for axis in range(last + 1))]
+        out_axes = jax.tree.leaves(self.options.out_axes)
+        has_negative = any(axis < 0 for axis in out_axes)
+        last = _MAX_RANK if has_negative else max(out_axes, default=0)
+        return [P()] + [axes.spec_of_axis(axis, axis + 1, name) for axis in range(last + 1)]
 
     def ungroup(self, groups: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the leaves of the output in their order."""
-        members = [iter(group) for group in groups]
-        return [next(members[_group(axis)]) for axis in self.out_axes]
+        """Return the leaves of the output in their order, from the groups of `on_devices`."""
+        iterators = [iter(group) for group in groups]
+        return [next(iterators[_group_index(axis)]) for axis in self.out_axes]
 
     def inside_region(self, axis: InnerAxis) -> list[Any]:
-        """Run it on the free mesh axis of a shard_map around; return the leaves of its output.
+        """Trace it over a free mesh axis of the outer pmap's mesh; return the leaves of its output.
 
-        JAX cannot close over values of the outer body there, so they become operands.
+        A nested shard_map cannot close over tracers of the outer body, so it gets them as operands.
         """
         run = lambda *slices: self.run(slices)
-        environment: Any = [tuple(axis)]
-        jaxpr = jax.make_jaxpr(run, axis_env=environment)(*self.call.slices())
+        axis_env: Any = [tuple(axis)]
+        jaxpr = jax.make_jaxpr(run, axis_env=axis_env)(*self.call.slices())
         consts = list(interpreter.constants(jaxpr))
-        places = [place for place, value in enumerate(consts) if isinstance(value, Tracer)]
-        if not places:  # traced anew, for the kernel of a pallas_call cannot be evaluated elsewhere
+        tracer_indices = [i for i, const in enumerate(consts) if isinstance(const, Tracer)]
+        if not tracer_indices:  # trace anew: the kernel of a pallas_call in a jaxpr cannot be moved
             return self.ungroup(self.on_devices(self.call.leaves, axis.name))
+        count = len(tracer_indices)
 
-        def evaluate(values: Sequence[Any]) -> list[Any]:
-            for place, value in zip(places, values, strict=False):
-                consts[place] = value
+        def evaluate(operands: Sequence[Any]) -> list[Any]:
+            """Evaluate the jaxpr, with the first operands in place of the tracers."""
+            for index, operand in zip(tracer_indices, operands[:count], strict=True):
+                consts[index] = operand
             closed = ClosedJaxpr(interpreter.open_jaxpr(jaxpr), consts)
-            return rebind.evaluate(closed, values[len(places) :])
+            return rebind.evaluate(closed, operands[count:])
 
-        leaves = [*[consts[place] for place in places], *self.call.leaves]
+        leaves = [*[consts[index] for index in tracer_indices], *self.call.leaves]
         return self.ungroup(self.on_devices(leaves, axis.name, run=evaluate))
 
     def as_vmap(self, name: Any) -> list[Any]:
-        """Run it as a vmap; return the leaves of its output, stacked."""
+        """Trace it as a vmap with axis name `name`; return the leaves of its output, stacked."""
         call = self.call
         outs = jax.vmap(
             lambda *slices: self.run(slices), call.axes, 0, axis_name=name, axis_size=call.size
         )(*call.leaves)
-        pairs = zip(outs, self.out_axes, strict=True)  # of a replicated result: the first copy
+        # A leaf with out_axes None has the same value in each slice: take the first.
+        pairs = zip(outs, self.out_axes, strict=True)
         return [x[0] if axis is None else jnp.moveaxis(x, 0, axis) for x, axis in pairs]
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(self.out_tree, leaves)
 
 
-def _group(axis: Axis) -> int:
+def _group_index(axis: Axis) -> int:
+    """Return the index in `TracedBody.out_specs` of the group of leaves with this out axis."""
     return 0 if axis is None else axis + 1
 
 
@@ -148,10 +167,10 @@ def emit(
 ) -> tuple[Any, TracedBody]:
     """Trace the user's function into a `shard_map`; return its results, and the traced body.
 
-    With `as_view`, arguments and results are the arrays of this process, else global ones.
+    With `as_view`, arguments and results are process-local arrays, else global ones.
     """
-    user = meshes.mesh_of_user()
-    body = TracedBody(options, call, Frame((layout.name,), layout.inner if user is None else ()))
+    inner_axes = layout.inner if meshes.mesh_of_user() is None else ()
+    body = TracedBody(options, call, Frame((layout.name,), inner_axes))
     leaves: Sequence[Any] = call.leaves
     body.shadows = _is_bound(layout.name)
     as_view = as_view and layout.processes > 1
@@ -169,10 +188,10 @@ def emit(
 
 
 def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
-    """Trace a pmap in the body of another one: over a mesh axis of its own, or as a vmap.
+    """Trace a pmap in the body of another one, `outer`: over a mesh axis of its own, or as a vmap.
 
-    The first trace of the outermost pmap has no mesh axes for those inside; they run as vmaps, and
-    it is traced again with a mesh that has the axes.
+    When the outermost pmap is traced first, its mesh has no axes for the pmaps inside, which become
+    vmaps. Then it is traced again, on a mesh that has the axes.
     """
     if options.devices is not None or options.backend is not None:
         raise MappedAxisError(
@@ -187,7 +206,7 @@ def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
 
 
 def check_collectives(body: TracedBody, jaxpr: Any) -> None:
-    """Raise MappedAxisError if collectives would be taken for those of a vmap around."""
+    """Raise MappedAxisError if an outer vmap has the axis name of collectives in the body."""
     name = body.frame.names[0]
     if body.shadows and interpreter.contains(jaxpr, lambda eqn: name in named_axes(eqn)):
         raise MappedAxisError(
@@ -197,7 +216,7 @@ def check_collectives(body: TracedBody, jaxpr: Any) -> None:
 
 
 def _is_bound(name: str) -> bool:
-    """Return whether a vmap around has this axis name."""
+    """Return whether an outer vmap or shard_map has this axis name."""
     try:
         lax.axis_size(name)
     except NameError:
@@ -206,7 +225,10 @@ def _is_bound(name: str) -> bool:
 
 
 def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[Any]:
-    """Run a body on its mesh; under `jax.set_mesh`, on the same devices under other names."""
+    """Trace a body on the mesh of its layout; return the leaves of its output.
+
+    Under `jax.set_mesh`, arguments and results belong to the user's mesh, of the same size.
+    """
     user, mesh = meshes.mesh_of_user(), layout.mesh
     if user is None:
         return body.ungroup(body.on_devices(leaves, layout.name, mesh))
@@ -216,20 +238,24 @@ def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[An
             f"mesh of {user.size}. Set a mesh of {mesh.size} devices, or call it outside of traces."
         )
 
+    # The user's mesh may have no axis of the size of ours if pmaps inside have axes as well. Then
+    # arguments and results are replicated on it.
+    is_nested = len(mesh.axis_names) > 1
+
     def run(*leaves: Any) -> list[list[Any]]:
-        leaves = tuple(lax.with_sharding_constraint(x, P()) for x in leaves) if idle else leaves
+        if is_nested:
+            leaves = tuple(lax.with_sharding_constraint(x, P()) for x in leaves)
         with meshes.context_of(mesh):
-            # XLA cannot have one region in another here, nor one over a part of the axes.
+            # Make all axes manual: on another mesh, XLA supports neither a nested shard_map nor one
+            # over a part of the axes.
             return body.on_devices(leaves, layout.name, mesh, {*mesh.axis_names})
 
-    idle = len(mesh.axis_names) > 1
     if meshes.is_explicit(user):
         specs = body.out_specs(meshes.all_axes(user))
         groups: Any = jax.sharding.auto_axes(run, out_sharding=specs)(*leaves)
         return body.ungroup(groups)
     outs = body.ungroup(run(*leaves))
-    # The user's mesh may have no axis that fits.
-    return [lax.with_sharding_constraint(x, P()) for x in outs] if idle else outs
+    return [lax.with_sharding_constraint(x, P()) for x in outs] if is_nested else outs
 
 
 # --- the view that one process has, while tracing
@@ -241,22 +267,22 @@ def _over_processes(
     leaf_axes: Sequence[Axis],
     layout: Layout,
 ) -> list[Any]:
-    """Convert each leaf to a global array, or to what this process sees."""
+    """Call `convert(leaf, axis, layout)` for each leaf, with `layout.process_mesh` set."""
     assert layout.process_mesh is not None
     with meshes.context_of(layout.process_mesh):
         return [convert(*pair, layout) for pair in zip(leaves, leaf_axes, strict=True)]
 
 
 def _view_as_whole(view: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
-    """Join what each process sees while tracing: `[L, *s] -> [P * L, *s]` (for axis 0).
+    """Convert a process-local array to a global one: `[L, *s] -> [P * L, *s]` (for axis 0).
 
     To the program, the view is replicated over processes; in truth each process holds its own
     slices. No element is moved: the same buffer is declared to be one part of a longer array.
     """
     if axis is None:
         return view
-    rest = jnp.zeros_like(view, shape=(layout.processes - 1, *view.shape))
-    parts = _convert(jnp.concatenate([view[None], rest]), axis, layout, to_whole=True)
+    padding = jnp.zeros_like(view, shape=(layout.processes - 1, *view.shape))
+    parts = _convert(jnp.concatenate([view[None], padding]), axis, layout, to_whole=True)
     merged = jnp.moveaxis(parts, 0, axis % view.ndim)
     return lax.reshape(merged, axes.resized(view.shape, axis, view.shape[axis] * layout.processes))
 
@@ -266,35 +292,37 @@ def _whole_as_view(whole: jax.Array, axis: Axis, layout: Layout) -> jax.Array:
     if axis is None:
         return whole
     axis %= whole.ndim
-    shape = whole.shape
-    split = (*shape[:axis], layout.processes, shape[axis] // layout.processes, *shape[axis + 1 :])
-    parts = jnp.moveaxis(lax.reshape(whole, split), axis, 0)
+    local_shape = axes.resized(whole.shape, axis, whole.shape[axis] // layout.processes)
+    split_shape = axes.stacked(local_shape, axis, layout.processes)  # [..., P, L, ...]
+    parts = jnp.moveaxis(lax.reshape(whole, split_shape), axis, 0)
     return _convert(parts, axis, layout, to_whole=False)[0]
 
 
 def _convert(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> jax.Array:
-    """Convert `[P, ..., L, ...]`, with a transpose that is the inverse.
+    """Convert `[P, ..., L, ...]` between a process-local and a global array, differentiably.
 
-    The view stands in row 0, or there is one row for each process.
+    In the process-local one, row 0 is the view of this process and the others are padding; in the
+    global one, row p holds the slices of process p. `axis` is where L is in a row.
 
-    shard_map would transpose the view as what it is declared to be, replicated: it sums over
-    processes, whose slices have nothing to do with each other. The transpose wanted is the
-    inverse. custom_linear_solve is the one public way to say it that jvp, vmap and grad all accept;
-    both directions keep the shape, for it demands that, and so the view is padded to `[P, ...]`.
+    The two shard_maps below would be transposed wrongly: since the view is declared replicated,
+    its cotangent would be summed over processes, whose slices have nothing to do with each other.
+    The right transpose is the inverse. Of JAX's public functions, only custom_linear_solve lets us
+    say that so that jvp, vmap and grad accept it. It requires input and output of one shape, which
+    is why the view is padded.
     """
     axis %= parts.ndim - 1
-    view = P(None, *[None] * axis, layout.name)
-    whole = P(PROCESS_AXIS, *[None] * axis, layout.name)
+    view_spec = P(None, *[None] * axis, layout.name)
+    whole_spec = P(PROCESS_AXIS, *[None] * axis, layout.name)
 
     def pad(block: jax.Array) -> jax.Array:
-        rest = jnp.zeros_like(block, shape=(layout.processes - 1, *block.shape[1:]))
-        return jnp.concatenate([block, rest])
+        padding = jnp.zeros_like(block, shape=(layout.processes - 1, *block.shape[1:]))
+        return jnp.concatenate([block, padding])
 
-    relabel = functools.partial(jax.shard_map, mesh=layout.process_mesh, check_vma=False)
-    as_whole = relabel(lambda block: block[:1], in_specs=view, out_specs=whole)
-    as_view = relabel(pad, in_specs=whole, out_specs=view)
-    there, back = (as_whole, as_view) if to_whole else (as_view, as_whole)
-    if not jnp.issubdtype(parts.dtype, jnp.inexact):  # has no derivative
-        return there(parts)
-    solve, transpose = lambda _, x: there(x), lambda _, x: back(x)
-    return lax.custom_linear_solve(lambda x: x, parts, solve, transpose)
+    shard_map = functools.partial(jax.shard_map, mesh=layout.process_mesh, check_vma=False)
+    as_whole = shard_map(lambda block: block[:1], in_specs=view_spec, out_specs=whole_spec)
+    as_view = shard_map(pad, in_specs=whole_spec, out_specs=view_spec)
+    convert, invert = (as_whole, as_view) if to_whole else (as_view, as_whole)
+    if not jnp.issubdtype(parts.dtype, jnp.inexact):  # integers have no derivative
+        return convert(parts)
+    solve, transpose_solve = lambda _, x: convert(x), lambda _, x: invert(x)
+    return lax.custom_linear_solve(lambda x: x, parts, solve, transpose_solve)

@@ -25,8 +25,8 @@ from jax_dist.errors import DeviceCountError, MappedAxisError
 if TYPE_CHECKING:
     from jax_dist._pmap.options import Options
 
-UNNAMED = "pmap_axis_0"  # a fixed name: it is part of the program, and so of its cache key
-PROCESS_AXIS = "pmap_process"  # the axis over processes, in the view that one process has
+UNNAMED = "pmap_axis_0"  # if the user gives no name; fixed, since it is part of the cache key
+PROCESS_AXIS = "pmap_process"  # the axis over processes in `Layout.process_mesh`
 
 
 class InnerAxis(NamedTuple):
@@ -67,21 +67,22 @@ class Layout:
 
     @functools.cached_property
     def process_local(self) -> "Layout":
-        """The rows of the mesh that this process holds, under the same names."""
-        owner = jax.process_index()
-        rows = np.array([row for row in self.mesh.devices if _process_of(row) == owner])
+        """The layout over the devices of this process only, with the same axis names."""
+        here = jax.process_index()
+        rows = np.array([row for row in self.mesh.devices if _process_of(row) == here])
         return Layout(_compat.auto_mesh(rows, self.mesh.axis_names), self.local_size, 1)
 
     @functools.cached_property
     def process_mesh(self) -> Mesh | None:
-        """Return the same devices in the same order, with the mapped axis split by process.
+        """The same devices in the same order, with the mapped axis split into [processes, rest].
 
         None if the devices of a process are not side by side.
         """
-        rows, *inner = self.mesh.devices.shape
-        grid = self.mesh.devices.reshape(self.processes, rows // self.processes, *inner)
-        if any(len({_process_of(row) for row in group}) > 1 for group in grid):
-            return None
+        size, *inner_sizes = self.mesh.devices.shape
+        grid = self.mesh.devices.reshape(self.processes, size // self.processes, *inner_sizes)
+        for rows in grid:
+            if len({_process_of(row) for row in rows}) > 1:
+                return None
         return _compat.auto_mesh(grid, (PROCESS_AXIS, *self.mesh.axis_names))
 
 
@@ -94,40 +95,48 @@ def make_layout(
     *,
     whole: bool,
 ) -> Layout:
-    """Return the mesh for a mapped axis, with axes for the pmaps inside, outermost first.
+    """Return the layout for a mapped axis, over the first devices of each process that suffice.
 
-    `whole` says whether `size` is that over all processes, or that of this one. It is the same
-    object for the same request, so that its shardings are the same objects too.
+    It is cached, so that its shardings are the same objects for the same arguments.
+
+    Args:
+      options: those of the pmap.
+      candidates: the devices to choose from, of all processes.
+      size: of the mapped axis; over all processes if `whole`, else that of this process.
+      inner: the mesh axes for pmaps inside, outermost first.
+      whole: see `size`.
     """
-    owners = sorted({owner_of(device) for device in candidates})
-    groups = {owner: [d for d in candidates if owner_of(d) == owner] for owner in owners}
-    available = min(len(group) for group in groups.values())
-    local_size, rest = divmod(size, len(owners)) if whole else (size, 0)
-    if rest:
-        raise DeviceCountError(
-            f"pmap of '{options.fun_name}' cannot spread an axis of size {size} evenly over "
-            f"{len(owners)} processes."
-        )
-    whole_size = local_size * len(owners)
-    if options.axis_size is not None and options.axis_size != whole_size:
-        raise unequal_axis_size(options, whole_size)
-    width = math.prod(axis.size for axis in inner)
-    if local_size * width > available:
+    processes = sorted({owner_of(device) for device in candidates})
+    devices_of = {p: [d for d in candidates if owner_of(d) == p] for p in processes}
+    available = min(len(devices) for devices in devices_of.values())
+    local_size = size
+    if whole:
+        local_size, remainder = divmod(size, len(processes))
+        if remainder:
+            raise DeviceCountError(
+                f"pmap of '{options.fun_name}' cannot spread an axis of size {size} evenly over "
+                f"{len(processes)} processes."
+            )
+    global_size = local_size * len(processes)
+    if options.axis_size is not None and options.axis_size != global_size:
+        raise unequal_axis_size(options, global_size)
+    needed = local_size * math.prod(axis.size for axis in inner)  # devices of each process
+    if needed > available:
         sizes = {options.mesh_axis: local_size} | dict(inner)
-        listed = ", ".join(f"axis {name!r} has size {n}" for name, n in sizes.items())
+        axis_sizes = ", ".join(f"axis {name!r} has size {n}" for name, n in sizes.items())
         raise DeviceCountError(
-            f"pmap of '{options.fun_name}' needs {local_size * width} devices, but there are "
-            f"{available} ({listed}). Reshape the arguments to [devices, k, ...] and use jax.vmap "
-            "with axis_name=, or jax.lax.map, inside; to try it on a laptop, set "
-            "JAX_NUM_CPU_DEVICES."
+            f"pmap of '{options.fun_name}' needs {needed} devices, but there are {available} "
+            f"({axis_sizes}). Reshape the arguments to [devices, k, ...] and use jax.vmap with "
+            "axis_name=, or jax.lax.map, inside; to try it on a laptop, set JAX_NUM_CPU_DEVICES."
         )
-    used = {device for group in groups.values() for device in group[: local_size * width]}
-    ordered = candidates if options.devices else [d for owner in owners for d in groups[owner]]
-    chosen = np.array([device for device in ordered if device in used])
+    used = [device for process in processes for device in devices_of[process][:needed]]
+    if options.devices:  # keep the user's order, in which those of processes may alternate
+        chosen = set(used)
+        used = [device for device in candidates if device in chosen]
     names = (options.mesh_axis, *[axis.name for axis in inner])
-    shape = (whole_size, *[axis.size for axis in inner])
-    mesh = _compat.auto_mesh(chosen.reshape(shape), names)
-    return Layout(mesh=mesh, size=whole_size, processes=len(owners))
+    shape = (global_size, *[axis.size for axis in inner])
+    mesh = _compat.auto_mesh(np.array(used).reshape(shape), names)
+    return Layout(mesh=mesh, size=global_size, processes=len(processes))
 
 
 def unequal_axis_size(options: "Options", size: int) -> MappedAxisError:
@@ -139,15 +148,15 @@ def unequal_axis_size(options: "Options", size: int) -> MappedAxisError:
 
 
 def owner_of(device: Device) -> int:
-    """Return the process that runs programs on a device.
+    """Return the index of the process that runs programs on a device.
 
-    The devices of a topology run none, of however many hosts they are: all count as one process's.
+    The devices of a topology run nothing; all count as those of process 0, on whatever host.
     """
     return 0 if _compat.is_compile_only(device) else device.process_index
 
 
 def _process_of(row: object) -> int:
-    """Return the process of one row of a mesh: a device, or an array of devices of one process."""
+    """Return the process of a row of a mesh: a device, or an array of devices of one process."""
     return owner_of(np.asarray(row, dtype=object).flat[0])
 
 
@@ -156,7 +165,7 @@ def _process_of(row: object) -> int:
 
 @contextlib.contextmanager
 def context_of(mesh: Mesh | AbstractMesh) -> Iterator[None]:
-    """Replace the mesh of the context while tracing; shard_map accepts none but its own."""
+    """Set the mesh of the context while tracing; shard_map accepts no other than its own mesh."""
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     context = jax.sharding.get_abstract_mesh()
     if context == abstract or (context.empty and isinstance(mesh, Mesh)):
@@ -167,7 +176,7 @@ def context_of(mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
 
 def mesh_of_user() -> AbstractMesh | None:
-    """Return the mesh that the user has set by `jax.set_mesh`, as a trace sees it."""
+    """Return the mesh set by `jax.set_mesh`; None if there is none, or inside a shard_map."""
     mesh = jax.sharding.get_abstract_mesh()
     return None if mesh.empty or AxisType.Manual in mesh.axis_types else mesh
 
@@ -178,25 +187,24 @@ def is_explicit(mesh: AbstractMesh) -> bool:
 
 
 def manual_axes() -> tuple[object, ...]:
-    """Return the axes of the shard_map that is being traced, ours or not."""
+    """Return the axes of the shard_map that is being traced, whoever made it; () outside of one."""
     mesh = jax.sharding.get_abstract_mesh()
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in kinds if kind == AxisType.Manual)
 
 
 def all_axes(mesh: Mesh | AbstractMesh) -> Any:
-    """Return the axes of a non-empty mesh as one entry of a spec."""
-    first, *others = mesh.axis_names
-    return (first, *others) if others else first
+    """Return the entry of a spec that shards a dimension over all axes of a mesh."""
+    return mesh.axis_names[0] if len(mesh.axis_names) == 1 else tuple(mesh.axis_names)
 
 
 def outside_of_meshes() -> contextlib.AbstractContextManager[None]:
-    """Leave the mesh that the user has set, while tracing."""
+    """Unset the mesh that the user has set, while tracing."""
     return context_of(AbstractMesh((), ()))
 
 
 def no_mesh() -> contextlib.AbstractContextManager[Any]:
-    """Leave the mesh that the user has set, outside of any trace."""
+    """Unset the mesh that the user has set, outside of any trace."""
     return jax.set_mesh(Mesh(np.empty((), dtype=object), ()))
 
 
@@ -206,14 +214,15 @@ def reshard_to(mesh: Mesh, results: Any) -> Any:
     With Explicit axes, results on another mesh could not be combined with the caller's arrays. No
     buffer is moved.
     """
-    whole = all_axes(mesh)
+    entry = all_axes(mesh)
 
     def reshard(array: jax.Array) -> jax.Array:
         sharding: Any = array.sharding
-        is_nested = len(sharding.mesh.axis_names) > 1
-        if is_nested or [*sharding.mesh.devices.flat] != [*mesh.devices.flat]:
+        has_inner_axes = len(sharding.mesh.axis_names) > 1
+        if has_inner_axes or [*sharding.mesh.devices.flat] != [*mesh.devices.flat]:
             return array
-        spec = PartitionSpec(*[None if part is None else whole for part in sharding.spec])
+        # The mapped axis of our mesh takes up all its devices, and so all axes of the user's.
+        spec = PartitionSpec(*[None if part is None else entry for part in sharding.spec])
         return jax.device_put(array, NamedSharding(mesh, spec))
 
     return jax.tree.map(reshard, results)
@@ -224,28 +233,30 @@ def reshard_to(mesh: Mesh, results: Any) -> Any:
 
 @dataclasses.dataclass(slots=True)
 class Frame:
-    """One body that is being traced, and the mesh axes left for the pmaps inside."""
+    """The function body of a pmap that is being traced, and the mesh axes for pmaps inside it."""
 
     names: tuple[object, ...]  # the axes that collectives in the body can name, outermost first
-    free: tuple[InnerAxis, ...] = ()  # mesh axes of the pmaps inside, by depth
-    wanted: list[InnerAxis] = dataclasses.field(default_factory=list)  # the same; of all depths
+    free: tuple[InnerAxis, ...] = ()  # the mesh axes that pmaps inside can use, outermost first
+    # The axes that pmaps inside ask the outermost pmap's mesh for; one list for all nested frames.
+    wanted: list[InnerAxis] = dataclasses.field(default_factory=list)
 
     def enter_axis(self, name: str | None, size: int) -> tuple[InnerAxis, "Frame", bool]:
         """Return the axis of a pmap inside, its frame, and whether a mesh axis is free for it.
 
-        The first pmap at each depth decides which mesh axis the outermost one should add.
+        The first pmap at each depth of nesting decides which axis is wanted for that depth.
         """
         depth = len(self.names) - 1
         axis = InnerAxis(name or f"{UNNAMED[:-1]}{depth + 1}", size)
-        if len(self.wanted) == depth and axis.name not in self.names:
+        is_new_name = axis.name not in self.names
+        if len(self.wanted) == depth and is_new_name:
             self.wanted.append(axis)
-        on_mesh = self.free[:1] == (axis,) and axis.name not in self.names
-        free = self.free[1:] if on_mesh else ()
-        return axis, Frame((*self.names, axis.name), free, self.wanted), on_mesh
+        has_mesh_axis = is_new_name and bool(self.free) and self.free[0] == axis
+        free = self.free[1:] if has_mesh_axis else ()
+        return axis, Frame((*self.names, axis.name), free, self.wanted), has_mesh_axis
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Make this the frame of what is traced inside."""
+        """Make this the current frame in a `with` block."""
         token = _innermost.set(self)
         try:
             yield

@@ -64,7 +64,7 @@ class Options:
 
     @functools.cached_property
     def key(self) -> Hashable:
-        """Equal for equal options; axes may stand in dicts and lists."""
+        """A hashable value that is equal for equal options, also if axes are in dicts and lists."""
         # Not dataclasses.astuple, which copies deeply: devices cannot be copied.
         values = tuple(getattr(self, field.name) for field in dataclasses.fields(self))
         try:
@@ -86,7 +86,7 @@ class Options:
     def lay_out(
         self, size: int, inner: tuple[InnerAxis, ...] = (), *, whole: bool = True
     ) -> Layout:
-        """Return the mesh for a mapped axis of `size`; see `make_layout`."""
+        """Return the layout for a mapped axis of `size`; see `meshes.make_layout`."""
         return make_layout(self, self.candidates(), size, inner, whole=whole)
 
     def is_donated(self, owner: int | str) -> bool:
@@ -94,18 +94,19 @@ class Options:
         return owner in self.donated or owner in self.donated_names
 
     def with_name_of(self, fun: Callable) -> "Options":
-        """Return these options for one function.
+        """Return these options with the name of `fun`, and with donation by its signature.
 
-        Arguments are donated whether passed by position or by keyword, as by `jax.jit`.
+        As by `jax.jit`, an argument that is donated by position is also donated if it is passed by
+        keyword, and the other way round.
         """
         donated, names = {*self.donated}, {*self.donated_names}
         if donated or names:
             with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
                 parameters = inspect.signature(fun).parameters.values()
                 kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-                places = {p.name: n for n, p in enumerate(parameters) if p.kind is kind}
-                donated |= {places[name] for name in self.donated_names if name in places}
-                names |= {name for name, place in places.items() if place in donated}
+                positions = {p.name: n for n, p in enumerate(parameters) if p.kind is kind}
+                donated |= {positions[name] for name in self.donated_names if name in positions}
+                names |= {name for name, position in positions.items() if position in donated}
         return dataclasses.replace(
             self,
             fun_name=axes.function_name(fun),
@@ -123,6 +124,7 @@ def check_axis_name(axis_name: Any) -> None:
 
 
 def _check_devices(devices: Any) -> tuple[Device, ...] | None:
+    """Return pmap's `devices=` as a tuple, or None if it is None; raise if they are no devices."""
     if devices is None:
         return None
     if isinstance(devices, Iterable):

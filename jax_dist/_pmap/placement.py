@@ -22,7 +22,7 @@ from jax_dist._pmap import meshes
 from jax_dist._rewrite.programs import is_staged
 from jax_dist.errors import ArgumentError
 
-_DEVICE_AXIS = "devices"  # of the meshes made here; pmap takes such arrays as they are
+_DEVICE_AXIS = "devices"  # the axis name of the meshes made here
 
 
 def replicate(tree: Any, where: Mesh | Sequence[Device] | None = None) -> Any:
@@ -91,8 +91,9 @@ def shard(tree: Any, mesh: Mesh | None = None, spec: P | Any = None) -> Any:
 
 
 def _split_over_local_devices(tree: Any) -> Any:
+    """Split each array over the devices of this process, `[N * b, *s] -> [N, b, *s]`."""
     devices = tuple(jax.local_devices())
-    sharding = _over(devices)
+    sharding = _sharding_over(devices)
 
     def split(path: Any, x: Any) -> Any:
         shape = jnp.shape(x)
@@ -132,6 +133,10 @@ def unreplicate(tree: Any) -> Any:
 
 
 def _first_slice(path: Any, leaf: Any) -> Any:
+    """Return `leaf[0]`, from the memory of the device that holds it if it holds all of it.
+
+    `path` is that of the leaf in the tree, for ArgumentError if it has no leading axis.
+    """
     shape = jnp.shape(leaf)
     if not shape or not shape[0]:
         raise ArgumentError(
@@ -140,8 +145,9 @@ def _first_slice(path: Any, leaf: Any) -> Any:
         )
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return jnp.asarray(leaf[0])
-    block = leaf.addressable_data(0)  # in the order of the mesh: the first slices
-    if block.shape[1:] == shape[1:]:
+    block = leaf.addressable_data(0)  # shards are in the order of the mesh, so it has slice 0
+    is_whole_slice = block.shape[1:] == shape[1:]
+    if is_whole_slice:
         return block[0]
     return jax.device_put(leaf[0], next(iter(block.devices())))
 
@@ -167,7 +173,7 @@ def device_put_replicated(tree: Any, devices: Sequence[Device]) -> Any:
     devices = _check_local(devices, "device_put_replicated")
     if not devices:
         raise ArgumentError("device_put_replicated got no devices.")
-    tree = copy_if_aliased(tree, _over(devices))
+    tree = copy_if_aliased(tree, _sharding_over(devices))
     return jax.tree.map(lambda x: _stack([x] * len(devices), devices), tree)
 
 
@@ -196,19 +202,23 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
             "gets one."
         )
 
-    def stack(path: Any, *column: Any) -> jax.Array:
-        types = [f"{kind.dtype}{list(kind.shape)}" for kind in map(jax.typeof, column)]
-        if len({*types}) > 1:
+    def stack(path: Any, *leaves: Any) -> jax.Array:
+        types = [f"{kind.dtype}{list(kind.shape)}" for kind in map(jax.typeof, leaves)]
+        if len(set(types)) > 1:
             raise ArgumentError(
                 f"device_put_sharded got shards{jax.tree_util.keystr(path)} that differ in shape "
                 f"or dtype: {', '.join(types)}."
             )
-        return _stack(column, devices)
+        return _stack(leaves, devices)
 
-    return jax.tree.map_with_path(stack, *copy_if_aliased(shards, _over(devices)))
+    return jax.tree.map_with_path(stack, *copy_if_aliased(shards, _sharding_over(devices)))
 
 
 def _check_local(devices: Iterable[Device], name: str) -> tuple[Device, ...]:
+    """Return the devices as a tuple; raise ArgumentError if one is of another process.
+
+    `name` is the function that they were given to, for the text of the error.
+    """
     devices = tuple(devices)
     check_runs(devices, name)
     here = jax.process_index()
@@ -221,7 +231,7 @@ def _check_local(devices: Iterable[Device], name: str) -> tuple[Device, ...]:
 
 
 def check_runs(devices: Iterable[Device], what: str) -> None:
-    """Raise NotImplementedError if `what` is to run on devices that only compile."""
+    """Raise NotImplementedError if a device only compiles; `what` was to run on it."""
     for device in devices:
         if _compat.is_compile_only(device):
             raise NotImplementedError(
@@ -231,7 +241,7 @@ def check_runs(devices: Iterable[Device], what: str) -> None:
 
 
 def can_be_put(leaf: Any) -> bool:
-    """Return whether `device_put` takes a leaf as jit does; jit raises for the others."""
+    """Return whether `device_put` accepts an argument; others are left to jit, which may raise."""
     if isinstance(leaf, jax.Array):
         return leaf.is_fully_addressable
     if isinstance(leaf, np.ndarray | np.generic):
@@ -240,59 +250,61 @@ def can_be_put(leaf: Any) -> bool:
 
 
 def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
-    """Place an argument of a program.
+    """Place an argument of a program by `jax.device_put`.
 
-    Transfers made by pmap count as implicit under `jax.transfer_guard`, like those of jit.
+    `jax.transfer_guard` takes device_put for an explicit transfer, which its levels "disallow" and
+    "log" permit. A transfer made by pmap must be guarded as jit's are, so the level is raised.
     """
     kinds = ("host_to_device", "device_to_device")
-    guarded = {_compat.config_value(f"jax_transfer_guard_{kind}") for kind in kinds}
-    level = next((level for level in ("disallow", "log") if level in guarded), None)
-    if level is None:
-        return jax.device_put(leaf, target)
-    with jax.transfer_guard(f"{level}_explicit"):
-        return jax.device_put(leaf, target)
+    levels = {_compat.config_value(f"jax_transfer_guard_{kind}") for kind in kinds}
+    for level in ("disallow", "log"):
+        if level in levels:
+            with jax.transfer_guard(f"{level}_explicit"):
+                return jax.device_put(leaf, target)
+    return jax.device_put(leaf, target)
 
 
 class PlacementCache:
-    """The arrays that were moved, as long as the originals live.
+    """The copies of misplaced arguments, kept as long as the originals live.
 
     So an array that is passed in every call, such as parameters committed to one device, is moved
     once.
     """
 
     def __init__(self):
+        # By the original's id and the target: a reference to the original, and the copy.
         self._moved: dict[tuple[int, NamedSharding], tuple[weakref.ref, jax.Array]] = {}
 
     def put(self, leaf: Any, target: NamedSharding, *, donated: bool) -> tuple[Any, bool]:
-        """Place a leaf; return it, and whether it was committed elsewhere.
-
-        Such an array is moved once, and remembered, unless it is donated.
-        """
+        """Return a leaf placed by `target`, and whether it was misplaced: committed elsewhere."""
         is_committed = isinstance(leaf, jax.Array) and leaf.committed
         sharding: Any = leaf.sharding if is_committed else None
         is_equivalent = is_committed and sharding.is_equivalent_to(target, leaf.ndim)
-        # The mesh is part of an array's type; one placed alike, but on a mesh with other names,
-        # makes jit trace and compile again when the result comes back as argument.
+        # The mesh is part of an array's type. An equivalent sharding over a mesh with other names
+        # would make jit trace and compile again when the result comes back as an argument.
         if is_equivalent and isinstance(sharding, NamedSharding) and sharding.mesh == target.mesh:
             return leaf, False
-        if donated or not is_committed or is_equivalent or leaf.is_deleted():  # JAX raises for it
-            return put_as_jit_would(leaf, target), is_committed and not is_equivalent
+        is_misplaced = is_committed and not is_equivalent
+        if not is_misplaced or donated or leaf.is_deleted():  # JAX raises for a deleted one
+            return put_as_jit_would(leaf, target), is_misplaced
         key = (id(leaf), target)
-        known = self._moved.get(key)
-        if known is not None and known[0]() is leaf and not known[1].is_deleted():
-            return known[1], True
-        moved = put_as_jit_would(leaf, target)
-        if not isinstance(moved, Tracer):
-            forget = weakref.ref(leaf, lambda _: self._moved.pop(key, None))
-            self._moved[key] = (forget, moved)
-        return moved, True
+        entry = self._moved.get(key)
+        if entry is not None:
+            original, copy = entry
+            if original() is leaf and not copy.is_deleted():
+                return copy, True
+        copy = put_as_jit_would(leaf, target)
+        if not isinstance(copy, Tracer):
+            original = weakref.ref(leaf, lambda _: self._moved.pop(key, None))
+            self._moved[key] = (original, copy)
+        return copy, True
 
 
 def copy_if_aliased(tree: Any, where: Sharding) -> Any:
-    """Copy the arrays whose memory `device_put` to `where` would share.
+    """Copy the arrays whose memory `jax.device_put(tree, where)` would share; return the tree.
 
-    It shares buffers on the same devices, and on CPU those of NumPy; `may_alias=False` does not
-    keep it from that where there are several devices (0.10.2 and 0.12.0.1).
+    device_put shares buffers that are on one of the devices, and NumPy's if that is a CPU. With
+    several devices, `may_alias=False` does not prevent it (jax 0.10.2 and 0.12.0.1).
     """
     devices = where.device_set
     on_cpu = any(device.platform == "cpu" for device in devices)
@@ -317,12 +329,14 @@ def copy_if_aliased(tree: Any, where: Sharding) -> Any:
 
 
 def _no_mesh() -> contextlib.AbstractContextManager[Any]:
-    """Leave a mesh that the user has set, on whose devices a program would have to run."""
-    is_free = meshes.mesh_of_user() is None or is_staged()
-    return contextlib.nullcontext() if is_free else meshes.no_mesh()
+    """Unset the user's mesh outside of traces; programs could run on its devices only."""
+    if meshes.mesh_of_user() is None or is_staged():
+        return contextlib.nullcontext()
+    return meshes.no_mesh()
 
 
 def _mesh_of(where: Mesh | Sequence[Device] | None) -> Mesh:
+    """Return a mesh as it is, or one over these devices, by default those of this process."""
     if isinstance(where, Mesh):
         return where
     devices = jax.local_devices() if where is None else list(where)
@@ -330,6 +344,7 @@ def _mesh_of(where: Mesh | Sequence[Device] | None) -> Mesh:
 
 
 def _from_this_process(x: Any, sharding: NamedSharding) -> jax.Array:
+    """Return a process-local array as the global one that `sharding` describes."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return jax.device_put(x, sharding)
     if is_key(x):
@@ -337,26 +352,28 @@ def _from_this_process(x: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
 
-def _over(devices: tuple[Device, ...]) -> NamedSharding:
+def _sharding_over(devices: tuple[Device, ...]) -> NamedSharding:
+    """Return the sharding of an array `[N, *s]` with one slice on each device."""
     return NamedSharding(_mesh_of(devices), P(_DEVICE_AXIS))
 
 
 def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
-    """Stack N slices `[*s]` to `[N, *s]`, each on its device."""
+    """Return slices `[*s]`, one for each of N devices, as one array `[N, *s]` over the devices."""
     if is_key(slices[0]):
         data = [jax.random.key_data(x) for x in slices]
         return with_data(slices[0], lambda _: _stack(data, devices))
-    sharding = _over(devices)
+    sharding = _sharding_over(devices)
+    row_of = {}  # [1, *s], by the id of a slice: an array that occurs N times is expanded once
     with _no_mesh():
-        # One row `[1, *s]` for all copies of the same array, without a copy on the host.
-        row_of = {
-            id(x): (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, 0) for x in slices
-        }
+        for x in slices:
+            numpy = np if isinstance(x, np.ndarray) else jnp
+            row_of[id(x)] = numpy.expand_dims(x, 0)
     rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
     shape = (len(devices), *jnp.shape(slices[0]))
     stacked = jax.make_array_from_single_device_arrays(shape, sharding, rows)
-    weak = all(jax.typeof(x).weak_type for x in slices)
-    return _compat.rewrap(stacked, ShapedArray(shape, stacked.dtype, weak_type=weak), sharding)
+    is_weak = all(jax.typeof(x).weak_type for x in slices)
+    aval = ShapedArray(shape, stacked.dtype, weak_type=is_weak)
+    return _compat.rewrap(stacked, aval, sharding)
 
 
 def is_key(x: Any) -> bool:
@@ -365,6 +382,6 @@ def is_key(x: Any) -> bool:
 
 
 def with_data(keys: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Apply `change` to the data of random keys. They are not consumed."""
+    """Return random keys whose data are `change` of the data of these."""
     data = change(jax.random.key_data(keys))
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))

@@ -35,11 +35,14 @@ from jax_dist.errors import MappedAxisError
 if TYPE_CHECKING:
     from jax_dist._pmap.dispatch import Signature
 
-_MANY = 4096  # avals to remember: more means that they are not the same ones again
+_MAX_CONVERSIONS = 4096  # to remember; a program with more than that makes new avals all the time
 
 
 class _Conversion(NamedTuple):
-    """The other view of an aval; the aval is kept alive, so that its id stays its own."""
+    """An array type (aval and sharding), and the one that the same buffers have in the other view.
+
+    It keeps the aval alive, so that no other object gets its id, by which conversions are cached.
+    """
 
     aval: Any
     sharding: Sharding
@@ -48,14 +51,14 @@ class _Conversion(NamedTuple):
 
 
 class _MisfitError(Exception):
-    """A process-local array does not have the slices of this process."""
+    """The size of a process-local array along the mapped axis is not that of this process."""
 
 
 class _LocalView:
-    """The process-local view of global arrays, for one layout.
+    """Conversion between process-local and global arrays, for one layout.
 
-    A training loop sees the same few avals again and again, as the very same objects; they are
-    looked up by identity, which is what makes a call with 100 leaves fast.
+    In a training loop, the same few avals occur again and again, as the very same objects. Looking
+    them up by identity is what makes a call with 100 leaves fast.
     """
 
     def __init__(self, layout: Layout):
@@ -64,12 +67,10 @@ class _LocalView:
         self._to_local: dict[int, _Conversion] = {}
 
     def to_global(self, leaf: Any, axis: Axis) -> Any:
-        """Convert `[L, *s]` to `[P * L, *s]` (for axis 0); what is global already stays.
+        """Convert `[L, *s]` to `[P * L, *s]` (for axis 0); a global array is returned unchanged.
 
-        `axis` is the mapped dimension; None: the same on all processes.
-
-        Raises:
-          _MisfitError: it does not have the slices of this process.
+        `axis` is the mapped dimension; None: all processes have the same value. Raises
+        `_MisfitError`.
         """
         known = self._to_global.get((id(getattr(leaf, "aval", None)), axis))
         if known is not None and known.sharding is leaf.sharding:
@@ -84,25 +85,27 @@ class _LocalView:
         return self._convert_to_local(array)
 
     def describe(self, leaf: Any, axis: Axis) -> jax.ShapeDtypeStruct:
-        """Return the type of the global array. Raises _MisfitError as `to_global` does."""
+        """Return the type of the global array that `to_global` makes; raises `_MisfitError`."""
         kind = type_of(leaf)
         shape = kind.shape
         if axis is not None and not is_global(leaf):
             if shape[axis] != self.layout.local_size:
                 raise _MisfitError
             shape = axes.resized(shape, axis, self.layout.size)
-        # Not weak, as with jax.pmap.
         sharding = self.layout.sharding(axis, len(shape))
+        # The dtype is not weak, even if that of the leaf is; jax.pmap's are not, either.
         return jax.ShapeDtypeStruct(shape, kind.dtype, sharding=sharding)
 
     def _convert_to_global(self, leaf: Any, axis: Axis) -> Any:
+        """Convert as `to_global` does, and remember how if the leaf is already on the devices."""
         if is_global(leaf):
             return leaf
-        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:
+            # A zero tangent. jax.pmap passes False in its place.
             return self._convert_to_global(np.zeros(leaf.shape, bool), axis)
-        if is_key(leaf):
-            from_left = None if axis is None else axis % leaf.ndim
-            return with_data(leaf, lambda data: self._convert_to_global(data, from_left))
+        if is_key(leaf):  # the data have more dimensions, at the end
+            axis_from_left = None if axis is None else axis % leaf.ndim
+            return with_data(leaf, lambda data: self._convert_to_global(data, axis_from_left))
         kind = self.describe(leaf, axis)
         aval, target = ShapedArray(kind.shape, kind.dtype), self.layout.sharding(axis, kind.ndim)
         local = self.layout.process_local.sharding(axis, kind.ndim)
@@ -110,14 +113,15 @@ class _LocalView:
             indices = local.devices_indices_map(leaf.shape)
             slices = [leaf[index] for index in indices.values()]
             return _compat.put_slices(aval, target, slices, list(indices))
-        is_placed = lambda array: array.sharding.is_equivalent_to(local, array.ndim)
-        if isinstance(leaf, jax.Array) and leaf.committed and is_placed(leaf):
+        is_on_device = isinstance(leaf, jax.Array) and leaf.committed
+        if is_on_device and leaf.sharding.is_equivalent_to(local, leaf.ndim):
             conversion = _Conversion(leaf.aval, leaf.sharding, aval, target)
             _remember(self._to_global, (id(leaf.aval), axis), conversion)
             return _compat.rewrap(leaf, aval, target)
         return _compat.rewrap(jax.device_put(leaf, local), aval, target)
 
     def _convert_to_local(self, array: Any) -> Any:
+        """Convert as `to_local` does, and remember how."""
         if is_key(array):
             return with_data(array, self._convert_to_local)
         if array.is_fully_addressable:
@@ -133,18 +137,19 @@ class _LocalView:
         return _compat.rewrap(array, aval, local)
 
 
-def _remember(known: dict, key: Any, value: _Conversion) -> None:
-    if len(known) >= _MANY:
-        known.clear()
-    known[key] = value
+def _remember(conversions: dict, key: Any, conversion: _Conversion) -> None:
+    """Add a conversion to a cache, which is emptied when it is full."""
+    if len(conversions) >= _MAX_CONVERSIONS:
+        conversions.clear()
+    conversions[key] = conversion
 
 
 class ProcessCalls:
-    """Calls on process-local arrays.
+    """Calls of a mapped function on process-local arrays.
 
-    With `arrays="local"`, arguments and results hold the slices of this process, as jax.pmap's do.
-    With `arrays="global"`, results stay global, and come back as arguments without a conversion;
-    what this process made itself (a NumPy batch) still holds its own slices.
+    With `arrays="local"`, arguments and results are process-local, as jax.pmap's are. With
+    `arrays="global"`, results stay global, and need no conversion when they come back as arguments;
+    arguments made by this process, such as a NumPy batch, are still process-local.
     """
 
     def __init__(
@@ -155,12 +160,12 @@ class ProcessCalls:
         run: Callable[..., Any],
         layout_of: Callable[[Call], Layout],
     ):
-        """`run` takes and returns global arrays."""
+        """Call `run`, on global arrays; `layout_of` traces a call to find its layout."""
         self._options, self._fun, self._run, self._layout_of = options, fun, run, layout_of
         self._is_global = options.arrays == "global"
-        self._agreed: set[int] = set()  # hashes of signatures: no object is kept alive
-        self._views: dict[Any, _LocalView] = {}
-        self._axes: dict[Any, tuple[Axis, ...]] = {}
+        self._agreed: set[int] = set()  # hashes, so that no signature is kept alive
+        self._views: dict[Any, _LocalView] = {}  # see `_view`
+        self._axes: dict[Any, tuple[Axis, ...]] = {}  # of each leaf, by the structure of a call
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function on process-local arrays."""
@@ -169,22 +174,24 @@ class ProcessCalls:
         leaves, structure = jax.tree.flatten((mapped, kwargs))
         if any_tracer(leaves):
             return self._run(*args, **kwargs)
-        bind = lambda: Call.bind(self._options, self._fun(), args, kwargs)
-        kind = (structure, len(args))
-        leaf_axes = self._axes.get(kind)
+        bind = lambda: Call.bind(self._options, self._fun(), args, kwargs)  # slow; for new ones
+        structure_key = (structure, len(args))
+        leaf_axes = self._axes.get(structure_key)
         if leaf_axes is None:
-            leaf_axes = self._axes[kind] = bind().axes
-        view = self._view(kind, leaves, leaf_axes, bind)
+            leaf_axes = self._axes[structure_key] = bind().axes
+        view = self._view(structure_key, leaves, leaf_axes, bind)
         try:
             arrays = [view.to_global(*pair) for pair in zip(leaves, leaf_axes, strict=True)]
         except _MisfitError:
-            raise _misfit(bind(), view) from None
-        if any_tracer(arrays):  # constants, in an outer trace
+            raise _misfit_error(bind(), view) from None
+        if any_tracer(
+            arrays
+        ):  # the leaves were constants in an outer trace, which stages device_put
             return self._run(*args, **kwargs)
-        values, keywords = jax.tree.unflatten(structure, arrays)
-        values = iter(values)
-        again = [arg if n in static else next(values) for n, arg in enumerate(args)]
-        output = self._run(*again, **keywords)
+        mapped, keywords = jax.tree.unflatten(structure, arrays)
+        remaining = iter(mapped)
+        global_args = [arg if n in static else next(remaining) for n, arg in enumerate(args)]
+        output = self._run(*global_args, **keywords)
         if self._is_global:
             return output
         flat, structure = jax.tree.flatten(output)
@@ -193,28 +200,31 @@ class ProcessCalls:
     def abstract(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments as types of global arrays, for lower."""
+        """Return the arguments of `lower` with the types of global arrays in place of arrays."""
         call = Call.bind(self._options, self._fun(), args, kwargs)
-        kind = (jax.tree.structure((args, kwargs)), len(args))
-        view = self._view(kind, call.leaves, call.axes, lambda: call)
+        structure_key = (jax.tree.structure((args, kwargs)), len(args))
+        view = self._view(structure_key, call.leaves, call.axes, lambda: call)
         return call.rebuild(self._describe(call, view))
 
     def agree(self, call: Call, signature: "Signature", layout: Layout) -> None:
-        """Compare a program that has collectives with the other processes, before its first run."""
+        """Compare a program that has collectives with the other processes, before its first run.
+
+        `call` is on global arrays; in the comparison, shapes are those that the user passes.
+        """
         types = [type_of(leaf) for leaf in call.leaves]
-        kinds = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
-        key = hash((call.structure, kinds, call.static))
+        hashable_types = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
+        key = hash((call.structure, hashable_types, call.static))
         if not signature.collectives or key in self._agreed:
             return
-        leaves = {}  # as the user passes them
+        descriptions = {}  # of arguments, by their paths
         for path, kind, axis in zip(call.paths(), types, call.axes, strict=True):
             shape = list(kind.shape)
             if axis is not None and not self._is_global:
                 shape[axis] //= layout.processes
-            leaves[path] = describe(type_of(kind, shape))
+            descriptions[path] = describe(type_of(kind, shape))
         for number, value in zip(self._options.static, call.static, strict=True):
-            leaves[f"static argument {number}"] = describe(value)
-        fingerprint = Fingerprint(containers(call.structure), leaves)
+            descriptions[f"static argument {number}"] = describe(value)
+        fingerprint = Fingerprint(containers(call.structure), descriptions)
         agree_to_run("pmap of {}", self._fun(), fingerprint, signature.collectives, layout.mesh)
         self._agreed.add(key)
 
@@ -223,46 +233,55 @@ class ProcessCalls:
         try:
             return [view.describe(*pair) for pair in zip(call.leaves, call.axes, strict=True)]
         except _MisfitError:
-            raise _misfit(call, view) from None
+            raise _misfit_error(call, view) from None
 
     def _view(
         self,
-        kind: Any,
+        structure_key: Any,
         leaves: list[Any],
         leaf_axes: tuple[Axis, ...],
         bind: Callable[[], Call],
     ) -> _LocalView:
-        """Return the view for the size of the mapped axis, that of the first array that has it."""
+        """Return the view for a call, cached by structure and by the first mapped leaf's size.
+
+        `bind` makes the `Call`, whose `size` raises if no leaf is mapped or the sizes differ.
+        """
         for leaf, axis in zip(leaves, leaf_axes, strict=True):
             if axis is not None:
                 shape = jnp.shape(leaf)
                 size = shape[axis] if -len(shape) <= axis < len(shape) else bind().size
-                key = (kind, size, is_global(leaf))
+                whole = is_global(leaf)
+                key = (structure_key, size, whole)
                 if key not in self._views:
-                    self._views[key] = self._new_view(bind(), size, whole=key[2])
+                    self._views[key] = self._new_view(bind(), size, whole=whole)
                 return self._views[key]
-        raise AssertionError(bind().size)  # raises: nothing is mapped
+        raise AssertionError(bind().size)  # not reached: size raises MappedAxisError
 
     def _new_view(self, call: Call, size: int, *, whole: bool) -> _LocalView:
-        """Return a view with the mesh that the body wants, traced on the types of global arrays."""
-        first = _LocalView(self._options.lay_out(size, whole=whole))
-        args, kwargs = call.rebuild(self._describe(call, first))
+        """Return a view with the layout of a call, which has mesh axes for the pmaps inside.
+
+        These are found by a trace on the types of global arrays. `size` is that of the mapped axis
+        over all processes if `whole`, else of this one.
+        """
+        first_view = _LocalView(self._options.lay_out(size, whole=whole))
+        args, kwargs = call.rebuild(self._describe(call, first_view))
         layout = self._layout_of(Call.bind(self._options, self._fun(), args, kwargs))
         return _LocalView(layout)
 
 
 def is_global(leaf: Any) -> bool:
-    """Return whether a leaf is an array of all processes, not of this one alone."""
+    """Return whether a leaf is a global array, which has slices of other processes."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
-def _misfit(call: Call, view: _LocalView) -> MappedAxisError:
-    layout, triples = view.layout, zip(call.paths(), call.leaves, call.axes, strict=True)
-    mapped = [(path, jnp.shape(leaf)[axis]) for path, leaf, axis in triples if axis is not None]
+def _misfit_error(call: Call, view: _LocalView) -> MappedAxisError:
+    """Return the error for a call in which `_MisfitError` was raised."""
+    leaves = zip(call.paths(), call.leaves, call.axes, strict=True)
+    sizes = [f"{path}: {jnp.shape(x)[axis]}" for path, x, axis in leaves if axis is not None]
     return MappedAxisError(
         f"pmap of '{call.fun_name}' got arguments of different sizes along the mapped axis; pass "
-        f"the {layout.local_size} slices of this process, or global arrays of {layout.size} "
-        f"({', '.join(f'{path}: {size}' for path, size in mapped)})."
+        f"the {view.layout.local_size} slices of this process, or global arrays of "
+        f"{view.layout.size} ({', '.join(sizes)})."
     )
 
 
@@ -271,34 +290,42 @@ def agree_to_run(
 ) -> None:
     """Compare a program among the processes whose devices are in a mesh, before its first run.
 
-    `name` has {} for the function; `moves` are its collectives, which are compared too.
+    Args:
+      name: of the program in errors, with {} for that of `fun`: "pmap of {}".
+      fun: the user's function.
+      fingerprint: of the arguments.
+      moves: the collectives, as `collectives` lists them.
+      mesh: of the program.
 
     Raises:
-      DisagreementError: they are about to run different ones, or some of them did not come.
+      DisagreementError: processes are about to run different programs, or one of them none.
     """
-    if _compat.find_joined_process() is None:  # nothing to compare over
+    if _compat.find_joined_process() is None:  # there is no server to compare by
         return
     numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
     fingerprint = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
     ranks = tuple(sorted({device.process_index for device in mesh.devices.flat}))
-    line = os.path.basename(definition(fun))  # the folder may be another in each process
-    name = name.format(f"'{axes.function_name(fun)}'" + f" ({line})" * bool(line))
+    fun_name = f"'{axes.function_name(fun)}'"
+    line = os.path.basename(definition(fun))  # the directory may differ between processes
+    if line:
+        fun_name += f" ({line})"
+    name = name.format(fun_name)
     agreement.agree_on(name, fingerprint, timeout=agreement.program_timeout, ranks=ranks)
 
 
 def collectives(jaxpr: Any) -> list[str]:
-    """List the collectives of a program in order: `psum over i: float32[3]`.
+    """Return the collectives of a jaxpr in order, as texts "psum over i: float32[3]".
 
-    A sharding constraint may become a collective.
+    Sharding constraints are listed as well, since they may become collectives.
     """
-    moves = []
+    texts = []
     for eqn in equations(jaxpr):
         name, record = _compat.name_of(eqn), record_of(eqn)
-        # These name a mesh axis, and move nothing.
+        axis_names = named_axes(eqn)
+        # Some primitives have an axis name and send nothing, as axis_index.
         is_local = record.identity or record.over == "index"
-        over = named_axes(eqn)
-        if name == "sharding_constraint" or (over and not is_local):
+        if name == "sharding_constraint" or (axis_names and not is_local):
             types = ", ".join(describe(var.aval) for var in eqn.invars)
-            where = f" over {', '.join(map(str, over))}" if over else ""
-            moves.append(f"{name}{where}: {types}")
-    return moves
+            over = f" over {', '.join(map(str, axis_names))}" if axis_names else ""
+            texts.append(f"{name}{over}: {types}")
+    return texts

@@ -92,7 +92,8 @@ def test_devices_that_hang_do_not_hang_the_command(monkeypatch, tmp_path):
 
 def test_a_missing_jax_is_told():
     error = "Traceback ...\nModuleNotFoundError: No module named 'jax'\n"
-    assert doctor._problem(1, error) == "jax is not installed for this Python: pip install -U jax"
+    problem = doctor._explain_failure(1, error)
+    assert problem == "jax is not installed for this Python: pip install -U jax"
 
 
 def test_a_time_must_be_more_than_nothing(capsys):
