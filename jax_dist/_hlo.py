@@ -75,20 +75,17 @@ class ProgramCost:
         instructions = itertools.chain(*module.computations.values())
         constants = [i.shape for i in instructions if i.opcode == "constant"]
         memory = compiled.memory_analysis()  # None where the compiler has no analysis
+        parts = ("argument", "output", "temp", "alias")
         return cls(
             collectives=module.collectives(meshes),
             stablehlo_bytes=len(stablehlo.encode()),
             constants_bytes=sum(sum(array_bytes(shape)) for shape in constants),
-            argument_bytes=getattr(memory, "argument_size_in_bytes", None),
-            output_bytes=getattr(memory, "output_size_in_bytes", None),
-            temp_bytes=getattr(memory, "temp_size_in_bytes", None),
-            alias_bytes=getattr(memory, "alias_size_in_bytes", None),
             peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
+            **{f"{part}_bytes": getattr(memory, f"{part}_size_in_bytes", None) for part in parts},
         )
 
 
-# The text of a compiled program is a list of computations, and each is a list of instructions. An
-# instruction such as a loop or a branch calls other computations by name.
+# The text of a compiled program: computations of instructions, which may call computations by name.
 
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(={]+) (\(.*)?\{\s*$")
 # "%name = shape opcode(operands), attributes"; a shape of several results is in parentheses.
@@ -142,10 +139,10 @@ class Module:
     def executed(
         self, name: str, times: int = 1, runs: Runs = "always"
     ) -> Iterator[tuple[Instruction, int, Runs]]:
-        """Yield the instructions of a computation, and of the computations that it calls.
+        """Yield the instructions of a computation and of those it calls, and how often each runs.
 
-        With each come how often it runs, and whether it runs always; `times` and `runs` are those
-        of the computation itself. A branch, or a loop of unknown length, counts as run once.
+        `times` and `runs` are those of the computation. A branch, or a loop of unknown length,
+        counts as run once.
         """
         for instruction in self.computations.get(name, ()):
             yield instruction, times, runs
@@ -156,45 +153,35 @@ class Module:
                 callee_times, callee_runs = times, runs
                 if attribute in _BRANCHES:
                     callee_runs = "in a branch" if runs == "always" else runs
-                elif attribute in ("body", "condition"):
-                    if trip_count is None:
-                        callee_runs = "in a loop of unknown length"
-                    else:
-                        # The condition runs once more than the body, to end the loop.
-                        extra = 1 if attribute == "condition" else 0
-                        callee_times = times * (int(trip_count[1]) + extra)
+                elif attribute in ("body", "condition") and trip_count is None:
+                    callee_runs = "in a loop of unknown length"
+                elif attribute == "body" and trip_count is not None:
+                    callee_times = times * int(trip_count[1])
+                elif attribute == "condition" and trip_count is not None:
+                    callee_times = times * (int(trip_count[1]) + 1)  # once more, to end the loop
                 for callee in re.findall(r"[^\s,%]+", name_list or single_name):
                     yield from self.executed(callee, callee_times, callee_runs)
 
     def collectives(self, meshes: Sequence[_Sizes] = ()) -> tuple[Collective, ...]:
-        """Return the collectives in the order of execution, equal ones merged into one.
-
-        `meshes` are those that the program may use; their axis names are given to collectives.
-        """
+        """Return the collectives in order, equal ones merged; axis names are those of `meshes`."""
         meshes = [sizes for sizes in meshes if math.prod(sizes.values()) == self.devices]
         counts: dict[Collective, int] = {}
         channels: set[str] = set()
         for instruction, times, runs in self.executed(self.entry):
-            # On TPUs, a collective that overlaps with several fusions occurs in each of them, with
-            # the same channel_id. Count it once.
+            # On TPUs, a collective that overlaps with several fusions is in each, with one id.
             chained = _CHAINED.search(instruction.attributes)
             if chained and chained[1] in channels:
                 continue
             if chained:
                 channels.add(chained[1])
-            collective = self._collective(instruction, meshes, runs)
-            if collective is not None:
+            if collective := self._collective(instruction, meshes, runs):
                 counts[collective] = counts.get(collective, 0) + times
         return tuple(dataclasses.replace(key, count=count) for key, count in counts.items())
 
     def _collective(
         self, instruction: Instruction, meshes: Sequence[_Sizes], runs: Runs
     ) -> Collective | None:
-        """Return the collective that an instruction starts, with a count of 1; None if it is none.
-
-        An asynchronous collective is a pair of instructions: "all-gather-start" and
-        "all-gather-done". Only the start is counted.
-        """
+        """Return the collective that an instruction is or starts; None if it is another one."""
         kind = instruction.opcode.removesuffix("-start")
         if kind not in _SENT:
             return None
@@ -213,21 +200,17 @@ class Module:
 
 
 def array_bytes(shape: str) -> list[int]:
-    """Return the bytes of each array in an HLO shape, such as "(f32[2,3]{1,0}, pred[<=4])".
-
-    The number in the dtype is its bits; a dynamic dimension "<=4" counts with its bound.
-    """
+    """Return the bytes of each array in an HLO shape, such as "(f32[2,3]{1,0}, pred[<=4])"."""
     sizes = []
     for dtype, bits, dims in re.findall(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]", shape):
-        if not bits:  # "pred" takes a byte; "token" nothing
-            bits = 8 if dtype == "pred" else 0
+        bits = bits or (8 if dtype == "pred" else 0)  # the number in the dtype, but for booleans
         elements = math.prod(int(dim.removeprefix("<=")) for dim in dims.split(",") if dim)
         sizes.append(math.ceil(elements * int(bits) / 8))
     return sizes
 
 
-# The groups of devices of a collective come in three forms: as lists "{{0,1},{2,3}}", as a reshaped
-# range of numbers "[2,4]<=[4,2]T(1,0)", and as axes of a mesh "mesh['i'=4,'j'=2] {'j'}".
+# The groups of devices of a collective: lists "{{0,1},{2,3}}", reshaped numbers
+# "[2,4]<=[4,2]T(1,0)", or axes of a mesh "mesh['i'=4,'j'=2] {'j'}".
 
 _LISTS = re.compile(r"\{((?:\{[\d,]*\},?)*)\}")
 # The part before "<=" is missing where jax 0.10.2 prints the devices of a mesh: "[4,2]T(1,0)".
@@ -265,10 +248,10 @@ def groups_of(attributes: str, devices: int) -> _Groups:
 def axes_of(
     groups: _Groups, meshes: Sequence[_Sizes], *, is_permute: bool = False
 ) -> tuple[tuple[str, ...], int]:
-    """Return the mesh axes that a collective runs along, and the number of devices in a group.
+    """Return the mesh axes along which groups of devices lie, and the size of a group.
 
-    They are axes of the first mesh whose devices the groups divide along whole axes; () if there is
-    none. With `is_permute`, the groups are the (source, target) pairs of a permutation.
+    The axes are () if the groups are not along whole axes of a mesh. With `is_permute`, the groups
+    are the (source, target) pairs of a permutation.
     """
     for sizes in meshes:
         shape = tuple(sizes.values())
@@ -282,9 +265,7 @@ def axes_of(
         covers_mesh = len(groups) * size == math.prod(shape)
         if axes and (is_permute or (has_whole_groups and covers_mesh)):
             return axes, size
-    if is_permute:
-        return (), len(set().union(*groups))
-    return (), max(len(group) for group in groups)
+    return (), len(set().union(*groups)) if is_permute else max(map(len, groups))
 
 
 def _numbers(text: str) -> list[int]:
@@ -293,10 +274,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _iota(match: re.Match[str]) -> np.ndarray:
-    """Return the numbers of a match of `_IOTA`.
-
-    "[2,4]<=[4,2]T(1,0)" are the numbers 0 to 7 in shape [4, 2], transposed, in shape [2, 4].
-    """
+    """Return the numbers of "[2,4]<=[4,2]T(1,0)": 0 to 7 as [4, 2], transposed, then as [2, 4]."""
     shape = _numbers(match["reshape"])
     numbers = np.arange(math.prod(shape)).reshape(shape)
     if match["order"]:
@@ -327,8 +305,7 @@ def _mesh_groups(match: re.Match[str]) -> _Groups:
     if text := match["devices"]:
         iota = _IOTA.fullmatch(text)
         devices = _iota(iota).ravel() if iota else np.array(_numbers(text))
-    # Sort by the remaining coordinates, then by those in the group; lexsort takes the last key
-    # first. So the devices of each group become neighbours.
+    # Sort by the remaining coordinates, then by those in the group. lexsort's last key is first.
     order = np.lexsort([*reversed(group_coordinates), *reversed(coordinates.values())])
     size = math.prod(int(part.max()) + 1 for part in group_coordinates)
     return devices[order].reshape(-1, size).tolist()

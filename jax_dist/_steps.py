@@ -25,10 +25,7 @@ from jax_dist.topology import Topology
 
 
 class _StepFound(BaseException):
-    """Ends a trace or a program once its step is known.
-
-    No `Exception`, so that the user's `except Exception` does not catch it.
-    """
+    """Ends a trace or a program that reached its step; `except Exception` does not catch it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,10 +58,9 @@ class MappedStep:
         return cls(options, call, tuple(call.slices()), tuple(call.dims))
 
     def leaves(self, devices: int, whole: Sequence[int] = ()) -> list[jax.ShapeDtypeStruct]:
-        """Return the types of the argument leaves for a number of devices, `[devices, *slice]`.
+        """Return the types of the argument leaves, stacked over a number of devices.
 
-        Arguments at the positions `whole` are not stacked over devices: they keep the type of one
-        slice.
+        The leaves of arguments at the positions `whole` are not stacked: they are one slice.
         """
         types = []
         for leaf, axis, owner in zip(self.slices, self.axes, self.call.owners, strict=True):
@@ -91,10 +87,7 @@ class MappedStep:
         )
 
     def state(self, devices: int) -> tuple[int, ...]:
-        """Return the positions of the arguments that are state, carried from call to call.
-
-        These are the first arguments of which a result has the same tree, shapes and dtypes.
-        """
+        """Return the positions of the first arguments whose tree, shapes and dtypes come back."""
         axis_env = [(self.options.mesh_axis, devices)]
         trace = jax.make_jaxpr(self.call.run, axis_env=axis_env, return_shape=True)
         _, results = trace(self.slices)
@@ -116,10 +109,7 @@ class MappedStep:
     def lower(
         self, strategy: str, machine: Topology, state: Sequence[int] | None
     ) -> jax.stages.Lowered:
-        """Lower the step for a machine with one of the `plan.STRATEGIES`.
-
-        `state` are the positions of the arguments that are state; None: those of `self.state`.
-        """
+        """Lower the step by one of the `plan.STRATEGIES`; `state=None` means `self.state`."""
         count, options = len(machine.devices), self.options
         if strategy in ("jax.pmap", "jax_dist.pmap"):
             mapping = jax.pmap if strategy == "jax.pmap" else pmap
@@ -139,10 +129,7 @@ class MappedStep:
         view = global_view(
             self.call.fun,
             options.mesh_axis,
-            in_axes=tuple(
-                None if position in options.static else axis
-                for position, axis in enumerate(arg_axes)
-            ),
+            in_axes=tuple(None if n in options.static else axis for n, axis in enumerate(arg_axes)),
             out_axes=options.out_axes,
             state=state,
             mesh=_compat.auto_mesh(devices, mesh_axes),
@@ -162,10 +149,7 @@ def _tree_type(tree: Any) -> tuple[Any, list[tuple[Any, Any]]]:
 
 
 def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, Call]:
-    """Trace `fun` up to the first call of a `jax.pmap`, and return its options and arguments.
-
-    Raises NotImplementedError if there is none.
-    """
+    """Trace `fun` up to the first call of a `jax.pmap`; return the pmap's options and that call."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     # Only arrays are traced; any other leaf may be a static argument.
     arrays = {index: type_of(leaf) for index, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
@@ -198,20 +182,15 @@ def _intercept_pmap(fun: Callable, args: tuple, kwargs: dict) -> tuple[Options, 
     leaf_flags = zip(call.owners, intercepted.donated, strict=True)
     kept = {owner for owner, is_donated in leaf_flags if not is_donated}
     donated = tuple(owner for owner in {*call.owners} - kept if isinstance(owner, int))
-    axis_name, out_axes = intercepted.axis_name, intercepted.out_axes
-    return Options(name, axis_name, out_axes=out_axes, donated=donated), call
+    out_axes = intercepted.out_axes
+    return Options(name, intercepted.axis_name, out_axes=out_axes, donated=donated), call
 
 
 def find_step(program: Callable[[], object], name: str | None = None) -> MappedStep:
     """Run a program until it calls its training step, and return the step.
 
-    Args:
-      program: called without arguments.
-      name: the name of the function that `jax.pmap` or `jax_dist.pmap` maps. By default, the step
-        is the first mapped function that carries state and has other arguments, such as a batch.
-
-    Raises:
-      NotImplementedError: the program ended, or raised, before it called such a function.
+    That is the mapped function of this name, by default the first that carries state and has other
+    arguments, such as a batch. Raises NotImplementedError if the program ends or raises before.
     """
     steps: list[MappedStep] = []
     called: dict[Callable, str] = {}  # the mapped functions that were called, with their names
@@ -250,10 +229,7 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
 
 
 def _watch_calls(pmap: Callable, check_call: Callable[[Callable, tuple, dict], None]) -> Callable:
-    """Return `pmap`, except that its mapped functions call `check_call` first.
-
-    `check_call(mapped_function, args, kwargs)` is not called inside an outer trace, such as jit.
-    """
+    """Return `pmap` whose mapped functions call `check_call` first, unless they are traced."""
 
     def watched_pmap(*args: Any, **options: Any) -> Any:
         if not args and "fun" not in options:  # used as a decorator with options

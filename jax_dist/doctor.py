@@ -25,11 +25,7 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(timeout: float) -> Diagnosis:
-    """Run `probe` in a fresh process, and return its output and its problem, if any.
-
-    Args:
-      timeout: in seconds; then the process is killed.
-    """
+    """Run `probe` in a fresh process, for `timeout` seconds at most; return output and problem."""
     # -P and -c: no module of the current directory is imported in place of an installed one.
     command = [sys.executable, "-P", "-c", _PROBE, str(pathlib.Path(__file__).parents[1])]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -43,9 +39,9 @@ def diagnose(timeout: float) -> Diagnosis:
 
 
 def _explain_failure(exit_code: int | None, errors: str) -> str | None:
-    """Return why the process failed, with a remedy; None if it did not.
+    """Return why the process failed, with a remedy, by its exit code and standard error.
 
-    `exit_code` is None after a timeout; `errors` is what the process wrote to standard error.
+    The exit code is None after a timeout; the result is None if it did not fail.
     """
     if exit_code == 0:
         return None
@@ -53,8 +49,7 @@ def _explain_failure(exit_code: int | None, errors: str) -> str | None:
         return f"No answer in time: another process may hold the devices. {_DEVICE_REMEDY}"
     if "No module named 'jax'" in errors:
         return "jax is not installed for this Python: pip install -U jax"
-    # An abort in C++ logs a line such as "F1128 10:00:00.000000 42 file.cc:7] reason"; an exception
-    # in Python ends with the last line of its traceback.
+    # An abort in C++ logs "F1128 10:00:00 42 file.cc:7] reason"; else there is a traceback.
     aborts = re.findall(r"^F\d{4} \S+ +\d+ \S+\] (.*)", errors, re.MULTILINE)
     lines = aborts or errors.strip().splitlines() or [f"exit code {exit_code}"]
     reason = lines[-1]
@@ -62,8 +57,7 @@ def _explain_failure(exit_code: int | None, errors: str) -> str | None:
         for value in os.environ.get(variable, "").split():
             if value.partition("=")[0] in reason:
                 return f"{reason}\nRemove or correct {value} in the variable {variable}."
-    remedy = _CACHE_REMEDY if "cache" in reason.lower() else _DEVICE_REMEDY
-    return f"{reason}\n{remedy}"
+    return f"{reason}\n{_CACHE_REMEDY if 'cache' in reason.lower() else _DEVICE_REMEDY}"
 
 
 def probe() -> None:

@@ -1,7 +1,4 @@
-"""`equinox.filter_pmap` on `jax_dist.pmap`: arguments and results may have leaves of any type.
-
-All leaves that are not arrays are one static argument of the pmap, `_Static`.
-"""
+"""`equinox.filter_pmap` on `jax_dist.pmap`: arguments and results may have leaves of any type."""
 
 import dataclasses
 import functools
@@ -114,10 +111,7 @@ def filter_pmap(
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """The structure and the leaves that are not arrays, of the arguments or of the results.
-
-    It is a pytree without leaves, so a constant to JAX: calls with equal keys share a program.
-    """
+    """All of a call, or of its results, but the arrays: one static argument, compared by `key`."""
 
     key: Any  # hashable
     tree: Any = dataclasses.field(compare=False)  # with all leaves, also the arrays
@@ -145,11 +139,7 @@ def _split_static(leaves: list[Any], tree: Any, out_axes: Any) -> tuple[_Static,
 
 @functools.cache
 def _make_body(name: str) -> Callable[..., Any]:
-    """Return the function that pmap maps for every user function of this name.
-
-    It takes the user's function as part of its arguments. It is one object for each name, so that
-    programs are shared; the name is that of the compiled program.
-    """
+    """Return the function to map for all user functions of a name, which are part of `_Static`."""
     import equinox as eqx
 
     def body(static: _Static, arrays: list[Any]) -> tuple[_Static, list, list]:
@@ -160,17 +150,14 @@ def _make_body(name: str) -> Callable[..., Any]:
         axes = _resolve_axes(static.axes, result, "out_axes", name)
         mapped, unmapped = eqx.partition(leaves, [axis is not None for axis in axes])
         replicated, static_leaves = eqx.partition(unmapped, _is_array)
-        key = object()  # equal to no other: results are not compared
-        return _Static(key, tree, static_leaves, axes), replicated, mapped
+        # Results are not compared, so any new object is their key.
+        return _Static(object(), tree, static_leaves, axes), replicated, mapped
 
     body.__name__ = body.__qualname__ = name
     return body
 
 
 def _resolve_axes(prefix: Any, tree: Any, argument: str, name: str) -> list[Any]:
-    """Return the axis of each leaf of a tree, where `prefix` has axes or functions of a leaf.
-
-    `argument` ("in_axes" or "out_axes") and `name`, the function's, are for error messages.
-    """
+    """Return the axis of each leaf; `prefix` has axes, or functions that return a leaf's axis."""
     axes_and_leaves = zip(spread(prefix, tree, argument, name), jax.tree.leaves(tree), strict=True)
     return [axis(leaf) if callable(axis) else axis for axis, leaf in axes_and_leaves]

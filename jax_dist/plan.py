@@ -26,11 +26,8 @@ from jax_dist.topology import Topology, topology
 STRATEGIES = ("jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp", "fsdp-regather")
 DEFAULT = ("jax.pmap", "replicated", "fsdp", "fsdp-regather")
 _MAX_PARALLEL_COMPILATIONS = 4
-# XLA's effort levels "O0" to "O3" are the numbers 9 to 39. jax 0.10 accepts only the number.
-_LOWEST_EFFORT = 9
-# A program compiled with the lowest effort that needs less than this share of a device's memory
-# fits with the usual effort as well.
-_SAFE_MEMORY_SHARE = 0.7
+_LOWEST_EFFORT = 9  # XLA's "O0"; jax 0.10 accepts only the number
+_SAFE_MEMORY_SHARE = 0.7  # a program that needs less with lowest effort also fits in full
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,10 +77,7 @@ class PlanRow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """The results of `plan`: a step compiled with each strategy for each machine.
-
-    `str(plan)` is a table for each machine.
-    """
+    """The results of `plan`, a row for each machine and strategy; `str(plan)` is a table."""
 
     name: str  # of the step's function
     machines: tuple[Topology, ...]
@@ -92,13 +86,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as dicts, lists, strings and numbers, for JSON."""
         machines = [
-            {
-                "name": machine.name,
-                "devices": len(machine.devices),
-                "hosts": machine.hosts,
-                "memory": machine.memory,
-            }
-            for machine in self.machines
+            {"name": m.name, "devices": len(m.devices), "hosts": m.hosts, "memory": m.memory}
+            for m in self.machines
         ]
         rows = []
         for row in self.rows:
@@ -151,9 +140,8 @@ def plan(
         default, those arguments that come back as results of the same tree, shapes and dtypes.
       strategies: of "jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp", "fsdp-regather"; by
         default all but "jax_dist.pmap" and "hsdp".
-      quick: compile with the lowest effort, about five times faster. A program that then needs more
-        than 70 % of the memory is compiled again in full; the other peaks are estimates, mostly
-        too high.
+      quick: compile with the lowest effort, about five times faster. What then needs over 70 % of
+        the memory is compiled again in full; the other peaks are estimates, mostly too high.
       progress: called with a line of text for each program.
 
     Raises:
@@ -197,10 +185,7 @@ def check_strategies(strategies: Sequence[str]) -> None:
 
 
 def machines_of(on: Any) -> list[Topology]:
-    """Return the machines that `on=` of `plan` names, in order.
-
-    `on` is a `Topology`, its name, a sequence of these, or a sequence of devices: one machine.
-    """
+    """Return the machines of `on` as for `plan`; a sequence of devices is one machine."""
     if isinstance(on, Topology):
         return [on]
     if isinstance(on, str):
@@ -221,11 +206,7 @@ def machines_of(on: Any) -> list[Topology]:
 def _compile(
     machine: Topology, strategy: str, lowered: jax.stages.Lowered, *, quick: bool
 ) -> PlanRow:
-    """Compile a lowered program and return its row of the plan.
-
-    With `quick`, compile with the lowest effort first, and in full only if the program then comes
-    near the memory limit. A program that the compiler rejects is a row without a program.
-    """
+    """Compile a program and return its row; if `quick`, with full effort only near the limit."""
     start = time.perf_counter()
     row = PlanRow(machine.name, strategy, machine.memory, is_quick=quick)
     options: dict[str, Any] = {"optimization_level": _LOWEST_EFFORT} if quick else {}
@@ -233,8 +214,7 @@ def _compile(
         compiled = lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:
         needed = _needed_bytes(str(error))
-        problem = "" if needed else _first_line(error)
-        row = dataclasses.replace(row, needed=needed, problem=problem)
+        row = dataclasses.replace(row, needed=needed, problem="" if needed else _first_line(error))
     else:
         cost = ProgramCost.of(lowered, compiled)
         needed = cost.peak_bytes
@@ -248,18 +228,13 @@ def _compile(
 
 
 def _needed_bytes(error_text: str) -> int | None:
-    """Return the memory need in the TPU compiler's error "... (20.5G) exceeds available HBM".
-
-    None if it is another error.
-    """
+    """Return the bytes in the TPU compiler's error "... (20.5G) exceeds available HBM", or None."""
     match = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", error_text)
     if match is None:
         return None
-    exponent = "KMGT".index(match[2]) + 1
-    return round(float(match[1]) * 1024**exponent)
+    return round(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1))
 
 
 def _first_line(error: Exception) -> str:
     """Return the first line of an exception's text, or its class name if it has no text."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(":")
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":")

@@ -31,10 +31,7 @@ class TpuChip(NamedTuple):
     options: dict[str, str] = {}  # libtpu options, where they are not its defaults
 
     def parse(self, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the grid of the slice that a user names by `sizes`, or None if there is none.
-
-        `sizes` are the numbers in "v5e:4x4" or, as a count of chips, in "v5e-16".
-        """
+        """Return the grid of a slice named by its sizes or count of chips; None if none fits."""
         if self.dimensions == 2 and len(sizes) == 1:
             # A count of chips: a square grid, or one twice as wide as high (8 chips: 2x4).
             rows = 2 ** ((sizes[0].bit_length() - 1) // 2)
@@ -107,8 +104,7 @@ GPUS = {
     "h200": GpuChip("H200", (9, 0), 132, 128, 2048, 233472, 50, 4800, 1.98, 150_754_820_096),
     "l4": GpuChip("L4", (8, 9), 58, 128, 1536, 102400, 48, 300, 2.04, 24_152_899_584),
 }
-# Environment variables while a compiler is loaded. Without them it looks for hardware, waits for
-# it, and warns that there is none.
+# Environment variables for loading a compiler, which else waits for hardware and warns.
 _WITHOUT_HARDWARE = {
     "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks Google's cloud what it runs on
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # and warns without it; any will do
@@ -173,10 +169,9 @@ def topology(name: str) -> Topology:
 
 @functools.cache
 def _load(chip: str, grid: tuple[int, ...]) -> Topology:
-    """Load the compiler for a grid of chips, and return its topology.
+    """Load the compiler for a TPU grid, or (hosts, GPUs on each), and return its topology.
 
-    `grid` is that of the TPU slice, or (hosts, GPUs on each). The result is cached, so that its
-    devices are the same objects each time: JAX's caches have them in their keys.
+    Cached, so that its devices, which are in the keys of JAX's caches, are the same each time.
     """
     from jax.experimental import topologies  # not at the top: few programs need these parts of JAX
 

@@ -74,9 +74,8 @@ def _format_verdicts(report: "Report", *, color: bool) -> Iterator[str]:
     width = max((len(verdict.function) for verdict in verdicts), default=0)
     for verdict in verdicts:
         text = paint(verdict.verdict, _RED if verdict.causes else _GREEN)
-        if verdict.programs > 1:
-            text += f" ({verdict.programs} programs)"
-        yield f"{verdict.function:{width}}  {text}"
+        times = f" ({verdict.programs} programs)" if verdict.programs > 1 else ""
+        yield f"{verdict.function:{width}}  {text}{times}"
         for cause in verdict.causes:
             text = _RULE_CODE.sub(lambda code: paint(code[0], _RED), str(cause))
             yield textwrap.indent(text, "    ")
@@ -97,8 +96,7 @@ def _format_failure(report: "Report") -> Iterator[str]:
     from jax_dist import launch  # not at the top: `--help` need not wait for it
 
     yield from report.output.splitlines()[-_MAX_OUTPUT_LINES:]
-    if report.exit_code is None:
-        end = "was stopped after --timeout"
-    else:
+    end = "was stopped after --timeout"
+    if report.exit_code is not None:
         end = f"ended with {launch.format_code(report.exit_code)}"
     yield f"jax-dist cache verify: run {report.runs} {end}"

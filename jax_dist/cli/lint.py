@@ -91,15 +91,15 @@ class _Lint:
             extend_select=_split_words(options.extend_select),
             ignore=_split_words(options.ignore),
         )
-        rules, target_jax = RULES.values(), self._config.target_jax
+        rules = RULES.values()
         try:
             per_file_ignores = self._resolve_per_file_ignores(rules)
             config.selected([self._config], rules)  # raises for unknown codes in the file
         except MisuseError as error:
             raise MisuseError(f"{self._config.file}: {error}") from error
         selected = config.selected([self._config, command_line], rules)
-        if options.target_jax:
-            target_jax = config.version(options.target_jax)
+        target = options.target_jax
+        target_jax = config.version(target) if target else self._config.target_jax
         self._examiner = Examiner(selected, Project(paths), target_jax, per_file_ignores)
         self._has_skipped = self._has_failed = False
 

@@ -114,10 +114,8 @@ class _Migrate:
             files, verification = self._verify(files)
         if options.write:
             files = self._write_all(files)
-        report = MigrationReport(options.to, files)
-        if verification is not None:
-            results = verification.to_dict(), str(verification)
-            report = MigrationReport(options.to, files, *results)
+        results = () if verification is None else (verification.to_dict(), str(verification))
+        report = MigrationReport(options.to, files, *results)
         self._show(report)
         self._save(report)
         self._summarize(report, file_count)
@@ -126,7 +124,7 @@ class _Migrate:
         return Exit.FINDINGS if self._failed or numbers_differ or check_failed else Exit.OK
 
     def _migrate(self) -> tuple[list[Any], int]:
-        """Return the migrated files, without those that stay the same, and how many were read."""
+        """Return the files with something to migrate or a problem, and how many were read."""
         from jax_dist.lint.engine import config
         from jax_dist.lint.model import sources
         from jax_dist.migrate import migration
@@ -142,10 +140,9 @@ class _Migrate:
             return migration.migrate(tree.files, self._target, progress=count), len(tree.files)
 
     def _verify(self, files: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Run the program before and after the migration, and compare every mapped call.
+        """Run the program before and after the migration, and compare all mapped calls.
 
-        Returns the files that may be written, which are none if numbers still differ, and a
-        `Verification`. Places whose numbers differ may have been migrated in another form.
+        Returns the files, unchanged if the numbers differ, and a `Verification`.
         """
         from jax_dist.migrate.verify import trial
 
@@ -176,8 +173,7 @@ class _Migrate:
         for (path, line), form in places.items():
             back.setdefault(path, {})[line] = form
         self._target = dataclasses.replace(self._target, back=back)
-        files, _ = self._migrate()
-        return files
+        return self._migrate()[0]
 
     def _show(self, report: Any) -> None:
         """Print the changes as the options ask for, and the results of verification."""
@@ -206,10 +202,9 @@ class _Migrate:
         self._out.write(fixer.diff(*texts, new=file.is_new, color=color))
 
     def _write_all(self, files: Sequence[Any]) -> list[Any]:
-        """Write the changed files, and return all files as they are now.
+        """Write the changed files, and return all as they are now, with problems.
 
-        A file that cannot be written is returned unchanged, with the problem. New files, which are
-        vendored modules, are written first: a file that imports one that failed is not written.
+        A vendored module comes first: without it, the files that import it are not written.
         """
         failed_paths: set[str] = set()
         written: list[Any] = []
@@ -257,10 +252,7 @@ class _Migrate:
                 raise MisuseError(f"--report {path} cannot be written: {reason}") from error
 
     def _summarize(self, report: Any, file_count: int) -> None:
-        """Print how many files and places were migrated, what is left, and what to do next.
-
-        `file_count` is the number of files that were read.
-        """
+        """Print what was migrated of the `file_count` files, what is left, and what to do next."""
         options = self._options
         for file in report.problems:
             self._complain(f"{display(file.path)} is left as it is: {file.problem}")
@@ -273,9 +265,8 @@ class _Migrate:
             f"{counted(len(report.done), 'place')} done, {len(report.left)} left."
         )
         for places in report.by_reason():
-            first, others = places[0], len(places) - 1
-            and_others = f" and {counted(others, 'other place')}" if others else ""
-            self._say(f"  left: {display(first.where)}{and_others}: {first.reason}")
+            others = f" and {counted(len(places) - 1, 'other place')}" if places[1:] else ""
+            self._say(f"  left: {display(places[0].where)}{others}: {places[0].reason}")
         if report.left and options.report is None:
             self._say("--report FILE.md lists every place, and what to do by hand.")
         if report.changed and not options.write and not options.check:

@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
 def _positions(text: str) -> tuple[int, ...]:
     """Parse the value of --state, such as "0,2"."""
     try:
-        return tuple(int(position) for position in text.split(","))
+        return tuple(map(int, text.split(",")))
     except ValueError:
         message = f"must be positions such as 0,2, not {text[:30]!r}"
         raise argparse.ArgumentTypeError(message) from None
@@ -90,10 +90,7 @@ def _run(options: argparse.Namespace, *, out: TextIO, err: TextIO) -> Exit:
 
 
 def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any:
-    """Find the step of the program behind `--`, and return its plan.
-
-    Raises MisuseError if an option is invalid, if the program has no step, or if it fails.
-    """
+    """Return the plan of the program behind `--`; raise MisuseError if it fails or has no step."""
     if not options.on or not options.program:
         missing = "a program" if options.on else "a machine"
         example = "jax-dist plan --on v5e:4x4 -- python train.py"
@@ -124,14 +121,8 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
             testing.simulated_devices(count)
             progress(f"runs {command}, up to its step")
             step = find_step(program, options.step)
-            return plan(
-                step,
-                on=machines,
-                state=options.state,
-                strategies=strategies,
-                quick=options.quick,
-                progress=progress,
-            )
+            how = {"state": options.state, "strategies": strategies, "quick": options.quick}
+            return plan(step, on=machines, progress=progress, **how)
         except MisuseError:
             raise
         except Exception as error:
@@ -141,10 +132,9 @@ def _plan(options: argparse.Namespace, progress: Callable[[str], object]) -> Any
 
 
 def _load_program(command: Sequence[str]) -> Callable[[], object]:
-    """Return a function that runs a Python command line in this process, as `python` would.
+    """Return a function that runs `["python", "train.py", "--steps", "2"]` in this process.
 
-    `command` is as `["python", "train.py", "--steps", "2"]`; "python" may be missing. Raises
-    MisuseError if it runs neither a file nor a module.
+    "python" may be missing. Raises MisuseError if the command runs neither a file nor a module.
     """
     words = list(command)
     if re.fullmatch(r"python[\d.]*(\.exe)?", os.path.basename(words[0])):
