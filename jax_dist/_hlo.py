@@ -123,17 +123,14 @@ class Module:
         entry = ""
         current: list[Instruction] = []  # replaced at the header of the first computation
         for line in text.splitlines():
-            header, assignment = _HEADER.match(line), _ASSIGNED.match(line)
-            if header:
+            if header := _HEADER.match(line):
                 current = computations.setdefault(header["name"], [])
-                if header["entry"]:
-                    entry = header["name"]
-            elif assignment:
+                entry = header["name"] if header["entry"] else entry
+            elif assignment := _ASSIGNED.match(line):
                 current.append(Instruction(*assignment.groups()))
         if not entry:
             raise ValueError("not the text of a compiled program: it has no ENTRY computation")
-        first_line = text.partition("\n")[0]
-        counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", first_line)
+        counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0])
         return cls(entry, computations, devices=math.prod(map(int, counts)))
 
     def executed(
@@ -185,14 +182,13 @@ class Module:
         kind = instruction.opcode.removesuffix("-start")
         if kind not in _SENT:
             return None
-        is_start = kind != instruction.opcode
-        shape = instruction.shape
+        is_start, shape = kind != instruction.opcode, instruction.shape
+        sizes = array_bytes(shape)
         if is_start and kind != "all-reduce" and shape.startswith("("):
             # Here the shape is "(operands, results)", perhaps with integers for synchronization.
             sizes = array_bytes(re.sub(r", [us]32\[\]", "", shape))
-            result_bytes = sum(sizes[len(sizes) // 2 :])
-        else:
-            result_bytes = sum(array_bytes(shape))
+            sizes = sizes[len(sizes) // 2 :]
+        result_bytes = sum(sizes)
         groups = groups_of(instruction.attributes, self.devices)
         axes, size = axes_of(groups, meshes, is_permute=kind == "collective-permute")
         moved_bytes = float(_SENT[kind](result_bytes, size))

@@ -202,8 +202,7 @@ def find_step(program: Callable[[], object], name: str | None = None) -> MappedS
         called[function] = axes.function_name(function)
         step = MappedStep.of(function, args, kwargs)
         state = step.state(jax.local_device_count())
-        other_arguments = set(step.call.owners) - set(state)
-        is_training_step = bool(state and other_arguments)
+        is_training_step = bool(state and set(step.call.owners) - set(state))
         if (name is None and is_training_step) or name == called[function]:
             steps.append(step)
         if steps or is_training_step:

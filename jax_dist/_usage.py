@@ -24,9 +24,7 @@ def hint(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word most similar to `word`, or None if none is similar.
-
-    Of equally similar words, it is the one with the longest common prefix.
+    """Return the most similar known word, if any; of several, that with the longest same prefix.
 
     >>> nearest("JXD01", ["JXD101", "JXD901", "JXD001"])
     'JXD001'

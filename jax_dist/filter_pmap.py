@@ -95,9 +95,8 @@ def filter_pmap(
             if donate == "all":
                 warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             static, replicated, mapped = mapped_body(*body_args)
-        # The body was mapped with out_axes=0.
-        leaves_and_axes = zip(mapped, static.axes, strict=True)
-        mapped = [jnp.moveaxis(leaf, 0, axis) if axis else leaf for leaf, axis in leaves_and_axes]
+        pairs = zip(mapped, static.axes, strict=True)  # from out_axes=0 of the body
+        mapped = [jnp.moveaxis(leaf, 0, axis) if axis else leaf for leaf, axis in pairs]
         return static.tree.unflatten(eqx.combine(mapped, replicated, static.leaves))
 
     def lower(*args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -125,8 +124,7 @@ def _split_static(leaves: list[Any], tree: Any, out_axes: Any) -> tuple[_Static,
 
     arrays, static_leaves = eqx.partition(leaves, _is_array)
     # 1, 1.0 and True are equal in Python, as 0.0 and -0.0 are; the program may depend on which.
-    is_number = lambda leaf: isinstance(leaf, int | float | complex)
-    numbers = tuple(repr(leaf) for leaf in static_leaves if is_number(leaf))
+    numbers = tuple(repr(x) for x in static_leaves if isinstance(x, int | float | complex))
     axes, axes_tree = jax.tree.flatten(out_axes, is_leaf=is_none)
     key = tree, tuple(static_leaves), numbers, tuple(axes), axes_tree
     try:
@@ -150,7 +148,6 @@ def _make_body(name: str) -> Callable[..., Any]:
         axes = _resolve_axes(static.axes, result, "out_axes", name)
         mapped, unmapped = eqx.partition(leaves, [axis is not None for axis in axes])
         replicated, static_leaves = eqx.partition(unmapped, _is_array)
-        # Results are not compared, so any new object is their key.
         return _Static(object(), tree, static_leaves, axes), replicated, mapped
 
     body.__name__ = body.__qualname__ = name

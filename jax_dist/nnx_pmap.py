@@ -13,11 +13,7 @@ _TAG = "jax_dist.nnx_pmap"  # names our context, since nnx contexts can be neste
 
 
 def nnx_pmap(
-    f: Callable[..., Any] | None = None,
-    *,
-    in_axes: Any = 0,
-    out_axes: Any = 0,
-    **options: Any,
+    f: Callable[..., Any] | None = None, *, in_axes: Any = 0, out_axes: Any = 0, **options: Any
 ) -> Any:
     """Map a function of Flax NNX modules and other trees over devices.
 
@@ -56,15 +52,14 @@ def nnx_pmap(
     in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
 
     def split_module(context: Any, path: Any, axes: Any, module: Any) -> Any:
-        """Split a module into its structure and a state for each filter of `nnx.StateAxes`."""
+        """Return a module as a tree of its states, one for each filter of `nnx.StateAxes`."""
         filters = axes.filters if isinstance(axes, nnx.StateAxes) else ()
         return nnx.NodeStates.from_split(*context.split(module, *filters), metadata=axes)
 
     def axes_of_states(axis: Any) -> Any:
         """Return the axes of a module's states, as a prefix for `pmap`; other axes unchanged."""
-        if not isinstance(axis, nnx.StateAxes):
-            return axis
-        return nnx.NodeStates.from_prefixes(axis.axes, metadata=axis)
+        is_axes = isinstance(axis, nnx.StateAxes)
+        return nnx.NodeStates.from_prefixes(axis.axes, metadata=axis) if is_axes else axis
 
     # pmap sees no modules: `to_tree` replaces each by its states, `from_tree` makes it again.
     to_tree = functools.partial(nnx.to_tree, split_fn=split_module, ctxtag=_TAG)
@@ -88,7 +83,6 @@ def nnx_pmap(
     def call(*args: Any) -> Any:
         """Call `f` on all devices; in this context, `from_tree` updates the caller's modules."""
         output = mapped(*to_tree(args, prefix=in_axes))
-        _, result = nnx.from_tree(output, ctxtag=_TAG, is_inner=False)
-        return result
+        return nnx.from_tree(output, ctxtag=_TAG, is_inner=False)[1]  # [0]: the modules
 
     return call

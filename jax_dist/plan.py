@@ -25,7 +25,7 @@ from jax_dist.topology import Topology, topology
 
 STRATEGIES = ("jax.pmap", "jax_dist.pmap", "replicated", "fsdp", "hsdp", "fsdp-regather")
 DEFAULT = ("jax.pmap", "replicated", "fsdp", "fsdp-regather")
-_MAX_PARALLEL_COMPILATIONS = 4
+_MAX_THREADS = 4  # that compile at the same time
 _LOWEST_EFFORT = 9  # XLA's "O0"; jax 0.10 accepts only the number
 _SAFE_MEMORY_SHARE = 0.7  # a program that needs less with lowest effort also fits in full
 
@@ -92,8 +92,7 @@ class Plan:
         rows = []
         for row in self.rows:
             moved_bytes = None if row.program is None else row.program.moved_bytes
-            computed = {"fits": row.fits, "moved_bytes": moved_bytes}
-            rows.append(dataclasses.asdict(row) | computed)
+            rows.append(dataclasses.asdict(row) | {"fits": row.fits, "moved_bytes": moved_bytes})
         return {"name": self.name, "machines": machines, "rows": rows}
 
     def __str__(self) -> str:
@@ -156,8 +155,7 @@ def plan(
     check_strategies(strategies or ())
     futures: list[concurrent.futures.Future[PlanRow]] = []
     rows: list[PlanRow] = []
-    workers = min(_MAX_PARALLEL_COMPILATIONS, os.cpu_count() or 1)
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    with concurrent.futures.ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
         for machine, strategy in itertools.product(machines, strategies or DEFAULT):
             # Tracing holds Python's lock, so only compilation goes to the threads.
             try:

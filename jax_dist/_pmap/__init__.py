@@ -3,8 +3,5 @@
 `options` validates the options. `dispatch` gets the calls that C++ does not know yet: `body`
 flattens their arguments, `meshes` chooses the devices, `placement` puts the arguments there, and
 `emission` traces the user's function into its shard_map. `process_calls` converts between
-process-local and global arrays.
-
-A cached call never inspects its arguments in Python. Arguments are placed on the mesh before a
-program is called, so input placement never triggers a recompilation.
+process-local and global arrays. A cached call never inspects its arguments in Python.
 """

@@ -23,10 +23,7 @@ AxisPrefix: TypeAlias = Any  # a tree of Axis, each standing for all leaves belo
 
 
 def argument_numbers(argument: str, value: int | Iterable[int]) -> tuple[int, ...]:
-    """Return the positions in `value` sorted and without duplicates.
-
-    `argument` is the option they are given by, "donate_argnums". Raises ValueError for a negative.
-    """
+    """Return the positions in `value` ascending, each once; raise ValueError for a negative one."""
     with contextlib.suppress(TypeError):
         values = value if isinstance(value, Iterable) else (value,)
         numbers = {operator.index(number) for number in values}
@@ -48,10 +45,9 @@ def check_axes(argument: str, prefix: AxisPrefix) -> None:
 def spread(
     prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, has_keywords: bool = False
 ) -> tuple[Any, ...]:
-    """Return the axis of each leaf of `tree`, from `prefix`, a prefix of the tree with axes.
+    """Return the axis of each leaf of `tree` by `prefix`; raise MappedAxisError if it is none.
 
-    `argument` is "in_axes" or "out_axes"; with the function's name and `has_keywords`, it is for
-    the text of MappedAxisError, raised if `prefix` is no prefix of the tree.
+    `argument` is "in_axes" or "out_axes"; it and the last two are for the error's text.
     """
     try:
         subtrees = jax.tree.structure(prefix, is_leaf=is_none).flatten_up_to(tree)
@@ -86,10 +82,7 @@ def spread_in_axes(
 
 
 def spread_out_axes(out_axes: AxisPrefix, output: Any, fun_name: str) -> tuple[Axis, ...]:
-    """Return one axis for each leaf of `output`, none negative: the dimension to stack results in.
-
-    `output` is that of one device, so an axis may be the rank of its leaf: the new last dimension.
-    """
+    """Return the dimension in which each leaf of one device's `output` is stacked, not negative."""
     axes = spread(out_axes, output, "out_axes", fun_name)
     leaves, _ = jax.tree.flatten_with_path(output)
     normalized: list[Axis] = []
@@ -118,8 +111,7 @@ def spec_of_axis(axis: Axis, ndim: int, name: Hashable) -> P:
     """
     if axis is None:
         return P()
-    dims_before = [None] * (axis % ndim)
-    return P(*dims_before, name)
+    return P(*[None] * (axis % ndim), name)
 
 
 def resized(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
@@ -131,21 +123,14 @@ def resized(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
 
 
 def stacked(shape: Sequence[int], axis: Axis, size: int) -> tuple[int, ...]:
-    """Return the shape of `size` slices of a shape, stacked along a new dimension `axis`.
-
-    If `axis` is None, the slices are one and the same value: the shape is unchanged.
-    """
+    """Return the shape of `size` slices stacked along a new dimension `axis`; unchanged if None."""
     return tuple(shape) if axis is None else (*shape[:axis], size, *shape[axis:])
 
 
 def mapped_size(
     leaves: Sequence[Any], axes: Sequence[Axis], paths: Callable[[], list[str]], fun_name: str
 ) -> int:
-    """Return the common size of all leaves along their mapped axes.
-
-    `paths` returns the name of each leaf, for errors. Raises ArgumentTypeError if a leaf is no
-    array, and MappedAxisError if none is mapped or the sizes differ.
-    """
+    """Return the one size of all leaves along their mapped axes; errors name leaves by `paths`."""
     sizes: dict[int, int] = {}  # by the index of a mapped leaf
     for index, (leaf, axis) in enumerate(zip(leaves, axes, strict=True)):
         if not _is_array_like(leaf):
@@ -200,10 +185,7 @@ def argument_paths(
 
 
 def function_name(fun: Callable) -> str:
-    """Return the name of a function, or of an object's class, without a memory address.
-
-    It becomes the name of the program, and so part of its key in the compilation cache.
-    """
+    """Return a name without a memory address: it is part of the key in the compilation cache."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     return getattr(fun, "__name__", type(fun).__name__)

@@ -101,12 +101,9 @@ class Call:
         def rebuild(values: Sequence[Any]) -> tuple[tuple, dict]:
             return jax.tree.unflatten(taken.in_tree, list(values))
 
-        def paths() -> list[str]:
-            return axes.argument_paths(fun, args, kwargs, range(len(args)))
-
         args, kwargs = rebuild(leaves)
-        # The arguments with the index of each leaf in its place, to find the owner of each leaf.
-        index_args, index_kwargs = rebuild(range(len(leaves)))
+        paths = lambda: axes.argument_paths(fun, args, kwargs, range(len(args)))
+        index_args, index_kwargs = rebuild(range(len(leaves)))  # each leaf is its index
         trees = [*enumerate(index_args), *index_kwargs.items()]
         owner_of = {index: owner for owner, tree in trees for index in jax.tree.leaves(tree)}
         owners = tuple(owner_of[index] for index in range(len(leaves)))
@@ -119,10 +116,7 @@ def any_tracer(leaves: Iterable[Any]) -> bool:
 
 
 def type_of(leaf: Any, shape: Sequence[int] | None = None, sharding: Sharding | None = None) -> Any:
-    """Return the type of an array, with another shape or sharding if these are given.
-
-    `leaf` is an array, a number, or a type (`jax.ShapeDtypeStruct`). Raises TypeError for others.
-    """
+    """Return the type of an array, number or type, maybe of another shape; else raise TypeError."""
     is_type = hasattr(leaf, "shape") and not isinstance(leaf, jax.Array | np.ndarray)
     aval: Any = leaf if is_type else jax.typeof(leaf)
     weak = bool(getattr(aval, "weak_type", False))

@@ -5,14 +5,11 @@
   remembers how to run such a call;
 - *misplaced arguments*: an array is committed elsewhere. The front remembers nothing: each such
   call comes here, is moved (an array that lives on, once), and goes to the front again;
-- *several processes*: see `process_calls`; the global arrays it makes go to the front.
+- *several processes*: see `process_calls`; the global arrays it makes go to the front;
+- *staged*: in an outer trace (jit, grad, vmap), arguments stay as they are.
 
-Arguments are placed on the mesh before a program is called, so input placement never triggers a
-recompilation: a training loop compiles once. What is traced outside (under jit, grad, vmap) is
-staged, with its arguments as they are.
-
-The user's function is traced once, straight into the program. Only if something in the jaxpr is to
-be changed (arrays it captures, gathers that are reduced), it is evaluated again.
+Since arguments are placed before the program is called, a training loop compiles once, wherever
+they are. The jaxpr is evaluated again only if captured arrays or gathers in it are rewritten.
 """
 
 import contextvars
@@ -103,10 +100,7 @@ class Dispatcher:
 
     @functools.cached_property
     def _processes(self) -> ProcessCalls | None:
-        """The handler of calls on devices of several processes; None if there is one process.
-
-        The first access starts JAX's backend.
-        """
+        """The handler of calls over several processes, or None; reading it starts the backend."""
         if len(set(map(meshes.owner_of, self.options.candidates()))) <= 1:
             return None
         calls = ProcessCalls(
@@ -142,15 +136,12 @@ class Dispatcher:
         place, signature = self._find(self._bind(args, kwargs), staged=True)
         return self._program(place, signature).trace(*args, **kwargs)
 
-    # ---- a call that the front does not know
-
     def _call_anew(
         self, asking: PlacedCaptures, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _compat.Answer:
-        """Handle a cache miss of the front that calls with the captured arrays `asking`.
+        """Handle a cache miss of the front for the placed captures `asking`.
 
-        Returns the results, what the front should remember to run such a call itself (None:
-        nothing), and whether the front is stale.
+        Returns the results, what the front is to remember (or None), and whether it is stale.
         """
         call = self._bind(args, kwargs)
         outer = meshes.Frame.current()
@@ -213,8 +204,6 @@ class Dispatcher:
                 "jax_dist.shard."
             ) from None
 
-    # ---- programs
-
     def _find(self, call: Call, *, staged: bool = False) -> tuple[_Place, Signature]:
         """Return where a call runs, and its program; `staged` in an outer trace."""
         whole = not (staged and self._is_local_view)
@@ -256,7 +245,7 @@ class Dispatcher:
     def _analyze(
         self, place: _Place, call: Call, jaxpr: ClosedJaxpr, body: TracedBody
     ) -> Signature:
-        """Make the signature of a traced program, in which captures and gathers are rewritten."""
+        """Make the signature of a traced program, and rewrite its captures and gathers."""
         options = self.options
         emission.check_collectives(body, jaxpr)
         lifted = captures.lift(jaxpr, call.fun, options.fun_name, options.captures)
@@ -269,7 +258,7 @@ class Dispatcher:
             plan = plan_gathers(program or jaxpr, exact=options.gathers == "exact")
             program = plan.jaxpr or program
         moves = () if self._processes is None else tuple(collectives(jaxpr))
-        return Signature(body.inner, body.out_tree, lifted, program, moves)
+        return Signature(tuple(body.frame.wanted), body.out_tree, lifted, program, moves)
 
     def _direct(self, place: _Place) -> Any:
         """Return the jit object of the program as it is traced from the user's function."""
@@ -303,8 +292,7 @@ class Dispatcher:
     def _jit(self, function: Callable[..., Any], place: _Place, offset: int | None = None) -> Any:
         """Return `function` under jit, cached by its place and `offset`.
 
-        `offset` is the number of arguments before those of the user; None for `_direct`, which has
-        none either, and another entry in the cache.
+        `offset` is the number of arguments before the user's; None for the program of `_direct`.
         """
         key, first = (place, offset), offset or 0
         if key not in self._jits:
@@ -335,8 +323,6 @@ class Dispatcher:
 
         shardings = jax.tree.map(sharding, self.options.out_axes, is_leaf=axes.is_none)
         return {"out_shardings": shardings}
-
-    # ---- its parts
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         return Call.bind(self.options, self._fun(), args, kwargs)

@@ -32,22 +32,14 @@ _MAX_RANK = 64  # of NumPy arrays
 
 @dataclasses.dataclass(slots=True)
 class TracedBody:
-    """The user's function, to be traced for the devices of a mesh axis or as a vmap.
-
-    `out_tree` and `out_axes` are known once it has been traced.
-    """
+    """The user's function, to be traced for the devices of a mesh axis or as a vmap."""
 
     options: Options
     call: Call
     frame: Frame
     shadows: bool = False  # whether an outer vmap has the same axis name
-    out_tree: Any = None
+    out_tree: Any = None  # this and the next: known once it is traced
     out_axes: tuple[Axis, ...] = ()  # of each leaf of the output
-
-    @property
-    def inner(self) -> tuple[InnerAxis, ...]:
-        """The mesh axes that pmaps inside ask for, outermost first."""
-        return tuple(self.frame.wanted)
 
     def run(self, slices: Sequence[Any]) -> list[Any]:
         """Trace the function on the slices of one device; return the leaves of its output."""
@@ -67,23 +59,15 @@ class TracedBody:
     ) -> list[list[Any]]:
         """Trace it into a `shard_map`, one slice on each device along mesh axis `name`.
 
-        Args:
-          leaves: global arrays, those of the call; before these may be replicated operands of
-            `run`.
-          name: the mesh axis.
-          mesh: None is the mesh of the shard_map around.
-          manual: all axes to make manual; along those but `name`, devices compute the same.
-          run: called with the slices instead of `self.run`.
-
-        Returns:
-          The output in the groups of `out_specs`; see `ungroup`.
+        `leaves` are global arrays; before those of the call may be replicated ones, if `run`, which
+        is called in the place of `self.run`, takes them. Along the axes in `manual` but `name`, all
+        devices compute the same. Returns the output in the groups of `out_specs`.
         """
         run = run or self.run
-        replicated = len(leaves) - len(self.call.leaves)
-        in_axes = [None] * replicated + self.call.dims
+        replicated: list[Axis] = [None] * (len(leaves) - len(self.call.leaves))
+        in_axes = replicated + self.call.dims
 
-        def body(*blocks: jax.Array) -> list[list[Any]]:
-            """Run on the blocks of one device, which have size 1 along the mapped dimension."""
+        def body(*blocks: jax.Array) -> list[list[Any]]:  # of size 1 along the mapped dimension
             pairs = zip(blocks, in_axes, strict=True)
             outs = run([x if axis is None else lax.squeeze(x, [axis]) for x, axis in pairs])
             groups: list[list[Any]] = [[] for _ in self.out_specs(name)]
@@ -104,14 +88,13 @@ class TracedBody:
         )(*leaves)
 
     def out_specs(self, name: Any) -> list[P]:
-        """Return the out_specs of the shard_map: one for replicated leaves, then one for each axis.
+        """Return the shard_map's out_specs: one for replicated leaves, then one for each out axis.
 
-        shard_map needs them before the trace, when neither the structure of the output is known nor
-        which dimension a negative out_axes means. So the body returns its leaves grouped by axis.
+        The body returns its leaves grouped by out axis, since out_specs are needed before the
+        trace, when neither their structure is known nor which dimension a negative axis means.
         """
         out_axes = jax.tree.leaves(self.options.out_axes)
-        has_negative = any(axis < 0 for axis in out_axes)
-        last = _MAX_RANK if has_negative else max(out_axes, default=0)
+        last = _MAX_RANK if any(axis < 0 for axis in out_axes) else max(out_axes, default=0)
         return [P()] + [axes.spec_of_axis(axis, axis + 1, name) for axis in range(last + 1)]
 
     def ungroup(self, groups: Sequence[Sequence[Any]]) -> list[Any]:
@@ -153,9 +136,6 @@ class TracedBody:
         pairs = zip(outs, self.out_axes, strict=True)
         return [x[0] if axis is None else jnp.moveaxis(x, 0, axis) for x, axis in pairs]
 
-    def unflatten(self, leaves: Sequence[Any]) -> Any:
-        return jax.tree.unflatten(self.out_tree, leaves)
-
 
 def _group_index(axis: Axis) -> int:
     """Return the index in `TracedBody.out_specs` of the group of leaves with this out axis."""
@@ -184,7 +164,7 @@ def emit(
     outs = _on_mesh(body, leaves, layout)
     if as_view:
         outs = _over_processes(_whole_as_view, outs, body.out_axes, layout)
-    return body.unflatten(outs), body
+    return jax.tree.unflatten(body.out_tree, outs), body
 
 
 def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
@@ -202,7 +182,8 @@ def emit_inside(options: Options, call: Call, outer: Frame) -> Any:
         raise meshes.unequal_axis_size(options, call.size)
     axis, frame, on_mesh = outer.enter_axis(options.axis_name, call.size)
     body = TracedBody(options, call, frame)
-    return body.unflatten(body.inside_region(axis) if on_mesh else body.as_vmap(axis.name))
+    outs = body.inside_region(axis) if on_mesh else body.as_vmap(axis.name)
+    return jax.tree.unflatten(body.out_tree, outs)
 
 
 def check_collectives(body: TracedBody, jaxpr: Any) -> None:
@@ -225,10 +206,7 @@ def _is_bound(name: str) -> bool:
 
 
 def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[Any]:
-    """Trace a body on the mesh of its layout; return the leaves of its output.
-
-    Under `jax.set_mesh`, arguments and results belong to the user's mesh, of the same size.
-    """
+    """Trace a body on its mesh; under `jax.set_mesh`, on the same devices under other names."""
     user, mesh = meshes.mesh_of_user(), layout.mesh
     if user is None:
         return body.ungroup(body.on_devices(leaves, layout.name, mesh))
@@ -238,16 +216,14 @@ def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[An
             f"mesh of {user.size}. Set a mesh of {mesh.size} devices, or call it outside of traces."
         )
 
-    # The user's mesh may have no axis of the size of ours if pmaps inside have axes as well. Then
-    # arguments and results are replicated on it.
+    # With several axes of ours, the user's mesh may have none that fits: replicate on it.
     is_nested = len(mesh.axis_names) > 1
 
     def run(*leaves: Any) -> list[list[Any]]:
         if is_nested:
             leaves = tuple(lax.with_sharding_constraint(x, P()) for x in leaves)
         with meshes.context_of(mesh):
-            # Make all axes manual: on another mesh, XLA supports neither a nested shard_map nor one
-            # over a part of the axes.
+            # All axes are manual: XLA supports no shard_map over a part, nor a nested one, here.
             return body.on_devices(leaves, layout.name, mesh, {*mesh.axis_names})
 
     if meshes.is_explicit(user):
@@ -256,9 +232,6 @@ def _on_mesh(body: TracedBody, leaves: Sequence[Any], layout: Layout) -> list[An
         return body.ungroup(groups)
     outs = body.ungroup(run(*leaves))
     return [lax.with_sharding_constraint(x, P()) for x in outs] if is_nested else outs
-
-
-# --- the view that one process has, while tracing
 
 
 def _over_processes(
@@ -304,11 +277,10 @@ def _convert(parts: jax.Array, axis: int, layout: Layout, *, to_whole: bool) -> 
     In the process-local one, row 0 is the view of this process and the others are padding; in the
     global one, row p holds the slices of process p. `axis` is where L is in a row.
 
-    The two shard_maps below would be transposed wrongly: since the view is declared replicated,
-    its cotangent would be summed over processes, whose slices have nothing to do with each other.
-    The right transpose is the inverse. Of JAX's public functions, only custom_linear_solve lets us
-    say that so that jvp, vmap and grad accept it. It requires input and output of one shape, which
-    is why the view is padded.
+    shard_map would transpose the view as a replicated array, and sum cotangents over processes,
+    whose slices have nothing to do with each other. The right transpose is the inverse. The one
+    public way to define it for jvp, vmap and grad is custom_linear_solve, which requires input and
+    output of one shape: hence the padding.
     """
     axis %= parts.ndim - 1
     view_spec = P(None, *[None] * axis, layout.name)

@@ -95,28 +95,20 @@ def make_layout(
     *,
     whole: bool,
 ) -> Layout:
-    """Return the layout for a mapped axis, over the first devices of each process that suffice.
+    """Return the layout for a mapped axis, over the first of the candidates of each process.
 
-    It is cached, so that its shardings are the same objects for the same arguments.
-
-    Args:
-      options: those of the pmap.
-      candidates: the devices to choose from, of all processes.
-      size: of the mapped axis; over all processes if `whole`, else that of this process.
-      inner: the mesh axes for pmaps inside, outermost first.
-      whole: see `size`.
+    `size` is that over all processes if `whole`, else that of this one. `inner` are the mesh axes
+    of pmaps inside. It is cached, so that its shardings are always the same objects.
     """
     processes = sorted({owner_of(device) for device in candidates})
     devices_of = {p: [d for d in candidates if owner_of(d) == p] for p in processes}
     available = min(len(devices) for devices in devices_of.values())
-    local_size = size
-    if whole:
-        local_size, remainder = divmod(size, len(processes))
-        if remainder:
-            raise DeviceCountError(
-                f"pmap of '{options.fun_name}' cannot spread an axis of size {size} evenly over "
-                f"{len(processes)} processes."
-            )
+    local_size, remainder = divmod(size, len(processes)) if whole else (size, 0)
+    if remainder:
+        raise DeviceCountError(
+            f"pmap of '{options.fun_name}' cannot spread an axis of size {size} evenly over "
+            f"{len(processes)} processes."
+        )
     global_size = local_size * len(processes)
     if options.axis_size is not None and options.axis_size != global_size:
         raise unequal_axis_size(options, global_size)
@@ -148,19 +140,13 @@ def unequal_axis_size(options: "Options", size: int) -> MappedAxisError:
 
 
 def owner_of(device: Device) -> int:
-    """Return the index of the process that runs programs on a device.
-
-    The devices of a topology run nothing; all count as those of process 0, on whatever host.
-    """
+    """Return the process that runs programs on a device; 0 for all that only compile."""
     return 0 if _compat.is_compile_only(device) else device.process_index
 
 
 def _process_of(row: object) -> int:
     """Return the process of a row of a mesh: a device, or an array of devices of one process."""
     return owner_of(np.asarray(row, dtype=object).flat[0])
-
-
-# --- meshes that the user has set
 
 
 @contextlib.contextmanager
@@ -226,9 +212,6 @@ def reshard_to(mesh: Mesh, results: Any) -> Any:
         return jax.device_put(array, NamedSharding(mesh, spec))
 
     return jax.tree.map(reshard, results)
-
-
-# --- the body that is being traced
 
 
 @dataclasses.dataclass(slots=True)

@@ -94,10 +94,9 @@ class Options:
         return owner in self.donated or owner in self.donated_names
 
     def with_name_of(self, fun: Callable) -> "Options":
-        """Return these options with the name of `fun`, and with donation by its signature.
+        """Return these options for `fun`: with its name, and with donation by its signature.
 
-        As by `jax.jit`, an argument that is donated by position is also donated if it is passed by
-        keyword, and the other way round.
+        Arguments are donated whether passed by position or by keyword, as by `jax.jit`.
         """
         donated, names = {*self.donated}, {*self.donated_names}
         if donated or names:

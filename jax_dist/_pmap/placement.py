@@ -133,10 +133,7 @@ def unreplicate(tree: Any) -> Any:
 
 
 def _first_slice(path: Any, leaf: Any) -> Any:
-    """Return `leaf[0]`, from the memory of the device that holds it if it holds all of it.
-
-    `path` is that of the leaf in the tree, for ArgumentError if it has no leading axis.
-    """
+    """Return `leaf[0]`, of the first device's shard if that has all of it; `path` is for errors."""
     shape = jnp.shape(leaf)
     if not shape or not shape[0]:
         raise ArgumentError(
@@ -146,8 +143,7 @@ def _first_slice(path: Any, leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
         return jnp.asarray(leaf[0])
     block = leaf.addressable_data(0)  # shards are in the order of the mesh, so it has slice 0
-    is_whole_slice = block.shape[1:] == shape[1:]
-    if is_whole_slice:
+    if block.shape[1:] == shape[1:]:  # no other dimension is sharded
         return block[0]
     return jax.device_put(leaf[0], next(iter(block.devices())))
 
@@ -215,10 +211,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
 
 
 def _check_local(devices: Iterable[Device], name: str) -> tuple[Device, ...]:
-    """Return the devices as a tuple; raise ArgumentError if one is of another process.
-
-    `name` is the function that they were given to, for the text of the error.
-    """
+    """Return the devices, given to function `name`; raise ArgumentError for other processes'."""
     devices = tuple(devices)
     check_runs(devices, name)
     here = jax.process_index()
@@ -250,10 +243,9 @@ def can_be_put(leaf: Any) -> bool:
 
 
 def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
-    """Place an argument of a program by `jax.device_put`.
+    """Place an argument of a program by `jax.device_put`, guarded as jit's transfers are.
 
-    `jax.transfer_guard` takes device_put for an explicit transfer, which its levels "disallow" and
-    "log" permit. A transfer made by pmap must be guarded as jit's are, so the level is raised.
+    `jax.transfer_guard("disallow")` permits device_put, as an explicit transfer.
     """
     kinds = ("host_to_device", "device_to_device")
     levels = {_compat.config_value(f"jax_transfer_guard_{kind}") for kind in kinds}
@@ -265,11 +257,7 @@ def put_as_jit_would(leaf: Any, target: Sharding) -> Any:
 
 
 class PlacementCache:
-    """The copies of misplaced arguments, kept as long as the originals live.
-
-    So an array that is passed in every call, such as parameters committed to one device, is moved
-    once.
-    """
+    """The copies of misplaced arguments, kept as long as the originals, so that each moves once."""
 
     def __init__(self):
         # By the original's id and the target: a reference to the original, and the copy.
@@ -330,9 +318,8 @@ def copy_if_aliased(tree: Any, where: Sharding) -> Any:
 
 def _no_mesh() -> contextlib.AbstractContextManager[Any]:
     """Unset the user's mesh outside of traces; programs could run on its devices only."""
-    if meshes.mesh_of_user() is None or is_staged():
-        return contextlib.nullcontext()
-    return meshes.no_mesh()
+    is_unset = meshes.mesh_of_user() is None or is_staged()
+    return contextlib.nullcontext() if is_unset else meshes.no_mesh()
 
 
 def _mesh_of(where: Mesh | Sequence[Device] | None) -> Mesh:
@@ -363,17 +350,14 @@ def _stack(slices: Sequence[Any], devices: tuple[Device, ...]) -> jax.Array:
         data = [jax.random.key_data(x) for x in slices]
         return with_data(slices[0], lambda _: _stack(data, devices))
     sharding = _sharding_over(devices)
-    row_of = {}  # [1, *s], by the id of a slice: an array that occurs N times is expanded once
-    with _no_mesh():
-        for x in slices:
-            numpy = np if isinstance(x, np.ndarray) else jnp
-            row_of[id(x)] = numpy.expand_dims(x, 0)
+    with _no_mesh():  # one row `[1, *s]` for an array that occurs N times
+        expand = lambda x: (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, 0)
+        row_of = {id(x): expand(x) for x in slices}
     rows = jax.device_put([row_of[id(x)] for x in slices], list(devices))
     shape = (len(devices), *jnp.shape(slices[0]))
     stacked = jax.make_array_from_single_device_arrays(shape, sharding, rows)
     is_weak = all(jax.typeof(x).weak_type for x in slices)
-    aval = ShapedArray(shape, stacked.dtype, weak_type=is_weak)
-    return _compat.rewrap(stacked, aval, sharding)
+    return _compat.rewrap(stacked, ShapedArray(shape, stacked.dtype, weak_type=is_weak), sharding)
 
 
 def is_key(x: Any) -> bool:

@@ -1,11 +1,9 @@
 """Calls of a mapped function whose devices belong to several processes.
 
-A concrete process-local array `[L, *s]` becomes a global array `[P * L, *s]`, and back. The buffers
-stay what they are; only the shape and the sharding that they are seen under change.
+A process-local array `[L, *s]` becomes a global array `[P * L, *s]` of the same buffers, and back.
 
-Processes that run programs with other shapes, or the same ones in another order, get wrong numbers
-or hang. So before a signature is called for the first time, they compare it. A program without
-collectives runs in one process alone as well, and is not compared.
+Processes that run programs with other shapes, or in another order, get wrong numbers or hang. So
+they compare a signature before its first call, unless its program has no collectives.
 """
 
 import os
@@ -39,12 +37,9 @@ _MAX_CONVERSIONS = 4096  # to remember; a program with more than that makes new 
 
 
 class _Conversion(NamedTuple):
-    """An array type (aval and sharding), and the one that the same buffers have in the other view.
+    """The type of an array in the two views, process-local and global."""
 
-    It keeps the aval alive, so that no other object gets its id, by which conversions are cached.
-    """
-
-    aval: Any
+    aval: Any  # kept alive, since conversions are cached by its id
     sharding: Sharding
     other_aval: Any
     other_sharding: NamedSharding
@@ -57,8 +52,8 @@ class _MisfitError(Exception):
 class _LocalView:
     """Conversion between process-local and global arrays, for one layout.
 
-    In a training loop, the same few avals occur again and again, as the very same objects. Looking
-    them up by identity is what makes a call with 100 leaves fast.
+    A training loop has the same few avals again and again, as the very same objects. Looking them
+    up by identity makes a call with 100 leaves fast.
     """
 
     def __init__(self, layout: Layout):
@@ -67,10 +62,9 @@ class _LocalView:
         self._to_local: dict[int, _Conversion] = {}
 
     def to_global(self, leaf: Any, axis: Axis) -> Any:
-        """Convert `[L, *s]` to `[P * L, *s]` (for axis 0); a global array is returned unchanged.
+        """Convert `[L, *s]` to `[P * L, *s]` (for axis 0), if not global; raise `_MisfitError`.
 
-        `axis` is the mapped dimension; None: all processes have the same value. Raises
-        `_MisfitError`.
+        `axis` is the mapped dimension; None: all processes have the same value.
         """
         known = self._to_global.get((id(getattr(leaf, "aval", None)), axis))
         if known is not None and known.sharding is leaf.sharding:
@@ -100,8 +94,7 @@ class _LocalView:
         """Convert as `to_global` does, and remember how if the leaf is already on the devices."""
         if is_global(leaf):
             return leaf
-        if getattr(leaf, "dtype", None) == jax.dtypes.float0:
-            # A zero tangent. jax.pmap passes False in its place.
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # a zero tangent; jax.pmap: False
             return self._convert_to_global(np.zeros(leaf.shape, bool), axis)
         if is_key(leaf):  # the data have more dimensions, at the end
             axis_from_left = None if axis is None else axis % leaf.ndim
@@ -113,8 +106,8 @@ class _LocalView:
             indices = local.devices_indices_map(leaf.shape)
             slices = [leaf[index] for index in indices.values()]
             return _compat.put_slices(aval, target, slices, list(indices))
-        is_on_device = isinstance(leaf, jax.Array) and leaf.committed
-        if is_on_device and leaf.sharding.is_equivalent_to(local, leaf.ndim):
+        is_placed = lambda array: array.sharding.is_equivalent_to(local, array.ndim)
+        if isinstance(leaf, jax.Array) and leaf.committed and is_placed(leaf):
             conversion = _Conversion(leaf.aval, leaf.sharding, aval, target)
             _remember(self._to_global, (id(leaf.aval), axis), conversion)
             return _compat.rewrap(leaf, aval, target)
@@ -148,8 +141,7 @@ class ProcessCalls:
     """Calls of a mapped function on process-local arrays.
 
     With `arrays="local"`, arguments and results are process-local, as jax.pmap's are. With
-    `arrays="global"`, results stay global, and need no conversion when they come back as arguments;
-    arguments made by this process, such as a NumPy batch, are still process-local.
+    "global", results are global, and come back as arguments without a conversion.
     """
 
     def __init__(
@@ -184,9 +176,7 @@ class ProcessCalls:
             arrays = [view.to_global(*pair) for pair in zip(leaves, leaf_axes, strict=True)]
         except _MisfitError:
             raise _misfit_error(bind(), view) from None
-        if any_tracer(
-            arrays
-        ):  # the leaves were constants in an outer trace, which stages device_put
+        if any_tracer(arrays):  # in an outer trace, device_put of a constant makes a tracer
             return self._run(*args, **kwargs)
         mapped, keywords = jax.tree.unflatten(structure, arrays)
         remaining = iter(mapped)
@@ -207,16 +197,13 @@ class ProcessCalls:
         return call.rebuild(self._describe(call, view))
 
     def agree(self, call: Call, signature: "Signature", layout: Layout) -> None:
-        """Compare a program that has collectives with the other processes, before its first run.
-
-        `call` is on global arrays; in the comparison, shapes are those that the user passes.
-        """
+        """Compare a program that has collectives with the other processes, before its first run."""
         types = [type_of(leaf) for leaf in call.leaves]
         hashable_types = tuple((kind.shape, kind.dtype, kind.weak_type) for kind in types)
         key = hash((call.structure, hashable_types, call.static))
         if not signature.collectives or key in self._agreed:
             return
-        descriptions = {}  # of arguments, by their paths
+        descriptions = {}  # of arguments as the user passes them, by path
         for path, kind, axis in zip(call.paths(), types, call.axes, strict=True):
             shape = list(kind.shape)
             if axis is not None and not self._is_global:
@@ -242,10 +229,7 @@ class ProcessCalls:
         leaf_axes: tuple[Axis, ...],
         bind: Callable[[], Call],
     ) -> _LocalView:
-        """Return the view for a call, cached by structure and by the first mapped leaf's size.
-
-        `bind` makes the `Call`, whose `size` raises if no leaf is mapped or the sizes differ.
-        """
+        """Return the view for a call, cached by structure and by the size of the mapped axis."""
         for leaf, axis in zip(leaves, leaf_axes, strict=True):
             if axis is not None:
                 shape = jnp.shape(leaf)
@@ -258,11 +242,7 @@ class ProcessCalls:
         raise AssertionError(bind().size)  # not reached: size raises MappedAxisError
 
     def _new_view(self, call: Call, size: int, *, whole: bool) -> _LocalView:
-        """Return a view with the layout of a call, which has mesh axes for the pmaps inside.
-
-        These are found by a trace on the types of global arrays. `size` is that of the mapped axis
-        over all processes if `whole`, else of this one.
-        """
+        """Return a view with mesh axes for pmaps inside, found by a trace on global arrays."""
         first_view = _LocalView(self._options.lay_out(size, whole=whole))
         args, kwargs = call.rebuild(self._describe(call, first_view))
         layout = self._layout_of(Call.bind(self._options, self._fun(), args, kwargs))
@@ -288,28 +268,18 @@ def _misfit_error(call: Call, view: _LocalView) -> MappedAxisError:
 def agree_to_run(
     name: str, fun: Any, fingerprint: Fingerprint, moves: Sequence[str], mesh: jax.sharding.Mesh
 ) -> None:
-    """Compare a program among the processes whose devices are in a mesh, before its first run.
+    """Compare a program among the processes of a mesh before its first run.
 
-    Args:
-      name: of the program in errors, with {} for that of `fun`: "pmap of {}".
-      fun: the user's function.
-      fingerprint: of the arguments.
-      moves: the collectives, as `collectives` lists them.
-      mesh: of the program.
-
-    Raises:
-      DisagreementError: processes are about to run different programs, or one of them none.
+    `name` is "pmap of {}", {} for the function; `moves` are its collectives. Raises
+    DisagreementError if processes are about to run different programs, or if one does not come.
     """
     if _compat.find_joined_process() is None:  # there is no server to compare by
         return
     numbered = {f"collective {number}": text for number, text in enumerate(moves, 1)}
     fingerprint = fingerprint._replace(leaves={**fingerprint.leaves, **numbered})
     ranks = tuple(sorted({device.process_index for device in mesh.devices.flat}))
-    fun_name = f"'{axes.function_name(fun)}'"
     line = os.path.basename(definition(fun))  # the directory may differ between processes
-    if line:
-        fun_name += f" ({line})"
-    name = name.format(fun_name)
+    name = name.format(f"'{axes.function_name(fun)}'" + (f" ({line})" if line else ""))
     agreement.agree_on(name, fingerprint, timeout=agreement.program_timeout, ranks=ranks)
 
 

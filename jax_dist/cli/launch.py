@@ -34,7 +34,6 @@ _COLORS = (36, 33, 35, 32, 34, 31)  # ANSI codes; rank k has color k of these
 
 
 def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
     text = "run a program in several processes on this machine"
     usage = "jax-dist launch -n N [options] -- COMMAND ..."
     parser = terminal.add_command(

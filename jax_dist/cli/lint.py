@@ -109,10 +109,9 @@ class _Lint:
         from jax_dist.lint.model.sources import Patterns
 
         ignores = []
-        for glob, codes in self._config.per_file_ignores:
-            ignored_codes = [config.resolve(code, rules) for code in codes]
-            patterns = Patterns((glob,), self._config.folder)
-            ignores.append((patterns, frozenset().union(*ignored_codes)))
+        for glob, selectors in self._config.per_file_ignores:
+            codes = frozenset().union(*[config.resolve(selector, rules) for selector in selectors])
+            ignores.append((Patterns((glob,), self._config.folder), codes))
         return tuple(ignores)
 
     def run(self) -> Exit:
@@ -191,9 +190,8 @@ class _Lint:
         color = terminal.wants_color(self._options.color, out)
         out.write(formatted(findings, output_format, color=color))
         if output_format == "text" and not self._options.quiet:
-            if findings:
-                out.write("\n")
-            out.write(f"{summary(findings)}\n")
+            empty_line = "\n" if findings else ""
+            out.write(f"{empty_line}{summary(findings)}\n")
         return self._exit(len(findings))
 
     def _write(self, path: str, after: bytes, before: bytes) -> bool:

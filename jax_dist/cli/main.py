@@ -1,8 +1,4 @@
-"""The command line `jax-dist`: the parser of all subcommands, and how a run ends.
-
-argparse alone: the subcommands need nothing that it lacks, and `jax-dist lint` starts without
-loading another package.
-"""
+"""The command line `jax-dist`: the parser of all subcommands, and how a run ends."""
 
 import argparse
 import errno
@@ -41,10 +37,7 @@ examples:
 
 
 def main(
-    arguments: Sequence[str] | None = None,
-    *,
-    out: TextIO | None = None,
-    err: TextIO | None = None,
+    arguments: Sequence[str] | None = None, *, out: TextIO | None = None, err: TextIO | None = None
 ) -> int:
     """Run one subcommand.
 
@@ -93,8 +86,7 @@ def main(
 
 def run_as_program() -> int:
     """Run `main` as the whole process: for the script `jax-dist`, and `python -m jax_dist`."""
-    # Syntax trees have many objects that live long; frequent garbage collection is wasted on them.
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)  # syntax trees are many objects, and few are garbage
     return main()
 
 

@@ -91,15 +91,15 @@ class _Migrate:
 
         self._options, self._out, self._err = options, out, err
         self._failed = False
-        paths: list[str] = []
+        paths: dict[str, None] = {}  # as an ordered set: a path with several lines occurs once
         lines: dict[str, frozenset[int]] = {}  # by path: the only lines to migrate
         for path in options.paths:
             path_with_line = _PATH_WITH_LINE.fullmatch(path)
             if path_with_line and not os.path.exists(path):
                 path, line = path_with_line.groups()
                 lines[path] = lines.get(path, frozenset()) | {int(line)}
-            paths.append(path)
-        self._paths = list(dict.fromkeys(paths))  # a path with several lines occurs once
+            paths[path] = None
+        self._paths = list(paths)
         jax_version = config.version(options.target_jax) if options.target_jax else None
         self._target = MigrationOptions(options.to, jax_version, lines)
 
@@ -114,7 +114,7 @@ class _Migrate:
             files, verification = self._verify(files)
         if options.write:
             files = self._write_all(files)
-        results = () if verification is None else (verification.to_dict(), str(verification))
+        results: Any = () if verification is None else (verification.to_dict(), str(verification))
         report = MigrationReport(options.to, files, *results)
         self._show(report)
         self._save(report)

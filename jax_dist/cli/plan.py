@@ -36,8 +36,6 @@ examples:
   jax-dist plan --on v5e:4x4 -- python train.py --batch_size 256
   jax-dist plan train_step --on v5e:4x4 --on h100:2x8 -- python -m project.train
 """
-
-
 _MAX_SIMULATED_DEVICES = 64  # each has its copy of the state in this machine's memory
 
 

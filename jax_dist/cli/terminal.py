@@ -25,8 +25,7 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Add a subcommand that calls `run(options, out=, err=)`, and return its parser.
 
-    In its help, `page` stands above the options and `epilog` below. Other keywords go to argparse's
-    `add_parser`; without `help`, `jax-dist --help` does not list the subcommand.
+    Its help has `page` above the options and `epilog` below; `options` go to argparse.
     """
     form = argparse.RawDescriptionHelpFormatter
     parser = commands.add_parser(
@@ -37,10 +36,7 @@ def add_command(
 
 
 def command_of(options: argparse.Namespace, name: str) -> list[str]:
-    """Return the command that follows `--` in a call of the subcommand `name`.
-
-    Raises MisuseError if there is none, or if its program does not exist.
-    """
+    """Return the command behind `--`; raise MisuseError if there is none, or no such program."""
     if not options.program:
         raise MisuseError(f"{name} needs a command: jax-dist {name} -- python train.py")
     if shutil.which(options.program[0]) is None:
