@@ -87,7 +87,7 @@ class MappedStep:
         )
 
     def state(self, devices: int) -> tuple[int, ...]:
-        """Return the positions of the first arguments whose tree, shapes and dtypes come back."""
+        """Return the positions of the state: the first arguments that have the type of a result."""
         axis_env = [(self.options.mesh_axis, devices)]
         trace = jax.make_jaxpr(self.call.run, axis_env=axis_env, return_shape=True)
         _, results = trace(self.slices)
@@ -143,7 +143,7 @@ class MappedStep:
 
 
 def _tree_type(tree: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    """Return the structure of a tree, and the shape and dtype of each leaf."""
+    """Return the type of a tree: its structure, and the shape and dtype of each leaf."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 

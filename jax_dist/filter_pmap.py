@@ -137,7 +137,7 @@ def _split_static(leaves: list[Any], tree: Any, out_axes: Any) -> tuple[_Static,
 
 @functools.cache
 def _make_body(name: str) -> Callable[..., Any]:
-    """Return the function to map for all user functions of a name, which are part of `_Static`."""
+    """Return the function under pmap for user functions of a name: it calls the one in `static`."""
     import equinox as eqx
 
     def body(static: _Static, arrays: list[Any]) -> tuple[_Static, list, list]:

@@ -45,7 +45,7 @@ def check_axes(argument: str, prefix: AxisPrefix) -> None:
 def spread(
     prefix: AxisPrefix, tree: Any, argument: str, fun_name: str, *, has_keywords: bool = False
 ) -> tuple[Any, ...]:
-    """Return the axis of each leaf of `tree` by `prefix`; raise MappedAxisError if it is none.
+    """Return the axis of each leaf of `tree` from `prefix`; MappedAxisError if it is no prefix.
 
     `argument` is "in_axes" or "out_axes"; it and the last two are for the error's text.
     """

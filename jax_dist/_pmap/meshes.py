@@ -95,7 +95,7 @@ def make_layout(
     *,
     whole: bool,
 ) -> Layout:
-    """Return the layout for a mapped axis, over the first of the candidates of each process.
+    """Return the layout for a mapped axis, over the first candidate devices of each process.
 
     `size` is that over all processes if `whole`, else that of this one. `inner` are the mesh axes
     of pmaps inside. It is cached, so that its shardings are always the same objects.

@@ -211,7 +211,7 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
 
 
 def _check_local(devices: Iterable[Device], name: str) -> tuple[Device, ...]:
-    """Return the devices, given to function `name`; raise ArgumentError for other processes'."""
+    """Return the devices as a tuple; raise ArgumentError if `name` got those of other processes."""
     devices = tuple(devices)
     check_runs(devices, name)
     here = jax.process_index()

@@ -62,7 +62,7 @@ class _LocalView:
         self._to_local: dict[int, _Conversion] = {}
 
     def to_global(self, leaf: Any, axis: Axis) -> Any:
-        """Convert `[L, *s]` to `[P * L, *s]` (for axis 0), if not global; raise `_MisfitError`.
+        """Convert `[L, *s]` to `[P * L, *s]` (for axis 0); a global one stays as it is.
 
         `axis` is the mapped dimension; None: all processes have the same value.
         """
