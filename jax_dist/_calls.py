@@ -90,7 +90,8 @@ def _functions(frames: Sequence[FrameType]) -> Iterator[Callable[..., Any]]:
 
 def _code(fun: Any) -> types.CodeType | None:
     """Return the code of a function, or of the function that a wrapper or a partial calls."""
-    return getattr(inspect.unwrap(getattr(fun, "func", fun)), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(fun, "func", fun)), "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
 
 
 def _is_of_library(fun: Any) -> bool:

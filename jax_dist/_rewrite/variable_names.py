@@ -40,8 +40,10 @@ def definition(fun: Any) -> str:
         else:
             break
     call = inspect.getattr_static(type(fun), "__call__", None)
-    code = getattr(fun, "__code__", None) or getattr(call, "__code__", None)
-    return "" if code is None else f"{display_path(code.co_filename)}:{code.co_firstlineno}"
+    for code in (getattr(fun, "__code__", None), getattr(call, "__code__", None)):
+        if isinstance(code, types.CodeType):  # types.FunctionType itself has a descriptor
+            return f"{display_path(code.co_filename)}:{code.co_firstlineno}"
+    return ""
 
 
 def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, ArraySource]:

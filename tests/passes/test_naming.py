@@ -55,6 +55,10 @@ _ONE_LINE = {  # all are used and captured in line 1
         "w",
     ),
     "scan": ("fun = lambda x: lax.scan(lambda c, _: (c, c @ w), x, length=2)", "w"),
+    "beside the class of functions": (
+        "c = types.FunctionType; f = lambda x: x @ w; fun = lambda x: (c, f(x))[1]",
+        "w",
+    ),
     "a view": ("fun = lambda x: x @ n[:, 1:]", "<derived>"),
 }
 
