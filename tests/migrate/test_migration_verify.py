@@ -24,19 +24,32 @@ def _leaf(values: Any, path: str = "", **more: Any) -> tuple[dict[str, Any], Any
     return {**about, **more}, array
 
 
-def _run(*results: Any, raised: str = "", output: str = "", exit_code: int | None = 0) -> Run:
+def _run(
+    *results: Any, raised: str = "", output: str = "", exit_code: int | None = 0, **more: Any
+) -> Run:
     calls = []
     for result in results:
-        about, array = _leaf(result)
+        about, array = _leaf(result, **more)
         returned = () if raised else (about,)
         calls.append(Call("a.py", 3, "step", (), returned, raised, {"out0": array}))
     return Run(exit_code, output, "Traceback: oh", 1.0, [calls])
 
 
 _SAME = [[1.0, 2.0], [1.0, 2.0]]
+_ROW = np.float32([1.0, 2.0]).tobytes().hex()
 _VERDICTS = {
     "as they were": (_run(_SAME), _run(_SAME), "same in 1 of 1 calls"),
     "copies that became one": (_run(_SAME), _run([1.0, 2.0]), "same in 1 of 1 calls"),
+    "copies of which the second is another": (
+        _run(_SAME),
+        _run([1.0, 2.0], copies=[_ROW, "another"]),
+        "different: call 1, result: the copies differ",
+    ),
+    "rows of which the first became all copies": (
+        _run([[1.0, 2.0], [3.0, 4.0]]),
+        _run([1.0, 2.0], copies=[_ROW, _ROW]),
+        "same in 1 of 1 calls",
+    ),
     "rows that were merged": (
         _run([[[1.0], [2.0]], [[3.0], [4.0]]]),
         _run([[1.0], [2.0], [3.0], [4.0]]),
