@@ -31,6 +31,13 @@ jax jax.extend 0.4.24 0.4.16 linear_util
 jax.experimental jax.example_libraries 0.3.16 0 optimizers stax
 jax.core jax.extend.core 0.6.0 0.4.36 ClosedJaxpr Jaxpr JaxprEqn Literal Primitive Token Var
 jax.core jax.extend.core 0.6.0 0.4.36 jaxpr_as_fun
+jax.core jax.extend.core.primitives 0.7.0 0.4.36 call_p closed_call_p
+jax.core jax.extend.core 0.10.0 0.10.0 TraceTag subjaxprs set_current_trace take_current_trace
+jax.core jax.extend.core 0.10.0 0.10.0 mapped_aval unmapped_aval
+jax.core jax.extend.core 0.11.0 0.10.0 DebugInfo DropVar Effects find_top_trace gensym
+jax.core jax.extend.core 0.11.0 0.10.0 get_opaque_trace_state jaxprs_in_params new_jaxpr_eqn
+jax.core jax.extend.core 0.11.0 0.10.0 no_effects
+jax.experimental.pjit jax.extend.core.primitives 0.7.0 0.7.0 pjit_p:jit_p
 jax.abstract_arrays jax.core 0.4.17 0 ShapedArray
 jax.lib.xla_bridge jax.extend.backend 0.8.0 0.4.32 get_backend
 jax.lib.xla_bridge jax 0.8.0 0 device_count local_device_count devices local_devices
