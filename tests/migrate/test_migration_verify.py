@@ -137,7 +137,7 @@ unused = jax.pmap(lambda x: x)
 x = jax.device_put_replicated(jnp.arange(3.0), jax.local_devices())
 for _ in range(2):
     x = tree_map(lambda x: x / 8, step(x, 2.0))
-print(x[0], Mesh.__name__)
+print(x[0], Mesh.__name__, jax.lib.xla_bridge.get_backend().platform)
 open("written", "w").close()
 """
 
@@ -220,7 +220,7 @@ def _replaced(file: FileMigration, old: bytes, new: bytes) -> FileMigration:
 @pytest.mark.thorough
 def test_an_unedited_program_runs_and_is_explained(program: pathlib.Path, capfd: Any):
     assert programs.run([sys.executable, "a.py"]) == 0
-    assert capfd.readouterr().out.endswith("] Mesh\n")
+    assert capfd.readouterr().out.endswith("] Mesh cpu\n")
     code, reports = programs.explain([sys.executable, "a.py"])
 
     assert code == 0

@@ -43,7 +43,10 @@ def install(
             if loaded is not None and loaded is not jax:  # while jax was imported
                 _put_back(loaded, entries)
             elif loaded is None and not _exists(name):
-                sys.modules[name] = _Gone(name, entries)
+                sys.modules[name] = gone = _Gone(name, entries)
+                above, _, last = name.rpartition(".")  # as an import would bind it
+                if above in sys.modules and _get(sys.modules[above], last) is _MISSING:
+                    setattr(sys.modules[above], last, gone)
 
     at_import("jax", of_jax)
 
