@@ -36,7 +36,8 @@ jax.core jax.extend.core 0.10.0 0.10.0 TraceTag subjaxprs set_current_trace take
 jax.core jax.extend.core 0.10.0 0.10.0 mapped_aval unmapped_aval
 jax.core jax.extend.core 0.11.0 0.10.0 DebugInfo DropVar Effects find_top_trace gensym
 jax.core jax.extend.core 0.11.0 0.10.0 get_opaque_trace_state jaxprs_in_params new_jaxpr_eqn
-jax.core jax.extend.core 0.11.0 0.10.0 no_effects
+jax.core jax.extend.core 0.11.0 0.10.0 no_effects unsafe_get_axis_names_DO_NOT_USE
+jax.core jax.extend.core 0.11.0 0.10.0 unsafe_am_i_under_a_jit_DO_NOT_USE
 jax.experimental.pjit jax.extend.core.primitives 0.7.0 0.7.0 pjit_p:jit_p
 jax.abstract_arrays jax.core 0.4.17 0 ShapedArray
 jax.lib.xla_bridge jax.extend.backend 0.8.0 0.4.32 get_backend
