@@ -36,7 +36,7 @@ def _run(
 
 
 _SAME = [[1.0, 2.0], [1.0, 2.0]]
-_ROW = np.float32([1.0, 2.0]).tobytes().hex()
+_ROW = np.array([1.0, 2.0], np.float32).tobytes().hex()
 _VERDICTS = {
     "as they were": (_run(_SAME), _run(_SAME), "same in 1 of 1 calls"),
     "copies that became one": (_run(_SAME), _run([1.0, 2.0]), "same in 1 of 1 calls"),
