@@ -1,6 +1,7 @@
-"""Description of a call that a guard has stopped, from the stack or from the user's source line."""
+"""The user's code: a call that a guard has stopped, where a function is defined, warnings."""
 
 import contextlib
+import functools
 import inspect
 import linecache
 import os
@@ -8,6 +9,7 @@ import re
 import reprlib
 import traceback
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
@@ -19,7 +21,7 @@ import numpy as np
 
 from jax_dist.errors import display_path
 
-_LIBRARIES = (
+LIBRARIES = (
     *(os.path.dirname(str(module.__file__)) + os.sep for module in (jax, jaxlib, np)),
     os.path.dirname(__file__) + os.sep,
     contextlib.__file__,  # its frames stand between a guard and the block
@@ -70,9 +72,7 @@ def call_on_stack(name: str) -> Call:
         if fun is None:
             return Call(name, user_line(), arguments)
         name = getattr(getattr(fun, "func", fun), "__name__", name)
-        code = _code(fun)
-        source = f"{display_path(code.co_filename)}:{code.co_firstlineno}" if code else str(name)
-        return Call(name, user_line(), arguments, source, weakref.ref(fun))
+        return Call(name, user_line(), arguments, definition(fun) or str(name), weakref.ref(fun))
     except Exception:  # noqa: BLE001, objects of the user may raise anything where they are read
         return Call(name, user_line(), {})
 
@@ -90,15 +90,26 @@ def _functions(frames: Sequence[FrameType]) -> Iterator[Callable[..., Any]]:
 
 def _code(fun: Any) -> types.CodeType | None:
     """Return the code of a function, or of the function that a wrapper or a partial calls."""
-    code = getattr(inspect.unwrap(getattr(fun, "func", fun)), "__code__", None)
-    return code if isinstance(code, types.CodeType) else None
+    for _ in range(100):  # wrappers around one function; more is a function that wraps itself
+        fun = fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", fun)
+    call = inspect.getattr_static(type(fun), "__call__", None)
+    for code in (getattr(fun, "__code__", None), getattr(call, "__code__", None)):
+        if isinstance(code, types.CodeType):  # types.FunctionType itself has a descriptor
+            return code
+    return None
+
+
+def definition(fun: Any) -> str:
+    """Return where a callable is defined: "train.py:10", of its first decorator; "" if unknown."""
+    code = _code(fun)
+    return "" if code is None else f"{display_path(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _is_of_library(fun: Any) -> bool:
     """Return whether a callable is a class, or belongs to Python, JAX, NumPy or this package."""
     code = _code(fun)
     if code is not None:
-        return code.co_filename.startswith(_LIBRARIES)
+        return code.co_filename.startswith(LIBRARIES)
     module = str(getattr(type(fun), "__module__", None))
     return isinstance(fun, type) or module.split(".")[0] in ("builtins", "jax", "jaxlib", "numpy")
 
@@ -133,7 +144,7 @@ def code_at(trace: TracebackType | None) -> UserCode:
     JAX dispatches calls in C++, where no frame has their arguments.
     """
     steps = zip(traceback.walk_tb(trace), traceback.extract_tb(trace), strict=True)
-    steps = [step for step in steps if not step[1].filename.startswith(_LIBRARIES)]
+    steps = [step for step in steps if not step[1].filename.startswith(LIBRARIES)]
     if not steps:
         return UserCode(user_line(), "an operation", {})
     (frame, _), summary = steps[-1]
@@ -165,7 +176,7 @@ def _describe(leaf: Any) -> ArgumentInfo:
 def _user_frame() -> tuple[FrameType | None, list[FrameType]]:
     """Return the user's innermost frame, and the library frames below, in the order of calls."""
     frame, library_frames = inspect.currentframe(), list[FrameType]()
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
         library_frames.append(frame)
         frame = frame.f_back
     return frame, library_frames[::-1]
@@ -175,3 +186,9 @@ def user_line() -> str:
     """Return the line of the user's innermost frame, as "train.py:12"."""
     frame, _ = _user_frame()
     return "?" if frame is None else f"{display_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warn at the user's innermost line; `skip_file_prefixes` came with Python 3.12."""
+    _, library_frames = _user_frame()
+    warnings.warn(text, category, stacklevel=len(library_frames))

@@ -24,13 +24,13 @@ from typing import (
 
 import jax
 
+from jax_dist._calls import definition
 from jax_dist._compat import Device
 from jax_dist._pmap.axes import AxisPrefix
 from jax_dist._pmap.dispatch import Dispatcher
 from jax_dist._pmap.options import Arrays, Options, check_axis_name
 from jax_dist._rewrite.captures import Captures
 from jax_dist._rewrite.gathers import Gathers
-from jax_dist._rewrite.variable_names import definition
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")

@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from jax_dist import _codes, _compat
+from jax_dist._calls import definition
 from jax_dist._compat import Device
 from jax_dist._hlo import ProgramCost
 from jax_dist._pmap import axes
@@ -23,8 +24,7 @@ from jax_dist._rewrite.gathers import Gathers
 from jax_dist._rewrite.partition import Partitioning, Specs
 from jax_dist._rewrite.pipeline import PassFinding
 from jax_dist._rewrite.program import RewriteOptions, RewrittenProgram
-from jax_dist._rewrite.report import CacheVerdict, CapturedArray, Report
-from jax_dist._rewrite.variable_names import definition
+from jax_dist._rewrite.report import CacheVerdict, Report
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 if TYPE_CHECKING:
@@ -235,24 +235,17 @@ def _report_of(
         program, findings = rewriting.explain(args, kwargs)
     # Of one trace: what each derives again, as in `table * 2`, is another array then.
     captured = program.found or find_captures(traced.jaxpr, fun)
-    lifted = {capture.key for capture in program.captures}
     large = [capture for capture in captured if capture.is_large or capture.is_key]
     cache_before = CacheVerdict(stable=False, causes=("It does not compile.",))
     if before is not None:
         cache_before = CacheVerdict.of(before, [capture.name for capture in large])
-    kept = [capture.name for capture in large if capture.key not in lifted]
+    kept = [capture.name for capture in large if capture.action == "kept"]
     return Report(
         name=name,
         before=program_before,
         after=ProgramCost.of(after),
         cache_before=cache_before,
         cache_after=CacheVerdict.of(after, kept),
-        findings=(
-            *findings,
-            *find_gradient_sums(traced.jaxpr),
-            *failure,
-        ),
-        captured=tuple(
-            CapturedArray.of(capture, is_lifted=capture.key in lifted) for capture in captured
-        ),
+        findings=(*findings, *find_gradient_sums(traced.jaxpr), *failure),
+        captured=captured,
     )

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_dist
 from jax_dist import _compat, primitives
-from jax_dist._rewrite import interpreter, primitive_facts
+from jax_dist._rewrite import interpreter
 from jax_dist._rewrite.interpreter import equations
 from jax_dist.primitives import RECORDS
 
@@ -218,7 +218,7 @@ def test_elementwise_is_what_is_its_own_vmap():
         name
         for name, eqns in samples().items()
         for eqn in eqns
-        if primitive_facts.record_of(eqn).elementwise != is_elementwise(eqn)
+        if interpreter.record_of(eqn).elementwise != is_elementwise(eqn)
         and all(getattr(var.aval, "shape", ()) for var in eqn.outvars)
         and eqn.params.get("axes") != ()  # a sum over no dimension
     }
@@ -245,7 +245,7 @@ def test_of_a_primitive_without_a_record_nothing_is_known(name, monkeypatch):
     (eqn, *_) = samples()[name]
     monkeypatch.delitem(RECORDS, name)
 
-    record = primitive_facts.record_of(eqn)
+    record = interpreter.record_of(eqn)
     assert (record.kind, record.elementwise) == ("opaque", False)
 
 

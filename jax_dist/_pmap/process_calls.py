@@ -17,6 +17,7 @@ from jax.core import ShapedArray
 from jax.sharding import NamedSharding, Sharding
 
 from jax_dist import _compat
+from jax_dist._calls import definition
 from jax_dist._multihost import agreement
 from jax_dist._multihost.agreement import Fingerprint, containers, describe
 from jax_dist._pmap import axes
@@ -25,9 +26,7 @@ from jax_dist._pmap.body import Call, any_tracer, type_of
 from jax_dist._pmap.meshes import Layout
 from jax_dist._pmap.options import Options
 from jax_dist._pmap.placement import is_key, with_data
-from jax_dist._rewrite.interpreter import equations, named_axes, names_of
-from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist._rewrite.variable_names import definition
+from jax_dist._rewrite.interpreter import equations, named_axes, names_of, record_of
 from jax_dist.errors import MappedAxisError
 
 if TYPE_CHECKING:

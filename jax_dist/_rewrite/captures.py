@@ -10,28 +10,36 @@ import contextlib
 import contextvars
 import dataclasses
 import hashlib
+import typing
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from jax_dist import _compat
-from jax_dist._rewrite.constants import baked_arrays, lift_arrays, own_copy
-from jax_dist._rewrite.pipeline import warn_user
-from jax_dist._rewrite.variable_names import ArraySource, find_names
+from jax_dist._calls import warn_user
+from jax_dist._rewrite.constants import (
+    Identity,
+    array_identity,
+    lift_arrays,
+    own_copy,
+    reason_to_keep,
+)
+from jax_dist._rewrite.interpreter import bodies, constants, open_jaxpr, user_line_of
+from jax_dist._rewrite.variable_names import find_names
 from jax_dist._usage import human_bytes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
-Captures: TypeAlias = Literal["lift", "warn", "allow", "error"]
+Captures: TypeAlias = typing.Literal["lift", "warn", "allow", "error"]
 
 _LARGE = 1024  # bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Capture:
     """An array that a program holds, and where it comes from."""
 
@@ -39,12 +47,21 @@ class Capture:
     shape: tuple[int, ...]
     dtype: str
     bytes: int
-    captured_at: str  # "train.py:10", where the function begins that captures it; "" if unknown
-    used_at: str  # "train.py:12", the first equation that reads it; "" if it is only returned
-    is_key: bool  # whether it is a random key, of the new kind or the old
-    refused: str  # why it cannot be lifted; "" if it can
-    key: Hashable = dataclasses.field(repr=False, compare=False)  # equal for equal NumPy arrays
-    value: Any = dataclasses.field(repr=False, compare=False)  # a NumPy one shares user's memory
+    captured_at: str = ""  # "train.py:10", where the function begins that captures it, if known
+    used_at: str = ""  # "train.py:12", the first equation that reads it; "" if it is only returned
+    action: typing.Literal["lifted", "kept"] = "kept"
+    refused: str = ""  # why it cannot be lifted; "" if it can
+    is_key: bool = False  # whether it is a random key, of the new kind or the old
+    # Until it is lifted or not; a NumPy one shares the user's memory.
+    value: Any = dataclasses.field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, value: Any) -> "Capture":
+        """Return what an array shows by itself."""
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        facts = tuple(array.shape), str(array.dtype), int(array.nbytes)
+        return cls("<derived>", *facts, is_key=is_key, value=array)
 
     @property
     def is_large(self) -> bool:
@@ -67,35 +84,33 @@ def find_captures(jaxpr: ClosedJaxpr, fun: Callable) -> tuple[Capture, ...]:
 
     The names are searched from `fun`, which is what the user wrote.
     """
-    baked, captures = baked_arrays(jaxpr), []
-    names = find_names(fun, {identity: array.value for identity, array in baked.items()})
-    for identity, array in baked.items():
-        source = names.get(identity, ArraySource("<derived>", ""))
-        value, use = array.value, array.first_use
-        is_old_key = use is not None and _compat.name_of(use) == "random_wrap"
-        capture = Capture(
-            name=source.name,
-            shape=tuple(value.shape),
-            dtype=str(value.dtype),
-            bytes=int(value.nbytes),
-            captured_at=source.captured_at,
-            used_at=array.used_at,
-            is_key=is_old_key or jnp.issubdtype(value.dtype, jax.dtypes.prng_key),
-            refused=array.refused,
-            key=_key(value),
-            value=value,
-        )
-        captures.append(capture)
-    return tuple(captures)
+    captures: dict[Identity, Capture] = {}
+    seen: set[tuple[int, str]] = set()
 
+    def search(jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str) -> None:
+        if (id(jaxpr), refused) in seen:
+            return
+        seen.add((id(jaxpr), refused))
+        body, by_var = open_jaxpr(jaxpr), dict[Any, Capture]()
+        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
+            if (identity := array_identity(value)) is not None:
+                if identity not in captures:
+                    captures[identity] = Capture.of(value)
+                by_var[var] = captures[identity]
+                by_var[var].refused = by_var[var].refused or refused
+        for eqn in body.eqns:
+            for part in bodies(eqn):
+                search(part, (*around, eqn), refused or reason_to_keep(eqn))
+            for atom in eqn.invars if by_var else ():
+                capture = None if isinstance(atom, Literal) else by_var.get(atom)
+                if capture is not None:
+                    capture.used_at = capture.used_at or user_line_of(eqn, around)
+                    capture.is_key = capture.is_key or _compat.name_of(eqn) == "random_wrap"
 
-def _key(value: Any) -> Hashable:
-    """Return a key of a NumPy array's content, for its owner may write to it; else the identity."""
-    if isinstance(value, jax.Array):
-        return id(value)
-    content = np.ascontiguousarray(value)
-    digest = hashlib.blake2b(content.view(np.uint8).data).digest()
-    return digest, content.shape, content.dtype.name  # `str` is one for all types of ml_dtypes
+    search(jaxpr, (), "")
+    for identity, (name, line) in find_names(fun, captures).items():
+        captures[identity].name, captures[identity].captured_at = name, line
+    return tuple(captures.values())
 
 
 def warning_text(captures: Sequence[Capture], fun_name: str, *, kept_because: str = "") -> str:
@@ -139,6 +154,7 @@ class Lifted:
     found: tuple[Capture, ...]  # all captured arrays; empty if captures="allow"
     captures: tuple[Capture, ...]  # those that are inputs now
     values: list[Any]  # of these: own copies, on the host until they are placed
+    key: Hashable = ()  # equal for equal values
     placed: "dict[Hashable, PlacedCaptures]" = dataclasses.field(default_factory=dict, repr=False)
 
 
@@ -149,11 +165,11 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
       ArgumentError: there are some, and the policy is "error".
     """
     found = () if policy == "allow" else find_captures(jaxpr, fun)
-    worth = [capture for capture in found if capture.is_large or capture.is_key]
-    lifted = [capture for capture in worth if policy == "lift" and not capture.refused]
-    stays, why = [capture for capture in worth if capture.refused], "they cannot be handed on"
-    if policy != "lift":
-        stays, why = worth, f"captures='{policy}' says so"
+    stays = [capture for capture in found if capture.is_large or capture.is_key]
+    lifted, why = (), f"captures='{policy}' says so"
+    if policy == "lift":
+        lifted, why = tuple(c for c in stays if not c.refused), "they cannot be handed on"
+        stays = [capture for capture in stays if capture.refused]
     if stays:
         text = warning_text(stays, name, kept_because=why)
         if policy == "error":
@@ -162,10 +178,19 @@ def lift(jaxpr: ClosedJaxpr, fun: Callable, name: str, policy: Captures) -> Lift
     values = [own_copy(capture.value) for capture in lifted]
     if found or policy == "allow":
         jaxpr = lift_arrays(jaxpr, [capture.value for capture in lifted])
-    # Without the values: what is not lifted need not live longer.
-    without = {id(capture): dataclasses.replace(capture, value=None) for capture in found}
-    lifted = tuple(without[id(capture)] for capture in lifted)
-    return Lifted(jaxpr, tuple(without.values()), lifted, values)
+    for capture in found:
+        capture.action = "lifted" if capture in lifted else "kept"
+        capture.value = None  # what is not lifted need not live longer
+    return Lifted(jaxpr, found, lifted, values, tuple(map(_key, values)))
+
+
+def _key(value: Any) -> Hashable:
+    """Return a key of a NumPy array's content, for its owner may write to it; else the identity."""
+    if isinstance(value, jax.Array):
+        return id(value)
+    content = np.ascontiguousarray(value)
+    digest = hashlib.blake2b(content.view(np.uint8).data).digest()
+    return digest, content.shape, content.dtype.name  # `str` is one for all types of ml_dtypes
 
 
 class Watch:
@@ -218,7 +243,7 @@ class Placements:
         if not lifted.captures:
             return NO_CAPTURES
         if where not in lifted.placed:
-            key = (tuple(capture.key for capture in lifted.captures), where)
+            key = (lifted.key, where)
             placed = self._sets.get(key)
             if placed is None:
                 placed = PlacedCaptures(list(map(place, lifted.values)), list(lifted.values))

@@ -3,7 +3,6 @@
 They are the constants of the program and of the bodies in it.
 """
 
-import dataclasses
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -23,7 +22,6 @@ from jax_dist._rewrite.interpreter import (
     bodies,
     constants,
     open_jaxpr,
-    user_line_of,
     with_bodies,
 )
 
@@ -44,45 +42,6 @@ def array_identity(value: Any) -> Identity | None:
         return None
     array = np.asarray(value)
     return (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.name)
-
-
-@dataclasses.dataclass(slots=True)
-class BakedArray:
-    """An array in a program."""
-
-    value: Any  # a jax.Array, or a NumPy array that shares the memory of the user's
-    first_use: JaxprEqn | None = None  # None: only returned
-    used_at: str = ""  # "train.py:12"
-    refused: str = ""  # why no operand can take its place
-
-
-def baked_arrays(jaxpr: ClosedJaxpr) -> dict[Identity, BakedArray]:
-    """Return the arrays of a program, each once, in the order of the equations that hold them."""
-    arrays: dict[Identity, BakedArray] = {}
-    seen: set[tuple[int, str]] = set()
-
-    def search(jaxpr: Any, around: tuple[JaxprEqn, ...], refused: str) -> None:
-        if (id(jaxpr), refused) in seen:
-            return
-        seen.add((id(jaxpr), refused))
-        body, by_var = open_jaxpr(jaxpr), dict[Any, BakedArray]()
-        for var, value in zip(body.constvars, constants(jaxpr), strict=False):
-            if (identity := array_identity(value)) is not None:
-                array = value if isinstance(value, jax.Array) else np.asarray(value)
-                by_var[var] = arrays.setdefault(identity, BakedArray(array))
-                by_var[var].refused = by_var[var].refused or refused
-        for eqn in body.eqns:
-            name = _compat.name_of(eqn)
-            stuck = f"it is in the body of '{name}', which takes no more operands"
-            for part in bodies(eqn):
-                search(part, (*around, eqn), refused or ("" if name in _WIDENED else stuck))
-            for atom in eqn.invars:
-                array = None if isinstance(atom, Literal) else by_var.get(atom)
-                if array is not None and array.first_use is None:
-                    array.first_use, array.used_at = eqn, user_line_of(eqn, around)
-
-    search(jaxpr, (), "")
-    return arrays
 
 
 # --- copies
@@ -125,12 +84,6 @@ def put_copy(value: Any, where: Sharding | None) -> Any:
         if where is None or where == now:
             return value
     return jax.device_put(value, where)
-
-
-def lies_on_many(value: Any) -> bool:
-    """Return whether it is an array on several devices; its type then names their mesh."""
-    is_array = isinstance(value, jax.Array) and not isinstance(value, Tracer)
-    return is_array and len(value.sharding.device_set) > 1
 
 
 # --- inputs in the place of arrays
@@ -197,7 +150,7 @@ class _Lifting:
 
     def _collect_from_bodies(self, eqn: JaxprEqn) -> tuple[Identity, ...]:
         """Return the wanted arrays in the bodies of an equation, each once, in order."""
-        if _compat.name_of(eqn) not in _WIDENED:
+        if reason_to_keep(eqn):
             return ()
         arrays = (identity for body in bodies(eqn) for identity in self._collect(body))
         return tuple(dict.fromkeys(arrays))
@@ -211,10 +164,18 @@ class _Lifting:
         return self._held[id(jaxpr)]
 
 
-# The primitives whose bodies can take more operands; those of others are left as they are.
+# The primitives whose bodies can take more operands.
 _WIDENED = frozenset(
     "jit remat2 custom_jvp_call custom_vjp_call cond while scan shard_map".split(),  # noqa: SIM905
 )
+
+
+def reason_to_keep(eqn: JaxprEqn) -> str:
+    """Return why the bodies of an equation keep their arrays; "" if they can take them."""
+    name = _compat.name_of(eqn)
+    if name in _WIDENED:
+        return ""
+    return f"it is in the body of '{name}', which takes no more operands"
 
 
 def _widened(eqn: JaxprEqn, widen: Callable[[Any], Any], new: Sequence[Atom]) -> JaxprEqn:

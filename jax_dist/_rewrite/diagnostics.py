@@ -13,8 +13,8 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from jax_dist import _codes, _compat
 from jax_dist._rewrite import interpreter
+from jax_dist._rewrite.interpreter import record_of
 from jax_dist._rewrite.pipeline import PassFinding
-from jax_dist._rewrite.primitive_facts import record_of
 
 _REMATERIALIZED = "rematted_computation"  # JAX's name for the forward part of a checkpoint
 _WHY_SUMMED = (

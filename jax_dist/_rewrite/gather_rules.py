@@ -7,18 +7,19 @@ then over devices. A whole operand that all devices hold alike gives each of the
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn
 
 from jax_dist import _compat
-from jax_dist._rewrite.interpreter import Values, replay
-from jax_dist._rewrite.primitive_facts import record_of
-from jax_dist._rewrite.reductions import extreme, has_extremes
+from jax_dist._rewrite.interpreter import Values, record_of, replay
 
 
 class NeedsWhole(Exception):
@@ -104,10 +105,6 @@ def _broadcast(eqn: JaxprEqn, first: Deferred) -> Result:
     return Blockwise(dim, {"shape": shape, "sharding": None})
 
 
-def _transpose(eqn: JaxprEqn, first: Deferred) -> Result:
-    return Blockwise(list(eqn.params["permutation"]).index(first.dim))
-
-
 def _squeeze(eqn: JaxprEqn, first: Deferred) -> Result:
     """Squeeze on each block: the gathered dimension is longer than 1, so it stays."""
     return Blockwise(first.dim - sum(d < first.dim for d in eqn.params["dimensions"]))
@@ -118,37 +115,19 @@ def _reshape(eqn: JaxprEqn, first: Deferred) -> Result | None:
 
     The new dimension may be shorter or longer: it must be a whole number of blocks.
     """
-    dim = _major_dimension(_shape(eqn.invars[0]), eqn.params["new_sizes"], first)
-    if dim is None or eqn.params["dimensions"] is not None:
-        return None
-    shape = first.block_type(eqn.outvars[0].aval, dim).shape
-    return Blockwise(dim, {"new_sizes": shape, "sharding": None})
-
-
-def _major_dimension(old: Sequence[int], new: Sequence[int], first: Deferred) -> int | None:
-    """Return the dimension of `new` that starts where the gathered one of `old` does."""
-    before = math.prod(old[: first.dim])
-    for dim, length in enumerate(new):
+    before, new = math.prod(_shape(eqn.invars[0])[: first.dim]), eqn.params["new_sizes"]
+    for dim, length in enumerate(new if eqn.params["dimensions"] is None else ()):
         if math.prod(new[:dim]) == before and length % first.size == 0:
-            return dim
+            shape = first.block_type(eqn.outvars[0].aval, dim).shape
+            return Blockwise(dim, {"new_sizes": shape, "sharding": None})
     return None
-
-
-def _slice(eqn: JaxprEqn, first: Deferred) -> Result | None:
-    params, dim = eqn.params, first.dim
-    if _shape(eqn.outvars[0])[dim] != _shape(eqn.invars[0])[dim]:
-        return None
-    limits = list(params["limit_indices"])
-    limits[dim] //= first.size
-    return Blockwise(dim, {"limit_indices": tuple(limits)})
 
 
 _RULES: dict[str, Callable[[JaxprEqn, Deferred], Result | None]] = {
     "broadcast_in_dim": _broadcast,
-    "transpose": _transpose,
+    "transpose": lambda eqn, first: Blockwise(list(eqn.params["permutation"]).index(first.dim)),
     "squeeze": _squeeze,
     "reshape": _reshape,
-    "slice": _slice,
     "pvary": lambda _, first: Blockwise(first.dim),
 }
 
@@ -173,7 +152,7 @@ def _reduce(eqn: JaxprEqn, first: Deferred) -> Result | None:
     if name not in ("reduce_max", "reduce_min"):
         return None
     _check_strong(eqn)
-    if not has_extremes(dtype):
+    if not any(jnp.issubdtype(dtype, kind) for kind in _TYPES):
         raise NeedsWhole(f"{name} over devices has no order for {dtype.name}")
     # Local and over devices in one go, so that ties share the gradient as in reduce_max.
     kind = "max" if name == "reduce_max" else "min"
@@ -267,3 +246,51 @@ def _bytes(aval: Any) -> int:
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
+
+
+# --- maximum and minimum over devices
+#
+# `lax.pmax` drops a NaN on CPU and cannot be differentiated. Here floats are compared as integers
+# of the same order, in which a NaN (made positive for a maximum, negative for a minimum) wins.
+
+_Names: TypeAlias = tuple[Any, ...]
+_EXTREMES = {"max": (lax.reduce_max, lax.pmax), "min": (lax.reduce_min, lax.pmin)}
+_ORDERED = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}  # by the bytes of a float
+_TYPES = (jnp.bool_, jnp.integer, jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
+
+
+def extreme(kind: str, x: jax.Array, axes: tuple[int, ...], names: _Names) -> jax.Array:
+    """Return the largest or the smallest over dimensions and mesh axes, `[*s] -> [*r]`."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return _extreme_float(kind, axes, names, x)
+    local, over = _EXTREMES[kind]
+    numbers = x.astype(jnp.int8) if x.dtype == jnp.bool_ else x
+    return over(local(numbers, axes), names).astype(x.dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _extreme_float(kind: str, axes: tuple[int, ...], names: _Names, x: jax.Array) -> jax.Array:
+    local, over = _EXTREMES[kind]
+    nan = jnp.array(np.nan if kind == "max" else np.copysign(np.nan, -1), x.dtype)
+    block = local(x, axes)
+    block = jnp.where(jnp.isnan(block), nan, block)
+    ordered = _flip(lax.bitcast_convert_type(block, _ORDERED[x.dtype.itemsize]))
+    return lax.bitcast_convert_type(_flip(over(ordered, names)), x.dtype)
+
+
+@_extreme_float.defjvp
+def _extreme_float_jvp(
+    kind: str, axes: tuple[int, ...], names: _Names, primals: Any, tangents: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Share the gradient among all elements that reach the extreme, on whichever device."""
+    (x,), (dx,) = primals, tangents
+    value = _extreme_float(kind, axes, names, x)
+    reached = lax.eq(x, jnp.broadcast_to(lax.expand_dims(value, axes), x.shape)).astype(x.dtype)
+    total = lambda terms: lax.psum(lax.reduce_sum(terms, axes), names)
+    return value, total(dx * reached) / total(reached)
+
+
+def _flip(bits: jax.Array) -> jax.Array:
+    """Invert the lower bits of negative floats, which count downwards; its own inverse."""
+    lower = jnp.array(jnp.iinfo(bits.dtype).max, bits.dtype)
+    return jnp.where(bits < 0, bits ^ lower, bits)

@@ -33,11 +33,11 @@ from jax_dist._rewrite.interpreter import (
     bodies,
     named_axes,
     open_jaxpr,
+    record_of,
     source_line,
     with_bodies,
 )
 from jax_dist._rewrite.pipeline import PassFinding, PassPlan
-from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
 
 Gathers: TypeAlias = typing.Literal["reduce", "exact", "keep"]

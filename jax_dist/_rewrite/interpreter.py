@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray, eval_jaxpr
 from jax.extend import core, source_info_util
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AxisType
 
-from jax_dist import _compat
-from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist import _compat, primitives
 from jax_dist.errors import display_path
 
 Atom: TypeAlias = Any  # Var | Literal, of which pyright says "partially unknown"
@@ -79,6 +79,31 @@ def contains(jaxpr: Any, wanted: Callable[[JaxprEqn], bool]) -> bool:
 def holds(eqn: JaxprEqn, wanted: Callable[[JaxprEqn], bool]) -> bool:
     """Return whether an equation is wanted, or any in its bodies, at any depth."""
     return wanted(eqn) or any(contains(body, wanted) for body in bodies(eqn))
+
+
+# --- what is known of primitives
+
+
+def record_of(eqn: JaxprEqn) -> primitives.Primitive:
+    """Return what is known of a primitive; nothing of a user's, whatever its name."""
+    name = _compat.name_of(eqn)
+    record = primitives.RECORDS.get(name, _NOTHING)
+    if record.runs_keys and not _has_keys_of_jax(eqn):
+        return _NOTHING  # it runs functions of the user, which no parameter shows
+    if name == "bitcast_convert_type":
+        atoms: list[Any] = [eqn.invars[0], eqn.outvars[0]]
+        if atoms[0].aval.ndim != atoms[1].aval.ndim:  # to a type of another size
+            return _NOTHING
+    return record
+
+
+_NOTHING = primitives.record("")
+
+
+def _has_keys_of_jax(eqn: JaxprEqn) -> bool:
+    dtypes = {getattr(atom.aval, "dtype", None) for atom in (*eqn.invars, *eqn.outvars)}
+    kinds = {dtype for dtype in dtypes if dtype and jnp.issubdtype(dtype, jax.dtypes.prng_key)}
+    return {str(kind) for kind in kinds} <= {"key<fry>", "key<rbg>", "key<urbg>"}
 
 
 # --- the operands and results of loops and branches in their bodies
@@ -218,11 +243,7 @@ def _user_line(summary: str, _directory: str) -> str:
 
 _SUMMARY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(:\d+)? \(")  # "train.py:12:4 (step)"
 # Lines of our own are not the user's, neither in reports nor in the programs that we emit.
-OURS, _OF_JAX = (
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (os.path.dirname(__file__), jax.__file__)
-)
-OURS_AND_JAX = (OURS, _OF_JAX)
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 source_info_util.register_exclusion(OURS)
 # And `jax.debug.breakpoint` passes the variables of all frames but these into the program.
 _compat.hide_frames(OURS)

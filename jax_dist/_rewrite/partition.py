@@ -116,37 +116,18 @@ def plan_partitioning(
         return PassPlan(None)  # there JAX puts the body of the op into the program itself
     asked = [eqn for eqn in calls if _name_of(eqn) not in specs]
     layouts = propagation.layouts_of(program, asked, meshes[0], in_shardings)
-    layouts |= {
-        id(eqn): _layout_of_user(eqn, *specs[_name_of(eqn)])
-        for eqn in calls
-        if _name_of(eqn) in specs
-    }
-    regions = (e for e in interpreter.equations(program) if _compat.name_of(e) == "shard_map")
-    in_regions = {
-        id(eqn) for region in regions for eqn in interpreter.equations(region.params["jaxpr"])
-    }
     for eqn in calls:
-        if id(eqn) in in_regions and id(eqn) in layouts:
-            layouts[id(eqn)] = (
-                "it stands in a shard_map over some of the axes only, or another mesh"
-            )
-    return _plan_routes(
-        program, [eqn for eqn in calls if id(eqn) in layouts], layouts, meshes[0], specs
-    )
-
-
-def _plan_routes(
-    program: ClosedJaxpr,
-    calls: Sequence[JaxprEqn],
-    layouts: Mapping[int, CallLayout | str],
-    mesh: Mesh,
-    specs: Specs,
-) -> PassPlan:
+        if _name_of(eqn) in specs:
+            layouts[id(eqn)] = _layout_of_user(eqn, *specs[_name_of(eqn)])
+    regions = (e for e in interpreter.equations(program) if _compat.name_of(e) == "shard_map")
+    for eqn in (eqn for region in regions for eqn in interpreter.equations(region.params["jaxpr"])):
+        if id(eqn) in layouts:
+            layouts[id(eqn)] = "it stands in a shard_map over some axes only, or another mesh"
     routes: dict[int, _Route] = {}  # by the identity of the call
     findings: list[PassFinding] = []
-    for eqn in calls:
+    for eqn in (eqn for eqn in calls if id(eqn) in layouts):
         try:
-            route = routes[id(eqn)] = _route(eqn, layouts[id(eqn)], mesh)
+            route = routes[id(eqn)] = _route(eqn, layouts[id(eqn)], meshes[0])
         except (NotImplementedError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0].rstrip(":.")
             if _name_of(eqn) in specs:

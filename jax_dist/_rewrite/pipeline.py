@@ -1,38 +1,10 @@
-"""Passes over a traced program, their findings, and warnings at the user's line."""
+"""Passes over a traced program, and what they did, or refused to do, and where."""
 
 import dataclasses
-import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from jax.extend.core import ClosedJaxpr
-
-from jax_dist._rewrite.interpreter import OURS_AND_JAX
-
-# --- warnings that point at the user's line, from wherever in a trace
-
-
-def warn_user(text: str, category: type[Warning]) -> None:
-    """Warn at the innermost line that is neither ours nor JAX's.
-
-    Counted here, for a trace has as many frames as JAX likes; `skip_file_prefixes` came with
-    Python 3.12.
-    """
-    level = _user_level()
-    warnings.warn(text, category, stacklevel=level)
-
-
-def _user_level() -> int:
-    """Return the level of the user's innermost frame, as seen by the caller's caller."""
-    level, frame = -1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(OURS_AND_JAX):
-        level, frame = level + 1, frame.f_back
-    return level + 1
-
-
-# --- what a pass did, or refused to do, and where
-
 
 Outcome: TypeAlias = Literal["rewritten", "refused", "noted"]
 

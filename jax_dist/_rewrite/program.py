@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
+from jax_dist._calls import warn_user
 from jax_dist._multihost.agreement import Fingerprint, containers, describe
 from jax_dist._pmap import placement, process_calls
 from jax_dist._pmap.body import any_tracer, type_of
@@ -34,12 +35,11 @@ from jax_dist._rewrite.captures import (
     lift,
     tracing,
 )
-from jax_dist._rewrite.constants import lies_on_many, put_copy
+from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.gathers import Gathers, plan_gathers
 from jax_dist._rewrite.partition import Partitioning, Specs, plan_partitioning
 from jax_dist._rewrite.pipeline import PassFinding, PassPlan
-from jax_dist._rewrite.pmap_sites import check_none_local, pmaps_over_all_processes
-from jax_dist._rewrite.propagation import is_partitioned, mesh_of, meshes_of
+from jax_dist._rewrite.propagation import is_partitioned, meshes_of
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
@@ -72,12 +72,16 @@ class _KnownCall(NamedTuple):
 
     traced: _TracedCall
     shardings: tuple[NamedSharding | None, ...]  # of the dynamic leaves
-    mesh: Mesh | None  # what the program runs on, as far as that is one
+    meshes: tuple[Mesh, ...]  # what the program runs on
+
+    @property
+    def mesh(self) -> Mesh | None:
+        return self.meshes[0] if len(self.meshes) == 1 else None
 
     @property
     def variant(self) -> Hashable:
         """The key of its program: on Auto axes, jit traces once for all shardings."""
-        return (self.shardings, self.mesh) if self.traced.routes else None
+        return (self.shardings, self.meshes) if self.traced.routes else None
 
 
 class RewrittenProgram:
@@ -94,7 +98,6 @@ class RewrittenProgram:
         self.name: str = name
         self.options: RewriteOptions = options
         self._jit_options = _compat.JitOptions.read(fun)
-        self._mesh_seen: Mesh | None = None
         self._is_warned = False
         self._agreed: set[int] = set()  # hashes of signatures, with the other processes
         self._watch = Watch(name)
@@ -141,7 +144,7 @@ class RewrittenProgram:
         call = self._find(args, kwargs)
         if programs.is_staged() or any_tracer(jax.tree.leaves((args, kwargs))):
             return self._stage(call, args, kwargs), None, False
-        for mesh in self._meshes(call):
+        for mesh in call.meshes:
             placement.check_runs(mesh.devices.flat, f"'{self.name}', rewritten,")
         try:
             return self._run(asking, call, args, kwargs)
@@ -166,7 +169,7 @@ class RewrittenProgram:
         if self._is_warned or jax.device_count() == 1:
             return
         self._is_warned = True
-        pipeline.warn_user(
+        warn_user(
             f"rewrite leaves the custom_partitioning operations of '{self.name}' as they are: in a "
             "jit, grad or vmap around it, arguments do not show their mesh. Give it by "
             "rewrite(..., mesh=mesh), or put rewrite outermost.",
@@ -193,7 +196,7 @@ class RewrittenProgram:
         mesh = call.mesh
         if mesh is None and jax.process_count() > 1:
             # One with devices of other processes too, where arrays of this one cannot be used.
-            mesh = next((mesh for mesh in self._meshes(call) if mesh.is_multi_process), None)
+            mesh = next((mesh for mesh in call.meshes if mesh.is_multi_process), None)
         place = lambda value: _placed(value, mesh)
         return self._placements.get(call.traced.lifted, mesh, place)
 
@@ -205,15 +208,9 @@ class RewrittenProgram:
             for leaf in jax.tree.leaves(self._dynamic(args, kwargs))
         ]
         shardings = tuple(s if isinstance(s, NamedSharding) else None for s in known)
-        mesh = self.options.mesh or mesh_of(traced.lifted.jaxpr, shardings)
-        # Under grad and vmap arguments do not show their mesh; they did when called before.
-        self._mesh_seen = mesh or self._mesh_seen
-        return _KnownCall(traced, shardings, self._mesh_seen)
-
-    def _meshes(self, call: _KnownCall) -> list[Mesh]:
-        """Return those that the program runs on."""
-        meshes = [] if self.options.mesh is None else [self.options.mesh]
-        return [*meshes, *meshes_of(call.traced.lifted.jaxpr, call.shardings)]
+        mesh = self.options.mesh
+        meshes = [mesh] if mesh else meshes_of(traced.lifted.jaxpr, shardings)
+        return _KnownCall(traced, shardings, tuple(meshes))
 
     # ---- the user's function is traced
 
@@ -237,7 +234,7 @@ class RewrittenProgram:
 
         def traced(*flat_args: Any, **kwargs: Any) -> Any:
             self._pmap_findings.clear()
-            with pmaps_over_all_processes(self.options.mesh, self._pmap_findings):
+            with remesh.pmaps_over_all_processes(self.options.mesh, self._pmap_findings):
                 return fun(*flat_args, **kwargs)
 
         # No functools.wraps: jit would read the user's signature.
@@ -247,21 +244,17 @@ class RewrittenProgram:
 
     def _analyze(self, traced: jax.stages.Traced, args: _Args, kwargs: _Kwargs) -> _TracedCall:
         jaxpr, out_tree = traced.jaxpr, jax.tree.structure(traced.out_info)
-        check_none_local(jaxpr)
+        remesh.check_none_local(jaxpr)
         lifted = lift(jaxpr, self.fun, self.name, self.options.captures)
         routes = self.options.partitioning == "route" and interpreter.contains(
             jaxpr, is_partitioned
         )
-        described = {
-            f"argument {jax.tree_util.keystr(path)}": describe(leaf)
-            for path, leaf in jax.tree.leaves_with_path((args, kwargs))
-        }
+        name_of = lambda path: f"argument {jax.tree_util.keystr(path)}"
+        leaves = {name_of(path): leaf for path, leaf in jax.tree.leaves_with_path((args, kwargs))}
         dynamic = jax.tree.leaves_with_path(self._dynamic(args, kwargs))
-        described |= {
-            f"argument {jax.tree_util.keystr(path)}": describe(aval)
-            for (path, _), aval in zip(dynamic, jaxpr.in_avals, strict=True)
-        }
-        described |= {f"result {n}": describe(aval) for n, aval in enumerate(jaxpr.out_avals)}
+        leaves |= zip([name_of(path) for path, _ in dynamic], jaxpr.in_avals, strict=True)
+        leaves |= {f"result {number}": aval for number, aval in enumerate(jaxpr.out_avals)}
+        described = {name: describe(leaf) for name, leaf in leaves.items()}
         fingerprint = Fingerprint(containers(out_tree), described)
         return _TracedCall(lifted, out_tree, fingerprint, tuple(self._pmap_findings), routes)
 
@@ -348,10 +341,10 @@ def _described(leaf: Any) -> Any:
 
 def _placed(value: Any, mesh: Mesh | None) -> Any:
     """Return a captured array on every device of the program, once."""
-    if lies_on_many(value):
+    is_array = isinstance(value, jax.Array)
+    if is_array and len(value.sharding.device_set) > 1:
         return put_copy(value, value.sharding)  # the user has said where
     if mesh is not None:
         return put_copy(value, NamedSharding(mesh, P()))
     # Once, and not in each call; tied to a device as before.
-    is_tied = isinstance(value, jax.Array) and value.committed
-    return put_copy(value, value.sharding if is_tied else None)
+    return put_copy(value, value.sharding if is_array and value.committed else None)

@@ -19,37 +19,6 @@ from jax_dist._rewrite.captures import NO_CAPTURES, PlacedCaptures
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
-_OF_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_shardings")  # of (args, kwargs)
-
-
-def _hiding(stage: type) -> type:
-    """Return a class with the names of `stage`, which answers for another object of it."""
-
-    class Hiding(stage):
-        __slots__ = ("_inner", "_values")
-
-        def __init__(self, inner: Any, values: Sequence[Any]):
-            self._inner, self._values = inner, values
-
-        @property
-        def in_tree(self) -> Any:
-            numbers = jax.tree.unflatten(self._inner.in_tree, range(self._inner.in_tree.num_leaves))
-            return jax.tree.structure(_without_first(numbers))
-
-        @property
-        def donate_argnums(self) -> tuple[int, ...]:
-            hidden = len(self._values)
-            return tuple(number - hidden for number in self._inner.donate_argnums)
-
-    def answer(self: Any, name: str) -> Any:
-        value = getattr(self._inner, name)
-        return _without_first(value) if name in _OF_ARGUMENTS else value
-
-    for name in dir(stage):
-        if not name.startswith("_") and name not in vars(Hiding):
-            setattr(Hiding, name, property(lambda self, name=name: answer(self, name)))
-    Hiding.__name__ = Hiding.__qualname__ = stage.__name__
-    return Hiding
 
 
 def _without_first(of_call: tuple[_Args, _Kwargs]) -> tuple[_Args, _Kwargs]:
@@ -57,17 +26,40 @@ def _without_first(of_call: tuple[_Args, _Kwargs]) -> tuple[_Args, _Kwargs]:
     return tuple(args), kwargs
 
 
-class Lowered(_hiding(jax.stages.Lowered)):
-    """A program without its first argument, which is always the values that it is made with."""
+class _Hiding:
+    """A stage of a program that does not show its first argument, the values that it is made with.
 
-    __slots__ = ()
+    JAX's class, which comes next, finds the attributes of the other stage, and reads the rest from
+    them.
+    """
+
+    def __init__(self, inner: Any, values: Sequence[Any]):
+        self._inner, self._values = inner, values
+
+    def __getattr__(self, name: str) -> Any:  # of the slots of JAX's class, which are empty
+        value = getattr(self._inner, name)
+        return _without_first(value) if name == "args_info" else value
+
+    @property
+    def in_avals(self) -> Any:
+        return _without_first(self._inner.in_avals)
+
+
+class Lowered(_Hiding, jax.stages.Lowered):
+    """A program without its first argument."""
 
     def compile(self, /, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         return _Compiled(self._inner.compile(*args, **kwargs), self._values)
 
 
-class _Compiled(_hiding(jax.stages.Compiled)):
-    __slots__ = ()
+class _Compiled(_Hiding, jax.stages.Compiled):
+    @property
+    def input_formats(self) -> Any:
+        return _without_first(self._inner.input_formats)
+
+    @property
+    def input_shardings(self) -> Any:
+        return _without_first(self._inner.input_shardings)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._inner(self._values, *args, **kwargs)

@@ -31,12 +31,6 @@ def is_partitioned(eqn: JaxprEqn) -> bool:
 # --- the mesh
 
 
-def mesh_of(jaxpr: ClosedJaxpr, in_shardings: _Shardings) -> Mesh | None:
-    """Return the one mesh that a program runs on; None for none or several."""
-    meshes = meshes_of(jaxpr, in_shardings)
-    return meshes[0] if len(meshes) == 1 else None
-
-
 def meshes_of(jaxpr: ClosedJaxpr, in_shardings: _Shardings) -> list[Mesh]:
     """Return the meshes of devices that a program runs on, each once, in order.
 
@@ -166,18 +160,17 @@ def _read_layouts(module: Any, mesh: Mesh) -> dict[int, CallLayout | str]:
         for call in calls:
             target = ir.StringAttr(call.attributes["call_target_name"]).value
             scope = _SCOPE.search(str(call.location))
-            if scope and target == "CustomSPMDPartitioning":
-                layouts.setdefault(int(scope[1]), _read_layout(call, mesh, meshes))
+            if not scope or target != "CustomSPMDPartitioning" or int(scope[1]) in layouts:
+                continue
+            try:
+                operands, results = (
+                    tuple(_spec(value, mesh, meshes) for value in values)
+                    for values in (call.operands, call.results)
+                )
+                layouts[int(scope[1])] = CallLayout(operands, results)
+            except ValueError as reason:
+                layouts[int(scope[1])] = str(reason)
     return layouts
-
-
-def _read_layout(call: ir.Operation, mesh: Mesh, meshes: Mapping[str, Any]) -> CallLayout | str:
-    try:
-        operands = tuple(_spec(value, mesh, meshes) for value in call.operands)
-        results = tuple(_spec(value, mesh, meshes) for value in call.results)
-    except ValueError as reason:
-        return str(reason)
-    return CallLayout(operands, results)
 
 
 def _spec(value: ir.Value, mesh: Mesh, meshes: Mapping[str, Any]) -> P:

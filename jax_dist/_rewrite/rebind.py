@@ -16,8 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import Atom, Handler, Values
-from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.interpreter import Atom, Handler, Values, record_of
 
 _Evaluate: TypeAlias = Callable[[Any, Sequence[Any]], Values]  # a jaxpr on values
 _HandlerOf: TypeAlias = Callable[[JaxprEqn], Handler | None]

@@ -1,11 +1,14 @@
-"""pmaps inside a traced program, moved onto the caller's mesh.
+"""pmaps inside a traced program, moved onto the caller's mesh (JXD002).
 
 Collectives in a mapped function name the axis that it was mapped over, also those that are traced
 later, in the rules of a custom_vjp. So a mapped region keeps that name, on a mesh of the same
 devices; the arrays that go in and out lie on the caller's mesh, under the caller's name.
 """
 
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,12 +19,58 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_dist import _codes, _compat
-from jax_dist._pmap import meshes
+from jax_dist._calls import user_line
+from jax_dist._compat import Device
+from jax_dist._pmap import emission, meshes
+from jax_dist._pmap.body import Call, Options
 from jax_dist._rewrite import interpreter, rebind
-from jax_dist._rewrite.interpreter import Handler, Values
+from jax_dist._rewrite.interpreter import Handler, Values, record_of
 from jax_dist._rewrite.pipeline import PassFinding, PassPlan
-from jax_dist._rewrite.pmap_sites import PmapSite, pmap_sites
-from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Site:
+    """One pmap in a traced program: jit(shard_map), over one axis of a mesh of its own."""
+
+    eqn: JaxprEqn
+    axis: str
+    where: str
+    of_jax: bool  # made by jax.pmap, not by ours
+
+    @property
+    def mesh(self) -> Any:  # jax.sharding.Mesh, or AbstractMesh
+        return self.eqn.params["mesh"]
+
+    @property
+    def devices(self) -> list[Device]:  # empty if the mesh names none
+        return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
+
+
+# "_fun at .../jax/_src/pmap.py:410", and "body at .../jax_dist/_pmap/emission.py:47".
+_FILE_OF_JAX = os.path.join(os.path.dirname(jax.__file__), "_src", "pmap.py")
+_FILES = (_FILE_OF_JAX, os.path.abspath(emission.__file__))
+
+
+def _find_pmaps(jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> list[_Site]:
+    """Return all pmaps of a program; not those inside another shard_map, which move with it.
+
+    `jax.pmap` and ours both make a shard_map without vma types, manual over one axis; they are told
+    from others by the file that its body was defined in.
+    """
+    sites = []
+    for eqn in interpreter.open_jaxpr(jaxpr).eqns:
+        if _compat.name_of(eqn) != "shard_map":
+            for body in interpreter.bodies(eqn):
+                sites += _find_pmaps(body, (*around, eqn))
+            continue
+        axes = tuple(eqn.params["newly_manual_axes"])
+        source = str(interpreter.open_jaxpr(eqn.params["jaxpr"]).debug_info.func_src_info)
+        file = next((file for file in _FILES if file in source), None)
+        if file and len(axes) == 1 and not eqn.params["check_vma"]:
+            line = interpreter.user_line_of(eqn, around)
+            sites.append(_Site(eqn, axes[0], line, of_jax=file == _FILE_OF_JAX))
+    return sites
 
 
 class _RemeshRefused(Exception):
@@ -37,8 +86,8 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     """
     handlers: dict[int, Handler] = {}  # by the identity of the equation
     findings = []
-    for site in pmap_sites(jaxpr):
-        pmap = f"the pmap over '{site.axis}' of size {site.size}"
+    for site in _find_pmaps(jaxpr):
+        pmap = f"the pmap over '{site.axis}' of size {site.mesh.shape[site.axis]}"
         outcome, what, why = "noted", f"{pmap} is a shard_map on a mesh of its own", ""
         if mesh is not None:
             try:
@@ -52,11 +101,12 @@ def plan_remesh(jaxpr: ClosedJaxpr, mesh: Mesh | None) -> PassPlan:
     return PassPlan(changed, tuple(findings))
 
 
-def _mover(site: PmapSite, mesh: Mesh) -> tuple[str, Handler]:
+def _mover(site: _Site, mesh: Mesh) -> tuple[str, Handler]:
     """Return the axis of the mesh that a pmap goes to, and what runs it there."""
     axis, inside = _mesh_inside(site, mesh)
     keeps_types = dict(inside.shape) == dict(site.mesh.shape)  # for JAX it is the same mesh
-    constraints = (eqn for eqn in interpreter.equations(site.body) if record_of(eqn).constrains)
+    inner = site.eqn.params["jaxpr"]
+    constraints = (eqn for eqn in interpreter.equations(inner) if record_of(eqn).constrains)
     if not keeps_types and (eqn := next(constraints, None)) is not None:
         where = interpreter.source_line(eqn)
         raise _RemeshRefused(f"the mapped function constrains a sharding itself, at {where}")
@@ -76,7 +126,7 @@ def _mover(site: PmapSite, mesh: Mesh) -> tuple[str, Handler]:
         operands = constrain(values, params["in_specs"])
         with meshes.context_of(inside):
             results = jax.shard_map(
-                lambda *blocks: evaluate(site.body, blocks),
+                lambda *blocks: evaluate(inner, blocks),
                 mesh=inside,
                 in_specs=tuple(params["in_specs"]),
                 out_specs=list(params["out_specs"]),
@@ -88,9 +138,9 @@ def _mover(site: PmapSite, mesh: Mesh) -> tuple[str, Handler]:
     return axis, emit
 
 
-def _mesh_inside(site: PmapSite, mesh: Mesh) -> tuple[str, Mesh]:
+def _mesh_inside(site: _Site, mesh: Mesh) -> tuple[str, Mesh]:
     """Return the axis of the mesh for a pmap, and the mesh under the names of the pmap."""
-    if site.devices is not None and not set(site.devices) <= set(mesh.devices.flat):
+    if not set(site.devices) <= set(mesh.devices.flat):
         raise _RemeshRefused("it has devices that are not in the mesh")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise _RemeshRefused("the mesh has axes that are not Auto, on which shardings are types")
@@ -146,9 +196,66 @@ def _spec_on(mesh: Mesh, leaf: jax.Array) -> P:
     if not isinstance(sharding, NamedSharding):
         return P()
     free = dict(mesh.shape)
-    parts: list[str | None] = []
-    for part in sharding.spec:
-        names = interpreter.names_of(part)
-        is_one = len(names) == 1
-        parts.append(_take_axis(free, names[0], sharding.mesh.shape[names[0]]) if is_one else None)
-    return P(*parts)
+    sizes = sharding.mesh.shape
+    fitting = lambda part: isinstance(part, str) and _take_axis(free, part, sizes[part])
+    return P(*[fitting(part) or None for part in sharding.spec])
+
+
+# --- `jax.pmap` in a traced function, with several processes: over the devices of all of them
+#
+# Traced, `jax.pmap` sees the devices of its own process, and its collectives reduce over these,
+# with no error. While a rewriting traces, each is run as ours, which is right there.
+
+
+@contextlib.contextmanager
+def pmaps_over_all_processes(mesh: Mesh | None, findings: list[PassFinding]) -> Iterator[None]:
+    """Have `jax.pmap` map over all processes while tracing, on the devices of `mesh` if they fit.
+
+    Adds to `findings` what was done.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+
+    def run(taken: _compat.InterceptedPmap, leaves: Sequence[Any]) -> Any:
+        devices = taken.devices
+        if devices is None and mesh is not None and len(mesh.axis_names) == 1:
+            devices = tuple(mesh.devices.flat)
+        options = Options(
+            fun_name="jax.pmap",
+            axis_name=taken.axis_name,
+            out_axes=taken.out_axes,
+            devices=devices,
+            backend=taken.backend,
+            axis_size=taken.axis_size,
+            captures="allow",
+            gathers="keep",
+        )
+        call = Call.of_taken(taken, leaves, taken.fun, "jax.pmap")
+        layout = options.lay_out(call.size, whole=False)
+        output, _ = emission.emit(options, call, layout, as_view=True)
+        name = f"jax.pmap over '{taken.axis_name}' of size {layout.size}"
+        what = f"{name}: a shard_map over all processes"
+        findings.append(PassFinding(_codes.JIT_OF_PMAP, "rewritten", what, "", user_line()))
+        return output
+
+    with _compat.intercept_pmaps(run):
+        yield
+
+
+def check_none_local(jaxpr: ClosedJaxpr) -> None:
+    """Raise ArgumentError for a pmap over the devices of this process alone.
+
+    It comes out of the cache of a jit inside, which was traced before.
+    """
+    if jax.process_count() == 1:
+        return
+    here = jax.process_index()
+    for site in _find_pmaps(jaxpr):
+        if site.of_jax and all(device.process_index == here for device in site.devices):
+            where = site.where or "an unknown line"
+            raise ArgumentError(
+                f"The jax.pmap over '{site.axis}' at {where} sees the devices of this process "
+                "only, for a jax.jit around it was traced before. Call clear_cache() on that jit "
+                "first, or use jax_dist.pmap in it."
+            )

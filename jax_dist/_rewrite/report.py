@@ -6,7 +6,6 @@ objects, and captured arrays. Some does not: an order taken from a set, random n
 """
 
 import dataclasses
-import html
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,25 +65,6 @@ class CacheVerdict:
         return cls(stable=not causes, causes=tuple(causes))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CapturedArray:
-    """An array that the function takes from around it."""
-
-    name: str  # as the user calls it: "W", "self.kernel"
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    captured_at: str  # "train.py:3", or "" if unknown
-    used_at: str  # "" also if it is only returned
-    action: str  # what became of it: "lifted", "kept"
-
-    @classmethod
-    def of(cls, capture: Capture, *, is_lifted: bool) -> "CapturedArray":
-        fields = {field.name for field in dataclasses.fields(cls)} - {"action"}
-        action = "lifted" if is_lifted else "kept"
-        return cls(**{name: getattr(capture, name) for name in fields}, action=action)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """Report of the rewriting of a function. Printed, it fits a terminal of 80 columns."""
@@ -95,7 +75,7 @@ class Report:
     cache_before: CacheVerdict
     cache_after: CacheVerdict
     findings: tuple[PassFinding, ...] = ()
-    captured: tuple[CapturedArray, ...] = ()
+    captured: tuple[Capture, ...] = ()
     plan: "Plan | None" = None  # the strategies on a machine; None if not asked for
 
     @property
@@ -116,7 +96,9 @@ class Report:
     def to_dict(self) -> dict[str, object]:
         """Return dicts, lists, strings, numbers and None only."""
         moved = {"before": self.before.moved_bytes, "after": self.after.moved_bytes}
-        fields = dataclasses.asdict(dataclasses.replace(self, plan=None))
+        fields = dataclasses.asdict(dataclasses.replace(self, plan=None, captured=()))
+        names = ("name", "shape", "dtype", "bytes", "captured_at", "used_at", "action")
+        fields["captured"] = [{key: getattr(one, key) for key in names} for one in self.captured]
         fields |= {"summary": self.summary, "moved_bytes": moved}
         fields["plan"] = self.plan.to_dict() if self.plan else None
         return json.loads(json.dumps(fields))
@@ -126,12 +108,6 @@ class Report:
 
     def __str__(self) -> str:
         return render(*_sections(self))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def __rich__(self) -> rich.console.Group:
-        return rich.console.Group(*_sections(self))
 
 
 def _sections(report: Report) -> Iterator[Any]:
@@ -186,7 +162,7 @@ def _findings_table(findings: Sequence[PassFinding]) -> rich.table.Table:
     return _table(("code", "finding"), rows, header=False)
 
 
-def _captured_table(arrays: Sequence[CapturedArray]) -> rich.table.Table:
+def _captured_table(arrays: Sequence[Capture]) -> rich.table.Table:
     rows = []
     for array in arrays:
         kind = f"{array.dtype}[{','.join(map(str, array.shape))}]"

@@ -22,8 +22,8 @@ from jax_dist._rewrite.interpreter import (
     names_of,
     open_jaxpr,
     operands_of_bodies,
+    record_of,
 )
-from jax_dist._rewrite.primitive_facts import record_of
 
 AxisName: TypeAlias = Any  # hashable; nearly always a string
 Same: TypeAlias = frozenset[AxisName]  # the axes along which all devices hold the same

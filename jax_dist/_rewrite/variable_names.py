@@ -6,66 +6,43 @@ because the user sees it there.
 """
 
 import collections
+import contextlib
 import functools
-import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
+from jax_dist._calls import LIBRARIES, definition
 from jax_dist._rewrite.constants import Identity, array_identity
-from jax_dist._rewrite.interpreter import OURS_AND_JAX
-from jax_dist.errors import display_path
 
 _FUNCTIONS = 1_000  # a search ends here; what was not found by then has no name
 _DEPTH = 2  # of objects in objects; containers do not count
 
 
-class ArraySource(NamedTuple):
-    """Origin of an array."""
+def find_names(fun: Callable, arrays: Collection[Identity]) -> dict[Identity, tuple[str, str]]:
+    """Return the names of arrays, and the lines where the functions begin that capture them.
 
-    name: str  # as the user would type it: "params['w']"
-    captured_at: str  # "train.py:10", where the function begins that captures it
-
-
-def definition(fun: Any) -> str:
-    """Return where a callable is defined: "train.py:10", of its first decorator; "" if unknown."""
-    for _ in range(100):  # wrappers around one function; more is a function that wraps itself
-        if isinstance(fun, functools.partial):
-            fun = fun.func
-        elif (wrapped := getattr(fun, "__wrapped__", None)) is not None:
-            fun = wrapped
-        else:
-            break
-    call = inspect.getattr_static(type(fun), "__call__", None)
-    for code in (getattr(fun, "__code__", None), getattr(call, "__code__", None)):
-        if isinstance(code, types.CodeType):  # types.FunctionType itself has a descriptor
-            return f"{display_path(code.co_filename)}:{code.co_firstlineno}"
-    return ""
-
-
-def find_names(fun: Callable, arrays: Mapping[Identity, Any]) -> dict[Identity, ArraySource]:
-    """Return the names of arrays as seen from `fun`; without those that it does not reach.
-
-    `fun` is the user's function, or any callable; also wrapped, by `jax.jit` or the like.
+    Args:
+      fun: the user's function, or any callable; also wrapped, by `jax.jit` or the like.
+      arrays: the ones to name. Those that `fun` does not reach are not in the result.
     """
-    missing, names = set(arrays), dict[Identity, ArraySource]()
+    names: dict[Identity, tuple[str, str]] = {}
     queue = collections.deque([fun])
     seen = {id(fun): fun}  # with the objects, so that no other gets their address
-    while queue and missing and len(seen) < _FUNCTIONS:
+    while queue and len(names) < len(arrays) and len(seen) < _FUNCTIONS:
         fun = queue.popleft()
-        line = definition(fun)
         for name, variable in _variables(fun):
             for path, leaf in _leaves(variable, name, _DEPTH):
                 if callable(leaf) and id(leaf) not in seen:
                     seen[id(leaf)] = leaf
                     queue.append(leaf)
-                identity = array_identity(leaf) if path and _is_array(leaf) else None
-                if identity in missing:
-                    names[identity] = ArraySource(path, line)
-                    missing.remove(identity)
+                is_array = isinstance(leaf, jax.Array | np.ndarray)
+                identity = array_identity(leaf) if path and is_array else None
+                if identity in arrays and identity not in names:
+                    names[identity] = path, definition(fun)
     return names
 
 
@@ -80,33 +57,18 @@ def _variables(fun: Any) -> Iterator[tuple[str, Any]]:
         yield "", fun.func
     elif isinstance(fun, types.FunctionType):
         yield "", vars(fun).get("__wrapped__")
-        yield from _variables_of_function(fun)
-    else:
-        # Of jit, custom_jvp and custom_vjp; else an object that is called.
-        attributes = getattr(fun, "__dict__", {})
-        yield from (
-            ("", attributes.get(name)) for name in ("__wrapped__", "fun", "jvp", "fwd", "bwd")
-        )
-        if not isinstance(fun, type) and not _is_library(type(fun).__module__):
-            yield "self", fun
-            methods = vars(type(fun)).values()
-            yield from (
-                ("", method) for method in methods if isinstance(method, types.FunctionType)
-            )
-
-
-def _variables_of_function(fun: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    code = fun.__code__
-    # The names in JAX's code, and ours, mean nothing to the user.
-    is_library = code.co_filename.startswith(OURS_AND_JAX)
-    for name, cell in zip(code.co_freevars, fun.__closure__ or (), strict=True):
-        try:
-            yield "" if is_library else name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    if not is_library:
-        for name in sorted(_names_in(code) & fun.__globals__.keys()):
+        code = fun.__code__
+        # The names in the code of a library mean nothing to the user.
+        is_library = code.co_filename.startswith(LIBRARIES)
+        for name, cell in zip(code.co_freevars, fun.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                yield "" if is_library else name, cell.cell_contents
+        for name in sorted(_names_in(code) & fun.__globals__.keys()) if not is_library else ():
             yield name, fun.__globals__[name]
+    else:  # an object that is called; a jit, custom_jvp or custom_vjp has functions as attributes
+        yield "self", fun
+        methods = vars(type(fun)).values()
+        yield from (("", method) for method in methods if isinstance(method, types.FunctionType))
 
 
 def _names_in(code: types.CodeType) -> frozenset[str]:
@@ -124,18 +86,7 @@ def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     for path, leaf in leaves:
         leaf_name = name and name + jax.tree_util.keystr(path)
         yield leaf_name, leaf
-        if depth and not isinstance(leaf, jax.Array | types.FunctionType):
+        if depth and not isinstance(leaf, jax.Array | types.FunctionType | types.ModuleType):
             attributes = getattr(leaf, "__dict__", {})
-            if isinstance(leaf, types.ModuleType):
-                is_plain = not _is_library(leaf.__name__)
-                attributes = {key: v for key, v in attributes.items() if is_plain and _is_array(v)}
             for key in sorted(attributes, key=lambda key: key.startswith("_")):  # public ones first
                 yield from _leaves(attributes[key], f"{leaf_name}.{key}", depth - 1)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array | np.ndarray)
-
-
-def _is_library(module: str) -> bool:
-    return module.split(".")[0] in ("jax", "jaxlib", "numpy")

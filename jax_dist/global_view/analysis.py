@@ -26,8 +26,8 @@ from jax_dist._rewrite.interpreter import (
     carries,
     fixed_in,
     operands_of_bodies,
+    record_of,
 )
-from jax_dist._rewrite.primitive_facts import record_of
 from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
 
 

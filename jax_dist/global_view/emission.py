@@ -23,8 +23,14 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
-from jax_dist._rewrite.interpreter import Atom, Handler, Values, fixed_in, operands_of_bodies
-from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.interpreter import (
+    Atom,
+    Handler,
+    Values,
+    fixed_in,
+    operands_of_bodies,
+    record_of,
+)
 from jax_dist.global_view.analysis import Specs, ValueFacts, variables
 from jax_dist.global_view.loops import EnteredEquation, scan_as
 from jax_dist.global_view.mesh_axes import MeshAxes

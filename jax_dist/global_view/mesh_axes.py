@@ -21,8 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter, rebind
-from jax_dist._rewrite.interpreter import Handler, Values, names_of
-from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.interpreter import Handler, Values, names_of, record_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _compat
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.interpreter import Atom, Values, carries, names_of
-from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.interpreter import Atom, Values, carries, names_of, record_of
 from jax_dist.global_view.analysis import (
     AxisAnalysis,
     ValueFacts,

@@ -64,7 +64,7 @@ def test_keys_are_known_as_keys():
 
 def test_the_warning():
     facts = {"shape": (4000, 4000), "dtype": "float32", "bytes": 64_000_000, "is_key": False}
-    facts |= {"captured_at": "train.py:10", "used_at": "train.py:12", "key": None, "value": None}
+    facts |= {"captured_at": "train.py:10", "used_at": "train.py:12"}
     capture = Capture(name="params['w']", refused="it is stuck", **facts)
 
     head = (

@@ -38,7 +38,6 @@ _ONE_LINE = {  # all are used and captured in line 1
     "global": ("fun = lambda x: x @ w", "w"),
     "global NumPy": ("fun = lambda x: x @ n", "n"),
     "key": ("fun = lambda x: x + jax.random.normal(key, (3,))", "key"),
-    "module": ("c = types.ModuleType('c'); c.v = w + 1; fun = lambda x: x @ c.v", "c.v"),
     "list": ("ws = [n, w]; fun = lambda x: x @ ws[1]", "ws[1]"),
     "namedtuple": (
         "T = NamedTuple('T', [('b', object)]); t = T(w); fun = lambda x: x @ t.b",

@@ -361,19 +361,19 @@ def test_without_shardy_only_given_specs_are_used():
     assert [outcome for outcome, *_ in texts(routed_as_given)] == ["rewritten"]
 
 
-def test_mesh_of_finds_the_one_mesh():
+def test_the_mesh_of_a_program_is_found():
     whole = NamedSharding(MESH, P())
     region = jax.shard_map(jnp.sin, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
     inner = jax.jit(jnp.sin, in_shardings=NamedSharding(MESH, P("i")))
-    mesh_of = lambda fun, *shardings: propagation.mesh_of(jax.make_jaxpr(fun)(X), shardings)
+    meshes_of = lambda fun, *shardings: propagation.meshes_of(jax.make_jaxpr(fun)(X), shardings)
 
-    assert mesh_of(jnp.sin, None) is None
-    assert mesh_of(jnp.sin, whole) == MESH
+    assert meshes_of(jnp.sin, None) == []
+    assert meshes_of(jnp.sin, whole) == [MESH]
     for fun in (lambda x: constrained(x, "i"), lambda x: inner(x), region):
-        assert mesh_of(fun, None) == MESH
-    assert mesh_of(region, NamedSharding(OTHER, P())) == OTHER
+        assert meshes_of(fun, None) == [MESH]
+    assert meshes_of(region, NamedSharding(OTHER, P())) == [OTHER]
     with jax.set_mesh(MESH):
-        assert mesh_of(jnp.sin, None) == MESH
+        assert meshes_of(jnp.sin, None) == [MESH]
 
 
 def test_a_jit_around_rewrite_without_a_mesh_is_warned_of_once():

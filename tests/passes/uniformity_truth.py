@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec as P
 
 from jax_dist._rewrite import interpreter
-from jax_dist._rewrite.primitive_facts import record_of
+from jax_dist._rewrite.interpreter import record_of
 from jax_dist._rewrite.uniformity import NOWHERE, Invariance
 
 
