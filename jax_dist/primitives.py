@@ -53,8 +53,6 @@ class Primitive:
     call: _Call | None = None
     over: _Over | None = None  # of a collective: what it does over devices
     axes: str = ""  # of a collective: the parameter that names the mesh axes
-    since: str = ""  # the first version of jax that has it, if not 0.10
-    until: str = ""  # the last one
 
     @property
     def makes_alike(self) -> bool:
@@ -89,7 +87,7 @@ LAX_COLLECTIVES = {
     **{"pswapaxes": "all_to_all", "pshuffle": "ppermute"},
 }
 
-# Facts, and the names that they hold for. "from 0.12" and "to 0.10" are versions of jax.
+# Facts, and the names that they hold for.
 TABLE = """
 # element by element
 plain elementwise: acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt clz
@@ -97,7 +95,7 @@ plain elementwise: complex cos cosh digamma erf erf_inv erfc exp exp2 expm1 igam
 plain elementwise: igammac integer_pow lgamma log log1p logistic mulhi nextafter polygamma
 plain elementwise: population_count pow regularized_incomplete_beta rem rsqrt shift_left
 plain elementwise: shift_right_arithmetic shift_right_logical sin sinh sqrt square sub tan tanh zeta
-plain elementwise from 0.12: log2 one_minus_square polynomial
+plain elementwise: log2 one_minus_square polynomial
 plain elementwise scales: div mul
 plain elementwise exact: abs and ceil clamp conj convert_element_type copy eq eq_to floor ge gt imag
 plain elementwise exact: is_finite le le_to lt lt_to max min name ne neg not or real
@@ -139,8 +137,7 @@ opaque: rng_uniform
 plain: composite custom_vmap_call eval_jaxpr linear_call platform_index
 
 # calls, branches, loops
-call inline: jit
-call inline to 0.10: call closed_call
+call inline: jit call closed_call
 call checkpoint: remat2
 call ruled: custom_jvp_call custom_vjp_call
 branch: cond
@@ -179,11 +176,8 @@ def _records() -> Iterator[Primitive]:
 
 def _record(name: str, words: Sequence[str]) -> Primitive:
     facts: dict[str, Any] = {"kind": words[0]}
-    rest = iter(words[1:])
-    for word in rest:
-        if word in ("from", "to"):
-            facts["since" if word == "from" else "until"] = next(rest)
-        elif word in ("axes", "axis_name"):
+    for word in words[1:]:
+        if word in ("axes", "axis_name"):
             facts["axes"] = word
         elif words[0] in ("call", "collective") and len(facts) == 1:
             facts["call" if words[0] == "call" else "over"] = word

@@ -18,13 +18,13 @@ from jax_dist._calls import definition
 from jax_dist._compat import Device
 from jax_dist._hlo import ProgramCost
 from jax_dist._pmap import axes
+from jax_dist._rewrite import PassFinding
 from jax_dist._rewrite.captures import Captures, find_captures
 from jax_dist._rewrite.diagnostics import find_gradient_sums
 from jax_dist._rewrite.gathers import Gathers
 from jax_dist._rewrite.partition import Partitioning, Specs
-from jax_dist._rewrite.pipeline import PassFinding
 from jax_dist._rewrite.program import RewriteOptions, RewrittenProgram
-from jax_dist._rewrite.report import CacheVerdict, Report
+from jax_dist._rewrite.report import Report, find_key_causes
 from jax_dist.errors import ArgumentError, CapturedArrayWarning
 
 if TYPE_CHECKING:
@@ -143,11 +143,8 @@ def _check(fun: object, options: RewriteOptions) -> None:
         raise ArgumentError(f"rewrite takes a function, not {fun!r}.")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise ArgumentError(f"mesh= of rewrite is a jax.sharding.Mesh, not {mesh!r}.")
-    for name, kind in (
-        ("captures", Captures),
-        ("gathers", Gathers),
-        ("partitioning", Partitioning),
-    ):
+    kinds = {"captures": Captures, "gathers": Gathers, "partitioning": Partitioning}
+    for name, kind in kinds.items():
         value = getattr(options, name)
         if value not in get_args(kind):
             choices = ", ".join(map(repr, get_args(kind)))
@@ -171,13 +168,9 @@ def explain(
     """Report what `rewrite` would do with a function, what not, and why; runs nothing.
 
     Args:
-      fun: the function; see `rewrite`, also for the other keyword arguments.
+      fun: the function; see `rewrite`.
       *args: as in a call of `fun`; `jax.ShapeDtypeStruct` may stand in for arrays.
-      mesh: see `rewrite`.
-      captures: see `rewrite`.
-      gathers: see `rewrite`.
-      partitioning: see `rewrite`.
-      specs: see `rewrite`.
+      mesh, captures, gathers, partitioning, specs: see `rewrite`.
       devices: of the machine that the report is for: what `jax_dist.topology` returns, its name, or
         a list. `fun` is then a mapped function, whose step every device runs with as much as here;
         and the report has its plan: what each strategy takes there, and whether that fits.
@@ -236,16 +229,14 @@ def _report_of(
     # Of one trace: what each derives again, as in `table * 2`, is another array then.
     captured = program.found or find_captures(traced.jaxpr, fun)
     large = [capture for capture in captured if capture.is_large or capture.is_key]
-    cache_before = CacheVerdict(stable=False, causes=("It does not compile.",))
-    if before is not None:
-        cache_before = CacheVerdict.of(before, [capture.name for capture in large])
+    names = [capture.name for capture in large]
     kept = [capture.name for capture in large if capture.action == "kept"]
     return Report(
         name=name,
         before=program_before,
         after=ProgramCost.of(after),
-        cache_before=cache_before,
-        cache_after=CacheVerdict.of(after, kept),
+        cache_before=None if before is None else find_key_causes(before, names),
+        cache_after=find_key_causes(after, kept),
         findings=(*findings, *find_gradient_sums(traced.jaxpr), *failure),
         captured=captured,
     )

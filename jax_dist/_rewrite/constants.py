@@ -132,10 +132,8 @@ class _Lifting:
         for eqn in body.eqns:
             needed = self._collect_from_bodies(eqn)
             widen = lambda part, needed=needed: self.add_inputs(part, needed)
-            if needed:
-                builder.copy(_widened(eqn, widen, [new[identity] for identity in needed]))
-            else:
-                builder.copy(with_bodies(eqn, widen))
+            operands = [new[identity] for identity in needed]
+            builder.copy(_widened(eqn, widen, operands) if needed else with_bodies(eqn, widen))
         if is_same and all(map(operator.is_, builder.eqns, body.eqns)):
             return jaxpr
         changed = body.replace(

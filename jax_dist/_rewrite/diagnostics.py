@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core import JaxprEqn, Var
 
 from jax_dist import _codes, _compat
-from jax_dist._rewrite import interpreter
+from jax_dist._rewrite import PassFinding, interpreter
 from jax_dist._rewrite.interpreter import record_of
-from jax_dist._rewrite.pipeline import PassFinding
 
 _REMATERIALIZED = "rematted_computation"  # JAX's name for the forward part of a checkpoint
 _WHY_SUMMED = (
@@ -73,11 +72,11 @@ def _is_transposed_psum(eqn: JaxprEqn) -> bool:
 
 
 def _divides(eqn: JaxprEqn, sizes: Collection[int]) -> bool:
-    """Return whether an equation divides by the size of an axis."""
+    """Return whether an equation divides by the size of an axis, or multiplies by its inverse."""
     if not record_of(eqn).scales or not isinstance(eqn.invars[0], Var):
         return False
-    factor: Any = eqn.invars[1]
-    if not isinstance(factor, Literal) or np.ndim(factor.val) or not factor.val:
+    factor = getattr(eqn.invars[1], "val", 0)  # 0 of what is no literal
+    if np.ndim(factor) or not factor:
         return False
-    divisor = float(factor.val) if _compat.name_of(eqn) == "div" else 1 / float(factor.val)
+    divisor = float(factor) if _compat.name_of(eqn) == "div" else 1 / float(factor)
     return any(np.isclose(divisor, size) for size in sizes if size > 1)

@@ -17,6 +17,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from jax_dist import _codes, _compat
+from jax_dist._rewrite import PassFinding, PassPlan
 from jax_dist._rewrite.gather_rules import (
     Blockwise,
     Deferred,
@@ -37,7 +38,6 @@ from jax_dist._rewrite.interpreter import (
     source_line,
     with_bodies,
 )
-from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 from jax_dist._rewrite.uniformity import NOWHERE, Invariance, Same
 
 Gathers: TypeAlias = typing.Literal["reduce", "exact", "keep"]

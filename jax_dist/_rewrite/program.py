@@ -23,7 +23,7 @@ from jax_dist._calls import warn_user
 from jax_dist._multihost.agreement import Fingerprint, containers, describe
 from jax_dist._pmap import placement, process_calls
 from jax_dist._pmap.body import any_tracer, type_of
-from jax_dist._rewrite import interpreter, pipeline, programs, remesh
+from jax_dist._rewrite import PassFinding, PassPlan, interpreter, programs, remesh
 from jax_dist._rewrite.captures import (
     NO_CAPTURES,
     Captures,
@@ -38,7 +38,6 @@ from jax_dist._rewrite.captures import (
 from jax_dist._rewrite.constants import put_copy
 from jax_dist._rewrite.gathers import Gathers, plan_gathers
 from jax_dist._rewrite.partition import Partitioning, Specs, plan_partitioning
-from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 from jax_dist._rewrite.propagation import is_partitioned, meshes_of
 
 _Args: TypeAlias = tuple[Any, ...]
@@ -158,23 +157,18 @@ class RewrittenProgram:
 
     def _stage(self, call: _KnownCall, args: _Args, kwargs: _Kwargs) -> Any:
         """Call the program as part of an outer trace. Captured arrays become constants of that."""
-        if call.traced.routes and call.mesh is None:
-            self._warn_unrouted()
+        is_unrouted = call.traced.routes and call.mesh is None and jax.device_count() > 1
+        if is_unrouted and not self._is_warned:
+            self._is_warned = True
+            warn_user(
+                f"rewrite leaves the custom_partitioning operations of '{self.name}' as they are: "
+                "in a jit, grad or vmap around it, arguments do not show their mesh. Give it by "
+                "rewrite(..., mesh=mesh), or put rewrite outermost.",
+                UserWarning,
+            )
         if not is_lifted_outside():
             self._watch.warn_of(call.traced.lifted.captures, lifted=False)
         return self._jit(NO_CAPTURES, call.variant)(*args, **kwargs)
-
-    def _warn_unrouted(self) -> None:
-        """Warn once that custom_partitioning operations stay, if there is more than one device."""
-        if self._is_warned or jax.device_count() == 1:
-            return
-        self._is_warned = True
-        warn_user(
-            f"rewrite leaves the custom_partitioning operations of '{self.name}' as they are: in a "
-            "jit, grad or vmap around it, arguments do not show their mesh. Give it by "
-            "rewrite(..., mesh=mesh), or put rewrite outermost.",
-            UserWarning,
-        )
 
     def _run(
         self, asking: PlacedCaptures, call: _KnownCall, args: _Args, kwargs: _Kwargs
@@ -292,7 +286,12 @@ class RewrittenProgram:
             passes.append(functools.partial(plan, specs=options.specs))
         if options.gathers != "keep":
             passes.append(functools.partial(plan_gathers, exact=options.gathers == "exact"))
-        return pipeline.run_passes(passes, lifted.jaxpr)
+        jaxpr, findings = lifted.jaxpr, list[PassFinding]()
+        for plan_pass in passes:
+            planned = plan_pass(jaxpr)
+            findings += planned.findings
+            jaxpr = planned.jaxpr or jaxpr
+        return jaxpr, tuple(findings)
 
     def _jit(self, placed: PlacedCaptures, variant: Hashable) -> Any:
         """Return the jit object of a program; captured arrays are its first argument, if any."""

@@ -71,17 +71,10 @@ class _Compiled(_Hiding, jax.stages.Compiled):
 class Fronts:
     """The fronts (see `_compat.front`) of one function: one for each set of captured arrays.
 
-    Args:
-      name: in profiles.
-      miss: makes a call that no front knows, of (captured arrays, args, kwargs).
-      function: returns the user's function.
-      rerun: what `jax.debug_nans` runs once more, of (values of captured arrays, args, kwargs).
-      without_jit: makes a call under `jax.disable_jit`, of (args, kwargs).
-      static_argnums: positions of static arguments, without the captured arrays.
-      static_argnames: the same by keyword.
-
-    Attributes:
-      call: the front of the program that ran last, as a user calls it.
+    `call` is the front of the program that ran last, as a user calls it. `miss` makes a call that
+    no front knows, and `rerun` is what `jax.debug_nans` runs once more; captured arrays are their
+    first argument. `without_jit` makes a call under `jax.disable_jit`. The static arguments are
+    those of the user.
     """
 
     def __init__(

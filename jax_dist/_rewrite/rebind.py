@@ -35,25 +35,20 @@ def evaluate(
       handler_of: gives what to do with an equation instead; None for the usual.
     """
     context = interpreter.context_here()
-    again = lambda jaxpr, args: evaluate(jaxpr, args, handler_of)
-
-    def bind(eqn: JaxprEqn, values: Values) -> Values:
-        handler = handler_of(eqn)
-        values = untied_literals(eqn.invars, values)
-        return handler(eqn, values) if handler else _bind(eqn, values, again, context)
-
+    bind = lambda eqn, values: bind_again(eqn, values, handler_of, context)
     outs = interpreter.run(jaxpr, args, lambda _: bind)
     return untied_literals(interpreter.open_jaxpr(jaxpr).outvars, outs)
 
 
-def bind_again(eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _: None) -> Values:
+def bind_again(
+    eqn: JaxprEqn, values: Values, handler_of: _HandlerOf = lambda _: None, context: Any = None
+) -> Values:
     """Return the values of one equation, bound again if it has no handler; and those in it."""
     values = untied_literals(eqn.invars, values)
-    handler = handler_of(eqn)
-    if handler is not None:
+    if (handler := handler_of(eqn)) is not None:
         return handler(eqn, values)
     again = functools.partial(evaluate, handler_of=handler_of)
-    return _bind(eqn, values, again, interpreter.context_here())
+    return _bind(eqn, values, again, context or interpreter.context_here())
 
 
 def _bind(eqn: JaxprEqn, values: Values, again: _Evaluate, context: Any) -> Values:

@@ -23,9 +23,8 @@ from jax_dist._calls import user_line
 from jax_dist._compat import Device
 from jax_dist._pmap import emission, meshes
 from jax_dist._pmap.body import Call, Options
-from jax_dist._rewrite import interpreter, rebind
+from jax_dist._rewrite import PassFinding, PassPlan, interpreter, rebind
 from jax_dist._rewrite.interpreter import Handler, Values, record_of
-from jax_dist._rewrite.pipeline import PassFinding, PassPlan
 from jax_dist.errors import ArgumentError
 
 
@@ -186,17 +185,15 @@ def put_on(
         is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
         if is_array and leaf.committed and leaf.sharding.device_set != devices:
             moved = True
-            leaves[place] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf)))
+            leaves[place] = jax.device_put(leaf, NamedSharding(mesh, _spec_on(mesh, leaf.sharding)))
     return jax.tree.unflatten(tree, leaves) if moved else None
 
 
-def _spec_on(mesh: Mesh, leaf: jax.Array) -> P:
+def _spec_on(mesh: Mesh, sharding: Any) -> P:
     """Return a spec with an axis of the same size for each sharded dimension, if there is one."""
-    sharding = leaf.sharding
     if not isinstance(sharding, NamedSharding):
         return P()
-    free = dict(mesh.shape)
-    sizes = sharding.mesh.shape
+    free, sizes = dict(mesh.shape), sharding.mesh.shape
     fitting = lambda part: isinstance(part, str) and _take_axis(free, part, sizes[part])
     return P(*[fitting(part) or None for part in sharding.spec])
 

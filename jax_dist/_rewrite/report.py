@@ -19,50 +19,30 @@ import rich.table
 import rich.text
 
 from jax_dist import _compat
-from jax_dist._hlo import ProgramCost, Runs
+from jax_dist._cache.explain import Cause
+from jax_dist._hlo import ProgramCost
+from jax_dist._rewrite import Outcome, PassFinding
 from jax_dist._rewrite.captures import Capture
-from jax_dist._rewrite.pipeline import Outcome, PassFinding
 from jax_dist._usage import counted, human_bytes, render
 
 if TYPE_CHECKING:
     from jax_dist.plan import Plan
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CacheVerdict:
-    """Verdict: would a fresh process find this program in the persistent cache?"""
+def find_key_causes(lowered: jax.stages.Lowered, captured: Sequence[str]) -> tuple[Cause, ...]:
+    """Return why a fresh process would not find a program in the persistent cache, if it shows.
 
-    stable: bool  # as far as the program shows
-    causes: tuple[str, ...] = ()  # why not, each with what to do
-
-    @classmethod
-    def of(cls, lowered: jax.stages.Lowered, captured: Sequence[str] = ()) -> "CacheVerdict":
-        """Judge a lowered program.
-
-        Args:
-          lowered: what `jax.jit(fun).lower(*args)` returns.
-          captured: the names of the arrays that are part of the program, to be told in the cause.
-        """
-        text = lowered.as_text()
-        causes: list[str] = []
-        if "@CustomSPMDPartitioning(" in text:
-            causes.append(
-                "A custom_partitioning operation holds the address of a Python object, another one "
-                "in each process. Let rewrite route it through shard_map (partitioning='route')."
-            )
-        if not _compat.CACHES_HOST_CALLBACKS and _CALLBACK.search(text):
-            causes.append(
-                "It calls back into Python (debug.print, pure_callback, io_callback), and this "
-                f"jax, {jax.__version__}, never writes such a program. Take the callback out, or "
-                "use jax 0.12 or later."
-            )
-        if captured:
-            causes.append(
-                f"{', '.join(captured)} {'is' if len(captured) == 1 else 'are'} part of the "
-                "program, so the key depends on the values: random ones differ in each process. "
-                "Pass arrays as arguments, or let rewrite lift them (captures='lift')."
-            )
-        return cls(stable=not causes, causes=tuple(causes))
+    `captured` are the names of the arrays that are part of the program.
+    """
+    text = lowered.as_text()
+    callback = re.search(r"stablehlo\.custom_call @\w*python\w*callback\(", text)
+    causes = {
+        "custom-partitioning": "@CustomSPMDPartitioning(" in text,
+        "host-callback": callback and not _compat.CACHES_HOST_CALLBACKS,
+        "captured-array": bool(captured),
+    }
+    details = {"captured-array": tuple(captured)}
+    return tuple(Cause(name, details.get(name, ())) for name, is_seen in causes.items() if is_seen)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -72,8 +52,8 @@ class Report:
     name: str  # of the function
     before: ProgramCost
     after: ProgramCost
-    cache_before: CacheVerdict
-    cache_after: CacheVerdict
+    cache_before: tuple[Cause, ...] | None  # of another key in each process; None: not compiled
+    cache_after: tuple[Cause, ...]
     findings: tuple[PassFinding, ...] = ()
     captured: tuple[Capture, ...] = ()
     plan: "Plan | None" = None  # the strategies on a machine; None if not asked for
@@ -121,13 +101,9 @@ def _sections(report: Report) -> Iterator[Any]:
         yield _titled("Captured arrays", _captured_table(report.captured))
     if report.before.collectives or report.after.collectives:
         yield _titled("Collectives, per step on one device", _collectives_table(report))
-        runs = {entry.runs for entry in (*report.before.collectives, *report.after.collectives)}
-        for kind, note in _NOTES.items():
-            if kind in runs:
-                yield rich.text.Text(f"  {_MARKS[kind]}  {note}")
     if has_findings:
         yield _titled("Program, on one device", _program_table(report))
-    if has_findings or not report.cache_after.stable:
+    if has_findings or report.cache_after:
         yield _titled("Key in the persistent cache", _cache_table(report))
     if report.plan:
         yield rich.text.Text(f"\nWays to run it\n\n{report.plan}")
@@ -144,10 +120,10 @@ def _table(
 ) -> rich.table.Table:
     """Return a table of texts, in which nothing is markup; its last columns are numbers."""
     table = rich.table.Table(box=None, pad_edge=False, show_header=header, padding=(0, 2, 0, 0))
-    for place, name in enumerate(columns):
-        is_number = place >= len(columns) - numbers
-        justify = "right" if is_number else "left"
-        table.add_column(name, justify=justify, no_wrap=is_number, overflow="fold")
+    for name in columns[: len(columns) - numbers]:
+        table.add_column(name, overflow="fold")
+    for name in columns[len(columns) - numbers :]:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(rich.text.Text, row))
     return table
@@ -176,9 +152,9 @@ def _collectives_table(report: Report) -> rich.table.Table:
     for label, entries in _before_and_after(report.before.collectives, report.after.collectives):
         for entry in entries:
             axes = ", ".join(entry.axes) or "none of the mesh"
-            count = f"{entry.count}{_MARKS[entry.runs]}"
+            kind = entry.kind if entry.runs == "always" else f"{entry.kind}\n{entry.runs}"
             sizes = (entry.result_bytes, entry.count * entry.moved_bytes)
-            row = (label, entry.kind, axes, str(entry.size), count)
+            row = (label, kind, axes, str(entry.size), str(entry.count))
             rows.append((*row, *map(human_bytes, sizes)))
     columns = ("", "kind", "axes", "devices", "count", "result", "moved")
     return _table(columns, rows, numbers=4)
@@ -189,11 +165,6 @@ def _before_and_after(before: Any, after: Any) -> list[tuple[str, Any]]:
     return [("", after)] if before == after else [("before", before), ("after", after)]
 
 
-_MARKS: dict[Runs, str] = {"always": "", "in a branch": "*", "in a loop of unknown length": "?"}
-_NOTES: dict[Runs, str] = {
-    "in a branch": "in a branch that may not be taken; counted as if it is",
-    "in a loop of unknown length": "in a loop of unknown length; counted once",
-}
 _SIZES = {
     "StableHLO text": "stablehlo_bytes",
     "constants in it": "constants_bytes",
@@ -213,12 +184,9 @@ def _program_table(report: Report) -> rich.table.Table:
 
 def _cache_table(report: Report) -> rich.table.Table:
     rows = []
-    for label, verdict in _before_and_after(report.cache_before, report.cache_after):
-        text = "another one in each process, or never written:"
-        if verdict.stable:
-            text = "the same in every process, as far as the program shows"
-        rows.append((label, "\n".join([text, *verdict.causes])))
+    for label, causes in _before_and_after(report.cache_before, report.cache_after):
+        text = "the same in every process, as far as the program shows"
+        if causes:
+            text = "\n".join(["another one in each process, or never written:", *map(str, causes)])
+        rows.append((label, "not compiled" if causes is None else text))
     return _table(("", ""), rows, header=False)
-
-
-_CALLBACK = re.compile(r"stablehlo\.custom_call @\w*python\w*callback\(")
