@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from partitioned_ops import l1norm, layernorm, moments
 
 from jax_dist import rewrite
-from jax_dist._rewrite import interpreter, partition, propagation
+from jax_dist._rewrite import interpreter, partition
 from jax_dist.errors import ArgumentError
 
 ROWS, WIDTH = 8, 6
@@ -89,6 +89,9 @@ def odd_op(lower=lambda x: x * 2, *, operand=None, other=None, **options):
     return op
 
 
+SCALED = odd_op(lambda x: x * 2 * jnp.asarray(np.ones(WIDTH, "float32")))
+
+
 @jax.custom_vjp
 def doubled(x):
     return l1norm(x) * 2
@@ -106,15 +109,28 @@ def in_scan(x):
     return jax.lax.scan(lambda c, _: (l1norm(c) * 2, c.sum()), x, None, length=3)
 
 
+def in_cond(x):
+    return jax.lax.cond(x[0, 0] > 0, l1norm, lambda y: y * 2, x)
+
+
 GATHER, REDUCE = {"all-gather": 1}, {"all-reduce": 1}
 CASES = {
     "rows sharded": (lambda x: layernorm(x * 2, SCALE), P("i"), {}),
     "partition puts rows together": (lambda x: jnp.sin(layernorm(x, SCALE)), P("i", "j"), GATHER),
     "psum": (lambda x: l1norm(x * 2), P("i", "j"), REDUCE),
+    "replicated": (lambda x: l1norm(x * 2), P(), {}),
     "static argument and two results": (lambda x: moments(x * 2, 3), P("i", "j"), GATHER),
     "constraint inside": (lambda x: l1norm(constrained(x * 2, "i", "j")), P(), REDUCE),
     "jit with two, called twice": (twice_in_a_jit_called_twice, P("i", "j"), GATHER),
     "scan": (in_scan, P("i", "j"), {"all-reduce": 2}),
+    "cond": (in_cond, P("i", "j"), {"all-reduce": 2}),
+    "remat": (jax.checkpoint(lambda x: l1norm(x) * 2), P("i", "j"), REDUCE),
+    "remat of a lowering that captures an array": (
+        jax.checkpoint(lambda x: SCALED(x)),
+        P("i"),
+        {},
+    ),
+    "custom_vjp": (doubled, P("i", "j"), REDUCE),
     "grad of custom_vjp": (
         jax.grad(lambda x: jnp.sum(doubled(x) ** 2)),
         P("i", "j"),
@@ -133,6 +149,18 @@ def test_values_are_kept_and_collectives_do_not_grow(fun, spec, expected):
     chex.assert_trees_all_close(after(x), before(x), rtol=1e-5, atol=1e-6)
     assert collectives(after) == expected
     assert collectives(after).items() <= collectives(before).items() or "twice" in fun.__name__
+
+
+def test_results_are_sharded_as_partition_returns_them():
+    def fun(x):
+        first = layernorm(x, SCALE)
+        return first, layernorm(first, SCALE)
+
+    x = placed(X, "i", "j")
+    results = jax.jit(routed(fun, x))(x)
+
+    chex.assert_trees_all_close(results, jax.jit(flat(fun))(x), rtol=1e-5, atol=1e-6)
+    assert [result.sharding.spec for result in results] == [P("i"), P("i")]
 
 
 def test_what_is_done_is_reported_with_the_line():
@@ -238,6 +266,7 @@ BAD_SPECS = {
         {"l1norm": ([], P())},
         "specs= of 'l1norm' are for 0 operands and 1 results; it has 1",
     ),
+    "too long": ({"l1norm": ([P("i", None, "j")], P())}, "specs= do not fit 'l1norm': "),
     "no such axis": ({"l1norm": ([P("k")], P())}, "specs= do not fit 'l1norm': .*k"),
     "no such op": (
         {"l1nrom": ([P()], P())},
@@ -252,6 +281,16 @@ def test_specs_that_do_not_fit(specs, message):
         plan_of(l1norm, X, specs=specs)
 
 
+def test_where_nothing_is_known_each_device_computes_all():
+    plan = plan_of(lambda x: l1norm(x * 2), X)
+
+    assert texts(plan) == [
+        ("rewritten", "'l1norm': shard_map, (P(None, None)) -> (P(None, None))", "")
+    ]
+    [result] = jax.jit(lambda x: interpreter.evaluate(plan.jaxpr, [x]))(X)
+    chex.assert_trees_all_close(result, l1norm.fun(X), rtol=1e-6)
+
+
 # What is refused. Each op is wrong, or odd, in one way.
 
 
@@ -263,6 +302,8 @@ def grown(x):
 OTHER = mesh_4x2(names=("a", "b"))
 HALF = Mesh(np.array(jax.devices()[:4]).reshape(4, 1), ("i", "j"))
 MIXED = Mesh(MESH.devices, ("i", "j"), axis_types=(AxisType.Auto, AxisType.Explicit))
+NO_SHARDING = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+FREE = NamedSharding(MESH, P(P.UNCONSTRAINED))
 ROWS_PLACED = placed(X, "i")
 ONE_AXIS = {"mesh": MESH, "in_specs": P("i"), "out_specs": P("i"), "axis_names": {"i"}}
 # By the reason: the function, its argument, and the mesh.
@@ -273,7 +314,14 @@ REFUSED = {
         ROWS_PLACED,
         MESH,
     ),
+    "its partition() returns SingleDeviceSharding(": (
+        odd_op(operand=NO_SHARDING),
+        ROWS_PLACED,
+        MESH,
+    ),
+    "UNCONSTRAINED": (odd_op(operand=FREE), ROWS_PLACED, MESH),
     "not evenly divisible": (lambda x: odd_op()(grown(x)), ROWS_PLACED, MESH),
+    "out_specs": (odd_op(lambda x: x.sum(0)), ROWS_PLACED, MESH),
     "its lowering gives bfloat16[8, 6]": (
         odd_op(lambda x: x.astype("bfloat16")),
         ROWS_PLACED,
@@ -311,21 +359,6 @@ def test_without_shardy_only_given_specs_are_used():
 
     assert texts(refused)[0][2].endswith("so nothing tells its specs: give specs=")
     assert [outcome for outcome, *_ in texts(routed_as_given)] == ["rewritten"]
-
-
-def test_the_mesh_of_a_program_is_found():
-    whole = NamedSharding(MESH, P())
-    region = jax.shard_map(jnp.sin, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
-    inner = jax.jit(jnp.sin, in_shardings=NamedSharding(MESH, P("i")))
-    meshes_of = lambda fun, *shardings: propagation.meshes_of(jax.make_jaxpr(fun)(X), shardings)
-
-    assert meshes_of(jnp.sin, None) == []
-    assert meshes_of(jnp.sin, whole) == [MESH]
-    for fun in (lambda x: constrained(x, "i"), lambda x: inner(x), region):
-        assert meshes_of(fun, None) == [MESH]
-    assert meshes_of(region, NamedSharding(OTHER, P())) == [OTHER]
-    with jax.set_mesh(MESH):
-        assert meshes_of(jnp.sin, None) == [MESH]
 
 
 def test_a_jit_around_rewrite_without_a_mesh_is_warned_of_once():

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from observing import line_of, mesh_of
 
-from jax_dist import explain
+from jax_dist import explain, rewrite
 from jax_dist._rewrite.diagnostics import find_gradient_sums
 
 _MESH = mesh_of(i=4)
@@ -35,6 +35,10 @@ def _notes(fun):
     return {finding.what for finding in find_gradient_sums(jax.make_jaxpr(fun)(_W, _X))}
 
 
+def _by_rows(w, x):
+    return jax.vmap(_grad, (None, 0))(w, x).mean()
+
+
 def _updated_in_scan(w, x):
     turn = lambda c, _: (c - 0.0 * _grad(c, x), _grad(c, x))
     return lax.scan(turn, w, None, length=2)[1][1]
@@ -50,6 +54,9 @@ def _through_scan(w, x):
 
 _WRONG = {
     "replicated argument": _grad,
+    "vmap": _by_rows,
+    "vjp": lambda w, x: jax.vjp(lambda w: _loss(w, x), w)[1](_varying(1.0))[0],
+    "jit": lambda w, x: jax.jit(jax.grad(lambda w: jax.jit(_loss)(w, x)))(w),
     "through a checkpoint": lambda w, x: jax.grad(jax.checkpoint(_loss))(w, x),
     "updated in a scan": _updated_in_scan,
     "through a scan": _through_scan,
@@ -57,6 +64,7 @@ _WRONG = {
 _REDUCED_AGAIN = {
     "pmean after": lambda w, x: lax.pmean(_grad(w, x), "i"),
     "psum after": lambda w, x: lax.psum(_grad(w, x), "i") / 4,
+    "pmean with the loss": lambda w, x: lax.pmean(jax.value_and_grad(_loss)(w, x), "i")[1],
 }
 
 
@@ -66,6 +74,15 @@ def test_a_gradient_that_is_too_large_is_found(name):
 
     assert float(jax.jit(fun)(_W, _X)) == pytest.approx(22.0)  # four times too large
     assert _notes(fun) == {_SUMMED}
+
+
+@pytest.mark.parametrize("name", _WRONG)
+def test_without_vma_types_nothing_is_summed(name):
+    mean = lambda w, x: lax.pmean(_WRONG[name](w, x), "i")
+    fun = _sharded(mean, check_vma=False)
+
+    assert float(jax.jit(fun)(_W, _X)) == pytest.approx(5.5)
+    assert _notes(fun) == set()
 
 
 def _varying(w):
@@ -92,8 +109,15 @@ def _global_loss_in_a_branch(w, x):
 _RIGHT = {
     "pcast first": lambda w, x: lax.pmean(_grad(_varying(w), x), "i"),
     "divided": lambda w, x: _grad(w, x) / lax.axis_size("i"),
+    "scaled": lambda w, x: _grad(w, x) * 0.25,
     "mean of the loss": jax.grad(lambda w, x: lax.pmean(_loss(w, x), "i")),
     "sum of the loss": jax.grad(lambda w, x: lax.psum(_loss(w, x), "i") / 4),
+    "mean of the loss, and of its gradient": lambda w, x: lax.pmean(
+        jax.grad(lambda w: lax.pmean(w * jnp.mean(x), "i"))(w), "i"
+    ),
+    "by the batch": lambda w, x: (
+        lax.pmean(jnp.mean(jax.grad(_loss, argnums=1)(w, x)), "i") * 0 + 5.5
+    ),
     "forward mode": lambda w, x: lax.pmean(jax.jvp(lambda w: _loss(w, x), (w,), (1.0,))[1], "i"),
     "statistics of a checkpoint": _statistics_of_a_checkpoint,
     "a global loss in a jit": _global_loss_in_a_jit,
@@ -130,3 +154,14 @@ def test_it_is_found_wherever_the_shard_map_stands(around):
     }
 
     assert _notes(programs[around]) == {_SUMMED}
+
+
+def test_a_gather_that_is_reduced_keeps_the_gradient():
+    """The reduction in the place of the gather is typed as varying; else this would be 22."""
+
+    def body(w, x):
+        slope = jax.grad(lambda w: jnp.mean(lax.all_gather(w * jnp.mean(x), "i")))
+        return lax.pmean(slope(_varying(w)), "i") * lax.axis_size("i") / 4
+
+    fun = _sharded(body)
+    assert float(rewrite(fun)(_W, _X)) == pytest.approx(float(jax.jit(fun)(_W, _X)))

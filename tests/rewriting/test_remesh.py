@@ -80,6 +80,16 @@ def _in_a_jit_in_a_cond(pmap):
 # By name: what makes the function from a pmap, its arguments, and how its results are sharded.
 _CASES = {
     "psum": (lambda pmap: pmap(lambda x: lax.psum(x, "i"), "i"), (_X,), [_ROWS]),
+    "index and pmean": (
+        lambda pmap: pmap(lambda x: lax.pmean(x, "i") * lax.axis_index("i") - x, "i"),
+        (_X,),
+        [_ROWS],
+    ),
+    "second axes": (
+        lambda pmap: pmap(lambda x: x + lax.psum(x, "i"), "i", in_axes=1, out_axes=1),
+        (_CUBE,),
+        [P(None, "data")],
+    ),
     "shared in, shared out": (_shared, (numbers(3, seed=2), _X), [P(), _ROWS]),
     "a key for each device": (
         lambda pmap: pmap(lambda key: jax.random.normal(key, (3,)) + lax.axis_index("i"), "i"),
@@ -88,6 +98,11 @@ _CASES = {
     ),
     "gradient inside": (_gradient_inside, (_X,), [_ROWS]),
     "gradient outside": (_gradient_outside, (_X,), [_ROWS]),
+    "under vmap": (
+        lambda pmap: jax.vmap(pmap(lambda v: v - lax.pmean(v, "i"), "i"), in_axes=2, out_axes=2),
+        (_CUBE.swapaxes(0, 1),),
+        [_ROWS],
+    ),
     "in a jit in a cond": (_in_a_jit_in_a_cond, (_X,), [_ROWS]),
     "static and donated": (_static_and_donated, (_X,), [_ROWS]),
     "rules of its own": (
@@ -116,6 +131,12 @@ def _fori(pmap):
     return lambda x: lax.fori_loop(1, 5, lambda i, c: step(c) * i, x)
 
 
+def _while(pmap):
+    step = _step(pmap)
+    turn = lambda c: (step(c[0]) + c[1], c[1] + 1)
+    return lambda x: lax.while_loop(lambda c: c[1] < 4, turn, (x, 0))
+
+
 def _shared_state(pmap):
     body = lambda w, x: (lax.psum(x * w, "i").mean(), jnp.cos(x + w))
     both = pmap(body, "i", in_axes=(None, 0), out_axes=(None, 0))
@@ -128,11 +149,44 @@ def _shared_state(pmap):
     return lambda x: lax.scan(turn, (jnp.float32(1.0), x), None, length=3)
 
 
+def _cond_inside(pmap):
+    step = _step(pmap)
+    turn = lambda c, i: (lax.cond(i > 2, step, lambda c: c * 2, c), None)
+    return lambda x: lax.scan(turn, x, jnp.arange(5))[0]
+
+
+def _loop_in_a_loop(pmap):
+    step = _step(pmap)
+    inner = lambda c: lax.fori_loop(0, 2, lambda _, c: step(c), c)
+    return lambda x: lax.scan(lambda c, _: (inner(c), None), x, None, length=3)[0]
+
+
+def _two_pmaps(pmap):
+    first, second = _step(pmap), pmap(lambda x: x - lax.pmax(x, "i"), "i")
+    return lambda x: lax.scan(lambda c, _: (second(first(c) * 2), None), x, None, length=3)[0]
+
+
+def _keys(pmap):
+    noisy = pmap(lambda x, key: x + jax.random.normal(key, x.shape) * lax.pmean(x, "i"), "i")
+
+    def turn(carry, _):
+        x, key = carry
+        key, now = jax.random.split(key)
+        return (noisy(x, jax.random.split(now, 4)), key), None
+
+    return lambda x: lax.scan(turn, (x, jax.random.key(1)), None, length=3)[0][0]
+
+
 # By name: what makes the function, the reductions of one step, and how the results are sharded.
 _LOOPS = {
     "scan over batches": (_scan_over_batches, 2, [_ROWS, P(None, "data")]),
     "fori": (_fori, 1, [_ROWS]),
+    "while": (_while, 1, [_ROWS, P()]),
     "shared state": (_shared_state, 1, [P(), _ROWS, P()]),
+    "cond inside": (_cond_inside, 1, [_ROWS]),
+    "loop in a loop": (_loop_in_a_loop, 1, [_ROWS]),
+    "two pmaps": (_two_pmaps, 2, [_ROWS]),
+    "keys": (_keys, 1, [_ROWS]),
 }
 
 
@@ -177,6 +231,19 @@ def test_custom_rules_are_used_inside_of_the_rewriting(pmap):
         jax.grad(lambda x: rewrite(fun, mesh=_WIDE)(x).sum())(x)
 
 
+@_PMAPS
+@pytest.mark.parametrize("make", [_fori, _shared_state, _loop_in_a_loop])
+def test_gradients_before_and_after(make, pmap):
+    loss = lambda f: lambda x: sum(jnp.sum(jnp.cos(leaf)) for leaf in jax.tree.leaves(f(x)))
+    fun = make(pmap)
+    wanted = jax.jit(jax.grad(loss(fun)))(_X)
+
+    after = rewrite(jax.grad(loss(fun)), mesh=_WIDE)
+    for call in (jax.grad(rewrite(loss(fun), mesh=_REVERSED)), after):
+        np.testing.assert_allclose(call(_X), wanted, rtol=1e-4, atol=1e-4)
+    assert set(compiled_collectives(after, _X)) == {"all-reduce"}
+
+
 def test_sharded_arguments_stay_where_they_are():
     x = jax.device_put(_X, NamedSharding(_WIDE, _ROWS))
     rewritten = rewrite(_fori(jax.pmap), mesh=_WIDE)
@@ -195,6 +262,17 @@ def test_devices_in_another_order():
     result = rewrite(lambda x: mapped(x), mesh=_FOUR)(jnp.arange(4))
     assert result.tolist() == [0, 11, 22, 33]
     assert [shard.device for shard in result.addressable_shards] == jax.devices()[:4]
+
+
+def test_pmaps_of_different_devices_meet_on_the_mesh():
+    """Without a mesh, jit refuses a program over different devices."""
+    first = jax.pmap(lambda x: lax.psum(x, "i"), "i", devices=jax.devices()[:4])
+    second = jax.pmap(lambda x: x * 2, "i", devices=jax.devices()[:4][::-1])
+    fun = lambda x: second(first(x))
+
+    with pytest.raises(ValueError, match="incompatible devices"):
+        jax.jit(fun)(jnp.arange(4.0))
+    assert rewrite(fun, mesh=_WIDE)(jnp.arange(4.0)).tolist() == [12.0] * 4
 
 
 def _of_two_sizes(x):
@@ -275,6 +353,12 @@ def test_a_pmap_that_cannot_be_moved_stays(name, pmap):
     assert (finding.code, finding.why) == ("JXD002", why)
     assert finding.what == f"the pmap over 'i' of size {size} stays"
     assert finding.where.endswith(f"test_remesh.py:{line_of(fun)}")
+
+
+def test_a_pmap_in_a_pmap_needs_an_axis_for_each():
+    ((outcome, _, why),) = told_of_pmaps(_nested, _CUBE[0, :, :2], mesh=mesh_of(data=8))
+    assert outcome == "refused"
+    assert why == "no axis of the mesh ('data': 8) has the size 4 of 'i'"
 
 
 def test_a_shard_map_of_the_user_stays_on_its_mesh():

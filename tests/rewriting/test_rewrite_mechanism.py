@@ -6,6 +6,7 @@ is lifted, and has a pmap that gathers for a mean.
 
 import functools
 import re
+import types
 
 import jax
 import jax.export
@@ -20,6 +21,7 @@ from observing import assert_same, compiled_collectives, line_of, mesh_of, numbe
 
 import jax_dist
 from jax_dist import rewrite
+from jax_dist._rewrite.interpreter import equations
 from jax_dist.errors import CapturedArrayWarning
 
 pytestmark = [
@@ -83,12 +85,18 @@ _TRANSFORMS = {
     "jit": jax.jit,
     "rewrite": rewrite,
     "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])),
+    "vmap of second axes": lambda f: (
+        lambda x: jax.vmap(f, in_axes=1, out_axes=2)(jnp.stack([x, x], 1))
+    ),
     "scan": lambda f: lambda x: lax.scan(lambda c, x: (c, f(x)), 0, jnp.stack([x, x]))[1],
+    "cond": lambda f: lambda x: lax.cond(jnp.all(x < 99), f, lambda x: x, x),
     "grad": lambda f: jax.grad(_square(f)),
+    "grad of remat": lambda f: jax.grad(_square(jax.checkpoint(f))),
     "grad of scan": lambda f: jax.grad(
         lambda x: jnp.sum(lax.scan(lambda c, w: (jnp.sin(f(c)) * w, None), x, jnp.ones(3))[0])
     ),
     "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,))[1],
+    "second derivative": lambda f: lambda x: jax.jvp(jax.grad(_square(f)), (x,), (x,))[1],
 }
 
 
@@ -106,6 +114,7 @@ def test_it_composes_with_the_transforms_of_jax(name, fun, mesh):
 _SETTINGS = {
     "set_mesh": lambda: jax.set_mesh(_MESH),
     "no jit": jax.disable_jit,
+    "checks": lambda: jax.enable_checks(new_val=True),
 }
 
 
@@ -117,6 +126,16 @@ def test_under_a_setting_of_jax(setting, fun):
         for mesh in (None, _MESH):
             _close(rewrite(fun, mesh=mesh)(_X), expected)
             _close(jax.jit(rewrite(fun, mesh=mesh))(_X), expected)
+
+
+@_FUNCTIONS
+def test_it_can_be_exported(fun, mesh):
+    exported = jax.export.export(jax.jit(rewrite(fun, mesh=mesh)))(_X)
+    devices = exported.nr_devices
+    place = None if devices == 1 else NamedSharding(mesh or _MESH, P())
+
+    _close(jax.jit(exported.call)(jax.device_put(_X, place)), jax.jit(fun)(_X))
+    assert devices == {_plain: 1, _busy: 8 if mesh is not None and mesh.size == 8 else 4}[fun]
 
 
 # ---- programs whose numbers and types stay
@@ -144,6 +163,7 @@ def _checked_types(block, w):
 _STATE = {"a": _X, "b": [1.5, None]}
 _PROGRAMS = {
     "trees and weak types": (_trees_and_weak_types, (_STATE,), {"batch": (jnp.int8(2),)}),
+    "keywords": (_trees_and_weak_types, (_STATE,), {"scale": 3.0}),
     "random keys": (_random_keys, (jax.random.key(3),), {}),
     "types of a checked shard_map": (_checked_types, (_X, numbers(5, seed=1)), {}),
     "gradients of a checked shard_map": (
@@ -255,6 +275,18 @@ def test_custom_rules_are_used_by_later_derivatives(name, mesh):
         _close(slope(_X), np.full((4, 100), 77.0))
 
 
+def test_remat_is_kept_with_its_policy():
+    def fun(x):
+        saved = jax.checkpoint_policies.everything_saveable
+        inner = jax.checkpoint(lambda x: jnp.sin(jnp.sin(_mapped(x))))
+        return jnp.sum(inner(x) + jax.checkpoint(lambda x: jnp.sin(x * _W), policy=saved)(x))
+
+    rewritten = rewrite(fun, mesh=_MESH)
+    _close(jax.grad(rewritten)(_X), jax.grad(fun)(_X))
+    held = [eqn for eqn in equations(rewritten.trace(_X).jaxpr) if "policy" in eqn.params]
+    assert [eqn.params["policy"] is None for eqn in held] == [True, False]
+
+
 def test_effects_happen_once_and_in_order():
     events = []
 
@@ -319,3 +351,36 @@ def test_a_rewritten_function_looks_like_the_one_it_is_made_from():
     assert rewritten.__wrapped__ is _busy
     assert compiled_collectives(rewritten, _X) == {"all-reduce": 1}
     assert rewritten.report(_X).name == "_busy"
+
+
+def test_methods_around_it_and_inside_it_are_not_mixed_up():
+    """jax.jit copies the attributes of a function, `lower` among them."""
+    jitted = jax.jit(rewrite(_busy), donate_argnums=0)
+    assert [info.donated for info in jax.tree.leaves(jitted.lower(_X).args_info)] == [True]
+
+    text = rewrite(jax.jit(jax.pmap(_body, axis_name="i"))).lower(_X).as_text()
+    assert text.count("stablehlo.all_reduce") == 1
+    assert "stablehlo.all_gather" not in text
+
+
+def test_methods_partials_and_callables():
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        def apply(self, x):
+            return _mapped(x * self.w)
+
+        __call__ = apply
+
+    model = Model(_W)
+    for fun in (model.apply, model, functools.partial(Model.apply, model)):
+        _close(rewrite(fun, mesh=_MESH)(_X), _OF_BUSY)
+
+    class Decorated:
+        @rewrite
+        def scaled(self, x):
+            return x * self
+
+    _close(Decorated.scaled(2.0, _X), 2 * _X)
+    assert isinstance(Decorated().scaled, types.MethodType)

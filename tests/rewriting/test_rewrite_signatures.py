@@ -85,6 +85,23 @@ def test_one_trace_and_one_compile_a_signature(mesh):
     np.testing.assert_allclose(rewritten(x, scale=2.0), 2 * first, rtol=1e-6)
 
 
+def test_lower_trace_and_report_run_nothing():
+    heard = []
+
+    def fun(x):
+        jax.debug.callback(lambda x: heard.append(float(x[0, 0])), x)
+        return _mean(x)
+
+    rewritten = rewrite(fun, mesh=_MESH)
+    shape = jax.ShapeDtypeStruct((4, 100), jnp.float32)
+
+    assert rewritten.lower(shape).args_info[0][-1].shape == (4, 100)
+    assert rewritten.trace(shape).out_info.shape == (4, 100)
+    assert rewritten.report(shape).before.moved_bytes > rewritten.report(shape).after.moved_bytes
+    jax.effects_barrier()
+    assert heard == []
+
+
 # ---- captured arrays are lifted
 
 
@@ -113,6 +130,7 @@ _CAPTURES = {
     "less": (jnp.linspace(0.0, 1.0, 255), "lift", 0, 1),
     "a random key": (jax.random.key(7), "lift", 0, 2),
     "warn": (_W, "warn", 1, 1),
+    "allow": (_W, "allow", 0, 1),
 }
 
 
@@ -186,6 +204,19 @@ def test_signatures_with_different_captures():
         rewritten(_X, which="second")
 
 
+@_QUIET
+def test_donation_counts_the_users_arguments():
+    step = rewrite(jax.jit(lambda state, x: (state + x * _W, x.sum()), donate_argnums=0))
+    state = jnp.zeros((4, 100))
+    for _ in range(3):
+        before = state
+        state, _ = step(state, _X)
+        assert before.is_deleted()
+
+    assert not _W.is_deleted()
+    np.testing.assert_allclose(state, 3 * _X * _W, rtol=1e-6)
+
+
 # ---- what is captured changes
 
 
@@ -238,6 +269,7 @@ def test_a_captured_array_may_be_deleted_elsewhere(kind):
 _OUTER = {
     "jit": jax.jit,
     "scan": lambda f: lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+    "grad of jit": lambda f: jax.grad(jax.jit(lambda x: (f(x) * _X).sum())),
 }
 
 
@@ -260,6 +292,22 @@ def test_a_capture_of_a_pmap_inside_is_warned_of_once():
 
     (text,) = _heard(lambda: rewrite(lambda x: inner(x))(_X))
     assert "They are arguments of the program now" in text
+
+
+def test_a_trace_that_fails_is_made_again():
+    fails = [True]
+
+    def fun(x):
+        if fails[0]:
+            raise RuntimeError("not now")
+        return x + 1
+
+    rewritten = rewrite(fun)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not now"):
+            rewritten(_X)
+    fails[0] = False
+    np.testing.assert_allclose(rewritten(_X), _X + 1, rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::jax_dist.CapturedArrayWarning")
