@@ -1,4 +1,4 @@
-"""The imports of a migrated file: those that nothing uses any more go."""
+"""The names of a migrated file that nothing uses any more: their imports and definitions go."""
 
 import ast
 import os
@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from jax_dist.lint.model import sources
 from jax_dist.lint.model.findings import Edit, apply_edits
 from jax_dist.lint.model.new_imports import without
+from jax_dist.lint.model.scopes import NameScope
 from jax_dist.lint.model.semantic_model import KNOWN, Module, once
 from jax_dist.migrate.sites import is_vendored
 
+# Calls that a migration leaves without a reader: of devices, and of where they are put.
+_PURE = ("jax.devices", "jax.local_devices", "jax.sharding.Mesh", "jax.NamedSharding")
+_PURE += ("jax.sharding.NamedSharding", "jax.P", "jax.sharding.PartitionSpec", "numpy.array")
+_NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _EXAMPLE = re.compile(r"(?m)^\s*((?:>>>|\.\.\.) .*)$")
 
 
 def tidied(before: Module, after: Module) -> bytes:
-    """Return the code of `after` without the imports that only `before` used.
+    """Return the code of `after` without the definitions and imports that only `before` used.
 
     What was unused before stays: it may be there for others.
     """
@@ -35,6 +40,7 @@ def tidied(before: Module, after: Module) -> bytes:
         ]
         edits += _removals(after, statement, unused, edits[-1] if edits else None)
     edits += _unused_in_functions(after)
+    edits += _unused_definitions(before, after)
     return apply_edits(after.source.code, edits)
 
 
@@ -49,6 +55,56 @@ def _unused_in_functions(module: Module) -> Iterator[Edit]:
         )
         if is_nested and is_written and is_alone and not module.reads(scope, name):
             yield module.line_edit(statement)
+
+
+def _unused_definitions(before: Module, after: Module) -> Iterator[Edit]:
+    """Yield the removals of private functions and local values that only `before` reads."""
+    was_read = {
+        (_path(before, scope), name)
+        for scope in before.scopes.all
+        for name in scope.bindings
+        if before.reads(scope, name)
+    }
+    for scope in after.scopes.all:
+        for name, bindings in scope.bindings.items():
+            is_private = scope is not after.scopes.module or name.startswith("_")
+            is_unused = (_path(after, scope), name) in was_read and not after.reads(scope, name)
+            is_made_here = [binding.kind for binding in bindings] in (["def"], ["assign"])
+            if is_private and is_unused and is_made_here:
+                statement = after.statement(bindings[0].node)
+                body = getattr(after.parent(statement), "body", ())
+                is_alone = len(body) == 1 or any(map(str.strip, after.margins(statement)))
+                if _is_free_of_effects(after, statement) and not is_alone:
+                    yield _with_blank_lines(after, statement)
+
+
+def _with_blank_lines(module: Module, statement: ast.stmt) -> Edit:
+    """Return the removal of a statement, with the blank lines that it no longer needs."""
+    edit, code = module.line_edit(statement), module.source.code
+    above = code[: edit.start].rstrip(b"\n \t")
+    if above.endswith(b":"):  # it is the first of a body
+        below = code[edit.end :]
+        return Edit(edit.start, edit.end + len(below) - len(below.lstrip(b"\n")), "")
+    return Edit(len(above) + 1, edit.end, "") if hasattr(statement, "body") and above else edit
+
+
+def _path(module: Module, scope: NameScope) -> tuple[str, ...]:
+    """Return the names of a scope and of those around it."""
+    nodes = [scope.node, *module.ancestors(scope.node)] if scope.parent else []
+    return tuple(getattr(node, "name", "") for node in nodes if isinstance(node, _NAMED))
+
+
+def _is_free_of_effects(module: Module, statement: ast.stmt) -> bool:
+    """Return whether a statement only defines a function or a local value."""
+    match statement:
+        case ast.FunctionDef(decorator_list=[]):
+            return True
+        case ast.Assign(targets=[ast.Name()], value=ast.Lambda()):
+            return True
+        case ast.Assign(targets=[ast.Name()], value=value):
+            calls = [node for node in ast.walk(value) if isinstance(node, ast.Call)]
+            return bool(calls) and all(module.qualified_name(call.func) in _PURE for call in calls)
+    return False
 
 
 def _is_of_project(

@@ -145,7 +145,7 @@ class _File:
             spans = (module.span(site.reference) for site in sites.find(module, self._to))
             left = {module.source.position(start).line for start, _ in spans} - self._chosen
         lower = {line: reason for line, (_, reason) in self._back.items()}
-        result = rewrite(module, self._to, left, lower)
+        result = rewrite(module, self._files, self._to, left, lower)
         if result.fix is None:
             return module, result.places, {}
         source = module.source.edited(new_imports.placed(module, [result.fix]))
@@ -170,8 +170,9 @@ class _File:
     def _finished(self, module: Module) -> bytes:
         source = module.source
         if module is not self._first:
-            source = source.edited(imports.tidied(self._first, module))
-            sources.parse(source.python)
+            while (code := imports.tidied(self._first, module)) != source.code:
+                source = source.edited(code)
+                module = self._files.project.module(source)
         return source.written(source.code)
 
     def _places(self, module: Module) -> list[PlannedPlace]:

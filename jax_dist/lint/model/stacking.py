@@ -218,11 +218,19 @@ def counts_devices(
     return by_name and _COUNT_NAME.fullmatch(last.lower()) is not None
 
 
-def lists_devices(module: Module, node: ast.expr, seen: _Seen = frozenset()) -> bool:
-    """Return whether an expression is a list of devices."""
+def lists_devices(
+    module: Module, node: ast.expr, seen: _Seen = frozenset(), *, all_of_them: bool = False
+) -> bool:
+    """Return whether an expression is a list of devices; or of all of them."""
     if node in seen:
         return False
     if isinstance(node, ast.Call):
         return module.qualified_name(node.func) in _LISTS
-    values = module.values(node) or []
-    return bool(values) and all(lists_devices(module, each, seen | {node}) for each in values)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and not all_of_them:
+        return lists_devices(module, node.value, seen)
+    if isinstance(node, ast.BoolOp) and not all_of_them:  # `devices or jax.local_devices()`
+        return lists_devices(module, node.values[-1], seen)
+    values, seen = module.values(node) or [], seen | {node}
+    return bool(values) and all(
+        lists_devices(module, value, seen, all_of_them=all_of_them) for value in values
+    )

@@ -4,9 +4,8 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from jax_dist.lint.model import functions, pmaps, scopes, stacking
+from jax_dist.lint.model import functions, pmaps, scopes
 from jax_dist.lint.model.semantic_model import Module
-from jax_dist.lint.model.stacking import Kind
 
 
 def called_function(module: Module, call: ast.Call) -> ast.FunctionDef | None:
@@ -20,7 +19,8 @@ def called_function(module: Module, call: ast.Call) -> ast.FunctionDef | None:
 def list_reads(module: Module, listed: ast.Name) -> list[ast.Call] | None:
     """Return the calls of `get_metrics` of a list; None if something else reads it, too."""
     scope_and_bindings = module.scope(listed).lookup(listed.id)
-    bindings = {id(binding.node) for binding in module.reaching(listed) or ()}
+    lists = (b for b in module.reaching(listed) or () if not isinstance(b.value, ast.Call))
+    bindings = {id(binding.node) for binding in lists}  # not `metrics = get_metrics(metrics)`
     reads: list[ast.Call] = []
     for load in module.reads(scope_and_bindings[0], listed.id) if scope_and_bindings else ():
         if bindings.isdisjoint(id(binding.node) for binding in module.reaching(load) or ()):
@@ -41,14 +41,6 @@ def waits(module: Module, call: ast.Call) -> bool:
     """Return whether a call only waits for the value."""
     is_waiting = module.qualified_name(call.func) == "jax.block_until_ready"
     return is_waiting or [word.arg for word in call.keywords] == ["wait_for"]
-
-
-def takes_first(module: Module, call: ast.expr) -> ast.expr | None:
-    """Return the tree of which a call takes the first copy."""
-    stacked = stacking.stacking(module, call)
-    if stacked is not None and stacked.kind is Kind.ONE:
-        return stacked.of
-    return stacking.first_of_leaves(module, call)
 
 
 def parts_of(module: Module, node: ast.expr) -> Iterator[ast.expr]:

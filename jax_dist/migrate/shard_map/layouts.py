@@ -7,11 +7,11 @@ away from those with other reads, until nothing changes.
 import ast
 import enum
 from collections.abc import Sequence
+from typing import Any
 
-from jax_dist.lint.model import stacking
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.stacking import Kind
-from jax_dist.migrate.shard_map.expressions import parts_of, takes_first
+from jax_dist.migrate.shard_map.expressions import parts_of
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.values import Definition, Value, Values
 
@@ -71,7 +71,7 @@ class Layouts:
         if call is None or mapped is None:
             return definition.kind
         makers = [
-            stacking.stacking(self._module, argument)
+            self._values.changes.of(argument)
             if (value := self._values.of(argument)) is None
             else value
             for position, argument in enumerate(mapped.arguments(call))
@@ -81,9 +81,10 @@ class Layouts:
         return "replicate" if is_copied else definition.kind
 
     def _is_of_itself(self, definition: Definition, value: Value) -> bool:
-        """Return whether a value is defined as `f(value)`, by code that is not seen."""
-        node = definition.node
-        return isinstance(node, ast.Call) and any(use.node in node.args for use in value.uses)
+        """Return whether it is `f(value)` or `value.replace(...)`, by code that is not seen."""
+        node: Any = definition.node
+        parts = [*node.args, getattr(node.func, "value", None)] if hasattr(node, "args") else []
+        return any(use.node in parts for use in value.uses)
 
     def _is_changed(self) -> bool:
         """Lower layouts once; return whether any was."""
@@ -116,7 +117,7 @@ class Layouts:
         if value is not None:
             is_part = not isinstance(node, ast.Name) and self.of_value(value) is Layout.ROWS
             return Layout.SLICES if is_part else self.of_value(value)
-        stacked = stacking.stacking(self._module, node)
+        stacked = self._values.changes.of(node)
         kind = None if stacked is None else stacked.kind
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
 
@@ -133,8 +134,7 @@ class Layouts:
                 if at is not None and at != index:
                     continue
                 value = self._values.of(target)
-                is_named = isinstance(target, ast.Name | ast.Attribute)
-                if value is None and is_named:
+                if value is None:
                     return Layout.SLICES
                 if at is None and mapped.results is not None:
                     return Layout.SLICES  # one name for all results
@@ -146,9 +146,8 @@ class Layouts:
 
     def _takes_first(self, call: ast.Call, mapped: Mapped) -> bool:
         """Return whether `unreplicate(f(x))` is all that is done with a call."""
-        parent = self._module.parent(call)
-        is_first = isinstance(parent, ast.Call) and takes_first(self._module, parent) is call
-        return mapped.results is None and is_first
+        first = self._values.changes.first(self._module.parent(call))
+        return mapped.results is None and first is not None and first.of is call
 
     def _lower_values(self, mapped: Mapped) -> None:
         """Take the layout from values that do not fit where they go."""

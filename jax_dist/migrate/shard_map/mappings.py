@@ -214,18 +214,24 @@ def _parameters(
     names: list[str] = []
     if function is not None:
         names = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
+        fun, bound = site.fun, 0
+        while (partial := _partial(module, fun)) is not None:
+            fun, bound = partial.args[0], bound + len(partial.args) - 1
         is_method = isinstance(module.parent(function), ast.ClassDef) and names[:1] == ["self"]
-        match site.fun:
-            case ast.Attribute() if is_method:
-                names = names[1:]
-            case ast.Call(func=maker, args=[_, *bound]):
-                is_partial = module.qualified_name(maker) == "functools.partial"
-                names = names[len(bound) :] if is_partial else names
+        names = names[bound + (is_method and isinstance(fun, ast.Attribute)) :]
     argument_lists = {_given(call, names) for call in calls}
     if len(argument_lists) != 1:
         raise Left("its calls give different arguments", "Give the same arguments in each call.")
     ((parameters, named),) = argument_lists
     return [*parameters], frozenset(named)
+
+
+def _partial(module: Module, fun: Any) -> ast.Call | None:
+    """Return the partial that a function is, or that its name holds."""
+    value = module.value(fun) if isinstance(fun, ast.Name) else fun
+    if not isinstance(value, ast.Call) or not value.args:
+        return None
+    return value if module.qualified_name(value.func) == "functools.partial" else None
 
 
 def _given(call: ast.Call, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

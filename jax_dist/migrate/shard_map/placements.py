@@ -5,9 +5,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax_dist.lint.model import stacking
 from jax_dist.lint.model.findings import Edit
-from jax_dist.migrate.shard_map.expressions import list_reads, parts_of, takes_first
+from jax_dist.migrate.shard_map.expressions import list_reads, parts_of
 from jax_dist.migrate.shard_map.layouts import Layout
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.plan import Plan
@@ -15,20 +14,38 @@ from jax_dist.migrate.shard_map.text import Call
 from jax_dist.migrate.shard_map.values import Definition, Use, Value
 
 _PLACE_BATCH = "jax.make_array_from_process_local_data"
+# With these two, each device keeps a copy of its own where copies differ.
 _STACKED = '''
 def stacked(tree):
-{unit}"""Return one copy of each array for each device of this process, stacked."""
-{unit}n = jax.local_device_count()
-{unit}return jax.tree.map(lambda x: jax.device_get(x)[None].repeat(n, 0), tree)
+{unit}"""Return what the devices of this process hold of each array, stacked."""
+{unit}return jax.tree.map(
+{unit}    lambda x: {numpy}.stack([shard.data for shard in x.addressable_shards]), tree
+{unit})
+'''
+_UNSTACKED = '''
+def unstacked(tree, sharding):
+{unit}"""Give each device of this process its slice of each array, as its copy of the whole."""
+
+{unit}def place(x):
+{unit}{unit}copies = jax.device_put(list(x), sharding.mesh.local_devices)
+{unit}{unit}return jax.make_array_from_single_device_arrays(x.shape[1:], sharding, copies)
+
+{unit}return jax.tree.map(place, tree)
 '''
 
 
-class _Around(NamedTuple):
-    """Text around a part of an argument, by which it is placed on the devices."""
+class _Placed(NamedTuple):
+    """A part of an argument, and the call that places it on the devices."""
 
     of: ast.expr
-    before: str
-    behind: str
+    name: str
+    first: str = ""  # argument
+    last: str = ""
+    prefix: str = ""  # of the part, up to a parenthesis
+
+    def call(self, text: str) -> Call:
+        text = f"{self.prefix}{text})" if self.prefix else text
+        return Call(self.name, [part for part in (self.first, text, self.last) if part])
 
 
 class Placements:
@@ -36,7 +53,7 @@ class Placements:
 
     def __init__(self, plan: Plan):
         self._plan, self._module, self._writer = plan, plan.module, plan.writer
-        self._values, self._layouts = plan.values, plan.layouts
+        self._values, self._layouts, self._changes = plan.values, plan.layouts, plan.values.changes
         self.touched: set[ast.AST] = set()  # what defines and reads values of another form
         self._replaced: set[ast.AST] = set()
 
@@ -47,10 +64,10 @@ class Placements:
         for call in mapped.calls:
             self._write_arguments(mapped, call)
             parent: Any = self._module.parent(call)
-            is_read = isinstance(parent, ast.Call) and takes_first(self._module, parent) is call
+            first = self._changes.first(parent)
             is_whole = self._layouts.results[mapped, 0] is Layout.WHOLE
-            if is_read and is_whole and mapped.results is None:  # `unreplicate(f(x))`
-                self._write_first(parent, call)
+            if first and first.of is call and is_whole and mapped.results is None:
+                self._write_first(Use("first", parent, call, to_host=first.to_host))
 
     def _write_arguments(self, mapped: Mapped, call: ast.Call) -> None:
         arguments = mapped.arguments(call)
@@ -60,9 +77,7 @@ class Placements:
         inside = {node for argument in arguments for node in ast.walk(argument)}
         if inside.isdisjoint(self._edited):
             texts = [
-                self._module.text(old)
-                if new is None
-                else f"{new.before}{self._module.text(new.of)}{new.behind}"
+                self._module.text(old) if new is None else new.call(self._module.text(new.of))
                 for old, new in zip(arguments, placed, strict=True)
             ]
             function = self._module.text(call.func)
@@ -73,7 +88,8 @@ class Placements:
             return
         for old, new in zip(arguments, placed, strict=True):
             if new is not None:
-                self._writer.around(old, new.of, new.before, new.behind)
+                before, behind = new.call("\0").flat().split("\0")
+                self._writer.around(old, new.of, before, behind)
         for word in call.keywords:
             start = self._module.span(word)[0]
             self._writer.edits.append(Edit(start, self._module.span(word.value)[0], ""))
@@ -86,7 +102,7 @@ class Placements:
 
     def _argument(
         self, mapped: Mapped, position: int, argument: ast.expr, call: ast.Call
-    ) -> _Around | None:
+    ) -> _Placed | None:
         """Return how an argument is placed; None if it stays."""
         layout = self._layouts.arguments.get((mapped, position))
         is_tree = [*parts_of(self._module, argument)] != [argument]
@@ -95,24 +111,24 @@ class Placements:
             return None
         if value is not None and self._is_placed_at_definition(value):
             return None
-        stacked = stacking.stacking(self._module, argument)
+        stacked = self._changes.of(argument)
         if layout is Layout.WHOLE:
             if value is not None or stacked is None:
                 return None
             sharding = self._plan.replicated(argument, mapped)
             put = self._writer.name("jax.device_put", argument)
-            return _Around(stacked.of, f"{put}(", f", {sharding.flat()})")
+            return _Placed(stacked.of, put, last=sharding.flat())
         inner = stacked.of if layout is Layout.ROWS and stacked is not None else argument
         place = self._writer.name(_PLACE_BATCH, argument)
         sharded, flattened = self._plan.sharded(argument, mapped), ""
         if mapped in self._plan.reductions and layout is Layout.SLICES:  # slices become rows
             flattened = "jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), "
-        before, behind = f"{place}({sharded}, {flattened}", "))" if flattened else ")"
+        placed = _Placed(inner, place, sharded, prefix=flattened)
         if inner is argument and self._rebinds(argument, call):
             text = self._module.text(argument)
-            self._writer.above(argument, [f"{text} = {before}{text}{behind}"])
+            self._writer.assign_above(argument, text, placed.call(text))
             return None
-        return _Around(inner, before, behind)
+        return placed
 
     def _rebinds(self, node: ast.expr, call: ast.Call) -> bool:
         """Return whether a name may be set to what is placed, above its only use.
@@ -168,19 +184,16 @@ class Placements:
     ) -> None:
         node: Any = definition.node
         if layout is Layout.WHOLE and definition.kind == "replicate":
-            stacked = stacking.stacking(self._module, node)
+            stacked = self._changes.of(node)
             if stacked is not None and self._is_first_edit(node):
                 put = self._writer.name("jax.device_put", node)
                 sharding = self._plan.replicated(node, mapped).flat()
                 self._writer.wrap(node, stacked.of, put, last=sharding)
         elif layout is Layout.WHOLE and definition.kind == "unknown":
             if self._is_first_edit(node):  # other code makes stacked copies
-                put = self._writer.name("jax.device_put", node)
-                tree_map = self._writer.name("jax.tree.map", node)
+                self._writer.below[_UNSTACKED.format(unit=self._writer.unit)] = None
                 sharding = self._plan.replicated(node, mapped).flat()
-                self._writer.around(
-                    node, node, f"{put}({tree_map}(lambda x: x[0], ", f"), {sharding})"
-                )
+                self._writer.put_around(node, Call("unstacked", ["", sharding]))
         elif layout is Layout.ROWS and definition.kind == "rows":
             self._write_placed(mapped, node, definition.of)
         elif (
@@ -208,13 +221,14 @@ class Placements:
 
     def _write_use(self, use: Use, *, is_donated: bool) -> None:
         if use.kind == "first" and use.of is not None:
-            self._write_first(use.node, use.of, is_donated=is_donated)
+            self._write_first(use, is_donated=is_donated)
         elif use.kind == "listed":
             call: Any = self._module.parent(use.node)
             for read in list_reads(self._module, call.func.value) or ():
                 self._write_list_read(read)
         elif use.kind == "unknown" and self._is_first_edit(use.node):
-            self._writer.below[_STACKED.format(unit=self._writer.unit)] = None
+            numpy = self._writer.name("numpy", self._module.tree)
+            self._writer.below[_STACKED.format(unit=self._writer.unit, numpy=numpy)] = None
             self._writer.name("jax", use.node)
             self._writer.replace(use.node, f"stacked({self._module.text(use.node)})")
 
@@ -225,21 +239,24 @@ class Placements:
             get = self._writer.name("jax.device_get", read)
             self._writer.replace(read, f"{stack}({get}({self._module.text(read.args[0])}))")
 
-    def _write_first(self, node: Any, of: Any, *, is_donated: bool = False) -> None:
+    def _write_first(self, use: Use, *, is_donated: bool = False) -> None:
         """Write the first copy of a whole value as the value."""
+        node, of = use.node, use.of
         if not self._is_first_edit(node):
             return
         module, before, behind = self._module, "", ""
+        if use.to_host:
+            before, behind = f"{self._writer.name('jax.device_get', node)}(", ")"
         parent = module.parent(node)
         if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
             is_same = module.text(parent.targets[0]) == module.text(of)
             body: Sequence[ast.stmt] = getattr(module.parent(parent), "body", ())
             if is_same and isinstance(module.parent(parent), ast.Module):
                 pass
-            elif is_same and len(body) > 1 and parent in body:
+            elif is_same and len(body) > 1 and parent in body and not use.to_host:
                 self._writer.remove(parent)
                 return
-            elif is_donated and not is_same:
+            elif is_donated and not is_same and not use.to_host:
                 tree_map = self._writer.name("jax.tree.map", node)
                 before, behind = f"{tree_map}({self._writer.name('jax.numpy.copy', node)}, ", ")"
         self._writer.around(node, of, before, behind)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from jax_dist.lint.model import functions, stacking
 from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.stacking import Kind
 from jax_dist.migrate.places import Left
 from jax_dist.migrate.shard_map import global_steps
 from jax_dist.migrate.shard_map.layouts import Layout, Layouts
@@ -25,8 +26,8 @@ class Plan:
         self._reasons: dict[Mapped, str] = {}  # why others are none
         at_top = any(isinstance(home_of(module, fun.site.node), ast.Module) for fun in mapped)
         self._shared_home = module.tree if at_top else None
-        named = (fun.axis_name for fun in mapped if fun.axis_name)
-        self._default_axis = next(named, '"devices"')
+        axes = (self._axis_of(fun, is_here=False) for fun in mapped)
+        self._default_axis = next(filter(None, axes), '"devices"')
 
     # --- forms
 
@@ -39,8 +40,9 @@ class Plan:
                 if line in shard_map_lines:
                     reason = shard_map_lines[line]
                     raise Left(reason or global_steps.why_it_differs(self.module, mapped))
+                axis = mapped.axis_name or self._default_axis
                 self.reductions[mapped] = global_steps.reductions(
-                    self.module, mapped, self.layouts, self.axis(mapped), keys
+                    self.module, mapped, self.layouts, axis, keys
                 )
             except Left as left:
                 self._reasons[mapped] = left.reason
@@ -65,7 +67,24 @@ class Plan:
 
     def axis(self, mapped: Mapped) -> str:
         """Return the text of the name of the mapped axis."""
-        return mapped.axis_name or self._default_axis
+        return self._axis_of(mapped, is_here=True) or self._default_axis
+
+    def _axis_of(self, mapped: Mapped, *, is_here: bool) -> str | None:
+        """Return the text of the name that a pmap gives its axis, as it can be read elsewhere.
+
+        The mesh may stand above the assignment of a local variable, so its value is written.
+        """
+        node = mapped.site.arguments.get("axis_name")
+        value = self.module.value(node) if node is not None and self.module.holds(node) else None
+        if isinstance(value, ast.Constant) and self.module.function(value) is not None:
+            return self.module.text(value)
+        is_local = (
+            isinstance(node, ast.Name)
+            and mapped.axis_name == node.id
+            and (self.module.scope(node).lookup(node.id) or (None,))[0]
+            is not self.module.scopes.module
+        )
+        return None if is_local and not is_here else mapped.axis_name
 
     def mesh(self, at: ast.AST, mapped: Mapped) -> str:
         """Return the name of the mesh of a mapped function, where it is used."""
@@ -85,7 +104,7 @@ class Plan:
         """Return the text of a mesh's devices."""
         devices, text = mapped.devices, mapped.texts.get("devices", "")
         jax_devices = self.writer.name("jax.devices", at)
-        if devices is None or stacking.lists_devices(self.module, devices):
+        if devices is None or stacking.lists_devices(self.module, devices, all_of_them=True):
             return f"{jax_devices}()"
         may_be_none = isinstance(devices, ast.Name | ast.Attribute)
         return f"{jax_devices}() if {text} is None else {text}" if may_be_none else text
@@ -113,8 +132,8 @@ class Plan:
         if value is not None and isinstance(node, ast.Name):
             kinds = {definition.kind for definition in value.definitions}
             return "keys" in kinds and kinds <= {"keys", "result"}
-        stacked = stacking.stacking(self.module, node)
-        return stacked is not None and stacked.kind is stacking.Kind.KEYS
+        stacked = self.values.changes.of(node)
+        return stacked is not None and stacked.kind is Kind.KEYS
 
     def first_mapped(self, value: Value) -> Mapped | None:
         """Return the first mapped function of the file that a value goes through."""

@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,13 +12,15 @@ from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.migrate import sites
 from jax_dist.migrate.places import Left, PlannedPlace, Target
+from jax_dist.migrate.project_files import ProjectFiles
 from jax_dist.migrate.shard_map import mappings
+from jax_dist.migrate.shard_map.axis_changes import AxisChanges
 from jax_dist.migrate.shard_map.layouts import Layouts
 from jax_dist.migrate.shard_map.mappings import Mapped
 from jax_dist.migrate.shard_map.placements import Placements
 from jax_dist.migrate.shard_map.plan import Plan, home_of
 from jax_dist.migrate.shard_map.steps import Steps
-from jax_dist.migrate.shard_map.values import Values
+from jax_dist.migrate.shard_map.values import Value, Values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Rewritten:
 
 def rewrite(
     module: Module,
+    files: ProjectFiles,
     target: Target,
     left_lines: Collection[int] = (),
     shard_map_lines: Mapping[int, str] = MappingProxyType({}),
@@ -41,12 +44,13 @@ def rewrite(
 
     Args:
       module: the file.
+      files: the others of its project.
       target: "shard_map" or "jit".
       left_lines: the lines of places that stay.
       shard_map_lines: by the lines of places that are not to become `jit` alone, why not; "": the
         text of the step says it.
     """
-    plan, places = _plan(module, target, left_lines)
+    plan, places = _plan(module, files, target, left_lines)
     if target == "jit":
         plan.find_global_steps(shard_map_lines)
     _remove_reductions(plan)
@@ -66,16 +70,17 @@ def rewrite(
         return Rewritten(places, None, "", frozenset())
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
     fix = Fix("use jax.shard_map", Safety.UNSAFE, writer.all_edits(), imports)
-    definitions = "\n\n".join(text.strip("\n") for text in writer.below)
+    definitions = "\n\n\n".join(text.strip("\n") for text in writer.below)
     return Rewritten(places, fix, definitions, frozenset(placements.touched))
 
 
 def _plan(
-    module: Module, target: Target, left_lines: Collection[int]
+    module: Module, files: ProjectFiles, target: Target, left_lines: Collection[int]
 ) -> tuple[Plan, list[PlannedPlace]]:
     """Return the plan of what can be migrated, and the places that are left."""
     mapped: list[Mapped] = []
     places: list[PlannedPlace] = []
+    changes = AxisChanges(module, files)
 
     def leave(site: Site, why: Left) -> None:
         places.append(PlannedPlace.at(module, site.reference, _codes.PMAP_CALL, left=why))
@@ -88,9 +93,9 @@ def _plan(
             except Left as why:
                 leave(site, why)
     while True:  # what one place leaves alone may be the state of another
-        values = Values(module, [call for fun in mapped for call in fun.calls])
+        values = Values(module, changes, [call for fun in mapped for call in fun.calls])
         layouts = Layouts(module, mapped, values)
-        stays = [fun for fun in mapped if not _is_worth_it(fun, layouts, values)]
+        stays = _stays(mapped, layouts, values)
         if not stays:
             return Plan(module, mapped, values, layouts), places
         for fun in reversed(stays):
@@ -104,21 +109,32 @@ _NOT_SEEN = Left(
 )
 
 
-def _is_worth_it(mapped: Mapped, layouts: Layouts, values: Values) -> bool:
-    """Return whether an argument loses the axis, or nothing that keeps it is fed back."""
-    if layouts.loses_axis(mapped):
-        return True
-    arguments = [
-        values.of(argument)
-        for call in mapped.calls
-        for position, argument in enumerate(mapped.arguments(call))
-        if mapped.is_mapped(position)
+def _stays(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[Mapped]:
+    """Return the mapped functions that no function which loses the axis shares a value with.
+
+    And that are given a state: a value that comes from elsewhere and is fed back.
+    """
+
+    def arguments(fun: Mapped) -> list[Value]:
+        positions = [p for p in range(len(fun.axes)) if fun.is_mapped(p)]
+        nodes = [fun.arguments(call)[p] for call in fun.calls for p in positions]
+        return [value for value in map(values.of, nodes) if value is not None]
+
+    losing = [fun for fun in mapped if layouts.loses_axis(fun)]
+    shared = {id(value) for fun in losing for value in arguments(fun)}
+    return [
+        fun
+        for fun in mapped
+        if fun not in losing
+        and shared.isdisjoint(map(id, arguments(fun)))
+        and any(_is_state(value, values) for value in arguments(fun))
     ]
-    definitions = [d for value in arguments if value for d in value.definitions]
-    if any(values.is_of_file(definition) for definition in definitions):
-        return False  # a state that functions of the file hand on
-    kinds = {definition.kind for definition in definitions}
-    return kinds <= {"keys", "result"} or not kinds & {"replicate", "result"}
+
+
+def _is_state(value: Value, values: Values) -> bool:
+    kinds = {definition.kind for definition in value.definitions}
+    is_fed_back = bool(kinds & {"replicate", "result"}) and not kinds <= {"keys", "result"}
+    return is_fed_back or any(map(values.is_of_file, value.definitions))
 
 
 def _read(module: Module, site: Site) -> Mapped:
@@ -144,4 +160,4 @@ def _remove_reductions(plan: Plan) -> None:
         if is_assigned and module.text(statement.targets[0]) == module.text(of):
             plan.writer.remove(statement)
         else:
-            plan.writer.around(call, of, "", "")
+            plan.writer.around(call, of)

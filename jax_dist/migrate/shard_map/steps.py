@@ -82,14 +82,8 @@ class Steps:
     def _mapped_per_static(self, mapped: Mapped, fun: str, body: Call) -> str:
         """Return the name of a function that maps for each value of its static arguments."""
         name = self._writer.free_name(f"{_base_name(mapped, fun)}_over_devices")
-        unit = self._writer.unit
-        lines = [
-            f"def {name}({', '.join(mapped.parameters)}):",
-            f"{unit}mapped = {self._writer.laid_out(body, unit)}",
-            f"{unit}return mapped({', '.join(mapped.dynamic)})",
-            "",
-        ]
-        self._writer.above(mapped.site.node, lines)
+        lines = ["mapped = ", body], ["return ", Call("mapped", mapped.dynamic)]
+        self._writer.define(mapped.site.node, name, mapped.parameters, lines)
         return name
 
     def _per_device(self, mapped: Mapped, fun: str) -> str:
@@ -99,26 +93,28 @@ class Steps:
         if not (taken or any(results) or mapped.static):
             return self._by_position(mapped, fun)
         tree_map = self._writer.name("jax.tree.map", at)
-        lines = [f"{name} = {name}[0]" for name, is_key in taken.items() if is_key]
+
+        def leaves(change: str, trees: Sequence[str]) -> tuple[str, Expression]:
+            packed = trees[0] if len(trees) == 1 else Call("", trees)
+            return f"{', '.join(trees)} = ", Call(tree_map, [f"lambda x: {change}", packed])
+
+        lines: list[tuple[str, Expression]] = [
+            (f"{name} = ", f"{name}[0]") for name, is_key in taken.items() if is_key
+        ]
         if trees := [name for name, is_key in taken.items() if not is_key]:
-            packed = ", ".join(trees)
-            of = f"({packed})" if trees[1:] else packed
-            lines.append(f"{packed} = {tree_map}(lambda x: x[0], {of})")
-        call = self._writer.laid_out(self._call_of(mapped, fun), self._writer.unit)
+            lines.append(leaves("x[0]", trees))
+        call = self._call_of(mapped, fun)
         if all(results):
-            lines.append(f"return {tree_map}(lambda x: x[None], {call})")
+            lines.append(("return ", Call(tree_map, ["lambda x: x[None]", call])))
         elif any(results):
             outs = self._result_names(mapped)
-            back = [
-                f"{tree_map}(lambda x: x[None], {out})" if is_slice else out
-                for out, is_slice in zip(outs, results, strict=True)
-            ]
-            lines += [f"{', '.join(outs)} = {call}", f"return {', '.join(back)}"]
+            sliced = [out for out, is_slice in zip(outs, results, strict=True) if is_slice]
+            lines += [(f"{', '.join(outs)} = ", call), leaves("x[None]", sliced)]
+            lines.append(("return ", ", ".join(outs)))
         else:
-            lines.append(f"return {call}")
+            lines.append(("return ", call))
         name = self._writer.free_name(f"{_base_name(mapped, fun)}_on_device")
-        body = (f"{self._writer.unit}{line}" for line in lines)
-        self._writer.above(at, [f"def {name}({', '.join(names)}):", *body, ""])
+        self._writer.define(at, name, names, lines)
         if mapped.static:
             return f"lambda {', '.join(mapped.dynamic)}: {name}({', '.join(names)})"
         return name
@@ -139,10 +135,10 @@ class Steps:
             self._writer.above(mapped.site.node, [f"{name} = {fun}", ""])
             return Call(name, arguments)
         match mapped.site.fun:
-            case ast.Call(args=[inner], keywords=[*words]) if words and all(w.arg for w in words):
+            case ast.Call(args=[inner, *bound], keywords=[*words]) if all(w.arg for w in words):
                 if self._module.qualified_name(mapped.site.fun.func) == "functools.partial":
-                    more = [self._module.text(word) for word in words]
-                    return Call(_called(self._module.text(inner)), [*arguments, *more])
+                    bound, more = map(self._module.text, bound), map(self._module.text, words)
+                    return Call(_called(self._module.text(inner)), [*bound, *arguments, *more])
         return Call(_called(fun), arguments)
 
     def _changes_meaning(self, mapped: Mapped) -> bool:

@@ -15,6 +15,8 @@ from jax_dist.migrate.names import indentation
 Expression: TypeAlias = "str | Call"
 
 _WIDTHS = {2: 80, 4: 88}  # of a line, by the steps of indentation
+_OPERATIONS = ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.Lambda
+_HOLE = "\0"  # in the text of a call, for an argument that stays in its place
 _HANG = "    "  # of the arguments of a call on lines of their own
 
 
@@ -51,6 +53,7 @@ class Writer:
     def __init__(self, module: Module):
         self.module = module
         self.edits: list[Edit] = []
+        self.moved: list[Edit] = []  # of indentation, where no other edit is made
         self._inserted: dict[int, list[str]] = {}
         self.imports: dict[str, None] = {}
         self.below: dict[str, None] = {}  # definitions to be put below the imports
@@ -80,6 +83,9 @@ class Writer:
                 inserted.setdefault(edit.start, []).append(edit.text)
             else:
                 edits.append(edit)
+        for edit in dict.fromkeys(self.moved):
+            if not any(other.start <= edit.end and edit.start < other.end for other in edits):
+                edits.append(edit)
         return (*edits, *(Edit(at, at, "".join(texts)) for at, texts in inserted.items()))
 
     def render(self, call: Expression, replaced: Any) -> str:
@@ -92,19 +98,54 @@ class Writer:
         indent = indentation(source.line_text(start))
         return call.lines(indent, used, self._width)
 
-    def laid_out(self, call: Call, indent: str) -> str:
-        """Return the text of a call on lines of its own, as far in as `indent`."""
-        return call.lines(indent, 24 + len(indent), self._width)
+    def define(
+        self, at: ast.AST, name: str, parameters: Sequence[str], body: Iterable[Sequence[Any]]
+    ) -> None:
+        """Define a function above a node; a line of its body is text, and an expression behind."""
+        rows = [f"def {name}({', '.join(parameters)}):"]
+        for before, last in body:
+            used = len(self.indent(at)) + len(self.unit) + len(before)
+            text = last if isinstance(last, str) else last.lines(self.unit, used, self._width)
+            rows.append(f"{self.unit}{before}{text}")
+        self.above(at, [*rows, ""])
 
     def wrap(self, node: Any, inner: Any, name: str, first: str = "", last: str = "") -> None:
         """Put a call around a part of a node, in the place of the whole; with more arguments."""
         text = self.module.text(inner)
         if "\n" in text:
-            before = f"{name}({first}, " if first else f"{name}("
-            self.around(node, inner, before, f", {last})" if last else ")")
+            parts = ([first] if first else []) + [""] + ([last] if last else [])
+            self.put_around(node, Call(name, parts), inner)
         else:
             call = Call(name, [part for part in (first, text, last) if part])
             self.replace(node, self.render(call, node))
+
+    def put_around(self, node: Any, call: Call, inner: Any = None) -> None:
+        """Put a call around a part of a node, as its argument "", in which edits may be made."""
+        inner = inner or node
+        text, parts = self.module.text(inner), [part or _HOLE for part in map(str, call.arguments)]
+        outer = f"{call.name}({', '.join(parts)})"
+        used = len(self.module.margins(node)[0] + outer + text)
+        if "\n" in text or used > self._width:
+            indent = indentation(self.module.source.line_text(self.module.span(node)[0]))
+            row = f"\n{indent}{_HANG}"
+            outer = f"{call.name}({''.join(f'{row}{part},' for part in parts)}\n{indent})"
+            self._hang(inner, len(row) - 1)
+        self.around(node, inner, *outer.split(_HOLE))
+
+    def _hang(self, node: Any, depth: int) -> None:
+        """Move the lines of a node along with its first line, which will stand at a depth."""
+        module, (start, end) = self.module, self.module.span(node)
+        code, column = module.source.code, module.source.position(start).column - 1
+        is_string = lambda x: isinstance(x, ast.JoinedStr | ast.Constant) and "\n" in module.text(x)
+        if any(is_string(part) for part in ast.walk(node) if isinstance(part, ast.expr)):
+            return
+        lines = [match.end() for match in re.finditer(rb"\n *(?=\S)", code[start:end])]
+        depths = [start + at - code.rfind(b"\n", 0, start + at) - 1 for at in lines]
+        is_aligned = bool(depths) and min(depths) > column
+        shift = depth - column if is_aligned else len(_HANG)
+        for at in lines:
+            text = " " * shift
+            self.moved.append(Edit(start + at + min(shift, 0), start + at, text))
 
     def remove(self, statement: Any) -> None:
         """Remove a statement with its line."""
@@ -139,9 +180,19 @@ class Writer:
         text = "\n".join(f"{indent}{row}" if row else "" for row in rows)
         self.insert(start, f"{text[len(indent) :]}\n{indent}")
 
-    def around(self, node: Any, inner: Any, before: str, behind: str) -> None:
+    def assign_above(self, node: ast.AST, name: str, call: Call) -> None:
+        """Set a name to a call above the statement of a node."""
+        used = len(self.indent(node)) + len(name) + 3
+        self.above(node, [f"{name} = {call.lines('', used, self._width)}"])
+
+    def around(self, node: Any, inner: Any, before: str = "", behind: str = "") -> None:
         """Put text around a part of a node, in which other edits may be made."""
         (start, end), (low, high) = self.module.span(node), self.module.span(inner)
+        is_operand = isinstance(
+            self.module.parent(node), _OPERATIONS | ast.Attribute | ast.Subscript
+        )
+        if not before and is_operand and isinstance(inner, _OPERATIONS):
+            before, behind = "(", ")"
         self.edits += [Edit(start, low, before), Edit(high, end, behind)]
 
     # --- names

@@ -8,20 +8,20 @@ import ast
 import collections
 import dataclasses
 import functools
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from jax_dist.lint.model import functions, scopes, stacking
+from jax_dist.lint.model import functions, scopes
 from jax_dist.lint.model.scopes import Binding
 from jax_dist.lint.model.semantic_model import Module, once
 from jax_dist.lint.model.stacking import Kind
+from jax_dist.migrate.shard_map.axis_changes import AxisChanges
 from jax_dist.migrate.shard_map.expressions import (
     called_function,
     container_around,
     list_reads,
     parts_of,
     results_of,
-    takes_first,
     waits,
 )
 
@@ -61,6 +61,7 @@ class Use:
     of: ast.expr | None = None  # what the first copy is taken of
     call: ast.Call | None = None  # a mapped one
     position: int = 0
+    to_host: bool = False  # the first copy may be one of NumPy
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -86,11 +87,13 @@ class Values:
 
     Args:
       module: the file.
+      changes: what its calls do to the device axis.
       calls: the calls of mapped functions.
     """
 
-    def __init__(self, module: Module, calls: Collection[ast.Call]):
+    def __init__(self, module: Module, changes: AxisChanges, calls: Collection[ast.Call]):
         self._module, self._calls = module, frozenset(calls)
+        self.changes: AxisChanges = changes
         self._parents: dict[Hashable, Hashable] = {}
         self._of_key: dict[Hashable, Value] = {}  # in the order of their first visit
         self._values: dict[Hashable, Value] = {}  # by the root of joined keys
@@ -128,16 +131,28 @@ class Values:
         is_unknown = definition.kind == "unknown" and isinstance(node, ast.Call)
         return is_unknown and called_function(self._module, node) is not None
 
-    def targets(self, call: ast.Call) -> Iterator[tuple[ast.expr, int | None]]:
+    def targets(self, call: ast.expr) -> Iterator[tuple[ast.expr, int | None]]:
         """Yield the names and fields that get the results of a call, each with its index."""
-        parent = self._module.parent(call)
-        if not isinstance(parent, ast.Assign | ast.AnnAssign) or parent.value is not call:
+        value = self._with_kept(call)
+        parent = self._module.parent(value)
+        if not isinstance(parent, ast.Assign | ast.AnnAssign) or parent.value is not value:
             return
         for target in parent.targets if isinstance(parent, ast.Assign) else [parent.target]:
             if isinstance(target, ast.Tuple | ast.List):
                 yield from ((element, index) for index, element in enumerate(target.elts))
+                continue
+            reads = [*self._module.reads_of(value, getattr(target, "id", ""))]
+            parts = [*self.targets(reads[0])] if len(reads) == 1 else []
+            if parts and all(index is not None for _, index in parts):  # `results = f(x)` above
+                yield from parts
             else:
                 yield target, None
+
+    def _with_kept(self, node: ast.expr) -> ast.expr:
+        """Return the widest expression around a value that has its axis."""
+        while self.changes.kept(parent := self._module.parent(node)) is node:
+            node = parent  # type: ignore[assignment] # a call
+        return node
 
     # --- keys of names and fields, joined where they hold one value
 
@@ -260,8 +275,12 @@ class Values:
         self, key: Hashable, node: ast.AST, value: ast.expr | None, index: int | None
     ) -> None:
         """Note what an expression makes, or join its key with that of the name that it is."""
-        module, definitions = self._module, self._of_key[key].definitions
-        if value is None:
+        definitions = self._of_key[key].definitions
+        value = self._inside_kept(value, index)
+        part = functions.part_of(value, (index,)) if value and index is not None else None
+        if part is not None:
+            self._define(key, node, part, None)
+        elif value is None:
             definitions.append(Definition("unknown", node))
         elif isinstance(value, ast.Call) and value in self._calls:
             definitions.append(Definition("result", node, call=value, index=index))
@@ -274,12 +293,22 @@ class Values:
         ):
             self._visit(value)
             self._join(key, self._key(value))
-        elif (stacked := stacking.stacking(module, value)) is not None:
-            kind = _KINDS.get(stacked.kind, "unknown")
+        elif (stacked := self.changes.of(value)) is not None:
+            kind = _KINDS.get(stacked.kind, "unknown")  # type: ignore[arg-type] # none is none
             kind = kind if index is None or kind == "replicate" else "unknown"
             definitions.append(Definition(kind, value, stacked.of))
         elif not self._define_by_function(key, value, index):
             definitions.append(Definition("unknown", value))
+
+    def _inside_kept(self, value: ast.expr | None, index: int | None) -> ast.expr | None:
+        """Return the value itself of `f(value)` with the same axis, if it can be followed."""
+        inner = value
+        while (kept := self.changes.kept(inner)) is not None:
+            inner = kept
+        if index is not None and isinstance(inner, ast.Name):
+            inner = self._module.value(inner) or inner
+        is_followed = isinstance(inner, ast.Name | ast.Attribute | ast.Tuple)
+        return inner if is_followed or inner in self._calls else value
 
     def _define_by_function(self, key: Hashable, value: ast.expr, index: int | None) -> bool:
         """Join the result of a function of the file with what it returns, if that is seen."""
@@ -330,10 +359,12 @@ class Values:
         if isinstance(call, ast.Call) and call in self._calls and container is not call.func:
             arguments = [*call.args, *(word.value for word in call.keywords)]
             return Use("argument", whole, call=call, position=arguments.index(container))
-        tree = takes_first(module, outside) if isinstance(outside, ast.Call) else None
-        if tree is not None and (whole is tree or tree in module.ancestors(whole)):
-            return Use("first", outside, of=tree)  # type: ignore[arg-type] # a call
+        first = self.changes.first(outside)
+        if first is not None and (whole is first.of or first.of in module.ancestors(whole)):
+            return Use("first", outside, first.of, to_host=first.to_host)  # type: ignore[arg-type]
         if isinstance(call, ast.Call) and waits(module, call):
+            return None
+        if whole is load and self._is_renamed(key, load):
             return None
         parent = module.parent(whole)
         parent = module.parent(parent) if isinstance(parent, ast.keyword) else parent
@@ -342,20 +373,26 @@ class Values:
                 return Use("listed", whole)
             is_followed = whole is load and self._is_passed(key, parent, load)
         else:
-            is_followed = whole is load and (
-                self._is_renamed(key, parent, load) or self._is_returned(key, load)
-            )
+            is_followed = whole is load and self._is_returned(key, load)
         return None if is_followed else Use("unknown", whole)
 
-    def _is_renamed(self, key: Hashable, parent: ast.AST, load: ast.expr) -> bool:
-        """Join with another name for the value."""
-        if isinstance(parent, ast.Assign) and parent.value is load:
-            for target in parent.targets:
-                if isinstance(target, ast.Name | ast.Attribute) and self._key(target) is not None:
-                    self._visit(target)
-                    self._join(key, self._key(target))
-                    return True
-        return False
+    def _is_renamed(self, key: Hashable, load: ast.expr) -> bool:
+        """Join with another name for the value, or for that entry of a tuple."""
+        outer, index = self._with_kept(load), None
+        around = self._module.parent(outer)
+        if isinstance(around, ast.Tuple):
+            outer, index = around, around.elts.index(outer)
+        return self._is_joined(key, [target for target, at in self.targets(outer) if at == index])
+
+    def _is_joined(self, key: Hashable, targets: Sequence[ast.expr]) -> bool:
+        """Join with all targets, if that can be done."""
+        keys = [self._key(target) for target in targets]
+        if not targets or None in keys:
+            return False
+        for target, other in zip(targets, keys, strict=True):
+            self._visit(target)
+            self._join(key, other)
+        return True
 
     def _is_passed(self, key: Hashable, call: ast.Call, load: ast.expr) -> bool:
         """Join with the parameter of a function of the file that gets the value."""
@@ -383,15 +420,10 @@ class Values:
         calls = functions.callers(module, function)
         if not calls:
             return False
-        for call in calls:
-            targets = [target for target, at in self.targets(call) if at == index]
-            keys = [self._key(target) for target in targets]
-            if not targets or None in keys:
-                return False
-            for target, other in zip(targets, keys, strict=True):
-                self._visit(target)
-                self._join(key, other)
-        return True
+        return all(
+            self._is_joined(key, [target for target, at in self.targets(call) if at == index])
+            for call in calls
+        )
 
     def _is_listed(self, call: ast.Call) -> bool:
         """Return whether `xs.append(x)` is to a list that only `get_metrics` reads."""

@@ -8,9 +8,10 @@ from jax.sharding import PartitionSpec as P
 
 
 def stacked(tree):
-    """Return one copy of each array for each device of this process, stacked."""
-    n = jax.local_device_count()
-    return jax.tree.map(lambda x: jax.device_get(x)[None].repeat(n, 0), tree)
+    """Return what the devices of this process hold of each array, stacked."""
+    return jax.tree.map(
+        lambda x: np.stack([shard.data for shard in x.addressable_shards]), tree
+    )
 
 
 def step(state, batch):

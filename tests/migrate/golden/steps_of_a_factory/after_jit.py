@@ -34,7 +34,10 @@ def result():
     losses = []
     for seed in range(3):
         batch = np.random.default_rng(seed).normal(size=(n, 2, 3)).astype(np.float32)
-        batch = jax.make_array_from_process_local_data(sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch))
+        batch = jax.make_array_from_process_local_data(
+            sharded,
+            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch),
+        )
         params_repl, opt_state_repl, loss_repl = update_fn_repl(params_repl, opt_state_repl, batch)
         losses.append(float(loss_repl))
     return losses, np.asarray(params_repl)

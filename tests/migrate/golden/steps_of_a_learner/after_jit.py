@@ -28,7 +28,10 @@ class Learner:
     def update(self, batch):
         mesh = jax.sharding.Mesh(jax.devices(), ("i",))
         sharded = NamedSharding(mesh, P("i"))
-        batch = jax.make_array_from_process_local_data(sharded, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch))
+        batch = jax.make_array_from_process_local_data(
+            sharded,
+            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch),
+        )
         self._state = self._update(self._state, batch)
 
     def params(self):

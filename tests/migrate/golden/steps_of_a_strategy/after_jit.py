@@ -35,7 +35,10 @@ def result():
         key, subkey = jax.random.split(key)
         gradient, scores = evaluate(
             theta,
-            jax.make_array_from_process_local_data(sharded, jax.random.split(subkey, jax.local_device_count())),
+            jax.make_array_from_process_local_data(
+                sharded,
+                jax.random.split(subkey, jax.local_device_count()),
+            ),
         )
         theta = theta + 0.5 * np.asarray(gradient)
         best.append(float(jnp.max(scores)))

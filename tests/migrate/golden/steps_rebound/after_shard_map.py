@@ -1,8 +1,6 @@
 # The mapped function takes the name of its own function, as in learners of Anakin; and a partial
 # holds a value of the name that a parameter has.
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +37,7 @@ def result():
 
     def decay_on_device(state):
         state = jax.tree.map(lambda x: x[0], state)
-        return jax.tree.map(lambda x: x[None], functools.partial(decay, rate)(state))
+        return jax.tree.map(lambda x: x[None], decay(rate, state))
 
     shrink = jax.jit(
         jax.shard_map(

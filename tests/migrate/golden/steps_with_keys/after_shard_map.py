@@ -24,7 +24,8 @@ def result():
         rng = rng[0]
         batch = jax.tree.map(lambda x: x[0], batch)
         params, norm, rng = step(params, batch, rng)
-        return params, norm, jax.tree.map(lambda x: x[None], rng)
+        rng = jax.tree.map(lambda x: x[None], rng)
+        return params, norm, rng
 
     p_step = jax.jit(
         jax.shard_map(

@@ -1,0 +1,171 @@
+"""Expressions that put the device axis in front of a value, take it away, or keep it.
+
+What a function of the project does is what all its branches do to one of its parameters.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+
+from jax_dist.lint.model import functions, pmaps, scopes, stacking
+from jax_dist.lint.model.semantic_model import Module
+from jax_dist.lint.model.stacking import Kind
+from jax_dist.migrate.project_files import ProjectFiles
+from jax_dist.migrate.shard_map.expressions import results_of
+
+_DEEPEST = 4  # functions that call each other
+_KEEPING = frozenset(f"jax.numpy.{name}" for name in ("array", "asarray", "astype", "copy"))
+_TO_HOST = frozenset(("jax.device_get", "numpy.array", "numpy.asarray"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """What an expression does to the device axis of a part of it."""
+
+    kind: Kind | None  # None: the axis stays
+    of: ast.expr
+    to_host: bool = False  # whether it may give arrays of NumPy
+
+
+class AxisChanges:
+    """What the calls of a file do to the device axis.
+
+    Args:
+      module: the file.
+      files: those from which it may import functions.
+    """
+
+    def __init__(self, module: Module, files: ProjectFiles):
+        self._module, self._files = module, files
+        self._known: dict[ast.AST, Change | None] = {}
+
+    def of(self, node: ast.AST | None) -> Change | None:
+        """Return how a call changes the axis; None if it does not, or that is not seen."""
+        change = self._of_call(node)
+        return None if change is None or change.kind is None else change
+
+    def first(self, node: ast.AST | None) -> Change | None:
+        """Return how a call takes the first copy."""
+        change = self._of_call(node)
+        return change if change is not None and change.kind is Kind.ONE else None
+
+    def kept(self, node: ast.AST | None) -> ast.expr | None:
+        """Return the argument that a call gives back with the same axis, on the devices."""
+        change = self._of_call(node)
+        return change.of if change and change.kind is None and not change.to_host else None
+
+    def _of_call(self, node: ast.AST | None) -> Change | None:
+        if not isinstance(node, ast.Call):
+            return None
+        if node not in self._known:
+            change = self._step(self._module, node, 0)
+            while change is not None and change.kind is None:
+                inner = self._step(self._module, change.of, 0)
+                if inner is None:
+                    break
+                change = _composed(change, inner)
+            self._known[node] = change
+        return self._known[node]
+
+    def _step(
+        self, module: Module, node: ast.expr, depth: int, *, of_array: bool = False
+    ) -> Change | None:
+        """Return what the outermost part of an expression does."""
+        stacked = stacking.stacking(module, node)
+        if stacked is not None:
+            return Change(stacked.kind, stacked.of)
+        name = module.qualified_name(node.func) if isinstance(node, ast.Call) else None
+        if of_array and name is None:
+            return _of_array(node)
+        if not isinstance(node, ast.Call) or not node.args:
+            return None
+        if name in _KEEPING or name == "jax.device_put":
+            return Change(None, node.args[0])
+        if name in _TO_HOST:
+            return Change(None, node.args[0], to_host=True)
+        if name in stacking.TREE_MAPS and len(node.args) == 2:
+            home, function = self._definition(module, node.args[0])
+            change = self._of_function(home, function, depth, of_array=True)
+            return change and dataclasses.replace(change, of=node.args[1])
+        home, function = self._definition(module, node.func)
+        change = self._of_function(home, function, depth)
+        for parameter in scopes.parameters(function.args) if function and change else ():
+            if parameter.arg == getattr(change.of, "id", None):  # type: ignore[union-attr]
+                of = functions.argument_of(home, node, function, parameter)  # type: ignore[arg-type]
+                return change and of and dataclasses.replace(change, of=of)
+        return None
+
+    def _definition(self, module: Module, fun: ast.expr) -> tuple[Module, scopes.Function | None]:
+        """Return the definition of a function, and the file of the project that holds it."""
+        function = pmaps.definition(module, fun)
+        if function is not None:
+            return module, function
+        other, node = self._files.definition(module, module.qualified_name(fun) or "")
+        return (other, node) if other and isinstance(node, ast.FunctionDef) else (module, None)
+
+    def _of_function(
+        self,
+        module: Module,
+        function: scopes.Function | None,
+        depth: int,
+        *,
+        of_array: bool = False,
+    ) -> Change | None:
+        """Return what a function does to the parameter that it gives back."""
+        results = results_of(function) if function and depth < _DEEPEST else None
+        if function is None or not results:
+            return None
+        names = {parameter.arg for parameter in scopes.parameters(function.args)}
+        changes: list[Change] = []
+        for branch in (part for result in results for part in _branches(result)):
+            change: Change | None = Change(None, branch)
+            while change is not None:
+                value = module.value(change.of)
+                if value is None and getattr(change.of, "id", None) in names:
+                    changes.append(change)
+                    break
+                inner = Change(None, value) if value is not None else None
+                inner = inner or self._step(module, change.of, depth + 1, of_array=of_array)
+                change = inner and _composed(change, inner)
+            if change is None:
+                return None
+        kinds = {change.kind for change in changes} - {None}
+        if len(kinds) > 1 or len({ast.unparse(change.of) for change in changes}) != 1:
+            return None
+        to_host = any(change.to_host for change in changes)
+        return Change(next(iter(kinds), None), changes[0].of, to_host)
+
+
+def _composed(outer: Change, inner: Change) -> Change | None:
+    """Return what two parts of an expression do; None if both change the axis."""
+    if outer.kind is not None and inner.kind is not None:
+        return None
+    return Change(outer.kind or inner.kind, inner.of, outer.to_host or inner.to_host)
+
+
+def _of_array(node: ast.expr) -> Change | None:
+    """Return what is done to one array, as in a function that `tree.map` calls."""
+    match node:
+        case (
+            ast.Subscript(value=array, slice=ast.Constant(value=0))
+            | ast.Call(
+                func=ast.Attribute(value=array, attr="squeeze"), args=[ast.Constant(value=0)]
+            )
+        ):
+            return Change(Kind.ONE, array)
+        case (
+            ast.Call(func=ast.Attribute(value=array, attr="astype" | "copy" | "addressable_data"))
+            | ast.Attribute(
+                value=ast.Subscript(value=ast.Attribute(value=array, attr="addressable_shards")),
+                attr="data",
+            )
+        ):
+            return Change(None, array)
+    return None
+
+
+def _branches(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, ast.IfExp):
+        yield from (*_branches(node.body), *_branches(node.orelse))
+    else:
+        yield node
