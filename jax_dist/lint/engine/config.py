@@ -42,12 +42,10 @@ class Config(Choice):
 
 
 def load(paths: Sequence[str], file: str | None = None) -> Config:
-    """Return the settings for `paths`: of `file`, or of the nearest file above all of them.
+    """Return the settings in `file`, or in the nearest pyproject.toml above all `paths`.
 
-    Where `target-jax` is not set, it is the oldest jax that the project requires.
-
-    Raises:
-      MisuseError: the file, or a setting in it, cannot be read.
+    If `target-jax` is not set, it is the oldest jax that the project requires. MisuseError is
+    raised if the file, or a setting in it, cannot be read.
     """
     config = _nearest(paths) if file is None else _read(file)
     if config is None:
@@ -58,13 +56,13 @@ def load(paths: Sequence[str], file: str | None = None) -> Config:
 
 
 def _nearest(paths: Sequence[str]) -> Config:
-    folders = [
-        path if os.path.isdir(path) else os.path.dirname(path)
-        for path in map(os.path.abspath, paths)
-    ]
+    """Return the settings in the nearest file that has some; without one, the defaults."""
+    absolute = map(os.path.abspath, paths)
+    folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in absolute]
     top = os.path.commonpath(folders) if folders else os.getcwd()
     above = list(sources.folders_above(top))
-    for path in (os.path.join(folder, "pyproject.toml") for folder in above):
+    for folder in above:
+        path = os.path.join(folder, "pyproject.toml")
         config = _read(path) if os.path.isfile(path) else None
         if config is not None:
             return config
@@ -97,12 +95,14 @@ def _read(path: str) -> Config | None:
 
 
 def _words(value: Any) -> tuple[str, ...]:
+    """Return a list of strings as a tuple; raise MisuseError for any other value."""
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise MisuseError(f'must be a list of strings, such as ["JXD1"], not {value!r}')
     return tuple(value)
 
 
 def _table_of_words(value: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return `{glob: codes}` as pairs; raise MisuseError for any other value."""
     if not isinstance(value, dict):
         raise MisuseError(f'must be a table, such as {{"tests/*" = ["JXD1"]}}, not {value!r}')
     return tuple((glob, _words(codes)) for glob, codes in value.items())
@@ -125,7 +125,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "target-jax": version,
 }
 
-_JAX = re.compile(  # also in poetry's form
+_JAX = re.compile(  # `jax>=0.5`, and poetry's `jax = {version = "^0.5"}`
     r"(?m)(?:^|[\"'])\s*jax(?:\[[^\]]*\])?\s*(?:=\s*(?:\{\s*version\s*=\s*)?[\"'])?"
     r"\(?(?P<bounds>[<>=~!^][^;#\"')\n]*)"
 )
@@ -150,28 +150,23 @@ def selected(choices: Sequence[Choice], rules: Collection[Rule]) -> frozenset[Co
     """Return the codes that are on after all choices, of which a later one has the last word.
 
     Within a choice the selector of fewer rules wins: `--select JXD101 --ignore JXD1` keeps JXD101.
-
-    Raises:
-      MisuseError: a selector names no rule.
     """
     on = {rule.code for rule in rules if rule.default}
     for choice in choices:
         if choice.select is not None:
             on = {_codes.SYNTAX_ERROR}  # what cannot be parsed was not checked, and must be said
-        words = (*(choice.select or ()), *choice.extend_select)
-        asked = [(resolve(word, rules), True) for word in words]
-        asked += [(resolve(word, rules), False) for word in choice.ignore]
-        for codes, turns_on in sorted(asked, key=lambda choice: (-len(choice[0]), not choice[1])):
+        selectors = (*(choice.select or ()), *choice.extend_select)
+        switches = [(resolve(selector, rules), True) for selector in selectors]
+        switches += [(resolve(selector, rules), False) for selector in choice.ignore]
+        # The widest first; of equally wide ones, those that turn on.
+        switches.sort(key=lambda switch: (-len(switch[0]), not switch[1]))
+        for codes, turns_on in switches:
             on = on | codes if turns_on else on - codes
     return frozenset(on)
 
 
 def resolve(selector: str, rules: Collection[Rule]) -> frozenset[Code]:
-    """Return the codes that a code, the beginning of one, a name or ALL stands for.
-
-    Raises:
-      MisuseError: it names no rule.
-    """
+    """Return the codes of a code or its beginning, a name, or ALL; raise MisuseError for others."""
     upper = selector.upper()
     codes = frozenset(
         rule.code
@@ -183,7 +178,6 @@ def resolve(selector: str, rules: Collection[Rule]) -> frozenset[Code]:
     if not codes:
         names = [name for rule in rules for name in (rule.code, rule.name)]
         word = upper if upper.startswith("JXD") else selector.lower()
-        raise MisuseError(
-            f"no rule is called {selector!r}. {hint(word, names, 'docs/rules.md lists the rules.')}"
-        )
+        remedy = hint(word, names, "docs/rules.md lists the rules.")
+        raise MisuseError(f"no rule is called {selector!r}. {remedy}")
     return codes

@@ -56,11 +56,7 @@ def fix(path: str, data: bytes, examiner: Examiner, allowed: frozenset[Safety]) 
 def _fixed(
     source: Source, before: Sequence[Finding], chosen: Sequence[Fix], examiner: Examiner
 ) -> tuple[bytes, list[Finding]]:
-    """Return what the file becomes, and the findings that it then has.
-
-    Raises:
-      ValueError: it would have more findings of a code than before.
-    """
+    """Return a file with fixes made and its findings then; raise ValueError if one is new."""
     data = source.written(new_imports.placed(Module(source), chosen))
     after = examiner.examine_source(load(source.path, data))
     counts = Counter(finding.code for finding in after)
@@ -81,24 +77,16 @@ def diff(
     new: bool = False,
     color: bool = False,
 ) -> str:
-    """Return the lines that change, with three around them; empty where nothing does.
-
-    Args:
-      path: the file, shown as seen from the current folder, where the patch is applied.
-      before: what it holds.
-      after: what it shall hold.
-      encoding: of both.
-      new: the file is not there yet.
-      color: mark what goes and what comes for a terminal.
-    """
-    shown = sources.display(display_path(path).replace(os.sep, "/").lstrip("/"))
+    """Return a unified diff of a file relative to the current folder; "" for no change."""
+    shown_path = sources.display(display_path(path).replace(os.sep, "/").lstrip("/"))
     texts = (data.decode(encoding, "surrogateescape") for data in (before, after))
     old_lines, new_lines = map(_TEXT_LINE.findall, texts)
-    name = "/dev/null" if new else f"a/{shown}"
+    old_path = "/dev/null" if new else f"a/{shown_path}"
     pieces: list[str] = []
-    for line in difflib.unified_diff(old_lines, new_lines, name, f"b/{shown}"):
-        sign = _COLOURS.get(line[0]) if color else None
+    for line in difflib.unified_diff(old_lines, new_lines, old_path, f"b/{shown_path}"):
+        paint = _COLOURS.get(line[0]) if color else None
         text = line.removesuffix("\n")
-        pieces += (f"{sign}{text}{_PLAIN}\n" if sign else f"{text}\n",)
-        pieces += () if line.endswith("\n") else (_NO_END,)
+        pieces.append(f"{paint}{text}{_PLAIN}\n" if paint else f"{text}\n")
+        if not line.endswith("\n"):
+            pieces.append(_NO_END)
     return "".join(pieces)

@@ -16,7 +16,7 @@ from jax_dist import _codes
 from jax_dist.lint import rules
 from jax_dist.lint.engine import suppressions
 from jax_dist.lint.model import sources
-from jax_dist.lint.model.findings import Code, Finding, Fix, Safety
+from jax_dist.lint.model.findings import Code, Finding, Safety
 from jax_dist.lint.model.project import Project
 from jax_dist.lint.model.semantic_model import Module
 from jax_dist.lint.model.sources import ParseError, Patterns, Source, UnreadableError
@@ -25,6 +25,7 @@ from jax_dist.lint.rules import Rule, Version
 
 
 def _rules_in_folder() -> dict[Code, Rule]:
+    """Import every file of the folder `rules`, and return the rules by code."""
     names = [entry.name for entry in pkgutil.iter_modules(rules.__path__) if entry.name[0] != "_"]
     modules = [importlib.import_module(f"{rules.__name__}.{name}") for name in names]
     values = [value for module in modules for value in vars(module).values()]
@@ -45,13 +46,11 @@ class Examiner:
     ignores: tuple[tuple[Patterns, frozenset[Code]], ...] = ()  # codes that are off in some files
 
     def examine_files(
-        self,
-        paths: Sequence[str],
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        self, paths: Sequence[str], progress: Callable[[int, int], None]
     ) -> list[Finding]:
-        """Return the findings of all files, in their order; `progress` learns how many are done."""
+        """Return the findings of all files, in order; call `progress(done, total)` after each."""
         findings: list[Finding] = []
-        gc.disable()  # trees hold no circles, and looking for some takes as long as the parser
+        gc.disable()  # trees hold no cycles, and a search for some takes as long as the parser
         try:
             for done, path in enumerate(paths, start=1):
                 findings += self.examine(path)
@@ -61,11 +60,10 @@ class Examiner:
         return findings
 
     def examine(self, path: str, data: bytes | None = None) -> list[Finding]:
-        """Return the findings of one file that are not switched off, in order of place.
+        """Return the findings of one file that are not suppressed, in order of place.
 
-        Args:
-          path: the file.
-          data: what it holds, if that is known already.
+        A file that cannot be read, or on which a rule fails, has one finding that says so: the
+        other files are still linted. `data` is what the file holds, if that is known already.
         """
         codes, is_notebook = self._codes_for(path), path.endswith(".ipynb")
         try:
@@ -87,35 +85,32 @@ class Examiner:
         return [finding] if finding.code in codes else []
 
     def examine_source(self, source: Source) -> list[Finding]:
-        """Return the same of a file that is read."""
+        """Return the findings of a file's text that are not suppressed, in order of place."""
         codes = self._codes_for(source.path)
         module: Module | None = None
         try:
             module = self.project.module(source)
             findings = check_module(module, codes, self.target)
         except ParseError as error:
-            findings = [_unparsed(source, error)]
+            findings = [_syntax_error(source, error)]
         finally:
             if module is not None:
                 module.drop()
-        cells = getattr(source, "unparsed", ())  # of a notebook; the others were checked
-        findings += [_unparsed(source, cell) for cell in cells]
+        unparsed_cells = getattr(source, "unparsed", ())  # of a notebook; the others were checked
+        findings += [_syntax_error(source, error) for error in unparsed_cells]
         findings = [finding for finding in findings if finding.code in codes]
         if findings and b"noqa" in source.code.lower():
             return suppressions.unsuppressed(source, findings)
         return findings
 
     def _codes_for(self, path: str) -> frozenset[Code]:
-        off = (codes for patterns, codes in self.ignores if patterns.match(path))
-        return self.codes.difference(*off)
+        """Return the codes to look for in a file: all but those of `per-file-ignores`."""
+        ignored = (codes for patterns, codes in self.ignores if patterns.match(path))
+        return self.codes.difference(*ignored)
 
 
 def load(path: str, data: bytes) -> Source:
-    """Return a file as text that can be checked, whatever kind of file it is.
-
-    Raises:
-      UnreadableError: its bytes are not what its name or they themselves say.
-    """
+    """Return the text of a Python file or notebook; raise UnreadableError if it is neither."""
     if path.endswith(".ipynb"):
         from jax_dist.lint.model import notebooks  # only here: most projects have none
 
@@ -124,7 +119,7 @@ def load(path: str, data: bytes) -> Source:
 
 
 def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
-    """Return those rules that may have findings in a file, by the words that it holds."""
+    """Return the codes of the rules that may have findings in a file, by the words in its bytes."""
     words = words_of(data)
     if not words.may_use_jax:
         return frozenset()
@@ -134,40 +129,38 @@ def likely(data: bytes, codes: Iterable[Code]) -> frozenset[Code]:
 def check_module(
     module: Module, codes: frozenset[Code], target: Version | None = None
 ) -> list[Finding]:
-    """Return the findings of a parsed file, in order of place; nothing is suppressed here."""
+    """Return the findings, suppressed ones too, for code that must run on the jax `target`."""
     source = module.source
     findings: list[Finding] = []
     for rule in (RULES[code] for code in sorted(likely(source.code, codes))):
         if target is not None and target < rule.since:
             continue
-        for found in rule.check(module):
-            node, fix = found.node, found.fix
-            if fix is not None and target is not None and target < found.needs:
-                title = f"{fix.title} (needs jax {'.'.join(map(str, found.needs))})"
+        for match in rule.check(module):
+            node, fix = match.node, match.fix
+            if fix is not None and target is not None and target < match.needs:
+                title = f"{fix.title} (needs jax {'.'.join(map(str, match.needs))})"
                 fix = dataclasses.replace(fix, title=title, safety=Safety.DISPLAY)
             string = _string_around(module, node)
-            if string is not None:  # Python 3.11 does not know where in it
+            if string is not None:  # Python 3.11 does not know where in the string the node stands
                 node, fix = string, None
-            if fix is not None and _loses_comment(source, fix):
-                fix = None
-            findings.append(rule.finding(source, found.message, module.span(node), fix))
+            if fix is not None:  # one that removes a comment is not offered
+                comments = (source.code[edit.start : edit.end].count(b"#") for edit in fix.edits)
+                if sum(comments) > sum(edit.text.count("#") for edit in fix.edits):
+                    fix = None
+            findings.append(rule.finding(source, match.message, module.span(node), fix))
     return sorted(findings, key=lambda finding: (finding.span[0], finding.code))
 
 
 def _string_around(module: Module, node: ast.AST) -> ast.JoinedStr | None:
-    """Return the outermost f-string around a node."""
-    around = module.ancestors(node) if any(module.nodes(ast.JoinedStr)) else ()
-    strings = [node for node in around if isinstance(node, ast.JoinedStr)]
+    """Return the outermost f-string around a node; None if there is none."""
+    if not any(module.nodes(ast.JoinedStr)):
+        return None
+    strings = [around for around in module.ancestors(node) if isinstance(around, ast.JoinedStr)]
     return strings[-1] if strings else None
 
 
-def _loses_comment(source: Source, fix: Fix) -> bool:
-    """Return whether a fix takes words of the author away; "#" in a string counts too."""
-    taken = (source.code[edit.start : edit.end].count(b"#") for edit in fix.edits)
-    return sum(taken) > sum(edit.text.count("#") for edit in fix.edits)
-
-
-def _unparsed(source: Source, error: ParseError) -> Finding:
+def _syntax_error(source: Source, error: ParseError) -> Finding:
+    """Return the finding for a syntax error, at the line and column where Python stopped."""
     line = min(max(error.line, 1), len(source.line_starts))
     offset = source.line_starts[line - 1]
     message = f"Python {platform.python_version()} cannot parse this file: {error.message}"

@@ -24,40 +24,42 @@ def summary(findings: Sequence[Finding]) -> str:
     files = len({finding.path for finding in findings})
     safe = sum(finding.safety is Safety.SAFE for finding in findings)
     unsafe = sum(finding.safety is Safety.UNSAFE for finding in findings)
-    ways = [f"{safe} fixable with --fix"] if safe else []
-    ways += [f"{unsafe} {'more' if safe else 'fixable'} with --unsafe-fixes"] if unsafe else []
-    end = f" ({', '.join(ways)})." if ways else "."
+    options: list[str] = []
+    if safe:
+        options.append(f"{safe} fixable with --fix")
+    if unsafe:
+        options.append(f"{unsafe} {'more' if safe else 'fixable'} with --unsafe-fixes")
+    end = f" ({', '.join(options)})." if options else "."
     return f"Found {counted(len(findings), 'finding')} in {counted(files, 'file')}{end}"
 
 
 def formatted(findings: Sequence[Finding], form: str, *, color: bool = False) -> str:
-    """Return a report.
+    """Return the report on the findings of all files.
 
-    Args:
-      findings: those of all files.
-      form: "text", a block for each finding, for people; "concise", a line for each, for editors
-        and `grep`; "json", the fields of `Finding`, in which lines, columns and cells count from
-        1, and bytes from 0; "github", workflow commands, which annotate the changed lines.
-      color: whether text is for a terminal.
+    `form` is "text", a block for each finding, for people; "concise", a line for each, for editors
+    and `grep`; "json", the fields of `Finding`, in which lines, columns and cells count from 1, and
+    bytes from 0; "github", workflow commands, which annotate the changed lines.
     """
     if form == "json":
         return json.dumps(list(map(dataclasses.asdict, findings)), indent=2) + "\n"
     if form == "text":
         return "\n".join(_block(finding, color=color) for finding in findings)
-    return "".join(map(_command if form == "github" else _line, findings))
-
-
-def _line(finding: Finding) -> str:
-    return f"{_place(finding)} {finding.code} {display(finding.message)}\n"
+    if form == "github":
+        return "".join(map(_command, findings))
+    places = ((finding, _place(finding)) for finding in findings)
+    return "".join(f"{place} {item.code} {display(item.message)}\n" for item, place in places)
 
 
 def _place(finding: Finding, path: str = "") -> str:
+    """Return such as "train.py:3:1:", or "a.ipynb:cell 2:3:1:"; `path` is the path in color."""
     start = finding.start
     cell = f"cell {start.cell}:" if start.cell is not None else ""
     return f"{path or display(finding.path)}:{cell}{start.line}:{start.column}:"
 
 
 def _block(finding: Finding, *, color: bool) -> str:
+    """Return the finding, its source line with a row of "^" below, and what its fix does."""
+
     def paint(text: str, sign: str) -> str:
         return f"{sign}{text}{_PLAIN}" if color else text
 
@@ -65,20 +67,20 @@ def _block(finding: Finding, *, color: bool) -> str:
     path, code = paint(display(finding.path), _BOLD), paint(finding.code, _RED)
     lines = [f"{_place(finding, path)} {code} {mark}{display(finding.message)}"]
     number = str(finding.start.line)
-    blank = " " * len(number)
+    margin = " " * len(number)
     if finding.line_text.strip():
         line, before, width = _marked_line(finding)
         bar = paint("|", _BLUE)
         lines.append(f"{paint(number, _BLUE)} {bar} {line}")
-        lines.append(f"{blank} {bar} {' ' * before}{paint('^' * width, _RED)}")
+        lines.append(f"{margin} {bar} {' ' * before}{paint('^' * width, _RED)}")
     if finding.fix:
         title = display(finding.fix.title) + _HOW[finding.fix.safety]
-        lines.append(f"{blank} {paint('help:', _CYAN)} {title}")
+        lines.append(f"{margin} {paint('help:', _CYAN)} {title}")
     return "\n".join(lines) + "\n"
 
 
 def _marked_line(finding: Finding) -> tuple[str, int, int]:
-    """Return the line as shown, the characters before what was found, and how many it takes."""
+    """Return `(line, before, width)`: a finding's line, the characters before it and its own."""
     text, start, end = finding.line_text.rstrip(), finding.start, finding.end
     first, last = start.column - 1, end.column - 1
     if (end.cell, end.line) != (start.cell, start.line):
@@ -92,7 +94,7 @@ def _marked_line(finding: Finding) -> tuple[str, int, int]:
 
 
 def _visible(text: str) -> str:
-    """Return four blanks for a tab, and a sign for what would move the cursor."""
+    """Return a text with four blanks for a tab, and U+FFFD for what would move the cursor."""
     text = text.replace("\t", "    ")
     if text.isprintable():
         return text
@@ -100,7 +102,7 @@ def _visible(text: str) -> str:
 
 
 def _command(finding: Finding) -> str:
-    """Return a workflow command of GitHub."""
+    """Return the workflow command by which GitHub annotates the place of a finding."""
     start, end, message = finding.start, finding.end, finding.message
     if start.cell is not None:  # GitHub knows no cells: the first line of the file
         message = f"cell {start.cell}, line {start.line}: {message}"
@@ -123,4 +125,5 @@ def _command(finding: Finding) -> str:
 
 
 def _escape(text: str) -> str:
+    """Return a text as a workflow command spells it."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

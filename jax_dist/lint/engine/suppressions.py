@@ -11,21 +11,21 @@ _REST_OF_LINE = re.compile(rb"[^\r\n]*")
 
 
 def unsuppressed(source: Source, findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that no comment switches off."""
+    """Return the findings that no comment on their first or last line switches off."""
 
     def is_on(finding: Finding) -> bool:
-        rests = (_REST_OF_LINE.match(source.code, offset) for offset in finding.span)
-        codes = {code for rest in rests if rest for code in codes_in(rest[0])}
+        line_ends = (_REST_OF_LINE.match(source.code, offset) for offset in finding.span)
+        codes = {code for text in line_ends if text for code in codes_in(text[0])}
         return not finding.code.startswith(tuple(codes))
 
     return [finding for finding in findings if is_on(finding)]
 
 
 def codes_in(line: bytes) -> set[str]:
-    """Return what the comments of a line switch off; no codes behind `noqa` mean every rule.
+    """Return the codes that the `# noqa` comments of a line switch off; "JXD" stands for all.
 
     >>> sorted(codes_in(b"f(x)  # noqa: E501, JXD306 it is meant")), codes_in(b"f(x)  # noqa")
     (['E501', 'JXD306'], {'JXD'})
     """
-    texts = (match[1] or b"JXD" for match in _NOQA.finditer(line))
-    return {code.decode().upper() for text in texts for code in re.findall(rb"\w+", text)}
+    lists = (match[1] or b"JXD" for match in _NOQA.finditer(line))
+    return {code.decode().upper() for text in lists for code in re.findall(rb"\w+", text)}

@@ -33,10 +33,7 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fix:
-    """Edits that belong together, and what they need at the top of the file.
-
-    Fixes of one `group` are applied together or not at all.
-    """
+    """Edits that belong together; those of one `group` are applied together or not at all."""
 
     title: str  # what it does, in a few words: "use jax.lax.axis_size"
     safety: Safety
@@ -75,46 +72,48 @@ class Finding:
 
 
 def choose_fixes(fixes: Iterable[Fix]) -> list[Fix]:
-    """Return the fixes that do not clash, in order of place; groups stay whole."""
+    """Return the fixes that do not clash with an earlier one; groups are chosen as a whole."""
     fixes = sorted(fixes, key=lambda fix: fix.edits[0] if fix.edits else Edit(0, 0, ""))
     groups: dict[str, list[Fix]] = {}
     for number, fix in enumerate(fixes):
         groups.setdefault(fix.group or f"alone {number}", []).append(fix)
-    taken: list[Edit] = []  # that do not clash, in order
-    applied: list[Fix] = []
+    taken: list[Edit] = []  # of the chosen fixes, sorted
+    chosen: list[Fix] = []
     for group in groups.values():
-        wanted = sorted({edit for fix in group for edit in fix.edits})
-        if not any(map(_clash, wanted, wanted[1:])) and all(_fits(edit, taken) for edit in wanted):
-            for edit in wanted:  # not sorted anew: a file may have thousands of groups
+        edits = sorted({edit for fix in group for edit in fix.edits})
+        if not any(map(_clash, edits, edits[1:])) and all(_fits(edit, taken) for edit in edits):
+            for edit in edits:  # not sorted anew: a file may have thousands of groups
                 bisect.insort(taken, edit)
-            applied += group
-    return applied
+            chosen += group
+    return chosen
 
 
 def _fits(edit: Edit, taken: list[Edit]) -> bool:
-    """Return whether an edit is among those that are taken, or clashes with none of them."""
+    """Return whether an edit is in the sorted list `taken`, or clashes with none of its edits."""
     place = bisect.bisect_left(taken, edit)
     before, after = taken[max(place - 1, 0) : place], taken[place : place + 1]
-    near = [*before, edit, *after]
-    return after == [edit] or not any(map(_clash, near, near[1:]))
+    if after == [edit]:
+        return True
+    neighbors = [*before, edit, *after]
+    return not any(map(_clash, neighbors, neighbors[1:]))
 
 
 def _clash(first: Edit, second: Edit) -> bool:
-    """Two insertions at one place clash too: their order would be a guess."""
+    """Return whether sorted edits overlap, or begin at one place: their order would be a guess."""
     return first.start == second.start or first.end > second.start
 
 
 def apply_edits(code: bytes, edits: Iterable[Edit], newline: str = "\n") -> bytes:
     """Return the code with all `edits` made; they must not overlap."""
     pieces: list[bytes] = []
-    at = 0
+    end = 0  # of the edit before
     for edit in sorted(set(edits)):
-        if edit.start < at:
+        if edit.start < end:
             raise ValueError(f"edits overlap at byte {edit.start}")
         text = edit.text if newline == "\n" else re.sub(r"\r?\n", newline, edit.text)
-        pieces += (code[at : edit.start], text.encode())
-        at = edit.end
-    return b"".join((*pieces, code[at:]))
+        pieces += (code[end : edit.start], text.encode())
+        end = edit.end
+    return b"".join((*pieces, code[end:]))
 
 
 def newline_of(code: bytes) -> str:

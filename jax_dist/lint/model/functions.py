@@ -9,7 +9,11 @@ from jax_dist.lint.model.semantic_model import Module
 
 
 def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | None:
-    """Return where this file reads a function by its name; None where it has none of its own."""
+    """Return the expressions that read a function by its name; None if it has no name of its own.
+
+    For a method these are the `self.name` of its class. A lambda has the name that it is assigned
+    to. A name that is bound more than once belongs to no function.
+    """
     owner = module.parent(function)
     if isinstance(function, ast.Lambda):
         if not (isinstance(owner, ast.Assign) and isinstance(owner.targets[0], ast.Name)):
@@ -23,19 +27,24 @@ def reads(module: Module, function: scopes.Function) -> Sequence[ast.expr] | Non
 
 
 def callers(module: Module, function: scopes.Function) -> list[ast.Call] | None:
-    """Return every call of a function in this file; None where it is handed on, or has no name."""
-    found = None if getattr(function, "decorator_list", ()) else reads(module, function)
-    calls = [call for read in found or () if (call := module.call_of(read)) is not None]
-    return calls if found is not None and len(calls) == len(found) else None
+    """Return every call of a function in this file; None if it has no name or is also passed on."""
+    if getattr(function, "decorator_list", ()):
+        return None
+    function_reads = reads(module, function)
+    if function_reads is None:
+        return None
+    calls = [call for call in map(module.call_of, function_reads) if call is not None]
+    return calls if len(calls) == len(function_reads) else None
 
 
 def argument_of(
     module: Module, call: ast.Call, function: scopes.Function, parameter: ast.arg
 ) -> ast.expr | None:
-    """Return what a call gives a parameter; None where that cannot be read."""
-    arguments = function.args
-    named = [*arguments.posonlyargs, *arguments.args]
-    positional = named[1:] if isinstance(module.parent(function), ast.ClassDef) else named
+    """Return what a call passes for `parameter`, or its default; None if `*args` may hold it."""
+    signature = function.args
+    named = [*signature.posonlyargs, *signature.args]
+    is_method = isinstance(module.parent(function), ast.ClassDef)
+    positional = named[1:] if is_method else named
     for keyword in call.keywords:
         if keyword.arg == parameter.arg:
             return keyword.value
@@ -46,24 +55,23 @@ def argument_of(
             return argument
     if any(keyword.arg is None for keyword in call.keywords):
         return None
-    with_default = named[len(named) - len(arguments.defaults) :] + arguments.kwonlyargs
-    values = [*arguments.defaults, *arguments.kw_defaults]
-    pairs = zip(with_default, values, strict=True)
-    return next((value for each, value in pairs if each is parameter), None)
+    with_default = named[len(named) - len(signature.defaults) :] + signature.kwonlyargs
+    defaults = [*signature.defaults, *signature.kw_defaults]
+    return dict(zip(with_default, defaults, strict=True)).get(parameter)
 
 
 def returned(function: scopes.Function) -> list[ast.expr]:
     """Return the values of a function's own `return` statements."""
     if isinstance(function, ast.Lambda):
         return [function.body]
-    returns = [each for each in own_nodes(function) if isinstance(each, ast.Return)]
-    return [each.value for each in returns if each.value is not None]
+    statements = (node for node in own_nodes(function) if isinstance(node, ast.Return))
+    return [statement.value for statement in statements if statement.value is not None]
 
 
 def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
     """Yield the nodes of a function's body, without those of functions and classes in it."""
-    is_lambda = isinstance(function, ast.Lambda)
-    waiting: list[ast.AST] = [function.body] if is_lambda else [*function.body[::-1]]
+    body = [function.body] if isinstance(function, ast.Lambda) else function.body
+    waiting: list[ast.AST] = [*reversed(body)]
     while waiting:
         node = waiting.pop()
         yield node
@@ -72,20 +80,21 @@ def own_nodes(function: scopes.Function) -> Iterator[ast.AST]:
 
 
 def is_in_body(module: Module, function: scopes.Function, child: Any) -> bool:
-    """Return whether a child of a function is of its body: no decorator, default or annotation."""
+    """Return whether a child of a function is in its body: no decorator, default or annotation."""
     if isinstance(function, ast.Lambda):
         return child is function.body
     return module.scopes.fields.get(child) == "body"
 
 
-# Down into a tree: a place in a tuple, a key of a dict, ".name" of an attribute.
+# Steps down into a tree of values: an index of a tuple, a key of a dict, ".name" of an attribute.
 Path: TypeAlias = tuple[int | str, ...]
 
 
 def innermost(module: Module, fun: Any) -> scopes.Function | None:
-    """Return the def or lambda behind `vmap(partial(f, ...))`, names for it on the way included."""
+    """Return the def or lambda `f` behind `vmap(partial(f, ...))`, or behind a name for that."""
     for _ in range(8):
-        if isinstance(fun, ast.Name) and isinstance(value := module.value(fun), ast.Call):
+        value = module.value(fun) if isinstance(fun, ast.Name) else None
+        if isinstance(value, ast.Call):
             fun = value
         if not (isinstance(fun, ast.Call) and fun.args):
             break
@@ -95,16 +104,17 @@ def innermost(module: Module, fun: Any) -> scopes.Function | None:
     return pmaps.definition(module, fun)
 
 
+# Transformations whose first argument is the function that runs.
 TRANSPARENT = frozenset(("functools.partial", "jax.vmap", "jax.jit", "jax.checkpoint"))
 
 
 def part_of(node: ast.AST, path: Path) -> ast.expr | None:
-    """Return the first step of a path into a literal."""
+    """Return the item of a tuple, list or dict literal to which the first step of a path leads."""
     if not path:
         return None
     step = path[0]
     if isinstance(node, ast.Tuple | ast.List) and isinstance(step, int):
-        if any(isinstance(each, ast.Starred) for each in node.elts):
+        if any(isinstance(element, ast.Starred) for element in node.elts):
             return None
         return node.elts[step] if -len(node.elts) <= step < len(node.elts) else None
     if isinstance(node, ast.Dict):
@@ -115,16 +125,16 @@ def part_of(node: ast.AST, path: Path) -> ast.expr | None:
 
 
 def unpacked(module: Module, target: ast.expr) -> tuple[ast.expr, Path] | None:
-    """Return `(value, (1,))` of `b` in `a, b = value`; None for what is not so plain."""
-    place: list[int] = []
+    """Return `(value, (1,))` for the target `b` of `a, b = value`; None for any other target."""
+    path: list[int] = []
     node: ast.AST = target
     around = module.parent(node)
     while isinstance(around, ast.Tuple | ast.List):
-        position = next(number for number, each in enumerate(around.elts) if each is node)
-        if any(isinstance(each, ast.Starred) for each in around.elts[:position]):
+        position = next(index for index, element in enumerate(around.elts) if element is node)
+        if any(isinstance(element, ast.Starred) for element in around.elts[:position]):
             return None
-        place.insert(0, position)
+        path.insert(0, position)
         node, around = around, module.parent(around)
     if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is not None:
-        return around.value, tuple(place)
+        return around.value, tuple(path)
     return None

@@ -36,7 +36,7 @@ class _Cell:
     number: int  # among all cells, from 1
     start: int  # in bytes of the code
     lines: list[slice]  # the places of their strings in the JSON
-    is_list: bool  # whether the JSON has a list of lines, or one string
+    is_list: bool  # True: the JSON has a list of lines; False: one string
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,35 +48,28 @@ class Notebook(Source):
     unparsed: tuple[ParseError, ...] = ()  # of cells that are no Python; blank in `python`
 
     def position(self, offset: int) -> Position:
-        place = super().position(offset)
-        after = bisect.bisect_right(self.cells, offset, key=lambda cell: cell.start)
-        cell = self.cells[max(after - 1, 0)]
-        first = super().position(cell.start).line
-        return Position(max(1, place.line - first + 1), place.column, cell.number)
+        """Return the cell of a byte of the code, and the line and column within that cell."""
+        in_text = super().position(offset)
+        count = bisect.bisect_right(self.cells, offset, key=lambda cell: cell.start)
+        cell = self.cells[max(count - 1, 0)]
+        first_line = super().position(cell.start).line
+        return Position(max(1, in_text.line - first_line + 1), in_text.column, cell.number)
 
     def written(self, code: bytes) -> bytes:
-        """Return the notebook's bytes once `code` is in the place of its code.
-
-        Raises:
-          ValueError: the marks between the cells are not what they were.
-        """
+        """Return the notebook's bytes with other code; raise ValueError if cells were joined."""
         above, *texts = _MARK.split(code.decode())
         if len(texts) != len(self.cells):
             raise ValueError(f"an edit reaches over the end of a cell of {self.path}")
         if above:
             texts[0] = f"{above}\n{texts[0]}"
-        pieces, at = [], 0
+        pieces, end = [], 0
         for cell, text in zip(self.cells, texts, strict=True):
-            pieces += (self.raw[at : cell.lines[0].start], _spliced(self.raw, cell, text))
-            at = cell.lines[-1].stop
-        return "".join((*pieces, self.raw[at:])).encode(self.encoding)
+            pieces += (self.raw[end : cell.lines[0].start], _spliced(self.raw, cell, text))
+            end = cell.lines[-1].stop
+        return "".join((*pieces, self.raw[end:])).encode(self.encoding)
 
     def edited(self, code: bytes) -> "Notebook":
-        """Return the notebook once `code` is in the place of its code.
-
-        Raises:
-          ParseError: a cell would be no Python that is now.
-        """
+        """Return the notebook with other code; raise ParseError if a cell is no longer Python."""
         after = read_notebook(self.path, self.written(code))
         if len(after.unparsed) > len(self.unparsed):
             raise after.unparsed[0]
@@ -84,15 +77,15 @@ class Notebook(Source):
 
 
 def _spliced(raw: str, cell: _Cell, text: str) -> str:
-    """Return the JSON of a cell's source once it is `text`; lines that stay are not respelled."""
+    """Return the JSON of a cell whose source becomes `text`; lines that stay keep their form."""
     places = cell.lines
-    spelled = {json.loads(raw[place]): raw[place] for place in places}
+    old_json = {json.loads(raw[place]): raw[place] for place in places}
     if text == _decoded(raw, places):
         return raw[places[0].start : places[-1].stop]
     if not cell.is_list:
         return json.dumps(text, ensure_ascii=raw.isascii())
     lines = re.findall(r"[^\n]*\n|[^\n]+", text)
-    new = [spelled.get(line) or json.dumps(line, ensure_ascii=raw.isascii()) for line in lines]
+    new = [old_json.get(line) or json.dumps(line, ensure_ascii=raw.isascii()) for line in lines]
     if len(places) > 1:
         return raw[places[0].stop : places[1].start].join(new)
     blanks = raw[raw.rindex("[", 0, places[0].start) + 1 : places[0].start]
@@ -100,37 +93,37 @@ def _spliced(raw: str, cell: _Cell, text: str) -> str:
 
 
 def read_notebook(path: str, data: bytes) -> Notebook:
-    """Return the Python cells of a notebook of format 4 or later.
-
-    Raises:
-      UnreadableError: it is no notebook.
-    """
+    """Return the Python cells of a notebook of format 4 or later, or raise UnreadableError."""
     try:
         raw = data.decode("utf-8-sig")
-        texts = [(cell, _decoded(raw, cell[1]).encode()) for cell in _cells(raw)]
+        texts = [(cell, _decoded(raw, cell[1]).encode()) for cell in _code_cells(raw)]
     except (TypeError, ValueError, RecursionError) as error:  # also of json and decoding
         raise UnreadableError(f"the file is no notebook: {error}") from error
     code, python, unparsed = bytearray(), bytearray(), []
     cells: list[_Cell] = []
     for (number, lines, is_list), text in texts:
-        mark = b"\n" * bool(cells) + b"# cell %d\n" % number
+        mark = b"%s# cell %d\n" % (b"\n" if cells else b"", number)
         try:
-            shown = _parsable(text)
+            parsed_text = _without_magics(text)
         except ParseError as error:
-            shown = _blank(text)  # so that the others still are parsed
+            parsed_text = _blank(text)  # so that the other cells still are parsed
             above = code.count(b"\n") + mark.count(b"\n")
             unparsed.append(ParseError(error.message, above + error.line, error.column))
-        if shown is not None:
+        if parsed_text is not None:
             cells.append(_Cell(number, len(code) + len(mark), lines, is_list))
             code += mark + text
-            python += mark + shown
+            python += mark + parsed_text
     encoding = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
     return Notebook(path, bytes(code), bytes(python), encoding, raw, tuple(cells), tuple(unparsed))
 
 
-def _cells(raw: str) -> Iterator[tuple[int, list[slice], bool]]:
-    """Yield the number of each code cell that is not empty, and the places of its lines."""
-    book = json.loads(_STRING.sub(_place, raw))
+def _code_cells(raw: str) -> Iterator[tuple[int, list[slice], bool]]:
+    """Yield `(number, lines, is_list)` of each code cell that is not empty, as in `_Cell`.
+
+    The JSON is parsed with each string replaced by where it stands, "start:end", since the parser
+    does not tell.
+    """
+    book = json.loads(_STRING.sub(_with_place, raw))
     if not isinstance(book, dict) or not isinstance(book.get("cells"), list):
         raise ValueError("it has no list of cells")
     for number, cell in enumerate(book["cells"], start=1):
@@ -142,27 +135,25 @@ def _cells(raw: str) -> Iterator[tuple[int, list[slice], bool]]:
                     yield number, lines, is_list
 
 
-def _place(string: re.Match[str]) -> str:
-    """Return a string that says where a string of the JSON is; keys stay as they are."""
+def _with_place(string: re.Match[str]) -> str:
+    """Return "start:end" as JSON for a string of the file; the keys of objects stay as they are."""
     return string[0] if string[1] else f'"{string.start()}:{string.end()}"'
 
 
 def _slice(place: Any) -> slice:
+    """Return "start:end" as a slice."""
     if not isinstance(place, str):
         raise TypeError("a line of a cell is no text")
     return slice(*map(int, place.split(":")))
 
 
 def _decoded(raw: str, places: list[slice]) -> str:
+    """Return the text of the JSON strings at some places of the file."""
     return "".join(json.loads(raw[place]) for place in places)
 
 
-def _parsable(code: bytes) -> bytes | None:
-    """Return a cell without its magics, of the same size; None where it is in another language.
-
-    Raises:
-      ParseError: also without its magics it is no Python.
-    """
+def _without_magics(code: bytes) -> bytes | None:
+    """Return a cell with blanks for magics, None for other languages; or raise ParseError."""
     head = _CELL_MAGIC.match(code)
     if head is not None:
         if head[1] not in _PYTHON_BODIES:
@@ -170,18 +161,19 @@ def _parsable(code: bytes) -> bytes | None:
         code = _blank(head[0]) + code[head.end() :]
     if sources.parses(code):
         return code
-    code = _MAGIC.sub(_hide, code)
+    code = _MAGIC.sub(_blank_magic, code)
     sources.parse(code)
     return code
 
 
-def _hide(magic: re.Match[bytes]) -> bytes:
-    """Return blanks for a magic; `_`, whose value nobody knows, where a statement may be needed."""
+def _blank_magic(magic: re.Match[bytes]) -> bytes:
+    """Return blanks for a magic; a `_`, which means any value, where a statement may be needed."""
     before, timed = magic[1], magic[2]
-    if timed:
+    if timed:  # `%timeit f(x)` becomes `_      ;f(x)`
         return before + b"_" + b" " * (len(timed) - 2) + b";"
     return before + (b"_" if before else b" ") + _blank(magic[0][len(before) + 1 :])
 
 
 def _blank(text: bytes) -> bytes:
+    """Return blanks for all but the line ends."""
     return re.sub(rb"[^\r\n]", b" ", text)

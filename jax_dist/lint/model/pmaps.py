@@ -25,36 +25,38 @@ _Form: TypeAlias = Literal[
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One reference to a transformation such as `jax.pmap`.
-
-    `node` is the widest expression that is the transformed function: the call, or the decorator.
-    """
+    """A reference to a transformation such as `jax.pmap`; `node` is the whole call or decorator."""
 
     form: _Form
     reference: ast.expr  # what means jax.pmap here: `jax.pmap`, `p`, `constants.pmap`
     node: ast.expr
-    fun: Any = None  # the expression transformed, by position, or the decorated def
-    args: Sequence[ast.expr] = ()  # by position, behind the function; of partials first
+    fun: Any = None  # the transformed expression, or the decorated def; None if it is by keyword
+    args: Sequence[ast.expr] = ()  # positional ones after the function, those of partials first
     keywords: Sequence[ast.keyword] = ()
 
     @property
     def is_application(self) -> bool:
+        """True if a function is transformed here, rather than the transformation passed on."""
         return self.form in ("call", "decorator", "partial decorator", "called decorator")
 
     @property
     def arguments(self) -> dict[str, ast.expr]:
-        """The arguments by name, but for the function; only pmap's second has one by position."""
+        """The arguments by name, without the function.
+
+        Of pmap's positional arguments only the second is known by name: `axis_name`. The others
+        are called "argument 3" and so on.
+        """
         names = ["axis_name", *(f"argument {place + 3}" for place in range(len(self.args)))]
-        found = dict(zip(names, self.args, strict=False))
-        words = {each.arg: each.value for each in self.keywords}
-        return found | {name: value for name, value in words.items() if name is not None}
+        arguments = dict(zip(names, self.args, strict=False))
+        named = {word.arg: word.value for word in self.keywords if word.arg is not None}
+        return arguments | named
 
     @property
     def unknown(self) -> str:
-        """The arguments that cannot be read: "**kwargs"; "" if all can."""
-        if any(isinstance(each, ast.Starred) for each in self.args):
+        """`"*args"` or `"**kwargs"` if arguments are passed that way; "" if all can be read."""
+        if any(isinstance(argument, ast.Starred) for argument in self.args):
             return "*args"
-        return "**kwargs" if any(each.arg is None for each in self.keywords) else ""
+        return "**kwargs" if any(keyword.arg is None for keyword in self.keywords) else ""
 
 
 @once
@@ -64,17 +66,22 @@ def sites(module: Module, names: tuple[str, ...]) -> list[Site]:
 
 
 def applications(module: Module, names: tuple[str, ...] = PMAP) -> list[Site]:
-    """Return those of `sites` that transform a function of this file."""
+    """Return the `sites` that transform a function of this file, in order of place."""
     applied = (site for site in sites(module, names) if site.is_application)
     return [site for site in applied if site.fun is not None and module.holds(site.fun)]
 
 
 def site(module: Module, reference: ast.expr) -> Site:
-    """Return how a transformation is used where it is named."""
+    """Return how the transformation that `reference` names is used there.
+
+    The arguments of all partials are collected on the way out to the call: of
+    `partial(pmap, axis_name="i")(f)` the site is the whole expression.
+    """
     meaning = module.meaning(reference)
     node = reference
     args = [*meaning.args] if meaning else []
     keywords = [*meaning.keywords] if meaning else []
+    # Outwards through `partial(pmap, ...)`, `partial(partial(pmap, ...), ...)`.
     while isinstance(around := module.parent(node), ast.Call) and around.args[:1] == [node]:
         if module.meaning(around) is None:  # not a partial
             break
@@ -97,6 +104,7 @@ def site(module: Module, reference: ast.expr) -> Site:
 
 
 def _form_without_call(around: ast.AST, node: ast.expr, *, is_partial: bool) -> _Form:
+    """Return the form of a transformation `node` that is not called; `around` is its parent."""
     if decorates(around, node):
         return "partial decorator" if is_partial else "decorator"
     if isinstance(around, ast.Assign | ast.AnnAssign) and around.value is node:
@@ -105,9 +113,9 @@ def _form_without_call(around: ast.AST, node: ast.expr, *, is_partial: bool) -> 
 
 
 def decorates(around: ast.AST, node: ast.AST) -> bool:
-    """Return whether an expression is a decorator of a def."""
+    """Return whether `node` is one of the decorators of `around`, a def."""
     return isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef) and any(
-        each is node for each in around.decorator_list
+        decorator is node for decorator in around.decorator_list
     )
 
 
@@ -118,7 +126,11 @@ def mapped_calls(module: Module, site: Site) -> list[ast.Call]:
 
 @once
 def held_by(module: Module, site: Site) -> list[ast.expr]:
-    """Return every expression of this file that is the mapped function: the site, and names."""
+    """Return every expression of this file whose value is the transformed function.
+
+    These are the `pmap(f)` itself and the names it is assigned to, where they are read; or the
+    reads of the decorated def.
+    """
     if site.form == "call":
         return [site.node, *reads_of(module, site.node)]
     return [] if site.fun is None else [*module.reads_of(site.fun, site.fun.name)]
@@ -126,11 +138,11 @@ def held_by(module: Module, site: Site) -> list[ast.expr]:
 
 def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
     """Yield where the value of an assignment is read again, by name or as `self.name`."""
-    around = module.parent(value)
-    if not isinstance(around, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+    assignment = module.parent(value)
+    if not isinstance(assignment, ast.Assign | ast.AnnAssign | ast.NamedExpr):
         return
-    targets = around.targets if isinstance(around, ast.Assign) else [around.target]
-    for target in targets:
+    is_plain = isinstance(assignment, ast.Assign)
+    for target in assignment.targets if is_plain else [assignment.target]:
         if isinstance(target, ast.Name):
             yield from module.reads_of(value, target.id)
         elif isinstance(target, ast.Attribute) and is_self(target):
@@ -140,13 +152,14 @@ def reads_of(module: Module, value: ast.expr) -> Iterator[ast.expr]:
 
 
 def is_self(node: ast.Attribute) -> bool:
+    """Return whether an attribute is one of `self`."""
     return isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
 def self_attributes(
     module: Module, owner: ast.ClassDef, name: str, context: type[ast.Load] | type[ast.Store]
 ) -> list[ast.Attribute]:
-    """Return where a class reads or sets `self.name`."""
+    """Return where a class reads or stores `self.name`; [] for more than LIMIT stores."""
     attributes = _self_attributes(module, owner).get((name, context), [])
     return attributes if len(attributes) <= LIMIT or context is ast.Load else []
 
@@ -155,7 +168,8 @@ def self_attributes(
 def _self_attributes(
     module: Module, owner: ast.ClassDef
 ) -> dict[tuple[str, type], list[ast.Attribute]]:
-    del module
+    """Return all `self.name` of a class, by name and context (Load, Store or Del)."""
+    del module  # for which `once` keeps the result
     attributes: dict[tuple[str, type], list[ast.Attribute]] = {}
     for node in ast.walk(owner):
         if isinstance(node, ast.Attribute) and is_self(node):
@@ -163,7 +177,7 @@ def _self_attributes(
     return attributes
 
 
-_ALIASES = 8  # names for one function, one of the other
+_ALIASES = 8  # the longest chain `g = f; h = g` that is followed
 
 
 def definition(module: Module, fun: Any) -> scopes.Function | None:
@@ -175,26 +189,26 @@ def definition(module: Module, fun: Any) -> scopes.Function | None:
             owner = module.class_of(fun)
             if owner is None or not is_self(fun) or module.attribute_values(fun):
                 return None
-            found: list[Any] = module.scopes.of[owner].bindings.get(fun.attr, [])
-            return found[0].node if [each.kind for each in found] == ["def"] else None
+            methods: list[Any] = module.scopes.of[owner].bindings.get(fun.attr, [])
+            return methods[0].node if [method.kind for method in methods] == ["def"] else None
         bindings = module.reaching(fun) if isinstance(fun, ast.Name) else None
         if bindings is None or len(bindings) != 1:
             return None
-        is_def = bindings[0].kind == "def"
-        fun = bindings[0].node if is_def else bindings[0].value
+        (binding,) = bindings
+        fun = binding.node if binding.kind == "def" else binding.value
     return None
 
 
 def unjitted(module: Module, jit: ast.expr, inner: ast.expr) -> tuple[Edit, ...]:
-    """Return edits that take a jit away; none where more would be lost."""
-    (start, end), code = module.span(jit), module.source.code
+    """Return the edits that take away `jit` from `inner`; none if options or comments get lost."""
     if isinstance(jit, ast.Call) and jit.args == [inner]:
-        first, last = module.span(inner)
-        has_comment = b"#" in code[start:first] + code[last:end]
+        (start, end), (inner_start, inner_end) = module.span(jit), module.span(inner)
+        code = module.source.code
+        has_comment = b"#" in code[start:inner_start] + code[inner_end:end]
         if module.qualified_name(jit.func) != "jax.jit" or jit.keywords or has_comment:
             return ()
-        return (Edit(start, first, ""), Edit(last, end, ""))
-    before, behind = module.margins(jit)
-    is_alone = before.strip() == "@" and not behind.strip()
+        return (Edit(start, inner_start, ""), Edit(inner_end, end, ""))
+    text_before, text_after = module.margins(jit)
+    is_alone = text_before.strip() == "@" and not text_after.strip()
     is_bare = module.qualified_name(jit) == "jax.jit"
     return (module.line_edit(jit),) if is_bare and is_alone else ()

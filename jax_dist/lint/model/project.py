@@ -14,18 +14,14 @@ from jax_dist.lint.model import sources
 from jax_dist.lint.model.semantic_model import KNOWN, Meaning, Module
 
 _DEEPEST = 12  # folders between a file and the root of its project
-# The words behind "import", and those before "=" or ":". But for these, a file binds names by def
-# and class only, which hand nothing on.
+# What follows "import", and what precedes "=" or ":": only names bound so can be aliases. The other
+# names of a file are those of its own functions and classes.
 _IMPORTS = re.compile(rb"import\b[^(\n#\\]*(?:\\\r?\n[^(\n#\\]*)*(?:\([^)#]*(?:#.*[^)#]*)*\))?")
 _ASSIGNED = re.compile(rb"\b(\w+)[ \t]*[:=](?!=)")
 
 
 class Project:
-    """Finds the files behind imports, and answers for their names.
-
-    Args:
-      paths: folders, or files, which stand for the project around each.
-    """
+    """The files of a project, found by the imports in others; `paths` are in it, or its folders."""
 
     def __init__(self, paths: Sequence[str] = ()):
         self._tops = tuple({os.path.join(_top_of(os.path.abspath(path)), "") for path in paths})
@@ -37,7 +33,7 @@ class Project:
         self.opened: Callable[[str], Module | None] = functools.lru_cache(32)(self._open)
 
     def module(self, source: sources.Source, *, is_whole: bool = True) -> Module:
-        """Parse one file; raise ParseError if Python cannot."""
+        """Parse one file; raise ParseError if Python cannot. `is_whole` is as for `Module`."""
         path = os.path.abspath(source.path)
         folder = os.path.dirname(path)
         name, elsewhere = self.dotted_name(path), lambda name: self.meaning(name, folder)
@@ -59,7 +55,7 @@ class Project:
         return ".".join(parts)
 
     def meaning(self, name: str, folder: str) -> Meaning | None:
-        """Return what `pkg.module.name` means, seen from a file in `folder`; None: not ours."""
+        """Return what `pkg.module.name` means to a file in `folder`; None if no file shows it."""
         parts = name.split(".")
         for length in range(len(parts) - 1, 0, -1):
             path = self.file(".".join(parts[:length]), folder)
@@ -74,16 +70,15 @@ class Project:
             self._meanings[key] = None  # ends a circle of imports
             base, _, attribute = name.rpartition(".")
             home = self._meaning_in(path, base) if base else None
-            if not base:
-                self._meanings[key] = self._bound_in(path, name)
+            if not base and name.encode() in self._bound(path):  # else it need not be parsed
+                module = self.opened(path)
+                if module is not None:
+                    self._meanings[key] = module.meaning_of_name(module.scopes.module, name)
             elif home is not None and not home.is_partial:
-                whole = f"{home.name}.{attribute}"
-                self._meanings[key] = self.meaning(whole, os.path.dirname(path)) or Meaning(whole)
+                full_name = f"{home.name}.{attribute}"
+                meaning = self.meaning(full_name, os.path.dirname(path))
+                self._meanings[key] = meaning or Meaning(full_name)
         return self._meanings[key]
-
-    def _bound_in(self, path: str, name: str) -> Meaning | None:
-        module = self.opened(path) if name.encode() in self._bound(path) else None
-        return None if module is None else module.meaning_of_name(module.scopes.module, name)
 
     def _file(self, name: str, folder: str) -> str | None:
         """Return the file of a module, as a file in `folder` would import it."""
@@ -99,22 +94,19 @@ class Project:
 
 
 def _home(root: str, folder: str) -> str | None:
-    """Return the nearest folder at or above `folder` in which a package or module `root` lies.
-
-    Or the `src` of such a folder: `tests/` imports what lies in `src/`.
-    """
+    """Return the nearest folder at or above `folder`, or its `src`, with a module `root`."""
     near = itertools.islice(sources.folders_above(folder), _DEEPEST)
     places = (place for above in near for place in (above, os.path.join(above, "src")))
     return next((place for place in places if sources.holds_module(place, root)), None)
 
 
 def _is_package(folder: str) -> bool:
-    name = os.path.basename(folder)  # the root of all folders has none
-    return name != "" and os.path.isfile(os.path.join(folder, "__init__.py"))
+    """Return whether a folder is a package; the root of the file system, without a name, is not."""
+    return os.path.basename(folder) != "" and os.path.isfile(os.path.join(folder, "__init__.py"))
 
 
 def _top_of(path: str) -> str:
-    """Return a folder itself; of a file, the outermost folder with a mark such as `.git`."""
+    """Return a folder itself; for a file, the outermost folder with a mark such as `.git`."""
     if os.path.isdir(path):
         return path
     folder = os.path.dirname(path)
@@ -122,7 +114,7 @@ def _top_of(path: str) -> str:
 
 
 def _bound_words(path: str) -> frozenset[bytes]:
-    """Return the words of a file that may be names which it binds."""
+    """Return the words of a file that may be aliases: those it imports or assigns."""
     try:
         data = sources.read_bytes(path)
     except OSError:

@@ -15,22 +15,19 @@ from jax_dist.lint.model.scopes import Binding, NameScope, Scopes, place
 LIMIT = 48
 
 _Bindings: TypeAlias = dict[Binding, None]  # an ordered set
+_Block: TypeAlias = tuple[ast.AST, str]
 
 _WITH_BODIES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-# All bindings in one of these may hold, in it and behind it; those in an `if` only behind it.
+# All bindings in one of these may hold, in it and after it; those in an `if` only after it.
 _UNSURE = (ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
 
 
 class Reaching:
-    """The reaching definitions of one file.
-
-    Args:
-      tree: the scopes of the file.
-    """
+    """The reaching definitions of one file, computed for each name when it is first asked for."""
 
     def __init__(self, tree: Scopes):
         self._tree = tree
-        self._names: dict[tuple[NameScope, str], _Name] = {}
+        self._names: dict[tuple[NameScope, str], _NameFlow] = {}
 
     def bindings_of(self, node: ast.Name) -> list[Binding] | None:
         """Return the bindings that may hold at a read; None if there are none or too many."""
@@ -40,71 +37,73 @@ class Reaching:
         scope, bindings = home
         if len(bindings) == 1:
             return bindings
-        return self._name(scope, node.id).reads.get(node)
+        return self._flow(scope, node.id).reads.get(node)
 
     def reads_of(self, scope: NameScope, name: str, binding: Binding) -> Sequence[ast.Name]:
         """Return the reads of a name of `scope` that may see one of its bindings."""
         if len(scope.bindings[name]) == 1:
             return self._tree.loads.get((scope, name), ())
-        return self._name(scope, name).seen_by.get(binding, ())
+        return self._flow(scope, name).seen_by.get(binding, ())
 
-    def _name(self, scope: NameScope, name: str) -> "_Name":
+    def _flow(self, scope: NameScope, name: str) -> "_NameFlow":
         if (scope, name) not in self._names:
-            self._names[scope, name] = _Name(self._tree, scope, name)
+            self._names[scope, name] = _NameFlow(self._tree, scope, name)
         return self._names[scope, name]
 
 
-class _Name:
-    """One name of one scope: by read, the bindings that reach it, and the other way round."""
+class _NameFlow:
+    """One name of one scope: for each read the bindings that reach it, and the other way round.
+
+    A block is a list of statements: the node around it and a field, such as `(node, "orelse")`.
+    """
 
     def __init__(self, tree: Scopes, scope: NameScope, name: str):
         self._tree = tree
         self._scope = scope
         bindings = scope.bindings[name]
-        self._parameters = dict.fromkeys(each for each in bindings if each.kind == "parameter")
-        inner = (each for each in bindings if each.kind not in ("outer", "parameter"))
-        self._ordered = sorted(inner, key=lambda each: place(each.node))
-        self._places = [place(each.node) for each in self._ordered]
-        self._own: dict[ast.AST, Binding] = {}  # by statement: the last that is its own
-        self._binding: dict[tuple[ast.AST, str], list[Any]] = {}  # what binds it, by block
-        self._known_behind: dict[tuple[ast.AST, str], list[tuple[_Bindings, bool]]] = {}
-        self._known_before: dict[ast.AST, _Bindings] = {scope.node: self._parameters}
+        parameters = dict.fromkeys(item for item in bindings if item.kind == "parameter")
+        inner = (item for item in bindings if item.kind not in ("outer", "parameter"))
+        self._ordered = sorted(inner, key=lambda binding: place(binding.node))
+        self._places = [place(binding.node) for binding in self._ordered]
+        self._last_bound: dict[ast.AST, Binding] = {}  # by statement, without those in its blocks
+        self._binders: dict[_Block, list[Any]] = {}  # statements that bind the name, by block
+        self._after_binders: dict[_Block, list[tuple[_Bindings, bool]]] = {}
+        self._known_before: dict[ast.AST, _Bindings] = {scope.node: parameters}  # by statement
         self.reads: dict[ast.Name, list[Binding] | None] = {}  # None: more than LIMIT
         self.seen_by: dict[Binding, list[ast.Name]] = {}
-        is_block = isinstance(scope.node, _WITH_BODIES)
-        if is_block:
-            self._collect()
-        outer = dict.fromkeys(each for each in bindings if each.kind == "outer")
+        has_statements = isinstance(scope.node, _WITH_BODIES)
+        if has_statements:
+            self._collect_binders()
+        outer = dict.fromkeys(item for item in bindings if item.kind == "outer")
         for load in tree.loads.get((scope, name), ()):
+            reaching = self._reaching(load) if has_statements else {}
             # A read that no binding reaches may still run after one, in a way that is not seen.
-            reaching = (self._at(load) if is_block else {}) or self._between(0, len(self._places))
-            reaching = reaching | outer
+            reaching = (reaching or self._between(0, len(self._places))) | outer
             self.reads[load] = list(reaching) if len(reaching) <= LIMIT else None
             for binding in self.reads[load] or ():
                 self.seen_by.setdefault(binding, []).append(load)
 
-    def _collect(self) -> None:
-        """Note which statements bind the name, in all blocks around them."""
-        tree, home = self._tree, self._scope.node
-        seen: set[ast.AST] = {home}
+    def _collect_binders(self) -> None:
+        """Note which statements bind the name, in each of the blocks around the binding."""
+        tree = self._tree
+        seen: set[ast.AST] = {self._scope.node}
         for binding in self._ordered:
             node: Any = tree.statement(binding.node)
-            self._own[node] = binding
+            self._last_bound[node] = binding
             while node not in seen:
                 seen.add(node)
-                around = tree.parents[node]
-                self._binding.setdefault((around, tree.fields[node]), []).append(node)
-                node = self._around(node)
+                block = tree.parents[node], tree.fields[node]
+                self._binders.setdefault(block, []).append(node)
+                node = self._statement_around(node)
 
-    # --- from a read back
-
-    def _at(self, load: ast.Name) -> _Bindings:
+    def _reaching(self, load: ast.Name) -> _Bindings:
         """Return the bindings that reach a read; more than LIMIT are not all of them."""
         reader = self._tree.scope(load).around_comprehensions
         if reader is self._scope:
             statement = self._tree.statement(load)
-            again = self._within(statement) if isinstance(statement, ast.While) else {}
-            return self._before(statement) | again
+            # The test of a `while` also runs after its body.
+            later = self._within(statement) if isinstance(statement, ast.While) else {}
+            return self._before(statement) | later
         # A function runs at any time once it is made, so later bindings count too.
         while reader.parent and reader.parent.around_comprehensions is not self._scope:
             reader = reader.parent.around_comprehensions
@@ -114,46 +113,47 @@ class _Name:
 
     def _before(self, node: Any) -> _Bindings:
         """Return the bindings that may hold where a statement begins."""
-        inside = []  # of the first that is known: the statements around, from within
+        unknown = []  # the statements around, from the inside out, up to the first that is known
         while node is not self._scope.node and node not in self._known_before:
-            inside.append(node)
-            node = self._around(node)
-        for statement in reversed(inside):
+            unknown.append(node)
+            node = self._statement_around(node)
+        for statement in reversed(unknown):
             self._known_before[statement] = self._before_in(statement)
-        return self._known_before[inside[0] if inside else node]
+        return self._known_before[unknown[0] if unknown else node]
 
-    def _around(self, node: Any) -> Any:
+    def _statement_around(self, node: Any) -> Any:
+        """Return the statement whose block holds a statement, or the node of the scope."""
         around = self._tree.parents[node]  # perhaps a handler or case
         return around if around is self._scope.node else self._tree.statement(around)
 
     def _before_in(self, node: Any) -> _Bindings:
-        """Return the bindings before a statement, for which those before its block are known."""
-        parent, field, block = self._tree.parents[node], self._tree.fields[node], self._around(node)
-        siblings = self._binding.get((parent, field), [])
-        above = bisect.bisect_left(siblings, place(node), key=place)
-        reaching, is_sure = self._behind((parent, field), above)
+        """Return the bindings before a statement, if those before the one around are known."""
+        block, around = (
+            (self._tree.parents[node], self._tree.fields[node]),
+            self._statement_around(node),
+        )
+        count = bisect.bisect_left(self._binders.get(block, []), place(node), key=place)
+        reaching, is_sure = self._after(block, count)
         if is_sure:
             return reaching
-        is_target = isinstance(block, ast.For | ast.AsyncFor) and field == "body"
-        if block in self._own and (is_target or not isinstance(block, _UNSURE)):
-            return reaching | {self._own[block]: None}
-        if isinstance(block, _UNSURE):
-            reaching = reaching | self._within(block)
-        return reaching | self._known_before[block]
+        # What the statement around binds itself, such as the target of its `for` or `with`.
+        is_target = isinstance(around, ast.For | ast.AsyncFor) and block[1] == "body"
+        if around in self._last_bound and (is_target or not isinstance(around, _UNSURE)):
+            return reaching | {self._last_bound[around]: None}
+        if isinstance(around, _UNSURE):
+            reaching = reaching | self._within(around)
+        return reaching | self._known_before[around]
 
-    def _behind(self, block: tuple[ast.AST, str], count: int) -> tuple[_Bindings, bool]:
-        """Return the bindings behind the first statements of a block, and whether one is sure.
-
-        Only statements that bind the name count. Bindings before the block are left out.
-        """
-        known = self._known_behind.setdefault(block, [({}, False)])
-        siblings = self._binding.get(block, [])
+    def _after(self, block: _Block, count: int) -> tuple[_Bindings, bool]:
+        """Return the bindings in a block after its first `count` binders, and if one is sure."""
+        known = self._after_binders.setdefault(block, [({}, False)])
+        binders = self._binders.get(block, [])
         while len(known) <= count:
-            known.append(self._behind_next(siblings[len(known) - 1], known[-1]))
+            known.append(self._after_next(binders[len(known) - 1], known[-1]))
         return known[count]
 
-    def _behind_next(self, statement: Any, known: tuple[_Bindings, bool]) -> tuple[_Bindings, bool]:
-        """Return the bindings behind a statement, given those before it."""
+    def _after_next(self, statement: Any, known: tuple[_Bindings, bool]) -> tuple[_Bindings, bool]:
+        """Return the same after one more statement, where `known` is before it."""
         before, is_sure = known
         if isinstance(statement, (ast.If, *_UNSURE)):
             bindings = self._within(statement) | before
@@ -162,11 +162,11 @@ class _Name:
         bindings: _Bindings = {}
         if isinstance(statement, ast.With | ast.AsyncWith):
             body = statement, "body"
-            bindings, is_sure_inside = self._behind(body, len(self._binding.get(body, [])))
+            bindings, is_sure_inside = self._after(body, len(self._binders.get(body, [])))
             if is_sure_inside:
                 return bindings, True
-        if statement in self._own:
-            return bindings | {self._own[statement]: None}, True
+        if statement in self._last_bound:
+            return bindings | {self._last_bound[statement]: None}, True
         return bindings | before, is_sure
 
     def _within(self, node: Any) -> _Bindings:
@@ -176,4 +176,5 @@ class _Name:
         return self._between(start, end)
 
     def _between(self, start: int, end: int) -> _Bindings:
+        """Return the bindings number `start` to `end` of the scope, or LIMIT + 1 of them."""
         return dict.fromkeys(self._ordered[start : min(end, start + LIMIT + 1)])

@@ -36,9 +36,10 @@ class NameScope:
     parent: "NameScope | None"
     bindings: dict[str, list[Binding]] = dataclasses.field(default_factory=dict)
     loads: dict[str, list[ast.Name]] = dataclasses.field(default_factory=dict)
-    outer: dict[str, bool] = dataclasses.field(default_factory=dict)  # whether it is global
+    outer: dict[str, bool] = dataclasses.field(default_factory=dict)  # global: True; nonlocal
 
     def bind(self, name: str, binding: Binding) -> None:
+        """Add one binding of a name."""
         self.bindings.setdefault(name, []).append(binding)
 
     def lookup(self, name: str) -> "tuple[NameScope, list[Binding]] | None":
@@ -103,7 +104,7 @@ class Scopes:
 
     @functools.cached_property
     def fields(self) -> dict[ast.stmt, str]:
-        """Return, by statement, the field of its parent whose list holds it."""
+        """Return, for each statement in a block, the field of its parent: "body", "orelse"..."""
         fields: dict[ast.stmt, str] = {}
         for node in self.nodes:
             if isinstance(node, _WITH_BLOCKS):
@@ -141,8 +142,8 @@ class Scopes:
 _KINDS = [kind for kind in vars(ast).values() if isinstance(kind, type)]
 _WITH_BLOCKS = tuple(kind for kind in _KINDS if "body" in getattr(kind, "_fields", ()))
 _MAKE_SCOPES = frozenset((ast.ClassDef, *get_args(Function), *get_args(Comprehension)))
-# Fields that hold no node, or shared ones that say nothing of names; below, those of what makes a
-# scope that are computed outside of it.
+# Fields of nodes that the pass skips: they hold no names. Below, the fields of what makes a scope
+# that are computed outside of it (see `_parts_outside`).
 _OTHER_FIELDS = """
 arg asname attr conversion ctx id is_async kind kwd_attrs level module name op ops rest simple
 type_comment type_ignores
@@ -157,11 +158,15 @@ _FIELDS = {
 _FIELDS |= dict.fromkeys((ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal, ast.arg), ())
 _FIELDS[ast.ClassDef] = tuple(field for field in _FIELDS[ast.ClassDef] if field != "keywords")
 _FIELDS[ast.comprehension] = ("target", "ifs")
-_BIND_NAMES = (ast.Assign, ast.AnnAssign, ast.NamedExpr)  # themselves
+_BIND_NAMES = (ast.Assign, ast.AnnAssign, ast.NamedExpr)  # whose binders see to their targets
 
 
 def build(tree: ast.Module, *, is_whole: bool = True) -> Scopes:
-    """See every node once; if not `is_whole`, only the module's level, and drop the rest."""
+    """Return the scopes of a file, in one pass over its nodes.
+
+    If not `is_whole`, only those of the module's own level; the bodies of its functions and classes
+    are dropped.
+    """
     module = NameScope(tree, None)
     scopes = Scopes(module, [module], {tree: module}, [], {}, [], {tree: module})
     walk = _Walk(scopes, is_whole=is_whole)
@@ -169,6 +174,7 @@ def build(tree: ast.Module, *, is_whole: bool = True) -> Scopes:
     while walk.waiting:
         walk.scope, nodes = walk.waiting.pop()
         walk.see(nodes)
+    # A `global` or `nonlocal` name is bound in another scope, too.
     for scope in scopes.all:
         for name, is_global in scope.outer.items():
             around = scope.parent.lookup(name) if scope.parent and not is_global else None
@@ -188,7 +194,7 @@ class _Walk:
         self._is_whole = is_whole
 
     def see(self, nodes: list[Any]) -> None:
-        """Note what nodes of the scope, and all below them, bind and read."""
+        """Note what `nodes`, a stack that this empties, and all below them bind and read."""
         pop, push, seen = nodes.pop, nodes.append, self.scopes.nodes.append
         parents, loads = self.scopes.parents, self.scope.loads
         fields_of, binders, name, load = _FIELDS, _BINDERS, ast.Name, ast.Load
@@ -217,7 +223,7 @@ class _Walk:
                     below(child)
 
     def _enter(self, node: Any, nodes: list[Any]) -> list[Any]:
-        """Begin a scope; return its nodes, of which there are none yet."""
+        """Begin the scope that a node makes, and return the stack for the nodes inside it."""
         scope = NameScope(node, self.scope)
         self.scopes.all.append(scope)
         self.scopes.of[node] = scope
@@ -225,9 +231,10 @@ class _Walk:
             self.scopes.parents[part] = parent
             self.scopes.scope_of[part] = self.scope
             nodes.append(part)
-        others = getattr(node, "generators", ())[1:]
-        self.scopes.parents.update((generator.iter, generator) for generator in others)
-        inside = [generator.iter for generator in others]
+        # Of `for x in xs for y in ys`, only the first iterable is computed outside.
+        other_loops = getattr(node, "generators", ())[1:]
+        self.scopes.parents.update((generator.iter, generator) for generator in other_loops)
+        inside = [generator.iter for generator in other_loops]
         if self._is_whole:
             self.waiting.append((scope, inside))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -236,7 +243,9 @@ class _Walk:
 
 
 def _parts_outside(node: Any) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Yield the parts of what makes a scope that are computed around it, and their parents."""
+    """Yield `(part, parent)` for the parts of a def, class, lambda or comprehension that are
+    computed in the scope around it: decorators, bases, defaults, annotations, the first iterable.
+    """
     if isinstance(node, Comprehension):
         yield node.generators[0].iter, node.generators[0]
         return
@@ -261,10 +270,12 @@ def _bind_named(walk: _Walk, node: Any) -> None:
 
 
 def _bind_parameter(walk: _Walk, node: ast.arg) -> None:
+    """Bind a parameter of a function or lambda."""
     walk.scope.bind(node.arg, Binding("parameter", node))
 
 
 def _bind_import(walk: _Walk, node: ast.alias) -> None:
+    """Bind the name of `import a.b`, `import a.b as name`, `from .a import name`."""
     statement, name = walk.scopes.parents[node], node.asname or node.name
     if isinstance(statement, ast.Import):
         name = node.asname or node.name.partition(".")[0]
@@ -288,13 +299,14 @@ def _bind_targets(walk: _Walk, node: Any) -> None:
 
 
 def _bind_walrus(walk: _Walk, node: ast.NamedExpr) -> None:
-    """Bind in the function around a comprehension."""
+    """Bind the target of `name := value`: in a comprehension, for the function around it."""
     binding = Binding("assign", node, node.value)
     walk.scope.around_comprehensions.bind(node.target.id, binding)
 
 
 def _bind_outside(walk: _Walk, node: ast.Global | ast.Nonlocal) -> None:
-    if walk.scope.parent is not None:  # `global x` of a module says nothing
+    """Note the names of `global x` and `nonlocal x`; at the module's level they mean nothing."""
+    if walk.scope.parent is not None:
         walk.scope.outer |= dict.fromkeys(node.names, isinstance(node, ast.Global))
 
 
@@ -312,8 +324,8 @@ _NAMED: dict[type, _BindingKind] = {
     ast.AsyncFunctionDef: "def",
     ast.ClassDef: "class",
 }
-for _kind in _KINDS:  # of other kinds too, some of them only since Python 3.12
-    if "name" in (_fields := getattr(_kind, "_fields", ())) or "rest" in _fields:
+for _kind in _KINDS:  # all others with a name: some exist only since Python 3.12
+    if not {"name", "rest"}.isdisjoint(getattr(_kind, "_fields", ())):
         _BINDERS.setdefault(_kind, _bind_named)
 
 

@@ -41,13 +41,10 @@ class Module:
     """One file, parsed and resolved.
 
     Args:
-      source: the text.
+      source: the text; ParseError is raised if Python cannot parse it.
       name: the dotted name under which the project imports it; "" where that is not known.
       elsewhere: looks up names of other files of the project.
       is_whole: whether more than the module's own level is looked at.
-
-    Raises:
-      ParseError: where Python cannot parse it.
     """
 
     def __init__(
@@ -75,9 +72,7 @@ class Module:
 
     def drop(self) -> None:
         """Free its memory now; it cannot be used any more."""
-        self.__dict__.clear()  # what is kept for it holds it
-
-    # --- text
+        self.__dict__.clear()  # it and the results of `once` refer to each other
 
     def offset(self, line: int, column: int) -> int:
         """Return the offset of `ast`'s line (from 1) and column (bytes, from 0)."""
@@ -85,28 +80,26 @@ class Module:
 
     def span(self, node: Any) -> tuple[int, int]:
         """Return the bytes `[start, end)` of a node, without parentheses around it."""
-        return (
-            self.offset(node.lineno, node.col_offset),
-            self.offset(node.end_lineno, node.end_col_offset),
-        )
+        start = self.offset(node.lineno, node.col_offset)
+        return start, self.offset(node.end_lineno, node.end_col_offset)
 
     def text(self, node: Any) -> str:
+        """Return the code of a node, without parentheses around it."""
         start, end = self.span(node)
         return self.source.code[start:end].decode()
 
     def margins(self, node: Any) -> tuple[str, str]:
-        """Return what stands before a node on its first line, and behind it on its last one."""
+        """Return the text before a node on its first line, and after it on its last line."""
         (start, end), code = self.span(node), self.source.code
-        line, after = code.rfind(b"\n", 0, start) + 1, code.find(b"\n", end)
-        return code[line:start].decode(), code[end : after if after >= 0 else None].decode()
+        first_line, line_end = code.rfind(b"\n", 0, start) + 1, code.find(b"\n", end)
+        after = code[end:line_end] if line_end >= 0 else code[end:]
+        return code[first_line:start].decode(), after.decode()
 
     def line_edit(self, node: Any) -> Edit:
-        """Take out all lines on which a node stands."""
+        """Return the edit that takes out all lines on which a node stands."""
         code = self.source.code
-        after = code.find(b"\n", self.span(node)[1])
-        return Edit(self.offset(node.lineno, 0), after + 1 if after >= 0 else len(code), "")
-
-    # --- shape
+        line_end = code.find(b"\n", self.span(node)[1])
+        return Edit(self.offset(node.lineno, 0), line_end + 1 if line_end >= 0 else len(code), "")
 
     def parent(self, node: ast.AST) -> ast.AST:
         """Return the node around; the tree itself for a statement of the module."""
@@ -150,23 +143,18 @@ class Module:
         return node is not None and any(parent is around for parent in self.ancestors(node))
 
     def builtin(self, node: ast.expr) -> str | None:
-        """Return the name of Python that a node is; None where the file hides it."""
+        """Return such as "len" if a name means Python's own; None for anything else."""
         if isinstance(node, ast.Name) and self.scope(node).lookup(node.id) is None:
             return node.id
         return None
 
-    # --- meaning
-
     def qualified_name(self, node: ast.expr) -> str | None:
-        """Return such as `"jax.pmap"` for an import or an alias of it, here or in another file.
-
-        None where that is not known, and for what `partial` made.
-        """
+        """Return such as `"jax.pmap"` for that or an alias; None if unknown, or a partial."""
         meaning = self.meaning(node)
         return None if meaning is None or meaning.is_partial else meaning.name
 
     def meaning(self, node: ast.expr) -> Meaning | None:
-        """Return like `qualified_name`, and sees through `functools.partial`."""
+        """Return what an expression means, with arguments bound by `partial`; None if unknown."""
         if isinstance(node, ast.Name):
             return self.meaning_of_name(self.scope(node), node.id)
         if isinstance(node, ast.Attribute):
@@ -189,20 +177,22 @@ class Module:
             self._meanings[key] = None  # ends a circle of aliases
             if self._depth < _LONGEST_CHAIN:
                 self._depth += 1
-                self._meanings[key] = self._agreed(scope, bindings)
+                self._meanings[key] = self._common_meaning(scope, bindings)
                 self._depth -= 1
         return self._meanings[key]
 
     def canonical(self, name: str) -> Meaning:
-        """Return a dotted name, followed through the files of the project."""
+        """Return the meaning of a dotted name, followed through the files of the project."""
         if name not in self._canonical:
-            is_known = name.partition(".")[0] in KNOWN
             self._canonical[name] = Meaning(name)  # ends a circle of imports
-            self._canonical[name] = (not is_known and self._elsewhere(name)) or Meaning(name)
+            is_known = name.partition(".")[0] in KNOWN
+            elsewhere = None if is_known else self._elsewhere(name)
+            self._canonical[name] = elsewhere or Meaning(name)
         return self._canonical[name]
 
-    def _agreed(self, scope: NameScope, bindings: list[Binding]) -> Meaning | None:
-        meanings: list[Meaning] = []
+    def _common_meaning(self, scope: NameScope, bindings: list[Binding]) -> Meaning | None:
+        """Return the meaning of a name that `scope` binds; None if its bindings differ."""
+        common: Meaning | None = None
         for binding in bindings:
             meaning = None
             match binding.value:
@@ -214,13 +204,13 @@ class Module:
                 meaning = self.canonical(self.absolute(binding.target))
             elif binding.kind in ("def", "class") and scope.node is self.tree and self.name:
                 meaning = Meaning(f"{self.name}.{binding.node.name}")  # type: ignore[attr-defined]
-            if meaning is None or (meanings and meaning != meanings[0]):
+            if meaning is None or (common is not None and meaning != common):
                 return None
-            meanings.append(meaning)
-        return meanings[0] if meanings else None
+            common = meaning
+        return common
 
     def absolute(self, target: str) -> str:
-        """Return `"..utils.f"` with the package of this file in the place of the dots."""
+        """Return such as `"pkg.utils.f"` for `"..utils.f"` in this file."""
         is_package = os.path.basename(self.source.path) == "__init__.py"
         package = self.name if is_package else self.name.rpartition(".")[0]
         try:
@@ -229,6 +219,7 @@ class Module:
             return target
 
     def _meaning_of_partial(self, node: ast.Call) -> Meaning | None:
+        """Return what `functools.partial(function, ...)` means; None for any other call."""
         if not isinstance(node.func, ast.Name | ast.Attribute) or not node.args:
             return None
         if isinstance(node.args[0], ast.Starred) or self.qualified_name(node.func) not in PARTIAL:
@@ -242,12 +233,8 @@ class Module:
     def name_for(self, name: str, at: ast.AST) -> tuple[str, tuple[str, ...]]:
         """Return how to write `name` at a place of this file, and the imports that this needs.
 
-        >>> from jax_dist.lint.model import sources
-        >>> module = Module(sources.read("f.py", b"from jax import lax as L"))
-        >>> module.name_for("jax.lax.psum", module.tree)
-        ('L.psum', ())
-        >>> module.name_for("jax.numpy.sum", module.tree)
-        ('jax.numpy.sum', ('import jax',))
+        Below `from jax import lax as L`, that is `("L.psum", ())` for "jax.lax.psum", and
+        `("jax.numpy.sum", ("import jax",))` for "jax.numpy.sum".
         """
         scope = self.scope(at)
         parts = name.split(".")
@@ -272,32 +259,29 @@ class Module:
                 by_target.setdefault(target, []).append(name)
         return by_target
 
-    # --- use
-
     @functools.cached_property
     def _uses(self) -> dict[str, list[ast.expr]]:
-        """The widest names and attributes, by meaning: `jax.lax.psum`, not `jax`."""
+        """The names and attributes by meaning, only the widest: `jax.lax.psum`, not its `jax`."""
         by_name: dict[str, list[ast.expr]] = {}
         parents, canonical = self.scopes.parents, self.canonical
         for scope in self.scopes.all:
             for name, loads in scope.loads.items():
-                meaning = self.meaning_of_name(scope, name)
-                if meaning is None:
+                meaning_of_load = self.meaning_of_name(scope, name)
+                if meaning_of_load is None:
                     continue
                 for load in loads:
                     node: Any = load
-                    whole = meaning
-                    while not whole.is_partial and isinstance(parents[node], ast.Attribute):
+                    meaning = meaning_of_load
+                    while not meaning.is_partial and isinstance(parents[node], ast.Attribute):
                         node = parents[node]
-                        whole = canonical(f"{whole.name}.{node.attr}")
-                    by_name.setdefault(whole.name, []).append(node)
+                        meaning = canonical(f"{meaning.name}.{node.attr}")
+                    by_name.setdefault(meaning.name, []).append(node)
         return by_name
 
     def uses(self, *names: str) -> list[ast.expr]:
         """Return every expression that means one of `names`, partials of it too, in order."""
-        return sorted(
-            (node for name in names for node in self._uses.get(name, ())), key=scopes.place
-        )
+        nodes = (node for name in names for node in self._uses.get(name, ()))
+        return sorted(nodes, key=scopes.place)
 
     def used_names(self) -> list[str]:
         """Return the meanings of all names that the file uses, such as "jax.lax.psum", sorted."""
@@ -327,10 +311,9 @@ class Module:
             return ()
         return self._reaching.reads_of(scope, name, binding)
 
-    # --- values
-
     @functools.cached_property
     def _attributes(self) -> dict[tuple[ast.ClassDef, str], list[ast.expr]]:
+        """The values that each class assigns to `self.x`, by class and "x"."""
         by_attribute: dict[tuple[ast.ClassDef, str], list[ast.expr]] = {}
         for target, value in self.scopes.attribute_stores:
             owner = self._owner(target)
@@ -339,7 +322,7 @@ class Module:
         return by_attribute
 
     def _owner(self, node: ast.Attribute) -> ast.ClassDef | None:
-        """Return the class whose method says `self.x` here."""
+        """Return the class around `self.x`; None for an attribute of anything else."""
         is_self = isinstance(node.value, ast.Name) and node.value.id == "self"
         return self.class_of(node) if is_self else None
 
@@ -350,10 +333,10 @@ class Module:
         return values if len(values) <= LIMIT else []
 
     def values(self, node: ast.expr) -> list[ast.expr] | None:
-        """Return the values that a name may have where it is read; None: not all are known.
+        """Return the values that a name or `self.x` may have where it is read.
 
-        In a function, the last plain assignment above it in a block around it hides the earlier.
-        Of `self.x` it is all values that the class gives it; of other expressions none are known.
+        For `self.x` they are all that its class assigns. None if not all are known, as for any
+        other expression.
         """
         if isinstance(node, ast.Attribute):
             return self.attribute_values(node)
@@ -370,25 +353,23 @@ class Module:
         return values[0] if values and len(values) == 1 else None
 
 
-def once(
-    of: Callable[[Module, *_Key], _Result],
-) -> Callable[[Module, *_Key], _Result]:
-    """Compute what a function says of a file at most once for each of its other arguments."""
+def once(function: Callable[[Module, *_Key], _Result]) -> Callable[[Module, *_Key], _Result]:
+    """Return `function` with its results cached in the module that is its first argument."""
 
-    @functools.wraps(of)
-    def kept(module: Module, *key: *_Key) -> _Result:
-        results = module.results.setdefault(of, {})
+    @functools.wraps(function)
+    def cached(module: Module, *key: *_Key) -> _Result:
+        results = module.results.setdefault(function, {})
         if key not in results:
-            results[key] = of(module, *key)
+            results[key] = function(module, *key)
         return results[key]
 
-    return kept
+    return cached
 
 
 _LONGEST_CHAIN = 50  # aliases of aliases
 
 
-# Packages whose own source is never asked: their names are what the rules speak of.
+# Packages whose source is never read: the rules know their names.
 _PACKAGES = """
 abc absl chex collections dataclasses distrax equinox flax functools haiku itertools jax jax_dist
 jaxlib logging math matplotlib ml_collections numpy optax orbax os pytest random re rlax scipy sys

@@ -63,15 +63,16 @@ class Source:
         return bisect.bisect_right(self.line_starts, offset) - 1
 
     def position(self, offset: int) -> Position:
-        line = self.row(offset)
-        before = self.code[self.line_starts[line] : offset]
-        return Position(line + 1, len(before.decode("utf-8", "replace")) + 1)
+        """Return the line and column of a byte."""
+        row = self.row(offset)
+        before = self.code[self.line_starts[row] : offset]
+        return Position(row + 1, len(before.decode("utf-8", "replace")) + 1)
 
     def line_text(self, offset: int) -> str:
         """Return the line that holds `offset`, without its end."""
-        line = self.row(offset)
-        end = self.line_starts[line + 1] if line + 1 < len(self.line_starts) else len(self.code)
-        text = self.code[self.line_starts[line] : end]
+        row = self.row(offset)
+        end = self.line_starts[row + 1] if row + 1 < len(self.line_starts) else len(self.code)
+        text = self.code[self.line_starts[row] : end]
         return text.decode("utf-8", "replace").rstrip("\r\n")
 
     def written(self, code: bytes) -> bytes:
@@ -84,7 +85,7 @@ class Source:
 
 
 def read(path: str, data: bytes) -> Source:
-    """Raise UnreadableError where the bytes are not what they say they are."""
+    """Return the text of a Python file; raise UnreadableError if its bytes cannot be decoded."""
     encoding = "utf-8"
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -97,7 +98,7 @@ def read(path: str, data: bytes) -> Source:
 
 
 def parse(code: bytes) -> ast.Module:
-    """Raise ParseError."""
+    """Return the tree of some UTF-8 code; raise ParseError if Python cannot parse it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the file's own invalid escapes
@@ -128,47 +129,41 @@ class FoundFiles:
 
 @dataclasses.dataclass(frozen=True)
 class Patterns:
-    """Some patterns, and the folder from which those with a slash are seen.
+    """Globs of files and folders, as the settings have them: `build`, `*_pb2.py`, `docs/old/*`.
 
-    They are written as the settings spell them: `build`, `*_pb2.py`, `docs/old/*`. One without a
-    slash is matched with each name in the path; one with a slash is matched with the path as it is
-    seen from the folder, and with the folders above it.
+    One without a slash is matched with each name in a path. One with a slash is matched with the
+    path relative to `folder`, and with that of each folder above the file.
     """
 
     texts: tuple[str, ...]
     folder: str
 
     def match(self, path: str, name: str = "") -> bool:
-        """Return whether a pattern matches the path, a folder above it, or a name in it.
-
-        Args:
-          path: of a file or folder.
-          name: the only one in it that counts, where the user has named the folders above.
-        """
+        """Return whether a pattern matches a path; `name`: the only name in it that counts."""
         if name and not self._places.pattern:
             return bool(self._names.fullmatch(name))
         parts = os.path.relpath(path, self.folder).replace(os.sep, "/").split("/")
-        places = itertools.accumulate(parts, "{}/{}".format)
-        return any(map(self._names.fullmatch, [name] if name else parts)) or any(
-            map(self._places.fullmatch, places)
-        )
+        if any(map(self._names.fullmatch, [name] if name else parts)):
+            return True
+        return any(map(self._places.fullmatch, itertools.accumulate(parts, "{}/{}".format)))
 
     @functools.cached_property
     def _names(self) -> re.Pattern[str]:
-        return _any_of([text for text in map(_tidy, self.texts) if "/" not in text])
+        """The patterns without a slash, as one expression."""
+        texts = [text for text in map(_tidy, self.texts) if "/" not in text]
+        return re.compile("|".join(map(fnmatch.translate, texts)))
 
     @functools.cached_property
     def _places(self) -> re.Pattern[str]:
-        return _any_of([text for text in map(_tidy, self.texts) if "/" in text])
+        """The patterns with a slash, as one expression."""
+        texts = [text for text in map(_tidy, self.texts) if "/" in text]
+        return re.compile("|".join(map(fnmatch.translate, texts)))
 
 
 def _tidy(text: str) -> str:
+    """Return a pattern without what does not change its meaning: `./docs/` becomes `docs`."""
     text = text.replace("\\", "/").rstrip("/")
     return text.removeprefix("./").removeprefix("**/")
-
-
-def _any_of(globs: Sequence[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(fnmatch.translate, globs)))
 
 
 _NOT_OURS = """
@@ -181,11 +176,7 @@ _SUFFIXES = (".py", ".pyi", ".ipynb")
 
 
 def display(path: str) -> str:
-    r"""Return a path for a message, with what would move a cursor or end a line escaped.
-
-    >>> display("a\n\x1b[31m.py")
-    'a\\n\\x1b[31m.py'
-    """
+    """Return a path for a message, with what would move a cursor or end a line escaped."""
     if path.isprintable():
         return path
     return "".join(
@@ -203,16 +194,10 @@ def read_bytes(path: str) -> bytes:
 
 
 def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
-    """Return the files to look at, each once.
+    """Return the files to lint, each once; raise MisuseError if a path does not exist.
 
-    Links are not followed: what they lead to is found where it lies, or is not of the project.
-
-    Args:
-      paths: files, looked at whatever they are called, and folders.
-      exclude: what is passed over inside the folders.
-
-    Raises:
-      MisuseError: a path does not exist.
+    They are those that are named, and those in named folders but for `exclude`. Links are not
+    followed: what they lead to is found where it lies, or is not of the project.
     """
     missing = [path for path in paths if not os.path.lexists(path)]
     if missing:
@@ -230,13 +215,13 @@ def find_files(paths: Sequence[str], exclude: Patterns) -> FoundFiles:
 
 
 def _files_in(top: str, exclude: Patterns, skipped: list[str]) -> Iterator[str]:
-    """Yield the files below a folder; what cannot be read is added to `skipped`."""
+    """Yield the files below a folder; add a sentence to `skipped` for what cannot be read."""
 
     def skip(error: OSError) -> None:
         skipped.append(f"the folder {display(error.filename)} cannot be read: {error.strerror}")
 
     for folder, folders, names in os.walk(top, onerror=skip):
-        if "pyvenv.cfg" in names and folder != top:  # a virtual environment, however it is called
+        if "pyvenv.cfg" in names and folder != top:  # a virtual environment, whatever its name
             folders.clear()
             continue
         folders[:] = (
@@ -253,6 +238,7 @@ def _is_regular(path: str) -> bool:
 
 
 def _missing(path: str) -> str:
+    """Return the message for a path that does not exist, with the nearest name that does."""
     folder, name = os.path.split(path)
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     near = hint(name, names, f"There is no {display(name)} in {display(folder) or 'this folder'}.")
@@ -262,8 +248,9 @@ def _missing(path: str) -> str:
 def folders_above(folder: str) -> Iterator[str]:
     """Yield a folder and those above it, the nearest first."""
     yield folder
-    while (parent := os.path.dirname(folder)) != folder:
-        yield (folder := parent)
+    parent = os.path.dirname(folder)
+    if parent != folder:
+        yield from folders_above(parent)
 
 
 def is_project(folder: str) -> bool:

@@ -6,7 +6,7 @@ import enum
 import re
 from typing import TypeAlias
 
-from jax_dist.lint.model import pmaps
+from jax_dist.lint.model import pmaps, scopes
 from jax_dist.lint.model.semantic_model import Module
 
 TREE_MAPS = frozenset(
@@ -32,17 +32,19 @@ class Kind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Stacking:
-    """One expression that changes that dimension."""
+    """One expression that adds, splits or removes a leading dimension over devices."""
 
-    kind: Kind
+    kind: Kind  # of its result
     of: ast.expr  # what it is done to
     count: ast.expr | None = None  # the number of devices, where it is written
 
 
 def stacking(module: Module, node: ast.expr) -> _Stacking | None:
-    """Return what an expression does to the dimension over devices; None: nothing that is known.
+    """Return how a call changes the leading dimension over devices; None for other expressions.
 
-    Taking the first element is not told here: without its origin, `x[0]` may mean anything.
+    Such calls are `flax.jax_utils.replicate(x)`, `x.reshape((jax.device_count(), -1))` or
+    `jax.tree.map(replicate, x)`. `x[0]` is not among them: only where `x` comes from can show
+    whether it takes the part of one device.
     """
     if not isinstance(node, ast.Call):
         return None
@@ -50,18 +52,20 @@ def stacking(module: Module, node: ast.expr) -> _Stacking | None:
     if name in _DIRECT and node.args:
         return _Stacking(_DIRECT[name], node.args[0])
     if name in TREE_MAPS:
-        return _tree_map(module, node)
-    done = _written(module, node, name)
-    if done is None or done.count is None or not counts_devices(module, done.count):
+        return _stacking_of_leaves(module, node)
+    change = _stacking_by_count(module, node, name)
+    if change is None or change.count is None or not counts_devices(module, change.count):
         return None
-    return None if _is_of_mesh(module, done) else done
+    return None if _shapes_devices(module, change) else change
 
 
-def _is_of_mesh(module: Module, done: _Stacking) -> bool:
-    """Return whether it is devices that are put into a shape, for a mesh."""
-    names = [each for each in ast.walk(done.of) if isinstance(each, ast.Name | ast.Attribute)]
-    return done.kind is Kind.SPLIT and any(
-        module.qualified_name(each) in _LISTS or lists_devices(module, each) for each in names
+def _shapes_devices(module: Module, change: _Stacking) -> bool:
+    """Return whether a reshape is of a list of devices, which makes a mesh and splits no batch."""
+    if change.kind is not Kind.SPLIT:
+        return False
+    names = (part for part in ast.walk(change.of) if isinstance(part, ast.Name | ast.Attribute))
+    return any(
+        module.qualified_name(name) in _LISTS or lists_devices(module, name) for name in names
     )
 
 
@@ -78,22 +82,22 @@ def first_of_leaves(module: Module, node: ast.expr) -> ast.expr | None:
     """Return `tree` of `tree_map(lambda x: x[0], tree)`; None for anything else."""
     match node:
         case ast.Call(func=mapping, args=[function, tree], keywords=[]):
-            parameter, made = _of_leaf(module, function)
-            match made:
+            parameter, result = _leaf_function(module, function)
+            match result:
                 case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=0)):
                     is_tree_map = module.qualified_name(mapping) in TREE_MAPS
                     return tree if name == parameter and is_tree_map else None
     return None
 
 
-def _of_leaf(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None]:
-    """Return the one parameter that a function needs and its one result, or None and None."""
+def _leaf_function(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None]:
+    """Return the name of a function's one parameter and its result, or None and None."""
     function = pmaps.definition(module, fun)
     if function is None:
         return None, None
     arguments = function.args
-    names = [*arguments.posonlyargs, *arguments.args]
-    needed = names[: len(names) - len(arguments.defaults)]
+    positional = [*arguments.posonlyargs, *arguments.args]
+    needed = positional[: len(positional) - len(arguments.defaults)]
     if len(needed) != 1 or arguments.vararg is not None:
         return None, None
     match function.body:
@@ -104,92 +108,102 @@ def _of_leaf(module: Module, fun: ast.expr) -> tuple[str | None, ast.expr | None
     return None, None
 
 
-def _tree_map(module: Module, call: ast.Call) -> _Stacking | None:
-    """Return what is done to each leaf is done to the tree."""
+def _stacking_of_leaves(module: Module, call: ast.Call) -> _Stacking | None:
+    """Return what `tree_map(function, tree)` does to `tree`: what `function` does to each leaf."""
     if len(call.args) != 2:
         return None
     function, tree = call.args
-    named = isinstance(function, ast.Name | ast.Attribute)
-    direct = _DIRECT.get(module.qualified_name(function) or "") if named else None
-    if direct is not None:
-        return _Stacking(direct, tree)
-    parameter, made = _of_leaf(module, function)
-    done = stacking(module, made) if parameter and made else None
-    if done is None or not (isinstance(done.of, ast.Name) and done.of.id == parameter):
+    if isinstance(function, ast.Name | ast.Attribute):
+        kind = _DIRECT.get(module.qualified_name(function) or "")
+        if kind is not None:
+            return _Stacking(kind, tree)
+    parameter, result = _leaf_function(module, function)
+    change = stacking(module, result) if parameter and result else None
+    if change is None or not (isinstance(change.of, ast.Name) and change.of.id == parameter):
         return None
-    return _Stacking(done.kind, tree, done.count)
+    return _Stacking(change.kind, tree, change.count)
 
 
-def _written(module: Module, call: ast.Call, name: str) -> _Stacking | None:
-    """Return what a call would do if its count, as it is written, were that of the devices."""
+def _stacking_by_count(module: Module, call: ast.Call, name: str) -> _Stacking | None:
+    """Return what a call does if the count in its arguments is the number of devices.
+
+    `x.reshape((n, -1))` splits a batch over devices only if `n` counts them: that is for the caller
+    to check. `name` is the qualified name of the called function, "" if that is unknown.
+    """
     root, _, last = name.rpartition(".")
-    keywords = {each.arg: each.value for each in call.keywords}
     count: ast.expr | None
     match last if root in _NUMPY else name, call.args:
-        case "jax.random.split", [key, *rest]:
-            count = [*rest, keywords.get("num")][0]
+        case "jax.random.split", [key, *_]:
+            count = _argument(call, 1, "num")
             if isinstance(count, ast.Tuple | ast.List) and len(count.elts) == 1:
                 count = count.elts[0]
             return _Stacking(Kind.KEYS, key, count)
         case (("stack" | "array" | "asarray"), [copies, *_]):
-            copied = _copies(copies)
+            copied = _copied_value(copies)
             return None if copied is None else _Stacking(Kind.REPLICATED, *copied)
-        case "broadcast_to", [array, *rest]:
-            shape = [*rest, keywords.get("shape")][0]
-            return _Stacking(Kind.REPLICATED, _without_new_axis(array), _first(module, shape))
-        case (("repeat" | "tile"), [array, count, *_]) if _without_new_axis(array) is not array:
-            count = _first(module, count) or count
-            return _Stacking(Kind.REPLICATED, _without_new_axis(array), count)
+        # Both of `broadcast_to(x[None], shape)` and `broadcast_to(x, shape)`, x is copied.
+        case "broadcast_to", [
+            ast.Subscript(value=array, slice=ast.Constant(value=None)) | array,
+            *_,
+        ]:
+            shape = _argument(call, 1, "shape")
+            return _Stacking(Kind.REPLICATED, array, _first_size(module, shape))
+        case (
+            ("repeat" | "tile"),
+            [ast.Subscript(value=array, slice=ast.Constant(value=None)), count, *_],
+        ):
+            return _Stacking(Kind.REPLICATED, array, _first_size(module, count) or count)
         case "reshape", [array, shape]:
-            return _Stacking(Kind.SPLIT, array, _first(module, shape))
+            return _Stacking(Kind.SPLIT, array, _first_size(module, shape))
     match call:  # `x.reshape((n, -1))`, `x.reshape(n, -1)`
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[shape]):
-            return _Stacking(Kind.SPLIT, array, _first(module, shape))
+            return _Stacking(Kind.SPLIT, array, _first_size(module, shape))
         case ast.Call(func=ast.Attribute(value=array, attr="reshape"), args=[count, _, *_]):
             return _Stacking(Kind.SPLIT, array, count)
     return None
 
 
-def _copies(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    """Return `(x, n)` of `[x] * n` and `[x for _ in range(n)]`."""
+def _argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
+    """Return the argument of a call at a position, or else by its name."""
+    if position < len(call.args):
+        return call.args[position]
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _copied_value(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """Return `(x, n)` of `[x] * n` and of `[x for _ in range(n)]`; None for anything else."""
     match node:
         case (
-            ast.BinOp(left=ast.List(elts=[one]), op=ast.Mult(), right=count)
-            | ast.BinOp(left=count, op=ast.Mult(), right=ast.List(elts=[one]))
+            ast.BinOp(left=ast.List(elts=[value]), op=ast.Mult(), right=count)
+            | ast.BinOp(left=count, op=ast.Mult(), right=ast.List(elts=[value]))
         ):
-            return one, count
+            return value, count
         case ast.ListComp(
-            elt=one,
+            elt=value,
             generators=[
                 ast.comprehension(
-                    target=ast.Name(id=each),
+                    target=ast.Name(id=index),
                     iter=ast.Call(func=ast.Name(id="range"), args=[count]),
                     ifs=[],
                 )
             ],
-        ) if each not in {part.id for part in ast.walk(one) if isinstance(part, ast.Name)}:
-            return one, count
+        ):
+            names = {part.id for part in ast.walk(value) if isinstance(part, ast.Name)}
+            return None if index in names else (value, count)
     return None
 
 
-def _without_new_axis(node: ast.expr) -> ast.expr:
-    """Return `x` of `x[None]`; anything else as it is."""
-    match node:
-        case ast.Subscript(value=inner, slice=ast.Constant(value=None)):
-            return inner
-    return node
-
-
-def _first(module: Module, shape: ast.expr | None) -> ast.expr | None:
+def _first_size(module: Module, shape: ast.expr | None) -> ast.expr | None:
     """Return the first size of `(n, ...)`, `[n, ...]`, `(n,) + rest`, `prefix + rest`."""
     while isinstance(shape, ast.BinOp) and isinstance(shape.op, ast.Add):
         shape = shape.left
         value = module.value(shape) if isinstance(shape, ast.Name) else None
-        shape = value if isinstance(value, ast.Tuple) and module.holds(value) else shape
+        if isinstance(value, ast.Tuple) and module.holds(value):
+            shape = value
     return shape.elts[0] if isinstance(shape, ast.Tuple | ast.List) and shape.elts else None
 
 
-_Seen: TypeAlias = frozenset[ast.expr]
+_Seen: TypeAlias = frozenset[ast.expr]  # on the way to a value: ends `n = n` in a loop
 _COUNTS = frozenset(("jax.device_count", "jax.local_device_count"))
 _LISTS = frozenset(("jax.devices", "jax.local_devices"))
 # Parameters and settings that say by their name that they count devices.
@@ -199,10 +213,7 @@ _COUNT_NAME = re.compile(r"(n|num|number_of)_(local_)?devices?|(local_)?device_c
 def counts_devices(
     module: Module, node: ast.expr, seen: _Seen = frozenset(), *, by_name: bool = True
 ) -> bool:
-    """Return whether an expression is the number of devices.
-
-    `by_name`: whether `num_devices` counts where nothing shows its value.
-    """
+    """Return whether an expression is the number of devices; `by_name`: or called `num_devices`."""
     if node in seen:
         return False
     seen |= {node}
@@ -214,14 +225,13 @@ def counts_devices(
     values = module.values(node)
     if values:
         return all(counts_devices(module, value, seen, by_name=by_name) for value in values)
-    last = getattr(node, "id", "") or getattr(node, "attr", "")
-    return by_name and _COUNT_NAME.fullmatch(last.lower()) is not None
+    return by_name and _COUNT_NAME.fullmatch(scopes.last_name(node).lower()) is not None
 
 
 def lists_devices(
     module: Module, node: ast.expr, seen: _Seen = frozenset(), *, all_of_them: bool = False
 ) -> bool:
-    """Return whether an expression is a list of devices; or of all of them."""
+    """Return whether an expression is a list of devices; `all_of_them`: and not a slice of one."""
     if node in seen:
         return False
     if isinstance(node, ast.Call):

@@ -11,12 +11,8 @@ from jax_dist.lint.model.semantic_model import Module, once
 
 _By: TypeAlias = Literal["pmap", "shard_map", "jit", "jax_dist.pmap"]
 
-SHARD_MAP = (
-    "jax.shard_map",
-    "jax.smap",
-    "jax.experimental.shard_map.shard_map",
-    "jax.sharding.shard_map",
-)
+SHARD_MAP = ("jax.shard_map", "jax.smap", "jax.sharding.shard_map")
+SHARD_MAP += ("jax.experimental.shard_map.shard_map",)
 _NAMES: dict[_By, tuple[str, ...]] = {
     "pmap": pmaps.PMAP,
     "shard_map": SHARD_MAP,
@@ -30,9 +26,10 @@ TRIGGERS = (b"pmap", b"shard_map")
 
 @once
 def traced(module: Module) -> list[tuple[_By, scopes.Function]]:
-    """Return every function of the file that it gives to pmap, shard_map or jit, in order of place.
+    """Return `("jit", function)` of every function that the file jits, pmaps or shard_maps.
 
-    Those of `jax_dist.pmap` too: a migrated program can still be slow to compile.
+    They are in order of place. Those of `jax_dist.pmap` are among them: a migrated program can
+    still be slow to compile.
     """
     applied: list[tuple[Site, _By, scopes.Function]] = [
         (site, by, function) for by in _NAMES for site, function in bodies(module, by)
@@ -42,7 +39,7 @@ def traced(module: Module) -> list[tuple[_By, scopes.Function]]:
 
 
 def bodies(module: Module, by: _By) -> Iterator[tuple[Site, scopes.Function]]:
-    """Yield the applications whose function the file shows, with that."""
+    """Yield where a transformation is applied, with the function, if the file shows it."""
     for site in pmaps.applications(module, _NAMES[by]):
         function = functions.innermost(module, site.fun)
         if function is not None:
@@ -54,24 +51,25 @@ SPECS += ("jax.experimental.pjit.PartitionSpec", "jax.interpreters.pxla.Partitio
 
 
 def followed(module: Module, node: ast.expr | None) -> ast.expr | None:
-    """Return the one value of a name; of what is no name, itself."""
+    """Return the one value of a name, None if there are several; any other expression as it is."""
     return module.value(node) if isinstance(node, ast.Name) else node
 
 
 def reached(module: Module, function: scopes.Function) -> list[scopes.Function]:
-    """Return a function, and those of the file that it calls or hands on, and so on."""
-    found = {function: None}
+    """Return a function and those of the file that it names, directly or through others."""
+    functions_seen = {function: None}
     waiting = [function]
     while waiting:
         for helper in _helpers(module, waiting.pop()):
-            if helper not in found:
-                found[helper] = None
+            if helper not in functions_seen:
+                functions_seen[helper] = None
                 waiting.append(helper)
-    return list(found)
+    return list(functions_seen)
 
 
 @once
 def _helpers(module: Module, function: scopes.Function) -> list[scopes.Function]:
+    """Return the functions of the file that a function names, in order of place."""
     names = (node for node in ast.walk(function) if isinstance(node, ast.Name | ast.Attribute))
     return list(filter(None, (pmaps.definition(module, name) for name in names)))
 
@@ -87,29 +85,24 @@ def scopes_in(module: Module, function: scopes.Function) -> list[scopes.NameScop
 
 @once
 def _children(module: Module) -> dict[scopes.NameScope, list[scopes.NameScope]]:
-    found: dict[scopes.NameScope, list[scopes.NameScope]] = {}
+    """Return, by scope, the scopes right inside it."""
+    children: dict[scopes.NameScope, list[scopes.NameScope]] = {}
     for scope in module.scopes.all:
         if scope.parent is not None:
-            found.setdefault(scope.parent, []).append(scope)
-    return found
+            children.setdefault(scope.parent, []).append(scope)
+    return children
 
 
-# By name: which positional arguments are traced.
+# By transformation: the positions of the functions among its arguments.
 _OUTER: dict[str, tuple[int, ...]] = {
-    "jax.jit": (0,),
-    "jax.experimental.pjit.pjit": (0,),
-    "jax.grad": (0,),
-    "jax.value_and_grad": (0,),
-    "jax.lax.scan": (0,),
-    "jax.lax.while_loop": (0, 1),
-    "jax.lax.fori_loop": (2,),
-    "jax.lax.cond": (1, 2),
-    "jax.lax.map": (0,),
+    **dict.fromkeys(("jax.jit", "jax.experimental.pjit.pjit"), (0,)),
+    **dict.fromkeys(("jax.grad", "jax.value_and_grad", "jax.lax.scan", "jax.lax.map"), (0,)),
+    **{"jax.lax.while_loop": (0, 1), "jax.lax.fori_loop": (2,), "jax.lax.cond": (1, 2)},
 }
 
 
 def given_to(module: Module, function: ast.AST) -> tuple[str, ast.Call] | None:
-    """Return the transformation that an expression is handed to right where it stands."""
+    """Return `("jax.jit", call)` of `jit(function)`; None if no such call is right around it."""
     call = module.parent(function)
     if not isinstance(call, ast.Call) or call.func is function:
         return None
@@ -133,20 +126,21 @@ def decorators(module: Module, function: ast.AST) -> Iterator[tuple[str, ast.exp
 
 
 def around(module: Module, node: ast.AST) -> str | None:
-    """Return what traces the code at a place; None where this file does not show it."""
-    for each in module.ancestors(node):
-        if isinstance(each, scopes.Function) and functions.is_in_body(module, each, node):
-            name = _tracing(module, each)
+    """Return such as "jax.jit" if that traces the code at a node; None if nothing is seen to."""
+    child = node
+    for ancestor in module.ancestors(node):
+        if isinstance(ancestor, scopes.Function) and functions.is_in_body(module, ancestor, child):
+            name = _tracing(module, ancestor)
             if name is not None:
                 return name
-        node = each
+        child = ancestor
     return None
 
 
 @once
 def _tracing(module: Module, function: scopes.Function) -> str | None:
+    """Return such as "jax.jit" if that decorates a function or takes it as an argument."""
     is_lambda = isinstance(function, ast.Lambda)
     reads = [function] if is_lambda else functions.reads(module, function) or ()
-    given = (given_to(module, read) for read in reads)
-    named = itertools.chain(decorators(module, function), filter(None, given))
-    return next((name for name, _ in named), None)
+    calls = filter(None, (given_to(module, read) for read in reads))
+    return next((name for name, _ in itertools.chain(decorators(module, function), calls)), None)

@@ -21,7 +21,7 @@ _WRAPPERS = frozenset((b"flax", b"equinox", b"jax_dist"))
 
 
 class Words:
-    """The words of a file, and what they say of its names."""
+    """The words of a file, and what they show of the names that it uses, before it is parsed."""
 
     def __init__(self, data: bytes):
         self.data = data
@@ -37,7 +37,7 @@ class Words:
 
     @functools.cached_property
     def imported(self) -> dict[bytes, set[bytes]]:
-        """The names that `from ... import` or `import ... as` may give a dotted name."""
+        """The names that imports give to a dotted name: `{b"jax.numpy": {b"jnp"}}`."""
         by_name: dict[bytes, set[bytes]] = {}
         for home, names in _FROM.findall(self.data):
             for name, short in _AS.findall(names):
@@ -71,6 +71,6 @@ class Words:
 
 @functools.lru_cache(maxsize=1)
 def words_of(data: bytes) -> Words:
-    """Return the words of a file, made once for all who ask one after the other."""
-    is_notebook = data[:9].lstrip(_BEFORE_JSON).startswith(b"{")  # whose lines end with "\\n"
+    """Return the words of a file; those of the last file are kept, for all rules ask for them."""
+    is_notebook = data[:9].lstrip(_BEFORE_JSON).startswith(b"{")
     return Words(data.replace(b"\\n", b"\n") if is_notebook else data)

@@ -1,7 +1,7 @@
 """Results of mapped functions: the values of a file with one slice for each device.
 
-A value is followed back through names, unpacked tuples, entries and attributes. Every way must lead
-to a call of a mapped function, or of Flax's `replicate`; else nothing is known of the value.
+A value is followed back through names, unpacked tuples, entries and attributes. All that it may be
+must come from calls of mapped functions, or of Flax's `replicate`; else nothing is known of it.
 """
 
 import ast
@@ -14,8 +14,8 @@ from jax_dist.lint.model.pmaps import Site
 from jax_dist.lint.model.semantic_model import Module, once
 from jax_dist.primitives import functions_of
 
-_STEPS = 300  # before a value is given up: files where everything flows everywhere
-_LONGEST = 8  # of a path: `node = node.next` would make it longer without end
+_MOST_STEPS = 300  # for one value: in some files everything flows everywhere
+_LONGEST_PATH = 8  # `node = node.next` in a loop would make it longer without end
 
 _NOT_ARRAYS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "aval", "nbytes", "at", "T"))
 
@@ -41,13 +41,13 @@ _Step: TypeAlias = tuple[ast.expr, Path]
 
 @once
 def mapped_calls(module: Module) -> dict[ast.Call, Site]:
-    """Return the calls of mapped functions that a file shows, with what mapped them."""
+    """Return the calls of pmapped functions in this file, each with the pmap that mapped it."""
     sites = pmaps.applications(module)
     return {call: site for site in sites for call in pmaps.mapped_calls(module, site)}
 
 
 def origins(module: Module, node: ast.expr) -> list[Origin]:
-    """Return all calls that may have made a value; none where not all are known."""
+    """Return all calls of mapped functions that may have made a value; [] if not all are known."""
     origins: list[Origin] = []
     seen: set[_Step] = set()
     waiting: list[_Step] = [(node, ())]
@@ -57,15 +57,19 @@ def origins(module: Module, node: ast.expr) -> list[Origin]:
             continue  # a loop, such as `state = step(state)`
         seen.add(step)
         origin = _origin(module, *step)
-        before = [] if origin else _before(module, *step)
-        if before is None or len(seen) > _STEPS or len(step[1]) > _LONGEST:
+        if origin is not None:
+            origins.append(origin)
+            sources = []
+        else:
+            sources = _sources(module, *step)
+        if sources is None or len(seen) > _MOST_STEPS or len(step[1]) > _LONGEST_PATH:
             return []
-        origins += [origin] if origin else []
-        waiting += before
+        waiting += sources
     return origins
 
 
 def _origin(module: Module, node: ast.expr, path: Path) -> Origin | None:
+    """Return the origin that a node itself is; None if it calls no mapped function."""
     if not isinstance(node, ast.Call):
         return None
     site = mapped_calls(module).get(node)
@@ -73,8 +77,8 @@ def _origin(module: Module, node: ast.expr, path: Path) -> Origin | None:
     return Origin(node, site, path) if site or is_replicate else None
 
 
-def _before(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
-    """Return the values that one may be, one step back; None where not all are known."""
+def _sources(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
+    """Return the values, one step back, that the one at `path` may be; None if some are unknown."""
     match node:
         case ast.Attribute(value=value, attr=name) if name not in _NOT_ARRAYS:
             return [(value, (f".{name}", *path))]
@@ -86,12 +90,16 @@ def _before(module: Module, node: ast.expr, path: Path) -> list[_Step] | None:
             return None
     steps: list[_Step] = []
     for binding in bindings or ():
-        target = binding.node if isinstance(binding.node, ast.Name) else None
         if binding.kind == "assign" and binding.value:
             steps.append((binding.value, path))
-        elif target and (unpacked := functions.unpacked(module, target)):
-            steps.append((unpacked[0], (*unpacked[1], *path)))
-        elif not (target and isinstance(target.ctx, ast.Del)):
+            continue
+        if not isinstance(binding.node, ast.Name):
+            return None
+        unpacked = functions.unpacked(module, binding.node)
+        if unpacked is not None:
+            value, place = unpacked
+            steps.append((value, (*place, *path)))
+        elif not isinstance(binding.node.ctx, ast.Del):
             return None
     return steps or None
 
@@ -108,14 +116,16 @@ _ARRAY_FUNCTIONS = frozenset(_GIVE_ARRAYS.split())
 def is_array(module: Module, origin: Origin) -> bool:
     """Return whether a result is surely one array, and no tree of several."""
     function = functions.innermost(module, origin.site.fun) if origin.site else None
-    returned = functions.returned(function) if function else []
-    return bool(returned) and all(_is_array(module, each, origin.path) for each in returned)
+    results = functions.returned(function) if function else []
+    return bool(results) and all(_is_array(module, value, origin.path) for value in results)
 
 
 def _is_array(module: Module, node: ast.expr, path: Path, depth: int = 0) -> bool:
+    """Return whether the value at `path` in an expression is surely one array."""
+    value = module.value(node) if isinstance(node, ast.Name) and depth < 8 else None
+    if value is not None:
+        return _is_array(module, value, path, depth + 1)
     match node:
-        case ast.Name() if depth < 8 and (value := module.value(node)) is not None:
-            return _is_array(module, value, path, depth + 1)
         case ast.Tuple() | ast.List() | ast.Dict():
             part = functions.part_of(node, path)
             return part is not None and _is_array(module, part, path[1:], depth + 1)

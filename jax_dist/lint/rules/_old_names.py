@@ -68,12 +68,6 @@ jax.lib.xla_bridge 0.8.0 jax.extend.backend and jax have what is public
 jax.lib.xla_client 0.8.0 jax.extend.backend and jax have what is public
 jax.lib.xla_extension 0.8.0 jax.extend.backend and jax have what is public
 jax.random.shuffle - use jax.random.permutation(key, x, independent=True)
-jax.ops.index_update 0.3.2 use x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)
-jax.ops.index_add 0.3.2 use x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)
-jax.ops.index_mul 0.3.2 use x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)
-jax.ops.index_min 0.3.2 use x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)
-jax.ops.index_max 0.3.2 use x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)
-jax.ops.index 0.3.2 use x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)
 jax.xla_computation 0.4.34 use jax.jit(f).lower(...).compiler_ir('hlo')
 jax.experimental.export 0.4.36 use jax.export, whose calls differ
 jax.experimental.maps 0.4.31 use jax.shard_map in the place of xmap
@@ -83,11 +77,13 @@ jax.interpreters.pxla.xla_pmap_p 0.10.0 pmap is jit(shard_map)
 jax.extend.core.primitives.xla_pmap_p 0.10.0 pmap is jit(shard_map)
 """
 
+_AT = "use x.at[index].set(y), .add(y), .multiply(y), .min(y) or .max(y)"
 _CALLBACKS = "use jax.pure_callback, jax.experimental.io_callback or jax.debug.callback"
 _MESH = "use jax.sharding.get_abstract_mesh(), and jax.set_mesh(mesh) in the place of mesh"
 
 
 def _moved(row: str) -> Iterator[Rename]:
+    """Yield the renames in a row of `_MOVED`."""
     old_home, new_home, gone, needs, *names = row.split()
     version = tuple(map(int, needs.split(".")))
     for old, _, new in (name.partition(":") for name in names):
@@ -96,6 +92,7 @@ def _moved(row: str) -> Iterator[Rename]:
 
 
 def _without_successor(row: str) -> Rename:
+    """Return the entry for a row of `_WITHOUT_SUCCESSOR`."""
     old, gone, hint = row.split(maxsplit=2)
     return Rename(old, "", gone.strip("-"), hint)
 
@@ -104,6 +101,8 @@ NAMES: tuple[Rename, ...] = (
     *(rename for row in _MOVED.strip().splitlines() for rename in _moved(row)),
     Rename("jax.api", "jax", "0.2.21"),
     *map(_without_successor, _WITHOUT_SUCCESSOR.strip().splitlines()),
+    *(Rename(f"jax.ops.index{end}", "", "0.3.2", _AT) for end in ("", "_update", "_add", "_mul")),
+    *(Rename(f"jax.ops.index{end}", "", "0.3.2", _AT) for end in ("_min", "_max")),
     Rename("flax.optim", "", "flax 0.6.0", "use optax, which does not hold the parameters"),
     Rename("jax.host_id", "jax.process_index", deprecated="0.2.13"),
     Rename("jax.host_count", "jax.process_count", deprecated="0.2.13"),

@@ -29,6 +29,7 @@ class Rename:
 
     @property
     def message(self) -> str:
+        """Such as "jax.tree_map was removed in jax 0.6.0: use jax.tree.map"."""
         if self.gone:
             state = f"was removed in {'' if ' ' in self.gone else 'jax '}{self.gone}"
         else:
@@ -36,42 +37,37 @@ class Rename:
         return f"{self.old} {state}: {self.hint or f'use {self.new}'}"
 
 
-# For one use of an old name: what else changes there, such as the names of arguments. None: the
-# new name cannot take its place.
+# Returns what else must change at one use of an old name, such as the names of its arguments; None
+# if the new name cannot take its place there.
 Adapt: TypeAlias = Callable[[Module, Rename, ast.expr], Sequence[Edit] | None]
 
 # `import jax` does not load these.
-_LOADED_APART = (
-    "jax.extend.backend",
-    "jax.extend.core",
-    "jax.extend.linear_util",
-    "jax.example_libraries.optimizers",
-    "jax.example_libraries.stax",
-)
+_LOADED_APART = ("jax.extend.backend", "jax.extend.core", "jax.extend.linear_util")
+_LOADED_APART += ("jax.example_libraries.optimizers", "jax.example_libraries.stax")
 
 
 def mentions(table: Sequence[Rename]) -> Callable[[Words], bool]:
-    """Return a test of words: whether code may name or import a name of the table."""
+    """Return a function that tells whether a file with some words may use a name of the table."""
     names: dict[bytes, list[bytes]] = {}  # by their last part
     for entry in table:
         name = entry.old.encode()
         names.setdefault(name.rpartition(b".")[2], []).append(name)
-    lasts = frozenset(names)  # the intersection of two sets looks at the smaller one only
-    return lambda words: any(
-        words.may_name(name) for last in lasts & words.all for name in names[last]
-    )
+    last_parts = frozenset(names)
+
+    def may_mention(words: Words) -> bool:
+        # The intersection of two sets looks at the smaller one only.
+        shared = last_parts & words.all
+        return any(words.may_name(name) for last in shared for name in names[last])
+
+    return may_mention
 
 
 def renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None) -> Findings:
     """Yield a finding for each import of a name of the table, and each `a.b.name`.
 
-    A use of an imported name is not reported again. Nor is what is ready for the name to be
-    missing, nor a name that the file itself puts there: `jax.tree_map = jax.tree.map`.
-
-    Args:
-      module: the file.
-      table: the names.
-      adapt: tells what a use needs where the new name is not used as the old one.
+    The uses of an imported name are not reported again. Code that is ready for the name to be
+    missing is not reported, nor a name that the file sets: `jax.tree_map = jax.tree.map`. Without
+    `adapt`, the new names are used as the old ones.
     """
     assigned = _assigned(module)
     entries = {entry.old: entry for entry in table if entry.old not in assigned}
@@ -81,9 +77,9 @@ def renamed(module: Module, table: Sequence[Rename], adapt: Adapt | None = None)
 
 @once
 def _assigned(module: Module) -> set[str]:
-    """Return the names of jax that the file itself sets or deletes."""
-    stores = (each for each in module.nodes(ast.Attribute) if not isinstance(each.ctx, ast.Load))
-    return {f"{module.qualified_name(each.value)}.{each.attr}" for each in stores}
+    """Return the attributes that the file sets or deletes, such as "jax.tree_map"."""
+    stores = (node for node in module.nodes(ast.Attribute) if not isinstance(node.ctx, ast.Load))
+    return {f"{module.qualified_name(node.value)}.{node.attr}" for node in stores}
 
 
 def _entry_for(entries: Mapping[str, Rename], name: str) -> Rename | None:
@@ -94,6 +90,7 @@ def _entry_for(entries: Mapping[str, Rename], name: str) -> Rename | None:
 
 
 def _in_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
+    """Yield a finding for each `a.b.name` that spells an old name; `entries` are by that name."""
     for name in module.used_names():
         entry = _entry_for(entries, name)
         if entry is None:
@@ -109,8 +106,9 @@ def _in_attributes(module: Module, entries: Mapping[str, Rename], adapt: Adapt |
 
 
 def _use_fix(module: Module, entry: Rename, node: ast.expr, adapt: Adapt | None) -> Fix | None:
-    more = adapt(module, entry, node) if adapt else ()
-    if not entry.new or more is None or _is_wider(module, entry, node):
+    """Return the fix that writes the new name at one use of the old one; None if it cannot."""
+    more_edits = adapt(module, entry, node) if adapt else ()
+    if not entry.new or more_edits is None or _is_wider(module, entry, node):
         return None
     text, imports = module.name_for(entry.new, node)
     if text.startswith("_"):
@@ -118,12 +116,12 @@ def _use_fix(module: Module, entry: Rename, node: ast.expr, adapt: Adapt | None)
     if text == entry.new:
         homes = (home for home in _LOADED_APART if f"{text}.".startswith(f"{home}."))
         imports = (*imports, *(f"import {home}" for home in homes))
-    edits = (Edit(*module.span(node), text), *more)
+    edits = (Edit(*module.span(node), text), *more_edits)
     return Fix(f"use {entry.new}", Safety.SAFE, edits, imports)
 
 
 def _is_wider(module: Module, entry: Rename, node: ast.AST) -> bool:
-    """Return whether the new name may mean more: `isinstance(x, jax.Array)` is true of any key."""
+    """Return whether jax.Array means more: `isinstance(x, jax.Array)` is true of more than keys."""
     if entry.new != "jax.Array":
         return False
     for around in module.ancestors(node):
@@ -134,29 +132,30 @@ def _is_wider(module: Module, entry: Rename, node: ast.AST) -> bool:
 
 
 def _in_imports(module: Module, entries: Mapping[str, Rename], adapt: Adapt | None) -> Findings:
+    """Yield a finding for each import of an old name; `entries` are by that name."""
     for statement in module.nodes(ast.Import, ast.ImportFrom):
         if getattr(statement, "level", 0):
             continue  # of the project itself
+        is_from = isinstance(statement, ast.ImportFrom)
         home = f"{statement.module}." if isinstance(statement, ast.ImportFrom) else ""
-        named = {each: _entry_for(entries, home + each.name) for each in statement.names}
+        named = {alias: _entry_for(entries, home + alias.name) for alias in statement.names}
         old = {alias: entry for alias, entry in named.items() if entry is not None}
         if old and not is_guarded(module, statement):
-            is_from = isinstance(statement, ast.ImportFrom)
-            fixes = _from_elsewhere(module, statement, old, adapt) if is_from else {}
+            fixes = _import_fixes(module, statement, old, adapt) if is_from else {}
             needs = max(entry.needs for entry in old.values())  # their fix is one
             for alias, entry in old.items():
                 yield Found(alias, entry.message, fixes.get(alias), needs)
 
 
-def _from_elsewhere(
+def _import_fixes(
     module: Module,
     statement: ast.ImportFrom,
     old: Mapping[ast.alias, Rename],
     adapt: Adapt | None,
 ) -> dict[ast.alias, Fix]:
-    """Return one fix for all names of an import that move."""
-    moved: dict[ast.alias, str] = {}
-    more: list[Edit] = []
+    """Return the one fix for all old names of an import that can move, by each of them."""
+    new_names: dict[ast.alias, str] = {}
+    more_edits: list[Edit] = []
     for alias, entry in old.items():
         reads = module.reads(module.scope(statement), alias.asname or alias.name)
         changes = [adapt(module, entry, read) if adapt else () for read in reads]
@@ -164,26 +163,26 @@ def _from_elsewhere(
             continue  # other files may import the name from here, and use it as before
         if any(_is_wider(module, entry, read) for read in reads):
             continue
-        rest = f"{statement.module}.{alias.name}"[len(entry.old) :]
-        moved[alias] = entry.imported + rest
-        more += [edit for edits in changes for edit in edits or ()]
-    edits = _moves(module, statement, moved) if moved else None
+        below_entry = f"{statement.module}.{alias.name}"[len(entry.old) :]
+        new_names[alias] = entry.imported + below_entry
+        more_edits += [edit for edits in changes for edit in edits or ()]
+    edits = _import_edits(module, statement, new_names) if new_names else None
     if edits is None:
         return {}
-    title = f"import {', '.join(dict.fromkeys(moved.values()))}"
-    return dict.fromkeys(moved, Fix(title, Safety.SAFE, (*edits, *more)))
+    title = f"import {', '.join(dict.fromkeys(new_names.values()))}"
+    return dict.fromkeys(new_names, Fix(title, Safety.SAFE, (*edits, *more_edits)))
 
 
-def _moves(
-    module: Module, statement: ast.ImportFrom, moved: Mapping[ast.alias, str]
+def _import_edits(
+    module: Module, statement: ast.ImportFrom, new_names: Mapping[ast.alias, str]
 ) -> list[Edit] | None:
-    """Import names from elsewhere, under those that the file knows them by."""
+    """Return the edits that import the new names as the old short ones; None inside a line."""
     indent, _ = module.margins(statement)
     if indent.strip():
         return None  # after a semicolon or a colon
     edits: list[Edit] = []
     by_home: dict[str, dict[ast.alias, str]] = {}
-    for alias, name in moved.items():
+    for alias, name in new_names.items():
         home, _, last = name.rpartition(".")
         bound = alias.asname or alias.name
         text = last if last == bound else f"{last} as {bound}"
@@ -210,11 +209,7 @@ _ASKED = ("hasattr(", "version", "TYPE_CHECKING")
 
 
 def is_guarded(module: Module, node: ast.AST) -> bool:
-    """Return whether the code around `node` is ready for the name to be missing.
-
-    It is in a `try` that catches the error, or in its handlers, or in a branch that asks for the
-    name or for jax's version.
-    """
+    """Return whether the code around `node` catches the error, or asks for the name or version."""
     for around in module.ancestors(node):
         match around:
             case ast.Try(handlers=handlers) if any(map(_catches, handlers)):
@@ -226,6 +221,7 @@ def is_guarded(module: Module, node: ast.AST) -> bool:
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:
+    """Return whether an `except` is reached where a module or attribute is missing."""
     if handler.type is None:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]

@@ -21,7 +21,12 @@ _REDUCTIONS = {"mean": "pmean", "sum": "psum", "max": "pmax", "min": "pmin"}
 )
 def all_gather_then_reduce(module: Module) -> Findings:
     for gather in module.calls("jax.lax.all_gather"):
-        reduction = _reduction(module, gather) if _stacks_in_front(gather) else None
+        # Without further arguments, the blocks of the devices stand along a new dimension 0.
+        is_starred = any(isinstance(argument, ast.Starred) for argument in gather.args)
+        names = {keyword.arg for keyword in gather.keywords}
+        has_two = len(gather.args) + len(gather.keywords) == 2
+        is_plain = has_two and names <= {"x", "axis_name"} and not is_starred
+        reduction = _reduction(module, gather) if is_plain else None
         if reduction is None:
             continue
         call, name, over_all = reduction
@@ -32,19 +37,11 @@ def all_gather_then_reduce(module: Module) -> Findings:
         yield Found(call, message, _fix(module, gather, call, name, over_all=over_all))
 
 
-def _stacks_in_front(gather: ast.Call) -> bool:
-    """Return whether one block of each device stands along a new dimension 0."""
-    names = {keyword.arg for keyword in gather.keywords}
-    is_starred = any(isinstance(each, ast.Starred) for each in gather.args)
-    count = len(gather.args) + len(gather.keywords)
-    return count == 2 and names <= {"x", "axis_name"} and not is_starred
-
-
 def _reduction(module: Module, gather: ast.Call) -> tuple[ast.Call, str, bool] | None:
-    """Return `(call, "mean", over all dimensions)` where a gather is reduced and no more."""
+    """Return `(call, "mean", has no axis)` of `gather(...).mean()`, `jnp.mean(gather(...))`."""
     match module.parent(gather):
-        case ast.Attribute(attr=name) as around:
-            call = module.call_of(around)
+        case ast.Attribute(attr=name) as method:
+            call = module.call_of(method)
             axes = call.args if call else []
         case ast.Call(args=[first, *axes]) as call if first is gather:
             root, _, name = (module.qualified_name(call.func) or "").rpartition(".")
@@ -65,7 +62,7 @@ def _reduction(module: Module, gather: ast.Call) -> tuple[ast.Call, str, bool] |
 def _fix(
     module: Module, gather: ast.Call, call: ast.Call, name: str, *, over_all: bool
 ) -> Fix | None:
-    """Rename the gather, and take away what stands around it; a reduction over all stays."""
+    """Return the fix that makes the gather a psum or the like; a reduction over all stays."""
     reduction = f"jax.lax.{_REDUCTIONS[name]}"
     reduced, imports = module.name_for(reduction, call)
     edits = [Edit(*module.span(gather.func), reduced)]

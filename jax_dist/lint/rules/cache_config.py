@@ -41,12 +41,12 @@ def cache_config(module: Module) -> Findings:
 
 
 def _time_fix(module: Module, call: ast.Call) -> Fix | None:
-    """Return another statement above, where the call is a statement that starts its line."""
+    """Return the fix that adds a statement above a call; None if the call does not start a line."""
     indent, _ = module.margins(call)
     if not isinstance(module.parent(call), ast.Expr) or indent.strip():
         return None
     name, imports = module.name_for("jax.config.update", call)
     quote = "'" if "'" in module.text(call) else '"'
-    line = module.offset(call.lineno, 0)
-    edit = Edit(line, line, f"{indent}{name}({quote}{_TIME}{quote}, 0)\n")
+    start = module.offset(call.lineno, 0)
+    edit = Edit(start, start, f"{indent}{name}({quote}{_TIME}{quote}, 0)\n")
     return Fix("keep programs however fast they compile", Safety.UNSAFE, (edit,), imports)

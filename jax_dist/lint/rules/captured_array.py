@@ -13,7 +13,7 @@ _LIBRARIES = ("jax.numpy", "numpy", "jax.random", "numpy.random")
 # By name of a function that takes a shape: the position of the shape.
 _SHAPED = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "eye": 0, "arange": 0, "linspace": 2}
 _SHAPED |= {"normal": 1, "uniform": 1, "randint": 1, "bernoulli": 2, "truncated_normal": 3}
-# Functions whose results are about as large as what they are given, or not known.
+# Functions whose results are about as large as their arguments, or of unknown size.
 _OF_ARRAYS = {"array", "asarray", "stack", "concatenate", "tile", "repeat", "einsum", "matmul"}
 _OF_ARRAYS |= {"dot", "outer", "tril", "triu", "broadcast_to", "reshape", "transpose"}
 _OF_ARRAYS |= {"zeros_like", "ones_like", "full_like", "load", "loadtxt", "genfromtxt", "fromfile"}
@@ -34,19 +34,20 @@ _METHODS = {"reshape", "astype", "transpose", "copy"}
     triggers=traced.TRIGGERS,
 )
 def captured_array(module: Module) -> Findings:
-    looked_at: set[scopes.Function] = set()
-    seen: set[ast.AST] = set()
+    functions_seen: set[scopes.Function] = set()
+    reads_seen: set[ast.AST] = set()
     for by, body in traced.traced(module):
         if by == "jax_dist.pmap":  # which makes arguments of them
             continue
         for function in traced.reached(module, body):
-            if function in looked_at:
+            if function in functions_seen:
                 continue
-            looked_at.add(function)
+            functions_seen.add(function)
             for read, name, value in _captured(module, function):
-                if read in seen or any(module.is_inside(value, one) for one in (body, function)):
+                is_inner = module.is_inside(value, body) or module.is_inside(value, function)
+                if read in reads_seen or is_inner:
                     continue
-                seen.add(read)
+                reads_seen.add(read)
                 maker = module.text(value.func)
                 message = f"{name}, made by {maker}, becomes a constant of the program under "
                 yield Found(read, f"{message}{by}")
@@ -55,24 +56,24 @@ def captured_array(module: Module) -> Findings:
 def _captured(
     module: Module, function: scopes.Function
 ) -> Iterator[tuple[ast.expr, str, ast.Call]]:
-    """Yield `(read, name, call that made it)`, once a name."""
-    named: set[str] = set()
-    inside = traced.scopes_in(module, function)
-    for scope in inside:
+    """Yield `(read, name, call)` for each name in a function that is an array made by `call`."""
+    names_seen: set[str] = set()
+    inner_scopes = traced.scopes_in(module, function)
+    for scope in inner_scopes:
         for name, loads in scope.loads.items():
             _, bindings = scope.lookup(name) or (None, [])
-            if name in named or len(bindings) != 1 or bindings[0].kind != "assign":
+            if name in names_seen or len(bindings) != 1 or bindings[0].kind != "assign":
                 continue
             value = bindings[0].value
             if isinstance(value, ast.Call) and _is_array(module, value):
-                named.add(name)
+                names_seen.add(name)
                 yield min(loads, key=scopes.place), name, value
-    around = [module.parent(load) for scope in inside for load in scope.loads.get("self", ())]
-    reads = [each for each in around if isinstance(each, ast.Attribute)]
-    for read in sorted(reads, key=scopes.place):
+    selfs = (load for scope in inner_scopes for load in scope.loads.get("self", ()))
+    attributes = [node for node in map(module.parent, selfs) if isinstance(node, ast.Attribute)]
+    for read in sorted(attributes, key=scopes.place):
         match module.attribute_values(read):
-            case [ast.Call() as value] if read.attr not in named and _is_array(module, value):
-                named.add(read.attr)
+            case [ast.Call() as value] if read.attr not in names_seen and _is_array(module, value):
+                names_seen.add(read.attr)
                 yield read, f"self.{read.attr}", value
 
 
@@ -90,7 +91,7 @@ def _is_array(module: Module, node: ast.Call) -> bool:
 
 
 def _may_be_large(module: Module, node: ast.expr) -> bool:
-    """Return whether an array made of this may have many numbers: it is not written out."""
+    """Return whether an array made of this argument may be large: it is no short literal."""
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
             return _may_be_large(module, node.func.value)
@@ -99,17 +100,17 @@ def _may_be_large(module: Module, node: ast.expr) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str)  # of a file
     nodes = list(ast.walk(node))
-    return len(nodes) >= _SMALL or any(isinstance(each, ast.Name | ast.Call) for each in nodes)
+    return len(nodes) >= _SMALL or any(isinstance(part, ast.Name | ast.Call) for part in nodes)
 
 
 def _has_size(call: ast.Call, place: int, root: str) -> bool:
-    """Return whether the sizes are not written as numbers, or are large."""
-    sizes = [each.value for each in call.keywords if each.arg in ("shape", "size", "num")]
+    """Return whether `zeros(shape)`, with the shape at `place`, may make a large array."""
+    shapes = [word.value for word in call.keywords if word.arg in ("shape", "size", "num")]
     if root != "numpy.random":  # whose functions take sizes in many places
-        sizes += call.args[place : place + 1]
-    if not sizes:
+        shapes += call.args[place : place + 1]
+    if not shapes:
         return False  # a single number
-    parts = sizes[0].elts if isinstance(sizes[0], ast.Tuple | ast.List) else [sizes[0]]
-    numbers: list[Any] = [getattr(each, "value", None) for each in parts]
-    is_written = all(isinstance(each, int | float) for each in numbers)
+    sizes = shapes[0].elts if isinstance(shapes[0], ast.Tuple | ast.List) else [shapes[0]]
+    numbers: list[Any] = [getattr(size, "value", None) for size in sizes]
+    is_written = all(isinstance(number, int | float) for number in numbers)
     return not is_written or math.prod(numbers) >= _SMALL

@@ -5,10 +5,8 @@ import ast
 from jax_dist.lint.model import pmaps, traced
 from jax_dist.lint.rules import Findings, Found, Module, Rule
 
-_MAKERS = (
-    "jax.experimental.custom_partitioning.custom_partitioning",
-    "jax.experimental.custom_partitioning",
-)
+_MAKERS = ("jax.experimental.custom_partitioning.custom_partitioning",)
+_MAKERS += ("jax.experimental.custom_partitioning",)
 
 
 @Rule(
@@ -27,10 +25,9 @@ def custom_partitioning_outside_shard_map(module: Module) -> Findings:
     traced_by: dict[ast.AST, set[str]] = {}
     for by, function in traced.traced(module):
         traced_by.setdefault(function, set()).add(by)
-    for made in pmaps.applications(module, _MAKERS):
-        for call in pmaps.mapped_calls(module, made):
-            if set().union(*(traced_by.get(each, ()) for each in module.ancestors(call))) == {
-                "jit"
-            }:
+    for site in pmaps.applications(module, _MAKERS):
+        for call in pmaps.mapped_calls(module, site):
+            names = {name for node in module.ancestors(call) for name in traced_by.get(node, ())}
+            if names == {"jit"}:
                 message = "custom_partitioning under jit makes a new cache key in each process"
                 yield Found(call, message)

@@ -29,7 +29,7 @@ def experimental_shard_map(module: Module) -> Findings:
     yield from _renames.renamed(module, (_OLD,), _with_new_arguments)
     # Several calls of one partial have the same keywords, which may stand in another file.
     sites = pmaps.sites(module, ("jax.shard_map",))
-    for keyword in dict.fromkeys(each for site in sites for each in site.keywords):
+    for keyword in dict.fromkeys(keyword for site in sites for keyword in site.keywords):
         if not module.holds(keyword) or _renames.is_guarded(module, keyword):
             continue
         if keyword.arg == "auto":
@@ -40,24 +40,25 @@ def experimental_shard_map(module: Module) -> Findings:
 
 
 def _check_vma(module: Module, check_rep: ast.keyword) -> Edit:
+    """Return the edit that renames the keyword `check_rep`."""
     start = module.span(check_rep)[0]
     return Edit(start, start + len("check_rep"), "check_vma")
 
 
 def _with_new_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
-    """Put names before arguments, and rename keywords; None where not all is seen."""
+    """Return the edits that name the arguments as `jax.shard_map` does; None if they cannot."""
     del entry
-    used = pmaps.site(module, use)
-    if not used.is_application or used.unknown or len(used.args) > len(_PARAMETERS):
+    site = pmaps.site(module, use)
+    if not site.is_application or site.unknown or len(site.args) > len(_PARAMETERS):
         return None
-    if used.fun is None or "auto" in used.arguments:
+    if site.fun is None or "auto" in site.arguments:
         return None
     edits: list[Edit] = []
-    for parameter, argument in zip(_PARAMETERS, used.args, strict=False):
+    for parameter, argument in zip(_PARAMETERS, site.args, strict=False):
         start = module.span(argument)[0]
         if module.source.code[:start].rstrip().endswith(b"("):
             return None  # in parentheses of its own
         name = "check_vma" if parameter == "check_rep" else parameter
         edits.append(Edit(start, start, f"{name}="))
-    renamed = (keyword for keyword in used.keywords if keyword.arg == "check_rep")
+    renamed = (keyword for keyword in site.keywords if keyword.arg == "check_rep")
     return [*edits, *(_check_vma(module, keyword) for keyword in renamed)]

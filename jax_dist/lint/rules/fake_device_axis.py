@@ -44,15 +44,15 @@ def fake_device_axis(module: Module) -> Findings:
     for name, message in _OF_FLAX.items():
         for node in module.uses(name):
             yield Found(node, message)
-    calls = [each for each in module.nodes(ast.Call) if scopes.last_name(each.func) in _METHODS]
-    stacked = {call: done for call in calls if (done := stacking.stacking(module, call))}
-    by_tree_map = [
-        call for call in stacked if module.qualified_name(call.func) in stacking.TREE_MAPS
-    ]
-    of_leaves = {node for call in by_tree_map for node in ast.walk(call.args[0])}
+    calls = [call for call in module.nodes(ast.Call) if scopes.last_name(call.func) in _METHODS]
+    stackings = {call: stacking.stacking(module, call) for call in calls}
+    in_tree_maps: set[ast.AST] = set()  # reported with the call of tree_map itself
+    for call, change in stackings.items():
+        if change and module.qualified_name(call.func) in stacking.TREE_MAPS:
+            in_tree_maps.update(ast.walk(call.args[0]))
     by_name = b"pmap" in module.source.code
-    for call, done in stacked.items():
-        if call in of_leaves or done.count is None or done.kind not in _WHAT:
+    for call, change in stackings.items():
+        if call in in_tree_maps or not change or not change.count or change.kind not in _WHAT:
             continue
-        if stacking.counts_devices(module, done.count, by_name=by_name):
-            yield Found(call, f"{_WHAT[done.kind]}, on a new leading dimension")
+        if stacking.counts_devices(module, change.count, by_name=by_name):
+            yield Found(call, f"{_WHAT[change.kind]}, on a new leading dimension")

@@ -18,6 +18,7 @@ _IN_LOOP = re.compile(
 
 
 def _may_match(words: Words) -> bool:
+    """Return whether a file mentions pmap or shard_map, or has a jit in a loop."""
     if words.hold(*traced.TRIGGERS):
         return True
     return words.hold(b"jit(") and _IN_LOOP.search(words.data) is not None
@@ -62,12 +63,12 @@ def _loop_around(module: Module, node: ast.AST) -> ast.AST | None:
 
 
 def _is_fresh(module: Module, fun: Any, loop: ast.AST) -> bool:
-    """Return whether an expression is another function in each iteration."""
+    """Return whether an expression makes another function in each iteration of a loop."""
     fun = traced.followed(module, fun) or fun
     name = module.qualified_name(fun.func) if isinstance(fun, ast.Call) else None
     if name in PARTIAL:
         return _loop_around(module, fun) is loop
-    if name in traced.SHARD_MAP and fun.args:  # which innermost does not look through
+    if name in traced.SHARD_MAP and fun.args:  # which `innermost` does not look through
         fun = fun.args[0]
     function = functions.innermost(module, fun)
     return function is not None and _loop_around(module, function) is loop

@@ -12,7 +12,7 @@ from jax_dist.primitives import functions_of
 
 _GRADIENTS = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.jacobian")
 _COLLECTIVES = (*functions_of("sum"), "jax.lax.all_gather", "jax.lax.pcast", "jax.lax.pvary")
-_AROUND = ("jax.vmap", "jax.jit", "jax.checkpoint")  # which keep the places of arguments
+_SAME_ARGUMENTS = ("jax.vmap", "jax.jit", "jax.checkpoint")  # their result takes those of `fun`
 _DEEPEST = 6  # calls between the body and the value that is differentiated
 
 
@@ -46,24 +46,23 @@ def gradient_of_replicated(module: Module) -> Findings:
             name = body.summed(gradient) if gradient not in seen else None
             if name is not None:
                 seen.add(gradient)
-                message = f"the gradient by '{name}', which is replicated, is summed over the "
-                yield Found(
-                    gradient, f"{message}devices: use check_vma=False, or pmean in the loss"
-                )
+                remedy = "use check_vma=False, or pmean in the loss"
+                message = f"the gradient by '{name}', which is replicated, is summed over the"
+                yield Found(gradient, f"{message} devices: {remedy}")
 
 
 def _replicated_parameters(
     module: Module, site: Site, function: scopes.Function
 ) -> dict[ast.AST, bool]:
-    """Return whether each parameter of a body has the spec `P()`; none where that is unknown."""
+    """Return whether the spec of each parameter is `P()`; {} if a spec cannot be read."""
     parameters = [*function.args.posonlyargs, *function.args.args]
-    specs = traced.followed(module, site.arguments.get("in_specs"))
-    parts = specs.elts if isinstance(specs, ast.Tuple) else [specs] * len(parameters)
-    if len(parts) != len(parameters):
+    in_specs = traced.followed(module, site.arguments.get("in_specs"))
+    specs = in_specs.elts if isinstance(in_specs, ast.Tuple) else [in_specs] * len(parameters)
+    if len(specs) != len(parameters):
         return {}
     replicated: dict[ast.AST, bool] = {}
-    for parameter, part in zip(parameters, parts, strict=True):
-        spec = traced.followed(module, part)
+    for parameter, written_spec in zip(parameters, specs, strict=True):
+        spec = traced.followed(module, written_spec)
         if not isinstance(spec, ast.Call) or module.qualified_name(spec.func) not in traced.SPECS:
             return {}
         replicated[parameter] = not spec.args and not spec.keywords
@@ -77,35 +76,40 @@ class _Body:
     module: Module
     function: scopes.Function
     parameters: dict[ast.AST, bool]  # whether each is replicated
-    reached: list[scopes.Function]
+    reached: list[scopes.Function]  # the function and those that it calls
 
     def summed(self, gradient: ast.expr) -> str | None:
-        """Return what the gradient is by, where it is summed over the devices."""
+        """Return the argument of a `jax.grad` that makes JAX sum the gradient over the devices.
+
+        None if there is none: the argument is replicated, another value that the loss uses is
+        sharded, and the loss has no collective.
+        """
         if not any(around in self.reached for around in self.module.ancestors(gradient)):
             return None
-        for call, loss, by in self._taken(gradient):
-            others = [*(each for each in call.args if each is not by), *self._captures(loss)]
-            is_of_sharded = any(self._is_replicated(each) is False for each in others)
-            if self._is_replicated(by) and is_of_sharded and not self._communicates(loss):
-                return self.module.text(by)
+        for call, loss, argument in self._gradient_calls(gradient):
+            others = [value for value in call.args if value is not argument]
+            others += self._captures(loss)
+            has_sharded = any(self._is_replicated(value) is False for value in others)
+            if self._is_replicated(argument) and has_sharded and not self._communicates(loss):
+                return self.module.text(argument)
         return None
 
-    def _taken(self, gradient: ast.expr) -> Iterator[tuple[ast.Call, ast.expr, ast.expr]]:
-        """Yield where the gradient is computed: the call, the loss, and the argument it is by."""
-        made = self.module.call_of(gradient)
-        if made is None or not made.args:
+    def _gradient_calls(self, gradient: ast.expr) -> Iterator[tuple[ast.Call, ast.expr, ast.expr]]:
+        """Yield `(call, loss, argument)` of each `grad(loss)(...)`, which is by `argument`."""
+        grad_call = self.module.call_of(gradient)
+        if grad_call is None or not grad_call.args:
             return
-        argnums = [word.value for word in made.keywords if word.arg == "argnums"]
+        argnums = [word.value for word in grad_call.keywords if word.arg == "argnums"]
         position: Any = getattr(argnums[0], "value", None) if argnums else 0
-        function, outer = made, self.module.parent(made)
-        if isinstance(outer, ast.Call) and outer.args[:1] == [made]:
-            if self.module.qualified_name(outer.func) not in _AROUND:
+        function, outer = grad_call, self.module.parent(grad_call)
+        if isinstance(outer, ast.Call) and outer.args[:1] == [grad_call]:
+            if self.module.qualified_name(outer.func) not in _SAME_ARGUMENTS:
                 return
             function = outer
         for read in (function, *pmaps.reads_of(self.module, function)):
             call = self.module.call_of(read)
             if call is not None and isinstance(position, int) and position < len(call.args):
-                yield call, made.args[0], call.args[position]
+                yield call, grad_call.args[0], call.args[position]
 
     def _is_replicated(self, node: ast.expr, depth: int = 0) -> bool | None:
         """Return whether a value is the same on all devices; None if that is not known."""
@@ -118,29 +122,33 @@ class _Body:
         if bindings is None or len(bindings) != 1:
             return None
         (binding,) = bindings
+        # A parameter of the body, or of a function that it calls.
         if binding.node in self.parameters:
             return self.parameters[binding.node]
         if binding.kind == "parameter":
-            return self._of_argument(binding.node, depth)
+            return self._is_argument_replicated(binding.node, depth)
         home = module.scopes.scope(node).lookup(node.id)
         owner = None if home is None else home[0].node
         is_inner = owner is self.function or module.is_inside(owner, self.function)
+        # A variable from around the body is captured, and so replicated; one of a helper is not.
         if binding.kind == "assign" and not is_inner:
             is_local = owner is not module.tree and owner in self.reached
             return None if is_local else True
+        # Another name for a value is like the value; all else that the body computes is sharded.
         if binding.kind == "assign" and isinstance(binding.value, ast.Name | ast.Attribute):
             return self._is_replicated(binding.value, depth + 1)
         return False if is_inner else None
 
-    def _of_argument(self, parameter: Any, depth: int) -> bool | None:
-        """Return the same of a parameter of a helper, by the calls in the file."""
+    def _is_argument_replicated(self, parameter: Any, depth: int) -> bool | None:
+        """Return whether all calls in the file pass replicated, or all sharded, arguments."""
         module = self.module
         function: Any = module.parent(module.parent(parameter))
         calls = functions.callers(module, function) or []
-        given = [functions.argument_of(module, call, function, parameter) for call in calls]
-        known = {None if each is None else self._is_replicated(each, depth + 1) for each in given}
-        if len(known) == 1 and None not in given:
-            return known.pop()
+        arguments = [functions.argument_of(module, call, function, parameter) for call in calls]
+        values = [value for value in arguments if value is not None]
+        answers = {self._is_replicated(value, depth + 1) for value in values}
+        if len(answers) == 1 and len(values) == len(arguments):
+            return answers.pop()
         # `scan(f, init, xs)`, `vmap(f)`: what is not captured is taken to differ.
         is_inner = module.is_inside(function, self.function)
         return False if is_inner or function is self.function else None
@@ -150,9 +158,9 @@ class _Body:
         function = functions.innermost(self.module, loss)
         if function is None:
             return True
-        within = traced.reached(self.module, function)
+        callees = traced.reached(self.module, function)
         uses = self.module.uses(*_COLLECTIVES)
-        return any(around in within for use in uses for around in self.module.ancestors(use))
+        return any(around in callees for use in uses for around in self.module.ancestors(use))
 
     def _captures(self, loss: ast.expr) -> Iterator[ast.expr]:
         """Yield the values of the body that a loss captures."""

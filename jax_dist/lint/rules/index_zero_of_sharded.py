@@ -45,6 +45,7 @@ def index_zero_of_sharded(module: Module) -> Findings:
 
 
 def _fix_of_flax(module: Module, function: ast.expr) -> Fix | None:
+    """Return the fix of `unreplicate(tree)`; None if a leaf may have no slice for each device."""
     call = module.call_of(function)
     if call is None or len(call.args) != 1 or call.keywords:
         return None
@@ -53,15 +54,13 @@ def _fix_of_flax(module: Module, function: ast.expr) -> Fix | None:
         return None
     name, imports = module.name_for("jax.tree.map", call)
     start = module.span(call.args[0])[0]
-    edits = (
-        Edit(*module.span(function), name),
-        Edit(start, start, f"lambda x: x.{_FIRST_SHARD}, "),
-    )
+    lambda_edit = Edit(start, start, f"lambda x: x.{_FIRST_SHARD}, ")
+    edits = (Edit(*module.span(function), name), lambda_edit)
     return Fix("read the first shard", Safety.UNSAFE, edits, imports)
 
 
 def _fix(module: Module, node: ast.AST | None, origins: list[Origin]) -> Fix | None:
-    """Return the fix of `x[0]`; None where a leaf may be no jax.Array with a slice for each."""
+    """Return the fix of `x[0]`; None if a leaf of x may have no slice for each device."""
     if not isinstance(node, ast.Subscript) or not all(origin.is_sliced for origin in origins):
         return None
     start, end = module.span(node.value)[1], module.span(node)[1]

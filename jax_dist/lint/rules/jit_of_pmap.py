@@ -18,23 +18,24 @@ from jax_dist.lint.rules import Edit, Findings, Fix, Found, Module, Rule, Safety
     triggers=(b"pmap",),
 )
 def jit_of_pmap(module: Module) -> Findings:
-    said = "jax.pmap inside {} reduces over the devices of one process only"
+    message = "jax.pmap inside {} reduces over the devices of one process only"
     for site in pmaps.applications(module):
         for name, decorator in traced.decorators(module, site.fun):
             if module.span(decorator) < module.span(site.node):  # `@jax.jit` above `@jax.pmap`
                 fix = _without_jit(pmaps.unjitted(module, decorator, site.node))
-                yield Found(decorator, said.format(name), fix)
-        for held in pmaps.held_by(module, site):
-            given, call = traced.given_to(module, held), module.call_of(held)
-            if given is not None:
-                name, around = given
-                edits = pmaps.unjitted(module, around, held) if held is site.node else ()
-                yield Found(around, said.format(name), _without_jit(edits))
-            elif call is not None:
-                name = traced.around(module, call)
-                if name is not None:
-                    yield Found(call, said.format(name))
+                yield Found(decorator, message.format(name), fix)
+        for mapped in pmaps.held_by(module, site):  # `pmap(f)`, and the names for it
+            transformed, call = traced.given_to(module, mapped), module.call_of(mapped)
+            if transformed is not None:  # `jit(pmap(f))`
+                name, outer = transformed
+                edits = pmaps.unjitted(module, outer, mapped) if mapped is site.node else ()
+                yield Found(outer, message.format(name), _without_jit(edits))
+            elif call is not None:  # `pmap(f)(x)`, perhaps in a function that is jitted
+                outer_name = traced.around(module, call)
+                if outer_name is not None:
+                    yield Found(call, message.format(outer_name))
 
 
 def _without_jit(edits: tuple[Edit, ...]) -> Fix | None:
+    """Return the fix that leaves out a jit; None if there are no edits."""
     return Fix("leave out jax.jit", Safety.UNSAFE, edits) if edits else None

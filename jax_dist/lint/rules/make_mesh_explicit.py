@@ -32,10 +32,11 @@ def make_mesh_explicit(module: Module) -> Findings:
 
 
 def _fix(module: Module, call: ast.Call, names: ast.expr, shape: ast.expr) -> Fix | None:
+    """Return the fix that adds `axis_types=(AxisType.Auto,) * n` to a call of make_mesh."""
     outer = module.parent(call)
     if isinstance(outer, ast.Call) and module.qualified_name(outer.func) == "jax.set_mesh":
         return None  # code that sets the mesh may well mean Explicit
-    end = max(module.span(each)[1] for each in (*call.args, *call.keywords))
+    end = max(module.span(argument)[1] for argument in (*call.args, *call.keywords))
     count = _count(module, names, shape)
     times = "" if count == "1" else f" * {count}"
     auto, imports = module.name_for("jax.sharding.AxisType", call)
@@ -44,9 +45,9 @@ def _fix(module: Module, call: ast.Call, names: ast.expr, shape: ast.expr) -> Fi
 
 
 def _count(module: Module, names: ast.expr, shape: ast.expr) -> str:
-    """Return the code of the number of axes."""
+    """Return the code of the number of axes: "2", or "len(names)"."""
     for literal in (names, shape):
-        elements = literal.elts if isinstance(literal, ast.Tuple | ast.List) else None
-        if elements is not None and not any(isinstance(each, ast.Starred) for each in elements):
-            return str(len(elements))
+        items = literal.elts if isinstance(literal, ast.Tuple | ast.List) else None
+        if items is not None and not any(isinstance(item, ast.Starred) for item in items):
+            return str(len(items))
     return f"len({module.text(names)})"

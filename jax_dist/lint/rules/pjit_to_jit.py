@@ -32,16 +32,16 @@ def pjit_to_jit(module: Module) -> Findings:
 
 
 def _with_same_arguments(module: Module, entry: Rename, use: ast.expr) -> list[Edit] | None:
-    """Return no edits where the arguments of a use keep their names and their meaning."""
+    """Return [], no edits, if a use may take the new name with the same arguments; else None."""
     if entry.new != "jax.jit":
         # `with_sharding_constraint(x, axis_resources=s)`: the argument is called shardings now.
         call = module.call_of(use)
-        has_old = call is not None and any(each.arg != "shardings" for each in call.keywords)
-        return None if has_old else []
-    used = pmaps.site(module, use)
-    if not used.is_application or used.args or used.unknown or used.fun is None:
+        keywords = call.keywords if call is not None else []
+        return [] if all(keyword.arg == "shardings" for keyword in keywords) else None
+    site = pmaps.site(module, use)
+    if not site.is_application or site.args or site.unknown or site.fun is None:
         return None
-    if not used.arguments.keys() <= _SAME | _SHARDINGS:
+    if not site.arguments.keys() <= _SAME | _SHARDINGS:
         return None
-    shardings = (used.arguments.get(name) for name in _SHARDINGS)
-    return [] if all(each is None or isinstance(each, ast.Constant) for each in shardings) else None
+    shardings = [site.arguments[name] for name in _SHARDINGS if name in site.arguments]
+    return [] if all(isinstance(value, ast.Constant) for value in shardings) else None

@@ -16,12 +16,11 @@ _OPTIONS = {
     "jax_pmap_no_rank_reduction": "0.9.0",
     "jax_eager_pmap": "0.6.0",
 }
-
-
 _OTHERS = frozenset(map(str.encode, (*_BUFFERS, *_BOUNDS, *_OPTIONS)))
 
 
 def _may_match(words: Words) -> bool:
+    """Return whether a file has a word that is an old name, argument or option."""
     return not _OTHERS.isdisjoint(words.all) or _may_name_one(words)
 
 

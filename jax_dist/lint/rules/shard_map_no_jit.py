@@ -25,17 +25,17 @@ def shard_map_no_jit(module: Module) -> Findings:
         is_def = isinstance(site.fun, ast.FunctionDef | ast.AsyncFunctionDef)
         if is_def and any(traced.decorators(module, site.fun)):
             continue
-        for held in pmaps.held_by(module, site):
-            call = module.call_of(held)
+        for mapped in pmaps.held_by(module, site):  # `shard_map(f)`, and the names for it
+            call = module.call_of(mapped)
             if call is not None and _is_eager(module, call):
-                name = held.id if isinstance(held, ast.Name) else "its call"
+                name = mapped.id if isinstance(mapped, ast.Name) else "its call"
                 message = f"shard_map without jit: {name} runs one operation at a time"
                 yield Found(site.node, message, _jit_around(module, site.node, is_def=is_def))
                 break
 
 
 def _is_eager(module: Module, node: ast.AST, depth: int = 0) -> bool:
-    """Return whether it is sure that nothing traces the code at this place."""
+    """Return whether a node is on the module's level, in `main`, or in a function called there."""
     function = module.function(node)
     if function is None:
         return True
@@ -52,11 +52,12 @@ def _is_eager(module: Module, node: ast.AST, depth: int = 0) -> bool:
 
 
 def _jit_around(module: Module, node: ast.expr, *, is_def: bool) -> Fix:
+    """Return the fix that jits `shard_map(f)`, or the def that the decorator `node` maps."""
     jit, imports = module.name_for("jax.jit", node)
     if is_def:
         indent, _ = module.margins(node)
-        line = module.offset(node.lineno, 0)
-        edits = (Edit(line, line, f"{indent}{jit}\n"),)
+        start = module.offset(node.lineno, 0)
+        edits = (Edit(start, start, f"{indent}{jit}\n"),)
     else:
         start, end = module.span(node)
         edits = (Edit(start, start, f"{jit}("), Edit(end, end, ")"))

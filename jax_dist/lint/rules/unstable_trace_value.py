@@ -27,12 +27,14 @@ _UNSTABLE = (
     triggers=traced.TRIGGERS,
 )
 def unstable_trace_value(module: Module) -> Findings:
-    traced_by: dict[ast.AST, str] = {each: by for by, each in reversed(traced.traced(module))}
+    traced_functions = reversed(traced.traced(module))  # so that the first of a function wins
+    traced_by: dict[ast.AST, str] = {function: by for by, function in traced_functions}
     if not traced_by:
         return
     calls = (call for call in module.nodes(ast.Call) if module.builtin(call.func) in ("id", "hash"))
     for call in (*module.calls(*_UNSTABLE), *calls):
-        by = next((traced_by[each] for each in module.ancestors(call) if each in traced_by), None)
+        around = module.ancestors(call)
+        by = next((traced_by[node] for node in around if node in traced_by), None)
         if by is not None:
             name = module.text(call.func)
             yield Found(call, f"{name}() is called once, while {by} traces, not per call")
