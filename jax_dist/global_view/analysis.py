@@ -46,7 +46,7 @@ class AxisAnalysis:
         return {var: self.name in same for var, same in facts.items()}
 
     def uniform_in_bodies(self, eqn: JaxprEqn, ins: Sequence[bool]) -> list[list[bool]]:
-        """Return the same for the inputs of each body of an equation, its loops at a fixpoint."""
+        """Return for each body of a loop or branch which inputs are uniform in all turns."""
         inputs = self._invariance.of_body_inputs(eqn, self._same(ins), self._scope)
         return [[self.name in same for same in body] for body in inputs]
 
@@ -67,11 +67,11 @@ class AxisAnalysis:
                 ins[place] = False
 
     def is_used_by(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation, or one in it, goes over the axis."""
+        """Return whether an equation, or one in its bodies, is a collective over the axis."""
         return interpreter.holds(eqn, self._names_axis)
 
     def is_unified_by(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation, or one in it, makes uniform values of varying ones."""
+        """Return whether an equation, or one in its bodies, makes varying values uniform (psum)."""
         return interpreter.holds(
             eqn,
             lambda inner: (
@@ -100,17 +100,19 @@ class VaryingOrigin:
 
     @classmethod
     def of(cls, body: Jaxpr, uniform: Mapping[Var, bool], result: Atom) -> "VaryingOrigin | None":
-        """Return the equation that makes a result vary; None if the result is uniform.
+        """Return the equation where a result of `body` began to vary; None if it is uniform.
 
-        It is one of which all operands are uniform, or else the one that makes the result.
+        That is the nearest equation with uniform operands only, as `axis_index`; if there is none,
+        the equation that computes the result.
         """
         if not isinstance(result, Var) or uniform[result]:
             return None
-        made_by = {var: eqn for eqn in body.eqns for var in eqn.outvars}
-        origin = made_by.get(result)
+        producers = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+        origin = producers.get(result)
         queue = [result]
-        for var in queue:  # which grows
-            if (eqn := made_by.pop(var, None)) is None:
+        for var in queue:  # breadth-first: operands are appended while the loop runs
+            eqn = producers.pop(var, None)
+            if eqn is None:  # an input of the body, or visited before
                 continue
             varying = [operand for operand in variables(eqn.invars) if not uniform[operand]]
             if not varying:
@@ -123,11 +125,8 @@ class VaryingOrigin:
 
 
 def variables(atoms: Sequence[Atom]) -> list[Var]:
-    """Return the atoms that are no literals."""
+    """Return the variables among the atoms, without the literals."""
     return [atom for atom in atoms if isinstance(atom, Var)]
-
-
-# ---- how uniform values are wanted sharded
 
 
 Specs: TypeAlias = dict[Var, Any]  # a PartitionSpec for each value that is wanted sharded
@@ -195,7 +194,7 @@ def _operand_specs(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
 
 
 def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
-    """Return how bodies want operands: sharded, where one of several bodies wants it."""
+    """Return the spec of each operand that is wanted sharded by any body that reads it."""
     specs: list[Any] = [None] * len(eqn.invars)
     is_scan = _compat.name_of(eqn) == "scan"
     scanned = len(fixed_in(eqn)) + len(carries(eqn)) if is_scan else len(eqn.invars)
@@ -211,7 +210,7 @@ def _through_bodies(eqn: JaxprEqn, wanted: Sequence[Any]) -> list[Any]:
 
 
 def _result_spec(eqn: JaxprEqn, specs: Specs) -> P | None:
-    """Return how a result of shards is sharded: a parameter in half precision, or transposed."""
+    """Return the spec of a cast, transpose, squeeze or slice of a sharded value, else None."""
     operands, shape = [var for var in variables(eqn.invars) if var in specs], _shape(eqn.outvars[0])
     if record_of(eqn).elementwise:
         return next((specs[var] for var in operands if _shape(var) == shape), None)

@@ -46,6 +46,7 @@ class _Shard:
 
 
 _Shards: TypeAlias = Mapping[Var, _Shard]
+_Operands: TypeAlias = Mapping[int, _Shard]  # the sharded operands of an equation, by position
 _Sums: TypeAlias = Mapping[Var, Callable[[Any], Any]]  # of what each turn of a scan makes
 _Handlers: TypeAlias = dict[int, Handler]  # by the identity of the equation
 
@@ -75,8 +76,6 @@ class Emitter:
                 known.update(zip(stage.region.makes, outs, strict=True))
         return _read(plan.body.outvars, known)
 
-    # ---- shardings of values
-
     def constrain(self, value: Any, spec: P) -> Any:
         return lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
 
@@ -97,8 +96,6 @@ class Emitter:
         stacked = jnp.broadcast_to(value, (math.prod(self.axes.sizes.values()), *jnp.shape(value)))
         return self.constrain(stacked, self.axes.varying(stacked.ndim))
 
-    # ---- on global arrays
-
     def _run_entered(self, facts: ValueFacts, step: GlobalEquation, operands: Values) -> Values:
         eqn = step.eqn
         wanted = {
@@ -116,6 +113,7 @@ class Emitter:
             return EnteredEquation(self, facts, step).run(operands)
 
     def _run_global(self, eqn: JaxprEqn, operands: Values) -> Values:
+        """Run an equation on global arrays, replicated first if its bits depend on shardings."""
         if not (self.shards_state and self._needs_whole(eqn)):
             return interpreter.replay(eqn, operands)
         outs = interpreter.replay(eqn, [self.replicate(value) for value in operands])
@@ -133,9 +131,8 @@ class Emitter:
         is_exact = record.reduces and not jnp.issubdtype(operands[0].dtype, jnp.inexact)
         return not (keeps_bits or is_sum or is_exact)
 
-    # ---- in regions
-
     def _run_region(self, facts: ValueFacts, region: Region, known: Mapping[Var, Any]) -> Values:
+        """Run a region in one `shard_map`; `known` has the global arrays that it reads."""
         body = _jaxpr_of(region.eqns, region.reads, region.makes)
         is_gathered = lambda var: facts.is_uniform(var) and var not in region.shards
 
@@ -174,12 +171,13 @@ class Emitter:
         )
 
     def _sums(self, specs: Specs, region: Region) -> tuple[_Sums, _Handlers]:
-        """Return the sums in turns of scans, and handlers for the others that are scattered."""
+        """Return the sums that each turn of a scan takes, and handlers for scattered psums."""
         in_turns = {turn_sum.total for turn_sum in region.turn_sums.values()}
 
         def total(var: Var, value: Any, first: int = 0) -> Any:
             """Sum over devices; a turn of a scan has the dimensions from `first` on."""
-            if (dim := region.scatters.get(var)) is None:
+            dim = region.scatters.get(var)
+            if dim is None:  # not scattered: all devices keep the whole sum
                 return self.axes.sum(value)
             return self.axes.sum(value, dim - first, P(*specs[var][first:]))
 
@@ -207,7 +205,7 @@ class Emitter:
         return sums, handlers
 
     def _run_inside(self, jaxpr: Any, values: Sequence[Any], handlers: _Handlers) -> Values:
-        """Run a body with some equations handled otherwise."""
+        """Run a jaxpr on values; `handlers` replace the evaluation of some of its equations."""
         if self.axes.rebinds:
             handler_of = lambda eqn: handlers.get(id(eqn)) or self.axes.handler_of(eqn)
             return rebind.evaluate(jaxpr, values, handler_of)
@@ -217,8 +215,6 @@ class Emitter:
         if self.axes.rebinds:
             return rebind.bind_again(eqn, values, self.axes.handler_of)
         return interpreter.replay(eqn, values)
-
-    # ---- gathers in regions
 
     def _gathering(self, body: Jaxpr, shards: _Shards, sums: _Sums) -> _Handlers:
         """Return handlers for what reads shards, and for scans that sum in their turns."""
@@ -233,9 +229,7 @@ class Emitter:
                 handlers[id(eqn)] = functools.partial(self._run_gathering, read, sums)
         return handlers
 
-    def _run_gathering(
-        self, read: Mapping[int, _Shard], sums: _Sums, eqn: JaxprEqn, values: Values
-    ) -> Values:
+    def _run_gathering(self, read: _Operands, sums: _Sums, eqn: JaxprEqn, values: Values) -> Values:
         """Run an equation that reads shards in these places, or a scan that sums in its turns."""
         inside = _shards_inside(eqn, read)
         gathered = {n: shard for n, shard in read.items() if n not in inside}
@@ -262,18 +256,14 @@ class Emitter:
         return scan_as(turn, eqn, whole[first : first + carried], whole[first + carried :])
 
     def _gather_operands(
-        self,
-        eqn: JaxprEqn,
-        values: Values,
-        gathered: Mapping[int, _Shard],
-        read: Mapping[int, _Shard],
+        self, eqn: JaxprEqn, values: Values, gathered: _Operands, read: _Operands
     ) -> Values:
-        """Gather operands not before the others of the equation are there."""
+        """Gather sharded operands, but only after the other operands are computed."""
         values = list(values)
         # XLA for TPU gathers late by itself, and does not fuse what is tied by a barrier.
         ties = self.axes.platform != "tpu"
-        others = [n for n, a in enumerate(eqn.invars) if isinstance(a, Var) and n not in read]
-        tied = [*gathered, *(others if ties else ())]
+        others = [n for n, atom in enumerate(eqn.invars) if isinstance(atom, Var) and n not in read]
+        tied = [*gathered, *others] if ties else [*gathered]
         barred = lax.optimization_barrier(tuple(values[n] for n in tied))
         for n, value in zip(tied, barred, strict=True):
             shard = gathered.get(n)
@@ -286,7 +276,7 @@ def _read(atoms: Sequence[Atom], known: Mapping[Var, Any]) -> Values:
 
 
 def _forward(eqn: JaxprEqn, values: Values) -> Values:
-    """Return the operand of an equation that is evaluated in a scan."""
+    """Return the operand unchanged: the scan before it has evaluated this equation already."""
     return [value for value, atom in zip(values, eqn.invars, strict=True) if isinstance(atom, Var)]
 
 
@@ -295,7 +285,7 @@ def _jaxpr_of(eqns: Sequence[JaxprEqn], reads: Sequence[Var], makes: Sequence[Va
     return Jaxpr((), list(reads), list(makes), eqns, effects, interpreter.unnamed())
 
 
-def _shards_inside(eqn: JaxprEqn, read: Mapping[int, _Shard]) -> dict[int, _Shard]:
+def _shards_inside(eqn: JaxprEqn, read: _Operands) -> dict[int, _Shard]:
     """Return the operands that the body of an equation takes as shards.
 
     Those of a call; and of a scan what it goes over, unless along the dimension that is sharded.

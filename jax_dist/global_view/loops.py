@@ -4,6 +4,7 @@ What is carried keeps one form: a carry that varies once varies from the start, 
 goes in as `[N, *s]`. A scan goes over the first dimension, so what varies comes as `[T, N, *s]`.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,20 +19,14 @@ from jax_dist.global_view.regions import BodyPlan, GlobalEquation
 
 
 def scan_as(turn: Callable, eqn: JaxprEqn, start: Values, xs: Values) -> Values:
-    """Return the results of a scan with another body."""
+    """Run the scan `eqn` with the function `turn` instead of its jaxpr; return carry and ys."""
     params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
     carry, ys = lax.scan(turn, start, xs, **params)
     return [*carry, *ys]
 
 
 class EnteredEquation:
-    """A loop or a branch with a plan for each of its bodies.
-
-    Args:
-      emitter: runs the plans.
-      facts: about the operands and results.
-      step: the equation.
-    """
+    """A scan, while loop or cond on global arrays; the emitter runs the plans of its bodies."""
 
     def __init__(self, emitter: Any, facts: ValueFacts, step: GlobalEquation):
         self._emitter, self._eqn, self._plans = emitter, step.eqn, step.inner
@@ -47,7 +42,7 @@ class EnteredEquation:
             case "while":
                 return self._while(values)
         index, *operands = values
-        branches = [lambda *args, plan=plan: self._run_body(plan, args) for plan in self._plans]
+        branches = [functools.partial(self._run_body, plan) for plan in self._plans]
         return lax.switch(jnp.asarray(index, jnp.int32), branches, *operands)
 
     def _scan(self, values: Values) -> Values:
@@ -59,7 +54,7 @@ class EnteredEquation:
         xs = [x if is_uniform else jnp.moveaxis(x, 1, 0) for x, is_uniform in pairs]
 
         def turn(carry: Values, xs: Values) -> tuple[Values, Values]:
-            outs = self._run_body(plan, [*values[:first], *carry, *xs])
+            outs = self._run_body(plan, *values[:first], *carry, *xs)
             return outs[:carried], outs[carried:]
 
         start = self._constrain(values[first : first + carried], self._specs[:carried])
@@ -76,22 +71,24 @@ class EnteredEquation:
         values = self._convert(values, self._ins, [*condition.ins[:first], *body.ins])
         return lax.while_loop(
             lambda carry: self._emitter.run(condition, [*values[:first], *carry])[0],
-            lambda carry: self._run_body(body, [*values[first:second], *carry]),
+            lambda carry: self._run_body(body, *values[first:second], *carry),
             self._constrain(values[second:], self._specs),
         )
 
-    def _run_body(self, plan: BodyPlan, args: Sequence[Any]) -> Values:
-        """Return the results of a body, in the form of those of the equation."""
+    def _run_body(self, plan: BodyPlan, *args: Any) -> Values:
+        """Run a body; stack its uniform results over devices where the equation's vary."""
         specs = map(plan.facts.spec_of, plan.body.outvars)
         outs = self._constrain(self._emitter.run(plan, args), specs)
         return self._convert(outs, plan.outs, self._outs)
 
     def _constrain(self, values: Sequence[Any], specs: Iterable[Any]) -> Values:
+        """Constrain each value to its spec; None leaves it as it is."""
         pairs = zip(values, specs, strict=True)
         return [x if spec is None else self._emitter.constrain(x, spec) for x, spec in pairs]
 
     def _convert(
         self, values: Sequence[Any], before: Sequence[bool], after: Sequence[bool]
     ) -> Values:
-        forms = zip(values, before, after, strict=True)
-        return [x if was == becomes else self._emitter.stack(x) for x, was, becomes in forms]
+        """Stack as `[N, *s]` the values that are uniform `before` and vary `after`."""
+        flags = zip(values, before, after, strict=True)
+        return [x if old == new else self._emitter.stack(x) for x, old, new in flags]

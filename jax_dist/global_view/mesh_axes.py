@@ -53,7 +53,7 @@ class MeshAxes:
         return P(*[part or None for part in parts])
 
     def sum(self, value: Any, dim: int | None = None, spec: Any = ()) -> Any:
-        """Sum over all devices; of dimension `dim`, each keeps the shard that the spec says."""
+        """Sum over all devices; with `dim`, each keeps only its shard of it, by `spec`."""
         wide, over = self._widen(value), tuple(self.sizes)
         if dim is not None:
             names = names_of(spec[dim])
@@ -70,10 +70,7 @@ class MeshAxes:
         return self._send(gather, value, spec)
 
     def _send(self, send: Callable[[Any], Any], value: Any, spec: Any) -> Any:
-        """Send along the mapped axis what each device has along the model axes.
-
-        XLA would gather it along these.
-        """
+        """Run a collective on the shards along the model axes, which XLA would gather first."""
         if self.model:
             at, axes = self.gathered(spec), set(self.model)
             send = jax.shard_map(send, in_specs=at, out_specs=at, axis_names=axes, check_vma=False)
@@ -84,10 +81,8 @@ class MeshAxes:
         widens = self.model and self.platform == "cpu" and value.dtype == jnp.bfloat16
         return value.astype(jnp.float32) if widens else value
 
-    # ---- equations in regions
-
     def handler_of(self, eqn: JaxprEqn) -> Handler | None:
-        """Return what to do with an equation instead of binding it as it is."""
+        """Return the function that evaluates an equation in a region; None to bind it unchanged."""
         record, name = record_of(eqn), _compat.name_of(eqn)
         if self.name in interpreter.named_axes(eqn):
             return self._run_collective
@@ -106,8 +101,8 @@ class MeshAxes:
         return [out.astype(value.dtype) for out, value in zip(outs, values, strict=True)]
 
     def _run_whole(self, eqn: JaxprEqn, values: Values) -> Values:
-        """Run an equation whole on each device along the model axes."""
+        """Run an equation in a `shard_map` that replicates it over the model axes."""
         inside = dataclasses.replace(self, model=frozenset())
-        bind = lambda *whole: rebind.bind_again(eqn, list(whole), inside.handler_of)
+        bind = lambda *args: rebind.bind_again(eqn, list(args), inside.handler_of)
         specs, axes = {"in_specs": P(), "out_specs": [P() for _ in eqn.outvars]}, set(self.model)
         return jax.shard_map(bind, **specs, axis_names=axes, check_vma=False)(*values)

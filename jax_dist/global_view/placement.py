@@ -29,9 +29,6 @@ Shardings: TypeAlias = Literal["replicated", "fsdp"] | _Rule
 _SMALL = 1024  # elements; a smaller leaf is replicated under "fsdp"
 
 
-# ---- states
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class StateType:
     """The structure of a state, and the types of its leaves on one device, `[*s]`."""
@@ -96,29 +93,29 @@ class UserState:
         return cls(StateType(structure, tuple(types), is_said), leaves, flags, by_device)
 
     def unequal_leaves(self) -> set[int]:
-        """Return the stacked leaves of which devices have different ones, as keys for dropout."""
+        """Return the stacked leaves whose slices differ between devices, as dropout keys do."""
         stacked = [n for n, is_stacked in enumerate(self.stacked) if is_stacked]
         return {n for n in stacked if not _are_equal(put_slices(self.leaves[n], self.by_device))}
 
     def put(self, place: int, sharding: NamedSharding, *, varies: bool) -> Any:
-        """Place a leaf where it is kept."""
+        """Place the leaf number `place`: as `[N, *s]` if it `varies`, else as one `[*s]`."""
         leaf = self.leaves[place]
         if self.stacked[place]:
             if varies:
                 return put_slices(leaf, sharding)
-            return _first(put_slices(leaf, self.by_device), sharding)
+            return _first_slice(put_slices(leaf, self.by_device), sharding)
         if not isinstance(leaf, jax.Array):  # on CPU, `device_put` would share its memory
             leaf = np.array(leaf, dtype=type_of(leaf).dtype)
         return for_each_device(leaf, sharding) if varies else put_copy(leaf, sharding)
 
 
 def count(by_device: NamedSharding) -> int:
-    """Return N."""
+    """Return the number of devices along the mapped axis, N."""
     return math.prod(by_device.mesh.shape[name] for name in names_of(by_device.spec[0]))
 
 
 def local_count(by_device: NamedSharding) -> int:
-    """Return L."""
+    """Return the number of devices of this process along the mapped axis, L."""
     mesh: Any = by_device.mesh
     return math.prod(mesh.local_mesh.shape[name] for name in names_of(by_device.spec[0]))
 
@@ -145,7 +142,7 @@ def _stack(value: jax.Array, by_device: NamedSharding) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _first(stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
+def _first_slice(stacked: jax.Array, sharding: NamedSharding) -> jax.Array:
     return jax.lax.with_sharding_constraint(stacked[0], sharding)
 
 
@@ -158,12 +155,9 @@ def _are_equal(stacked: jax.Array) -> jax.Array:
     return jnp.all(rows == rows[:1])
 
 
-# ---- batches
-
-
 def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> Any:
     """Place `[L, b, ...]`, or `[B, ...]`, of each process as `[N, b, ...]` of all."""
-    here = local_count(by_device)
+    devices = local_count(by_device)
 
     def place(path: Any, leaf: Any) -> Any:
         name = "batch" + jax.tree_util.keystr(path)
@@ -173,21 +167,18 @@ def place_batch(batch: Any, by_device: NamedSharding, *, rows: bool | None) -> A
                 f"place_batch splits the first dimension over devices, and {name} is a scalar. "
                 "Pass what all devices share to the function itself, with in_axes None for it."
             )
-        is_rows = rows or (rows is None and shape[0] != here)
-        if shape[0] % here or not (is_rows or shape[0] == here):
+        is_rows = rows or (rows is None and shape[0] != devices)
+        if shape[0] % devices or not (is_rows or shape[0] == devices):
             raise ArgumentError(
-                f"{name} has {shape[0]} rows, which {here} devices do not divide. Give a multiple "
-                f"of {here} rows, or drop the last ones."
+                f"{name} has {shape[0]} rows, which {devices} devices do not divide. Give a "
+                f"multiple of {devices} rows, or drop the last ones."
             )
         if is_rows:
             whole = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-            leaf = whole.reshape((here, shape[0] // here, *shape[1:]))
+            leaf = whole.reshape((devices, shape[0] // devices, *shape[1:]))
         return put_slices(leaf, by_device)
 
     return jax.tree.map_with_path(place, batch)
-
-
-# ---- shardings
 
 
 def shardings_of(

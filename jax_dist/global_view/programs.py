@@ -155,6 +155,7 @@ class StepProgram:
         placed = list(call.leaves)
         for place, target in enumerate(self.in_shardings):
             leaf, value = self.leaves.get(place), placed[place]
+            # One value `[*s]` of a leaf that varies: every device gets a copy of it.
             if leaf and not leaf.uniform and jnp.shape(value) == leaf.type.shape:
                 placed[place] = placement.for_each_device(value, target)
                 continue
@@ -169,6 +170,7 @@ class StepProgram:
                     "alone, and is to be sharded over all processes. Place it first, by "
                     "view.place_batch(batch) or view.place(state)."
                 )
+            # jit itself places host arrays and uncommitted ones.
             if not is_array or value.sharding == target or not value.committed:
                 continue
             if leaf and not value.sharding.is_equivalent_to(target, value.ndim):
@@ -180,18 +182,20 @@ class StepProgram:
         return placed
 
     def _arguments(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the leaves of a call as the arguments of the jit object."""
         args, kwargs = jax.tree.unflatten(self.traced.structure, leaves)
         return (*args, kwargs) if kwargs else args
 
     def _run(self, leaves: Sequence[jax.Array]) -> list[Any]:
+        """Run the plan on traced captures and argument leaves; return leaves laid by out_axes."""
         emitter, traced = self.emitter, self.traced
-        hidden = len(traced.lifted.captures)
-        args = [*leaves[:hidden]]
-        for place, (value, axis) in enumerate(zip(leaves[hidden:], self.in_axes, strict=True)):
+        n_captured = len(traced.lifted.captures)
+        args = [*leaves[:n_captured]]
+        for place, (value, axis) in enumerate(zip(leaves[n_captured:], self.in_axes, strict=True)):
             leaf = self.leaves.get(place)
             spec = P() if axis is None else P(emitter.axes.part)
-            first = value if axis is None else jnp.moveaxis(value, axis, 0)
-            args.append(emitter.constrain(first, leaf.sharding.spec if leaf else spec))
+            stacked = value if axis is None else jnp.moveaxis(value, axis, 0)
+            args.append(emitter.constrain(stacked, leaf.sharding.spec if leaf else spec))
         results = []
         outs = emitter.run(self.plan, args)
         for place, (out, is_uniform) in enumerate(zip(outs, self.plan.outs, strict=True)):

@@ -170,14 +170,15 @@ class _Planner:
     def stages(self) -> tuple[Stage, ...]:
         stage_of: dict[Var, int] = {}  # that makes a value
         of_region: set[Var] = set()
-        last_effect = (0, True)  # the stage of the last one, and whether it was outside
+        last_effect = (0, True)  # stage of the last side effect, and whether it ran outside
         for eqn in self.body.eqns:
             is_entered = self._is_entered(eqn)
             is_inside = not is_entered and self._runs_inside(eqn)
+            # The first stage with all operands; outside, a region's results come one stage later.
             stage = 0
             for var in variables(eqn.invars):
                 stage = max(stage, stage_of.get(var, 0) + (var in of_region and not is_inside))
-            if _compat.has_side_effects(eqn):
+            if _compat.has_side_effects(eqn):  # they keep the order of the program
                 before, was_outside = last_effect
                 stage = max(stage, before if is_inside or was_outside else before + 1)
                 last_effect = stage, not is_inside
@@ -197,6 +198,7 @@ class _Planner:
         )
 
     def _runs_inside(self, eqn: JaxprEqn) -> bool:
+        """Return whether an equation runs in a region: it varies, communicates or has effects."""
         return (
             self.options.in_one
             or not all(map(self.facts.is_uniform, [*eqn.invars, *eqn.outvars]))
@@ -205,7 +207,10 @@ class _Planner:
         )
 
     def _is_entered(self, eqn: JaxprEqn) -> bool:
-        """Return whether it makes something uniform or sharded; a condition is then uniform."""
+        """Return whether a loop or branch runs on global arrays, with regions in its bodies.
+
+        It does if it makes a value uniform, or sharded; its condition is then uniform.
+        """
         if self.options.in_one or record_of(eqn).kind not in ("loop", "branch"):
             return False
         is_sharded = any(self.facts.spec_of(var) is not None for var in eqn.outvars)
@@ -217,6 +222,7 @@ class _Planner:
         return any(map(self.facts.is_uniform, eqn.outvars))
 
     def _plan_bodies(self, eqn: JaxprEqn) -> Iterator[BodyPlan]:
+        """Yield the plan of each body of a loop or branch."""
         ins = self.axis.uniform_in_bodies(eqn, [*map(self.facts.is_uniform, eqn.invars)])
         wanted = wanted_in_bodies(eqn, [*map(self.facts.spec_of, eqn.outvars)])
         for body, of_body, results in zip(interpreter.bodies(eqn), ins, wanted, strict=True):
@@ -241,7 +247,7 @@ class _Planner:
         return Region(tuple(eqns), reads, makes, scatters, turn_sums, self._sharded(gathered))
 
     def _scattered(self, eqns: Sequence[JaxprEqn]) -> dict[Var, int]:
-        """Return the sums that no region reads, and that are wanted sharded."""
+        """Return psum results that can be scattered, as no region reads them, and the dimension."""
         if not self.options.scatters:
             return {}
         read = {var for region in self.inside for var in _operands(region)}
@@ -253,7 +259,7 @@ class _Planner:
         return self._sharded([var for eqn in sums for var in eqn.outvars if var not in read])
 
     def _sharded(self, candidates: Sequence[Var]) -> dict[Var, int]:
-        """Return the dimension that is wanted sharded over the mapped axis, and no other."""
+        """Return for variables wanted sharded over the mapped axis alone, along which dimension."""
         dims: dict[Var, int] = {}
         for var in candidates:
             aval: Any = var.aval
@@ -267,7 +273,7 @@ class _Planner:
 def _turn_sums(
     eqns: Sequence[JaxprEqn], makes: Sequence[Var], scatters: Mapping[Var, int]
 ) -> Iterator[tuple[Var, TurnSum]]:
-    """Find the results of scans that only a scattered psum reads."""
+    """Yield the stacked results of scans that only a scattered psum reads."""
     readers: dict[Var, list[JaxprEqn]] = {}
     for eqn in eqns:
         for var in variables(eqn.invars):

@@ -38,17 +38,19 @@ class Setting:
 
     @functools.cached_property
     def axes(self) -> MeshAxes:
+        """The mapped axis on the mesh, without model axes."""
         sizes = {name: self.mesh.shape[name] for name in self.mesh_axes}
         platform = self.mesh.devices.flat[0].platform
         return MeshAxes(self.options.axis_name, sizes, platform=platform)
 
     @property
     def size(self) -> int:
+        """The number of devices along the mapped axis, N."""
         return math.prod(self.axes.sizes.values())
 
     @property
     def model_axes(self) -> frozenset[Any]:
-        """The axes of the mesh that the mapped axis is not."""
+        """The mesh axes other than those of the mapped axis."""
         return frozenset(self.mesh.axis_names) - {*self.mesh_axes}
 
     @property

@@ -34,18 +34,18 @@ class Signatures:
         self.last: StepProgram | None = None
 
     def program_for(self, call: Call) -> StepProgram:
-        """Return the program for a call, its state in one form or the other."""
+        """Return the program for a call; state leaves are `[*s]`, or `[N, *s]` where they vary."""
         types = [type_of(leaf) for leaf in call.leaves]
         key = (call.structure, call.static, *map(_key_of, types))
         program = self._called.get(key)
         if program is None:
-            program = self._find(call, types)
+            program = self._find_or_build(call, types)
             self._called[key] = program
         self.last = program
         return program
 
-    def _find(self, call: Call, types: list[Any]) -> StepProgram:
-        """Return the program for a call of types, which is built if it is not there."""
+    def _find_or_build(self, call: Call, types: list[Any]) -> StepProgram:
+        """Return the program for `call`, whose leaves have these `types`; build it at first use."""
         state = self._types_of_state(call)
         places = {number: places_of(call, number) for number in state}
         leaf_axes, varying = list(call.axes), {}
@@ -78,6 +78,7 @@ class Signatures:
     def _add_varying(
         self, number: int, kind: StateType, origins: Mapping[int, VaryingOrigin]
     ) -> None:
+        """Record leaves of argument `number` that vary, by place, in all programs from now on."""
         if not origins.keys() <= self._varying[number, kind].keys():
             self._varying[number, kind] |= origins
             self._called.clear()  # of programs that take them for uniform
@@ -91,10 +92,8 @@ class Signatures:
             )
         return self.last
 
-    # ---- states
-
     def take_state(self, number: int, state: Any, *, stacked: Any) -> UserState:
-        """Take a state argument; leaves that differ between devices vary from now on."""
+        """Read argument `number` of the state; leaves that differ between devices now vary."""
         name, by_device = axes.argument_name(self._fun, number), self._setting.by_device
         taken = UserState.of(state, name, by_device, stacked, self.known.get(number))
         self.known[number] = taken.type
@@ -117,14 +116,12 @@ class Signatures:
         return jax.tree.unflatten(state.type.structure, values)
 
     def map_state(self, change: Callable[[Leaf], Any], what: str) -> Any:
-        """Return a tree like the state, or a tuple of trees, of what is made of each leaf."""
+        """Return the state with `change(leaf)` for each leaf; several arguments give a tuple."""
         leaves, trees = self.known_program(what).leaves.values(), []
         for number in self._setting.state:
             values = [change(leaf) for leaf in leaves if leaf.argument == number]
             trees.append(jax.tree.unflatten(self.known[number].structure, values))
         return trees[0] if len(trees) == 1 else tuple(trees)
-
-    # ---- calls
 
     def _types_of_state(self, call: Call) -> dict[int, StateType]:
         """Return the types of each state argument on one device."""

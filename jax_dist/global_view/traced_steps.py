@@ -75,6 +75,7 @@ def trace_step(
 
 
 def _trace(setting: Setting, call: Call) -> tuple[Lifted, Any, tuple[Axis, ...]]:
+    """Trace the step for one slice; return its jaxpr, result structure and flat out_axes."""
     options = setting.options
     outputs: list[tuple[Any, tuple[Axis, ...]]] = []
 
@@ -102,8 +103,10 @@ _UNSUPPORTED = {
 
 
 def _check_equations(fun_name: str, jaxpr: Any, around: tuple[JaxprEqn, ...] = ()) -> None:
+    """Raise NotImplementedError for a primitive of `_UNSUPPORTED`; `around` are outer equations."""
     for eqn in interpreter.open_jaxpr(jaxpr).eqns:
-        if reason := _UNSUPPORTED.get(_compat.name_of(eqn)):
+        reason = _UNSUPPORTED.get(_compat.name_of(eqn))
+        if reason is not None:
             line = interpreter.user_line_of(eqn, around) or "an unknown line"
             raise NotImplementedError(f"global_view of '{fun_name}': the step, at {line}, {reason}")
         for body in interpreter.bodies(eqn):
@@ -113,7 +116,7 @@ def _check_equations(fun_name: str, jaxpr: Any, around: tuple[JaxprEqn, ...] = (
 def _pair_results(
     call: Call, state: dict[int, StateType], jaxpr: ClosedJaxpr, out_tree: Any
 ) -> dict[int, int]:
-    """Return which result leaf is the new value of which argument leaf."""
+    """Return, by place of a result leaf, the place of the state leaf that it replaces."""
     numbers = jax.tree.unflatten(out_tree, range(len(jaxpr.out_avals)))
     parts = [numbers, *numbers] if isinstance(numbers, tuple | list) else [numbers]
     pairs: dict[int, int] = {}

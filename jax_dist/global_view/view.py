@@ -240,8 +240,6 @@ class GlobalView:
         """Return the facts about each leaf of the state, and how the step runs."""
         return self._signatures.known_program("report").report
 
-    # ---- behind the scenes
-
     def _bind(self, args: tuple, kwargs: dict) -> Call:
         call = Call.bind(self._setting.options, self._fun, args, kwargs)
         for number in self._setting.state:
