@@ -3,9 +3,7 @@
 Shapes: a uniform value is `[*s]`, however it is sharded; a varying one is `[N, *s]`, sharded over
 the mapped axis, so that each device has its own `[1, *s]`. The body sees `[*s]` of both.
 
-A shard of the state may also be gathered where it is read, and again where it is read again
-(`regather`). A device then does not keep all whole arrays from the forward to the backward pass;
-more is sent for it. A scan over stacked layers gathers one layer in each turn.
+With `regather`, shards of the state are gathered each time that they are read.
 """
 
 import dataclasses
@@ -230,7 +228,7 @@ class Emitter:
         return handlers
 
     def _run_gathering(self, read: _Operands, sums: _Sums, eqn: JaxprEqn, values: Values) -> Values:
-        """Run an equation that reads shards in these places, or a scan that sums in its turns."""
+        """Run an equation that reads shards, or a scan of which each turn sums its own results."""
         inside = _shards_inside(eqn, read)
         gathered = {n: shard for n, shard in read.items() if n not in inside}
         whole = self._gather_operands(eqn, values, gathered, read) if gathered else values

@@ -53,8 +53,8 @@ def trace_step(
 ) -> TracedStep:
     """Trace a step for a call of types, its state `[N, *s]` as under pmap.
 
-    `state` has the types of the state arguments on one device; the leaves of a call in `varying`
-    come in varying.
+    `state` has the types of the state arguments on one device, by position; `varying` the argument
+    leaves, by place, that are known to vary from the start.
     """
     lifted, out_tree, out_axes = _trace(setting, call)
     _check_equations(call.fun_name, lifted.jaxpr)
