@@ -136,7 +136,7 @@ class Signatures:
         return {number: self.known[number] for number in self._setting.state}
 
     def _check_form(self, leaf: Leaf, shape: tuple[int, ...]) -> None:
-        """Raise ArgumentError if `shape` is stacked but the leaf uniform, or may be stacked or not."""
+        """Raise ArgumentError if `shape` is stacked but the leaf uniform, or if it is ambiguous."""
         size, is_said = self._setting.size, self.known[leaf.argument].is_said
         if shape == leaf.type.shape and not leaf.uniform and shape[:1] == (size,) and not is_said:
             raise ArgumentError(
