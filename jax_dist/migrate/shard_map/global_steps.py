@@ -28,15 +28,10 @@ _REASONS = {
 def reductions(
     module: Module, mapped: Mapped, layouts: Layouts, axis: str, keys: Sequence[str]
 ) -> list[tuple[ast.Call, ast.expr]]:
-    """Return the reductions of a step that go, each with its argument. Raises Left.
+    """Return the calls of pmean and psum that a step does not need, each with its first argument.
 
-    Args:
-      module: the file.
-      mapped: the mapped function.
-      number: of it.
-      layouts: of its arguments and results.
-      axis: the text of the mapped axis's name.
-      keys: the parameters that get a key for each device.
+    Raises Left if it must stay mapped. `axis` is the text of the axis's name, such as `"batch"`
+    with its quotes; `keys` are the parameters that get a key for each device.
     """
     if keys:
         raise Left("keys per device")
@@ -47,13 +42,14 @@ def reductions(
         raise Left("the function of the step is not in this file")
     nodes = nodes_of(module, mapped)
     edits = [edit for node in nodes for edit in _reduction(module, node, axis)]
-    operands = {
+    # A reduction has two operands: its array, and the axis.
+    axes = {
         operand
-        for call, of in edits
+        for call, array in edits
         for operand in (*call.args, *(word.value for word in call.keywords))
-        if operand is not of
+        if operand is not array
     }
-    if any(_text(module, node) == axis for node in nodes if node not in operands):
+    if any(_text(module, node) == axis for node in nodes if node not in axes):
         raise Left("the step hands the name of its axis on, as to batch norm")
     return edits
 
@@ -103,8 +99,8 @@ def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call,
         _text(module, operand) for operand in operands
     ):
         return []
-    last = name.rpartition(".")[2]
     if name not in _REDUCTIONS or len(operands) != 2:
+        last = name.rpartition(".")[2]
         raise Left(_REASONS.get(last, f"the step uses {last} over its axis"))
     if isinstance(operands[0], ast.Constant):
         raise Left("the step counts its devices")
@@ -112,5 +108,6 @@ def _reduction(module: Module, node: ast.AST, axis: str) -> list[tuple[ast.Call,
 
 
 def _text(module: Module, node: Any) -> str:
+    """Return the text of a name, field or constant of the file; "" for all else."""
     is_name = isinstance(node, ast.Name | ast.Attribute | ast.Constant)
     return module.text(node) if is_name and module.holds(node) else ""

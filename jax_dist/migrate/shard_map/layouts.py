@@ -38,6 +38,7 @@ class Layouts:
             pass
 
     def of_value(self, value: Value) -> Layout:
+        """Return the layout of a value."""
         return self._of_value[id(value)]
 
     def loses_axis(self, mapped: Mapped) -> bool:
@@ -48,37 +49,41 @@ class Layouts:
         )
 
     def _first_guess(self, value: Value) -> Layout:
+        """Return the layout that the definitions and reads of one value allow by themselves."""
         kinds = {self._kind(definition) for definition in value.definitions} - {"nothing"}
-        unknown = [use for use in value.uses if use.kind == "unknown"]
-        if kinds == {"rows"} and all(use.kind == "argument" for use in value.uses):
+        uses = [use.kind for use in value.uses]
+        # A batch: split by rows, and given to mapped functions alone.
+        if kinds == {"rows"} and set(uses) <= {"argument"}:
             return Layout.ROWS
+        # A state: replicated, then updated by mapped functions or by a call that gets it.
+        unknown = [d for d in value.definitions if d.kind == "unknown"]
         is_state = "replicate" in kinds and kinds <= {"replicate", "result", "unknown"}
-        is_state = is_state and all(
-            definition.kind != "unknown" or self._is_of_itself(definition, value)
-            for definition in value.definitions
-        )
-        if is_state and len(unknown) <= _MOST_UNKNOWN:
+        is_followed = all(self._is_of_itself(definition, value) for definition in unknown)
+        if is_state and is_followed and uses.count("unknown") <= _MOST_UNKNOWN:
             return Layout.WHOLE
-        is_result = kinds == {"result"} and all(
-            use.kind in ("first", "listed") for use in value.uses
-        )
+        # A result, such as a loss, of which only the first copy is read.
+        is_result = kinds == {"result"} and set(uses) <= {"first", "listed"}
         return Layout.WHOLE if is_result else Layout.SLICES
 
     def _kind(self, definition: Definition) -> str:
-        """Return the kind of a definition; a function of copies alone makes copies, too."""
-        call = definition.call
-        mapped = next((candidate for candidate in self._mapped if call in candidate.calls), None)
-        if call is None or mapped is None:
-            return definition.kind
-        makers = [
-            self._values.changes.of(argument)
-            if (value := self._values.of(argument)) is None
-            else value
-            for position, argument in enumerate(mapped.arguments(call))
-            if mapped.is_mapped(position)
-        ]
-        is_copied = bool(makers) and all(map(_makes_copies, makers))
-        return "replicate" if is_copied else definition.kind
+        """Return the kind of a definition; "replicate" for a call whose arguments all are copies.
+
+        As in `opt_state = pmap(optimizer.init)(replicate(params))`: each device computes the same.
+        """
+        for mapped in self._mapped:
+            if definition.call is not None and definition.call in mapped.calls:
+                arguments = enumerate(mapped.arguments(definition.call))
+                sliced = [node for position, node in arguments if mapped.is_mapped(position)]
+                if sliced and all(map(self._is_replicated, sliced)):
+                    return "replicate"
+        return definition.kind
+
+    def _is_replicated(self, node: ast.expr) -> bool:
+        """Return whether an argument is `replicate(x)`, or a value that is only defined so."""
+        value, change = self._values.of(node), self._values.changes.of(node)
+        if value is not None:
+            return {definition.kind for definition in value.definitions} == {"replicate"}
+        return change is not None and change.kind is Kind.REPLICATED
 
     def _is_of_itself(self, definition: Definition, value: Value) -> bool:
         """Return whether it is `f(value)` or `value.replace(...)`, by code that is not seen."""
@@ -102,6 +107,7 @@ class Layouts:
         return before != (self._of_value, self.arguments, self.results)
 
     def _of_argument(self, mapped: Mapped, position: int, axis: int | None) -> Layout:
+        """Return the one layout that an argument has in all calls; else SLICES."""
         layouts = {self.of_expression(mapped.arguments(call)[position]) for call in mapped.calls}
         if axis is None:
             return Layout.WHOLE
@@ -122,6 +128,7 @@ class Layouts:
         return {Kind.REPLICATED: Layout.WHOLE, Kind.SPLIT: Layout.ROWS}.get(kind, Layout.SLICES)  # type: ignore[call-overload]
 
     def _of_result(self, mapped: Mapped, index: int) -> Layout:
+        """Return WHOLE if all that is known to hold a result has this layout; else SLICES."""
         axes = mapped.out_axes
         if axes is None or (isinstance(axes, tuple) and axes[index] is None):
             return Layout.WHOLE
@@ -129,25 +136,19 @@ class Layouts:
             targets = [*self._values.targets(call)]
             parent = self._module.parent(call)
             if not targets and not isinstance(parent, ast.Expr):
-                return Layout.SLICES if not self._takes_first(call, mapped) else Layout.WHOLE
-            for target, at in targets:
-                if at is not None and at != index:
+                first = self._values.changes.first(parent)  # `unreplicate(f(x))`
+                is_first = mapped.results is None and first is not None and first.of is call
+                return Layout.WHOLE if is_first else Layout.SLICES
+            for target, target_index in targets:
+                if target_index not in (None, index):
                     continue
                 value = self._values.of(target)
-                if value is None:
+                if value is None or self.of_value(value) is not Layout.WHOLE:
                     return Layout.SLICES
-                if at is None and mapped.results is not None:
-                    return Layout.SLICES  # one name for all results
-                if value is not None and self.of_value(value) is not Layout.WHOLE:
+                # One name for all results; or `x[0]` may be the first result of a tuple.
+                if target_index is None and (mapped.results is not None or _has_index(value)):
                     return Layout.SLICES
-                if value is not None and at is None and _has_index(value):
-                    return Layout.SLICES  # it may take the first result of a tuple
         return Layout.WHOLE
-
-    def _takes_first(self, call: ast.Call, mapped: Mapped) -> bool:
-        """Return whether `unreplicate(f(x))` is all that is done with a call."""
-        first = self._values.changes.first(self._module.parent(call))
-        return mapped.results is None and first is not None and first.of is call
 
     def _lower_values(self, mapped: Mapped) -> None:
         """Take the layout from values that do not fit where they go."""
@@ -164,13 +165,13 @@ class Layouts:
                     self._of_value[id(value)] = Layout.SLICES
 
     def _lower_argument(self, mapped: Mapped, position: int, value: Value) -> None:
-        """Take the layout from a value that an argument has in another one."""
-        layout, value_layout = self.arguments[mapped, position], self.of_value(value)
-        fits = value_layout is layout
-        if mapped.axes[position] is None:  # stacked copies, given to all devices
-            fits = value_layout is not Layout.WHOLE or all(
-                d.kind != "replicate" for d in value.definitions
-            )
+        """Take the layout from a value that is an argument of another layout."""
+        layout = self.of_value(value)
+        fits = layout is self.arguments[mapped, position]
+        if mapped.axes[position] is None:
+            # in_axes=None gives all stacked copies to each device, which needs the axis.
+            is_stacked = any(d.kind == "replicate" for d in value.definitions)
+            fits = layout is not Layout.WHOLE or not is_stacked
         if not fits:
             self._of_value[id(value)] = Layout.SLICES
 
@@ -202,9 +203,3 @@ def _has_index(value: Value) -> bool:
     firsts = [use for use in value.uses if use.kind == "first"]
     indexed = [use for use in firsts if isinstance(use.node, ast.Subscript)]
     return any(not isinstance(use.of, ast.Subscript) for use in indexed)
-
-
-def _makes_copies(maker: object) -> bool:
-    if isinstance(maker, Value):
-        return {definition.kind for definition in maker.definitions} == {"replicate"}
-    return getattr(maker, "kind", None) is Kind.REPLICATED

@@ -1,4 +1,4 @@
-"""The text of values: what mapped calls are given, where that is placed, and what reads it."""
+"""Edits of arguments of mapped calls, of what places values on devices, and of what reads them."""
 
 import ast
 import functools
@@ -13,8 +13,10 @@ from jax_dist.migrate.shard_map.plan import Plan
 from jax_dist.migrate.shard_map.text import Call
 from jax_dist.migrate.shard_map.values import Definition, Use, Value
 
+_HOLE = "\0"
 _PLACE_BATCH = "jax.make_array_from_process_local_data"
-# With these two, each device keeps a copy of its own where copies differ.
+# Code that is not followed may change the copies of a value, one for each device. These functions
+# give it the stacked copies that pmap would, and take them back without making them equal.
 _STACKED = '''
 def stacked(tree):
 {unit}"""Return what the devices of this process hold of each array, stacked."""
@@ -34,51 +36,59 @@ def unstacked(tree, sharding):
 '''
 
 
-class _Placed(NamedTuple):
-    """A part of an argument, and the call that places it on the devices."""
+class _Placement(NamedTuple):
+    """A call that places an argument of a mapped function on its devices."""
 
-    of: ast.expr
-    name: str
-    first: str = ""  # argument
-    last: str = ""
-    prefix: str = ""  # of the part, up to a parenthesis
+    function: str
+    arguments: tuple[str, ...]  # their texts; _HOLE in one of them stands for that of `inner`
+    inner: ast.expr  # the argument, or `x` of `replicate(x)`
 
     def call(self, text: str) -> Call:
-        text = f"{self.prefix}{text})" if self.prefix else text
-        return Call(self.name, [part for part in (self.first, text, self.last) if part])
+        """Return the call with a text in the place of the hole."""
+        return Call(self.function, [part.replace(_HOLE, text) for part in self.arguments])
 
 
 class Placements:
-    """Writes the values of a file that go through mapped functions."""
+    """Writes where the values of mapped functions are placed on the devices, and read."""
 
     def __init__(self, plan: Plan):
         self._plan, self._module, self._writer = plan, plan.module, plan.writer
         self._values, self._layouts, self._changes = plan.values, plan.layouts, plan.values.changes
-        self.touched: set[ast.AST] = set()  # what defines and reads values of another form
+        # Definitions and reads of the values that lose the device axis.
+        self.touched: set[ast.AST] = set()
         self._replaced: set[ast.AST] = set()
 
     # --- calls
 
     def write_calls(self, mapped: Mapped) -> None:
-        """Place what the calls of a mapped function give, unless its definition is placed."""
+        """Place the arguments of all calls of a mapped function, and take no first copy of them.
+
+        A value that is placed where it is defined needs nothing at the call.
+        """
         for call in mapped.calls:
             self._write_arguments(mapped, call)
-            parent: Any = self._module.parent(call)
-            first = self._changes.first(parent)
+            outer: Any = self._module.parent(call)
+            first = self._changes.first(outer)
             is_whole = self._layouts.results[mapped, 0] is Layout.WHOLE
             if first and first.of is call and is_whole and mapped.results is None:
-                self._write_first(Use("first", parent, call, to_host=first.to_host))
+                self._write_first_copy(Use("first", outer, call, to_host=first.to_host))
 
     def _write_arguments(self, mapped: Mapped, call: ast.Call) -> None:
+        """Place the arguments of one call, and write those given by name by position."""
         arguments = mapped.arguments(call)
-        placed = [self._argument(mapped, *item, call) for item in enumerate(arguments)]
-        if not any(placed) and not call.keywords:
+        placements = [
+            self._placement(mapped, position, argument, call)
+            for position, argument in enumerate(arguments)
+        ]
+        if not any(placements) and not call.keywords:
             return
         inside = {node for argument in arguments for node in ast.walk(argument)}
-        if inside.isdisjoint(self._edited):
+        if inside.isdisjoint(self._expressions_with_edits):
             texts = [
-                self._module.text(old) if new is None else new.call(self._module.text(new.of))
-                for old, new in zip(arguments, placed, strict=True)
+                self._module.text(argument)
+                if placement is None
+                else placement.call(self._module.text(placement.inner))
+                for argument, placement in zip(arguments, placements, strict=True)
             ]
             function = self._module.text(call.func)
             text = self._writer.render(Call(function, texts), call)
@@ -86,130 +96,129 @@ class Placements:
             edit = Edit(start, self._module.span(call)[1], text[len(function) :])
             self._writer.edits.append(edit)
             return
-        for old, new in zip(arguments, placed, strict=True):
-            if new is not None:
-                before, behind = new.call("\0").flat().split("\0")
-                self._writer.around(old, new.of, before, behind)
-        for word in call.keywords:
-            start = self._module.span(word)[0]
-            self._writer.edits.append(Edit(start, self._module.span(word.value)[0], ""))
+        # Edits must not overlap: only the text around the other edits is written.
+        for argument, placement in zip(arguments, placements, strict=True):
+            if placement is not None:
+                before, after = placement.call(_HOLE).flat().split(_HOLE)
+                self._writer.around(argument, placement.inner, before, after)
+        for keyword in call.keywords:
+            start = self._module.span(keyword)[0]
+            self._writer.edits.append(Edit(start, self._module.span(keyword.value)[0], ""))
 
     @functools.cached_property
-    def _edited(self) -> set[ast.AST]:
-        """Return the expressions that have edits of their own."""
+    def _expressions_with_edits(self) -> set[ast.AST]:
+        """Return the expressions in arguments for which there may be other edits."""
         firsts = {use.node for value in self._values.all for use in value.uses if use.of}
         return {*firsts, *self._plan.mapped_of, *(fun.site.node for fun in self._plan.mapped)}
 
-    def _argument(
+    def _placement(
         self, mapped: Mapped, position: int, argument: ast.expr, call: ast.Call
-    ) -> _Placed | None:
-        """Return how an argument is placed; None if it stays."""
-        layout = self._layouts.arguments.get((mapped, position))
-        is_tree = [*parts_of(self._module, argument)] != [argument]
-        value = self._values.of(argument)
-        if not mapped.is_mapped(position) or (is_tree and layout is Layout.WHOLE):
+    ) -> _Placement | None:
+        """Return the call that places an argument; None if nothing is to be done where it is."""
+        if not mapped.is_mapped(position):
             return None
+        value, stacked = self._values.of(argument), self._changes.of(argument)
         if value is not None and self._is_placed_at_definition(value):
             return None
-        stacked = self._changes.of(argument)
+        layout = self._layouts.arguments.get((mapped, position))
         if layout is Layout.WHOLE:
-            if value is not None or stacked is None:
+            # `step(replicate(x))`; a tuple of such calls has an edit for each of them.
+            is_tree = [*parts_of(self._module, argument)] != [argument]
+            if value is not None or stacked is None or is_tree:
                 return None
-            sharding = self._plan.replicated(argument, mapped)
+            sharding = self._plan.replicated(argument, mapped).flat()
             put = self._writer.name("jax.device_put", argument)
-            return _Placed(stacked.of, put, last=sharding.flat())
+            return _Placement(put, (_HOLE, sharding), stacked.of)
         inner = stacked.of if layout is Layout.ROWS and stacked is not None else argument
         place = self._writer.name(_PLACE_BATCH, argument)
-        sharded, flattened = self._plan.sharded(argument, mapped), ""
-        if mapped in self._plan.reductions and layout is Layout.SLICES:  # slices become rows
-            flattened = "jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), "
-        placed = _Placed(inner, place, sharded, prefix=flattened)
-        if inner is argument and self._rebinds(argument, call):
+        sharding, local = self._plan.sharded(argument, mapped), _HOLE
+        if mapped in self._plan.reductions and layout is Layout.SLICES:
+            # The function gets the whole batch, whose rows stand in one dimension.
+            local = f"jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), {_HOLE})"
+        placement = _Placement(place, (sharding, local), inner)
+        if inner is argument and self._can_be_rebound(argument, call):
             text = self._module.text(argument)
-            self._writer.assign_above(argument, text, placed.call(text))
+            self._writer.assign_above(argument, text, placement.call(text))
             return None
-        return placed
+        return placement
 
-    def _rebinds(self, node: ast.expr, call: ast.Call) -> bool:
-        """Return whether a name may be set to what is placed, above its only use.
+    def _can_be_rebound(self, argument: ast.expr, call: ast.Call) -> bool:
+        """Return whether `x = place(x)` may be written above the call that is the only use of `x`.
 
-        Not in a loop that does not set it, which would place it again and again.
+        Not in a loop that does not set `x`, which would place it again and again.
         """
-        module, value = self._module, self._values.of(node)
+        module, value = self._module, self._values.of(argument)
         statement = module.statement(call)
-        is_plain = isinstance(node, ast.Name) and isinstance(statement, ast.Assign | ast.Expr)
+        is_plain = isinstance(argument, ast.Name) and isinstance(statement, ast.Assign | ast.Expr)
         if value is None or not is_plain or len(value.uses) != 1:
             return False
         loops = [a for a in module.ancestors(statement) if isinstance(a, ast.For | ast.While)]
         return not loops or all(module.is_inside(d.node, loops[0]) for d in value.definitions)
 
     def _is_placed_at_definition(self, value: Value) -> bool:
-        """Return whether a value is placed where it is defined, and not where it is used."""
+        """Return whether a value is placed where it is defined, rather than at the calls."""
         if self._layouts.of_value(value) is not Layout.SLICES or _has_results(value):
             return True
-        mapped_of, reductions = self._plan.mapped_of, self._plan.reductions
-        if any(mapped_of[use.call] in reductions for use in value.uses if use.call):
-            return False
-        is_made = all(_is_expression(definition.node) for definition in value.definitions)
-        return is_made and all(
-            use.call is not None and mapped_of[use.call].is_mapped(use.position)
-            for use in value.uses
-        )
+        if not all(_is_expression(definition.node) for definition in value.definitions):
+            return False  # such as a parameter, or the variable of a loop
+        for use in value.uses:
+            mapped = self._plan.mapped_of[use.call] if use.call else None
+            if mapped is None or mapped in self._plan.reductions:
+                return False
+            if not mapped.is_mapped(use.position):
+                return False
+        return True
 
     # --- definitions
 
     def write_values(self) -> None:
         """Write what defines and what reads each value."""
+        # Slices last: what defines them may hold reads of the other values.
         is_sliced = lambda value: self._layouts.of_value(value) is Layout.SLICES
-        for value in sorted(self._values.all, key=is_sliced):  # those hold reads of the others
+        for value in sorted(self._values.all, key=is_sliced):
             mapped, layout = self._plan.first_mapped(value), self._layouts.of_value(value)
             if mapped is None:
                 continue
             if layout is not Layout.SLICES:
-                self.touched |= {use.node for use in value.uses}
-                self.touched |= {definition.node for definition in value.definitions}
+                self.touched |= {part.node for part in (*value.uses, *value.definitions)}
             for definition in value.definitions:
-                self._write_definition(value, layout, mapped, definition)
+                self._write_definition(value, mapped, definition)
             if layout is Layout.WHOLE:
+                calls = [(use, use.call) for use in value.uses if use.call is not None]
                 is_donated = any(
-                    self._plan.mapped_of[use.call].donates(use.position)
-                    for use in value.uses
-                    if use.call is not None
+                    self._plan.mapped_of[call].donates(use.position) for use, call in calls
                 )
                 for use in value.uses:
                     self._write_use(use, is_donated=is_donated)
 
-    def _write_definition(
-        self, value: Value, layout: Layout, mapped: Mapped, definition: Definition
-    ) -> None:
+    def _write_definition(self, value: Value, mapped: Mapped, definition: Definition) -> None:
+        """Place a value on the devices of a mapped function where it is defined."""
         node: Any = definition.node
-        if layout is Layout.WHOLE and definition.kind == "replicate":
+        layout, kind = self._layouts.of_value(value), definition.kind
+        if layout is Layout.WHOLE and kind == "replicate":
             stacked = self._changes.of(node)
             if stacked is not None and self._is_first_edit(node):
                 put = self._writer.name("jax.device_put", node)
                 sharding = self._plan.replicated(node, mapped).flat()
                 self._writer.wrap(node, stacked.of, put, last=sharding)
-        elif layout is Layout.WHOLE and definition.kind == "unknown":
-            if self._is_first_edit(node):  # other code makes stacked copies
+        elif layout is Layout.WHOLE and kind == "unknown":
+            if self._is_first_edit(node):
                 self._writer.below[_UNSTACKED.format(unit=self._writer.unit)] = None
                 sharding = self._plan.replicated(node, mapped).flat()
                 self._writer.put_around(node, Call("unstacked", ["", sharding]))
-        elif layout is Layout.ROWS and definition.kind == "rows":
+        elif layout is Layout.ROWS and kind == "rows":
             self._write_placed(mapped, node, definition.of)
-        elif (
-            layout is Layout.SLICES
-            and self._is_placed_at_definition(value)
-            and _is_expression(node)
-            and (definition.kind == "keys" or not _has_results(value))
-        ):
-            self._write_placed(mapped, node, node)
+        elif layout is Layout.SLICES and _is_expression(node):
+            is_made_here = kind == "keys" or not _has_results(value)
+            if is_made_here and self._is_placed_at_definition(value):
+                self._write_placed(mapped, node, node)
 
-    def _write_placed(self, mapped: Mapped, node: Any, of: Any) -> None:
-        """Write rows or slices of this process as part of a global array."""
+    def _write_placed(self, mapped: Mapped, node: Any, local: Any) -> None:
+        """Write a global array in the place of `node`, made of what this process has: `local`."""
         nested = {*ast.walk(node), *self._module.ancestors(node)}
         if nested.isdisjoint(self._replaced) and self._is_first_edit(node):
             place = self._writer.name(_PLACE_BATCH, node)
-            self._writer.wrap(node, of, place, first=self._plan.sharded(node, mapped))
+            self._writer.wrap(node, local, place, first=self._plan.sharded(node, mapped))
 
     def _is_first_edit(self, node: ast.AST) -> bool:
         """Note that an expression is written anew; return whether it was not yet."""
@@ -220,51 +229,58 @@ class Placements:
     # --- reads
 
     def _write_use(self, use: Use, *, is_donated: bool) -> None:
+        """Write one read of a value that loses the device axis."""
+        module, writer = self._module, self._writer
         if use.kind == "first" and use.of is not None:
-            self._write_first(use, is_donated=is_donated)
-        elif use.kind == "listed":
-            call: Any = self._module.parent(use.node)
-            for read in list_reads(self._module, call.func.value) or ():
-                self._write_list_read(read)
+            self._write_first_copy(use, is_donated=is_donated)
+        elif use.kind == "listed":  # `xs.append(x)`, where get_metrics takes first copies
+            append: Any = module.parent(use.node)
+            for read in list_reads(module, append.func.value) or ():
+                if self._is_first_edit(read):
+                    stack = module.text(read.func).replace("get_metrics", "stack_forest")
+                    get = writer.name("jax.device_get", read)
+                    writer.replace(read, f"{stack}({get}({module.text(read.args[0])}))")
         elif use.kind == "unknown" and self._is_first_edit(use.node):
-            numpy = self._writer.name("numpy", self._module.tree)
-            self._writer.below[_STACKED.format(unit=self._writer.unit, numpy=numpy)] = None
-            self._writer.name("jax", use.node)
-            self._writer.replace(use.node, f"stacked({self._module.text(use.node)})")
+            numpy = writer.name("numpy", module.tree)
+            writer.below[_STACKED.format(unit=writer.unit, numpy=numpy)] = None
+            writer.name("jax", use.node)
+            writer.replace(use.node, f"stacked({module.text(use.node)})")
 
-    def _write_list_read(self, read: Any) -> None:
-        """Write `get_metrics(list)`, which takes the first copies of all in a list."""
-        if self._is_first_edit(read):
-            stack = self._module.text(read.func).replace("get_metrics", "stack_forest")
-            get = self._writer.name("jax.device_get", read)
-            self._writer.replace(read, f"{stack}({get}({self._module.text(read.args[0])}))")
+    def _write_first_copy(self, use: Use, *, is_donated: bool = False) -> None:
+        """Write `unreplicate(x)` or `x[0]` as `x`, where `x` has no device axis any more.
 
-    def _write_first(self, use: Use, *, is_donated: bool = False) -> None:
-        """Write the first copy of a whole value as the value."""
-        node, of = use.node, use.of
+        Args:
+          use: the read; `use.of` is `x`.
+          is_donated: whether a mapped call donates `x`, so that another name for it needs a copy.
+        """
+        node, array, writer = use.node, use.of, self._writer
         if not self._is_first_edit(node):
             return
-        module, before, behind = self._module, "", ""
         if use.to_host:
-            before, behind = f"{self._writer.name('jax.device_get', node)}(", ")"
-        parent = module.parent(node)
-        if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
-            is_same = module.text(parent.targets[0]) == module.text(of)
-            body: Sequence[ast.stmt] = getattr(module.parent(parent), "body", ())
-            if is_same and isinstance(module.parent(parent), ast.Module):
-                pass
-            elif is_same and len(body) > 1 and parent in body and not use.to_host:
-                self._writer.remove(parent)
+            writer.around(node, array, f"{writer.name('jax.device_get', node)}(", ")")
+            return
+        assignment = self._module.parent(node)
+        if isinstance(assignment, ast.Assign) and len(assignment.targets) == 1:
+            is_same_name = self._module.text(assignment.targets[0]) == self._module.text(array)
+            block = self._module.parent(assignment)
+            body: Sequence[ast.stmt] = getattr(block, "body", ())
+            is_in_function = assignment in body and not isinstance(block, ast.Module)
+            if is_same_name and is_in_function and len(body) > 1:
+                writer.remove(assignment)  # `x = unreplicate(x)` would be `x = x`
                 return
-            elif is_donated and not is_same and not use.to_host:
-                tree_map = self._writer.name("jax.tree.map", node)
-                before, behind = f"{tree_map}({self._writer.name('jax.numpy.copy', node)}, ", ")"
-        self._writer.around(node, of, before, behind)
+            if is_donated and not is_same_name:
+                tree_map = writer.name("jax.tree.map", node)
+                copy = f"{tree_map}({writer.name('jax.numpy.copy', node)}, "
+                writer.around(node, array, copy, ")")
+                return
+        writer.around(node, array)
 
 
 def _has_results(value: Value) -> bool:
+    """Return whether a mapped call gives the value, anywhere in the file."""
     return any(definition.kind == "result" for definition in value.definitions)
 
 
 def _is_expression(node: ast.AST) -> bool:
+    """Return whether a node is read as an expression, so that a call can be put around it."""
     return isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
