@@ -248,13 +248,9 @@ class Writer:
     # --- meshes
 
     def mesh(self, at: ast.AST, axis: str, devices: str, home: ast.AST) -> str:
-        """Return the name of the mesh that the outermost function around a node has.
+        """Return the name of the mesh that `home`, a function or the tree, has for use at a node.
 
-        Args:
-          at: where it is used.
-          axis: the text of its axis's name.
-          devices: the text of its devices.
-          home: the function, or the module's tree, that holds it.
+        `axis` and `devices` are texts, such as `"batch"` with its quotes and `jax.devices()`.
         """
         key = (home, axis, devices)
         if key not in self._meshes:
@@ -292,20 +288,20 @@ class Writer:
     # --- comments
 
     def comments(self, node: Any, kept: Iterable[Any]) -> Iterator[str]:
-        """Yield the comments inside a node that stand in none of the parts which are kept."""
+        """Yield the comments of a node that is replaced, but not those inside its `kept` parts."""
         start, end = self.module.span(node)
         code = self.module.source.code[start:end]
-        if b"#" not in code:
+        if b"#" not in code:  # the usual case, without the cost of the tokenizer
             return
-        spans = [self.module.span(part) for part in kept if self.module.holds(part)]
-        text = "(" + code.decode() + ")"
+        kept_spans = [self.module.span(part) for part in kept if self.module.holds(part)]
+        text = "(" + code.decode() + ")"  # so that lines of a decorator are one expression
         rows = text.splitlines(keepends=True)
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT:
                 row, column = token.start
                 before = "".join((*rows[: row - 1], rows[row - 1][:column]))
-                at = start - 1 + len(before.encode())
-                if not any(low <= at < high for low, high in spans):
+                offset = start + len(before.encode()) - 1  # in the file; 1 is for "("
+                if not any(first <= offset < last for first, last in kept_spans):
                     yield token.string
 
 

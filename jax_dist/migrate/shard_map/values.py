@@ -77,8 +77,7 @@ _KINDS: dict[Kind, DefinitionKind] = {
     Kind.SPLIT: "rows",
     Kind.KEYS: "keys",
 }
-
-
+# Attributes of an array itself: what is read of them is no array on the devices.
 _NOT_FIELDS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at", "T"))
 
 
@@ -99,15 +98,11 @@ class Values:
         self._values: dict[Hashable, Value] = {}  # by the root of joined keys
         self._bindings: dict[Hashable, Binding] = {}  # by node
         self._reads: dict[Hashable, dict[Hashable, list[ast.expr]]] = {}  # by scope and name
-        waiting = [
-            expression
-            for call in calls
-            for expression in (*call.args, *(word.value for word in call.keywords))
-        ]
-        for expression in waiting:
-            for part in parts_of(module, expression):
-                for load in _loads(part):
-                    self._visit(load)
+        for call in calls:
+            for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+                for part in parts_of(module, argument):
+                    for load in _loads(part):
+                        self._visit(load)
         for call in calls:
             for target, _ in self.targets(call):
                 self._visit(target)
@@ -157,6 +152,7 @@ class Values:
     # --- keys of names and fields, joined where they hold one value
 
     def _key(self, node: ast.expr) -> Hashable | None:
+        """Return the node that binds a name, or ("field", class, name) for `self.name`."""
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Store):
                 parent = self._module.parent(node)
@@ -176,10 +172,11 @@ class Values:
             key = self._parents[key]
         return key
 
-    def _join(self, one: Hashable, other: Hashable) -> None:
-        one, other = self._root(one), self._root(other)
-        if one != other:
-            self._parents[other] = one
+    def _join(self, key: Hashable, joined_key: Hashable) -> None:
+        """Make two keys those of one value (union-find)."""
+        root, joined_root = self._root(key), self._root(joined_key)
+        if root != joined_root:
+            self._parents[joined_root] = root
 
     @functools.cached_property
     def _members(self) -> dict[Hashable, list[Hashable]]:
@@ -338,22 +335,22 @@ class Values:
                     return
                 if not isinstance(index, str):
                     break
-            elif not isinstance(parent, ast.Attribute) or self._is_no_field(parent):
+            elif (
+                not isinstance(parent, ast.Attribute)
+                or parent.attr in _NOT_FIELDS
+                or module.call_of(parent) is not None  # a method
+            ):
                 break
             whole = parent
         use = self._use_of(key, whole, load)
         if use is not None:
             uses.append(use)
 
-    def _is_no_field(self, node: ast.Attribute) -> bool:
-        """Return whether an attribute is of the array itself, or a method of the tree."""
-        return node.attr in _NOT_FIELDS or self._module.call_of(node) is not None
-
     def _use_of(self, key: Hashable, whole: ast.expr, load: ast.expr) -> Use | None:
         """Return the use of a value or a part of it; None if it only waits, or is followed."""
-        module, container = self._module, whole
-        while (around := container_around(module, container)) is not None:
-            container = around
+        module, container = self._module, whole  # container: the outermost tuple or dict around
+        while (outer := container_around(module, container)) is not None:
+            container = outer
         outside = module.parent(container)
         call = module.parent(outside) if isinstance(outside, ast.keyword) else outside
         if isinstance(call, ast.Call) and call in self._calls and container is not call.func:
@@ -364,17 +361,19 @@ class Values:
             return Use("first", outside, first.of, to_host=first.to_host)  # type: ignore[arg-type]
         if isinstance(call, ast.Call) and waits(module, call):
             return None
-        if whole is load and self._is_renamed(key, load):
+        if whole is not load:  # only a part of the value
+            return Use("unknown", whole)
+        if self._is_renamed(key, load):
             return None
-        parent = module.parent(whole)
+        parent = module.parent(load)
         parent = module.parent(parent) if isinstance(parent, ast.keyword) else parent
-        if isinstance(parent, ast.Call):
-            if whole is load and self._is_listed(parent):
-                return Use("listed", whole)
-            is_followed = whole is load and self._is_passed(key, parent, load)
-        else:
-            is_followed = whole is load and self._is_returned(key, load)
-        return None if is_followed else Use("unknown", whole)
+        if not isinstance(parent, ast.Call):
+            return None if self._is_returned(key, load) else Use("unknown", load)
+        match parent.func:  # `metrics.append(x)`, for `get_metrics(metrics)`
+            case ast.Attribute(value=ast.Name() as listed, attr="append"):
+                if list_reads(module, listed) is not None:
+                    return Use("listed", load)
+        return None if self._is_passed(key, parent, load) else Use("unknown", load)
 
     def _is_renamed(self, key: Hashable, load: ast.expr) -> bool:
         """Join with another name for the value, or for that entry of a tuple."""
@@ -403,7 +402,7 @@ class Values:
             if functions.argument_of(self._module, call, function, parameter) is load:
                 if parameter not in self._of_key:
                     self._of_key[parameter] = Value()
-                    self._note(parameter, _load_of(parameter))
+                    self._note(parameter, ast.Name(parameter.arg, ast.Load()))
                 self._join(key, parameter)
                 return True
         return False
@@ -425,13 +424,6 @@ class Values:
             for call in calls
         )
 
-    def _is_listed(self, call: ast.Call) -> bool:
-        """Return whether `xs.append(x)` is to a list that only `get_metrics` reads."""
-        match call.func:
-            case ast.Attribute(value=ast.Name() as listed, attr="append"):
-                return list_reads(self._module, listed) is not None
-        return False
-
 
 def _loads(expression: ast.expr) -> Iterator[ast.expr]:
     """Yield the names and fields that an argument is, or is a field or an entry of."""
@@ -442,10 +434,6 @@ def _loads(expression: ast.expr) -> Iterator[ast.expr]:
         base = base.value
     if isinstance(base, ast.Name):
         yield base
-
-
-def _load_of(parameter: ast.arg) -> ast.Name:
-    return ast.Name(parameter.arg, ast.Load())
 
 
 def _unpacked(module: Module, target: Any) -> tuple[ast.AST, ast.expr | None, int | None]:
