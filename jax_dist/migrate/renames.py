@@ -31,25 +31,14 @@ _OF_NNX_ALONE = ("transform_metadata", "graph", "graph_updates")
 
 
 class Renames:
-    """The places of one file whose names change, in the file as it is now.
-
-    Args:
-      module: the file.
-      target: what takes the place of pmap.
-      names: the new functions.
-      files: the others of the project.
-    """
+    """The places of one file whose names change: pmap becomes the function of a target."""
 
     def __init__(self, module: Module, target: Target, names: Names, files: ProjectFiles):
         self._module, self._names, self._files = module, names, files
         self._target: Target = target
 
     def places(self, jax: Version | None) -> list[PlannedPlace]:
-        """Return the places.
-
-        Args:
-          jax: the oldest jax that the code must run on; None: the newest.
-        """
+        """Return the places, for code that must run on a jax as old as `jax` (None: the newest)."""
         return [
             *map(self._of_site, sites.find(self._module, self._target)),
             *self._of_imports(),
@@ -61,6 +50,7 @@ class Renames:
     # --- references to pmap
 
     def _of_site(self, site: Site) -> PlannedPlace:
+        """Return the place of one reference to pmap, with its fix if it has one of its own."""
         module, reference = self._module, site.reference
         if any(isinstance(node, ast.JoinedStr) for node in module.ancestors(reference)):
             why = Left(
@@ -144,6 +134,7 @@ class Renames:
                 yield PlannedPlace.at(*place, form=self._target)
 
     def _renamed(self, node: ast.expr, function: str, names: Names) -> Fix:
+        """Return the fix that writes one of the new functions in the place of a node."""
         new = names.named(self._module, function, node)
         edits = (Edit(*self._module.span(node), new.text), *new.edits)
         return Fix(f"replace {function}", Safety.SAFE, tuple(sorted(edits)), new.imports)
@@ -206,6 +197,7 @@ def _unjitted(module: Module, site: Site) -> tuple[Edit, ...]:
 
 
 def _remark(module: Module, site: Site) -> str:
+    """Return the remark on a jit around the pmap that goes; "" if none does."""
     if not _unjitted(module, site):
         return ""
     donates = any(name.startswith("donate") for name in site.arguments)

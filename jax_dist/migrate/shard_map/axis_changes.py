@@ -28,12 +28,7 @@ class Change:
 
 
 class AxisChanges:
-    """What the calls of a file do to the device axis.
-
-    Args:
-      module: the file.
-      files: those from which it may import functions.
-    """
+    """What the calls of a file, and the functions that it imports from others, do to the axis."""
 
     def __init__(self, module: Module, files: ProjectFiles):
         self._module, self._files = module, files
@@ -137,7 +132,7 @@ class AxisChanges:
 
 
 def _composed(outer: Change, inner: Change) -> Change | None:
-    """Return what two parts of an expression do; None if both change the axis."""
+    """Return what `outer(inner(x))` does to the axis of `x`; None if both change it."""
     if outer.kind is not None and inner.kind is not None:
         return None
     return Change(outer.kind or inner.kind, inner.of, outer.to_host or inner.to_host)
@@ -165,6 +160,7 @@ def _of_array(node: ast.expr) -> Change | None:
 
 
 def _branches(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield what `a if b else c` may be; else the expression itself."""
     if isinstance(node, ast.IfExp):
         yield from (*_branches(node.body), *_branches(node.orelse))
     else:

@@ -123,26 +123,29 @@ def _calls(module: Module, site: Site) -> list[ast.Call]:
         if call is not None:
             calls[call] = None
             continue
-        onward = _onward(module, handle)
-        if onward is None:
+        reads = _next_reads(module, handle)
+        if reads is None:
             where = module.source.position(module.span(handle)[0]).line
             raise Left(
                 "the mapped function goes where its calls are not seen",
                 f"Call it in this file only; line {where} hands it on.",
             )
-        waiting += onward
+        waiting += reads
     return sorted(calls, key=scopes.place)
 
 
-def _onward(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
-    """Return the reads that a mapped function goes to; None if they are not seen."""
+def _next_reads(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
+    """Return the reads of what an expression, which is the mapped function, is set or passed to.
+
+    None if they may be in other files, or are not followed.
+    """
     parent = module.parent(handle)
     match parent:
         case ast.Assign(value=value) | ast.AnnAssign(value=value) if value is handle:
             reads = [*pmaps.reads_of(module, handle)]
             return [*reads, *_of_instances(module, parent)]
-        case ast.FunctionDef():
-            return []  # the decorator
+        case ast.FunctionDef() | ast.Expr():  # a decorator, whose function is followed already
+            return []
         case ast.Return():
             return _of_results(module, handle, None)
         case ast.Tuple() if isinstance(module.parent(parent), ast.Return):
@@ -150,8 +153,6 @@ def _onward(module: Module, handle: ast.expr) -> Sequence[ast.expr] | None:
         case ast.Call() | ast.keyword():
             call = parent if isinstance(parent, ast.Call) else module.parent(parent)
             return _of_parameter(module, handle, call)
-        case ast.Expr():
-            return []
     return None
 
 
@@ -219,7 +220,7 @@ def _parameters(
             fun, bound = partial.args[0], bound + len(partial.args) - 1
         is_method = isinstance(module.parent(function), ast.ClassDef) and names[:1] == ["self"]
         names = names[bound + (is_method and isinstance(fun, ast.Attribute)) :]
-    argument_lists = {_given(call, names) for call in calls}
+    argument_lists = {_argument_names(call, names) for call in calls}
     if len(argument_lists) != 1:
         raise Left("its calls give different arguments", "Give the same arguments in each call.")
     ((parameters, named),) = argument_lists
@@ -234,18 +235,22 @@ def _partial(module: Module, fun: Any) -> ast.Call | None:
     return value if module.qualified_name(value.func) == "functools.partial" else None
 
 
-def _given(call: ast.Call, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _argument_names(
+    call: ast.Call, names: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the parameters that a call gives, and those of them that it must give by name."""
     words = tuple(word.arg or "**" for word in call.keywords)
     if "**" in words or any(isinstance(argument, ast.Starred) for argument in call.args):
         raise Left("a call gives arguments by * or **", "Write the arguments out.")
     positional = len(call.args)
     if len(names) < positional:
         names = [*names, *(f"x{position}" for position in range(len(names), positional))]
-    follow = words == tuple(names[positional : positional + len(words)])
-    return (*names[:positional], *words), () if follow else words
+    is_in_order = words == tuple(names[positional : positional + len(words)])
+    return (*names[:positional], *words), () if is_in_order else words
 
 
 def _literal(node: ast.expr | None, default: Any) -> Any:
+    """Return the value of a literal; NotImplemented if the expression is computed."""
     if node is None:
         return default
     try:
@@ -255,6 +260,7 @@ def _literal(node: ast.expr | None, default: Any) -> Any:
 
 
 def _positions(node: ast.expr | None) -> tuple[int, ...]:
+    """Return the static argument numbers. Raises Left."""
     value = _literal(node, ())
     if value is NotImplemented:
         raise Left(
@@ -266,14 +272,14 @@ def _positions(node: ast.expr | None) -> tuple[int, ...]:
 def _axes(node: ast.expr | None, count: int) -> list[int | None]:
     """Return in_axes for each argument. Raises Left."""
     value = _literal(node, 0)
-    is_flat = isinstance(value, tuple | list)
-    axes = [value] * count if value in (0, None) else list(value) if is_flat else None
-    if axes is None or len(axes) != count or any(axis not in (0, None) for axis in axes):
+    axes = [value] * count if value in (0, None) else value
+    is_flat = isinstance(axes, tuple | list) and len(axes) == count
+    if not is_flat or any(axis not in (0, None) for axis in axes):
         raise Left(
             "in_axes maps another axis than 0, or parts of an argument",
             "Write the specs of such arguments by hand.",
         )
-    return axes
+    return [*axes]
 
 
 def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | None:
@@ -283,17 +289,15 @@ def _results(module: Module, function: Any, calls: Sequence[ast.Call]) -> int | 
         counts = {len(result.elts) if isinstance(result, ast.Tuple) else 0 for result in returned}
         if len(counts) == 1 and counts != {0}:
             return counts.pop()
-    unpacked = {_unpacked(module, call) for call in calls} - {0}
+    unpacked: set[int | None] = set()
+    for call in calls:
+        match module.parent(call):
+            case ast.Expr():  # its results are not kept
+                continue
+            case ast.Assign(targets=[ast.Tuple(elts=targets), *_]):
+                unpacked.add(len(targets))
+            case _:
+                unpacked.add(None)
     if len(unpacked) > 1:
         raise Left("its calls unpack different numbers of results", "Unpack them alike.")
     return unpacked.pop() if unpacked else None
-
-
-def _unpacked(module: Module, call: ast.Call) -> int | None:
-    """Return into how many targets a call is unpacked; 0: its result is not kept."""
-    parent = module.parent(call)
-    if isinstance(parent, ast.Expr):
-        return 0
-    if isinstance(parent, ast.Assign) and isinstance(parent.targets[0], ast.Tuple):
-        return len(parent.targets[0].elts)
-    return None

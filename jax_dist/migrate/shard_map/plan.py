@@ -112,6 +112,7 @@ class Plan:
     # --- arguments and results
 
     def is_whole(self, mapped: Mapped, position: int) -> bool:
+        """Return whether each device has all of an argument."""
         return self.layouts.arguments[mapped, position] is Layout.WHOLE
 
     def sliced_results(self, mapped: Mapped) -> list[bool]:
@@ -128,6 +129,7 @@ class Plan:
         }
 
     def _is_keys(self, node: ast.expr) -> bool:
+        """Return whether an argument is `jax.random.split(key, n)`, one key for each device."""
         value = self.values.of(node)
         if value is not None and isinstance(node, ast.Name):
             kinds = {definition.kind for definition in value.definitions}

@@ -42,13 +42,8 @@ def rewrite(
 ) -> Rewritten:
     """Return the places of a file, and the one fix that migrates those that can be.
 
-    Args:
-      module: the file.
-      files: the others of its project.
-      target: "shard_map" or "jit".
-      left_lines: the lines of places that stay.
-      shard_map_lines: by the lines of places that are not to become `jit` alone, why not; "": the
-        text of the step says it.
+    The target is "shard_map" or "jit". Places in `left_lines` stay as they are; those in
+    `shard_map_lines` do not become `jit` alone, for the reason given there ("": as the step shows).
     """
     plan, places = _plan(module, files, target, left_lines)
     if target == "jit":
@@ -63,9 +58,8 @@ def rewrite(
     writer.define_meshes()
     for mapped in plan.mapped:
         form = "jit" if mapped in plan.reductions else "shard_map"
-        place = module, mapped.site.reference, _codes.PMAP_CALL
-        reason = plan.remark(mapped)
-        places.append(PlannedPlace.at(*place, reason=reason, form=form, is_mapped=True))
+        place, remark = (module, mapped.site.reference, _codes.PMAP_CALL), plan.remark(mapped)
+        places.append(PlannedPlace.at(*place, reason=remark, form=form, is_mapped=True))
     if not writer.edits:
         return Rewritten(places, None, "", frozenset())
     imports = tuple(sorted(writer.imports, key=lambda line: (" as " in line, line)))
@@ -110,12 +104,13 @@ _NOT_SEEN = Left(
 
 
 def _stays(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[Mapped]:
-    """Return the mapped functions that no function which loses the axis shares a value with.
+    """Return the mapped functions that must stay pmaps, for their state keeps the device axis.
 
-    And that are given a state: a value that comes from elsewhere and is fed back.
+    Not those that share a value with a function that loses the axis, or are given no state.
     """
 
     def arguments(fun: Mapped) -> list[Value]:
+        """Return the values that a function maps over, of all its calls."""
         positions = [p for p in range(len(fun.axes)) if fun.is_mapped(p)]
         nodes = [fun.arguments(call)[p] for call in fun.calls for p in positions]
         return [value for value in map(values.of, nodes) if value is not None]
@@ -132,12 +127,14 @@ def _stays(mapped: Sequence[Mapped], layouts: Layouts, values: Values) -> list[M
 
 
 def _is_state(value: Value, values: Values) -> bool:
+    """Return whether a value is replicated and then updated, or made by code not followed."""
     kinds = {definition.kind for definition in value.definitions}
     is_fed_back = bool(kinds & {"replicate", "result"}) and not kinds <= {"keys", "result"}
     return is_fed_back or any(map(values.is_of_file, value.definitions))
 
 
 def _read(module: Module, site: Site) -> Mapped:
+    """Return a mapped function with its calls. Raises Left if it cannot be migrated."""
     mapped = mappings.read(module, site)
     if mapped.static and site.form != "call":
         raise Left("a decorator has static arguments", "Map the function below it instead.")

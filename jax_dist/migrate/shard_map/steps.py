@@ -33,8 +33,7 @@ class Steps:
 
     def _jitted(self, mapped: Mapped, fun: str) -> Expression:
         """Return `jax.jit(jax.shard_map(...), donate_argnums=...)`."""
-        at = mapped.site.node
-        options = self._donation(mapped)
+        at, options = mapped.site.node, self._donation(mapped)
         if mapped in self._plan.reductions:
             fun, options = self._by_position(mapped, fun), [*self._shardings(mapped), *options]
             return Call(self._writer.name("jax.jit", at), [fun, *options])
@@ -95,6 +94,7 @@ class Steps:
         tree_map = self._writer.name("jax.tree.map", at)
 
         def leaves(change: str, trees: Sequence[str]) -> tuple[str, Expression]:
+            """Return `a, b = jax.tree.map(lambda x: x[0], (a, b))`, in two parts."""
             packed = trees[0] if len(trees) == 1 else Call("", trees)
             return f"{', '.join(trees)} = ", Call(tree_map, [f"lambda x: {change}", packed])
 
@@ -142,9 +142,9 @@ class Steps:
         return Call(_called(fun), arguments)
 
     def _changes_meaning(self, mapped: Mapped) -> bool:
-        """Return whether names of the function mean something else in one that calls it.
+        """Return whether the function's text has a name that a function around it binds anew.
 
-        As the names of its parameters do, and `step` in `step = pmap(step)`.
+        As its parameters are, and `step` in `step = pmap(step)`.
         """
         module, fun = self._module, mapped.site.fun
         statement = module.statement(mapped.site.node)
@@ -190,6 +190,7 @@ class Steps:
         self._write_body(mapped, function)
 
     def _write_body(self, mapped: Mapped, function: Any) -> None:
+        """Take slices out of the parameters of a decorated function, and put results back."""
         tree_map = self._writer.name("jax.tree.map", function)
         lines = [
             f"{name} = {f'{name}[0]' if is_key else f'{tree_map}(lambda x: x[0], {name})'}"

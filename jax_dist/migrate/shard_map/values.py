@@ -82,13 +82,7 @@ _NOT_FIELDS = frozenset(("shape", "dtype", "ndim", "size", "sharding", "at", "T"
 
 
 class Values:
-    """The values of one file.
-
-    Args:
-      module: the file.
-      changes: what its calls do to the device axis.
-      calls: the calls of mapped functions.
-    """
+    """The values of one file that the calls of its mapped functions take or give."""
 
     def __init__(self, module: Module, changes: AxisChanges, calls: Collection[ast.Call]):
         self._module, self._calls = module, frozenset(calls)
