@@ -51,10 +51,8 @@ def migrate(
 ) -> list[FileMigration]:
     """Return the files with something to migrate and those with a problem; write nothing.
 
-    Args:
-      paths: the files. A name that one defines and another uses is migrated in both.
-      options: the target.
-      progress: is called with the number of files done, and of all.
+    A name that one file defines and another uses is migrated in both. `progress` is called with the
+    number of files done, and of all.
     """
     files = ProjectFiles(paths)
     migrated: list[FileMigration] = []
@@ -168,6 +166,7 @@ class _File:
         raise RuntimeError("the new text would change again each time")
 
     def _finished(self, module: Module) -> bytes:
+        """Return the bytes of a migrated file without what nothing in it uses any more."""
         source = module.source
         if module is not self._first:
             while (code := imports.tidied(self._first, module)) != source.code:

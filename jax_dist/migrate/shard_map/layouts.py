@@ -117,7 +117,7 @@ class Layouts:
         """Return the layout of an argument; of a tuple or dict, that of all its parts."""
         parts = [*parts_of(self._module, node)]
         if parts != [node]:
-            layouts = {self.of_expression(part) for part in parts}
+            layouts = {*map(self.of_expression, parts)}
             return layouts.pop() if len(layouts) == 1 else Layout.SLICES
         value = self._values.of(node)
         if value is not None:
@@ -184,8 +184,7 @@ class Layouts:
                     by_node.setdefault(definition.node, []).append(value)
         for values in by_node.values():
             if any(self.of_value(value) is not Layout.WHOLE for value in values):
-                for value in values:
-                    self._of_value[id(value)] = Layout.SLICES
+                self._of_value |= dict.fromkeys(map(id, values), Layout.SLICES)
 
     def _lower_read_together(self) -> None:
         """Keep one layout for all parts of `unreplicate((a, b))`."""
@@ -193,8 +192,7 @@ class Layouts:
             for use in value.uses:
                 if use.kind == "first" and use.of is not None:
                     parts = [*parts_of(self._module, use.of)]
-                    layouts = {self.of_expression(part) for part in parts}
-                    if len(parts) > 1 and layouts != {Layout.WHOLE}:
+                    if len(parts) > 1 and {*map(self.of_expression, parts)} != {Layout.WHOLE}:
                         self._of_value[id(value)] = Layout.SLICES
 
 

@@ -172,7 +172,7 @@ def _of_instances(module: Module, assignment: Any) -> Iterator[ast.expr]:
 
 
 def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence[ast.expr] | None:
-    """Return the reads of what the calls of the function around return."""
+    """Return the reads of what the calls of the function around return: all of it, or one entry."""
     function = module.function(handle)
     if not isinstance(function, ast.FunctionDef):
         return None
@@ -181,13 +181,14 @@ def _of_results(module: Module, handle: ast.expr, index: int | None) -> Sequence
         return None
     reads: list[ast.expr] = []
     for call in calls:
-        parent = module.parent(call)
         if index is None:
             reads += [call, *pmaps.reads_of(module, call)]
             continue
-        if not isinstance(parent, ast.Assign) or not isinstance(parent.targets[0], ast.Tuple):
-            return None
-        target = parent.targets[0].elts[index]
+        match module.parent(call):
+            case ast.Assign(targets=[ast.Tuple(elts=targets), *_]):
+                target = targets[index]
+            case _:
+                return None
         if not isinstance(target, ast.Name):
             return None
         for load in module.reads(module.scope(target), target.id):

@@ -46,12 +46,13 @@ class Plan:
                 )
             except Left as left:
                 self._reasons[mapped] = left.reason
+        # A helper with a pmean may be called by steps of both forms: then both stay mapped. That
+        # may concern further steps, so it is repeated until none is left.
         while True:
             others = (fun for fun in self.mapped if fun not in self.reductions)
             stays = {node for fun in others for node in global_steps.nodes_of(self.module, fun)}
-            shared = [
-                fun for fun, gone in self.reductions.items() if not stays.isdisjoint(dict(gone))
-            ]
+            steps = self.reductions.items()
+            shared = [fun for fun, calls in steps if not stays.isdisjoint(dict(calls))]
             if not shared:
                 return
             for mapped in shared:
@@ -60,8 +61,7 @@ class Plan:
 
     def remark(self, mapped: Mapped) -> str:
         """Return why a mapped function does not become `jax.jit` alone."""
-        reason = self._reasons.get(mapped, "")
-        return f"not jit alone: {reason}" if reason else ""
+        return f"not jit alone: {self._reasons[mapped]}" if mapped in self._reasons else ""
 
     # --- meshes
 
@@ -70,9 +70,9 @@ class Plan:
         return self._axis_of(mapped, is_here=True) or self._default_axis
 
     def _axis_of(self, mapped: Mapped, *, is_here: bool) -> str | None:
-        """Return the text of the name that a pmap gives its axis, as it can be read elsewhere.
+        """Return the text of the axis's name; None if it is a local variable and not `is_here`.
 
-        The mesh may stand above the assignment of a local variable, so its value is written.
+        The mesh may stand above the assignment of such a variable, so a constant is written out.
         """
         node = mapped.site.arguments.get("axis_name")
         value = self.module.value(node) if node is not None and self.module.holds(node) else None
@@ -98,7 +98,8 @@ class Plan:
 
     def replicated(self, at: ast.AST, mapped: Mapped) -> Call:
         """Return `NamedSharding(mesh, P())`."""
-        return self.writer.replicated(at, self.mesh(at, mapped))
+        named, mesh = self.writer.name("jax.sharding.NamedSharding", at), self.mesh(at, mapped)
+        return Call(named, [mesh, self.writer.spec(at, None)])
 
     def _devices(self, mapped: Mapped, at: ast.AST) -> str:
         """Return the text of a mesh's devices."""

@@ -215,10 +215,6 @@ class Writer:
         """Return `P()` or `P(axis)`."""
         return f"{self.name('jax.sharding.PartitionSpec', at, 'P')}({axis or ''})"
 
-    def replicated(self, at: ast.AST, mesh: str) -> Call:
-        """Return `NamedSharding(mesh, P())`."""
-        return Call(self.name("jax.sharding.NamedSharding", at), [mesh, self.spec(at, None)])
-
     def sharded(self, mesh: str, home: ast.AST) -> str:
         """Return the name of `NamedSharding(mesh, P(axis))`, which is defined with the mesh."""
         key = home, mesh
@@ -228,22 +224,17 @@ class Writer:
 
     def free_name(self, wanted: str, home: ast.AST | None = None) -> str:
         """Return a name that the file does not bind, and bind it; or only `home`, a function."""
-        bound = self.bound
+        bound, scopes = self.bound, self.module.scopes
         if isinstance(home, ast.FunctionDef | ast.AsyncFunctionDef):
-            bound = self._bound_in.setdefault(home, self._names_in(home))
+            bound = self._bound_in.setdefault(home, {*scopes.module.bindings})
+            for scope in scopes.all:
+                if scope.node is home or self.module.is_inside(scope.node, home):
+                    bound |= {*scope.bindings}
         name, number = wanted, 2
         while name in bound:
             name, number = f"{wanted}_{number}", number + 1
         bound.add(name)
         return name
-
-    def _names_in(self, home: ast.AST) -> set[str]:
-        """Return the names that a function and the module bind."""
-        names = {*self.module.scopes.module.bindings}
-        for scope in self.module.scopes.all:
-            if scope.node is home or any(a is home for a in self.module.ancestors(scope.node)):
-                names |= {*scope.bindings}
-        return names
 
     # --- meshes
 
