@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jax_dist._usage import MisuseError
 from jax_dist.lint.model import sources
@@ -28,6 +28,20 @@ _ROOT_SIGNS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _TICK = 0.2  # seconds between two looks at a running command
 
 
+class Leaf(NamedTuple):
+    """One leaf of a call's arguments or results, as `recording.calls` describes it."""
+
+    path: str  # as `jax.tree_util.keystr` writes it: "[0]['w']"
+    dtype: str  # or the type of a value that is no array
+    text: str | None = None  # the repr of a value that is no array
+    shape: Sequence[int] = ()
+    digest: str = ""  # of the bytes of the array
+    rows: Sequence[str] = ()  # digests of its slices along dimension 0, if they are few
+    copies: Sequence[str] = ()  # digests of the copies on all devices, if it is replicated
+    key: str = ""  # of the array in the .npz file, if it was kept
+    array: Any = None  # that of NumPy, if it was kept
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
     """One recorded call of a mapped function."""
@@ -35,56 +49,60 @@ class Call:
     path: str  # within the tree
     line: int  # where the function was mapped
     name: str  # of the function
-    given: Sequence[Mapping[str, Any]]  # the leaves, as `recording.calls` describes them
-    returned: Sequence[Mapping[str, Any]]
-    raised: str
-    values: Mapping[str, Any]  # by key of a leaf: its array, if it was kept
-    replay: Mapping[str, str] | None = None  # "text" and "reason" of what differed in it, or ""
+    given: Sequence[Leaf]  # the arguments
+    returned: Sequence[Leaf]
+    raised: str  # "ValueError: ..."; "" if it returned
+    # If the new step was also run alone on the old arguments: under "text", how it differs ("" if
+    # it does not), and under "reason", why, if that is known.
+    replay: Mapping[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the command."""
+    """One run of a command, with the calls that it recorded."""
 
     exit_code: int | None  # None: it was stopped after the timeout
     output: str
     errors: str
     seconds: float
-    calls: Sequence[Sequence[Call]]  # of each process
-    ran: frozenset[tuple[str, int]] = frozenset()  # the lines of markers, by path within the tree
+    calls: Sequence[Sequence[Call]]  # of each process, in order
+    ran: frozenset[tuple[str, int]] = frozenset()  # path and line of each marker that was reached
 
 
 def root_of(paths: Sequence[str]) -> str:
-    """Return the folder of the project that holds all paths, and the current folder if it can."""
+    """Return the root of the project that holds all paths: the tree to copy for a run.
+
+    It holds the current folder, too, unless only / or the home folder holds both. Where no folder
+    above has a sign of a project, as `.git`, it is the innermost that holds all.
+    """
     folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
-    outside = (os.path.abspath(os.sep), os.path.expanduser("~"))
+    too_large = (os.path.abspath(os.sep), os.path.expanduser("~"))
     common = os.path.commonpath([*folders, os.getcwd()])
-    if common in outside:
+    if common in too_large:
         common = os.path.commonpath(folders)
     for folder in sources.folders_above(common):
-        if folder in outside:
+        if folder in too_large:
             break
         if any(os.path.exists(os.path.join(folder, sign)) for sign in _ROOT_SIGNS):
             return folder
     return common
 
 
-def settings(**more: Any) -> dict[str, Any]:
-    """Return the arguments of `recording.start` that are the same in all runs, and more."""
-    old = {entry.old: entry.new for entry in NAMES if entry.new and entry.old.startswith("jax.")}
-    return {"package": str(_RECORDING), "mapped": str(_MAPPED), "old": old, **more}
-
-
 @contextlib.contextmanager
-def injected(wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a folder that, first on PYTHONPATH, starts the recording in each process."""
+def inject_recording(**settings: Any) -> Iterator[str]:
+    """Yield a folder that, first on PYTHONPATH, starts `recording` in each Python process.
+
+    `settings` are arguments of `recording.start`; those that are the same in all runs are added.
+    """
+    old = {entry.old: entry.new for entry in NAMES if entry.new and entry.old.startswith("jax.")}
+    settings |= {"package": str(_RECORDING), "mapped": str(_MAPPED), "old": old}
     with tempfile.TemporaryDirectory(prefix="jax-dist-") as folder:
-        Path(folder, "settings.json").write_text(json.dumps(dict(wanted)))
+        Path(folder, "settings.json").write_text(json.dumps(settings))
         shutil.copyfile(_RECORDING / "bootstrap.py", Path(folder, "sitecustomize.py"))
         yield folder
 
 
-def recorded(
+def run_recorded(
     command: Sequence[str],
     root: str,
     texts: Mapping[str, bytes],
@@ -97,59 +115,66 @@ def recorded(
     progress: Progress = lambda text: None,
     title: str = "",
 ) -> Run:
-    """Run a command in a copy of a tree, and return its recorded calls.
+    """Run a command in a temporary copy of a project, and return its recorded calls.
 
     Args:
       command: the command.
-      root: the tree; the current folder is in it.
-      texts: new contents of files, by path within the tree.
+      root: the folder of the project; the current folder is in it.
+      texts: new contents of files, by path within the project.
       devices: how many CPU devices are simulated.
-      timeout: seconds.
+      timeout: seconds after which the command is stopped; None: never.
       written: by path, the lines of the calls of jax.jit that a migration wrote.
-      replayed: the records of the old program, for replays of the steps that were written.
-      kept: the folder for the records; None: they are not kept.
-      progress: is called with what runs, and since when.
-      title: of the run.
+      replayed: the folder with the records of the old program, on whose arguments the steps that
+        were written are replayed; "": there are no replays.
+      kept: the folder for the records of this run; None: they are not kept.
+      progress: is called with a text, `title` and the seconds so far.
+      title: what runs.
     """
-    with tempfile.TemporaryDirectory(prefix="jax-dist-migrate-") as work:
-        tree, records, temporary = (Path(work, name) for name in ("tree", "records", "tmp"))
+    with tempfile.TemporaryDirectory(prefix="jax-dist-migrate-") as name:
+        work = Path(name)
+        tree = work / "tree"
         shutil.copytree(root, tree, symlinks=True, ignore=_LEFT_OUT)
         for path, text in texts.items():
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).write_bytes(text)
-        records = records if kept is None else Path(kept)
+        records = work / "records" if kept is None else Path(kept)
         records.mkdir(exist_ok=True)
-        temporary.mkdir()
-        wanted = settings(
+        (work / "tmp").mkdir()
+        with inject_recording(
             records=str(records),
-            ran=str(Path(work, "ran")),
+            ran=str(work / "ran"),
             tree=str(tree),
             written=dict(written or {}),
             replayed=replayed,
-        )
-        with injected(wanted) as folder:
-            environment = _environment(folder, tree, temporary, devices)
-            folder = str(tree / os.path.relpath(os.getcwd(), root))
-            say = lambda seconds: progress(f"{title}: {seconds:.0f} s")
-            ended = _run(command, folder, environment, timeout, Path(work), say)
+        ) as injected:
+            exit_code, seconds = _run_until_timeout(
+                command,
+                work,
+                cwd=tree / os.path.relpath(os.getcwd(), root),
+                environment=_environment(injected, tree, work / "tmp", devices),
+                timeout=timeout,
+                report_seconds=lambda seconds: progress(f"{title}: {seconds:.0f} s"),
+            )
         output, errors = (
-            Path(work, name).read_text(encoding="utf-8", errors="replace").replace(str(tree), root)
+            (work / name).read_text(encoding="utf-8", errors="replace").replace(str(tree), root)
             for name in ("stdout", "stderr")
         )
-        processes = [_read(process) for process in sorted(records.iterdir())]
-        return Run(ended[0], output, errors, ended[1], processes, _lines(Path(work, "ran")))
+        calls = [_read_calls(process) for process in sorted(records.iterdir())]
+        marks = (work / "ran").read_text(encoding="utf-8") if (work / "ran").exists() else ""
+        lines_and_paths = [mark.split(" ", 1) for mark in marks.splitlines()]
+        ran = frozenset((path, int(line)) for line, path in lines_and_paths)
+        return Run(exit_code, output, errors, seconds, calls, ran)
 
 
-def _lines(ran: Path) -> frozenset[tuple[str, int]]:
-    text = ran.read_text(encoding="utf-8") if ran.exists() else ""
-    parts = (line.partition(" ") for line in text.splitlines())
-    return frozenset((path, int(line)) for line, _, path in parts)
+def _environment(injected: str, tree: Path, temporary: Path, devices: int) -> dict[str, str]:
+    """Return environment variables under which two runs in two copies of a tree are the same.
 
-
-def _environment(folder: str, tree: Path, temporary: Path, devices: int) -> dict[str, str]:
+    `injected` is the folder of `inject_recording`. The hash seed, the devices and the threads are
+    fixed; imports find the copy before an installed package of the same name.
+    """
     inherited = os.environ.get("PYTHONPATH", "")
     source = [str(tree / "src")] if (tree / "src").is_dir() else []
-    python_path = [folder, str(tree), *source, *filter(None, inherited.split(os.pathsep))]
+    python_path = [injected, str(tree), *source, *filter(None, inherited.split(os.pathsep))]
     flags = " ".join(
         flag
         for flag in os.environ.get("XLA_FLAGS", "").split()
@@ -167,15 +192,20 @@ def _environment(folder: str, tree: Path, temporary: Path, devices: int) -> dict
     }
 
 
-def _run(
+def _run_until_timeout(
     command: Sequence[str],
-    folder: str,
+    work: Path,
+    *,
+    cwd: Path,
     environment: Mapping[str, str],
     timeout: float | None,
-    work: Path,
-    say: Callable[[float], None],
+    report_seconds: Callable[[float], None],
 ) -> tuple[int | None, float]:
-    """Return how the command ended and how long it took; its output is in two files of `work`."""
+    """Run a command, and return its exit code (None: it was stopped) and the seconds it took.
+
+    Its output goes to the files `stdout` and `stderr` in the folder `work`. Processes that it
+    started are killed when it ends.
+    """
     program = shutil.which(command[0])
     if program is None:
         raise MisuseError(f"{command[0]} cannot be started: there is no such program")
@@ -184,8 +214,8 @@ def _run(
     with open(work / "stdout", "wb") as out, open(work / "stderr", "wb") as errors:
         process = subprocess.Popen(
             [program, *command[1:]],
-            cwd=folder,
-            env=dict(environment),
+            cwd=cwd,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=errors,
@@ -196,7 +226,7 @@ def _run(
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     return process.wait(_TICK), time.monotonic() - start
                 seconds = time.monotonic() - start
-                say(seconds)
+                report_seconds(seconds)
                 if timeout is not None and seconds > timeout:
                     return None, seconds
         finally:
@@ -205,19 +235,22 @@ def _run(
             process.wait()
 
 
-def _read(folder: Path) -> list[Call]:
+def _read_calls(folder: Path) -> list[Call]:
+    """Return the calls that one process recorded in a folder."""
     import numpy as np  # only here: most runs of the codemod need none
 
     calls: list[Call] = []
     for line in (folder / "calls.jsonl").read_text().splitlines():
         event = json.loads(line)
-        values: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         archive = folder / f"{event['call']}.npz"
         if archive.exists():
-            with np.load(archive) as arrays:
-                values = {name: arrays[name] for name in arrays.files}
-        place = (event["path"], event["line"], event["name"])
-        leaves = (event["given"], event.get("returned", ()))
-        raised = event.get("raised", "")
-        calls.append(Call(*place, *leaves, raised, values, event.get("replay")))
+            with np.load(archive) as loaded:
+                arrays = dict(loaded)
+        given, returned = (
+            [Leaf(**leaf, array=arrays.get(leaf.get("key"))) for leaf in event.get(side, ())]
+            for side in ("given", "returned")
+        )
+        place = event["path"], event["line"], event["name"]
+        calls.append(Call(*place, given, returned, event.get("raised", ""), event.get("replay")))
     return calls

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import difflib
 import functools
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,15 @@ from jax_dist.migrate import review
 from jax_dist.migrate.places import Back, FileMigration, Target
 from jax_dist.migrate.verify import comparison, runs
 from jax_dist.migrate.verify.comparison import Key, Verification
-from jax_dist.migrate.verify.runs import Progress
+from jax_dist.migrate.verify.runs import Progress, Run
 
+# The form that a place takes after it differed in the other one.
+_FALLBACKS: dict[str, Target | None] = {
+    "jit": "shard_map",
+    "shard_map": "vendored",
+    "vendored": None,
+    "jax_dist": None,
+}
 # Migrates again with other forms of places, by path and line.
 Again: TypeAlias = Callable[[Mapping[Key, Back]], Sequence[FileMigration]]
 
@@ -30,7 +36,9 @@ def verify(
     timeout: float | None = None,
     progress: Progress = lambda text: None,
 ) -> tuple[Sequence[FileMigration], Verification]:
-    """Run a program before and after its migration, and compare the calls.
+    """Run a program before and after its migration, and compare the calls of mapped functions.
+
+    Places that differ are migrated to another form, and the program runs once more.
 
     Args:
       command: the program, as it is run in the current folder.
@@ -49,40 +57,59 @@ def verify(
     if any(path.startswith(os.pardir) for path in by_path):
         raise MisuseError(f"all files must be in one project: {root} does not hold them")
     forms = _forms(by_path)
-    with tempfile.TemporaryDirectory(prefix="jax-dist-records-") as kept:
+    with tempfile.TemporaryDirectory(prefix="jax-dist-records-") as records:
         run = functools.partial(
-            runs.recorded, command, root, devices=devices, timeout=timeout, progress=progress
+            runs.run_recorded, command, root, devices=devices, timeout=timeout, progress=progress
         )
         texts = {path: review.marked(file, path) for path, file in by_path.items() if file.touched}
-        before = run(texts, title="running the old program", kept=kept)
-
-        def trial(files: Sequence[FileMigration], title: str) -> Verification:
-            changed = {path: file for path, file in _by_path(files, root).items() if file.changed}
-            jits = [key for key, form in _forms(changed).items() if form == "jit"]
-            after = run(
-                {path: file.after for path, file in changed.items()},
-                written={path: written_lines(file) for path, file in changed.items()},
-                title=title,
-                replayed=kept if jits else "",
-            )
-            result = comparison.compare(command, before, after, [*forms], jits)
-            lines = (review.unreached(file, path, before.ran) for path, file in changed.items())
-            return dataclasses.replace(result, review=[*itertools.chain.from_iterable(lines)])
-
-        first = trial(files, "running the new program")
-        back = {} if again is None else _going_back(first, forms)
+        before = run(texts, title="running the old program", kept=records)
+        old_program = _OldProgram(command, root, run, before, records, [*forms])
+        first = old_program.compare_with(files, "running the new program")
+        back = {} if again is None else _places_to_go_back(first, forms)
         if again is None or not back:
             return files, first
         files = again({(by_path[path].path, line): to for (path, line), to in back.items()})
-        second = trial(files, "running it again, without what differs")
+        second = old_program.compare_with(files, "running it again, without what differs")
+    # A place that is right in its second form keeps the verdict that tells why it went back.
     verdicts = [
-        dataclasses.replace(first_verdict, went_back=True)
-        if first_verdict.difference and not verdict.difference
-        else verdict
-        for first_verdict, verdict in zip(first.verdicts, second.verdicts, strict=True)
+        dataclasses.replace(old, went_back=True) if old.difference and not new.difference else new
+        for old, new in zip(first.verdicts, second.verdicts, strict=True)
     ]
     seconds = [*first.seconds, second.seconds[1]]
     return files, dataclasses.replace(second, verdicts=verdicts, seconds=seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OldProgram:
+    """The recorded run of the program before, with which its migrations are compared."""
+
+    command: Sequence[str]
+    root: str  # of the project
+    run: Callable[..., Run]  # `runs.run_recorded` with the arguments that all runs share
+    before: Run
+    records: str  # the folder of its recorded calls
+    places: Sequence[Key]
+
+    def compare_with(self, files: Sequence[FileMigration], title: str) -> Verification:
+        """Run the migrated program, and return the verdicts, with the lines left to review."""
+        changed = {path: file for path, file in _by_path(files, self.root).items() if file.changed}
+        has_jits = "jit" in _forms(changed).values()
+        after = self.run(
+            {path: file.after for path, file in changed.items()},
+            written={path: written_lines(file) for path, file in changed.items()},
+            title=title,
+            replayed=self.records if has_jits else "",
+        )
+        # Steps of jit sum over the whole batch, where pmap added the sums of its parts.
+        result = comparison.compare(
+            self.command, self.before, after, self.places, may_round=has_jits
+        )
+        unreached = [
+            line
+            for path, file in changed.items()
+            for line in review.unreached(file, path, self.before.ran)
+        ]
+        return dataclasses.replace(result, review=unreached)
 
 
 def _by_path(files: Sequence[FileMigration], root: str) -> dict[str, FileMigration]:
@@ -91,7 +118,7 @@ def _by_path(files: Sequence[FileMigration], root: str) -> dict[str, FileMigrati
 
 
 def _forms(files: Mapping[str, FileMigration]) -> dict[Key, str]:
-    """Return the form of each mapped function that is migrated."""
+    """Return the form of each mapped function that is migrated: {("a.py", 3): "jit"}."""
     return {
         (path, place.line): place.form
         for path, file in files.items()
@@ -100,65 +127,53 @@ def _forms(files: Mapping[str, FileMigration]) -> dict[Key, str]:
     }
 
 
-def _going_back(verification: Verification, forms: Mapping[Key, str]) -> dict[Key, Back]:
-    """Return the places that take another form, with that and the reason."""
+def _places_to_go_back(verification: Verification, forms: Mapping[Key, str]) -> dict[Key, Back]:
+    """Return the places that must take another form after a run, with that form and the reason.
+
+    A place of jit goes back alone, and already if no replay confirmed it. Otherwise all places of
+    the file go back, as its mapped functions share values.
+    """
     back: dict[Key, Back] = {}
-    wrong: set[str] = set()
+    wrong_files: set[str] = set()
     for verdict in verification.verdicts:
-        key = verdict.path, verdict.line
-        if forms[key] == "jit":
-            if not verdict.calls:
-                back[key] = "shard_map", "the command never calls it"
-            elif verdict.difference or not verdict.replays:
-                back[key] = "shard_map", verdict.reason
-        elif verdict.difference:
-            wrong.add(verdict.path)
-    if not back and not wrong and verification.has_differences:
-        wrong = {path for path, _ in forms}
-    # All of a file: its mapped functions share values.
-    for key, form in forms.items():
-        if key[0] in wrong:
-            back[key] = _BELOW[form], "it computes something else in the other form"
+        place = verdict.path, verdict.line
+        if forms[place] != "jit":
+            if verdict.difference:
+                wrong_files.add(verdict.path)
+        elif not verdict.calls:
+            back[place] = "shard_map", "the command never calls it"
+        elif verdict.difference or not verdict.replays:
+            back[place] = "shard_map", verdict.reason
+    if not back and not wrong_files and verification.has_differences:
+        # The output or the exit code differs, and no place tells why.
+        wrong_files = {path for path, _ in forms}
+    for place, form in forms.items():
+        if place[0] in wrong_files:
+            back[place] = _FALLBACKS[form], "it computes something else in the other form"
     return back
 
 
-_BELOW: dict[str, Target | None] = {
-    "jit": "shard_map",
-    "shard_map": "vendored",
-    "vendored": None,
-    "jax_dist": None,
-}
-
-
 def written_lines(file: FileMigration) -> list[tuple[int, int]]:
-    """Return the lines of the calls of jax.jit in a new text that the old one has not."""
+    """Return the first and last line of each call and decorator of jax.jit that a migration wrote.
+
+    These touch a line of the text after that the text before does not have.
+    """
     if not file.path.endswith(".py"):
         return []
     old, new = (text.decode("utf-8", "replace").splitlines() for text in (file.before, file.after))
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    added = {
-        line + 1
-        for tag, _, _, start, end in matcher.get_opcodes()
-        if tag != "equal"
-        for line in range(start, end)
-    }
-    tree = ast.parse(file.after)
-    decorators = {
-        decorator
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for decorator in node.decorator_list
-    }
+    added: set[int] = set()
+    for tag, _, _, start, end in matcher.get_opcodes():
+        if tag != "equal":
+            added.update(range(start + 1, end + 1))
+    jits: list[ast.expr] = []
+    for node in ast.walk(ast.parse(file.after)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            jits += node.decorator_list
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            jits += [node] if name in ("jit", "partial") else []
     spans = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.expr) and (node in decorators or _is_call_of_jit(node))
-        if "jit" in ast.unparse(node)
+        (node.lineno, node.end_lineno or node.lineno) for node in jits if "jit" in ast.unparse(node)
     ]
     return [(start, end) for start, end in spans if added & {*range(start, end + 1)}]
-
-
-def _is_call_of_jit(node: ast.expr) -> bool:
-    """Return whether an expression is `jit(...)`, or a partial, as of jit."""
-    last = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-    return last in ("jit", "partial")
